@@ -1,0 +1,4 @@
+"""The public wire contract: every message, subject, stream and header name.
+
+Programs in any language depend on what stands here; `proto/` is generated from it. Imports nothing else of ours.
+"""

@@ -1,0 +1,84 @@
+"""The job: what a program asks for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
+
+from breakwater.contracts.subjects import is_reply_subject
+from breakwater.contracts.types import Identifier, Message, ModelId
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+class ChatMessage(Message):
+    """One message in OpenAI's chat format. Its further fields belong to the provider and are passed on as they are."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    role: Role
+    content: str | list[dict[str, JsonValue]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, JsonValue]] | None = None
+    tool_call_id: str | None = None
+
+
+class Job(Message):
+    """Run an agent on a prompt, on messages, or on any JSON input.
+
+    `agent` alone is required, with exactly one of `prompt`, `messages` and `input`. `job_id` is the idempotency key and
+    becomes the execution's id: the same id again is the same execution, answered from its record.
+    """
+
+    agent: Identifier = Field(description="The configured agent to run; on NATS the subject's agent must be the same.")
+    job_id: Identifier | None = Field(
+        default=None, description="Idempotency key. Taken from the Nats-Msg-Id header when absent, else made."
+    )
+    prompt: str | None = Field(default=None, description="One user message.")
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = Field(
+        default=None, description="A conversation in OpenAI's chat format, tools and tool calls included."
+    )
+    input: JsonValue = Field(default=None, description="Any JSON, for process and python agents.")
+    params: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Passed to the provider: temperature, max_tokens, tools, response_format, …"
+    )
+    model: ModelId | None = Field(default=None, description="Instead of the agent's model, where the agent allows it.")
+    fallback_models: list[ModelId] | None = Field(
+        default=None, description="Instead of the agent's fallback models, where the agent allows them."
+    )
+    tenant: Identifier | None = None
+    task_id: Identifier | None = Field(default=None, description="The run of which this call is one iteration.")
+    parent_execution_id: Identifier | None = None
+    total_timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = Field(
+        default=None, description="Ceiling over all attempts and waits, counted from the first dispatch."
+    )
+    dry_run: bool = Field(
+        default=False, description="Answer what would be called and its worst-case cost; call nothing."
+    )
+    skip_cache: bool = False
+    reply_to: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s*>]+$")] | None = Field(
+        default=None, description="A NATS subject that receives the result too: an inbox, or one below bw.replies."
+    )
+    metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Yours; stored with the execution.")
+
+    @field_validator("reply_to")
+    @classmethod
+    def _reply_outside_the_plane(cls, subject: str | None) -> str | None:
+        if subject is not None and not is_reply_subject(subject):
+            raise ValueError("must be an inbox (_INBOX.…) or a subject below bw.replies")
+        return subject
+
+    @model_validator(mode="after")
+    def _one_kind_of_input(self) -> Self:
+        given = [name for name in ("prompt", "messages", "input") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) if given else "none of them"
+            raise ValueError(f"exactly one of prompt, messages and input is required; found {found}")
+        return self
+
+    def chat_messages(self) -> list[dict[str, JsonValue]]:
+        """The conversation as plain JSON; a prompt becomes one user message. Empty for a job with `input`."""
+        if self.messages is not None:
+            return [message.model_dump(mode="json", exclude_unset=True) for message in self.messages]
+        return [] if self.prompt is None else [{"role": "user", "content": self.prompt}]

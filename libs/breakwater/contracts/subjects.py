@@ -1,0 +1,117 @@
+"""Names on the bus: streams, subjects, headers, and the reversible encoding of a subject token.
+
+A token must not hold dots, spaces or wildcards, while agent names, model ids and job ids may. Every byte outside
+`A-Z a-z 0-9 _ -` is percent-encoded, so that any language decodes a token with its ordinary URL-decoding function.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from urllib.parse import unquote
+
+_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+_ENCODED = tuple(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in range(256))
+
+
+class Stream(StrEnum):
+    """The JetStream streams."""
+
+    JOBS = "JOBS"
+    EVENTS = "EVENTS"
+    ALERTS = "ALERTS"
+    RESULTS = "RESULTS"
+    DLQ = "DLQ"
+    ADVISORIES = "ADVISORIES"
+
+
+class Header(StrEnum):
+    """Message headers with a meaning here."""
+
+    MSG_ID = "Nats-Msg-Id"
+    EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+    CE_ID = "ce-id"
+    CE_TYPE = "ce-type"
+    CE_SOURCE = "ce-source"
+    CE_TIME = "ce-time"
+    CE_SPECVERSION = "ce-specversion"
+    TRACEPARENT = "traceparent"
+    UNIQUE_ID = "Breakwater-Unique-Id"
+    """Set by `request` on a job whose id it made itself, so that the worker need not look for an earlier one."""
+
+
+def encode_token(text: str) -> str:
+    """Encodes any non-empty text as one subject token: `gpt-4.1:mini` → `gpt-4%2E1%3Amini`.
+
+    Raises:
+        ValueError: the text is empty, as a token may not be.
+    """
+    if not text:
+        raise ValueError("a subject token can't be empty")
+    return "".join([_ENCODED[byte] for byte in text.encode()])
+
+
+def decode_token(token: str) -> str:
+    """The inverse of `encode_token`."""
+    return unquote(token, errors="strict")
+
+
+def job(agent: str) -> str:
+    """Where jobs for an agent are published (JOBS)."""
+    return f"bw.jobs.{encode_token(agent)}"
+
+
+def attempt(agent: str, execution_id: str, number: int | str) -> str:
+    """Where attempt `number` (from 1; or `*`) of an execution is recorded (EVENTS)."""
+    return f"bw.attempts.{encode_token(agent)}.{encode_token(execution_id)}.{number}"
+
+
+def execution(agent: str, execution_id: str) -> str:
+    """Where the one terminal record of an execution stands (EVENTS)."""
+    return f"bw.executions.{encode_token(agent)}.{encode_token(execution_id)}"
+
+
+def breaker(agent: str, model: str) -> str:
+    """Where transitions of a breaker are published (EVENTS)."""
+    return f"bw.breakers.{encode_token(agent)}.{encode_token(model)}"
+
+
+def budget(scope: str, window: str) -> str:
+    """Where threshold crossings of a budget are published (EVENTS)."""
+    return f"bw.budgets.{encode_token(scope)}.{encode_token(window)}"
+
+
+def alert(event: str) -> str:
+    """Where alerts of a kind are published (ALERTS)."""
+    return f"bw.alerts.{encode_token(event)}"
+
+
+def result(job_id: str) -> str:
+    """Where the answer to a job is published, unredacted (RESULTS)."""
+    return f"bw.results.{encode_token(job_id)}"
+
+
+def dead_letter(reason: str, agent: str) -> str:
+    """Where what could not be handled is kept (DLQ). An unknown agent is `unknown`."""
+    return f"bw.dlq.{encode_token(reason)}.{encode_token(agent or 'unknown')}"
+
+
+def progress(agent: str, execution_id: str) -> str:
+    """Live progress of an execution; core NATS, not stored."""
+    return f"bw.progress.{encode_token(agent)}.{encode_token(execution_id)}"
+
+
+def agent_of_job(subject: str) -> str:
+    """The agent that a job's subject names.
+
+    Raises:
+        ValueError: the subject is not of the form `bw.jobs.<agent>`.
+    """
+    prefix, _, token = subject.rpartition(".")
+    if prefix != "bw.jobs" or not token:
+        raise ValueError(f"{subject!r} is not a job's subject (bw.jobs.<agent>)")
+    return decode_token(token)
+
+
+def is_reply_subject(subject: str) -> bool:
+    """Whether an answer may be sent there: an inbox of a program, or a subject of its own below `bw.replies`."""
+    return subject.startswith(("_INBOX.", "bw.replies."))

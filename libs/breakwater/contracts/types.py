@@ -1,0 +1,90 @@
+"""Field types shared by all messages: identifiers, times and money, with their JSON forms."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints, WithJsonSchema
+
+NANO_PER_USD = 1_000_000_000
+
+
+def usd_from_nano(nano: int) -> str:
+    """Renders integer nano-dollars as a decimal string in USD with nine places: `1_500_000` → `"0.001500000"`."""
+    sign, nano = ("-", -nano) if nano < 0 else ("", nano)
+    return f"{sign}{nano // NANO_PER_USD}.{nano % NANO_PER_USD:09d}"
+
+
+def nano_from_usd(usd: str | Decimal) -> int:
+    """Parses a decimal USD amount into integer nano-dollars.
+
+    Raises:
+        ValueError: the text is no finite decimal number, or is finer than a nano-dollar.
+    """
+    try:
+        nano = Decimal(usd) * NANO_PER_USD
+        whole = int(nano)
+    except (InvalidOperation, ValueError, OverflowError) as error:
+        raise ValueError(f"{usd!r} is not an amount in USD; write it like '12.50'") from error
+    if nano != whole:
+        raise ValueError(f"{usd!r} is finer than a nano-dollar (nine decimal places)")
+    return whole
+
+
+def _parse_money(value: object) -> object:
+    return nano_from_usd(value) if isinstance(value, str | Decimal) else value
+
+
+def format_time(moment: datetime) -> str:
+    """RFC 3339 in UTC with milliseconds: `2026-11-21T10:00:00.000Z`."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+
+
+def time_from_ms(epoch_ms: int) -> datetime:
+    """An aware UTC time from milliseconds since the epoch, with no float in between."""
+    return datetime.fromtimestamp(epoch_ms // 1000, UTC).replace(microsecond=epoch_ms % 1000 * 1000)
+
+
+def ms_from_time(moment: datetime) -> int:
+    """Whole milliseconds since the epoch."""
+    return int(moment.timestamp()) * 1000 + moment.microsecond // 1000
+
+
+Money = Annotated[
+    int,
+    BeforeValidator(_parse_money),
+    PlainSerializer(usd_from_nano, when_used="json"),
+    WithJsonSchema({"type": "string", "pattern": r"^-?\d+(\.\d{1,9})?$", "examples": ["0.001500000"]}),
+]
+"""Integer nano-dollars in Python, a decimal string in USD on the wire."""
+
+Timestamp = Annotated[
+    datetime,
+    PlainSerializer(format_time, when_used="json"),
+    WithJsonSchema({"type": "string", "format": "date-time", "examples": ["2026-11-21T10:00:00.000Z"]}),
+]
+
+Identifier = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
+"""A name chosen by people or programs: any text without control characters; subjects carry it encoded."""
+
+ModelId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class Message(BaseModel):
+    """Base of what is written by others: immutable, and a field that is not known is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Event(BaseModel):
+    """Base of what Breakwater writes: immutable; readers ignore fields that are not known to them yet."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", serialize_by_alias=True, validate_by_name=True)
+
+    def json_bytes(self) -> bytes:
+        """The message as it goes on the wire."""
+        return self.model_dump_json().encode()
