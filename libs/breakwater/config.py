@@ -1,0 +1,378 @@
+"""The config file: one YAML document, checked as a whole, every mistake named by its path and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast, get_args, get_origin
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, Field, JsonValue, ValidationError, field_validator, model_validator
+
+from breakwater.contracts.events import AlertEvent
+from breakwater.contracts.types import Identifier, Message, ModelId
+from breakwater.policy.breaker import BreakerRules
+from breakwater.policy.budget import Caps
+from breakwater.policy.price import Price
+from breakwater.policy.redact import RedactionRules
+from breakwater.policy.retry import RetryPolicy
+
+
+class ConfigError(Exception):
+    """The config can't be used. Its text lists every mistake, each with its path and what would be right."""
+
+
+class SecretRef(Message):
+    """Where a secret is found. The config itself never holds one."""
+
+    env: str | None = Field(default=None, min_length=1, description="Name of an environment variable.")
+    file: Path | None = Field(default=None, description="A file that holds only the secret.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.env is None) == (self.file is None):
+            raise ValueError("give exactly one of env and file")
+        return self
+
+    def read(self) -> str:
+        """The secret itself.
+
+        Raises:
+            ConfigError: the variable is not set, or the file can't be read or is empty.
+        """
+        if self.env is not None:
+            value = os.environ.get(self.env, "")
+            if not value:
+                raise ConfigError(f"the environment variable {self.env} is not set; it must hold a secret")
+            return value
+        assert self.file is not None
+        try:
+            value = self.file.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigError(f"the secret file {self.file} can't be read: {error.strerror}") from error
+        if not value:
+            raise ConfigError(f"the secret file {self.file} is empty")
+        return value
+
+
+def _secret_ref(value: object) -> object:
+    if isinstance(value, str):
+        raise ValueError("a secret does not belong in the config; write {env: NAME} or {file: PATH}")  # noqa: TRY004  pydantic reports ValueError
+    return value
+
+
+Secret = Annotated[SecretRef, BeforeValidator(_secret_ref)]
+
+
+def _off(value: object) -> object:
+    # YAML 1.1 reads a bare `off` as false; both spellings mean the same to the person who wrote them.
+    return None if value is False or value == "off" else value
+
+
+class Provider(Message):
+    """An endpoint that performs attempts."""
+
+    kind: Literal["openai"] = Field(default="openai", description="Any OpenAI-compatible HTTP endpoint.")
+    base_url: str = Field(pattern=r"^https?://[^\s]+$", description="Up to and including /v1.")
+    api_key: Secret | None = None
+    headers: dict[str, str] = Field(default_factory=dict, description="Sent with every call; no secrets.")
+
+
+class ModelSettings(Message):
+    """What is known of a model; prices here win over the built-in list."""
+
+    provider: Identifier | None = Field(
+        default=None, description="Which provider serves it; the agent's own by default."
+    )
+    price: Price | None = None
+    max_output_tokens: int | None = Field(
+        default=None, ge=1, description="For the worst case of a call without max_tokens."
+    )
+
+
+class AgentDefaults(Message):
+    """Settings that an agent may leave out. The values here are the built-in ones."""
+
+    provider: Identifier | None = None
+    model: ModelId | None = None
+    fallback_models: tuple[ModelId, ...] = ()
+    allowed_models: tuple[ModelId, ...] = Field(
+        default=(), description="What a job may ask for beside the agent's own models; `*` allows any."
+    )
+    system_prompt: str | None = None
+    params: dict[str, JsonValue] = Field(default_factory=dict, description="Under the job's own params.")
+    max_tokens: int = Field(default=4096, ge=1, description="Output limit where neither job nor params set one.")
+    retry: RetryPolicy = RetryPolicy()
+    timeout_s: float = Field(default=30.0, gt=0, le=3600, description="For one attempt.")
+    total_timeout_s: float = Field(default=300.0, gt=0, le=86_400, description="For a job, waits included.")
+    concurrency: int = Field(
+        default=16, ge=1, le=10_000, description="Jobs of this agent at once, over the whole fleet."
+    )
+    breaker: Annotated[BreakerRules | None, BeforeValidator(_off)] = Field(
+        default=BreakerRules(), description="Rules, or `off`."
+    )
+    budget: Caps = Caps()
+    breaker_counts_auth_errors: bool = Field(
+        default=False, description="Whether 401, 402 and 403 count as failures of the model."
+    )
+    persist_prompts: bool = True
+    persist_responses: bool = True
+
+
+class Agent(AgentDefaults):
+    """One agent: a name that programs call, and how its calls are made."""
+
+    @property
+    def chain(self) -> tuple[ModelId, ...]:
+        """The models to try, in order, each once."""
+        own = (self.model,) if self.model is not None else ()
+        return tuple(dict.fromkeys((*own, *self.fallback_models)))
+
+
+class Budgets(Message):
+    """Caps over all agents, and the calendar of every budget."""
+
+    timezone: str = Field(default="UTC", description="Where days and months begin, as in `Europe/Berlin`.")
+    total: Caps = Field(default=Caps(), alias="global")
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            raise ValueError(f"{name!r} is not a time zone; write it like 'Europe/Berlin' or 'UTC'") from error
+        return name
+
+    @property
+    def zone(self) -> ZoneInfo:
+        """The calendar's time zone."""
+        return ZoneInfo(self.timezone)
+
+
+class SlackChannel(Message):
+    """Slack, by incoming webhook."""
+
+    webhook_url: Secret
+
+
+class WebhookChannel(Message):
+    """Any HTTP receiver; requests are signed as Standard Webhooks says."""
+
+    url: str = Field(pattern=r"^https?://[^\s]+$")
+    secret: Secret = Field(description="The signing secret, `whsec_…`.")
+    timeout_s: float = Field(default=10.0, gt=0, le=60)
+
+
+class Alerts(Message):
+    """Who is told what."""
+
+    on_events: tuple[AlertEvent, ...] = ("breaker_open", "breaker_closed", "budget_soft_cap", "budget_hard_cap")
+    slack: SlackChannel | None = None
+    webhook: WebhookChannel | None = None
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The names of the channels that are set up."""
+        return tuple(name for name in ("slack", "webhook") if getattr(self, name) is not None)
+
+
+class Limits(Message):
+    """Sizes and times of the plane itself."""
+
+    max_body_bytes: int = Field(
+        default=4_000_000, ge=1_000, le=64_000_000, description="The largest job that is accepted."
+    )
+    events_max_age_h: float = Field(
+        default=72, gt=0, description="How long EVENTS keeps events, and a job_id is idempotent."
+    )
+    results_max_age_h: float = Field(default=24, gt=0)
+    drain_s: float = Field(default=8.0, ge=0, le=600, description="How long a stopping worker lets its calls finish.")
+
+
+class Config(Message):
+    """The whole file."""
+
+    providers: dict[Identifier, Provider]
+    models: dict[ModelId, ModelSettings] = Field(default_factory=dict)
+    defaults: AgentDefaults = AgentDefaults()
+    agents: dict[Identifier, Agent] = Field(min_length=1)
+    budgets: Budgets = Budgets()
+    alerts: Alerts = Alerts()
+    redaction: RedactionRules = RedactionRules()
+    limits: Limits = Limits()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inherit_defaults(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        document = cast(dict[str, Any], data)
+        defaults, agents = document.get("defaults"), document.get("agents")
+        if not isinstance(defaults, dict) or not isinstance(agents, dict):
+            return document
+        merged = {
+            name: _merge(cast(dict[str, Any], defaults), cast(dict[str, Any], agent))
+            if isinstance(agent, dict)
+            else agent
+            for name, agent in cast(dict[str, Any], agents).items()
+        }
+        return {**document, "agents": merged}
+
+    @model_validator(mode="after")
+    def _references_exist(self) -> Self:
+        problems = list(self._reference_problems())
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _reference_problems(self) -> Iterable[str]:
+        for name, agent in self.agents.items():
+            if agent.model is None:
+                yield f"agents.{name}.model: is missing; name the model to call (or set defaults.model)"
+            for model in agent.chain:
+                provider = self.provider_name(agent, model)
+                if provider is None:
+                    yield (
+                        f"agents.{name}.provider: is missing for model {model!r}; "
+                        f"name one of {_listing(self.providers)} here or under models.{model}.provider"
+                    )
+                elif provider not in self.providers:
+                    yield f"agents.{name}.provider: {provider!r} is not configured{_hint(provider, self.providers)}"
+        for model, settings in self.models.items():
+            if settings.provider is not None and settings.provider not in self.providers:
+                yield (
+                    f"models.{model}.provider: {settings.provider!r} is not configured"
+                    f"{_hint(settings.provider, self.providers)}"
+                )
+
+    def provider_name(self, agent: Agent, model: str) -> str | None:
+        """Which provider serves a model of an agent: the model's own, the agent's, or the only one there is."""
+        settings = self.models.get(model)
+        if settings is not None and settings.provider is not None:
+            return settings.provider
+        if agent.provider is not None:
+            return agent.provider
+        return next(iter(self.providers)) if len(self.providers) == 1 else None
+
+
+def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults with the agent's own settings over them, key by key; lists are replaced, not joined."""
+    merged = dict(base)
+    for key, value in own.items():
+        known = merged.get(key)
+        if isinstance(known, dict) and isinstance(value, dict):
+            merged[key] = _merge(cast(dict[str, Any], known), cast(dict[str, Any], value))
+        else:
+            merged[key] = value
+    return merged
+
+
+def load_config(path: Path) -> Config:
+    """Reads and checks the config file.
+
+    Raises:
+        ConfigError: the file can't be read or something in it is wrong; its text says where and what would be right.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file; name one with --config FILE") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: can't be read: {error}") from error
+    return parse_config(text, source=str(path))
+
+
+def parse_config(text: str, *, source: str = "config") -> Config:
+    """Checks a config given as YAML text. `source` is named in errors.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(f"{source}{where}: is not YAML: {problem}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{source}: must be a mapping with at least `providers` and `agents`")
+    try:
+        return Config.model_validate(document)
+    except ValidationError as error:
+        lines = [line for problem in _without_inherited(error.errors()) for line in _explain(problem)]
+        count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
+        raise ConfigError(f"{source}: {count}\n" + "\n".join(f"  {line}" for line in dict.fromkeys(lines))) from None
+
+
+def _without_inherited(problems: Iterable[Any]) -> list[Any]:
+    """Drops what an agent only inherited from `defaults`, where the same mistake is reported once."""
+    kept: list[Any] = []
+    in_defaults: set[tuple[Any, ...]] = set()
+    for problem in sorted(problems, key=lambda problem: problem["loc"][:1] != ("defaults",)):
+        location = problem["loc"]
+        if location[:1] == ("defaults",):
+            in_defaults.add((*location[1:], problem["msg"]))
+        elif location[:1] == ("agents",) and (*location[2:], problem["msg"]) in in_defaults:
+            continue
+        kept.append(problem)
+    return kept
+
+
+def _explain(problem: Mapping[str, Any]) -> list[str]:
+    location = tuple(str(part) for part in problem["loc"] if not str(part).startswith("function-"))
+    path = ".".join(location)
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        fields = _fields_at(location[:-1])
+        return [f"{path}: is not a setting here{_hint(location[-1], fields)}"]
+    if problem["type"] == "missing":
+        return [f"{path}: is missing"]
+    if not path:
+        return message.splitlines()
+    message = re.sub(r"^Input should be", "should be", message)
+    given = None if problem["type"] == "value_error" else problem.get("input")  # our own texts say what may be shown
+    shown = f" (found {given!r})" if isinstance(given, str | int | float | bool) else ""
+    return [f"{path}: {message}{shown}"]
+
+
+def _fields_at(location: tuple[str, ...]) -> list[str]:
+    """The settings that may stand at a path of the document."""
+    annotation: Any = Config
+    for part in location:
+        model = _model_in(annotation)
+        if model is None:
+            # A mapping of names to models: the name is the person's own.
+            values = [item for item in get_args(annotation) if _model_in(item)]
+            annotation = values[-1] if values else None
+            continue
+        named = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+        annotation = named.get(part)
+    model = _model_in(annotation)
+    return [field.alias or name for name, field in model.model_fields.items()] if model else []
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model that a field holds, also where it is optional; None for mappings and plain values."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) is dict:
+        return None
+    return next((model for item in get_args(annotation) if (model := _model_in(item))), None)
+
+
+def _hint(wrong: str, known: Iterable[str]) -> str:
+    names = list(known)
+    close = difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known are {_listing(names)}" if names else ""
+
+
+def _listing(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))

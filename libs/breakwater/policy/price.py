@@ -1,0 +1,83 @@
+"""What a call costs, in integer nano-dollars."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BeforeValidator, JsonValue, PlainSerializer, WithJsonSchema
+
+from breakwater.contracts.types import Message, nano_from_usd, usd_from_nano
+
+TOKENS_PER_PRICE = 1_000_000
+
+
+def _usd(value: object) -> object:
+    # YAML gives 0.15 as a float; its shortest decimal form is what the person wrote.
+    return nano_from_usd(str(value)) if isinstance(value, str | int | float) and not isinstance(value, bool) else value
+
+
+UsdAmount = Annotated[
+    int,
+    BeforeValidator(_usd),
+    PlainSerializer(usd_from_nano),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^\d+(\.\d{1,9})?$"}]}),
+]
+"""An amount as a person writes it in the config: `12.5` or `"12.50"`, in USD. Integer nano-dollars in Python."""
+
+
+class Price(Message):
+    """Prices of a model in USD per million tokens."""
+
+    input_usd_per_mtok: UsdAmount
+    output_usd_per_mtok: UsdAmount
+    cached_input_usd_per_mtok: UsdAmount | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a call as the provider reports them: `cached` is part of `input`. None where it was not reported."""
+
+    input_tokens: int | None
+    output_tokens: int | None
+    cached_tokens: int | None = None
+
+
+def cost_nano(usage: Usage, price: Price | None) -> int | None:
+    """What a call costs, rounded half up once to whole nano-dollars. None where price or usage is unknown."""
+    if price is None or usage.input_tokens is None or usage.output_tokens is None:
+        return None
+    cached = min(usage.cached_tokens or 0, usage.input_tokens)
+    cached_price = price.cached_input_usd_per_mtok
+    if cached_price is None:
+        cached_price = price.input_usd_per_mtok
+    exact = (
+        (usage.input_tokens - cached) * price.input_usd_per_mtok
+        + cached * cached_price
+        + usage.output_tokens * price.output_usd_per_mtok
+    )
+    return (2 * exact + TOKENS_PER_PRICE) // (2 * TOKENS_PER_PRICE)
+
+
+def estimate_input_tokens(body_bytes: int) -> int:
+    """A high estimate of the input tokens of a request whose messages and tools take `body_bytes` of JSON.
+
+    One token is rarely fewer than three bytes of text in any script; JSON's own punctuation and the providers'
+    per-message overhead are covered by the constant.
+    """
+    return math.ceil(body_bytes / 2.5) + 16
+
+
+def worst_case_nano(body_bytes: int, max_tokens: int, price: Price | None) -> int | None:
+    """The most a call can cost: a high estimate of its input, and all the output it may have. None if unpriced."""
+    return cost_nano(Usage(estimate_input_tokens(body_bytes), max_tokens), price)
+
+
+def max_tokens_of(params: dict[str, JsonValue], default: int) -> int:
+    """The output limit of a request: its own `max_completion_tokens` or `max_tokens`, else the default."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        value = params.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return default

@@ -1,0 +1,46 @@
+"""Sums up the attempts of a job in its terminal record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from breakwater.contracts.execution import Attempt, CostBasis
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over the attempts of an execution; costs in nano-dollars, None where nothing of it is known."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    total_cost: int | None
+    wasted_cost: int | None
+    cost_basis: CostBasis
+
+
+def totals(attempts: Iterable[Attempt]) -> Totals:
+    """Adds up tokens and costs.
+
+    The basis is the weakest of its parts: one attempt of unknown cost makes the total `unknown` (a lower bound), one
+    estimated attempt makes it `estimated`. Attempts that made no call cost nothing and say nothing.
+    """
+    called = [attempt for attempt in attempts if not attempt.short_circuited]
+    bases = {attempt.cost_basis for attempt in called}
+    basis: CostBasis = "unknown" if "unknown" in bases else "estimated" if "estimated" in bases else "billed"
+    return Totals(
+        sum(attempt.input_tokens or 0 for attempt in called),
+        sum(attempt.output_tokens or 0 for attempt in called),
+        sum(attempt.cached_tokens or 0 for attempt in called),
+        _sum(attempt.cost for attempt in called),
+        _sum(attempt.cost for attempt in called if attempt.outcome != "success"),
+        basis,
+    )
+
+
+def _sum(costs: Iterable[int | None]) -> int | None:
+    """The sum of what is known; None where there are parts and none of them is known."""
+    parts = list(costs)
+    known = [cost for cost in parts if cost is not None]
+    return sum(known) if known or not parts else None

@@ -1,0 +1,30 @@
+"""What a process must know of its surroundings: from `BREAKWATER_*` environment variables, read when asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """The surroundings of one process. Every field is the variable `BREAKWATER_<NAME>`."""
+
+    model_config = SettingsConfigDict(env_prefix="BREAKWATER_", frozen=True, extra="ignore", hide_input_in_errors=True)
+
+    config: Path = Field(default=Path("breakwater.yaml"), description="The config file.")
+    nats_url: SecretStr = Field(default=SecretStr("nats://127.0.0.1:4222"), description="May hold user and password.")
+    redis_url: SecretStr = Field(default=SecretStr("redis://127.0.0.1:6379/0"), description="May hold the password.")
+    clickhouse_url: SecretStr = Field(
+        default=SecretStr("http://127.0.0.1:8123/breakwater"), description="May hold user, password and the database."
+    )
+    http_host: str = "127.0.0.1"
+    http_port: int = Field(default=8080, ge=1, le=65_535)
+    api_keys_file: Path = Field(default=Path("api_keys.json"), description="Hashes of the keys that may call the API.")
+    nats_replicas: int = Field(default=1, ge=1, le=5, description="Copies of every stream; 3 on a cluster of three.")
+    log_level: str = "info"
+    log_json: bool = Field(default=True, description="Machine-readable log lines; a terminal shows them readable.")
+    alive_file: Path | None = Field(
+        default=None, description="Touched every 2 s while the service is connected and its event loop turns."
+    )
