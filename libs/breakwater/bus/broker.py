@@ -1,0 +1,161 @@
+"""The FastStream broker of a service, and how it subscribes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import structlog
+from faststream import AckPolicy, Context, FastStream
+from faststream.message import StreamMessage
+from faststream.nats import JStream, NatsBroker, NatsMessage, PullSub
+from faststream.nats.message import NatsBatchMessage
+from faststream.nats.subscriber.usecases import stream_pull_subscriber
+from nats.aio.client import Client
+
+from breakwater.bus.delivery import Delivery
+from breakwater.bus.permissions import inbox_prefix
+from breakwater.contracts.subjects import Stream
+from breakwater.telemetry import Outage
+
+# nats-py's fetch raises the built-in TimeoutError when its time is up between its two requests, which a busy machine
+# makes likely. FastStream 0.7.8 expects only nats-py's own subclass there: its loop dies, and the messages gathered so
+# far with it; nobody sees them again before their ack wait is over.
+stream_pull_subscriber.TimeoutError = TimeoutError  # pyright: ignore[reportAttributeAccessIssue, reportPrivateImportUsage]
+
+FETCH_TIMEOUT_S = 2.0
+"""After a server restart a waiting pull request is gone; this is how long it takes to notice."""
+
+MAX_PENDING_BYTES = 16 * 1024 * 1024
+
+CONNECTIONS_OWN_INBOX: bytes = None  # pyright: ignore[reportAssignmentType]  # nats-py takes None; FastStream passes it on
+"""FastStream would subscribe to `_INBOX.…` otherwise, whatever prefix the connection has."""
+
+
+def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> NatsBroker:
+    """A broker that never gives up on its server, and tells of an outage once."""
+    outage = Outage("nats")
+    told: set[str] = set()
+
+    async def lost() -> None:
+        # Also called when we close it ourselves.
+        if not (broker.connection.is_draining or broker.connection.is_closed):
+            outage.failed("connection lost; reconnecting")
+
+    async def regained() -> None:
+        outage.worked()
+
+    async def failed(error: Exception) -> None:
+        # While the connection is lost every try to regain it fails here. Before the first one, and for what the server
+        # denies, each text is news once.
+        if not outage.lasting and str(error) not in told:
+            told.add(str(error))
+            structlog.get_logger().warning("nats_error", error=str(error) or repr(error))
+
+    broker = NatsBroker(
+        url,
+        name=f"breakwater-{service}",
+        inbox_prefix=inbox_prefix(service),
+        max_reconnect_attempts=-1,
+        reconnect_time_wait=1,
+        connect_timeout=5,
+        ping_interval=10,
+        max_outstanding_pings=2,
+        pending_size=MAX_PENDING_BYTES,
+        allow_reconnect=True,
+        graceful_timeout=graceful_timeout_s,
+        disconnected_cb=lost,
+        reconnected_cb=regained,
+        error_cb=failed,
+        logger=None,
+    )
+    return broker
+
+
+def make_app(broker: NatsBroker) -> FastStream:
+    """The application around a broker: runs until SIGTERM or SIGINT, and tells when it is ready to work."""
+    app = FastStream(broker, logger=None)
+
+    @app.after_startup
+    async def ready() -> None:
+        structlog.get_logger().info("service_ready")
+
+    return app
+
+
+def connection_of(broker: NatsBroker) -> Callable[[], Client]:
+    """The broker's connection, once it has one."""
+    return lambda: broker.connection
+
+
+@contextmanager
+def _told() -> Generator[None]:
+    # Without a logger of its own, FastStream would drop what a handler raises without a word.
+    try:
+        yield
+    except Exception:
+        structlog.get_logger().exception("handler_failed")
+        raise
+
+
+async def _undecoded(message: StreamMessage[Any]) -> Any:
+    # FastStream would try JSON on every body; the handlers parse the bytes themselves, once, into models.
+    return message.body
+
+
+def on_each(
+    broker: NatsBroker,
+    stream: Stream,
+    subject: str,
+    durable: str,
+    handle: Callable[[Delivery], Awaitable[None]],
+    *,
+    concurrency: int,
+) -> None:
+    """Handles messages one by one, at most `concurrency` at a time. The handler acknowledges."""
+
+    async def receive(message: NatsMessage) -> None:
+        with _told():
+            await handle(Delivery(message.raw_message))
+
+    broker.subscriber(
+        subject,
+        durable=durable,
+        stream=JStream(stream.value, declare=False),
+        pull_sub=PullSub(batch_size=1, timeout=FETCH_TIMEOUT_S),
+        max_workers=max(concurrency, 2),
+        inbox_prefix=CONNECTIONS_OWN_INBOX,
+        ack_policy=AckPolicy.MANUAL,
+        decoder=_undecoded,
+        no_reply=True,
+    )(receive)
+
+
+def on_batch(
+    broker: NatsBroker,
+    stream: Stream,
+    subject: str,
+    durable: str,
+    handle: Callable[[list[Delivery]], Awaitable[None]],
+    *,
+    size: int,
+    linger_s: float,
+) -> None:
+    """Handles messages in groups: what has come in `linger_s`, at most `size`. The handler acknowledges."""
+
+    # Without the context's name FastStream would pass the decoded bodies, and refuse them for their type.
+    async def receive(batch: Annotated[NatsBatchMessage, Context("message")]) -> None:
+        with _told():
+            await handle([Delivery(message) for message in batch.raw_message])
+
+    broker.subscriber(
+        subject,
+        durable=durable,
+        stream=JStream(stream.value, declare=False),
+        pull_sub=PullSub(batch_size=size, timeout=linger_s, batch=True),
+        inbox_prefix=CONNECTIONS_OWN_INBOX,
+        ack_policy=AckPolicy.MANUAL,
+        decoder=_undecoded,
+        no_reply=True,
+    )(receive)

@@ -1,0 +1,79 @@
+"""A message as handlers see it, and the rules of acknowledging it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from breakwater.bus.topology import ACK_WAIT_S
+
+ACK_TIMEOUT_S = 5.0
+
+
+class Delivery:
+    """One delivery of one stored message."""
+
+    __slots__ = ("_message", "data", "deliveries", "headers", "published_at", "sequence", "stream", "subject")
+
+    def __init__(self, message: Msg) -> None:
+        metadata = message.metadata
+        self._message = message
+        self.subject: str = message.subject
+        self.data: bytes = message.data
+        self.headers: Mapping[str, str] = message.headers or {}
+        self.stream: str = metadata.stream
+        self.sequence: int = metadata.sequence.stream
+        self.deliveries: int = metadata.num_delivered or 1
+        """1 for the first delivery."""
+        self.published_at: datetime = metadata.timestamp
+
+    async def ack(self) -> None:
+        """Acknowledges without waiting for the server: for work that may be done twice."""
+        await self._message.ack()
+
+    async def ack_sync(self) -> bool:
+        """Acknowledges and waits for the server's confirmation.
+
+        Returns:
+            False when none came: the message will be delivered again, and the handler must know what to do then.
+        """
+        try:
+            await self._message.ack_sync(timeout=ACK_TIMEOUT_S)  # pyright: ignore[reportArgumentType]  # takes floats
+        except (TimeoutError, nats.errors.Error):
+            return False
+        return True
+
+    async def retry_in(self, delay_s: float) -> None:
+        """Gives the message back, to be delivered again after `delay_s`; it holds no slot of this process meanwhile."""
+        await self._message.nak(delay=delay_s)
+
+    async def in_progress(self) -> None:
+        """Tells the server that the work goes on, which restarts its ack wait."""
+        await self._message.in_progress()
+
+
+@asynccontextmanager
+async def heartbeat(deliveries: Iterable[Delivery], every_s: float = ACK_WAIT_S / 3) -> AsyncGenerator[None]:
+    """Keeps messages from being delivered to somebody else while the block runs."""
+    held = tuple(deliveries)
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            for delivery in held:
+                # A beat that is lost with the connection costs at most a redelivery, which handlers expect.
+                with suppress(nats.errors.Error):
+                    await delivery.in_progress()
+
+    task = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

@@ -1,0 +1,25 @@
+"""What can go wrong on the bus.
+
+BusError
+├── BusUnavailable      no server, no answer in time: try again later, with the same message id
+├── PublishRefused      the stream does not take it: full, too large, or no such subject
+└── AlreadyDecided      somebody recorded it first (wrong last sequence on its own subject): read it back
+"""
+
+from __future__ import annotations
+
+
+class BusError(Exception):
+    """Root of what this room raises."""
+
+
+class BusUnavailable(BusError):  # noqa: N818  a state of the world, named as people say it
+    """NATS does not answer. The message may or may not have been stored."""
+
+
+class PublishRefused(BusError):  # noqa: N818
+    """The stream refused the message, which is not stored."""
+
+
+class AlreadyDecided(BusError):  # noqa: N818
+    """Another writer recorded this subject first."""

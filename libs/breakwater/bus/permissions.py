@@ -1,0 +1,200 @@
+"""Who may do what on the bus, as data: one NATS user for each service, with its own subjects and no others.
+
+| user | for |
+|---|---|
+| `request` … `sink` | the service of that name |
+| `setup` | the administrator: creates and updates streams and consumers, reads all streams, puts dead letters back |
+| `client` | programs: publish jobs; hear answers, alerts and events |
+
+Three decisions that the lists below follow:
+
+- **Replies are private.** Every user of ours has its own inbox prefix (`_INBOX_worker`), and connects with it, so that
+  no service hears what the server or another service answers to somebody else. Programs keep their library's default
+  (`_INBOX`), which no service can subscribe to.
+- **A job's `reply_to` is an inbox of the programs or lies under `bw.replies`.** The worker may publish nowhere else, so
+  a job can't make it forge an event or answer in the server's name.
+- **Programs get no right to create consumers.** Who may create one on a stream may also change or drain those of our
+  services. Programs subscribe to what happens, and read what is stored by direct get. One that wants a durable consumer
+  of its own gets it from the administrator, and a user with `consumes(stream, name)`.
+
+What NATS does not check is the reply subject of a request: who may ask may have the answer, an acknowledgement or a
+stored message, sent to any subject. So these users keep apart programs that are not careful from services; a program
+that is not trusted belongs on the HTTP interface, with an API key.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from breakwater.contracts.subjects import Stream
+
+CLIENT_INBOX = "_INBOX"
+REPLIES = "bw.replies"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A NATS user and the only subjects it may use."""
+
+    user: str
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+def inbox_prefix(user: str) -> str:
+    """Where replies to a user go: the `inbox_prefix` to connect with."""
+    return CLIENT_INBOX if user == "client" else f"_INBOX_{user}"
+
+
+def consumes(stream: Stream, *durables: str) -> tuple[str, ...]:
+    """What to publish to for pulling from durable consumers and acknowledging; `*` stands for all of the stream's."""
+    return tuple(
+        subject
+        for durable in durables
+        for subject in (
+            f"$JS.API.CONSUMER.INFO.{stream}.{durable}",
+            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}",
+            f"$JS.ACK.{stream}.{durable}.>",
+            # With domain and account in front, as newer servers write it.
+            f"$JS.ACK.*.*.{stream}.{durable}.>",
+        )
+    )
+
+
+def reads(*streams: Stream) -> tuple[str, ...]:
+    """What to publish to for direct gets: by sequence, and by subject."""
+    return tuple(
+        subject for stream in streams for subject in (f"$JS.API.DIRECT.GET.{stream}", f"$JS.API.DIRECT.GET.{stream}.>")
+    )
+
+
+def _grant(user: str, *, publish: Iterable[str], subscribe: Iterable[str] = ()) -> Grant:
+    return Grant(user, tuple(publish), (f"{inbox_prefix(user)}.>", *subscribe))
+
+
+GRANTS = (
+    _grant(
+        "request",
+        # Breakers: one that a person resets or forces open.
+        publish=("bw.jobs.>", "bw.breakers.>", *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ)),
+        subscribe=("bw.results.>", "bw.progress.>"),
+    ),
+    _grant(
+        "worker",
+        publish=(
+            "bw.attempts.>",
+            "bw.executions.>",
+            # Breakers: from open to half-open, when it takes the probe.
+            "bw.breakers.>",
+            "bw.guards.>",
+            "bw.progress.>",
+            "bw.results.>",
+            "bw.dlq.>",
+            f"{CLIENT_INBOX}.>",
+            f"{REPLIES}.>",
+            # All consumers of JOBS are the worker's, one for each agent: a new agent needs no new grant.
+            *consumes(Stream.JOBS, "*"),
+            *reads(Stream.EVENTS, Stream.RESULTS),
+        ),
+    ),
+    _grant(
+        "breaker",
+        publish=("bw.breakers.>", "bw.dlq.>", *consumes(Stream.EVENTS, "breaker")),
+    ),
+    _grant(
+        "budget",
+        publish=("bw.budgets.>", "bw.dlq.>", *consumes(Stream.EVENTS, "budget"), *reads(Stream.EVENTS)),
+    ),
+    _grant(
+        "alerter",
+        publish=(
+            "bw.alerts.>",
+            "bw.dlq.>",
+            *consumes(Stream.EVENTS, "alerter"),
+            *consumes(Stream.ALERTS, "alerter-slack", "alerter-webhook"),
+        ),
+    ),
+    _grant(
+        "sink",
+        publish=("bw.dlq.>", *consumes(Stream.EVENTS, "sink-events"), *consumes(Stream.ALERTS, "sink-alerts")),
+    ),
+    _grant(
+        "setup",
+        # Neither deletes nor purges: no mistake of an administrator's script empties a stream.
+        publish=(
+            "$JS.API.INFO",
+            "$JS.API.STREAM.INFO.>",
+            "$JS.API.STREAM.LIST",
+            "$JS.API.STREAM.NAMES",
+            "$JS.API.STREAM.CREATE.>",
+            "$JS.API.STREAM.UPDATE.>",
+            "$JS.API.CONSUMER.INFO.>",
+            "$JS.API.CONSUMER.LIST.>",
+            "$JS.API.CONSUMER.NAMES.>",
+            "$JS.API.CONSUMER.CREATE.>",
+            "$JS.API.CONSUMER.DURABLE.CREATE.>",
+            *reads(*Stream),
+            "bw.jobs.>",
+        ),
+    ),
+    _grant(
+        "client",
+        publish=(
+            "bw.jobs.>",
+            "$JS.API.INFO",
+            *(f"$JS.API.STREAM.INFO.{stream}" for stream in (Stream.EVENTS, Stream.ALERTS, Stream.RESULTS)),
+            *reads(Stream.EVENTS, Stream.ALERTS, Stream.RESULTS),
+        ),
+        subscribe=(
+            "bw.attempts.>",
+            "bw.executions.>",
+            "bw.breakers.>",
+            "bw.budgets.>",
+            "bw.guards.>",
+            "bw.alerts.>",
+            "bw.progress.>",
+            "bw.results.>",
+            f"{REPLIES}.>",
+        ),
+    ),
+)
+"""Every user of the plane."""
+
+
+def password_variable(user: str) -> str:
+    """The environment variable of a user's password in `compose.yaml`."""
+    return f"BW_NATS_{user.upper()}_PASSWORD"
+
+
+def render(grants: Iterable[Grant], password: Callable[[str], str]) -> str:
+    """Renders the `authorization` block of a nats-server's config file.
+
+    Args:
+        grants: the users.
+        password: gives the password of a user as it shall stand in the file: a quoted string, or `$VARIABLE`.
+    """
+    return "\n".join(["authorization {", "  users: [", *(_user(grant, password) for grant in grants), "  ]", "}", ""])
+
+
+def _user(grant: Grant, password: Callable[[str], str]) -> str:
+    def allowed(subjects: Iterable[str]) -> str:
+        # The server takes an empty list for "no restriction".
+        listed = "".join(f'          "{subject}"\n' for subject in subjects)
+        return f"{{ allow: [\n{listed}        ] }}" if listed else '{ deny: ">" }'
+
+    return (
+        f"    {{\n      user: {grant.user}\n      password: {password(grant.user)}\n      permissions: {{\n"
+        f"        publish: {allowed(grant.publish)}\n        subscribe: {allowed(grant.subscribe)}\n      }}\n    }}"
+    )
+
+
+def main() -> None:
+    """Writes the users of `compose.yaml` to stdout; `make contract` keeps them in `deploy/nats/users.conf`."""
+    sys.stdout.write("# GENERATED from libs/breakwater/bus/permissions.py by `make contract`.\n")
+    sys.stdout.write(render(GRANTS, lambda user: f"${password_variable(user)}"))
+
+
+if __name__ == "__main__":
+    main()

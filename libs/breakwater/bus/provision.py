@@ -1,0 +1,107 @@
+"""Brings the server's streams and consumers to what the topology says. The only place that creates or changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import nats
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig, StreamConfig
+from nats.js.errors import APIError, NotFoundError
+
+from breakwater.bus import topology
+from breakwater.bus.errors import BusError
+from breakwater.bus.permissions import inbox_prefix
+from breakwater.bus.topology import Plan
+
+
+async def provision(url: str, plan: Plan, *, replicas: int = 1) -> tuple[str, ...]:
+    """Creates what is missing and updates what differs; what is right is left alone.
+
+    Streams and consumers of agents that are no longer configured stay, with the jobs in them.
+
+    Returns:
+        What was done, a line each; empty when everything was right.
+
+    Raises:
+        BusError: the server refuses, which its text explains.
+    """
+    client = await nats.connect(
+        url, name="breakwater-setup", inbox_prefix=inbox_prefix("setup"), allow_reconnect=False, connect_timeout=5
+    )
+    try:
+        jetstream = client.jetstream(timeout=10)
+        done: list[str] = []
+        for stream in topology.streams(plan, replicas=replicas):
+            done += await _apply(
+                f"stream {stream.name}",
+                stream,
+                lambda s=stream: _stream_now(jetstream, s),
+                lambda config: jetstream.add_stream(config),
+                lambda config: jetstream.update_stream(config),
+            )
+        for stream_name, consumer in topology.consumers(plan):
+            done += await _apply(
+                f"consumer {consumer.durable_name}",
+                consumer,
+                lambda s=stream_name, c=consumer: _consumer_now(jetstream, s.value, c),
+                lambda config, s=stream_name: jetstream.add_consumer(s.value, config),
+                lambda config, s=stream_name: jetstream.add_consumer(s.value, config),
+            )
+        return tuple(done)
+    finally:
+        await client.close()
+
+
+async def _stream_now(jetstream: JetStreamContext, wanted: StreamConfig) -> StreamConfig | None:
+    try:
+        return (await jetstream.stream_info(wanted.name or "")).config
+    except NotFoundError:
+        return None
+
+
+async def _consumer_now(jetstream: JetStreamContext, stream: str, wanted: ConsumerConfig) -> ConsumerConfig | None:
+    try:
+        return (await jetstream.consumer_info(stream, wanted.durable_name or "")).config
+    except NotFoundError:
+        return None
+
+
+async def _apply(
+    what: str, wanted: Any, now: Callable[[], Any], create: Callable[[Any], Any], update: Callable[[Any], Any]
+) -> list[str]:
+    try:
+        existing = await now()
+        if existing is None:
+            await create(wanted)
+            return [f"created {what}"]
+        changed = _differences(wanted, existing)
+        if not changed:
+            return []
+        await update(_keeping_subjects(wanted, existing))
+    except APIError as error:
+        raise BusError(f"{what}: NATS refuses it: {error.description}") from error
+    return [f"updated {what} ({', '.join(changed)})"]
+
+
+def _differences(wanted: Any, existing: Any) -> list[str]:
+    """The fields that were asked for and are otherwise on the server, which fills in many more of its own."""
+    have = asdict(existing)
+    asked = {name: value for name, value in asdict(wanted).items() if value is not None}
+    return [name for name, value in asked.items() if not _same(name, value, have.get(name))]
+
+
+def _same(name: str, wanted: Any, existing: Any) -> bool:
+    if name == "subjects":
+        return set(wanted) <= set(existing or ())
+    return wanted == existing or (not wanted and not existing)
+
+
+def _keeping_subjects(wanted: Any, existing: Any) -> Any:
+    """Subjects are only added: taking one away would strand the jobs that wait there."""
+    if not isinstance(wanted, StreamConfig):
+        return wanted
+    kept = dict.fromkeys([*(wanted.subjects or ()), *(existing.subjects or ())])
+    return wanted.evolve(subjects=list(kept))

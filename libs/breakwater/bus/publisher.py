@@ -1,0 +1,119 @@
+"""Publishing with proof: a message counts as published when JetStream has acknowledged it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.errors import APIError
+
+from breakwater.bus.errors import AlreadyDecided, BusUnavailable, PublishRefused
+from breakwater.contracts.subjects import Header
+from breakwater.contracts.types import Event, format_time
+
+WRONG_LAST_SEQUENCE = 10071
+STORE_FAILED = 10077
+"""The stream is full. Its API code is 503 all the same, as where JetStream itself is away."""
+
+PUBLISH_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a message stands. `duplicate`: a message with this id was there already."""
+
+    stream: str
+    sequence: int
+    duplicate: bool
+
+
+class Publisher:
+    """Publishes for one service. Takes the connection late, as a broker has none before it starts."""
+
+    def __init__(self, connection: Callable[[], Client], source: str) -> None:
+        self._connection = connection
+        self._source = f"breakwater/{source}"
+        self._jetstream: JetStreamContext | None = None
+
+    async def event(
+        self,
+        subject: str,
+        event: Event,
+        *,
+        id: str,  # noqa: A002  CloudEvents' own name
+        at: datetime,
+        once: bool = False,
+        traceparent: str | None = None,
+    ) -> Stored:
+        """Publishes an event with its CloudEvents attributes.
+
+        Args:
+            subject: where.
+            event: what.
+            id: `ce-id`, unique for the event and the same when it is published again.
+            at: `ce-time`.
+            once: the subject takes one message only: the first writer wins.
+            traceparent: W3C trace context of the job.
+
+        Raises:
+            AlreadyDecided: `once`, and there is a message on the subject.
+            BusUnavailable: no acknowledgement came; publish again with the same id.
+            PublishRefused: the stream does not take it.
+        """
+        headers = {
+            Header.CE_ID.value: id,
+            Header.CE_TYPE.value: f"breakwater.{type(event).__name__}",
+            Header.CE_SOURCE.value: self._source,
+            Header.CE_TIME.value: format_time(at),
+            Header.CE_SPECVERSION.value: "1.0",
+        }
+        if traceparent:
+            headers[Header.TRACEPARENT.value] = traceparent
+        if once:
+            headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = "0"
+        else:
+            headers[Header.MSG_ID.value] = id
+        return await self.raw(subject, event.json_bytes(), headers)
+
+    async def raw(
+        self, subject: str, payload: bytes, headers: Mapping[str, str], *, timeout_s: float = PUBLISH_TIMEOUT_S
+    ) -> Stored:
+        """Publishes bytes and waits for the acknowledgement. Raises as `event` does."""
+        client = self._connection()
+        if self._jetstream is None:
+            self._jetstream = client.jetstream()
+        if not client.is_connected:
+            # Buffered by the client otherwise, and sent at some later time without anybody knowing.
+            raise BusUnavailable("NATS is not connected")
+        try:
+            ack = await self._jetstream.publish(subject, payload, timeout=timeout_s, headers=dict(headers))
+        except APIError as error:
+            if error.err_code == WRONG_LAST_SEQUENCE:
+                raise AlreadyDecided(f"{subject} is already recorded") from error
+            if error.code == 503 and error.err_code != STORE_FAILED:
+                raise BusUnavailable(f"JetStream is not available: {error.description}") from error
+            raise PublishRefused(f"{subject}: {error.description}") from error
+        except nats.js.errors.NoStreamResponseError as error:
+            raise PublishRefused(f"{subject}: no stream takes this subject") from error
+        except nats.errors.MaxPayloadError as error:
+            raise PublishRefused(f"{subject}: {len(payload)} bytes are over the server's message limit") from error
+        except (TimeoutError, nats.errors.Error, OSError) as error:
+            raise BusUnavailable(f"NATS did not acknowledge {subject}: {error or type(error).__name__}") from error
+        return Stored(ack.stream, ack.seq, bool(ack.duplicate))
+
+    async def transient(self, subject: str, event: Event) -> None:
+        """Publishes on core NATS: whoever listens now hears it, nothing is stored. Silent when disconnected."""
+        client = self._connection()
+        if client.is_connected:
+            await client.publish(subject, event.json_bytes())
+
+
+def new_traceparent() -> str:
+    """A fresh W3C trace context, for a job that came without one."""
+    return f"00-{os.urandom(16).hex()}-{os.urandom(8).hex()}-01"

@@ -1,0 +1,121 @@
+"""Streams and consumers as data: what exists on the bus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+
+from breakwater.contracts import subjects
+from breakwater.contracts.subjects import Stream
+
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+ACK_WAIT_S = 30.0
+"""How long a worker may be silent before its job goes to another."""
+
+JOBS_MAX_BYTES = 4 * 1024**3
+"""Waiting jobs fill no disk: beyond this, publishing is refused, and nothing that was accepted goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What of the config shapes the bus."""
+
+    agents: Mapping[str, int]
+    """Each agent's concurrency over the whole fleet."""
+    alert_channels: tuple[str, ...] = ()
+    events_max_age_h: float = 72
+    results_max_age_h: float = 24
+
+
+def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
+    """Every stream of the plane. An agent that is not configured has no subject in JOBS."""
+
+    def stream(name: Stream, subject_names: Iterable[str], max_age_s: float, **more: object) -> StreamConfig:
+        return StreamConfig(
+            name=name.value,
+            subjects=list(subject_names),
+            max_age=max_age_s,
+            storage=StorageType.FILE,
+            num_replicas=replicas,
+            allow_direct=True,
+            **more,  # pyright: ignore[reportArgumentType]  # keyword arguments of a vendor dataclass
+        )
+
+    return (
+        stream(
+            Stream.JOBS,
+            [subjects.job(agent) for agent in plan.agents],
+            0,
+            retention=RetentionPolicy.WORK_QUEUE,
+            discard=DiscardPolicy.NEW,
+            max_bytes=JOBS_MAX_BYTES,
+            duplicate_window=600.0,
+        ),
+        stream(
+            Stream.EVENTS,
+            ["bw.attempts.>", "bw.executions.>", "bw.breakers.>", "bw.budgets.>", "bw.guards.>"],
+            plan.events_max_age_h * HOUR_S,
+            # Only the rare events carry a message id; attempts and records are single by their subject.
+            duplicate_window=min(DAY_S, plan.events_max_age_h * HOUR_S),
+        ),
+        stream(Stream.ALERTS, ["bw.alerts.>"], 30 * DAY_S, duplicate_window=DAY_S),
+        stream(Stream.RESULTS, ["bw.results.>"], plan.results_max_age_h * HOUR_S, duplicate_window=600.0),
+        stream(Stream.DLQ, ["bw.dlq.>"], 30 * DAY_S, duplicate_window=DAY_S),
+        stream(
+            Stream.ADVISORIES,
+            ["$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>", "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>"],
+            30 * DAY_S,
+            duplicate_window=120.0,
+        ),
+    )
+
+
+def worker_consumer(agent: str) -> str:
+    """The durable name of an agent's job consumer."""
+    return f"worker-{subjects.encode_token(agent)}"
+
+
+def consumers(plan: Plan) -> tuple[tuple[Stream, ConsumerConfig], ...]:
+    """Every durable consumer, with the stream it reads."""
+    jobs = [
+        (Stream.JOBS, _durable(worker_consumer(name), [subjects.job(name)], max_ack_pending=concurrency))
+        for name, concurrency in plan.agents.items()
+    ]
+    return (
+        *jobs,
+        (Stream.EVENTS, _durable("breaker", ["bw.attempts.>"], max_ack_pending=10_000)),
+        (Stream.EVENTS, _durable("budget", ["bw.attempts.>"], max_ack_pending=10_000)),
+        (Stream.EVENTS, _durable("alerter", ["bw.breakers.>", "bw.budgets.>"], max_ack_pending=1_000)),
+        (Stream.EVENTS, _durable("sink-events", ["bw.>"], max_ack_pending=50_000)),
+        (Stream.ALERTS, _durable("sink-alerts", ["bw.alerts.>"], max_ack_pending=10_000)),
+        *(
+            (Stream.ALERTS, _durable(f"alerter-{name}", ["bw.alerts.>"], max_ack_pending=64))
+            for name in plan.alert_channels
+        ),
+    )
+
+
+def _durable(name: str, filters: list[str], *, max_ack_pending: int) -> ConsumerConfig:
+    one = filters[0] if len(filters) == 1 else None
+    return ConsumerConfig(
+        durable_name=name,
+        filter_subject=one,
+        filter_subjects=None if one else filters,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=ACK_WAIT_S,
+        # Never given up by the server, which would keep such a message and deliver it no more; we dead-letter instead.
+        max_deliver=-1,
+        max_ack_pending=max_ack_pending,
+        deliver_policy=DeliverPolicy.ALL,
+    )

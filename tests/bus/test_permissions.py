@@ -1,0 +1,290 @@
+"""What each NATS user may do, asked of a real server."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import StreamConfig
+
+from breakwater.bus.broker import connection_of, make_broker, on_batch, on_each
+from breakwater.bus.delivery import Delivery
+from breakwater.bus.errors import BusUnavailable, PublishRefused
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.permissions import GRANTS, Grant, consumes, inbox_prefix, render
+from breakwater.bus.provision import provision
+from breakwater.bus.publisher import Publisher
+from breakwater.bus.topology import Plan, consumers, worker_consumer
+from breakwater.config import Alerts
+from breakwater.contracts.subjects import Stream
+from breakwater.embedded.ports import free_port
+from services.__main__ import NAMES
+from tests.nats_node import start_nats
+
+PLAN = Plan(agents={"writer": 2, "gpt-4.1": 1}, alert_channels=("slack", "webhook"))
+USERS = {grant.user for grant in GRANTS}
+ALL_OF_DLQ = {"worker", "breaker", "budget", "alerter", "sink"}
+
+MAY_PUBLISH = {
+    "bw.jobs.writer": {"request", "setup", "client"},
+    "bw.attempts.writer.e1.1": {"worker"},
+    "bw.executions.writer.e1": {"worker"},
+    "bw.guards.writer": {"worker"},
+    "bw.results.e1": {"worker"},
+    "bw.progress.writer.e1": {"worker"},
+    "bw.breakers.writer.m": {"request", "worker", "breaker"},
+    "bw.budgets.global.daily": {"budget"},
+    "bw.alerts.breaker_open": {"alerter"},
+    "bw.dlq.invalid.writer": ALL_OF_DLQ,
+    "bw.replies.mine": {"worker"},
+    "_INBOX.program.1": {"worker"},
+    "_INBOX_sink.1": set[str](),
+    "_INBOX_setup.1": set[str](),
+    "$JS.API.STREAM.CREATE.MINE": {"setup"},
+    "$JS.API.STREAM.UPDATE.JOBS": {"setup"},
+    "$JS.API.STREAM.DELETE.JOBS": set[str](),
+    "$JS.API.STREAM.PURGE.EVENTS": set[str](),
+    "$JS.API.STREAM.MSG.DELETE.JOBS": set[str](),
+    "$JS.API.STREAM.MSG.GET.JOBS": set[str](),
+    "$JS.API.CONSUMER.CREATE.EVENTS": {"setup"},
+    "$JS.API.CONSUMER.CREATE.EVENTS.mine.bw.>": {"setup"},
+    "$JS.API.CONSUMER.DURABLE.CREATE.EVENTS.sink-events": {"setup"},
+    "$JS.API.CONSUMER.DELETE.JOBS.worker-writer": set[str](),
+    "$JS.API.CONSUMER.MSG.NEXT.JOBS.worker-writer": {"worker"},
+    "$JS.API.CONSUMER.MSG.NEXT.EVENTS.breaker": {"breaker"},
+    "$JS.API.CONSUMER.MSG.NEXT.EVENTS.budget": {"budget"},
+    "$JS.API.CONSUMER.MSG.NEXT.EVENTS.alerter": {"alerter"},
+    "$JS.API.CONSUMER.MSG.NEXT.EVENTS.sink-events": {"sink"},
+    "$JS.API.CONSUMER.MSG.NEXT.ALERTS.sink-alerts": {"sink"},
+    "$JS.API.CONSUMER.MSG.NEXT.ALERTS.alerter-slack": {"alerter"},
+    "$JS.API.CONSUMER.MSG.NEXT.ALERTS.alerter-webhook": {"alerter"},
+    "$JS.ACK.JOBS.worker-writer.1.1.1.1.0": {"worker"},
+    "$JS.ACK.EVENTS.sink-events.1.1.1.1.0": {"sink"},
+    "$JS.ACK.domain.account.EVENTS.sink-events.1.1.1.1.0": {"sink"},
+    "$JS.API.DIRECT.GET.JOBS.bw.jobs.writer": {"setup"},
+    "$JS.API.DIRECT.GET.DLQ.bw.dlq.invalid.writer": {"request", "setup"},
+    "$JS.API.DIRECT.GET.RESULTS.bw.results.e1": {"request", "worker", "setup", "client"},
+    "$JS.API.DIRECT.GET.EVENTS": {"request", "worker", "budget", "setup", "client"},
+    "$JS.API.DIRECT.GET.ALERTS": {"setup", "client"},
+    "$SYS.REQ.SERVER.PING": set[str](),
+    "anything.else": set[str](),
+}
+
+MAY_SUBSCRIBE = {
+    ">": set[str](),
+    "bw.>": set[str](),
+    "bw.jobs.>": set[str](),
+    "bw.dlq.>": set[str](),
+    "bw.results.>": {"request", "client"},
+    "bw.progress.>": {"request", "client"},
+    "bw.attempts.>": {"client"},
+    "bw.executions.>": {"client"},
+    "bw.alerts.>": {"client"},
+    "bw.replies.>": {"client"},
+    "_INBOX.>": {"client"},
+    "_INBOX.*.*": {"client"},
+    "$JS.API.>": set[str](),
+    "$JS.EVENT.ADVISORY.>": set[str](),
+    **{f"{inbox_prefix(user)}.>": {user} for user in USERS},
+}
+
+UrlOf = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def url_of(tmp_path_factory: pytest.TempPathFactory) -> Generator[UrlOf]:
+    folder, port = tmp_path_factory.mktemp("nats"), free_port()
+    settings = f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}" }}\n'
+    server = start_nats(folder, settings + render(GRANTS, lambda user: f'"secret-of-{user}"'), port)
+    server.wait_until_ready()
+
+    def url(user: str) -> str:
+        return f"nats://{user}:secret-of-{user}@127.0.0.1:{port}"
+
+    asyncio.run(provision(url("setup"), PLAN))
+    yield url
+    server.stop()
+
+
+@asynccontextmanager
+async def connected(url_of: UrlOf, user: str) -> AsyncGenerator[tuple[Client, list[str]]]:
+    """A connection, and the refusals that the server has sent on it."""
+    refusals: list[str] = []
+
+    async def note(error: Exception) -> None:
+        refusals.append(str(error).lower())
+
+    client = await nats.connect(
+        url_of(user), inbox_prefix=inbox_prefix(user), error_cb=note, allow_reconnect=False, connect_timeout=5
+    )
+    try:
+        yield client, refusals
+    finally:
+        await client.close()
+
+
+async def refused(client: Client, refusals: list[str]) -> set[str]:
+    """The subjects of all refusals so far. nats-py reports them in tasks; a last one tells that all are in."""
+    await client.publish("the.last", b"")
+    async with asyncio.timeout(10):
+        while not any('"the.last"' in refusal for refusal in refusals):  # noqa: ASYNC110  nats-py tells by calling back
+            await asyncio.sleep(0.005)
+    return {refusal.split('"')[1] for refusal in refusals}
+
+
+@pytest.mark.parametrize("user", sorted(USERS))
+async def test_a_user_publishes_to_its_own_subjects_and_no_others(url_of: UrlOf, user: str) -> None:
+    async with connected(url_of, user) as (client, refusals):
+        for subject in MAY_PUBLISH:
+            await client.publish(subject, b"{}")
+        no = await refused(client, refusals)
+    allowed = {subject for subject in MAY_PUBLISH if subject.lower() not in no}
+    assert allowed == {subject for subject, users in MAY_PUBLISH.items() if user in users}
+
+
+@pytest.mark.parametrize("user", sorted(USERS))
+async def test_a_user_hears_its_own_subjects_and_no_others(url_of: UrlOf, user: str) -> None:
+    async with connected(url_of, user) as (client, refusals):
+        for subject in MAY_SUBSCRIBE:
+            await client.subscribe(subject)
+        no = await refused(client, refusals)
+    allowed = {subject for subject in MAY_SUBSCRIBE if subject.lower() not in no}
+    assert allowed == {subject for subject, users in MAY_SUBSCRIBE.items() if user in users}
+
+
+async def test_the_worker_takes_a_job_answers_it_and_reads_its_record_back(url_of: UrlOf) -> None:
+    answered = asyncio.Event()
+    broker = make_broker(url_of("worker"), "worker")
+    publisher = Publisher(connection_of(broker), "worker")
+
+    async def handle(job: Delivery) -> None:
+        await publisher.raw("bw.executions.gpt-4%2E1.j1", b"record", {})
+        await connection_of(broker)().publish(job.data.decode(), b"answer")
+        await job.in_progress()
+        if await job.ack_sync():
+            answered.set()
+
+    on_each(broker, Stream.JOBS, "bw.jobs.gpt-4%2E1", worker_consumer("gpt-4.1"), handle, concurrency=1)
+    async with connected(url_of, "client") as (program, _):
+        inbox = program.new_inbox()
+        replies = await program.subscribe(inbox)
+        await program.jetstream().publish("bw.jobs.gpt-4%2E1", inbox.encode())
+        await broker.start()
+        try:
+            async with asyncio.timeout(10):
+                await answered.wait()
+                assert (await replies.next_msg(timeout=10)).data == b"answer"
+            found = await Lookup(connection_of(broker)).last(Stream.EVENTS, "bw.executions.gpt-4%2E1.j1")
+        finally:
+            await broker.stop()
+    assert found is not None
+    assert found.data == b"record"
+
+
+async def test_the_sink_takes_batches_with_its_own_user(url_of: UrlOf) -> None:
+    seen: asyncio.Queue[int] = asyncio.Queue()
+    broker = make_broker(url_of("sink"), "sink")
+
+    async def handle(batch: list[Delivery]) -> None:
+        for delivery in batch:
+            await delivery.ack()
+            seen.put_nowait(delivery.sequence)
+
+    on_batch(broker, Stream.EVENTS, "bw.>", "sink-events", handle, size=100, linger_s=0.2)
+    async with connected(url_of, "budget") as (budget, _):
+        stored = await budget.jetstream().publish("bw.budgets.global.monthly", b"{}")
+    await broker.start()
+    try:
+        async with asyncio.timeout(10):
+            while await seen.get() != stored.seq:
+                pass
+    finally:
+        await broker.stop()
+
+
+async def test_a_service_that_publishes_what_is_not_its_own_is_told_by_its_publisher(url_of: UrlOf) -> None:
+    async with connected(url_of, "sink") as (client, refusals):
+        publisher = Publisher(lambda: client, "sink")
+        with pytest.raises(BusUnavailable):
+            await publisher.raw("bw.jobs.writer", b"{}", {}, timeout_s=0.3)
+    assert any("bw.jobs.writer" in refusal for refusal in refusals)
+
+
+async def test_a_job_for_an_agent_that_is_not_configured_is_refused_at_once(url_of: UrlOf) -> None:
+    async with connected(url_of, "client") as (client, _):
+        with pytest.raises(PublishRefused):
+            await Publisher(lambda: client, "program").raw("bw.jobs.nobody", b"{}", {})
+
+
+async def test_a_program_reads_stored_results_but_no_jobs(url_of: UrlOf) -> None:
+    async with connected(url_of, "worker") as (worker, _):
+        await worker.jetstream().publish("bw.results.stored", b"42")
+    async with connected(url_of, "client") as (client, _):
+        result = await Lookup(lambda: client).last(Stream.RESULTS, "bw.results.stored")
+        with pytest.raises(TimeoutError):
+            await client.jetstream(timeout=0.3).get_msg(Stream.JOBS.value, seq=1, direct=True)
+    assert result is not None
+    assert result.data == b"42"
+
+
+async def test_a_worker_creates_no_stream(url_of: UrlOf) -> None:
+    async with connected(url_of, "worker") as (client, refusals):
+        with pytest.raises(TimeoutError):
+            await client.jetstream(timeout=0.3).add_stream(StreamConfig(name="MINE", subjects=["mine.>"]))
+    assert "$js.api.stream.create.mine" in refusals[0]
+
+
+async def test_provisioning_twice_changes_nothing(url_of: UrlOf) -> None:
+    assert await provision(url_of("setup"), PLAN) == ()
+
+
+async def test_nobody_connects_without_a_password(url_of: UrlOf) -> None:
+    address = url_of("sink").rpartition("@")[2]
+    with pytest.raises(nats.errors.Error, match=r"(?i)authorization"):
+        await nats.connect(f"nats://{address}", allow_reconnect=False, error_cb=_silent)
+    with pytest.raises(nats.errors.Error, match=r"(?i)authorization"):
+        await nats.connect(f"nats://sink:wrong@{address}", allow_reconnect=False, error_cb=_silent)
+
+
+async def _silent(_: Exception) -> None: ...
+
+
+async def test_replies_of_one_user_are_not_heard_by_another(url_of: UrlOf) -> None:
+    heard: list[Msg] = []
+
+    async def hear(message: Msg) -> None:
+        heard.append(message)
+
+    async with connected(url_of, "sink") as (sink, _), connected(url_of, "worker") as (worker, _):
+        for subject in ("_INBOX_worker.>", "_INBOX.>", ">"):
+            await sink.subscribe(subject, cb=hear)
+        await sink.flush()
+        await worker.jetstream().publish("bw.results.private", b"{}")
+        await sink.flush()
+    assert heard == []
+
+
+def test_every_durable_consumer_is_pulled_by_exactly_one_user() -> None:
+    for stream, consumer in consumers(PLAN):
+        name = consumer.durable_name or ""
+        owners = [grant.user for grant in GRANTS if set(_pulling(stream, name)) & set(grant.publish)]
+        assert len(owners) == 1, f"{stream} {name}: {owners}"
+
+
+def _pulling(stream: Stream, durable: str) -> tuple[str, ...]:
+    return (*consumes(stream, durable), *(consumes(stream, "*") if stream is Stream.JOBS else ()))
+
+
+def test_every_service_and_alert_channel_has_its_grant() -> None:
+    assert {*NAMES, "setup", "client"} == USERS
+    channels = [name for name in Alerts.model_fields if name != "on_events"]
+    alerter = next(grant for grant in GRANTS if grant.user == "alerter")
+    for channel in channels:
+        assert set(consumes(Stream.ALERTS, f"alerter-{channel}")) <= set(alerter.publish)
+
+
+def test_an_empty_list_is_rendered_as_a_refusal_of_all() -> None:
+    assert 'subscribe: { deny: ">" }' in render([Grant("mute", ("a",), ())], lambda _: "x")
