@@ -1,0 +1,82 @@
+"""Who works on a job, and how far it is: a leased claim with fencing, and the checkpoint it carries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from breakwater.state.connection import Redis, Script, ScriptCall
+
+CLAIM_LEASE_MS = 60_000
+"""Longer than the bus waits for a silent worker, so that a redelivery finds the claim and not a stranger."""
+
+KEEP_MS = 72 * 3_600_000
+
+_CLAIM = Script.named("claim")
+_CHECKPOINT = Script.named("checkpoint")
+_FINISH = Script.named("finish")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a claim: one delivery of one stored message."""
+
+    execution_id: str
+    sequence: int
+    delivery: int
+
+    @property
+    def key(self) -> str:
+        """The execution's key in Redis."""
+        return f"bw:execution:{{{self.execution_id}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The job is ours. `checkpoint` is what an earlier holder saved."""
+
+    checkpoint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Another message with the same job id is being worked on."""
+
+    for_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """A later delivery of the same message has the job."""
+
+
+class Executions:
+    """Claims and checkpoints of jobs."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def claim(self, holder: Holder) -> Claimed | Taken | Superseded:
+        """Takes the job, unless somebody else has it. Raises StateUnavailable."""
+        call = ScriptCall(_CLAIM, [holder.key], [holder.sequence, holder.delivery, CLAIM_LEASE_MS, KEEP_MS])
+        [(verdict, detail)] = await self._redis.run([call])
+        match verdict:
+            case "yours":
+                return Claimed(detail or None)
+            case "taken":
+                return Taken(int(detail))
+            case _:
+                return Superseded()
+
+    def checkpoint_call(self, holder: Holder, checkpoint: str, *, lease_ms: int = CLAIM_LEASE_MS) -> ScriptCall:
+        """Saves how far the job is; its answer is 1, or 0 when the claim is lost. An empty text renews the lease."""
+        arguments = [holder.sequence, holder.delivery, lease_ms, KEEP_MS + lease_ms, checkpoint]
+        return ScriptCall(_CHECKPOINT, [holder.key], arguments)
+
+    async def checkpoint(self, holder: Holder, checkpoint: str, *, lease_ms: int = CLAIM_LEASE_MS) -> bool:
+        """Saves how far the job is. False when the claim is lost. Raises StateUnavailable."""
+        [kept] = await self._redis.run([self.checkpoint_call(holder, checkpoint, lease_ms=lease_ms)])
+        return bool(kept)
+
+    async def finish(self, holder: Holder) -> None:
+        """Forgets a job whose record stands. Raises StateUnavailable."""
+        await self._redis.run([ScriptCall(_FINISH, [holder.key], [holder.sequence, holder.delivery])])

@@ -1,0 +1,5 @@
+-- A breaker with the time it was read at.
+-- KEYS: breaker
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+return {now, redis.call('HGETALL', KEYS[1])}
