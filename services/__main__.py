@@ -1,0 +1,90 @@
+"""Runs one service: `python -m services worker`. All of them share one image and this entry point."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import structlog
+import uvloop
+from pydantic import ValidationError
+
+from breakwater.config import Config, ConfigError, load_config
+from breakwater.settings import Settings
+from breakwater.telemetry import configure_logging
+
+NAMES = ("request", "worker", "breaker", "budget", "alerter", "sink")
+ALIVE_EVERY_S = 2.0
+FIRST_ALIVE_EVERY_S = 0.1
+
+
+class Service(Protocol):
+    """What a service's `app.build` returns: it runs until SIGTERM or SIGINT, then stops gracefully."""
+
+    def run(self) -> Coroutine[Any, Any, None]: ...  # noqa: D102
+
+
+class ServiceModule(Protocol):
+    """The shape of every `services/<name>/app.py`."""
+
+    def build(self, settings: Settings, config: Config) -> Service:
+        """Wires the service. Connects to nothing yet.
+
+        Raises:
+            ConfigError: a secret that the config names is missing or unusable.
+        """
+        ...
+
+
+def main() -> int:
+    """Entry point. Exit code 2 for a wrong call, 78 (EX_CONFIG) for a wrong config, which no restart can mend."""
+    if len(sys.argv) != 2 or sys.argv[1] not in NAMES:
+        sys.stderr.write(f"usage: python -m services {{{','.join(NAMES)}}}\n")
+        return 2
+    name = sys.argv[1]
+    try:
+        settings = Settings()
+        configure_logging(name, level=settings.log_level, as_json=settings.log_json)
+        config = load_config(settings.config)
+        module = cast(ServiceModule, importlib.import_module(f"services.{name}.app"))
+        service = module.build(settings, config)
+    except (ConfigError, ValidationError) as error:
+        sys.stderr.write(f"{error}\n")
+        return os.EX_CONFIG
+    uvloop.run(run(service, settings.alive_file))
+    return 0
+
+
+async def run(service: Service, alive_file: Path | None) -> None:
+    """Runs a service to its end, and touches its alive file meanwhile."""
+    beating = asyncio.create_task(_tell_alive(service, alive_file)) if alive_file is not None else None
+    try:
+        await service.run()
+    finally:
+        if beating is not None:
+            beating.cancel()
+
+
+async def _tell_alive(service: Service, file: Path) -> None:
+    """Touches a file for the container's health check, which has no port to ask."""
+    # A FastStream app shows its broker; `request` has none to show, and /readyz instead.
+    broker = getattr(service, "broker", None)
+    started = False
+    while True:
+        if broker is None or await broker.ping(timeout=1.0):
+            started = True
+            try:
+                file.touch()  # noqa: ASYNC240  on a file system in memory
+            except OSError as error:
+                structlog.get_logger().error("alive_file_failed", file=str(file), error=error.strerror)
+                return
+        await asyncio.sleep(ALIVE_EVERY_S if started else FIRST_ALIVE_EVERY_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Before a call: the breaker admits, the budget reserves and the checkpoint is written, in one round trip to Redis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from breakwater.config import Agent
+from breakwater.contracts import subjects
+from breakwater.contracts.events import BreakerTransition
+from breakwater.contracts.execution import ErrorInfo, Reason
+from breakwater.contracts.types import format_time, time_from_ms
+from breakwater.state.breakers import Admitted, BreakerKey, Refused
+from breakwater.state.budgets import OverBudget
+from breakwater.state.executions import Holder
+from services.worker.plane import Plane
+
+LEASE_MARGIN_S = 120.0
+"""How much longer than its call a reservation or a probe is held: enough for a redelivery to record a lost attempt."""
+
+
+class ClaimLost(Exception):  # noqa: N818  not an error: another worker goes on
+    """Another delivery of the job has taken over; this one must stop without a trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The call may be made."""
+
+    probe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """The call must not be made."""
+
+    reason: Reason
+    error: ErrorInfo
+
+
+async def admit(
+    plane: Plane,
+    *,
+    holder: Holder,
+    checkpoint: str,
+    attempt_id: str,
+    agent_name: str,
+    agent: Agent,
+    model: str,
+    worst_case: int | None,
+    timeout_s: float,
+) -> Grant | Denial:
+    """Asks whether an attempt may call.
+
+    Raises:
+        ClaimLost: the job is no longer ours.
+        StateUnavailable: ask again.
+    """
+    counters = plane.counters(agent_name, agent)
+    if worst_case is None and any(counter.hard_limit is not None for counter in counters):
+        return _unpriced(model)
+    now = plane.now()
+    lease_ms = round((timeout_s + LEASE_MARGIN_S) * 1000)
+    key = BreakerKey(agent_name, model)
+    calls = [
+        plane.executions.checkpoint_call(holder, checkpoint, lease_ms=lease_ms),
+        plane.budgets.reserve_call(attempt_id, agent_name, worst_case or 0, counters, now=now, lease_ms=lease_ms),
+    ]
+    if agent.breaker is not None:
+        calls.append(plane.breakers.admit_call(key, attempt_id, lease_ms))
+    ours, reserved, *breaker = await plane.redis.run(calls)
+    over = plane.budgets.reserved(reserved, counters)
+    admission = plane.breakers.admission(breaker[0]) if breaker else Admitted(False, 0, False)
+    if isinstance(admission, Admitted) and admission.became_half_open:
+        await _tell_half_open(plane, agent_name, agent, model, admission.version)
+    granted = ours and over is None and isinstance(admission, Admitted)
+    if not granted:
+        if over is None:
+            await plane.budgets.release(attempt_id, counters, now=now)
+        if isinstance(admission, Admitted) and admission.probe:
+            await plane.breakers.return_probe(key, attempt_id)
+    if not ours:
+        raise ClaimLost(holder.execution_id)
+    if isinstance(admission, Refused):
+        return _breaker_open(model, admission)
+    return Grant(admission.probe) if over is None else _over_budget(over)
+
+
+def _breaker_open(model: str, refused: Refused) -> Denial:
+    until = format_time(time_from_ms(refused.until_ms))
+    return Denial(
+        "breaker_open",
+        ErrorInfo(
+            kind="breaker_open",
+            class_="CircuitBreakerOpenError",
+            message=f"the breaker for {model} is open until {until}; no call was made",
+            user_message="This agent is temporarily unavailable because of recent failures. Please try again later.",
+        ),
+    )
+
+
+def _over_budget(over: OverBudget) -> Denial:
+    resets = format_time(time_from_ms(over.resets_at_ms))
+    who = "all agents" if over.counter.agent is None else f"agent {over.counter.agent}"
+    return Denial(
+        "budget_exceeded",
+        ErrorInfo(
+            kind="budget_exceeded",
+            class_="BudgetExceededError",
+            message=f"the {over.counter.window} budget of {who} has no room for this call; it resets at {resets}",
+            user_message=f"This agent has used up its budget for now. It can be used again after {resets}.",
+        ),
+    )
+
+
+def _unpriced(model: str) -> Denial:
+    return Denial(
+        "budget_exceeded",
+        ErrorInfo(
+            kind="budget_exceeded",
+            class_="UnpricedModelError",
+            message=f"{model} has no price, so a hard budget cannot hold it; set models.{model}.price",
+            user_message="This agent's model has no price set, so its budget can't be held. Please tell its owner.",
+        ),
+    )
+
+
+async def _tell_half_open(plane: Plane, agent_name: str, agent: Agent, model: str, version: int) -> None:
+    assert agent.breaker is not None
+    at = plane.now()
+    transition = BreakerTransition(
+        transition_id=f"{BreakerKey(agent_name, model).name}#{version}@{format_time(at)}",
+        agent=agent_name,
+        model=model,
+        from_state="open",
+        to_state="half_open",
+        reason="the cool-down is over; one probe may call",
+        consecutive_failures=0,
+        errors=0,
+        cooldown_s=agent.breaker.cooldown_s,
+        version=version,
+        at=at,
+    )
+    subject = subjects.breaker(agent_name, model)
+    await plane.patience.nats(lambda: plane.publisher.event(subject, transition, id=transition.transition_id, at=at))

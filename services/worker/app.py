@@ -1,0 +1,71 @@
+"""Wires the worker: one subscription for each agent, bounded by the agent's concurrency."""
+
+from __future__ import annotations
+
+from faststream import FastStream
+
+from breakwater.bus.broker import connection_of, make_app, make_broker, on_each
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.publisher import Publisher
+from breakwater.bus.topology import worker_consumer
+from breakwater.config import Config
+from breakwater.contracts import subjects
+from breakwater.contracts.subjects import Stream
+from breakwater.policy.redact import Redactor
+from breakwater.providers.base import Provider
+from breakwater.providers.openai import OpenAICompatible
+from breakwater.settings import Settings
+from breakwater.state.breakers import Breakers
+from breakwater.state.budgets import Budgets
+from breakwater.state.connection import Redis
+from breakwater.state.executions import Executions
+from services.worker.handlers import JobHandler
+from services.worker.patience import Patience
+from services.worker.plane import Plane
+from services.worker.prices import PriceBook
+
+
+def build(settings: Settings, config: Config) -> FastStream:
+    """A worker for every agent of the config. Raises ConfigError where a provider's key is missing."""
+    broker = make_broker(settings.nats_url.get_secret_value(), "worker", graceful_timeout_s=config.limits.drain_s)
+    redis = Redis(settings.redis_url.get_secret_value())
+    connection = connection_of(broker)
+    providers = {name: _provider(config, name) for name in config.providers}
+    plane = Plane(
+        config=config,
+        providers=providers,
+        publisher=Publisher(connection, "worker"),
+        lookup=Lookup(connection),
+        redis=redis,
+        executions=Executions(redis),
+        breakers=Breakers(redis),
+        budgets=Budgets(redis, config.budgets.zone),
+        prices=PriceBook(config.models),
+        redactor=Redactor.compile(config.redaction),
+        patience=Patience(),
+    )
+    for name, agent in config.agents.items():
+        handler = JobHandler(plane, name, agent)
+        on_each(
+            broker,
+            Stream.JOBS,
+            subjects.job(name),
+            worker_consumer(name),
+            handler.handle,
+            concurrency=agent.concurrency,
+        )
+    app = make_app(broker)
+
+    @app.after_shutdown
+    async def close() -> None:
+        for provider in providers.values():
+            await provider.close()
+        await redis.close()
+
+    return app
+
+
+def _provider(config: Config, name: str) -> Provider:
+    settings = config.providers[name]
+    key = settings.api_key.read() if settings.api_key is not None else None
+    return OpenAICompatible(settings.base_url, api_key=key, headers=settings.headers)

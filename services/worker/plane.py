@@ -1,0 +1,52 @@
+"""What a worker process has at hand: the config compiled once, and the rooms it calls."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.publisher import Publisher
+from breakwater.config import Agent, Config
+from breakwater.policy.budget import Counter, counters
+from breakwater.policy.redact import Redactor
+from breakwater.providers.base import Provider
+from breakwater.state.breakers import Breakers
+from breakwater.state.budgets import Budgets
+from breakwater.state.connection import Redis
+from breakwater.state.executions import Executions
+from services.worker.patience import Patience
+from services.worker.prices import PriceBook
+
+
+def utc_now() -> datetime:
+    """The clock of a worker."""
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """Everything a job's run needs. Clock and randomness are here, so that the decisions stay pure."""
+
+    config: Config
+    providers: Mapping[str, Provider]
+    publisher: Publisher
+    lookup: Lookup
+    redis: Redis
+    executions: Executions
+    breakers: Breakers
+    budgets: Budgets
+    prices: PriceBook
+    redactor: Redactor
+    patience: Patience
+    now: Callable[[], datetime] = utc_now
+    jitter: Callable[[], float] = random.random
+    _counters: dict[str, tuple[Counter, ...]] = field(default_factory=dict[str, "tuple[Counter, ...]"])
+
+    def counters(self, name: str, agent: Agent) -> tuple[Counter, ...]:
+        """The budgets that an agent's calls are held against."""
+        if name not in self._counters:
+            self._counters[name] = counters(name, agent.budget, self.config.budgets.total)
+        return self._counters[name]
