@@ -1,0 +1,154 @@
+"""Which events people must know of, and in which words. One incident makes one alert.
+
+A breaker's incident begins when it opens and ends when it closes; what happens in between (half-open, a probe that
+fails) is the same incident and says nothing new. A budget's incident is one threshold in one period.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from datetime import UTC, datetime
+from decimal import ROUND_DOWN, Decimal
+
+from breakwater.contracts.events import Alert, AlertEvent, BreakerTransition, BudgetEvent, Enforcement, Severity
+from breakwater.contracts.types import NANO_PER_USD, format_time, usd_from_nano
+
+_SEVERITY: dict[AlertEvent, Severity] = {
+    "breaker_open": "critical",
+    "breaker_closed": "info",
+    "budget_soft_cap": "warning",
+    "budget_hard_cap": "critical",
+}
+_CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
+    ("budget_soft_cap", "hard"): "Calls that might pass the cap will be refused.",
+    ("budget_hard_cap", "hard"): "Calls are refused until the period ends or the cap is raised.",
+}
+_NOT_ENFORCED = "The cap is not enforced: calls go on."
+
+
+def alert_for(event: BreakerTransition | BudgetEvent, on_events: Collection[AlertEvent]) -> Alert | None:
+    """The alert that an event calls for.
+
+    Args:
+        event: what happened.
+        on_events: the kinds of alert that people want.
+
+    Returns:
+        None where the event says nothing new, or nothing that people want to be told. The same event always makes
+        the same alert, with the same `alert_id`.
+    """
+    alert = _of_breaker(event) if isinstance(event, BreakerTransition) else _of_budget(event)
+    return alert if alert is not None and alert.event in on_events else None
+
+
+def alert_id(event: AlertEvent, source_id: str) -> str:
+    """The identity of an alert: stable for the event that caused it, and plain ASCII without dots.
+
+    The ids of events hold names in any script; this one goes into HTTP headers and signatures.
+    """
+    return "alert_" + hashlib.sha256(f"{event}\n{source_id}".encode()).hexdigest()[:32]
+
+
+def _of_breaker(event: BreakerTransition) -> Alert | None:
+    if event.from_state == "closed" and event.to_state == "open":
+        kind, title, text = "breaker_open", "Breaker open", _opened(event)
+    elif event.from_state != "closed" and event.to_state == "closed":
+        kind, title, text = "breaker_closed", "Breaker closed", _closed(event)
+    else:
+        return None
+    return Alert(
+        alert_id=alert_id(kind, event.transition_id),
+        event=kind,
+        severity=_SEVERITY[kind],
+        agent=event.agent,
+        model=event.model,
+        title=f"{title}: {event.agent} on {event.model}",
+        text=text,
+        payload={
+            "agent": event.agent,
+            "model_id": event.model,
+            "errors": event.errors,
+            "within": event.within_s,
+            "cooldown": event.cooldown_s,
+            "timestamp": format_time(event.at),
+            "reason": event.reason,
+            "consecutive_failures": event.consecutive_failures,
+            "open_until": None if event.open_until is None else format_time(event.open_until),
+        },
+        source_id=event.transition_id,
+        at=event.at,
+    )
+
+
+def _opened(event: BreakerTransition) -> str:
+    probe = "" if event.open_until is None else f" One probe call is let through after {_moment(event.open_until)}."
+    return (
+        f"{_sentence(event.reason)} Since {_moment(event.at)} no call of {event.agent} goes to {event.model}; "
+        f"its jobs use the fallback models, or fail where there are none.{probe} "
+        "To do: look at the agent's latest failed attempts and at the provider's status page."
+    )
+
+
+def _closed(event: BreakerTransition) -> str:
+    return (
+        f"{_sentence(event.reason)} Since {_moment(event.at)} calls of {event.agent} go to {event.model} again. "
+        "Nothing to do."
+    )
+
+
+def _of_budget(event: BudgetEvent) -> Alert:
+    kind: AlertEvent = "budget_hard_cap" if event.kind == "hard_cap" else "budget_soft_cap"
+    who = event.agent or "all agents"
+    what = "Budget used up" if kind == "budget_hard_cap" else f"Budget at {event.threshold_percent} %"
+    return Alert(
+        alert_id=alert_id(kind, event.event_id),
+        event=kind,
+        severity=_SEVERITY[kind],
+        agent=event.agent,
+        title=f"{what}: {who}, {event.window}",
+        text=_spent(event, kind, who),
+        payload={
+            "scope": event.scope,
+            "limit": usd_from_nano(event.limit),
+            "total": usd_from_nano(event.total),
+            "window": event.window,
+            "agent": event.agent,
+            "period": event.period,
+            "threshold_percent": event.threshold_percent,
+            "enforcement": event.enforcement,
+            "timestamp": format_time(event.at),
+        },
+        source_id=event.event_id,
+        at=event.at,
+    )
+
+
+def _spent(event: BudgetEvent, kind: AlertEvent, who: str) -> str:
+    share = f" ({event.total * 100 // event.limit} %)" if event.limit else ""
+    consequence = _CONSEQUENCE.get((kind, event.enforcement), _NOT_ENFORCED)
+    advice = "raise the cap, or find what spends" if kind == "budget_hard_cap" else "check whether this is expected"
+    return (
+        f"{money_text(event.total)} of {money_text(event.limit)}{share} spent by {who} in {event.period}, "
+        f"as of {_moment(event.at)}. {consequence} To do: {advice}."
+    )
+
+
+def money_text(nano: int) -> str:
+    """Nano-dollars for people: cents from one dollar up, below it two figures that count: `$4.00`, `$0.0015`.
+
+    Cut off, not rounded: a text never shows more than was spent.
+    """
+    amount = Decimal(nano) / NANO_PER_USD
+    places = 2 if nano == 0 or abs(amount) >= 1 else min(9, max(2, 1 - amount.adjusted()))
+    shown = f"{abs(amount).quantize(Decimal(1).scaleb(-places), ROUND_DOWN):,f}"
+    whole, _, decimals = shown.partition(".")
+    return f"{'-' if nano < 0 else ''}${whole}.{decimals.rstrip('0').ljust(2, '0')}"
+
+
+def _moment(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:].rstrip('.')}."
