@@ -1,0 +1,170 @@
+"""The data directory of one local stack: its lock, its secrets, and where its parts can be reached."""
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+from breakwater.embedded.datadir_errors import AlreadyRunningError, DataDirError, NotRunningError, explained, is_alive
+from breakwater.embedded.endpoints import Endpoints
+from breakwater.files import write_private
+
+__all__ = ["AlreadyRunningError", "DataDir", "DataDirError", "NotRunningError", "read_endpoints"]
+
+_LOCK, _SECRETS, _ENDPOINTS = "up.lock", "secrets", "endpoints.json"
+_SECRET_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_HANDOVER_S = 5.0
+_POLL_S = 0.05
+
+
+class DataDir:
+    """A directory that holds all that a stack keeps, and one lock so that only one stack uses it.
+
+    Attributes:
+        path: The directory, absolute.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().absolute()
+
+    @property
+    def logs(self) -> Path:
+        """Where each process has its log file."""
+        return self.path / "logs"
+
+    def create(self) -> None:
+        """Make the directory, for its owner alone, unless it is there already, and check that it can be written.
+
+        Raises:
+            DataDirError: Something is in the way, a permission is missing, or the disk is full.
+        """
+        with explained(self.path):
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Whether writing works is known only by writing: read-only mounts and full disks answer access() with yes.
+            write_private(self.path / ".writable", "x" * 4096)
+            (self.path / ".writable").unlink()
+            for name in (_SECRETS, self.logs.name):
+                (self.path / name).mkdir(mode=0o700, exist_ok=True)
+            # An older or copied directory may be open to others; the keys in it must not be.
+            (self.path / _SECRETS).chmod(0o700)
+
+    @contextlib.contextmanager
+    def locked(self) -> Generator[int]:
+        """Hold the directory for this stack, and give the lock's file descriptor.
+
+        Processes of the stack should inherit the descriptor (`Supervisor(inherit=…)`): the directory then stays locked
+        until the last one is gone, even if this process was killed. Such a leftover gets a few seconds to end, because
+        the kernel is about to kill it; the kernel drops the lock of a dead process, so a stale file is no obstacle.
+
+        Raises:
+            AlreadyRunningError: Another stack holds it.
+            DataDirError: The lock file cannot be written.
+        """
+        with explained(self.path / _LOCK):
+            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._acquire(descriptor)
+            with explained(self.path / _LOCK):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            try:
+                yield descriptor
+            finally:
+                os.ftruncate(descriptor, 0)
+        finally:
+            os.close(descriptor)
+
+    def secret(self, name: str) -> str:
+        """Give the secret of that name: made at random the first time, the same ever after.
+
+        Raises:
+            DataDirError: It cannot be read or written, or its file is empty.
+        """
+        path = self.secret_file(name)
+        with explained(path):
+            if not path.exists():
+                write_private(path, secrets.token_urlsafe(32))
+            value = path.read_text(encoding="utf-8").strip()
+        if not value:
+            raise DataDirError("the file of this secret is empty", path, "Delete it: a new secret is then made.")
+        return value
+
+    def secret_file(self, name: str) -> Path:
+        """Give the file of a secret, for a process that reads it itself.
+
+        Raises:
+            ValueError: The name has other characters than lower-case letters, digits, `-` and `_`.
+        """
+        if _SECRET_NAME.fullmatch(name) is None:
+            raise ValueError(f"{name!r} is no name for a secret: use lower-case letters, digits, '-' and '_'")
+        return self.path / _SECRETS / name
+
+    def write_endpoints(self, endpoints: Endpoints) -> None:
+        """Tell other programs of this user where the stack's parts are; whole or not at all, readable by the owner."""
+        with explained(self.path / _ENDPOINTS):
+            write_private(self.path / _ENDPOINTS, endpoints.model_dump_json(indent=2) + "\n")
+
+    def remove_endpoints(self) -> None:
+        """Take the endpoints back when the stack stops."""
+        with explained(self.path / _ENDPOINTS):
+            (self.path / _ENDPOINTS).unlink(missing_ok=True)
+
+    def holder(self) -> int | None:
+        """Give the pid of the stack that runs here now, or None."""
+        with explained(self.path / _LOCK):
+            try:
+                descriptor = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _read_pid(descriptor)
+        else:
+            return None
+        finally:
+            os.close(descriptor)
+
+    def _acquire(self, descriptor: int) -> None:
+        deadline = time.monotonic() + _HANDOVER_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = _read_pid(descriptor)
+                # No living owner: leftovers of a killed stack are dying, or somebody is looking who the holder is.
+                if (pid is not None and is_alive(pid)) or time.monotonic() > deadline:
+                    raise AlreadyRunningError(pid, self.path) from None
+                time.sleep(_POLL_S)
+            else:
+                return
+
+
+def read_endpoints(path: Path) -> Endpoints:
+    """Read where the parts of the stack in a data directory are.
+
+    A stack that was killed leaves them behind: `DataDir(path).holder()` tells whether one is running.
+
+    Raises:
+        NotRunningError: There are none.
+        DataDirError: They cannot be read, or are not what this version writes.
+    """
+    file = path.expanduser().absolute() / _ENDPOINTS
+    try:
+        with explained(file):
+            return Endpoints.model_validate_json(file.read_bytes())
+    except FileNotFoundError:
+        raise NotRunningError(path) from None
+    except ValueError as error:
+        raise DataDirError(
+            "these are not the endpoints of a stack of this version", file, "Start `breakwater up` again."
+        ) from error
+
+
+def _read_pid(descriptor: int) -> int | None:
+    text = os.pread(descriptor, 32, 0).strip()
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,51 @@
+"""Where the parts of a running local stack can be reached."""
+
+import re
+from collections.abc import Generator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, PlainSerializer
+
+_CREDENTIALS = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
+
+
+def mask_url(url: str) -> str:
+    """Give a URL as it may be shown: `nats://user:***@host:port`."""
+    return _CREDENTIALS.sub(r"\1:***", url)
+
+
+def _rfc3339(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Endpoints(BaseModel):
+    """The addresses of one stack; with its URL alone, any client of that protocol works.
+
+    Attributes:
+        request_url: The HTTP API.
+        nats_url: NATS, user and password included.
+        redis_url: Redis, password included.
+        clickhouse_url: ClickHouse's HTTP protocol, user and password included.
+        api_key_file: The file with a key for the HTTP API.
+        data_dir: The stack's data directory.
+        pid: The process that runs it.
+        started_at: When it was started; RFC 3339 UTC with milliseconds in JSON.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    request_url: str
+    nats_url: str
+    redis_url: str
+    clickhouse_url: str
+    api_key_file: Path
+    data_dir: Path
+    pid: int
+    started_at: Annotated[AwareDatetime, PlainSerializer(_rfc3339, when_used="json")]
+
+    def __repr_args__(self) -> Generator[tuple[str | None, Any]]:
+        """Mask passwords: this is what repr() and str() show, so what ends up in logs and tracebacks."""
+        for name, value in super().__repr_args__():
+            yield name, mask_url(value) if isinstance(value, str) else value

@@ -1,0 +1,75 @@
+"""Which port a server of the local stack gets."""
+
+import random
+import socket
+from pathlib import Path
+
+_TRIES = 200
+_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST_FREE = 15_000
+_DEFAULT_EPHEMERAL = 32_768
+
+
+class NoFreePortError(RuntimeError):
+    """No port could be bound in the whole range that was tried."""
+
+    def __init__(self, first: int, last: int, host: str) -> None:
+        super().__init__(
+            f"every port from {first} to {last} on {host} is in use: stop what holds them (`ss -ltnp` lists it), "
+            "or name another port"
+        )
+
+
+def choose_port(preferred: int, host: str = "127.0.0.1") -> int:
+    """Give the preferred port, or the next one above it that nothing listens on.
+
+    Args:
+        preferred: The server's standard port, 1 to 65535.
+        host: The address the server is going to bind.
+
+    Raises:
+        NoFreePortError: The next 200 ports are all taken.
+    """
+    last = min(preferred + _TRIES - 1, 65_535)
+    for port in range(preferred, last + 1):
+        if is_free(port, host):
+            return port
+    raise NoFreePortError(preferred, last, host)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Give a random port that nothing listens on, outside the range the kernel hands to outgoing connections.
+
+    A port of that ephemeral range would not do for a server that is killed and started again on the same port: in the
+    meantime the kernel may give the port to some client, even to the one that tries to reconnect to it, which then
+    talks to itself.
+    """
+    below = _ephemeral_start() - 1
+    # Parallel test workers must not all walk the same way up; unpredictability is not the point, spread is.
+    for port in random.sample(range(_LOWEST_FREE, below), k=min(_TRIES, below - _LOWEST_FREE)):
+        if is_free(port, host):
+            return port
+    raise NoFreePortError(_LOWEST_FREE, below, host)
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Tell whether a server could listen on the port, and no other one answers on it under a wider address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
+        # Without this, what a server leaves in TIME_WAIT when it ends makes its port look taken for a minute.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind((host, port))
+            server.listen(1)
+        except OSError:
+            return False
+    # macOS lets a specific address be bound under a listener on 0.0.0.0; only a connection shows that one.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as client:
+        client.settimeout(0.2)
+        return client.connect_ex((host, port)) != 0
+
+
+def _ephemeral_start() -> int:
+    try:
+        return max(int(_RANGE_FILE.read_text().split()[0]), _LOWEST_FREE + 1_000)
+    except (OSError, ValueError):
+        return _DEFAULT_EPHEMERAL

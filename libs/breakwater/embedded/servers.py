@@ -1,0 +1,176 @@
+"""The real servers of the local stack: their config files, and how each is run.
+
+Every server listens on loopback alone, and its secrets are in files of mode 0600, never in an argv, which anyone on the
+machine can read.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from breakwater.embedded.binaries import find_nats, find_redis, require_clickhouse
+from breakwater.files import write_private
+from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
+from breakwater.embedded.process import ProcessSpec
+
+NATS_PORT, REDIS_PORT, CLICKHOUSE_PORT = 4222, 6379, 8123
+
+_LOOPBACK = "127.0.0.1"
+_MAX_PAYLOAD = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class NatsUser:
+    """One NATS user and the only subjects it may use.
+
+    Attributes:
+        name: User name.
+        password: In plain text, or its bcrypt hash (`$2a$…`).
+        publish: Subjects it may publish to; none if empty, all with `(">",)`.
+        subscribe: Subjects it may subscribe to; none if empty.
+        allow_responses: It may also answer a request, on the reply subject of that request.
+    """
+
+    name: str
+    password: str = field(repr=False)
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    allow_responses: bool = False
+
+
+def nats_config(
+    data: Path,
+    port: int,
+    users: Sequence[NatsUser],
+    *,
+    sync_interval: str = "1s",
+    server_name: str = "breakwater",
+    monitor_port: int | None = None,
+) -> str:
+    """Render the config file of a nats-server with JetStream.
+
+    Args:
+        data: The stack's data directory; the streams are kept in its `nats` directory.
+        port: Client port, on loopback.
+        users: Who may connect. With none given, anyone may, as in a test.
+        sync_interval: How often stored messages are flushed to the disk: a duration (what a power cut may lose; a crash
+            of the process loses nothing), or `always`.
+        server_name: The name it gives in its greeting and in JetStream's cluster state.
+        monitor_port: Port of the HTTP monitoring pages; None for no such pages.
+    """
+    lines = [
+        f"server_name: {_quoted(server_name)}",
+        f'host: "{_LOOPBACK}"',
+        f"port: {port}",
+        f"pid_file: {_quoted(str(data / 'nats' / 'nats-server.pid'))}",
+        f"max_payload: {_MAX_PAYLOAD}",
+        "jetstream {",
+        f"  store_dir: {_quoted(str(data / 'nats'))}",
+        f"  sync_interval: {_quoted(sync_interval)}",
+        "}",
+    ]
+    if monitor_port is not None:
+        lines.append(f'http: "{_LOOPBACK}:{monitor_port}"')
+    if users:
+        lines += ["authorization {", "  users: [", *(_nats_user(user) for user in users), "  ]", "}"]
+    return "\n".join(lines) + "\n"
+
+
+def nats_spec(
+    data: Path,
+    port: int,
+    users: Sequence[NatsUser],
+    *,
+    sync_interval: str = "1s",
+    monitor_port: int | None = None,
+) -> ProcessSpec:
+    """Write the config of a nats-server into the data directory and say how the server is run."""
+    (data / "nats").mkdir(mode=0o700, parents=True, exist_ok=True)
+    config = data / "nats.conf"
+    write_private(config, nats_config(data, port, users, sync_interval=sync_interval, monitor_port=monitor_port))
+    return ProcessSpec(
+        name="nats",
+        argv=(str(find_nats()), "--config", str(config)),
+        log_file=data / "logs" / "nats.log",
+        ready=nats_ready(_LOOPBACK, port),
+    )
+
+
+def redis_config(data: Path, port: int, password: str | None) -> str:
+    """Render the config file of a redis-server that keeps its data and never evicts a key.
+
+    Args:
+        data: The stack's data directory; the append-only file is kept in its `redis` directory.
+        port: Client port, on loopback.
+        password: Of the default user; None for no password, as in a test.
+    """
+    lines = [
+        f"bind {_LOOPBACK}",
+        "protected-mode yes",
+        f"port {port}",
+        f"dir {_quoted(str(data / 'redis'))}",
+        "daemonize no",
+        'logfile ""',
+        "appendonly yes",
+        "appendfsync everysec",
+        'save ""',
+        "maxmemory-policy noeviction",
+    ]
+    if password is not None:
+        lines.append(f"requirepass {_quoted(password)}")
+    return "\n".join(lines) + "\n"
+
+
+def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
+    """Write the config of a redis-server into the data directory and say how the server is run."""
+    (data / "redis").mkdir(mode=0o700, parents=True, exist_ok=True)
+    config = data / "redis.conf"
+    write_private(config, redis_config(data, port, password))
+    return ProcessSpec(
+        name="redis",
+        argv=(str(find_redis()), str(config)),
+        log_file=data / "logs" / "redis.log",
+        ready=redis_ready(_LOOPBACK, port, password),
+    )
+
+
+def clickhouse_spec(data: Path, port: int, user: str, password_file: Path) -> ProcessSpec:
+    """Say how the ClickHouse engine behind its HTTP protocol is run; its tables are in the `clickhouse` directory.
+
+    Raises:
+        ServerNotFoundError: The engine (package `chdb`) is not installed.
+    """
+    require_clickhouse()
+    tables = data / "clickhouse"
+    tables.mkdir(mode=0o700, parents=True, exist_ok=True)
+    arguments = ("--data", str(tables), "--host", _LOOPBACK, "--port", str(port))
+    credentials = ("--user", user, "--password-file", str(password_file))
+    return ProcessSpec(
+        name="clickhouse",
+        argv=(sys.executable, "-m", "breakwater.embedded.clickhouse", *arguments, *credentials),
+        log_file=data / "logs" / "clickhouse.log",
+        ready=http_ready(_LOOPBACK, port, "/ping", body_prefix=b"Ok"),
+        ready_timeout_s=60.0,
+    )
+
+
+def _nats_user(user: NatsUser) -> str:
+    permissions = f"publish: {_nats_subjects(user.publish)}, subscribe: {_nats_subjects(user.subscribe)}"
+    if user.allow_responses:
+        permissions += ", allow_responses: true"
+    return f"    {{ user: {_quoted(user.name)}, password: {_quoted(user.password)}, permissions: {{ {permissions} }} }}"
+
+
+def _nats_subjects(subjects: Sequence[str]) -> str:
+    # The server takes an empty allow list for "no restriction".
+    if not subjects:
+        return '{ deny: ">" }'
+    return f"{{ allow: [{', '.join(_quoted(subject) for subject in subjects)}] }}"
+
+
+def _quoted(text: str) -> str:
+    # Both config languages know \\, \" and \xHH in a quoted string; neither knows the \uHHHH that JSON would write.
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", escaped) + '"'

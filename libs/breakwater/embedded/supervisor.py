@@ -1,0 +1,201 @@
+"""The processes of one local stack: started in order, kept alive, stopped in reverse."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from breakwater.embedded.events import Event
+from breakwater.embedded.keeper import Keeper
+from breakwater.embedded.process import ProcessSpec
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LEAST_GRACE_S = 1.0
+_CANCEL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """What one process does now."""
+
+    name: str
+    pid: int | None
+    ready: bool
+    restarts: int
+
+
+class Supervisor:
+    """Runs the processes of a stack; a context manager that leaves no process behind.
+
+    It must be used from the main thread, whose end is the end of every child (see child.py).
+
+    Args:
+        on_event: Told of everything that happens to a process, in order.
+        inherit: File descriptors that every process keeps open: the lock of the data directory.
+        stop_s: How long a whole stop may take, in seconds. Whatever else takes, every process gets at least one second.
+    """
+
+    def __init__(
+        self, *, on_event: Callable[[Event], None] = lambda _: None, inherit: Sequence[int] = (), stop_s: float = 10.0
+    ) -> None:
+        self._on_event = on_event
+        self._inherit = tuple(inherit)
+        self._stop_s = stop_s
+        # Steps of the start: the processes of one step stop at the same time, the steps in reverse order.
+        self._steps: list[list[Keeper]] = []
+        self._keepers: dict[str, Keeper] = {}
+        self._failure: Exception | None = None
+        self._failed = asyncio.Event()
+        self._stopping = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self, specs: Sequence[ProcessSpec], *, together: bool = False) -> None:
+        """Start processes and wait until they are ready. May be called again for more.
+
+        Args:
+            specs: What to start.
+            together: Start, and later stop, all of them at the same time; otherwise each waits for the one before it.
+
+        Raises:
+            ProcessFailedError: One of them did not come up. Those that did still run, until `stop`.
+            ValueError: A name is taken.
+        """
+        for step in [list(specs)] if together else [[spec] for spec in specs]:
+            keepers: list[Keeper] = []
+            self._steps.append(keepers)
+            for spec in step:
+                keepers.append(self._launch(spec))
+            waits = [asyncio.create_task(keeper.until_ready()) for keeper in keepers]
+            try:
+                await asyncio.gather(*waits)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+
+    async def stop(self) -> None:
+        """End all processes, the last started first, by their stop signal, then by SIGKILL of their groups."""
+        self._stopping = True
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._stop_s
+        while self._steps:
+            step = self._steps[-1]
+            left_s = max(end - loop.time(), _LEAST_GRACE_S)
+            await asyncio.gather(*(keeper.stop(min(keeper.spec.stop_timeout_s, left_s)) for keeper in step))
+            self._steps.pop()
+
+    def kill_all(self) -> None:
+        """End all processes and everything they have started, at once."""
+        self._stopping = True
+        for keeper in self._keepers.values():
+            keeper.kill_group()
+
+    async def run_until_signal(self, bring_up: Callable[[], Awaitable[None]]) -> int:
+        """Bring a stack up, keep it until a signal or a failure ends it, and stop it.
+
+        The first SIGINT, SIGTERM or SIGHUP stops the stack in order, also in the middle of `bring_up`; a second one
+        kills everything at once.
+
+        Args:
+            bring_up: Starts the processes, and does whatever else belongs to the start.
+
+        Returns:
+            The exit code of a program ended by that signal: 130 for SIGINT, 143 for SIGTERM.
+
+        Raises:
+            ProcessFailedError: A process did not come up, or could not go on; the stack is stopped by then.
+            Exception: Whatever else `bring_up` raised; the stack is stopped by then, too.
+        """
+        loop = asyncio.get_running_loop()
+        received: asyncio.Future[signal.Signals] = loop.create_future()
+
+        def on_signal(sig: signal.Signals) -> None:
+            if received.done():
+                self.kill_all()
+            else:
+                received.set_result(sig)
+
+        # `nohup` means that the end of the terminal is not to end the stack.
+        handled = [sig for sig in _SIGNALS if sig is not signal.SIGHUP or signal.getsignal(sig) is not signal.SIG_IGN]
+        for sig in handled:
+            loop.add_signal_handler(sig, on_signal, sig)
+        life = asyncio.create_task(self._live(bring_up))
+        try:
+            await asyncio.wait({life, received}, return_when=asyncio.FIRST_COMPLETED)
+            failed = life.done()
+            life.cancel()
+            await asyncio.wait({life}, timeout=_CANCEL_S)
+            await self.stop()
+        finally:
+            life.cancel()
+            for sig in handled:
+                loop.remove_signal_handler(sig)
+        if failed:
+            life.result()
+        return 128 + received.result()
+
+    def status(self) -> tuple[ProcessStatus, ...]:
+        """Tell what every process does now, in the order of their start."""
+        return tuple(
+            ProcessStatus(name, keeper.pid, keeper.ready.is_set(), keeper.restarts)
+            for name, keeper in self._keepers.items()
+        )
+
+    def pid(self, name: str) -> int | None:
+        """Give the pid of a process; None while it is down."""
+        return self._keepers[name].pid
+
+    def restarts(self, name: str) -> int:
+        """Count how often a process has been started again."""
+        return self._keepers[name].restarts
+
+    def kill(self, name: str, sig: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to a process; what ends is started again as if it had crashed."""
+        self._keepers[name].signal(sig)
+
+    async def until_ready(self, name: str) -> None:
+        """Wait until a process is ready, as after a restart.
+
+        Raises:
+            ProcessFailedError: It is not started again any more.
+        """
+        await self._keepers[name].until_ready()
+
+    def _launch(self, spec: ProcessSpec) -> Keeper:
+        if spec.name in self._keepers:
+            raise ValueError(f"two processes of one stack are called {spec.name!r}: every name is used once")
+        if self._stopping:
+            raise RuntimeError(f"{spec.name} cannot be started: the stack is being stopped")
+        keeper = self._keepers[spec.name] = Keeper(spec, self._on_event, self._inherit)
+        keeper.launch(self._on_end)
+        return keeper
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception) and self._failure is None:
+            self._failure = error
+            self._failed.set()
+
+    async def _live(self, bring_up: Callable[[], Awaitable[None]]) -> None:
+        """Bring up, then wait for a failure; one that happens while other processes still start ends that start."""
+        failed = asyncio.create_task(self._failed.wait())
+        rising = asyncio.ensure_future(bring_up())
+        try:
+            await asyncio.wait({failed, rising}, return_when=asyncio.FIRST_COMPLETED)
+            if rising.done():
+                rising.result()
+            await failed
+            assert self._failure is not None
+            raise self._failure
+        finally:
+            rising.cancel()
+            failed.cancel()
+            await asyncio.wait({rising})

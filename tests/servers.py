@@ -1,0 +1,102 @@
+"""Real servers for tests: NATS with JetStream, Redis, ClickHouse. One suite, two sources of servers.
+
+Fixtures, each giving a `RunningServer` with `.url`, `.kill()` (SIGKILL) and `.restart()` (same port, same data):
+
+- `nats_server`, `redis_server`, `clickhouse_server`: one for the whole session, that is one for each xdist worker. A
+  test leaves no data behind that another could stumble over, and one that kills a server starts it again.
+- `own_nats_server`, `own_redis_server`: empty, and for this test alone (about 0.1 s). For tests that kill servers, or
+  that need fixed stream names or an empty Redis.
+
+Where they come from is told by `BREAKWATER_TEST_SERVERS`:
+
+- `embedded`: the programs that `breakwater up` runs: nats-server, redis-server and the ClickHouse engine behind its
+  own HTTP protocol, on free ports of loopback, with their data in the test's temporary directory.
+- `docker`: containers of the official images, through testcontainers. Images are pulled, and an engine that does not
+  answer is a failure.
+- not set: `docker` where an engine answers within two seconds and has all the images already; `embedded` elsewhere. So
+  a test run never starts to download something that nobody asked for.
+
+A server whose program is not installed skips the tests that need it, with the reason. With `CI=true` it fails them:
+there a skipped test must not look like a passed one.
+"""
+
+import importlib
+import os
+from collections.abc import Generator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.server_sources import EmbeddedServers, RunningServer, Servers
+
+_DOCKER_SOCKET = Path("/var/run/docker.sock")
+
+
+def choose_source(wanted: str | None) -> str:
+    """Decide by the value of BREAKWATER_TEST_SERVERS where the servers come from: `docker` or `embedded`."""
+    match wanted:
+        case "embedded":
+            return "embedded"
+        case "docker":
+            if (problem := docker_problem()) is not None:
+                pytest.fail(f"BREAKWATER_TEST_SERVERS=docker, but {problem}", pytrace=False)
+            return "docker"
+        case None | "":
+            return "docker" if docker_problem() is None and docker_servers().has_images() else "embedded"
+        case _:
+            pytest.fail(f"BREAKWATER_TEST_SERVERS={wanted!r}: it is `docker`, `embedded` or not set", pytrace=False)
+
+
+def docker_problem() -> str | None:
+    """Say why no Docker engine can be used, or None if one answers."""
+    if "DOCKER_HOST" not in os.environ and not _DOCKER_SOCKET.exists():
+        return f"no Docker engine is here: DOCKER_HOST is not set and there is no {_DOCKER_SOCKET}"
+    return docker_servers().engine_problem()
+
+
+def docker_servers() -> ModuleType:
+    """Import the other source when it is wanted, and not with every test run."""
+    return importlib.import_module("tests.docker_servers")
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Generator[Servers]:
+    def new_directory() -> Path:
+        return tmp_path_factory.mktemp("server")
+
+    if choose_source(os.environ.get("BREAKWATER_TEST_SERVERS")) == "docker":
+        found: Servers = docker_servers().DockerServers(new_directory)
+    else:
+        found = EmbeddedServers(new_directory)
+    yield found
+    found.stop()
+
+
+@pytest.fixture(scope="session")
+def nats_server(servers: Servers) -> RunningServer:
+    return servers.nats()
+
+
+@pytest.fixture(scope="session")
+def redis_server(servers: Servers) -> RunningServer:
+    return servers.redis()
+
+
+@pytest.fixture(scope="session")
+def clickhouse_server(servers: Servers) -> RunningServer:
+    return servers.clickhouse()
+
+
+@pytest.fixture
+def own_nats_server(servers: Servers) -> Generator[RunningServer]:
+    server = servers.nats()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def own_redis_server(servers: Servers) -> Generator[RunningServer]:
+    server = servers.redis()
+    yield server
+    server.stop()
