@@ -1,0 +1,109 @@
+"""`python -m breakwater.embedded.clickhouse`: the engine as a process of its own."""
+
+import argparse
+import asyncio
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import uvloop
+from aiohttp import web
+
+from breakwater.embedded.clickhouse.engine import DataDirectoryError, Engine
+from breakwater.embedded.clickhouse.http import application
+from breakwater.embedded.clickhouse.request import Credentials
+
+_STOP_SECONDS = 3.0  # for answers to be finished
+_ENGINE_STOP_SECONDS = 0.5  # for statements nobody waits for any more
+_LONGEST_URL = 1 << 20  # a server's http_max_uri_size
+_LONGEST_HEADER = 1 << 17
+_OPEN_FILES = 8192  # the engine holds three for each of its threads, and those of the parts it reads
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m breakwater.embedded.clickhouse", description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="data directory; made when missing")
+    parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 takes a free one")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--user", required=True, help="the one user")
+    parser.add_argument("--password-file", type=Path, required=True, help="file with the user's password")
+    return parser.parse_args(argv)
+
+
+def _password(file: Path) -> str:
+    try:
+        password = file.read_text().strip("\r\n")
+    except OSError as error:
+        raise ValueError(f"cannot read the password file {file}: {error.strerror}") from error
+    if not password:
+        raise ValueError(f"the password file {file} is empty: authentication is always on")
+    return password
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+async def _serve(engine: Engine, credentials: Credentials, data: Path, host: str, port: int) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    runner = web.AppRunner(
+        application(engine, credentials, data / "tmp"),
+        access_log=None,
+        handler_cancellation=True,  # a client that leaves cancels its query
+        auto_decompress=False,  # aiohttp knows fewer codings, and decodes on the event loop
+        max_line_size=_LONGEST_URL,
+        max_field_size=_LONGEST_HEADER,
+        keepalive_timeout=60.0,
+        shutdown_timeout=_STOP_SECONDS / 2,  # aiohttp waits it twice, before and after it stops reading bodies
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, reuse_address=True).start()
+        address = runner.addresses[0]
+        sys.stdout.write(f"ready http://{host}:{address[1]}\n")
+        sys.stdout.flush()
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until SIGTERM or SIGINT.
+
+    Args:
+        argv: command line without the program's name.
+
+    Returns:
+        0 after a signal; 1 with a line on stderr when the data directory, the password or the port cannot be used.
+    """
+    asked = _arguments(argv)
+    try:
+        credentials = Credentials(asked.user, _password(asked.password_file))
+        engine = Engine.open(asked.data)
+    except (ValueError, DataDirectoryError) as error:
+        sys.stderr.write(f"clickhouse: {error}\n")
+        return 1
+    _raise_file_limit()
+    code = 0
+    try:
+        uvloop.run(_serve(engine, credentials, asked.data, asked.host, asked.port))
+    except OSError as error:
+        sys.stderr.write(f"clickhouse: cannot listen on {asked.host}:{asked.port}: {error.strerror or error}\n")
+        code = 1
+    if not engine.close(_ENGINE_STOP_SECONDS):
+        # A statement outlived its grace and its thread cannot be stopped; what it had not acknowledged may be lost.
+        sys.stderr.write("clickhouse: stopped with statements still running\n")
+        os._exit(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

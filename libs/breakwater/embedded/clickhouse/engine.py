@@ -1,0 +1,271 @@
+"""The chdb engine: one data directory, and the threads that statements run on.
+
+Results leave through a pipe (`INTO OUTFILE`): the engine writes any format as its server would, memory stays flat, and
+a slow reader slows the engine instead of filling a buffer.
+"""
+
+import asyncio
+import fcntl
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import cast
+
+from breakwater.embedded.clickhouse.errors import ClickHouseError
+from breakwater.embedded.clickhouse.handle import Context, Counts, Handle, counts_of, prepared, quoted
+from breakwater.embedded.clickhouse.sql import Command, Insert, Rows
+
+_PIPE_BYTES = 1 << 20
+_READ_BYTES = 1 << 18
+# A server keeps up to a thousand idle threads; here each is memory and three open files.
+_SERVER_SETTINGS = "max_thread_pool_free_size=32"
+
+
+class DataDirectoryError(Exception):
+    """The data directory cannot be opened; the text says why and what to do."""
+
+
+class RowStream:
+    """The result of a statement, read as the engine makes it. Close it, read to the end or not."""
+
+    def __init__(self, read_fd: int, outcome: "Future[Counts]", cancel: Callable[[], None]) -> None:
+        self._fd = read_fd
+        self._outcome = outcome
+        self._cancel = cancel
+
+    async def read(self) -> bytes:
+        """Give the next bytes; empty at the end, whether the statement succeeded or not."""
+        while True:
+            try:
+                return os.read(self._fd, _READ_BYTES)
+            except BlockingIOError:
+                await self._readable()
+
+    async def _readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready = loop.create_future()
+        loop.add_reader(self._fd, lambda: ready.done() or ready.set_result(None))
+        try:
+            await ready
+        finally:
+            loop.remove_reader(self._fd)
+
+    async def outcome(self) -> Counts:
+        """Wait for the statement's end.
+
+        Returns:
+            What it read.
+
+        Raises:
+            ClickHouseError: it failed, before or after some of its result was read.
+        """
+        return await asyncio.wrap_future(self._outcome)
+
+    def close(self) -> None:
+        """Stop the statement if it still runs, and release the pipe."""
+        if not self._outcome.done():
+            self._cancel()
+        os.close(self._fd)
+
+
+class Engine:
+    """chdb on one data directory. Open one a process."""
+
+    def __init__(self, data: Path, connect: Callable[[str], Handle], readers: int, writers: int) -> None:
+        self._path = str(data)
+        self._connect = connect
+        # Reads and writes have threads of their own: slow SELECTs, however many, never hold up an insert.
+        self._readers = ThreadPoolExecutor(readers, "clickhouse-read")
+        self._writers = ThreadPoolExecutor(writers, "clickhouse-write")
+        self._cancels = ThreadPoolExecutor(1, "clickhouse-cancel")
+        self._running: set[Future[Counts]] = set()
+        # The engine lives as long as one handle is open, and takes its server settings from the first one.
+        self._keeper = connect(f"{self._path}?{_SERVER_SETTINGS}")
+        facts = self._keeper.query(b"SELECT version(), timezone(), hostName()", "TabSeparated").bytes().decode()
+        self.version, self.timezone, self.host = facts.strip().split("\t")
+
+    @classmethod
+    def open(cls, data: Path, readers: int = 24, writers: int = 8) -> "Engine":
+        """Start the engine.
+
+        Args:
+            data: its directory; made when missing.
+            readers: how many results may be produced at once.
+            writers: how many inserts and commands may run at once.
+
+        Returns:
+            The running engine.
+
+        Raises:
+            DataDirectoryError: it cannot be written, or another process uses it.
+        """
+        path = data.resolve()
+        if "?" in str(path):
+            raise DataDirectoryError(f"the data directory {path} has a '?' in its name, which the engine cannot open")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            _refuse_if_in_use(path)
+        except OSError as error:
+            raise DataDirectoryError(f"cannot use the data directory {path}: {error.strerror}") from error
+        # chdb imports pyarrow, and with it numpy, for an output it offers Python callers and we never ask for:
+        # half of the start time and 40 MB. It runs without.
+        sys.modules.setdefault("pyarrow", cast("ModuleType", None))
+        from chdb.state.sqlitelike import connect  # 200 MB that only this process needs
+
+        try:
+            return cls(path, cast("Callable[[str], Handle]", connect), readers, writers)
+        except RuntimeError as error:
+            raise DataDirectoryError(f"the engine cannot open the data directory {path}: {error}") from error
+
+    def _prepared(self, context: Context) -> AbstractContextManager[Handle]:
+        return prepared(lambda: self._connect(self._path), context)
+
+    def rows(self, statement: Rows, default_format: str, context: Context) -> RowStream:
+        """Start a statement that has a result.
+
+        Args:
+            statement: from `read_statement`.
+            default_format: used when the statement names none.
+            context: what it runs under.
+
+        Returns:
+            Its result as a stream.
+        """
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(read_fd, False)
+        if hasattr(fcntl, "F_SETPIPE_SZ"):
+            with suppress(PermissionError):  # above the system's limit for users: the default size works too
+                fcntl.fcntl(read_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        mark = secrets.token_hex(8)
+        way_out = (
+            f"\nINTO OUTFILE '/dev/fd/{write_fd}' APPEND /* statement {mark} */"
+            f" FORMAT {statement.format or default_format}"
+        )
+        sql = statement.before + way_out.encode() + statement.after
+
+        def run() -> Counts:
+            try:
+                with self._prepared(context) as handle:
+                    return counts_of(handle.query(sql, "TabSeparated", params=dict(context.parameters)))
+            except ClickHouseError as error:
+                raise ClickHouseError(error.code, error.text.replace(way_out, "")) from error
+            finally:
+                os.close(write_fd)
+
+        started = self._submit(self._readers, run)
+
+        def cancel() -> None:
+            if started.cancel():
+                os.close(write_fd)
+            else:
+                self._cancels.submit(self._kill, mark)
+
+        return RowStream(read_fd, started, cancel)
+
+    def _kill(self, mark: str) -> None:
+        # The mark is cut in two: a KILL whose own text held it would find itself.
+        where = f"position(query, concat('statement ', '{mark}')) > 0"
+        with self._prepared(Context()) as handle:
+            handle.query(f"KILL QUERY WHERE {where} ASYNC".encode(), "TabSeparated")
+
+    async def command(self, statement: Command, output_format: str, context: Context) -> tuple[bytes, Counts]:
+        """Run a statement that is neither a query nor an insert with data.
+
+        Args:
+            statement: from `read_statement`.
+            output_format: for the few commands that answer something.
+            context: what it runs under.
+
+        Returns:
+            Its answer, mostly empty, and what it wrote.
+
+        Raises:
+            ClickHouseError: it failed.
+        """
+        answer = b""
+
+        def run() -> Counts:
+            nonlocal answer
+            with self._prepared(context) as handle:
+                result = handle.query(statement.text, output_format, params=dict(context.parameters))
+                answer = result.bytes() or b""
+                return counts_of(result)
+
+        counts = await asyncio.wrap_future(self._submit(self._writers, run))
+        return answer, counts
+
+    async def insert(self, statement: Insert, read: Callable[[], bytes], context: Context) -> Counts:
+        """Insert data piece by piece.
+
+        Args:
+            statement: from `read_insert`.
+            read: gives the next bytes, empty at the end; called on a thread, may block and raise.
+            context: what it runs under.
+
+        Returns:
+            What was written.
+
+        Raises:
+            ClickHouseError: it failed. Blocks that were already written stay, as in a server.
+        """
+
+        def run() -> Counts:
+            with self._prepared(context) as handle:
+                for name, value in context.parameters:
+                    handle.query(f"SET param_{name} = {quoted(value)}".encode(), "TabSeparated")
+                inserter = handle.send_insert(statement.header.decode(), statement.format)
+                try:
+                    while piece := read():
+                        inserter.append(piece)
+                    written = inserter.finish()
+                except BaseException:
+                    with suppress(RuntimeError):  # nothing is left to cancel when the engine itself gave up
+                        inserter.cancel()
+                    raise
+                return Counts(
+                    written_rows=written.rows_written,
+                    written_bytes=written.bytes_written,
+                    elapsed_ns=int(written.elapsed * 1e9),
+                )
+
+        return await asyncio.wrap_future(self._submit(self._writers, run))
+
+    def _submit(self, pool: ThreadPoolExecutor, run: Callable[[], Counts]) -> "Future[Counts]":
+        started = pool.submit(run)
+        self._running.add(started)
+        started.add_done_callback(self._running.discard)
+        return started
+
+    def close(self, grace_s: float) -> bool:
+        """Stop the engine.
+
+        Args:
+            grace_s: how long to wait for running statements.
+
+        Returns:
+            Whether all of them ended; if not, only leaving the process stops them.
+        """
+        still = wait(set(self._running), timeout=grace_s).not_done
+        for pool in (self._readers, self._writers, self._cancels):
+            pool.shutdown(wait=not still, cancel_futures=True)
+        self._keeper.close()
+        return not still
+
+
+def _refuse_if_in_use(data: Path) -> None:
+    status = data / "status"
+    if not status.exists():
+        return
+    with status.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = file.readline().decode(errors="replace").strip() or "another process"
+            raise DataDirectoryError(
+                f"the data directory {data} is in use ({owner}): stop that process or name another directory"
+            ) from error

@@ -1,0 +1,88 @@
+"""An engine error as ClickHouse writes it, and the HTTP status its server answers with.
+
+Source of the status table: ClickHouse's `exceptionCodeToHTTPStatus`. READONLY is the one deviation: 403 here (a server
+says 500), since refusing a write over GET is the caller's mistake and no fault of the engine.
+"""
+
+import re
+
+SYNTAX_ERROR = 62
+READONLY = 164
+NOT_IMPLEMENTED = 48
+TOO_MANY_BYTES = 307
+UNKNOWN_SETTING = 115
+BAD_ARGUMENTS = 36
+CANNOT_DECOMPRESS = 271
+UNKNOWN_COMPRESSION_METHOD = 89
+INTO_OUTFILE_NOT_ALLOWED = 348
+SESSION_NOT_FOUND = 372
+AUTHENTICATION_FAILED = 516
+UNKNOWN_TYPE_OF_QUERY = 78
+UNKNOWN_EXCEPTION = 1002
+
+_NAMES = {
+    SYNTAX_ERROR: "SYNTAX_ERROR",
+    READONLY: "READONLY",
+    NOT_IMPLEMENTED: "NOT_IMPLEMENTED",
+    TOO_MANY_BYTES: "TOO_MANY_BYTES",
+    UNKNOWN_SETTING: "UNKNOWN_SETTING",
+    BAD_ARGUMENTS: "BAD_ARGUMENTS",
+    CANNOT_DECOMPRESS: "CANNOT_DECOMPRESS",
+    UNKNOWN_COMPRESSION_METHOD: "UNKNOWN_COMPRESSION_METHOD",
+    INTO_OUTFILE_NOT_ALLOWED: "INTO_OUTFILE_NOT_ALLOWED",
+    SESSION_NOT_FOUND: "SESSION_NOT_FOUND",
+    AUTHENTICATION_FAILED: "AUTHENTICATION_FAILED",
+    UNKNOWN_TYPE_OF_QUERY: "UNKNOWN_TYPE_OF_QUERY",
+    UNKNOWN_EXCEPTION: "UNKNOWN_EXCEPTION",
+}
+
+_STATUS_OF_CODES = {
+    # text, dates and numbers that do not parse; syntax; wrong types; queries too deep or too big
+    400: {6, 25, 26, 27, 38, 41, 53, 62, 72, 117, 137, 167, 168, 271, 457},
+    401: {194},
+    403: {164, 192, 193, 516},
+    # unknown function, identifier, type, storage, table, database, setting, aggregate function, format, engine
+    404: {46, 47, 50, 56, 60, 63, 73, 78, 81, 115, 336, 372},
+    408: {159},
+    411: {381},
+    413: {307},
+    415: {89},
+    501: {48},
+    503: {209},
+}
+_STATUS_OF_CODE = {code: status for status, codes in _STATUS_OF_CODES.items() for code in codes}
+
+_ENGINE_TEXT = re.compile(r"Code: (\d+)\. DB::Exception: .*", re.DOTALL)
+_VERSION_TEXT = re.compile(r"\s*\(version [^()]*(?:\([^()]*\))?\)\s*$")
+
+
+class ClickHouseError(Exception):
+    """A statement that failed, with ClickHouse's code and its text without the version.
+
+    Attributes:
+        code: ClickHouse's error code, for example 60 for UNKNOWN_TABLE.
+        text: `Code: 60. DB::Exception: … (UNKNOWN_TABLE)`.
+    """
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+    @classmethod
+    def of(cls, code: int, message: str) -> "ClickHouseError":
+        """Make an error of our own, worded as the server words its errors."""
+        return cls(code, f"Code: {code}. DB::Exception: {message} ({_NAMES[code]})")
+
+    @classmethod
+    def from_engine(cls, text: str) -> "ClickHouseError":
+        """Read what chdb raised; wrappers around the engine's text and the version after it are cut off."""
+        found = _ENGINE_TEXT.search(text)
+        if found is None:
+            return cls.of(UNKNOWN_EXCEPTION, text.strip() or "the engine failed without saying why")
+        return cls(int(found.group(1)), _VERSION_TEXT.sub("", found.group(0)))
+
+    @property
+    def status(self) -> int:
+        """The HTTP status a ClickHouse server gives this code."""
+        return _STATUS_OF_CODE.get(self.code, 500)

@@ -1,0 +1,239 @@
+"""ClickHouse's HTTP interface: one request, one statement of the engine."""
+
+import secrets
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.web_request import FileField
+
+from breakwater.embedded.clickhouse.answer import EXCEPTION_TAG, content_type, send_rows, summary
+from breakwater.embedded.clickhouse.blocks import BlockDecoder
+from breakwater.embedded.clickhouse.body import Body
+from breakwater.embedded.clickhouse.codec import Decoder, decoder
+from breakwater.embedded.clickhouse.engine import Engine
+from breakwater.embedded.clickhouse.errors import (
+    BAD_ARGUMENTS,
+    READONLY,
+    SESSION_NOT_FOUND,
+    TOO_MANY_BYTES,
+    UNKNOWN_EXCEPTION,
+    ClickHouseError,
+)
+from breakwater.embedded.clickhouse.handle import Context, ExternalTable
+from breakwater.embedded.clickhouse.request import Ask, Credentials, given_credentials, read_ask
+from breakwater.embedded.clickhouse.sessions import Sessions
+from breakwater.embedded.clickhouse.sql import Command, Insert, Rows, Statement, read_insert, read_statement
+
+_LONGEST_SQL = 16 << 20  # a statement without inline data; the engine has its own, smaller max_query_size
+_PROOF_BYTES = 1024
+_LARGEST_FORM = 64 << 20
+_IDENTITY = ("X-ClickHouse-Server-Display-Name", "X-ClickHouse-Query-Id", "X-ClickHouse-Timezone")
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    fields: tuple[tuple[str, str], ...]
+    tables: tuple[ExternalTable, ...]
+
+
+class Face:
+    """Answers requests with an engine."""
+
+    def __init__(self, engine: Engine, credentials: Credentials, spool: Path) -> None:
+        self._engine = engine
+        self._credentials = credentials
+        self._spool = spool
+        self._sessions = Sessions()
+
+    async def ok(self, request: web.Request) -> web.StreamResponse:
+        """Say that the process answers, without authentication, as a server does."""
+        return web.Response(text="Ok.\n", headers=self._headers(request.query.get("query_id", "")))
+
+    async def statement(self, request: web.Request) -> web.StreamResponse:
+        """Run what a request asks for."""
+        if request.method != "POST" and "query" not in request.query:
+            return await self.ok(request)
+        headers = self._headers(request.query.get("query_id") or str(uuid.uuid4()))
+        try:
+            self._credentials.check(*given_credentials(request.headers, request.query))
+            form = await _read_form(request)
+            described = frozenset(f"{table.name}_{part}" for table in form.tables for part in ("structure", "format"))
+            ask = read_ask((*request.query.items(), *form.fields), request.headers, described)
+            headers = self._headers(ask.query_id)
+            return await self._run(request, ask, form, headers)
+        except ClickHouseError as error:
+            return self._refusal(error, headers)
+        except ConnectionError:  # the client left in the middle of its answer; nobody reads this one
+            return web.Response(status=499)
+        except Exception as error:  # noqa: BLE001  # the edge: a fault of ours is an answer too, and is logged
+            _log_failure(headers["X-ClickHouse-Query-Id"])
+            return self._refusal(ClickHouseError.of(UNKNOWN_EXCEPTION, f"{type(error).__name__}: {error}"), headers)
+
+    async def _run(self, request: web.Request, ask: Ask, form: _Form, headers: dict[str, str]) -> web.StreamResponse:
+        context = self._context(request, ask, form)
+        body = _body(request, ask) if not form.fields and not form.tables else None
+        statement, text = await _read_text(ask.query, body)
+        if context.readonly and _inserts(statement):
+            # The engine refuses to write a table then, but not INSERT INTO FUNCTION file(…).
+            raise ClickHouseError.of(
+                READONLY,
+                "Cannot execute query in readonly mode. For queries over HTTP, method GET implies readonly."
+                " You should use method POST for modifying queries.",
+            )
+        if isinstance(statement, Insert):
+            given = iter((text[statement.data_at :],))
+
+            def read() -> bytes:
+                return next(given, b"") or (body.read_on_thread() if body is not None else b"")
+
+            headers["X-ClickHouse-Summary"] = summary(await self._engine.insert(statement, read, context))
+            return web.Response(headers=headers)
+        if isinstance(statement, Rows):
+            stream = self._engine.rows(statement, ask.default_format, context)
+            try:
+                format_name = statement.format or ask.default_format
+                headers["X-ClickHouse-Format"] = format_name
+                headers["Content-Type"] = content_type(format_name)
+                headers[EXCEPTION_TAG] = secrets.token_hex(8)
+                return await send_rows(request, ask, stream, headers, self._spool, self._engine.version)
+            finally:
+                stream.close()
+        answer, counts = await self._engine.command(statement, ask.default_format, context)
+        if statement.keyword in (b"SET", b"USE") and ask.session_id:
+            self._sessions.keep(ask.session_id, statement.text, ask.session_timeout_s, time.monotonic())
+        headers["X-ClickHouse-Summary"] = summary(counts)
+        if answer:
+            headers["X-ClickHouse-Format"] = ask.default_format
+            headers["Content-Type"] = content_type(ask.default_format)
+        return web.Response(body=answer, headers=headers)
+
+    def _context(self, request: web.Request, ask: Ask, form: _Form) -> Context:
+        session: tuple[bytes, ...] = ()
+        if ask.session_id:
+            known = self._sessions.touch(ask.session_id, ask.session_timeout_s, time.monotonic())
+            if known is None and ask.session_check:
+                raise ClickHouseError.of(SESSION_NOT_FOUND, f"Session {ask.session_id} not found")
+            session = known or ()
+        return Context(
+            database=ask.database,
+            settings=ask.settings,
+            parameters=ask.parameters,
+            readonly=request.method != "POST",
+            session=session,
+            external=form.tables,
+        )
+
+    def _headers(self, query_id: str) -> dict[str, str]:
+        return {
+            "Content-Type": "text/plain; charset=UTF-8",
+            "X-ClickHouse-Server-Display-Name": self._engine.host,
+            "X-ClickHouse-Query-Id": "".join(sign for sign in query_id if sign.isprintable() and sign.isascii()),
+            "X-ClickHouse-Timezone": self._engine.timezone,
+        }
+
+    def _refusal(self, error: ClickHouseError, headers: Mapping[str, str]) -> web.Response:
+        kept = {name: value for name, value in headers.items() if name in _IDENTITY}
+        return web.Response(
+            status=error.status,
+            text=f"{error.text} (version {self._engine.version})\n",
+            headers={**kept, "X-ClickHouse-Exception-Code": str(error.code)},
+        )
+
+
+async def _read_form(request: web.Request) -> _Form:
+    if request.content_type != "multipart/form-data":
+        return _Form((), ())
+    try:
+        parts = await request.post()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise ClickHouseError.of(TOO_MANY_BYTES, f"a form is larger than {_LARGEST_FORM} bytes") from error
+    except ValueError as error:
+        raise ClickHouseError.of(BAD_ARGUMENTS, f"the form cannot be read: {error}") from error
+    fields: list[tuple[str, str]] = []
+    tables: list[ExternalTable] = []
+    for name, part in parts.items():
+        if isinstance(part, FileField):
+            structure = request.query.get(f"{name}_structure")
+            if not structure:
+                raise ClickHouseError.of(
+                    BAD_ARGUMENTS, f"the external table {name!r} needs its columns in the parameter {name}_structure"
+                )
+            with part.file as file:
+                tables.append(
+                    ExternalTable(name, structure, request.query.get(f"{name}_format", "TabSeparated"), file.read())
+                )
+        else:
+            fields.append((name, part.decode() if isinstance(part, bytes | bytearray) else part))
+    return _Form(tuple(fields), tuple(tables))
+
+
+def _inserts(statement: Statement) -> bool:
+    return isinstance(statement, Insert) or (isinstance(statement, Command) and statement.keyword == b"INSERT")
+
+
+def _body(request: web.Request, ask: Ask) -> Body:
+    decoders: list[Decoder] = [decoder(request.headers.get("Content-Encoding", ""))]
+    if ask.native_in:
+        decoders.append(BlockDecoder())
+    return Body(request.content, decoders)
+
+
+async def _read_text(query: str, body: Body | None) -> tuple[Statement, bytes]:
+    """Join the URL's SQL and the body as a server does, and stop reading where an INSERT's data begins."""
+    text = query.encode()
+    if body is None:
+        return read_statement(text), text
+    if text:
+        text += b"\n"
+    insert = read_insert(text)
+    if insert is not None:
+        return insert, text
+    while piece := await body.read():
+        text += piece
+        insert = read_insert(text)
+        # A piece may end in the middle of the format's name: only what comes well after it proves it whole.
+        if insert is not None and len(text) - insert.data_at >= _PROOF_BYTES:
+            return insert, text
+        if insert is None and len(text) > _LONGEST_SQL:
+            raise ClickHouseError.of(TOO_MANY_BYTES, f"a statement is larger than {_LONGEST_SQL} bytes")
+    return read_statement(text), text
+
+
+def _log_failure(query_id: str) -> None:
+    import structlog  # it brings rich with it: a fifth of the start time, for a line that should never be written
+
+    # To stderr: stdout says when the process is ready, and nobody may be reading it after that.
+    structlog.wrap_logger(structlog.WriteLogger(sys.stderr)).exception("clickhouse_request_failed", query_id=query_id)
+
+
+async def _no_such_path(request: web.Request) -> web.StreamResponse:
+    return web.Response(
+        status=404, text=f"There is no handle {request.path}\n\nUse / or /ping for health checks, / for queries.\n"
+    )
+
+
+def application(engine: Engine, credentials: Credentials, spool: Path) -> web.Application:
+    """Make the web application.
+
+    Args:
+        engine: open.
+        credentials: the one user; every statement needs them.
+        spool: an existing directory for large results that are held back.
+
+    Returns:
+        An application; serve it without aiohttp's own decompression of requests, and with handler cancellation.
+    """
+    face = Face(engine, credentials, spool)
+    app = web.Application(client_max_size=_LARGEST_FORM)
+    app.router.add_get("/ping", face.ok)
+    app.router.add_get("/replicas_status", face.ok)
+    for path in ("/", "/query"):
+        app.router.add_get(path, face.statement)
+        app.router.add_post(path, face.statement)
+    app.router.add_route("*", "/{path:.*}", _no_such_path)
+    return app
