@@ -1,0 +1,23 @@
+"""A simulated model provider: OpenAI's HTTP interface, scripted behaviour, and its own ledger of calls and costs.
+
+It is the plane's counterpart in the demo, the tests and the benchmarks. The same seed and the same order of requests
+to a model give the same answers and the same faults.
+"""
+
+from breakwater.embedded.provider.app import SimulatedProvider
+from breakwater.embedded.provider.ledger import Call, Ledger, Totals
+from breakwater.embedded.provider.pricing import price_nano
+from breakwater.embedded.provider.script import Script, ScriptError, build_script, load_script, parse_script
+
+__all__ = [
+    "Call",
+    "Ledger",
+    "Script",
+    "ScriptError",
+    "SimulatedProvider",
+    "Totals",
+    "build_script",
+    "load_script",
+    "parse_script",
+    "price_nano",
+]

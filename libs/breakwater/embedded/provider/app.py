@@ -1,0 +1,229 @@
+"""The simulated provider's HTTP server: its life, and the course of a call from its arrival to the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+from breakwater.embedded.provider import errors, wire
+from breakwater.embedded.provider.behaviour import Decision, Plan, decide, make_plans, refuse
+from breakwater.embedded.provider.control import PREFIX, control
+from breakwater.embedded.provider.delivery import JSON, deliver, refusal
+from breakwater.embedded.provider.ledger import Ledger, OpenCall
+from breakwater.embedded.provider.script import Script, as_script
+
+MAX_BODY_BYTES = 64 * 2**20
+NO_MODEL = "-"
+_FOREVER_S = 86_400.0
+
+
+class SimulatedProvider:
+    """A model provider with scripted behaviour.
+
+    ```python
+    async with SimulatedProvider({"models": {"sim/fast": {"price": ...}}}) as provider:
+        provider.url  # http://127.0.0.1:<port>/v1
+        provider.ledger.totals.cost_nano
+    ```
+    """
+
+    def __init__(
+        self,
+        script: Script | Mapping[str, object],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        ledger_file: Path | None = None,
+        api_keys: Collection[str] = (),
+    ) -> None:
+        """Prepares; nothing listens until `start`.
+
+        Args:
+            script: what to answer.
+            host: the address to listen on.
+            port: 0 takes a free one.
+            ledger_file: keeps the ledger, and is continued from if it exists.
+            api_keys: accepted besides the script's own, and kept when the script is replaced.
+
+        Raises:
+            ScriptError: the script has mistakes.
+            LedgerFileError: the ledger's file can't be used.
+        """
+        self._host, self._port = host, port
+        self._own_keys = frozenset(api_keys)
+        self._stopping = False
+        self._runner: web.ServerRunner | None = None
+        self._apply(as_script(script))
+        self.ledger = Ledger(ledger_file)
+
+    def _apply(self, script: Script) -> None:
+        self._plans: dict[str, Plan] = make_plans(script)
+        keys = self._own_keys.union(script.api_keys or ())
+        self._credentials = frozenset(f"Bearer {key}" for key in keys)
+        self.restart_clock()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, once started."""
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """The base URL that an OpenAI client takes, `/v1` included."""
+        return f"http://{self._host}:{self._port}/v1"
+
+    @property
+    def control_url(self) -> str:
+        """The base URL of the controls."""
+        return f"http://{self._host}:{self._port}/_sim"
+
+    @property
+    def models(self) -> list[str]:
+        """The models it serves."""
+        return list(self._plans)
+
+    @property
+    def since_start_s(self) -> float:
+        """Seconds on the clock of the faults' windows."""
+        return time.monotonic() - self._clock_zero
+
+    def use(self, script: Script | Mapping[str, object]) -> None:
+        """Replaces the script: the clock and the request numbers start anew, the ledger stays.
+
+        Raises:
+            ScriptError: the script has mistakes; the old one stays.
+        """
+        self._apply(as_script(script))
+        self.ledger.restart_numbers()
+
+    def restart_clock(self) -> None:
+        """Now is second 0 of the faults' windows."""
+        self._clock_zero = time.monotonic()
+
+    async def start(self) -> None:
+        """Listens.
+
+        Raises:
+            OSError: the address is taken or not this machine's.
+        """
+        loop = asyncio.get_running_loop()
+        server = web.Server(
+            self._dispatch,
+            # A client that leaves must be seen at once: it decides what a hang costs.
+            handler_cancellation=True,
+            request_factory=lambda message, payload, protocol, writer, task: web.BaseRequest(
+                message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY_BYTES
+            ),
+            access_log=None,
+            # Closing an idle connection races with the next request on it; only faults may break connections here.
+            keepalive_timeout=_FOREVER_S,
+        )
+        # Calls in progress are dropped when it stops, as by a provider that goes down: nothing to wait for.
+        self._runner = web.ServerRunner(server, shutdown_timeout=0.01)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self._port, backlog=4096)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Stops listening and closes the ledger's file. Calls in progress are neither answered nor billed."""
+        self._stopping = True
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self.ledger.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
+        match request.method, request.path:
+            case "POST", "/v1/chat/completions":
+                return await self._chat(request)
+            case "GET", "/v1/models":
+                if not self._authorized(request):
+                    return refusal(401)
+                return web.Response(body=wire.write_models(self._plans), content_type=JSON)
+            case _, path if path.startswith(PREFIX):
+                return await control(self, request)
+            case method, path:
+                return refusal(404, f"There is no {method} {path}.")
+
+    def _authorized(self, request: web.BaseRequest) -> bool:
+        return not self._credentials or request.headers.get("Authorization") in self._credentials
+
+    async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
+        received_at, received = utc_now(), time.monotonic()
+        call, decision = await self._receive(request, received_at, received)
+        remaining = decision.delay_s - (time.monotonic() - received)
+        if remaining > 0:
+            try:
+                await asyncio.sleep(remaining)
+            except asyncio.CancelledError:
+                self._client_left(call, decision, decision.delay_s - (time.monotonic() - received))
+                raise
+        transport = request.transport
+        listening = transport is not None and not transport.is_closing()
+        whole = decision.broken not in ("reset", "truncated")
+        self._settle(call, decision, delivered=listening and whole)
+        return await deliver(request, call, decision)
+
+    async def _receive(self, request: web.BaseRequest, received_at: str, received: float) -> tuple[OpenCall, Decision]:
+        model, chat, refused = NO_MODEL, None, None
+        try:
+            chat = wire.read_request(await request.read())
+            model = chat.model
+        except wire.RequestRefusedError as error:
+            model = error.model or NO_MODEL
+            refused = refuse(400, "invalid_request", error.error)
+        except web.HTTPRequestEntityTooLarge:
+            refused = refuse(413, "invalid_request")
+        headers = request.headers
+        call = self.ledger.begin(model, received_at, headers.get("X-Client-Request-Id"), headers.get("Idempotency-Key"))
+        if not self._authorized(request):
+            return call, refuse(401, "unauthorized")
+        if refused is not None:
+            return call, refused
+        plan = self._plans.get(model)
+        if plan is None or chat is None:
+            return call, refuse(404, "unknown_model", errors.unknown_model(model))
+        return call, decide(plan, call.number, received - self._clock_zero, chat)
+
+    def _client_left(self, call: OpenCall, decision: Decision, remaining_s: float) -> None:
+        if decision.hangs:
+            self._settle(call, replace(decision, status=None, billed=decision.billed_when_abandoned))
+        else:
+            # A provider goes on to produce the answer, and bills it, with nobody listening.
+            asyncio.get_running_loop().call_later(remaining_s, self._settle, call, decision)
+
+    def _settle(self, call: OpenCall, decision: Decision, delivered: bool = False) -> None:
+        if self._stopping:
+            return
+        self.ledger.end(
+            call,
+            status=decision.status,
+            fault=decision.fault,
+            answered_at=None if decision.status is None else utc_now(),
+            delivered=delivered,
+            billed=decision.billed,
+            usage=decision.usage,
+            cost_nano=decision.cost_nano,
+        )
+
+
+def utc_now() -> str:
+    """Now as RFC 3339 in UTC with milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"

@@ -1,0 +1,250 @@
+"""What to answer to a request: a pure decision of the script, the request number, the seed and the time since start."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from statistics import NormalDist
+
+import orjson
+
+from breakwater.embedded.provider import errors
+from breakwater.embedded.provider.pricing import price_nano
+from breakwater.embedded.provider.script import (
+    BrokenKind,
+    ErrorText,
+    Fault,
+    Latency,
+    ModelScript,
+    Script,
+    ToolCall,
+)
+from breakwater.embedded.provider.wire import CHARS_PER_TOKEN, ChatRequest, Usage, tokens_of
+
+_NORMAL = NormalDist()
+_Z95 = _NORMAL.inv_cdf(0.95)
+_PLACEHOLDER = re.compile(r"\{(?:prompt|n)\}")
+ECHOED_CHARS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A model's script, and the key that all its draws come from."""
+
+    model: str
+    script: ModelScript
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What happens to one request.
+
+    Attributes:
+        status: the HTTP status; None where no HTTP answer is sent.
+        delay_s: how long until then.
+        fault: the name of what went wrong, None for an ordinary answer.
+        billed: the call is billed when its time has come, whether or not the client still listens.
+        hangs: a client that leaves before the time has come ends the call.
+        billed_when_abandoned: and it is billed even so.
+        usage: tokens of the answer, and what is billed when the call is billed.
+        cost_nano: what the call costs when it is billed, in nano-dollars.
+        report_usage: the answer carries its usage.
+        broken: the way in which a 200 is broken.
+        error: the body's error, for the status or for `error_in_200`.
+    """
+
+    status: int | None
+    delay_s: float = 0.0
+    fault: str | None = None
+    billed: bool = False
+    hangs: bool = False
+    billed_when_abandoned: bool = False
+    completion_id: str = ""
+    content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str = "stop"
+    usage: Usage | None = None
+    cost_nano: int = 0
+    report_usage: bool = True
+    broken: BrokenKind | None = None
+    error: ErrorText | None = None
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    content: str | None
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: str
+    usage: Usage
+
+
+def make_plans(script: Script) -> dict[str, Plan]:
+    """The plan of each model. A model's draws depend on the seed and its own name, not on the other models."""
+    return {
+        model: Plan(model, rules, blake2b(f"{script.seed}\n{model}".encode(), digest_size=32).digest())
+        for model, rules in script.models.items()
+    }
+
+
+def refuse(status: int, fault: str, error: ErrorText | None = None) -> Decision:
+    """An error that no script asked for: a wrong key, an unknown model, a request that can't be read."""
+    return Decision(status=status, fault=fault, error=error)
+
+
+def decide(plan: Plan, number: int, elapsed_s: float, request: ChatRequest) -> Decision:
+    """Decides the answer to the `number`-th request (from 1) of a model.
+
+    The same plan, number, time and request always give the same decision.
+
+    Args:
+        plan: the model's script and key.
+        number: counts the requests of this model.
+        elapsed_s: seconds since the provider's clock was started.
+        request: what was asked.
+    """
+    for index, fault in enumerate(plan.script.faults):
+        if _applies(fault, index, plan, number, elapsed_s, request):
+            return _fail(fault, plan, number, request)
+    return _succeed(plan, number, request)
+
+
+def _applies(fault: Fault, index: int, plan: Plan, number: int, elapsed_s: float, request: ChatRequest) -> bool:
+    if fault.from_s is not None and elapsed_s < fault.from_s:
+        return False
+    if fault.to_s is not None and elapsed_s >= fault.to_s:
+        return False
+    if fault.requests is not None:
+        first, last = fault.requests
+        if number < first or (last is not None and number > last):
+            return False
+    if fault.when == "orphan_tool_calls" and not request.orphans:
+        return False
+    return fault.rate is None or _draw(plan.key, number, f"fault{index}") < fault.rate
+
+
+def _succeed(plan: Plan, number: int, request: ChatRequest, fault: Fault | None = None) -> Decision:
+    answer = _answer(plan, number, request, fault)
+    latency = plan.script.latency_ms if fault is None or fault.latency_ms is None else fault.latency_ms
+    return Decision(
+        status=200,
+        delay_s=_delay_s(latency, plan.key, number),
+        fault=None if fault is None else _name(fault),
+        billed=True if fault is None or fault.billed is None else fault.billed,
+        completion_id=f"chatcmpl-{_bits(plan.key, number, 'id'):016x}",
+        content=answer.content,
+        tool_calls=answer.tool_calls,
+        finish_reason=answer.finish_reason,
+        usage=answer.usage,
+        cost_nano=_cost(plan.script, answer.usage),
+        report_usage=plan.script.usage.report,
+    )
+
+
+def _fail(fault: Fault, plan: Plan, number: int, request: ChatRequest) -> Decision:
+    whole = _succeed(plan, number, request, fault)
+    if fault.answer is not None or fault.answer_json is not None:
+        return whole
+    if fault.hang_s is not None:
+        # A client that waits it out gets the ordinary answer.
+        return replace(whole, delay_s=fault.hang_s, hangs=True, billed_when_abandoned=fault.billed_when_abandoned)
+    # `no_choices` is a 200 that reports its usage, so it is billed like one.
+    billed = fault.kind == "no_choices" or plan.script.billed_on_error if fault.billed is None else fault.billed
+    error = fault.error
+    if error is None and fault.when == "orphan_tool_calls":
+        error = errors.orphan_tool_calls(request.orphans)
+    if fault.kind is not None:
+        return replace(
+            whole, status=None if fault.kind == "reset" else 200, broken=fault.kind, billed=billed, error=error
+        )
+    return replace(whole, status=fault.status, billed=billed, error=error, retry_after_s=fault.retry_after_s)
+
+
+def _name(fault: Fault) -> str:
+    if fault.kind is not None:
+        return fault.kind
+    if fault.hang_s is not None:
+        return "hang"
+    return "status" if fault.status is not None else "answer"
+
+
+def _answer(plan: Plan, number: int, request: ChatRequest, fault: Fault | None) -> _Answer:
+    rules = plan.script
+    tool_calls: tuple[ToolCall, ...] = ()
+    content: str | None
+    if fault is not None and (fault.answer is not None or fault.answer_json is not None):
+        content = _text(fault.answer, fault.answer_json, plan.model, number, request)
+    elif rules.tool_calls and request.offers_tools:
+        content, tool_calls = None, rules.tool_calls
+    else:
+        content = _text(rules.answer, rules.answer_json, plan.model, number, request)
+    usage_rule = rules.usage
+    length = len(content) if content is not None else sum(len(str(call.arguments)) for call in tool_calls)
+    input_tokens = _tokens(usage_rule.input_tokens, plan.key, number, "input")
+    if input_tokens is None:
+        input_tokens = tokens_of(request.text_length)
+    output_tokens = _tokens(usage_rule.output_tokens, plan.key, number, "output")
+    if output_tokens is None:
+        output_tokens = tokens_of(length)
+    cached_tokens = min(_tokens(usage_rule.cached_tokens, plan.key, number, "cached") or 0, input_tokens)
+    finish_reason = "tool_calls" if tool_calls else "stop"
+    if request.max_tokens is not None and output_tokens > request.max_tokens:
+        content, tool_calls, finish_reason = _cut(content or "", output_tokens, request.max_tokens), (), "length"
+        output_tokens = request.max_tokens
+    return _Answer(content, tool_calls, finish_reason, Usage(input_tokens, output_tokens, cached_tokens))
+
+
+def _text(answer: str | None, answer_json: object, model: str, number: int, request: ChatRequest) -> str:
+    if answer_json is not None and (request.wants_json or answer is None):
+        return orjson.dumps(answer_json).decode()
+    if answer is not None:
+        values = {"{prompt}": request.prompt, "{n}": str(number)}
+        # One pass: a placeholder inside the prompt's own text stays what it is.
+        return _PLACEHOLDER.sub(lambda match: values[match[0]], answer) if "{" in answer else answer
+    text = f"Simulated answer {number} of {model} to: {request.prompt[:ECHOED_CHARS]}"
+    return orjson.dumps({"answer": text}).decode() if request.wants_json else text
+
+
+def _cut(content: str, tokens: int, limit: int) -> str:
+    return content[: min(len(content) * limit // tokens, limit * CHARS_PER_TOKEN)]
+
+
+def _cost(rules: ModelScript, usage: Usage) -> int:
+    price = rules.price
+    cached = price.cached_input_usd_per_mtok
+    return price_nano(
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        cached_tokens=usage.cached_tokens,
+        input_nano_per_mtok=price.input_usd_per_mtok,
+        output_nano_per_mtok=price.output_usd_per_mtok,
+        cached_input_nano_per_mtok=price.input_usd_per_mtok if cached is None else cached,
+    )
+
+
+def _delay_s(latency: float | Latency, key: bytes, number: int) -> float:
+    if not isinstance(latency, Latency):
+        return latency / 1000
+    sigma = math.log(latency.p95 / latency.p50) / _Z95
+    # Half a step away from 0 and 1, where the inverse of the normal distribution has no value.
+    quantile = (_bits(key, number, "latency") >> 12 | 1) / 2**52
+    return latency.p50 * math.exp(sigma * _NORMAL.inv_cdf(quantile)) / 1000
+
+
+def _tokens(rule: int | tuple[int, int] | None, key: bytes, number: int, lane: str) -> int | None:
+    if not isinstance(rule, tuple):
+        return rule
+    low, high = rule
+    return low + _bits(key, number, lane) % (high - low + 1)
+
+
+def _bits(key: bytes, number: int, lane: str) -> int:
+    """64 bits that depend on nothing but these three; lanes keep the draws of one request independent."""
+    return int.from_bytes(blake2b(f"{number}:{lane}".encode(), key=key, digest_size=8).digest())
+
+
+def _draw(key: bytes, number: int, lane: str) -> float:
+    return (_bits(key, number, lane) >> 11) / 2**53

@@ -1,0 +1,231 @@
+"""The behaviour script: what the simulated provider answers, how fast, at what price, and how it fails.
+
+Written in YAML or JSON, or built in Python. Every mistake is named with its path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import orjson
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
+from breakwater.embedded.provider.pricing import NanoPerMtok
+
+BrokenKind = Literal["malformed_json", "empty_body", "truncated", "no_choices", "error_in_200", "reset"]
+Condition = Literal["orphan_tool_calls"]
+
+
+class ScriptError(ValueError):
+    """The script can't be used; the message names each mistake with its path."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _ordered(span: int | tuple[int, int]) -> int | tuple[int, int]:
+    if isinstance(span, tuple) and span[0] > span[1]:
+        raise ValueError(f"the range [{span[0]}, {span[1]}] is empty; write the smaller number first")
+    return span
+
+
+_Tokens = Annotated[int, Field(ge=0)]
+
+
+class Price(_Part):
+    """Written in USD per million tokens. Without a cached price, cached input costs what fresh input costs."""
+
+    input_usd_per_mtok: NanoPerMtok
+    output_usd_per_mtok: NanoPerMtok
+    cached_input_usd_per_mtok: NanoPerMtok | None = None
+
+
+class Latency(_Part):
+    """A log-normal in milliseconds, given by its median and its 95th percentile."""
+
+    p50: Annotated[float, Field(gt=0)]
+    p95: Annotated[float, Field(gt=0)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.p95 < self.p50:
+            raise ValueError(f"p95 ({self.p95:g}) must not be below p50 ({self.p50:g})")
+        return self
+
+
+class UsageRule(_Part):
+    """Tokens of an answer: a number, a range drawn from the seed, or (None) by the text's length.
+
+    `report: false` leaves `usage` out of the answer; the call is billed all the same.
+    """
+
+    input_tokens: _Tokens | tuple[_Tokens, _Tokens] | None = None
+    output_tokens: _Tokens | tuple[_Tokens, _Tokens] | None = None
+    cached_tokens: _Tokens | tuple[_Tokens, _Tokens] = 0
+    report: bool = True
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for span in (self.input_tokens, self.output_tokens, self.cached_tokens):
+            if span is not None:
+                _ordered(span)
+        return self
+
+
+class ToolCall(_Part):
+    """A tool call the model asks for. `arguments` is sent as JSON text, as OpenAI does."""
+
+    name: Annotated[str, Field(min_length=1)]
+    arguments: dict[str, JsonValue] = {}
+
+
+class ErrorText(_Part):
+    """The body of an error; what is left out comes from the status' usual error."""
+
+    type: str | None = None
+    code: str | None = None
+    message: str | None = None
+    param: str | None = None
+
+
+class Fault(_Part):
+    """One way to fail and when. All conditions given must hold; without any it always applies.
+
+    Attributes:
+        from_s: applies from this many seconds after the start on.
+        to_s: and before this many.
+        rate: the share of requests it hits, drawn from the seed.
+        requests: first and last request number of this model it hits, both included; a last of null means no end.
+        when: a property of the request.
+        status: answers with this HTTP status.
+        hang_s: accepts the request and answers, normally, only after this long.
+        kind: answers 200 with a broken body, or (`reset`) closes the socket.
+        answer: answers normally, but with this text; `answer_json` with this JSON.
+        retry_after_s: sent with `status` as `Retry-After`.
+        error: the error body sent with `status` or `error_in_200`.
+        latency_ms: replaces the model's latency.
+        billed: replaces the rule that only a whole answer is billed, and an error as `billed_on_error` says.
+        billed_when_abandoned: a hang the client gave up on is billed as if it had been answered.
+    """
+
+    from_s: Annotated[float, Field(ge=0)] | None = None
+    to_s: Annotated[float, Field(gt=0)] | None = None
+    rate: Annotated[float, Field(ge=0, le=1)] | None = None
+    requests: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)] | None] | None = None
+    when: Condition | None = None
+
+    status: Annotated[int, Field(ge=300, le=599)] | None = None
+    hang_s: Annotated[float, Field(gt=0)] | None = None
+    kind: BrokenKind | None = None
+    answer: str | None = None
+    answer_json: JsonValue | None = None
+
+    retry_after_s: Annotated[float, Field(ge=0)] | None = None
+    error: ErrorText | None = None
+    latency_ms: Annotated[float, Field(ge=0)] | Latency | None = None
+    billed: bool | None = None
+    billed_when_abandoned: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        effects = ("status", "hang_s", "kind", "answer", "answer_json")
+        given = [name for name in effects if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"needs exactly one of {', '.join(effects)}; it has {' and '.join(given) or 'none'}")
+        if self.retry_after_s is not None and self.status is None:
+            raise ValueError("retry_after_s is sent with an error: it needs status")
+        if self.error is not None and self.status is None and self.kind != "error_in_200":
+            raise ValueError("error needs status, or kind: error_in_200")
+        if self.billed_when_abandoned and self.hang_s is None:
+            raise ValueError("billed_when_abandoned is about a hang: it needs hang_s")
+        if self.to_s is not None and self.to_s <= (self.from_s or 0):
+            raise ValueError(f"the window ends (to_s {self.to_s:g}) before it begins (from_s {self.from_s or 0:g})")
+        if self.requests is not None and self.requests[1] is not None and self.requests[1] < self.requests[0]:
+            raise ValueError(f"the range {list(self.requests)} is empty; write the smaller number first")
+        return self
+
+
+class ModelScript(_Part):
+    """How one model behaves.
+
+    Attributes:
+        price: what a billed call costs.
+        latency_ms: how long every answer takes, errors included; a number or a log-normal.
+        usage: the tokens of an answer.
+        answer: the text; `{prompt}` is the last user message, `{n}` the request number of this model.
+        answer_json: the answer to a request for JSON, and to all requests where `answer` is not given.
+        tool_calls: asked for when the request offers tools and its last message is not a tool's result.
+        billed_on_error: an error or a broken answer is billed with the tokens the answer would have had.
+        faults: the first that applies wins.
+    """
+
+    price: Price
+    latency_ms: Annotated[float, Field(ge=0)] | Latency = 0.0
+    usage: UsageRule = UsageRule()
+    answer: str | None = None
+    answer_json: JsonValue | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    billed_on_error: bool = False
+    faults: tuple[Fault, ...] = ()
+
+
+class Script(_Part):
+    """The whole provider. With `api_keys`, any other `Authorization` is answered 401."""
+
+    seed: int = 0
+    api_keys: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    models: Annotated[dict[str, ModelScript], Field(min_length=1)]
+
+
+def build_script(content: object) -> Script:
+    """Checks a script given as plain values.
+
+    Raises:
+        ScriptError: names each mistake with its path.
+    """
+    try:
+        return Script.model_validate(content)
+    except ValidationError as error:
+        # The input is left out: it may be an API key.
+        lines = [f"{'.'.join(map(str, item['loc'])) or 'script'}: {item['msg']}" for item in error.errors()]
+        raise ScriptError("the provider script has mistakes:\n  " + "\n  ".join(lines)) from None
+
+
+def parse_script(text: str | bytes, *, is_json: bool = False) -> Script:
+    """Reads a script from YAML, or from JSON.
+
+    Raises:
+        ScriptError: the text is no YAML or JSON, or the script has mistakes.
+    """
+    try:
+        content: object = orjson.loads(text) if is_json else yaml.safe_load(text)
+    except (orjson.JSONDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ScriptError(f"the provider script is not readable as {'JSON' if is_json else 'YAML'}: {error}") from error
+    return build_script(content)
+
+
+def load_script(path: Path) -> Script:
+    """Reads a script file; `.json` is JSON, anything else YAML.
+
+    Raises:
+        ScriptError: the file can't be read, or the script has mistakes; names the file.
+    """
+    try:
+        return parse_script(path.read_bytes(), is_json=path.suffix == ".json")
+    except OSError as error:
+        raise ScriptError(f"can't read the provider script {path}: {error.strerror}") from error
+    except ScriptError as error:
+        raise ScriptError(f"{path}: {error}") from error
+
+
+def as_script(script: Script | Mapping[str, object]) -> Script:
+    """A script as it is, or built from plain values.
+
+    Raises:
+        ScriptError: names each mistake with its path.
+    """
+    return script if isinstance(script, Script) else build_script(script)

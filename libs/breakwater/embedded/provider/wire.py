@@ -1,0 +1,199 @@
+"""OpenAI's chat completions on the wire: reading a request, writing answers and errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+
+from breakwater.embedded.provider.script import ErrorText, ToolCall
+
+JSON_FORMATS = frozenset({"json_object", "json_schema"})
+CHARS_PER_TOKEN = 4
+"""The usual rule of thumb; a simulated model has no tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What a request says, as far as a scripted model looks at it."""
+
+    model: str
+    prompt: str
+    """Text of the last user message."""
+    text_length: int
+    """Characters of all messages together."""
+    max_tokens: int | None = None
+    wants_json: bool = False
+    offers_tools: bool = False
+    """Tools are offered, and the last message is not the result of one."""
+    orphans: tuple[str, ...] = ()
+    """Ids of tool calls that have no result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of an answer; `cached_tokens` are part of `input_tokens`."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+
+
+class RequestRefusedError(Exception):
+    """The request is not one the endpoint takes.
+
+    Attributes:
+        error: the body of the 400 it is answered with.
+        model: the model it named, where that much could be read.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, model: str | None = None):
+        super().__init__(message)
+        self.error = ErrorText(message=message, param=param, code=code)
+        self.model = model
+
+
+def tokens_of(length: int) -> int:
+    """Tokens of a text of so many characters; never zero."""
+    return max(1, math.ceil(length / CHARS_PER_TOKEN))
+
+
+def read_request(body: bytes) -> ChatRequest:
+    """Reads the body of `POST /v1/chat/completions`.
+
+    Raises:
+        RequestRefusedError: it is no JSON object, lacks a model or messages, or asks for what is not simulated.
+    """
+    try:
+        payload: object = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestRefusedError(f"The body is not valid JSON: {error}") from error
+    if not isinstance(payload, dict):
+        raise RequestRefusedError("The body must be a JSON object.")
+    fields = cast("dict[str, Any]", payload)
+    model = fields.get("model")
+    if not isinstance(model, str) or not model:
+        raise RequestRefusedError("You must name a model, as text.", param="model")
+    messages = _messages(fields, model)
+    if fields.get("stream"):
+        raise RequestRefusedError(
+            "Streaming is not simulated; leave `stream` out.", param="stream", code="unsupported_value", model=model
+        )
+    if fields.get("n") not in (None, 1):
+        raise RequestRefusedError(
+            "Only one choice is simulated; leave `n` out.", param="n", code="unsupported_value", model=model
+        )
+    prompt = next((_text(m) for m in reversed(messages) if m["role"] == "user"), "")
+    response_format = fields.get("response_format")
+    return ChatRequest(
+        model=model,
+        prompt=prompt,
+        text_length=sum(len(_text(message)) for message in messages),
+        max_tokens=_max_tokens(fields, model),
+        wants_json=isinstance(response_format, dict)
+        and cast("dict[str, Any]", response_format).get("type") in JSON_FORMATS,
+        offers_tools=bool(fields.get("tools")) and messages[-1]["role"] != "tool",
+        orphans=find_orphans(messages),
+    )
+
+
+def _messages(fields: dict[str, Any], model: str) -> list[dict[str, Any]]:
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestRefusedError("`messages` must be a list with at least one message.", param="messages", model=model)
+    for index, message in enumerate(cast("list[Any]", messages)):
+        if not isinstance(message, dict) or not isinstance(cast("dict[str, Any]", message).get("role"), str):
+            raise RequestRefusedError(
+                "A message must be an object with a `role`.", param=f"messages[{index}]", model=model
+            )
+    return cast("list[dict[str, Any]]", messages)
+
+
+def _max_tokens(fields: dict[str, Any], model: str) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens"):
+        value = fields.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise RequestRefusedError(f"`{name}` must be a whole number of at least 1.", param=name, model=model)
+        return value
+    return None
+
+
+def _text(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        parts = cast("list[Any]", content)
+        return "".join(str(cast("dict[str, Any]", part).get("text", "")) for part in parts if isinstance(part, dict))
+    return ""
+
+
+def find_orphans(messages: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+    """Ids of tool calls that the messages right after them do not answer."""
+    orphans: list[str] = []
+    waiting: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            answered = message.get("tool_call_id")
+            waiting = [call_id for call_id in waiting if call_id != answered]
+            continue
+        orphans += waiting
+        calls = message.get("tool_calls")
+        waiting = [
+            str(cast("dict[str, Any]", call).get("id"))
+            for call in (cast("list[Any]", calls) if isinstance(calls, list) else [])
+            if isinstance(call, dict)
+        ]
+    return (*orphans, *waiting)
+
+
+def write_completion(
+    *,
+    completion_id: str,
+    model: str,
+    created: int,
+    content: str | None,
+    tool_calls: tuple[ToolCall, ...],
+    finish_reason: str,
+    usage: Usage | None,
+    with_choices: bool = True,
+) -> bytes:
+    """A `chat.completion` object. `usage` of None leaves the field out."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{completion_id[-16:]}_{index}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": orjson.dumps(call.arguments).decode()},
+            }
+            for index, call in enumerate(tool_calls)
+        ]
+    answer: dict[str, Any] = {
+        "id": completion_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}]
+        if with_choices
+        else [],
+    }
+    if usage is not None:
+        answer["usage"] = {
+            "prompt_tokens": usage.input_tokens,
+            "completion_tokens": usage.output_tokens,
+            "total_tokens": usage.input_tokens + usage.output_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        }
+    return orjson.dumps(answer)
+
+
+def write_models(models: Iterable[str]) -> bytes:
+    """The answer of `GET /v1/models`."""
+    data = [{"id": model, "object": "model", "created": 0, "owned_by": "simulated"} for model in models]
+    return orjson.dumps({"object": "list", "data": data})

@@ -1,0 +1,361 @@
+from __future__ import annotations
+
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from breakwater.embedded.provider import ScriptError, build_script, parse_script, price_nano
+from breakwater.embedded.provider.behaviour import Decision, decide, make_plans
+from breakwater.embedded.provider.errors import error_headers, write_error
+from breakwater.embedded.provider.pricing import nano_per_mtok
+from breakwater.embedded.provider.script import ErrorText, Script
+from breakwater.embedded.provider.wire import ChatRequest, RequestRefusedError, find_orphans, read_request
+
+from .provider_kit import COST_NANO, MODEL, PRICE, chat, script
+
+ASKED = ChatRequest(model=MODEL, prompt="hello", text_length=5)
+
+
+def answer(content: dict[str, Any], number: int = 1, elapsed_s: float = 0.0, request: ChatRequest = ASKED) -> Decision:
+    return decide(make_plans(build_script(content))[MODEL], number, elapsed_s, request)
+
+
+@pytest.mark.parametrize(
+    ("fault", "hit", "missed"),
+    [
+        ({"from_s": 5, "to_s": 12}, [(1, 5.0), (9, 11.999)], [(1, 4.999), (1, 12.0)]),
+        ({"to_s": 2}, [(1, 0.0)], [(1, 2.0)]),
+        ({"from_s": 2}, [(1, 2.0), (1, 1e6)], [(1, 1.9)]),
+        ({"requests": [2, 4]}, [(2, 0.0), (4, 9.0)], [(1, 0.0), (5, 0.0)]),
+        ({"requests": [3, None]}, [(3, 0.0), (10**6, 0.0)], [(2, 0.0)]),
+        ({"requests": [2, 4], "from_s": 1}, [(3, 1.0)], [(3, 0.5), (5, 1.0)]),
+        ({"rate": 1}, [(1, 0.0), (77, 3.0)], []),
+        ({"rate": 0}, [], [(number, 0.0) for number in range(1, 50)]),
+        ({}, [(1, 0.0), (2, 99.0)], []),
+    ],
+)
+def test_a_fault_applies_where_all_its_conditions_hold(
+    fault: dict[str, Any], hit: list[tuple[int, float]], missed: list[tuple[int, float]]
+) -> None:
+    content = script({**fault, "status": 503})
+    assert [answer(content, *point).status for point in hit] == [503] * len(hit)
+    assert [answer(content, *point).status for point in missed] == [200] * len(missed)
+
+
+def test_the_first_fault_that_applies_wins() -> None:
+    content = script({"requests": [1, 1], "status": 429}, {"requests": [1, 2], "status": 401})
+    assert [answer(content, number).status for number in (1, 2, 3)] == [429, 401, 200]
+
+
+def test_a_rate_hits_about_its_share_and_each_fault_draws_for_itself() -> None:
+    content = script({"rate": 0.1, "status": 429}, {"rate": 0.1, "status": 503})
+    statuses = [answer(content, number).status for number in range(1, 4001)]
+    assert 320 < statuses.count(429) < 480
+    assert 280 < statuses.count(503) < 440
+
+
+def test_another_seed_gives_other_faults() -> None:
+    hits = [
+        [n for n in range(1, 200) if answer(script({"rate": 0.2, "status": 429}, seed=seed), n).status == 429]
+        for seed in (1, 2)
+    ]
+    assert hits[0] != hits[1]
+
+
+def test_models_with_the_same_rules_do_not_fail_on_the_same_numbers() -> None:
+    rules = {"price": PRICE, "faults": [{"rate": 0.2, "status": 429}]}
+    plans = make_plans(build_script({"models": {"a": rules, "b": rules}}))
+    hits = [[n for n in range(1, 200) if decide(plan, n, 0.0, ASKED).status == 429] for plan in plans.values()]
+    assert hits[0] != hits[1]
+
+
+def test_latency_is_a_log_normal_with_the_given_median_and_95th_percentile() -> None:
+    content = script(latency_ms={"p50": 20, "p95": 60})
+    delays = sorted(answer(content, number).delay_s * 1000 for number in range(1, 4001))
+    assert delays[2000] == pytest.approx(20, rel=0.1)
+    assert delays[3800] == pytest.approx(60, rel=0.15)
+
+
+@given(
+    seed=st.integers(0, 2**64),
+    number=st.integers(1, 10**9),
+    elapsed_s=st.floats(0, 1e6),
+    prompt=st.text(max_size=50),
+    max_tokens=st.none() | st.integers(1, 200),
+    wants_json=st.booleans(),
+)
+def test_the_same_seed_number_time_and_request_give_the_same_decision(
+    seed: int, number: int, elapsed_s: float, prompt: str, max_tokens: int | None, wants_json: bool
+) -> None:
+    content = script(
+        {"rate": 0.3, "status": 429, "retry_after_s": 1},
+        {"rate": 0.3, "from_s": 10, "kind": "truncated"},
+        seed=seed,
+        latency_ms={"p50": 3, "p95": 30},
+        usage={"output_tokens": [0, 99], "cached_tokens": [0, 500]},
+    )
+    request = ChatRequest(MODEL, prompt, len(prompt), max_tokens, wants_json)
+    first = answer(content, number, elapsed_s, request)
+    # Another model beside it must not change its draws.
+    content["models"] = {"a/first": {"price": PRICE}, **content["models"]}
+    assert answer(content, number, elapsed_s, request) == first
+    assert first.usage is not None
+    assert first.usage.cached_tokens <= first.usage.input_tokens
+    assert max_tokens is None or first.usage.output_tokens <= max_tokens
+
+
+@given(
+    tokens=st.tuples(st.integers(0, 10**7), st.integers(0, 10**7), st.floats(0, 1)),
+    prices=st.tuples(*[st.decimals(0, 1000, places=6)] * 3),
+)
+def test_the_price_is_the_exact_sum_rounded_half_up_once(
+    tokens: tuple[int, int, float], prices: tuple[Decimal, Decimal, Decimal]
+) -> None:
+    fresh_and_cached, output, share = tokens
+    cached = int(fresh_and_cached * share)
+    usd = ((fresh_and_cached - cached) * prices[0] + cached * prices[2] + output * prices[1]) / Decimal(10**6)
+    assert price_nano(
+        input_tokens=fresh_and_cached,
+        output_tokens=output,
+        cached_tokens=cached,
+        input_nano_per_mtok=nano_per_mtok(str(prices[0])),
+        output_nano_per_mtok=nano_per_mtok(str(prices[1])),
+        cached_input_nano_per_mtok=nano_per_mtok(str(prices[2])),
+    ) == int((usd * 10**9).quantize(Decimal(1), ROUND_HALF_UP))
+
+
+@pytest.mark.parametrize(
+    ("input_tokens", "nano"),
+    [(0, 0), (1, 0), (2, 1), (3, 1), (5, 1), (6, 2)],
+)
+def test_half_a_nano_dollar_is_rounded_up(input_tokens: int, nano: int) -> None:
+    # 0.00025 USD a million tokens is a quarter of a nano-dollar a token.
+    cost = price_nano(
+        input_tokens=input_tokens,
+        output_tokens=0,
+        cached_tokens=0,
+        input_nano_per_mtok=nano_per_mtok("0.00025"),
+        output_nano_per_mtok=0,
+        cached_input_nano_per_mtok=0,
+    )
+    assert cost == nano
+
+
+def test_cached_input_without_its_own_price_costs_what_fresh_input_costs() -> None:
+    content = script(price={"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"})
+    assert answer(content).cost_nano == 120 * 1000 + 40 * 2000
+
+
+@pytest.mark.parametrize("price", ["-1", "0.0000000001", "free", "nan", "inf", True, None, "0.15" + "0" * 30 + "1"])
+def test_a_price_that_is_no_exact_amount_is_refused(price: object) -> None:
+    with pytest.raises(ValueError, match=r"price|decimal places"):
+        nano_per_mtok(price)
+
+
+@pytest.mark.parametrize(
+    ("fault", "model", "billed"),
+    [
+        ({"requests": [9, 9], "status": 500}, {}, True),
+        ({"status": 500}, {}, False),
+        ({"status": 500}, {"billed_on_error": True}, True),
+        ({"status": 500, "billed": False}, {"billed_on_error": True}, False),
+        ({"kind": "no_choices"}, {}, True),
+        ({"kind": "truncated"}, {}, False),
+        ({"kind": "truncated"}, {"billed_on_error": True}, True),
+        ({"kind": "reset", "billed": True}, {}, True),
+        ({"hang_s": 60}, {}, True),
+        ({"answer": "other"}, {}, True),
+    ],
+)
+def test_a_call_is_billed_when_its_answer_was_produced(
+    fault: dict[str, Any], model: dict[str, Any], billed: bool
+) -> None:
+    decision = answer(script(fault, **model))
+    assert (decision.billed, decision.cost_nano) == (billed, COST_NANO)
+
+
+def test_max_tokens_cuts_the_text_and_says_so() -> None:
+    content = script(answer="abcdefghij" * 8, usage={"output_tokens": 40})
+    cut = answer(content, request=ChatRequest(MODEL, "x", 1, max_tokens=10))
+    assert cut.usage is not None
+    assert (cut.usage.output_tokens, cut.finish_reason, cut.content) == (10, "length", "abcdefghij" * 2)
+    whole = answer(content, request=ChatRequest(MODEL, "x", 1, max_tokens=40))
+    assert (whole.finish_reason, whole.content) == ("stop", "abcdefghij" * 8)
+
+
+def test_tokens_follow_the_length_of_the_text_where_the_script_gives_none() -> None:
+    decision = answer(script(answer="a" * 41, usage={}), request=ChatRequest(MODEL, "x", 101))
+    assert decision.usage is not None
+    assert (decision.usage.input_tokens, decision.usage.output_tokens) == (26, 11)
+
+
+def test_a_template_names_the_prompt_and_the_number_and_leaves_other_braces_alone() -> None:
+    decision = answer(script(answer='{n}: {prompt} {"a": {}}'), 3, request=ChatRequest(MODEL, "say {n}", 7))
+    assert decision.content == '3: say {n} {"a": {}}'
+
+
+@pytest.mark.parametrize(
+    ("model", "wants_json", "expected"),
+    [
+        ({"answer": "text", "answer_json": {"a": 1}}, False, "text"),
+        ({"answer": "text", "answer_json": {"a": 1}}, True, '{"a":1}'),
+        ({"answer_json": [1, None]}, False, "[1,null]"),
+        ({"answer": "no json"}, True, "no json"),
+        ({}, True, f'{{"answer":"Simulated answer 1 of {MODEL} to: hello"}}'),
+    ],
+)
+def test_a_request_for_json_gets_the_scripted_json(model: dict[str, Any], wants_json: bool, expected: str) -> None:
+    request = ChatRequest(MODEL, "hello", 5, wants_json=wants_json)
+    assert answer(script(**model), request=request).content == expected
+
+
+def test_a_fault_can_be_another_answer_as_for_one_that_fails_a_schema_at_first() -> None:
+    content = script({"requests": [1, 1], "answer": "{}"}, answer_json={"title": "x"})
+    assert [answer(content, number).content for number in (1, 2)] == ["{}", '{"title":"x"}']
+
+
+def test_tool_calls_are_asked_for_once_tools_are_offered() -> None:
+    content = script(tool_calls=[{"name": "search", "arguments": {"q": "x"}}])
+    offered = answer(content, request=ChatRequest(MODEL, "x", 1, offers_tools=True))
+    assert (offered.finish_reason, offered.content, offered.tool_calls[0].name) == ("tool_calls", None, "search")
+    assert answer(content).tool_calls == ()
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+OTHER = {**CALL, "id": "call_2"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "orphans"),
+    [
+        ([{"role": "user"}], ()),
+        ([{"role": "assistant", "tool_calls": [CALL]}], ("call_1",)),
+        ([{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "call_1"}], ()),
+        ([{"role": "assistant", "tool_calls": [CALL, OTHER]}, {"role": "tool", "tool_call_id": "call_1"}], ("call_2",)),
+        (
+            [{"role": "assistant", "tool_calls": [CALL]}, {"role": "user"}, {"role": "tool", "tool_call_id": "call_1"}],
+            ("call_1",),
+        ),
+        ([{"role": "assistant", "tool_calls": None}, {"role": "user"}], ()),
+    ],
+)
+def test_a_tool_call_is_an_orphan_when_the_messages_right_after_it_bring_no_result(
+    messages: list[dict[str, Any]], orphans: tuple[str, ...]
+) -> None:
+    assert find_orphans(messages) == orphans
+
+
+def test_orphan_tool_calls_are_refused_by_name_and_other_requests_are_answered() -> None:
+    content = script({"when": "orphan_tool_calls", "status": 400})
+    decision = answer(content, request=ChatRequest(MODEL, "x", 1, orphans=("call_1",)))
+    assert decision.status == 400
+    assert b"call_1" in write_error(400, decision.error)
+    assert answer(content).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"{", None),
+        (b"[]", None),
+        (b"{}", "model"),
+        (orjson.dumps({"model": "m"}), "messages"),
+        (orjson.dumps({"model": "m", "messages": []}), "messages"),
+        (orjson.dumps({"model": "m", "messages": ["hello"]}), "messages[0]"),
+        (orjson.dumps(chat(stream=True)), "stream"),
+        (orjson.dumps(chat(n=2)), "n"),
+        (orjson.dumps(chat(max_tokens=0)), "max_tokens"),
+        (orjson.dumps(chat(max_completion_tokens="9")), "max_completion_tokens"),
+    ],
+)
+def test_a_request_that_can_not_be_served_is_refused_with_the_parameter(body: bytes, param: str | None) -> None:
+    with pytest.raises(RequestRefusedError) as refused:
+        read_request(body)
+    assert refused.value.error.param == param
+
+
+def test_a_request_is_read_with_text_in_parts_and_tools() -> None:
+    body = chat(max_tokens=7, tools=[{}], response_format={"type": "json_schema", "json_schema": {}})
+    body["messages"] = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]},
+    ]
+    assert read_request(orjson.dumps(body)) == ChatRequest(MODEL, "one two", 15, 7, wants_json=True, offers_tools=True)
+
+
+def test_an_error_body_is_completed_from_what_its_status_usually_says() -> None:
+    assert orjson.loads(write_error(429, None))["error"]["code"] == "rate_limit_exceeded"
+    custom = orjson.loads(write_error(400, ErrorText(code="context_length_exceeded", message="Too long.")))
+    assert custom["error"] == {
+        "message": "Too long.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "context_length_exceeded",
+    }
+    assert orjson.loads(write_error(418, None))["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("wait_s", "header"), [(1, "1"), (1.0, "1"), (0.25, "0.25"), (0, "0"), (120, "120")])
+def test_retry_after_is_sent_in_seconds(wait_s: float, header: str) -> None:
+    headers = error_headers(429, wait_s)
+    assert (headers["Retry-After"], headers["x-ratelimit-remaining-requests"]) == (header, "0")
+    assert error_headers(503, None) == {}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "path"),
+    [
+        ({"statsu": 500}, f"models.{MODEL}.faults.0.statsu"),
+        ({}, "needs exactly one of"),
+        ({"status": 500, "hang_s": 1}, "needs exactly one of"),
+        ({"status": 200}, f"models.{MODEL}.faults.0.status"),
+        ({"rate": 1.5, "status": 500}, f"models.{MODEL}.faults.0.rate"),
+        ({"requests": [4, 2], "status": 500}, "is empty"),
+        ({"from_s": 5, "to_s": 5, "status": 500}, "window ends"),
+        ({"kind": "reset", "retry_after_s": 1}, "needs status"),
+        ({"status": 500, "billed_when_abandoned": True}, "needs hang_s"),
+    ],
+)
+def test_a_mistake_in_a_fault_is_named(mistake: dict[str, Any], path: str) -> None:
+    with pytest.raises(ScriptError) as raised:
+        build_script(script(mistake))
+    assert path in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "model", [{"latency_ms": {"p50": 9, "p95": 3}}, {"usage": {"output_tokens": [9, 3]}}, {"price": {}}]
+)
+def test_a_mistake_in_a_model_is_refused(model: dict[str, Any]) -> None:
+    with pytest.raises(ScriptError, match=f"models.{MODEL}"):
+        build_script(script(**model))
+
+
+def test_a_mistake_never_repeats_a_key() -> None:
+    with pytest.raises(ScriptError) as raised:
+        build_script({**script(), "api_keys": {"sk-secret": 1}})
+    assert "sk-secret" not in str(raised.value)
+
+
+def test_yaml_json_and_a_dump_of_a_script_give_the_same_script() -> None:
+    yaml = f"""
+seed: 7
+models:
+  "{MODEL}":
+    price: {{input_usd_per_mtok: 0.15, output_usd_per_mtok: "0.60", cached_input_usd_per_mtok: "0.075"}}
+    usage: {{input_tokens: 120, output_tokens: 40, cached_tokens: 20}}
+    faults:
+      - {{requests: [1, 40], status: 429, retry_after_s: 2}}
+"""
+    built = build_script(script({"requests": [1, 40], "status": 429, "retry_after_s": 2}))
+    assert parse_script(yaml) == built
+    assert parse_script(built.model_dump_json(), is_json=True) == built
+    assert Script.model_validate(built.model_dump()) == built
+
+
+def test_a_script_that_is_no_yaml_is_refused() -> None:
+    with pytest.raises(ScriptError, match="not readable as YAML"):
+        parse_script("models: [")
