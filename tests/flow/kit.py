@@ -1,0 +1,172 @@
+"""A whole plane for tests: real servers, the services as processes, and the simulated provider in this one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import nats
+import yaml
+from nats.aio.client import Client
+
+from breakwater.bus.provision import provision
+from breakwater.cli.setup import bus_plan
+from breakwater.config import load_config
+from breakwater.contracts import subjects
+from breakwater.embedded.provider import SimulatedProvider
+
+PRICE = {"input_usd_per_mtok": "0.15", "output_usd_per_mtok": "0.60"}
+USAGE = {"input_tokens": 120, "output_tokens": 40}
+COST_NANO = 120 * 150 + 40 * 600
+COST = "0.000042000"
+"""What one call of `model()` costs, in USD."""
+
+
+def model(*faults: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A model of the simulated provider: 1 ms, 160 tokens, and the faults that are given."""
+    return {"price": PRICE, "usage": USAGE, "latency_ms": 1, "faults": list(faults), **more}
+
+
+def config_for(provider_url: str, agents: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """A config with one provider, and a price for every model that the agents name."""
+    models = {model for agent in agents.values() for model in (agent["model"], *agent.get("fallback_models", ()))}
+    return {
+        "providers": {"sim": {"base_url": provider_url}},
+        "models": {model: {"price": PRICE} for model in sorted(models)} | more.pop("models", {}),
+        "agents": dict(agents),
+        **more,
+    }
+
+
+async def until(condition: Callable[[], Awaitable[Any]], timeout_s: float = 60.0, what: str = "the condition") -> Any:
+    """Waits until a condition holds, and returns its value."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := await condition()):
+        assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s} s"
+        await asyncio.sleep(0.02)
+    return value
+
+
+class Plane:
+    """Handles to a running plane."""
+
+    def __init__(self, directory: Path, environment: dict[str, str], client: Client, sim: SimulatedProvider) -> None:
+        self.directory = directory
+        self.environment = environment
+        self.client = client
+        self.jetstream = client.jetstream(timeout=10)
+        self.sim = sim
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, service: str, name: str | None = None) -> None:
+        """Starts a service as a process of its own."""
+        name = name or service
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "services", service], env=self.environment, stdout=log, stderr=log
+            )
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        self.processes[name].kill()
+        self.processes[name].wait()
+
+    def terminate(self, name: str, timeout_s: float = 20) -> int:
+        """SIGTERM, and the exit code."""
+        self.processes[name].send_signal(signal.SIGTERM)
+        return self.processes[name].wait(timeout_s)
+
+    def log(self, name: str) -> str:
+        """What a service has logged."""
+        return (self.directory / f"{name}.log").read_text()
+
+    async def publish(self, job: Mapping[str, Any] | bytes, agent: str | None = None, **headers: str) -> int:
+        """Publishes a job as any NATS client would, and returns its sequence in JOBS."""
+        data = job if isinstance(job, bytes) else json.dumps(job).encode()
+        name = agent if agent is not None else json.loads(data)["agent"]
+        ack = await self.jetstream.publish(subjects.job(name), data, timeout=10, headers=headers or None)
+        return ack.seq
+
+    async def result(self, job_id: str, timeout_s: float = 60.0) -> dict[str, Any]:
+        """The result of a job, when it is there."""
+
+        async def find() -> dict[str, Any] | None:
+            return await self.last("RESULTS", subjects.result(job_id))
+
+        return await until(find, timeout_s, f"a result of {job_id}")
+
+    async def last(self, stream: str, subject: str) -> dict[str, Any] | None:
+        """The last message on a subject, parsed."""
+        try:
+            message = await self.jetstream.get_last_msg(stream, subject, direct=True)
+        except nats.js.errors.NotFoundError:
+            return None
+        return json.loads(message.data or b"null")
+
+    async def messages(self, stream: str, subject: str) -> list[dict[str, Any]]:
+        """All messages on a subject (wildcards allowed), in order, parsed; each with its `_subject`."""
+        subscription = await self.jetstream.subscribe(subject, stream=stream, ordered_consumer=True)
+        found: list[dict[str, Any]] = []
+        try:
+            while True:
+                message = await subscription.next_msg(timeout=0.5)
+                found.append(json.loads(message.data) | {"_subject": message.subject})
+        except nats.errors.TimeoutError:
+            return found
+        finally:
+            await subscription.unsubscribe()
+
+    async def attempts(self, agent: str, execution_id: str) -> list[dict[str, Any]]:
+        """The attempts of an execution, as they stand in the log."""
+        return await self.messages("EVENTS", subjects.attempt(agent, execution_id, "*"))
+
+    async def pending_jobs(self) -> int:
+        """Jobs that are not yet acknowledged."""
+        return (await self.jetstream.stream_info("JOBS")).state.messages
+
+
+@asynccontextmanager
+async def running_plane(
+    directory: Path,
+    *,
+    nats_url: str,
+    redis_url: str,
+    script: Mapping[str, Any],
+    agents: Mapping[str, Any],
+    services: Iterable[str] = ("worker", "breaker", "budget"),
+    environment: Mapping[str, str] | None = None,
+    **config: Any,
+) -> AsyncGenerator[Plane]:
+    """Starts the provider and the services, and stops what is left of them afterwards."""
+    async with SimulatedProvider(dict(script)) as sim:
+        path = directory / "breakwater.yaml"
+        path.write_text(yaml.safe_dump(config_for(sim.url, agents, **config)))
+        await provision(nats_url, bus_plan(load_config(path)))
+        client = await nats.connect(nats_url, max_reconnect_attempts=-1, reconnect_time_wait=0.2)
+        variables = {
+            **os.environ,
+            "BREAKWATER_CONFIG": str(path),
+            "BREAKWATER_NATS_URL": nats_url,
+            "BREAKWATER_REDIS_URL": redis_url,
+            **(environment or {}),
+        }
+        plane = Plane(directory, variables, client, sim)
+        try:
+            for service in services:
+                plane.start(service)
+            yield plane
+        finally:
+            for process in plane.processes.values():
+                process.kill()
+            for process in plane.processes.values():
+                process.wait()
+            await client.close()

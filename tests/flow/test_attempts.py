@@ -1,0 +1,180 @@
+"""Jobs through the worker: retries, fallbacks, timeouts, refusals, and what is recorded of them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import datetime, timedelta
+
+import pytest
+
+from breakwater.contracts import subjects
+from tests.flow.conftest import StartPlane
+from tests.flow.kit import COST, COST_NANO, model, until
+
+QUICK = {"retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0.01}, "breaker": "off"}
+
+
+async def test_a_published_job_is_answered_recorded_and_acknowledged(start_plane: StartPlane) -> None:
+    async with start_plane({"sim/fast": model()}, {"writer": {"model": "sim/fast"}}) as plane:
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello", "metadata": {"run": 7}})
+        result = await plane.result("j1")
+        assert (result["status"], result["total_cost"], result["cost_basis"]) == ("succeeded", COST, "billed")
+        assert isinstance(result["output"], str)
+        [attempt] = await plane.attempts("writer", "j1")
+        assert (attempt["attempt_id"], attempt["cost"], attempt["cause"]) == ("j1:1", COST, "first")
+        [record] = await plane.messages("EVENTS", "bw.executions.writer.j1")
+        assert record["metadata"] == {"run": 7}
+        await until(lambda: _drained(plane), what="an empty JOBS")
+        spent = await until(lambda: _spent(plane.environment["BREAKWATER_REDIS_URL"]), what="a settled budget")
+        assert spent == COST_NANO
+
+
+async def _drained(plane) -> bool:
+    return await plane.pending_jobs() == 0
+
+
+async def _spent(redis_url: str) -> int:
+    import redis.asyncio as aioredis
+
+    client = aioredis.Redis.from_url(redis_url, decode_responses=True)
+    try:
+        [key] = [key async for key in client.scan_iter("bw:{budget}:daily:*")] or [None]
+        return 0 if key is None else int(await client.hget(key, "spent:global") or 0)
+    finally:
+        await client.aclose()
+
+
+async def test_a_server_error_is_retried_exactly_as_configured(start_plane: StartPlane) -> None:
+    models = {"sim/flaky": model({"requests": [1, 2], "status": 503})}
+    async with start_plane(models, {"writer": {"model": "sim/flaky", **QUICK}}) as plane:
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello"})
+        result = await plane.result("j1")
+        assert result["status"] == "succeeded"
+        assert [(a["outcome"], a["cause"]) for a in result["attempts"]] == [
+            ("error", "first"),
+            ("error", "retry"),
+            ("success", "retry"),
+        ]
+        assert result["attempts"][1]["backoff_ms"] >= 10
+        assert result["total_cost"] == COST
+        assert plane.sim.ledger.totals.calls == 3
+
+
+async def test_a_client_error_costs_one_call_and_ends_in_the_dead_letters_with_the_original_bytes(
+    start_plane: StartPlane,
+) -> None:
+    async with start_plane({"sim/m": model({"status": 401})}, {"writer": {"model": "sim/m", **QUICK}}) as plane:
+        job = {"agent": "writer", "job_id": "j1", "prompt": "hello"}
+        await plane.publish(job)
+        result = await plane.result("j1")
+        assert (result["status"], result["reason"]) == ("dead_lettered", "error")
+        assert result["error"]["status_code"] == 401
+        assert "credentials" in result["error"]["user_message"]
+        assert plane.sim.ledger.totals.calls == 1
+        [letter] = await plane.messages("DLQ", "bw.dlq.error.writer")
+        assert json.loads(base64.b64decode(letter["payload_base64"])) == job
+        assert letter["execution_id"] == "j1"
+
+
+async def test_a_fallback_model_takes_over_and_its_spend_and_the_wasted_one_are_told_apart(
+    start_plane: StartPlane,
+) -> None:
+    models = {"sim/bad": model({"kind": "malformed_json"}), "sim/good": model()}
+    agents = {"writer": {"model": "sim/bad", "fallback_models": ["sim/good"], "max_tokens": 100, **QUICK}}
+    async with start_plane(models, agents) as plane:
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello"})
+        result = await plane.result("j1")
+        assert result["chosen_model"] == "sim/good"
+        assert result["requested_model"] == "sim/bad"
+        assert [a["model"] for a in result["attempts"]] == ["sim/bad"] * 3 + ["sim/good"]
+        assert result["attempts"][3]["cause"] == "fallback"
+        # A broken answer may have been billed: its cost is the reservation, and said to be estimated.
+        assert {a["cost_basis"] for a in result["attempts"][:3]} == {"estimated"}
+        assert result["cost_basis"] == "estimated"
+        assert result["wasted_cost"] == f"{sum(float(a['cost']) for a in result['attempts'][:3]):.9f}"
+
+
+async def test_retry_after_is_honoured(start_plane: StartPlane) -> None:
+    models = {"sim/m": model({"requests": [1, 1], "status": 429, "retry_after_s": 1})}
+    async with start_plane(models, {"writer": {"model": "sim/m", **QUICK}}) as plane:
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello"})
+        result = await plane.result("j1")
+        assert result["status"] == "succeeded"
+        assert result["attempts"][0]["error"]["kind"] == "rate_limit"
+        assert result["attempts"][1]["backoff_ms"] >= 1000
+
+
+async def test_a_hanging_call_ends_with_the_attempts_timeout_and_the_job_with_its_total(
+    start_plane: StartPlane,
+) -> None:
+    agents = {"writer": {"model": "sim/m", **QUICK, "timeout_s": 0.3, "total_timeout_s": 0.8}}
+    async with start_plane({"sim/m": model({"hang_s": 60})}, agents) as plane:
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello"})
+        result = await plane.result("j1")
+        assert (result["status"], result["reason"]) == ("dead_lettered", "timeout")
+        assert {a["error"]["kind"] for a in result["attempts"]} == {"timeout"}
+        assert 2 <= result["attempts_count"] <= 3
+        spent = datetime.fromisoformat(result["completed_at"]) - datetime.fromisoformat(result["dispatched_at"])
+        assert timedelta(seconds=0.8) <= spent < timedelta(seconds=5)
+
+
+async def test_a_long_wait_holds_no_slot_and_survives_a_restart(start_plane: StartPlane) -> None:
+    models = {"sim/m": model({"requests": [1, 1], "status": 429, "retry_after_s": 11})}
+    agents = {"writer": {"model": "sim/m", **QUICK}}
+    async with start_plane(models, agents, services=("worker",)) as plane:
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello"})
+        await until(lambda: plane.attempts("writer", "j1"), what="the first attempt")
+        assert plane.terminate("worker") == 0
+        plane.start("worker")
+        result = await plane.result("j1")
+        assert [a["outcome"] for a in result["attempts"]] == ["error", "success"]
+        assert result["attempts"][1]["backoff_ms"] >= 11_000
+
+
+async def test_a_dry_run_answers_the_plan_and_calls_nothing(start_plane: StartPlane) -> None:
+    agents = {"writer": {"model": "sim/m", "fallback_models": ["sim/n"]}}
+    async with start_plane({"sim/m": model(), "sim/n": model()}, agents) as plane:
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello", "dry_run": True})
+        result = await plane.result("j1")
+        assert [planned["model"] for planned in result["output"]["models"]] == ["sim/m", "sim/n"]
+        assert float(result["output"]["models"][0]["worst_case_cost"]) > 0
+        assert plane.sim.ledger.totals.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (b"not json", "JSON"),
+        (b'{"agent": "writer", "prompt": 3}', "prompt"),
+        (b'{"agent": "writer", "prompt": "x", "modle": "y"}', "modle"),
+        (b'{"agent": "writer"}', "exactly one"),
+        (b'{"agent": "other", "prompt": "x"}', "other"),
+        (b'{"agent": "writer", "prompt": "\xff\xfe"}', ""),
+        (b'{"agent": "writer", "prompt": "x", "model": "a.b/c d*>"}', "not allowed"),
+    ],
+)
+async def test_a_job_that_cannot_be_run_is_refused_with_its_reason_and_kept(
+    start_plane: StartPlane, data: bytes, named: str
+) -> None:
+    async with start_plane({"sim/m": model()}, {"writer": {"model": "sim/m"}}, services=("worker",)) as plane:
+        await plane.publish(data, "writer", **{"Nats-Msg-Id": "bad-1"})
+        result = await plane.result("bad-1")
+        assert (result["status"], result["reason"]) == ("dead_lettered", "invalid")
+        assert named in result["error"]["message"]
+        [letter] = await plane.messages("DLQ", "bw.dlq.invalid.writer")
+        assert base64.b64decode(letter["payload_base64"]) == data
+        assert len(await plane.messages("EVENTS", subjects.execution("writer", "bad-1"))) == 1
+
+
+async def test_any_model_id_makes_its_way_through_every_subject(start_plane: StartPlane) -> None:
+    wild = "org.name/some model:v1.5*>"
+    agents = {"an agent/with.odd*name": {"model": wild, "breaker": {"consecutive_failures": 1, "cooldown_s": 60}}}
+    async with start_plane({wild: model({"status": 500})}, agents) as plane:
+        await plane.publish({"agent": "an agent/with.odd*name", "job_id": "j/1.2 *", "prompt": "hello"})
+        result = await plane.result("j/1.2 *")
+        assert result["requested_model"] == wild
+        [opened] = await until(
+            lambda: plane.messages("EVENTS", subjects.breaker("an agent/with.odd*name", wild)), what="a transition"
+        )
+        assert opened["model"] == wild

@@ -1,0 +1,120 @@
+"""Crashes, duplicates and outages: nothing accepted is lost, and nothing is recorded twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from tests.flow.conftest import StartPlane
+from tests.flow.kit import model, until
+from tests.servers import RunningServer
+
+
+async def test_jobs_of_a_killed_worker_finish_on_another_with_the_lost_attempt_on_record(
+    start_plane: StartPlane,
+) -> None:
+    # The first eight calls hang, so that the worker is killed in the middle of them.
+    models = {"sim/m": model({"requests": [1, 8], "hang_s": 600})}
+    agents = {"writer": {"model": "sim/m", "timeout_s": 120, "concurrency": 8}}
+    async with start_plane(models, agents, services=("worker",)) as plane:
+        for number in range(8):
+            await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": "x"})
+
+        async def all_calling() -> bool:
+            return plane.sim.ledger.totals.in_progress >= 8
+
+        await until(all_calling, what="eight calls under way")
+        plane.kill("worker")
+        plane.start("worker", "second")
+        results = [await plane.result(f"j{number}", timeout_s=90) for number in range(8)]
+        for number, result in enumerate(results):
+            assert [a["outcome"] for a in result["attempts"]] == ["worker_lost", "success"]
+            assert result["attempts"][0]["cost_basis"] == "estimated"
+            recorded = await plane.attempts("writer", f"j{number}")
+            assert [a["attempt_id"] for a in recorded] == [f"j{number}:1", f"j{number}:2"]
+        records = await plane.messages("EVENTS", "bw.executions.>")
+        assert Counter(record["execution_id"] for record in records) == {f"j{number}": 1 for number in range(8)}
+
+
+async def test_fifty_jobs_with_one_id_are_one_execution_and_fifty_equal_answers(start_plane: StartPlane) -> None:
+    agents = {"writer": {"model": "sim/m", "concurrency": 16}}
+    async with start_plane({"sim/m": model(latency_ms=50)}, agents) as plane:
+        answers: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def answered(message: Any) -> None:
+            await answers.put(message.data)
+
+        await plane.client.subscribe("bw.replies.*", cb=answered)
+        jobs = [
+            {"agent": "writer", "job_id": "one", "prompt": "x", "reply_to": f"bw.replies.{number}"} for number in range(50)
+        ]
+        await asyncio.gather(*(plane.publish(job) for job in jobs))
+        received = [await asyncio.wait_for(answers.get(), 60) for _ in range(50)]
+        assert len(set(received)) == 1
+        assert plane.sim.ledger.totals.calls == 1
+        assert len(await plane.messages("EVENTS", "bw.executions.writer.one")) == 1
+
+
+async def test_a_stopping_worker_gives_its_jobs_back_at_once(start_plane: StartPlane) -> None:
+    models = {"sim/m": model({"requests": [1, 1], "hang_s": 600})}
+    agents = {"writer": {"model": "sim/m", "timeout_s": 300}}
+    limits = {"drain_s": 0.5}
+    async with start_plane(models, agents, services=("worker",), limits=limits) as plane:
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "x"})
+
+        async def calling() -> bool:
+            return plane.sim.ledger.totals.in_progress >= 1
+
+        await until(calling, what="a call under way")
+        assert plane.terminate("worker") == 0
+        plane.start("worker", "second")
+        result = await plane.result("j1", timeout_s=25)  # well below the ack wait of 30 s
+        assert [a["outcome"] for a in result["attempts"]] == ["worker_lost", "success"]
+
+
+async def test_outages_of_redis_and_nats_lose_nothing_and_are_told_once(
+    start_plane: StartPlane, own_nats_server: RunningServer, own_redis_server: RunningServer
+) -> None:
+    agents = {"writer": {"model": "sim/m", "concurrency": 8, "breaker": "off"}}
+    async with start_plane({"sim/m": model(latency_ms=30)}, agents) as plane:
+        accepted: list[str] = []
+        load = asyncio.create_task(_load(plane, accepted))
+        await plane.result("j1")  # the worker is up
+        for server in (own_redis_server, own_nats_server):
+            before = len(accepted)
+            await until(lambda before=before: _more_than(accepted, before + 20), what="load")
+            server.kill()
+            await asyncio.sleep(3)
+            await server.restart_async()
+        before = len(accepted)
+        await until(lambda: _more_than(accepted, before + 20), what="load after the outages")
+        load.cancel()
+        results = [await plane.result(job_id, timeout_s=90) for job_id in accepted]
+        assert {result["status"] for result in results} == {"succeeded"}
+        records = await plane.messages("EVENTS", "bw.executions.>")
+        assert Counter(record["execution_id"] for record in records) == dict.fromkeys(accepted, 1)
+        lines = plane.log("worker").splitlines()
+        assert 1 <= sum('"unavailable"' in line for line in lines) <= 6, plane.log("worker")
+        assert sum('"available_again"' in line for line in lines) >= 1
+
+
+async def _more_than(items: list[str], number: int) -> bool:
+    return len(items) > number
+
+
+async def _load(plane: Any, accepted: list[str]) -> None:
+    """Publishes jobs without end; what was acknowledged is accepted, the rest is tried again under its id."""
+    number = 0
+    while True:
+        number += 1
+        job = {"agent": "writer", "job_id": f"j{number}", "prompt": "x"}
+        while True:
+            try:
+                await plane.publish(job, **{"Nats-Msg-Id": f"j{number}"})
+            except Exception:
+                await asyncio.sleep(0.2)
+            else:
+                break
+        accepted.append(f"j{number}")
+        await asyncio.sleep(0.02)

@@ -1,0 +1,74 @@
+"""Breakers and budgets on a whole plane."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.flow.conftest import StartPlane
+from tests.flow.kit import COST_NANO, model, until
+
+ONE_TRY = {"retry": {"max_attempts": 1}}
+
+
+async def test_a_breaker_opens_stops_calls_probes_once_and_closes(start_plane: StartPlane) -> None:
+    models = {"sim/m": model({"requests": [1, 3], "status": 500})}
+    agents = {"writer": {"model": "sim/m", **ONE_TRY, "breaker": {"consecutive_failures": 3, "cooldown_s": 2}}}
+    async with start_plane(models, agents) as plane:
+        for number in range(3):
+            await plane.publish({"agent": "writer", "job_id": f"f{number}", "prompt": "x"})
+            await plane.result(f"f{number}")
+        opened = await until(lambda: plane.last("EVENTS", "bw.breakers.writer.*"), what="the breaker to open")
+        assert (opened["from_state"], opened["to_state"]) == ("closed", "open")
+        assert opened["reason"] == "3 consecutive failures (threshold: 3)"
+
+        await plane.publish({"agent": "writer", "job_id": "refused", "prompt": "x"})
+        refused = await plane.result("refused")
+        assert refused["reason"] == "breaker_open"
+        assert refused["attempts"][0]["outcome"] == "short_circuited"
+        assert refused["total_cost"] == "0.000000000"
+        assert plane.sim.ledger.totals.calls == 3
+
+        await asyncio.sleep(2)  # the cool-down itself
+        for number in range(20):
+            await plane.publish({"agent": "writer", "job_id": f"p{number}", "prompt": "x"})
+        results = [await plane.result(f"p{number}") for number in range(20)]
+        causes = [attempt["cause"] for result in results for attempt in result["attempts"]]
+        assert causes.count("probe") == 1
+
+        async def closed() -> bool:
+            last = await plane.last("EVENTS", "bw.breakers.writer.*")
+            return last is not None and last["to_state"] == "closed"
+
+        await until(closed, what="the breaker to close")
+        states = [event["to_state"] for event in await plane.messages("EVENTS", "bw.breakers.writer.*")]
+        assert states == ["open", "half_open", "closed"]
+
+
+async def test_a_hard_budget_is_never_overrun_and_each_threshold_is_told_once(start_plane: StartPlane) -> None:
+    agents = {
+        "writer": {
+            "model": "sim/m",
+            "max_tokens": 40,
+            "budget": {"daily_usd": "0.001", "enforcement": "hard", "soft_at_percent": [50]},
+            "concurrency": 32,
+        }
+    }
+    async with start_plane({"sim/m": model(latency_ms=20)}, agents) as plane:
+        for number in range(60):
+            # Long enough that the estimate of its input tokens is above the 120 that the provider will bill.
+            await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": "x" * 300})
+        results = [await plane.result(f"j{number}") for number in range(60)]
+        succeeded = [result for result in results if result["status"] == "succeeded"]
+        refused = [result for result in results if result["reason"] == "budget_exceeded"]
+        assert len(succeeded) + len(refused) == 60
+        assert refused
+        assert len(succeeded) * COST_NANO <= 1_000_000
+        assert plane.sim.ledger.totals.cost_nano == len(succeeded) * COST_NANO
+        assert refused[0]["attempts"][0]["error"]["class"] == "BudgetExceededError"
+        assert "resets at" in refused[0]["error"]["message"]
+
+        async def told() -> list:
+            return await plane.messages("EVENTS", "bw.budgets.agent.daily")
+
+        events = await until(told, what="the soft cap's event")
+        assert [(event["kind"], event["threshold_percent"]) for event in events].count(("soft_cap", 50)) == 1
