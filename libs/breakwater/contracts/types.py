@@ -39,7 +39,7 @@ def _parse_money(value: object) -> object:
 
 def format_time(moment: datetime) -> str:
     """RFC 3339 in UTC with milliseconds: `2026-11-21T10:00:00.000Z`."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
 def time_from_ms(epoch_ms: int) -> datetime:

@@ -29,6 +29,7 @@ class Endpoints(BaseModel):
         redis_url: Redis, password included.
         clickhouse_url: ClickHouse's HTTP protocol, user and password included.
         api_key_file: The file with a key for the HTTP API.
+        config_file: The config that the services read.
         data_dir: The stack's data directory.
         pid: The process that runs it.
         started_at: When it was started; RFC 3339 UTC with milliseconds in JSON.
@@ -41,6 +42,7 @@ class Endpoints(BaseModel):
     redis_url: str
     clickhouse_url: str
     api_key_file: Path
+    config_file: Path
     data_dir: Path
     pid: int
     started_at: Annotated[AwareDatetime, PlainSerializer(_rfc3339, when_used="json")]

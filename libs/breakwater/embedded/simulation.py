@@ -1,0 +1,89 @@
+"""The simulated provider in place of every real one, so that a config can be tried without a key and without a bill."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from breakwater.config import Config, load_config
+from breakwater.contracts.types import usd_from_nano
+from breakwater.embedded.datadir import DataDir
+from breakwater.files import write_private
+from breakwater.embedded.ports import free_port
+from breakwater.embedded.probes import http_ready
+from breakwater.embedded.process import ProcessSpec
+
+FALLBACK_PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "4"}
+LATENCY_MS = {"p50": 120, "p95": 400}
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """The provider's process, and the config whose providers all are this one.
+
+    Attributes:
+        process: To start before the services.
+        config_file: The config for the services: the person's own with other providers.
+        control_url: Where the provider's ledger is.
+    """
+
+    process: ProcessSpec
+    config_file: Path
+    control_url: str
+
+
+def simulated(data: DataDir, config_file: Path, script: dict[str, Any] | None = None) -> Simulation:
+    """Writes script and config of a simulation into the data directory.
+
+    Args:
+        data: The data directory.
+        config_file: The person's config; prices are taken from it.
+        script: How the provider behaves; by default every model of the config answers, at its price, after 120 ms.
+    """
+    config = load_config(config_file)
+    port = free_port()
+    script_file = data.path / "simulation.json"
+    write_private(script_file, json.dumps(script if script is not None else _script(config)))
+    effective = data.path / "breakwater.simulated.yaml"
+    document = yaml.safe_load(config_file.read_text(encoding="utf-8"))
+    document["providers"] = {name: {"base_url": f"http://127.0.0.1:{port}/v1"} for name in config.providers}
+    # Prices that the simulated provider charges must be the ones the plane reckons with.
+    models = document.setdefault("models", {})
+    for model, price in _prices(config).items():
+        models[model] = {**(models.get(model) or {}), "price": price}
+    write_private(effective, yaml.safe_dump(document, sort_keys=False))
+    argv = [sys.executable, "-m", "breakwater.embedded.provider", "--port", str(port), "--script", str(script_file)]
+    argv += ["--ledger", str(data.path / "simulated-provider.jsonl")]
+    process = ProcessSpec(
+        name="simulated-provider",
+        argv=tuple(argv),
+        log_file=data.logs / "simulated-provider.log",
+        ready=http_ready("127.0.0.1", port, "/_sim/health"),
+    )
+    return Simulation(process, effective, f"http://127.0.0.1:{port}")
+
+
+def _prices(config: Config) -> dict[str, Any]:
+    prices: dict[str, Any] = {}
+    for model in sorted({model for agent in config.agents.values() for model in agent.chain}):
+        settings = config.models.get(model)
+        if settings is None or settings.price is None:
+            prices[model] = FALLBACK_PRICE
+            continue
+        price = settings.price
+        prices[model] = {
+            "input_usd_per_mtok": usd_from_nano(price.input_usd_per_mtok),
+            "output_usd_per_mtok": usd_from_nano(price.output_usd_per_mtok),
+        }
+        if price.cached_input_usd_per_mtok is not None:
+            prices[model]["cached_input_usd_per_mtok"] = usd_from_nano(price.cached_input_usd_per_mtok)
+    return prices
+
+
+def _script(config: Config) -> dict[str, Any]:
+    return {"models": {model: {"price": price, "latency_ms": LATENCY_MS} for model, price in _prices(config).items()}}

@@ -1,0 +1,167 @@
+"""What the local stack consists of: which servers are started and which are given, and every process of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from breakwater.bus.permissions import GRANTS
+from breakwater.embedded.datadir import DataDir
+from breakwater.embedded.endpoints import Endpoints
+from breakwater.embedded.ports import choose_port
+from breakwater.embedded.probes import Probe, http_ready
+from breakwater.embedded.process import ProcessSpec
+from breakwater.embedded.servers import (
+    CLICKHOUSE_PORT,
+    NATS_PORT,
+    REDIS_PORT,
+    NatsUser,
+    clickhouse_spec,
+    nats_spec,
+    redis_spec,
+)
+
+LOOPBACK = "127.0.0.1"
+HTTP_PORT = 8080
+CLICKHOUSE_USER = "breakwater"
+DATABASE = "breakwater"
+SERVICES = ("worker", "breaker", "budget", "alerter", "sink", "request")
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A stack that is decided and not yet started.
+
+    Attributes:
+        servers: Processes to start first, in this order. A server that was given by its URL is not among them.
+        services: Processes to start when the servers are prepared.
+        setup_env: The `BREAKWATER_*` variables of whoever prepares the servers.
+        endpoints: Where programs find everything.
+        given: The servers that were given, by name.
+    """
+
+    servers: tuple[ProcessSpec, ...]
+    services: tuple[ProcessSpec, ...]
+    setup_env: Mapping[str, str] = field(repr=False)
+    endpoints: Endpoints
+    given: tuple[str, ...]
+
+
+def plan_stack(
+    data: DataDir, config_file: Path, *, workers: int = 1, environment: Mapping[str, str], http_port: int | None = None
+) -> Stack:
+    """Chooses ports, makes secrets, and lists the processes. Starts nothing.
+
+    Args:
+        data: The data directory; it must be locked by the caller.
+        config_file: What the services read.
+        workers: How many worker processes to run.
+        environment: Where `BREAKWATER_NATS_URL`, `BREAKWATER_REDIS_URL` and `BREAKWATER_CLICKHOUSE_URL` may name
+            servers that are already there.
+        http_port: Where the API listens; the standard port or the next free one when None.
+    """
+    servers: list[ProcessSpec] = []
+    nats_url = environment.get("BREAKWATER_NATS_URL")
+    redis_url = environment.get("BREAKWATER_REDIS_URL")
+    clickhouse_url = environment.get("BREAKWATER_CLICKHOUSE_URL")
+    given = [name for name, url in (("nats", nats_url), ("redis", redis_url), ("clickhouse", clickhouse_url)) if url]
+
+    def nats_for(user: str) -> str:
+        return nats_url or f"nats://{user}:{data.secret(f'nats-{user}')}@{LOOPBACK}:{nats_port}"
+
+    nats_port = 0
+    if not nats_url:
+        nats_port = choose_port(NATS_PORT)
+        users = [
+            NatsUser(grant.user, data.secret(f"nats-{grant.user}"), grant.publish, grant.subscribe) for grant in GRANTS
+        ]
+        servers.append(nats_spec(data.path, nats_port, users))
+    if not redis_url:
+        port, password = choose_port(REDIS_PORT), data.secret("redis")
+        servers.append(redis_spec(data.path, port, password))
+        redis_url = f"redis://:{password}@{LOOPBACK}:{port}/0"
+    if not clickhouse_url:
+        port, password = choose_port(CLICKHOUSE_PORT), data.secret("clickhouse")
+        servers.append(clickhouse_spec(data.path, port, CLICKHOUSE_USER, data.secret_file("clickhouse")))
+        clickhouse_url = f"http://{CLICKHOUSE_USER}:{password}@{LOOPBACK}:{port}/{DATABASE}"
+
+    http_port = choose_port(HTTP_PORT) if http_port is None else http_port
+    common = {
+        "BREAKWATER_CONFIG": str(config_file.absolute()),
+        "BREAKWATER_REDIS_URL": redis_url,
+        "BREAKWATER_CLICKHOUSE_URL": clickhouse_url,
+        "BREAKWATER_HTTP_HOST": LOOPBACK,
+        "BREAKWATER_HTTP_PORT": str(http_port),
+        "BREAKWATER_API_KEYS_FILE": str(data.path / "api_keys.json"),
+    }
+    endpoints = Endpoints(
+        request_url=f"http://{LOOPBACK}:{http_port}",
+        nats_url=nats_for("client"),
+        redis_url=redis_url,
+        clickhouse_url=clickhouse_url,
+        api_key_file=data.secret_file("api-key"),
+        config_file=config_file.absolute(),
+        data_dir=data.path,
+        pid=os.getpid(),
+        started_at=datetime.now(UTC),
+    )
+    return Stack(
+        servers=tuple(servers),
+        services=tuple(
+            _service_spec(data, name, process, common | {"BREAKWATER_NATS_URL": nats_for(name)}, http_port)
+            for name, process in _processes(workers)
+        ),
+        setup_env=common | {"BREAKWATER_NATS_URL": nats_for("setup")},
+        endpoints=endpoints,
+        given=tuple(given),
+    )
+
+
+def _processes(workers: int) -> Sequence[tuple[str, str]]:
+    several = [("worker", f"worker-{number}") for number in range(1, workers + 1)] if workers > 1 else []
+    return [*(several or [("worker", "worker")]), *((name, name) for name in SERVICES if name != "worker")]
+
+
+def _service_spec(
+    data: DataDir, service: str, process: str, environment: Mapping[str, str], http_port: int
+) -> ProcessSpec:
+    alive = data.path / "alive" / process
+    ready: Probe = (
+        http_ready(LOOPBACK, http_port, "/readyz") if service == "request" else _touched_since(alive, time.time())
+    )
+    return ProcessSpec(
+        name=process,
+        argv=(sys.executable, "-m", "services", service),
+        log_file=data.logs / f"{process}.log",
+        ready=ready,
+        env={**environment, "BREAKWATER_ALIVE_FILE": str(alive)},
+        # A worker lets its calls finish; the config bounds for how long.
+        stop_timeout_s=9.0 if service in {"worker", "request"} else 5.0,
+        ready_timeout_s=60.0,
+    )
+
+
+def _touched_since(file: Path, planned_at: float) -> Probe:
+    """Probe a service without a port: it touches its alive file while it is connected and turns.
+
+    The time is compared with the last answer, so that after a restart the file of the run before does not count.
+    """
+    seen = planned_at
+
+    async def probe() -> bool:
+        nonlocal seen
+        try:
+            touched = file.stat().st_mtime  # noqa: ASYNC240  one look at a local file
+        except FileNotFoundError:
+            return False
+        if touched <= seen:
+            return False
+        seen = touched
+        return True
+
+    return probe
