@@ -6,6 +6,9 @@ import asyncio
 from collections import Counter
 from typing import Any
 
+import nats.errors
+import nats.js.errors
+
 from tests.flow.conftest import StartPlane
 from tests.flow.kit import model, until
 from tests.servers import RunningServer
@@ -47,7 +50,8 @@ async def test_fifty_jobs_with_one_id_are_one_execution_and_fifty_equal_answers(
 
         await plane.client.subscribe("bw.replies.*", cb=answered)
         jobs = [
-            {"agent": "writer", "job_id": "one", "prompt": "x", "reply_to": f"bw.replies.{number}"} for number in range(50)
+            {"agent": "writer", "job_id": "one", "prompt": "x", "reply_to": f"bw.replies.{number}"}
+            for number in range(50)
         ]
         await asyncio.gather(*(plane.publish(job) for job in jobs))
         received = [await asyncio.wait_for(answers.get(), 60) for _ in range(50)]
@@ -112,7 +116,7 @@ async def _load(plane: Any, accepted: list[str]) -> None:
         while True:
             try:
                 await plane.publish(job, **{"Nats-Msg-Id": f"j{number}"})
-            except Exception:
+            except (TimeoutError, nats.errors.Error, nats.js.errors.Error):
                 await asyncio.sleep(0.2)
             else:
                 break

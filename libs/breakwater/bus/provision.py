@@ -77,7 +77,7 @@ async def _apply(
         if existing is None:
             await create(wanted)
             return [f"created {what}"]
-        changed = _differences(wanted, existing)
+        changed = differences(wanted, existing)
         if not changed:
             return []
         await update(_keeping_subjects(wanted, existing))
@@ -86,7 +86,7 @@ async def _apply(
     return [f"updated {what} ({', '.join(changed)})"]
 
 
-def _differences(wanted: Any, existing: Any) -> list[str]:
+def differences(wanted: Any, existing: Any) -> list[str]:
     """The fields that were asked for and are otherwise on the server, which fills in many more of its own."""
     have = asdict(existing)
     asked = {name: value for name, value in asdict(wanted).items() if value is not None}

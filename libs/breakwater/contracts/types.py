@@ -9,6 +9,8 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints, WithJsonSchema
 
 NANO_PER_USD = 1_000_000_000
+MAX_NANO = 2**53
+"""Above this, the scripts on Redis could no longer count to the nano-dollar."""
 
 
 def usd_from_nano(nano: int) -> str:
@@ -28,6 +30,8 @@ def nano_from_usd(usd: str | Decimal) -> int:
         whole = int(nano)
     except (InvalidOperation, ValueError, OverflowError) as error:
         raise ValueError(f"{usd!r} is not an amount in USD; write it like '12.50'") from error
+    if abs(whole) > MAX_NANO:
+        raise ValueError(f"{usd!r} is beyond what can be counted exactly (9 million dollars)")
     if nano != whole:
         raise ValueError(f"{usd!r} is finer than a nano-dollar (nine decimal places)")
     return whole

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BeforeValidator, JsonValue, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, Field, JsonValue, PlainSerializer, WithJsonSchema
 
 from breakwater.contracts.types import Message, nano_from_usd, usd_from_nano
 
@@ -14,12 +14,15 @@ TOKENS_PER_PRICE = 1_000_000
 
 
 def _usd(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError("must be an amount in USD, such as 12.50")  # noqa: TRY004  pydantic reports ValueError
     # YAML gives 0.15 as a float; its shortest decimal form is what the person wrote.
-    return nano_from_usd(str(value)) if isinstance(value, str | int | float) and not isinstance(value, bool) else value
+    return nano_from_usd(str(value))
 
 
 UsdAmount = Annotated[
     int,
+    Field(ge=0),
     BeforeValidator(_usd),
     PlainSerializer(usd_from_nano),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^\d+(\.\d{1,9})?$"}]}),

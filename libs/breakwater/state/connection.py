@@ -16,6 +16,9 @@ from redis.exceptions import NoScriptError, RedisError
 
 Argument = str | int
 
+MAX_CONNECTIONS = 32
+WAIT_FOR_CONNECTION_S = 10
+
 
 class StateUnavailable(Exception):  # noqa: N818  a state of the world, named as people say it
     """Redis does not answer, or not in time. Every script may be called again: each is idempotent."""
@@ -48,8 +51,11 @@ class Redis:
     """A connection pool that runs scripts, alone or many in one round trip."""
 
     def __init__(self, url: str) -> None:
-        self.client: aioredis.Redis = aioredis.Redis.from_url(
+        pool = aioredis.BlockingConnectionPool.from_url(
             url,
+            # More at once only queue up in Redis, which has one thread; here they queue without a connection each.
+            max_connections=MAX_CONNECTIONS,
+            timeout=WAIT_FOR_CONNECTION_S,
             decode_responses=True,
             socket_timeout=5,
             socket_connect_timeout=2,
@@ -57,6 +63,7 @@ class Redis:
             retry=Retry(NoBackoff(), 1),
             health_check_interval=30,
         )
+        self.client: aioredis.Redis = aioredis.Redis.from_pool(pool)
 
     async def run(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Runs scripts in one round trip, in order, each atomic by itself.

@@ -1,0 +1,55 @@
+"""Whether a Redis server is set up to keep what it is told. Read-only."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis.exceptions import NoPermissionError, ResponseError
+
+from breakwater.state.connection import Redis, translated
+
+
+@dataclass(frozen=True, slots=True)
+class RedisFacts:
+    """What matters of a server's settings; None where its user may not know."""
+
+    version: str
+    ping_ms: float
+    clock_ahead_s: float
+    """How far its clock is ahead of this machine's; negative when behind."""
+    appendonly: bool | None
+    """Whether it survives a restart with at most a second lost."""
+    maxmemory_policy: str | None
+    """Anything but `noeviction` may drop counters and breaker states when memory gets short."""
+
+
+async def inspect(redis: Redis) -> RedisFacts:
+    """Asks a server. Raises StateUnavailable."""
+    client = cast(Any, redis.client)
+    async with translated():
+        await client.ping()
+        begun = time.perf_counter()
+        seconds, microseconds = await client.time()
+        took_s = time.perf_counter() - begun
+        # The answer was made about halfway through the round trip.
+        ahead_s = seconds + microseconds / 1e6 - (time.time() - took_s / 2)
+        info = await client.info("server")
+        settings = await _settings(client)
+    appendonly = settings.get("appendonly")
+    return RedisFacts(
+        version=str(info.get("redis_version", "unknown")),
+        ping_ms=took_s * 1000,
+        clock_ahead_s=ahead_s,
+        appendonly=None if appendonly is None else appendonly == "yes",
+        maxmemory_policy=settings.get("maxmemory-policy"),
+    )
+
+
+async def _settings(client: Any) -> dict[str, str]:
+    try:
+        # One by one: before version 7 the command takes a single name.
+        return {**await client.config_get("appendonly"), **await client.config_get("maxmemory-policy")}
+    except (NoPermissionError, ResponseError):
+        return {}  # managed servers hide CONFIG

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from breakwater.contracts.execution import Attempt, ErrorInfo
+from breakwater.contracts.job import Job
+from breakwater.contracts.types import format_time, ms_from_time, nano_from_usd, time_from_ms, usd_from_nano
+from breakwater.contracts.validation import explain, problems
+
+
+@given(st.integers(min_value=-(2**53), max_value=2**53))
+def test_money_comes_back_from_its_text_to_the_nano_dollar(nano: int) -> None:
+    text = usd_from_nano(nano)
+    assert nano_from_usd(text) == nano
+    assert Decimal(text) == Decimal(nano) / 10**9
+
+
+@pytest.mark.parametrize("text", ["", "a lot", "1e400", "NaN", "Infinity", "0.0000000001", "1,50"])
+def test_what_is_no_amount_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"amount|finer|beyond"):
+        nano_from_usd(text)
+
+
+@given(st.integers(min_value=0, max_value=4 * 10**12))
+def test_times_come_back_to_the_millisecond(ms: int) -> None:
+    moment = time_from_ms(ms)
+    assert ms_from_time(moment) == ms
+    assert ms_from_time(datetime.fromisoformat(format_time(moment))) == ms
+
+
+def test_a_time_is_written_in_utc_with_milliseconds() -> None:
+    assert format_time(datetime(2026, 11, 21, 10, 0, 0, 999_999, UTC)) == "2026-11-21T10:00:00.999Z"
+
+
+def attempt(**more: Any) -> Attempt:
+    now = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
+    fields: dict[str, Any] = {
+        "attempt_id": "j:1", "execution_id": "j", "agent": "a", "number": 1, "model": "m", "provider": "p",
+        "started_at": now, "completed_at": now, "duration_ms": 0, "outcome": "success", "cause": "first",
+    }  # fmt: skip
+    return Attempt.model_validate(fields | more)
+
+
+def test_an_event_comes_back_from_the_wire_as_it_was() -> None:
+    error = ErrorInfo(kind="client", class_="BadRequestError", message="no", status_code=400)
+    written = attempt(cost=1_500_000, cost_basis="billed", error=error, outcome="error")
+    assert Attempt.model_validate_json(written.json_bytes()) == written
+    assert b'"cost":"0.001500000"' in written.json_bytes()
+    assert b'"class":"BadRequestError"' in written.json_bytes()
+
+
+def test_an_unknown_cost_is_null_and_not_zero() -> None:
+    assert b'"cost":null' in attempt().json_bytes()
+
+
+def test_a_field_of_a_later_version_is_ignored_in_an_event() -> None:
+    data = attempt().model_dump(mode="json") | {"from_the_future": 1}
+    assert Attempt.model_validate(data) == attempt()
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "words"),
+    [
+        ({"promt": "x"}, "promt", "did you mean 'prompt'?"),
+        ({"prompt": 3}, "prompt", "valid string"),
+        ({}, "", "exactly one of prompt, messages and input is required; found none"),
+        ({"prompt": "x", "messages": [{"role": "user"}]}, "", "found prompt and messages"),
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "should be"),
+        ({"prompt": "x", "total_timeout_s": 0}, "total_timeout_s", "greater than 0"),
+        ({"prompt": "x", "job_id": ""}, "job_id", "at least 1"),
+        ({"prompt": "x", "job_id": "a\nb"}, "job_id", "pattern"),
+        ({"prompt": "x", "job_id": "j" * 129}, "job_id", "at most 128"),
+        ({"prompt": "x", "reply_to": "bw.jobs.other"}, "reply_to", "inbox"),
+        ({"prompt": "x", "reply_to": "$JS.API.INFO"}, "reply_to", "inbox"),
+        ({"prompt": "x", "params": []}, "params", "dictionary"),
+    ],
+)
+def test_a_wrong_job_is_explained_by_path(fields: dict[str, Any], path: str, words: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Job.model_validate({"agent": "a"} | fields)
+    found = problems(caught.value, Job)
+    assert any(problem.path == path and words in problem.message for problem in found), found
+    assert words in explain(caught.value, Job)
+
+
+def test_an_explanation_never_repeats_what_was_given() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Job.model_validate({"agent": "a", "prompt": ["sk-very-secret"]})
+    assert "secret" not in explain(caught.value)
+
+
+def test_a_prompt_is_one_user_message_and_messages_pass_with_all_their_fields() -> None:
+    assert Job(agent="a", prompt="hi").chat_messages() == [{"role": "user", "content": "hi"}]
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}], "reasoning": "kept"},
+        {"role": "tool", "content": "42", "tool_call_id": "1"},
+    ]
+    assert Job.model_validate({"agent": "a", "messages": messages}).chat_messages() == messages

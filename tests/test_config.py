@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from breakwater.config import ConfigError, SecretRef, load_config, parse_config
+
+GOOD = """
+providers:
+  sim: {base_url: "http://127.0.0.1:1/v1", api_key: {env: SIM_KEY}}
+defaults:
+  retry: {max_attempts: 2}
+  breaker: off
+agents:
+  a: {model: m/1, retry: {base_s: 0.1}, budget: {daily_usd: 0.15, enforcement: hard}}
+  b: {model: m/1, fallback_models: [m/2, m/1], breaker: {errors: 3}}
+"""
+
+
+def test_defaults_apply_to_every_agent_and_its_own_settings_win() -> None:
+    config = parse_config(GOOD)
+    a, b = config.agents["a"], config.agents["b"]
+    assert (a.retry.max_attempts, a.retry.base_s, a.retry.max_delay_s) == (2, 0.1, 5.0)
+    assert a.breaker is None
+    assert b.breaker is not None
+    assert (b.breaker.errors, b.breaker.consecutive_failures) == (3, 3)
+    assert b.chain == ("m/1", "m/2")
+    assert a.budget.daily_usd == 150_000_000
+    assert config.provider_name(a, "m/1") == "sim"
+
+
+def test_the_built_in_defaults_protect() -> None:
+    config = parse_config("providers: {p: {base_url: 'http://x'}}\nagents: {a: {model: m}}")
+    agent = config.agents["a"]
+    assert (agent.retry.max_attempts, agent.retry.base_s, agent.retry.max_delay_s) == (3, 0.5, 5.0)
+    assert agent.timeout_s == 30
+    assert agent.breaker is not None
+    assert (agent.breaker.consecutive_failures, agent.breaker.cooldown_s) == (3, 60)
+    assert config.redaction.built_in
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "max_attempts: 2",
+            "max_atempts: 2",
+            "defaults.retry.max_atempts: is not a setting here; did you mean",
+        ),
+        ("max_attempts: 2", "max_attempts: none", "defaults.retry.max_attempts: should be a valid int"),
+        (
+            "daily_usd: 0.15",
+            "dayly_usd: 0.15",
+            "agents.a.budget.dayly_usd: is not a setting here; did you mean",
+        ),
+        ("daily_usd: 0.15", "daily_usd: lots", "agents.a.budget.daily_usd: 'lots' is not an amount in USD"),
+        ("a: {model: m/1,", "a: {", "agents.a.model: is missing; name the model to call"),
+        ("{env: SIM_KEY}", "sk-1234567890", "providers.sim.api_key: a secret does not belong in the config"),
+        ("{env: SIM_KEY}", "{}", "providers.sim.api_key: give exactly one of env and file"),
+        ('"http://127.0.0.1:1/v1"', "ftp://x", "providers.sim.base_url: "),
+        ("errors: 3", "errors: 3, consecutive_failures: 0", "agents.b.breaker.consecutive_failures: should be"),
+        ("agents:", "agent:", "agent: is not a setting here; did you mean 'agents'?"),
+        (
+            "  b: {model",
+            "  b: {provider: smi, model",
+            "agents.b.provider: 'smi' is not configured; did you mean 'sim'?",
+        ),
+        ("defaults:", "budgets: {timezone: Berlin}\ndefaults:", "budgets.timezone: 'Berlin' is not a time zone"),
+        ("defaults:", "redaction: {patterns: ['(']}\ndefaults:", "redaction.patterns: '(' is not a regular expression"),
+        ("providers:", "providers: [", "line 4, column"),
+    ],
+)
+def test_a_mistake_is_named_by_its_path_and_what_would_be_right(old: str, new: str, words: str) -> None:
+    assert old in GOOD
+    with pytest.raises(ConfigError) as caught:
+        parse_config(GOOD.replace(old, new, 1), source="x.yaml")
+    assert words in str(caught.value)
+    assert "x.yaml" in str(caught.value)
+    assert "sk-1234567890" not in str(caught.value)
+
+
+def test_all_mistakes_are_told_at_once_and_one_in_the_defaults_only_once() -> None:
+    wrong = GOOD.replace("max_attempts", "max_atempts").replace("daily_usd", "dayly_usd")
+    with pytest.raises(ConfigError) as caught:
+        parse_config(wrong)
+    lines = str(caught.value).splitlines()
+    assert lines[0].endswith("2 mistakes")
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize("text", ["", "just words", "- a\n- list"])
+def test_a_file_that_is_no_mapping_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        parse_config(text)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        load_config(tmp_path / "none.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"agents: \xff")
+    with pytest.raises(ConfigError, match="can't be read"):
+        load_config(tmp_path / "latin.yaml")
+    with pytest.raises(ConfigError, match="can't be read"):
+        load_config(tmp_path)
+
+
+def test_a_secret_is_read_from_its_place_and_its_absence_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_KEY", "value")
+    assert SecretRef(env="A_KEY").read() == "value"
+    (tmp_path / "key").write_text("from file\n")
+    assert SecretRef(file=tmp_path / "key").read() == "from file"
+    monkeypatch.delenv("A_KEY")
+    with pytest.raises(ConfigError, match="A_KEY is not set"):
+        SecretRef(env="A_KEY").read()
+    with pytest.raises(ConfigError, match="can't be read"):
+        SecretRef(file=tmp_path / "none").read()
+
+
+def test_the_example_is_right() -> None:
+    config = load_config(Path(__file__).parents[1] / "examples" / "breakwater.yaml")
+    assert len(config.agents) == 3
