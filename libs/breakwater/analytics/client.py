@@ -1,0 +1,278 @@
+"""ClickHouse over HTTP: inserts that say whether the rows or the server are the trouble, queries, statements."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import struct
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from clickhouse_connect.datatypes.registry import get_from_name
+from clickhouse_connect.driver import create_async_client, options
+from clickhouse_connect.driver.asyncclient import AsyncClient
+from clickhouse_connect.driver.binding import quote_identifier
+from clickhouse_connect.driver.exceptions import ClickHouseError, DataError, ProgrammingError
+from clickhouse_connect.driver.insert import InsertContext
+from clickhouse_connect.driver.transform import NativeTransform
+from pydantic import SecretStr
+
+from breakwater.analytics import schema
+from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed, RowsRejected
+
+DEFAULT_DATABASE = "breakwater"
+CONNECT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 60.0
+"""How long a statement may be silent. An insert of thousands of rows takes a fraction of a second."""
+
+REFUSED_BY_DRIVER = 0
+"""The code of a statement that never reached the server, such as one with a parameter missing."""
+
+_INSERT_SETTINGS: dict[str, Any] = {
+    # New servers buffer inserts by default, and answer before the rows are in a part.
+    "async_insert": 0,
+    # The status says what became of the whole insert, not only of its beginning.
+    "wait_end_of_query": 1,
+    # A batch after a long outage, or a replayed one, may span many months.
+    "max_partitions_per_insert_block": 0,
+}
+
+# ClickHouse's codes for a value that does not fit. Anything else is the server's or the schema's trouble: an unknown
+# table, a full disk, a wrong password. That passes or is mended, and no row may be given up for it.
+_ABOUT_THE_ROWS = frozenset(
+    {
+        6,  # CANNOT_PARSE_TEXT
+        26,  # CANNOT_PARSE_QUOTED_STRING
+        27,  # CANNOT_PARSE_INPUT_ASSERTION_FAILED
+        38,  # CANNOT_PARSE_DATE
+        41,  # CANNOT_PARSE_DATETIME
+        69,  # ARGUMENT_OUT_OF_BOUND
+        72,  # CANNOT_PARSE_NUMBER
+        117,  # INCORRECT_DATA
+        128,  # TOO_LARGE_ARRAY_SIZE
+        131,  # TOO_LARGE_STRING_SIZE
+        321,  # VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE
+        349,  # CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN
+        407,  # DECIMAL_OVERFLOW
+        469,  # VIOLATED_CONSTRAINT
+        691,  # UNKNOWN_ELEMENT_OF_ENUM
+    }
+)
+
+# Codes of a server that is there and can't serve now: the same statement works later.
+_PASSING = frozenset(
+    {
+        159,  # TIMEOUT_EXCEEDED
+        202,  # TOO_MANY_SIMULTANEOUS_QUERIES
+        203,  # NO_FREE_CONNECTION
+        209,  # SOCKET_TIMEOUT
+        210,  # NETWORK_ERROR
+        242,  # TABLE_IS_READ_ONLY
+        999,  # KEEPER_EXCEPTION
+    }
+)
+
+# What the driver's serializer raises on a value of a wrong type or size; it documents none of it.
+_BAD_VALUE = (TypeError, ValueError, ArithmeticError, AttributeError, struct.error, ClickHouseError)
+
+_ADDED_BY_DRIVER = re.compile(r"\s*\(for url [^)]*\)\s*$")
+_GRAMMAR = re.compile(r" Expected one of: .*(?=\(SYNTAX_ERROR\))", re.DOTALL)
+_VERSION = re.compile(r"\s*\(version (?:[^()]|\([^()]*\))*\)\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The answer to a query."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+class Analytics:
+    """One ClickHouse database. Connects when first used, and stays usable while the server comes and goes."""
+
+    def __init__(self, scheme: str, host: str, port: int, user: str, password: str, database: str) -> None:
+        self.database = database
+        self._address: dict[str, Any] = {
+            "interface": scheme,
+            "host": host,
+            "port": port,
+            "username": user,
+            "password": password,
+        }
+        self._client: AsyncClient | None = None
+        self._connecting = asyncio.Lock()
+
+    async def insert(self, table: schema.Table, rows: Sequence[Sequence[object]]) -> None:
+        """Stores rows in one insert; they are in the table when it returns.
+
+        Args:
+            table: where.
+            rows: values in the order of the table's columns.
+
+        Raises:
+            RowsRejected: one of the rows can't be stored, whatever is done.
+            AnalyticsUnavailable: try again later with the same rows; which of them are stored is not known.
+        """
+        if not rows:
+            return
+        body = _native(table, rows)
+        try:
+            client = await self._connected()
+            with _translated():
+                await client.raw_insert(insert_block=body, compression="lz4", settings=_INSERT_SETTINGS)
+        except QueryFailed as error:
+            if error.code in _ABOUT_THE_ROWS:
+                raise RowsRejected(f"{table.name}: {error.message}") from error
+            raise AnalyticsUnavailable(f"ClickHouse takes no rows for {table.name}: {error.message}") from error
+
+    async def query(self, sql: str, parameters: Mapping[str, object] | None = None) -> Table:
+        """Runs a statement that gives rows.
+
+        Args:
+            sql: with placeholders such as `{agent:String}`.
+            parameters: their values.
+
+        Raises:
+            QueryFailed: ClickHouse refuses it.
+            AnalyticsUnavailable: no answer.
+        """
+        client = await self._connected()
+        with _translated():
+            result = await client.query(sql, parameters=dict(parameters or {}))
+            return Table(tuple(result.column_names), tuple(tuple(row) for row in result.result_rows))
+
+    async def execute(self, sql: str, parameters: Mapping[str, object] | None = None) -> None:
+        """Runs a statement for its effect. Raises as `query` does."""
+        client = await self._connected()
+        with _translated():
+            await client.command(sql, parameters=dict(parameters or {}))
+
+    async def create_database(self) -> bool:
+        """Creates the database where it is missing; tells whether it was. Raises as `query` does."""
+        client = await self._connected()
+        with _translated():
+            # Asked first: a user who may not create databases can still work in one that is there.
+            there = await client.command(
+                "SELECT count() FROM system.databases WHERE name = {name:String}",
+                parameters={"name": self.database},
+                use_database=False,
+            )
+            if there:
+                return False
+            await client.command(f"CREATE DATABASE IF NOT EXISTS {quote_identifier(self.database)}", use_database=False)
+        return True
+
+    async def ping(self) -> None:
+        """Checks that the server answers, lets us in, and has the database. Raises as `query` does."""
+        await self.query("SELECT 1")
+
+    async def close(self) -> None:
+        """Ends the connections. Used again, it connects again."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    async def _connected(self) -> AsyncClient:
+        if self._client is None:
+            async with self._connecting:
+                if self._client is None:
+                    self._client = await self._connect()
+        return self._client
+
+    async def _connect(self) -> AsyncClient:
+        # Whatever the driver logs it also raises, and an outage would be told once for every try.
+        logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)
+        with _translated():
+            client = await create_async_client(
+                **self._address,
+                compress="lz4",
+                connect_timeout=CONNECT_TIMEOUT_S,
+                send_receive_timeout=ANSWER_TIMEOUT_S,
+                query_retries=0,
+                tz_mode="aware",
+                show_clickhouse_errors=True,
+                client_name="breakwater",
+            )
+        # Named only now, because the driver's first questions would fail in a database that setup has yet to create.
+        client.database = self.database
+        return client
+
+
+def connect(url: SecretStr | str) -> Analytics:
+    """The database of a URL: `http://user:password@host:8123/database`; `https` for TLS. Connects to nothing yet.
+
+    Raises:
+        ValueError: the URL has another form. The text does not repeat it, as it may hold a password.
+    """
+    text = url.get_secret_value() if isinstance(url, SecretStr) else url
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise _not_an_address() from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise _not_an_address()
+    return Analytics(
+        parts.scheme,
+        parts.hostname,
+        port or (8443 if parts.scheme == "https" else 8123),
+        unquote(parts.username or "default"),
+        unquote(parts.password or ""),
+        unquote(parts.path.strip("/")) or DEFAULT_DATABASE,
+    )
+
+
+def _not_an_address() -> ValueError:
+    return ValueError("the ClickHouse URL must look like http://user:password@host:8123/database")
+
+
+def _native(table: schema.Table, rows: Sequence[Sequence[object]]) -> bytes:
+    """The whole insert, in ClickHouse's column format, compressed.
+
+    Made before anything is sent, and not while it is sent as the driver's own `insert` does: a bad value is then
+    found without a half-sent request, and without a thread for each insert.
+    """
+    # The driver would load pandas and pyarrow, where they are installed, only to see that rows are no data frame: most
+    # of a second and 80 MB. What is set here already, it takes for looked up.
+    for library in ("np", "pd", "pd_time_test"):
+        options.__dict__.setdefault(library, None)
+    problems: list[Exception] = []
+    try:
+        context = InsertContext(
+            quote_identifier(table.name),
+            list(table.columns),
+            [get_from_name(kind) for kind in table.columns.values()],
+            data=rows,
+            compression="lz4",
+        )
+        body = b"".join(NativeTransform.build_insert(context, problems.append))
+    except _BAD_VALUE as error:
+        raise RowsRejected(f"{table.name}: {error}") from error
+    if problems:
+        problem = problems[0]
+        raise RowsRejected(f"{table.name}.{context.column_name}: {problem}") from problem
+    return body
+
+
+@contextmanager
+def _translated() -> Generator[None]:
+    """The driver's errors as ours."""
+    try:
+        yield
+    except ClickHouseError as error:
+        text = _VERSION.sub("", _ADDED_BY_DRIVER.sub("", str(error)))
+        # Without the hundred kinds of statement that ClickHouse knows, which it lists after a typing error.
+        message = _GRAMMAR.sub(" ", text.partition("DB::Exception: ")[2] or text)
+        code: int | None = getattr(error, "code", None)
+        if isinstance(error, ProgrammingError | DataError) and code is None:
+            raise QueryFailed(REFUSED_BY_DRIVER, message) from error
+        if code is None or code in _PASSING:
+            raise AnalyticsUnavailable(f"ClickHouse does not answer: {message}") from error
+        raise QueryFailed(code, message) from error
+    except (TimeoutError, OSError) as error:
+        raise AnalyticsUnavailable(f"ClickHouse does not answer: {error or type(error).__name__}") from error

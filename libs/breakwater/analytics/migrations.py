@@ -1,0 +1,63 @@
+"""Brings a database to what the schema says. Run by `breakwater setup`; services never create tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.schema import EXECUTIONS_PER_MINUTE, TABLES
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step. Its statements change nothing where they ran already, or run at the same time elsewhere."""
+
+    version: int
+    name: str
+    statements: tuple[str, ...]
+
+
+MIGRATIONS = (
+    Migration(1, "tables", tuple(table.ddl() for table in TABLES)),
+    Migration(2, "executions per minute", (EXECUTIONS_PER_MINUTE,)),
+)
+"""In order, never changed once released. A column that is added later stands in `schema` for new databases, and in a
+migration here (`ALTER TABLE … ADD COLUMN IF NOT EXISTS`) for those that exist."""
+
+# No transaction and no lock: ClickHouse has neither. Two programs at once both apply the same statements, which is
+# harmless, and both record it, of which one row stays.
+_RECORD = """
+CREATE TABLE IF NOT EXISTS schema_migrations (
+    version UInt32,
+    name String,
+    applied_at DateTime64(3, 'UTC') DEFAULT now64(3, 'UTC')
+) ENGINE = ReplacingMergeTree(applied_at) ORDER BY version
+"""
+
+
+async def migrate(analytics: Analytics) -> tuple[str, ...]:
+    """Creates the database and what is missing in it.
+
+    Returns:
+        What was done, a line each; empty when everything was there.
+
+    Raises:
+        AnalyticsUnavailable: ClickHouse does not answer.
+        QueryFailed: it refuses, as when the user may not create tables.
+    """
+    done: list[str] = []
+    if await analytics.create_database():
+        done.append(f"created database {analytics.database}")
+    await analytics.execute(_RECORD)
+    applied = {row[0] for row in (await analytics.query("SELECT DISTINCT version FROM schema_migrations")).rows}
+    for migration in MIGRATIONS:
+        if migration.version in applied:
+            continue
+        for statement in migration.statements:
+            await analytics.execute(statement)
+        await analytics.execute(
+            "INSERT INTO schema_migrations (version, name) SELECT {version:UInt32}, {name:String}",
+            {"version": migration.version, "name": migration.name},
+        )
+        done.append(f"applied ClickHouse migration {migration.version} ({migration.name})")
+    return tuple(done)

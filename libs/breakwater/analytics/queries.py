@@ -1,0 +1,225 @@
+"""The questions people ask of the tables: `breakwater agents`, `breakwater executions`, and the books.
+
+Everything is read with FINAL: a row that was stored twice and not yet merged counts once. Money comes back as integer
+nano-dollars, None where nothing of it is known. Dry runs are left out of the figures, as they did no work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from breakwater.analytics.client import Analytics, Table
+from breakwater.analytics.rows import attempt_of, execution_of, nano_or_none
+from breakwater.contracts.execution import Execution
+from breakwater.contracts.types import ms_from_time
+
+EXECUTIONS_BY_AGENT = """
+SELECT
+    agent,
+    count() AS executions,
+    countIf(status = 'succeeded') AS succeeded,
+    quantileExact(0.5)(duration_ms) AS p50_ms,
+    quantileExact(0.95)(duration_ms) AS p95_ms
+FROM executions FINAL
+WHERE NOT dry_run AND completed_at >= fromUnixTimestamp64Milli({since_ms:Int64})
+GROUP BY agent
+"""
+
+ATTEMPTS_BY_AGENT = """
+SELECT
+    agent,
+    count() AS attempts,
+    countIf(cause = 'retry') AS retries,
+    countIf(cause = 'fallback') AS fallbacks,
+    countIf(short_circuited) AS short_circuits,
+    countIf(NOT short_circuited) AS calls,
+    countIf(NOT short_circuited AND outcome != 'success') AS failed_calls,
+    countIf(NOT short_circuited AND cost IS NULL) AS unknown_costs,
+    sum(cost) AS spend,
+    sumIf(cost, outcome != 'success') AS wasted
+FROM attempts FINAL
+WHERE started_at >= fromUnixTimestamp64Milli({since_ms:Int64})
+GROUP BY agent
+"""
+
+EXECUTION_LIST = """
+SELECT execution_id, agent, status, reason, chosen_model, attempts_count, total_tokens, total_cost, cost_basis,
+    duration_ms, completed_at, error_message
+FROM executions FINAL
+WHERE completed_at >= fromUnixTimestamp64Milli({since_ms:Int64})
+    AND ({agent:String} = '' OR agent = {agent:String})
+    AND ({status:String} = '' OR status = {status:String})
+ORDER BY completed_at DESC, execution_id
+LIMIT {limit:UInt32}
+"""
+
+# Skipping granules under FINAL is right here: the id is in the sorting key, so every version of a row has the same one.
+ONE_EXECUTION = """
+SELECT * EXCEPT (event_sequence)
+FROM executions FINAL
+WHERE execution_id = {execution_id:String}
+ORDER BY completed_at DESC
+LIMIT 1
+SETTINGS use_skip_indexes_if_final = 1
+"""
+
+ITS_ATTEMPTS = """
+SELECT * EXCEPT (event_sequence)
+FROM attempts FINAL
+WHERE execution_id = {execution_id:String}
+ORDER BY started_at, number
+SETTINGS use_skip_indexes_if_final = 1
+"""
+
+BOOKS = """
+SELECT
+    model,
+    countIf(cost_basis = 'billed') AS billed_calls,
+    countIf(cost_basis = 'estimated') AS estimated_calls,
+    countIf(cost_basis = 'unknown') AS unknown_calls,
+    sum(input_tokens) AS input_tokens,
+    sum(output_tokens) AS output_tokens,
+    sum(cached_tokens) AS cached_tokens,
+    sum(cost) AS cost
+FROM attempts FINAL
+WHERE NOT short_circuited AND started_at >= fromUnixTimestamp64Milli({since_ms:Int64})
+GROUP BY model
+ORDER BY model
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSummary:
+    """How an agent did. Attempts count by when they began, executions by when they ended."""
+
+    agent: str
+    executions: int
+    succeeded: int
+    p50_ms: int | None
+    """None without executions, as `p95_ms`."""
+    p95_ms: int | None
+    attempts: int
+    """Refused admissions included."""
+    retries: int
+    fallbacks: int
+    short_circuits: int
+    unknown_costs: int
+    """Calls whose cost nobody knows; `spend` is a lower bound where there are any."""
+    spend: int | None
+    wasted: int | None
+    """What calls that did not succeed cost; 0 where all did."""
+
+    @property
+    def success_rate(self) -> float | None:
+        """From 0 to 1; None without executions."""
+        return self.succeeded / self.executions if self.executions else None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionLine:
+    """One execution in a list."""
+
+    execution_id: str
+    agent: str
+    status: str
+    reason: str | None
+    chosen_model: str | None
+    attempts_count: int
+    total_tokens: int
+    total_cost: int | None
+    cost_basis: str
+    duration_ms: int
+    completed_at: datetime
+    error_message: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBooks:
+    """What was paid for a model: sums over its calls. Tokens and cost are None where no call told them."""
+
+    model: str
+    billed_calls: int
+    estimated_calls: int
+    unknown_calls: int
+    input_tokens: int | None
+    output_tokens: int | None
+    cached_tokens: int | None
+    cost: int | None
+
+
+async def agent_summaries(analytics: Analytics, *, since: datetime | None = None) -> tuple[AgentSummary, ...]:
+    """Every agent that ran since a time, by name. Raises as `Analytics.query` does."""
+    parameters = {"since_ms": _since_ms(since)}
+    executions = {row["agent"]: row for row in _named(await analytics.query(EXECUTIONS_BY_AGENT, parameters))}
+    attempts = {row["agent"]: row for row in _named(await analytics.query(ATTEMPTS_BY_AGENT, parameters))}
+    return tuple(
+        _summary(agent, executions.get(agent, {}), attempts.get(agent, {}))
+        for agent in sorted(executions.keys() | attempts.keys())
+    )
+
+
+async def list_executions(
+    analytics: Analytics,
+    *,
+    agent: str | None = None,
+    status: str | None = None,
+    since: datetime | None = None,
+    limit: int = 50,
+) -> tuple[ExecutionLine, ...]:
+    """The latest executions first. Raises as `Analytics.query` does."""
+    parameters = {"agent": agent or "", "status": status or "", "since_ms": _since_ms(since), "limit": limit}
+    rows = _named(await analytics.query(EXECUTION_LIST, parameters))
+    return tuple(ExecutionLine(**_in_nano(row, "total_cost")) for row in rows)
+
+
+async def find_execution(analytics: Analytics, execution_id: str) -> Execution | None:
+    """The record of an execution with its attempts, or None. Raises as `Analytics.query` does.
+
+    An id that was used again after the bus forgot it has more than one record: this is the last one, with the attempts
+    of all of them.
+    """
+    parameters = {"execution_id": execution_id}
+    rows = _named(await analytics.query(ONE_EXECUTION, parameters))
+    record = next(iter(rows), None)
+    if record is None:
+        return None
+    attempts = _named(await analytics.query(ITS_ATTEMPTS, parameters))
+    return execution_of(record, (attempt_of(row) for row in attempts))
+
+
+async def books(analytics: Analytics, *, since: datetime | None = None) -> tuple[ModelBooks, ...]:
+    """What each model cost since a time, by the beginning of the calls. Raises as `Analytics.query` does."""
+    rows = _named(await analytics.query(BOOKS, {"since_ms": _since_ms(since)}))
+    return tuple(ModelBooks(**_in_nano(row, "cost")) for row in rows)
+
+
+def _summary(agent: str, executions: dict[str, Any], attempts: dict[str, Any]) -> AgentSummary:
+    return AgentSummary(
+        agent=agent,
+        executions=executions.get("executions", 0),
+        succeeded=executions.get("succeeded", 0),
+        p50_ms=executions.get("p50_ms"),
+        p95_ms=executions.get("p95_ms"),
+        attempts=attempts.get("attempts", 0),
+        retries=attempts.get("retries", 0),
+        fallbacks=attempts.get("fallbacks", 0),
+        short_circuits=attempts.get("short_circuits", 0),
+        unknown_costs=attempts.get("unknown_costs", 0),
+        spend=nano_or_none(attempts["spend"]) if attempts.get("calls") else 0,
+        wasted=nano_or_none(attempts["wasted"]) if attempts.get("failed_calls") else 0,
+    )
+
+
+def _in_nano(row: dict[str, Any], amount: str) -> dict[str, Any]:
+    return {**row, amount: nano_or_none(row[amount])}
+
+
+def _named(table: Table) -> Iterable[dict[str, Any]]:
+    return (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+
+
+def _since_ms(since: datetime | None) -> int:
+    return 0 if since is None else ms_from_time(since)

@@ -1,0 +1,222 @@
+"""Messages as rows, and rows as messages. Pure: the tables' columns on one side, the contract on the other.
+
+Money is an exact Decimal made from integer nano-dollars; what is unknown is NULL. JSON is kept as text, as the bus had
+it after redaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from pydantic import JsonValue
+from pydantic_core import from_json, to_json
+
+from breakwater.analytics.errors import Unstorable
+from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent
+from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
+from breakwater.contracts.types import nano_from_usd
+
+Row = tuple[object, ...]
+
+_MONEY_DIGITS = 18
+"""Of Decimal(18, 9): amounts below a thousand million dollars."""
+_YEARS = range(1970, 2106)
+"""What the expression that ages rows out can hold: ClickHouse wraps other times round instead of refusing them."""
+
+
+def execution_row(record: Execution, sequence: int) -> Row:
+    """A terminal record as a row of `executions`; `sequence` is its message's place in the stream.
+
+    Raises:
+        Unstorable: an amount or a time is out of range.
+    """
+    return (
+        record.execution_id,
+        record.agent,
+        record.tenant,
+        record.task_id,
+        record.parent_execution_id,
+        record.status,
+        record.reason,
+        record.requested_model,
+        record.chosen_model,
+        record.fallback_chain,
+        record.attempts_count,
+        record.input_tokens,
+        record.output_tokens,
+        record.cached_tokens,
+        record.total_tokens,
+        _money_or_null(record.total_cost),
+        _money_or_null(record.wasted_cost),
+        record.cost_basis,
+        None if record.output is None else _json(record.output),
+        *_error(record.error),
+        None if record.messages is None else _json(record.messages),
+        _json(record.metadata),
+        _time(record.queued_at),
+        _time(record.dispatched_at),
+        None if record.started_at is None else _time(record.started_at),
+        _time(record.completed_at),
+        record.duration_ms,
+        record.cache_hit,
+        record.dry_run,
+        sequence,
+    )
+
+
+def attempt_row(attempt: Attempt, sequence: int) -> Row:
+    """An attempt as a row of `attempts`. Raises as `execution_row` does."""
+    return (
+        attempt.attempt_id,
+        attempt.execution_id,
+        attempt.agent,
+        attempt.tenant,
+        attempt.task_id,
+        attempt.number,
+        attempt.model,
+        attempt.provider,
+        _time(attempt.started_at),
+        _time(attempt.completed_at),
+        attempt.duration_ms,
+        attempt.input_tokens,
+        attempt.output_tokens,
+        attempt.cached_tokens,
+        _money_or_null(attempt.cost),
+        attempt.cost_basis,
+        attempt.outcome,
+        *_error(attempt.error),
+        attempt.short_circuited,
+        attempt.counts_for_breaker,
+        attempt.cause,
+        attempt.backoff_ms,
+        sequence,
+    )
+
+
+def transition_row(transition: BreakerTransition, sequence: int) -> Row:
+    """A breaker's change of state as a row of `breaker_transitions`. Raises as `execution_row` does."""
+    return (
+        transition.transition_id,
+        transition.agent,
+        transition.model,
+        transition.from_state,
+        transition.to_state,
+        transition.rule,
+        transition.reason,
+        transition.consecutive_failures,
+        transition.errors,
+        transition.within_s,
+        transition.cooldown_s,
+        None if transition.open_until is None else _time(transition.open_until),
+        transition.version,
+        _time(transition.at),
+        sequence,
+    )
+
+
+def budget_row(event: BudgetEvent, sequence: int) -> Row:
+    """A threshold that was crossed, as a row of `budget_events`. Raises as `execution_row` does."""
+    return (
+        event.event_id,
+        event.kind,
+        event.scope,
+        event.agent,
+        event.window,
+        event.period,
+        event.threshold_percent,
+        _money(event.limit),
+        _money(event.total),
+        event.enforcement,
+        _time(event.at),
+        sequence,
+    )
+
+
+def alert_row(alert: Alert, sequence: int) -> Row:
+    """An alert as a row of `alerts`. Raises as `execution_row` does."""
+    return (
+        alert.alert_id,
+        alert.event,
+        alert.severity,
+        alert.agent,
+        alert.model,
+        alert.title,
+        alert.text,
+        _json(alert.payload),
+        alert.source_id,
+        _time(alert.at),
+        sequence,
+    )
+
+
+def execution_of(row: Mapping[str, Any], attempts: Iterable[Attempt] = ()) -> Execution:
+    """The terminal record that a row of `executions` was made from, with the attempts given."""
+    return Execution.model_validate(
+        {
+            **row,
+            "total_cost": nano_or_none(row["total_cost"]),
+            "wasted_cost": nano_or_none(row["wasted_cost"]),
+            "output": None if row["output"] is None else from_json(row["output"]),
+            "messages": None if row["messages"] is None else from_json(row["messages"]),
+            "metadata": from_json(row["metadata"]),
+            "error": _error_of(row),
+            "attempts": tuple(attempts),
+        }
+    )
+
+
+def attempt_of(row: Mapping[str, Any]) -> Attempt:
+    """The attempt that a row of `attempts` was made from."""
+    return Attempt.model_validate({**row, "cost": nano_or_none(row["cost"]), "error": _error_of(row)})
+
+
+def nano_or_none(amount: Decimal | None) -> int | None:
+    """An amount that ClickHouse gave, in nano-dollars."""
+    return None if amount is None else nano_from_usd(amount)
+
+
+def _error(error: ErrorInfo | None) -> Row:
+    if error is None:
+        return (None,) * 7
+    return (
+        error.kind,
+        error.class_,
+        error.message,
+        error.status_code,
+        error.retryable,
+        error.hash,
+        error.user_message,
+    )
+
+
+def _error_of(row: Mapping[str, Any]) -> ErrorInfo | None:
+    if row["error_kind"] is None:
+        return None
+    names = ("kind", "class", "message", "status_code", "retryable", "hash", "user_message")
+    return ErrorInfo.model_validate({name: row[f"error_{name}"] for name in names})
+
+
+def _money_or_null(nano: int | None) -> Decimal | None:
+    return None if nano is None else _money(nano)
+
+
+def _money(nano: int) -> Decimal:
+    # Neither the driver nor ClickHouse refuses more digits than the type has: they would be stored as something else.
+    if abs(nano) >= 10**_MONEY_DIGITS:
+        raise Unstorable(f"an amount of {nano} nano-dollars is beyond what a column of money holds")
+    return Decimal(nano).scaleb(-9)
+
+
+def _time(moment: datetime) -> datetime:
+    if moment.tzinfo is None:
+        raise Unstorable(f"the time {moment.isoformat()} has no offset from UTC")
+    if moment.year not in _YEARS:
+        raise Unstorable(f"the time {moment.isoformat()} is out of range")
+    return moment
+
+
+def _json(value: JsonValue | Mapping[str, JsonValue] | list[dict[str, JsonValue]]) -> str:
+    return to_json(value, inf_nan_mode="null").decode()

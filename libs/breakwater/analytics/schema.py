@@ -1,0 +1,233 @@
+"""The tables, as data: one source for both `CREATE TABLE` and the column lists of inserts.
+
+Every table is a ReplacingMergeTree whose sorting key holds the natural key of its rows, so that a row that arrives
+twice is replaced. Two things follow. Everything is read with FINAL, as the replacing happens at some later merge. And
+whatever partitions or sorts a table must never change for a key: rows are replaced within a partition only. Hence
+`executions` by `completed_at` and `attempts` by `started_at`: both stand in the one record that the bus lets exactly
+one writer publish. A job id that is used again after the bus forgot it ran again, and cost again: other times, so
+another row, as it must be for the books. The three small tables have no partition at all.
+
+`event_sequence`, the message's place in its stream, is the version: of two rows with one key the later message stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+RETENTION_DAYS = 400
+"""How long rows are kept: a whole year can be compared with the one before, month by month."""
+
+_TIME = "DateTime64(3, 'UTC')"
+_WORD = "LowCardinality(String)"
+_WORD_OR_NULL = "LowCardinality(Nullable(String))"
+_TEXT_OR_NULL = "Nullable(String)"
+_MONEY_OR_NULL = "Nullable(Decimal(18, 9))"
+_COUNT_OR_NULL = "Nullable(UInt64)"
+
+_ERROR = {
+    "error_kind": _WORD_OR_NULL,
+    "error_class": _WORD_OR_NULL,
+    "error_message": _TEXT_OR_NULL,
+    "error_status_code": "Nullable(Int32)",
+    "error_retryable": "Nullable(Bool)",
+    "error_hash": _TEXT_OR_NULL,
+    "error_user_message": _TEXT_OR_NULL,
+}
+
+# Long texts: several times smaller than with the default codec, at little cost in the writing.
+_LONG_TEXTS = frozenset({"output", "messages", "metadata", "error_message", "error_user_message", "text", "payload"})
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table. Columns stand in the order in which rows hold their values."""
+
+    name: str
+    columns: Mapping[str, str]
+    """Name and ClickHouse type."""
+    order_by: tuple[str, ...]
+    time: str
+    """The column that says how old a row is."""
+    monthly: bool = False
+    """Partitioned by the month of `time`."""
+    find_by: tuple[str, ...] = field(default=())
+    """Ids that rows are looked up by, though the sorting key does not begin with them."""
+
+    def ddl(self) -> str:
+        """The statement that creates the table where it is missing."""
+        lines = [f"{name} {kind}{_codec(name)}" for name, kind in self.columns.items()]
+        lines += [f"INDEX by_{name} {name} TYPE bloom_filter(0.01) GRANULARITY 1" for name in self.find_by]
+        partition = f"PARTITION BY toYYYYMM({self.time}) " if self.monthly else ""
+        # Whole partitions are dropped when all of it is too old; no part is rewritten to take single rows out.
+        settings = " SETTINGS ttl_only_drop_parts = 1" if self.monthly else ""
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self.name} (\n  "
+            + ",\n  ".join(lines)
+            + f"\n) ENGINE = ReplacingMergeTree(event_sequence) {partition}ORDER BY ({', '.join(self.order_by)}) "
+            + f"TTL toDateTime({self.time}) + INTERVAL {RETENTION_DAYS} DAY{settings}"
+        )
+
+
+def _codec(column: str) -> str:
+    return " CODEC(ZSTD(1))" if column in _LONG_TEXTS else ""
+
+
+EXECUTIONS = Table(
+    "executions",
+    {
+        "execution_id": "String",
+        "agent": _WORD,
+        "tenant": _WORD_OR_NULL,
+        "task_id": _TEXT_OR_NULL,
+        "parent_execution_id": _TEXT_OR_NULL,
+        "status": _WORD,
+        "reason": _WORD_OR_NULL,
+        "requested_model": _WORD_OR_NULL,
+        "chosen_model": _WORD_OR_NULL,
+        "fallback_chain": "Array(String)",
+        "attempts_count": "UInt32",
+        "input_tokens": "UInt64",
+        "output_tokens": "UInt64",
+        "cached_tokens": "UInt64",
+        "total_tokens": "UInt64",
+        "total_cost": _MONEY_OR_NULL,
+        "wasted_cost": _MONEY_OR_NULL,
+        "cost_basis": _WORD,
+        "output": _TEXT_OR_NULL,
+        **_ERROR,
+        "messages": _TEXT_OR_NULL,
+        "metadata": "String",
+        "queued_at": _TIME,
+        "dispatched_at": _TIME,
+        "started_at": f"Nullable({_TIME})",
+        "completed_at": _TIME,
+        "duration_ms": "UInt64",
+        "cache_hit": "Bool",
+        "dry_run": "Bool",
+        "event_sequence": "UInt64",
+    },
+    order_by=("agent", "completed_at", "execution_id"),
+    time="completed_at",
+    monthly=True,
+    find_by=("execution_id",),
+)
+
+ATTEMPTS = Table(
+    "attempts",
+    {
+        "attempt_id": "String",
+        "execution_id": "String",
+        "agent": _WORD,
+        "tenant": _WORD_OR_NULL,
+        "task_id": _TEXT_OR_NULL,
+        "number": "UInt32",
+        "model": _WORD,
+        "provider": _WORD,
+        "started_at": _TIME,
+        "completed_at": _TIME,
+        "duration_ms": "UInt64",
+        "input_tokens": _COUNT_OR_NULL,
+        "output_tokens": _COUNT_OR_NULL,
+        "cached_tokens": _COUNT_OR_NULL,
+        "cost": _MONEY_OR_NULL,
+        "cost_basis": _WORD,
+        "outcome": _WORD,
+        **_ERROR,
+        "short_circuited": "Bool",
+        "counts_for_breaker": "Bool",
+        "cause": _WORD,
+        "backoff_ms": "UInt64",
+        "event_sequence": "UInt64",
+    },
+    order_by=("agent", "started_at", "attempt_id"),
+    time="started_at",
+    monthly=True,
+    find_by=("execution_id",),
+)
+
+BREAKER_TRANSITIONS = Table(
+    "breaker_transitions",
+    {
+        "transition_id": "String",
+        "agent": _WORD,
+        "model": _WORD,
+        "from_state": _WORD,
+        "to_state": _WORD,
+        "rule": _WORD_OR_NULL,
+        "reason": "String",
+        "consecutive_failures": "UInt32",
+        "errors": "UInt32",
+        "within_s": "Nullable(Float64)",
+        "cooldown_s": "Float64",
+        "open_until": f"Nullable({_TIME})",
+        "version": "UInt64",
+        "at": _TIME,
+        "event_sequence": "UInt64",
+    },
+    order_by=("agent", "model", "transition_id"),
+    time="at",
+)
+
+BUDGET_EVENTS = Table(
+    "budget_events",
+    {
+        "event_id": "String",
+        "kind": _WORD,
+        "scope": _WORD,
+        "agent": _WORD_OR_NULL,
+        "window": _WORD,
+        "period": "String",
+        "threshold_percent": "UInt32",
+        "limit_cost": "Decimal(18, 9)",
+        "total_cost": "Decimal(18, 9)",
+        "enforcement": _WORD,
+        "at": _TIME,
+        "event_sequence": "UInt64",
+    },
+    order_by=("event_id",),
+    time="at",
+)
+
+ALERTS = Table(
+    "alerts",
+    {
+        "alert_id": "String",
+        "event": _WORD,
+        "severity": _WORD,
+        "agent": _WORD_OR_NULL,
+        "model": _WORD_OR_NULL,
+        "title": "String",
+        "text": "String",
+        "payload": "String",
+        "source_id": "String",
+        "at": _TIME,
+        "event_sequence": "UInt64",
+    },
+    order_by=("alert_id",),
+    time="at",
+)
+
+TABLES = (EXECUTIONS, ATTEMPTS, BREAKER_TRANSITIONS, BUDGET_EVENTS, ALERTS)
+
+EXECUTIONS_PER_MINUTE = """
+CREATE OR REPLACE VIEW executions_per_minute AS
+SELECT
+    agent,
+    toStartOfMinute(completed_at) AS minute,
+    count() AS executions,
+    countIf(status = 'succeeded') AS succeeded,
+    countIf(status = 'dead_lettered') AS dead_lettered,
+    sum(attempts_count) AS attempts,
+    sum(total_tokens) AS tokens,
+    sum(total_cost) AS cost,
+    sum(wasted_cost) AS wasted_cost,
+    countIf(cost_basis = 'unknown') AS executions_of_unknown_cost,
+    avg(duration_ms) AS average_duration_ms
+FROM executions FINAL
+WHERE NOT dry_run
+GROUP BY agent, minute
+"""
+"""A view over FINAL, and not a table that a materialized view adds to: that one sees every insert and not the rows that
+stay, so a batch that the bus delivers twice would count twice, in executions and in dollars. Computing it when asked
+costs a read of the asked minutes only, as `minute` follows from the sorting key."""

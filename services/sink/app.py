@@ -1,0 +1,32 @@
+"""The sink: EVENTS and ALERTS into ClickHouse, in batches."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from faststream import FastStream
+
+from breakwater.analytics.client import connect
+from breakwater.bus.broker import connection_of, make_app, make_broker, on_batch
+from breakwater.bus.publisher import Publisher
+from breakwater.config import Config
+from breakwater.contracts.subjects import Stream
+from breakwater.settings import Settings
+from services.sink.handlers import Sink
+
+BATCH_SIZE = 2000
+LINGER_S = 0.5
+"""ClickHouse likes few large inserts: at most two a second for each table."""
+
+
+def build(settings: Settings, config: Config) -> FastStream:  # noqa: ARG001  every service is built alike
+    """Wires the service. Connects to nothing yet."""
+    broker = make_broker(settings.nats_url.get_secret_value(), "sink")
+    analytics = connect(settings.clickhouse_url)
+    sink = Sink(analytics, Publisher(connection_of(broker), "sink"), lambda: datetime.now(UTC))
+    on_batch(broker, Stream.EVENTS, "bw.>", "sink-events", sink.store, size=BATCH_SIZE, linger_s=LINGER_S)
+    on_batch(broker, Stream.ALERTS, "bw.alerts.>", "sink-alerts", sink.store, size=BATCH_SIZE, linger_s=LINGER_S)
+    app = make_app(broker)
+    app.on_shutdown(sink.stop)
+    app.after_shutdown(analytics.close)
+    return app

@@ -1,0 +1,86 @@
+"""What each kind of message becomes: which table, which row. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pydantic import ValidationError
+
+from breakwater.analytics import rows, schema
+from breakwater.analytics.errors import Unstorable
+from breakwater.analytics.rows import Row
+from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent
+from breakwater.contracts.execution import Attempt, Execution
+from breakwater.contracts.subjects import decode_token
+from breakwater.contracts.types import Event
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind(Generic[E]):
+    """How messages of one kind are kept."""
+
+    table: schema.Table
+    model: type[E]
+    row: Callable[[E, int], Row]
+
+    def read(self, data: bytes, sequence: int) -> Row:
+        return self.row(self.model.model_validate_json(data), sequence)
+
+
+_KINDS: Mapping[
+    str, _Kind[Attempt] | _Kind[Execution] | _Kind[BreakerTransition] | _Kind[BudgetEvent] | _Kind[Alert]
+] = {
+    "attempts": _Kind(schema.ATTEMPTS, Attempt, rows.attempt_row),
+    "executions": _Kind(schema.EXECUTIONS, Execution, rows.execution_row),
+    "breakers": _Kind(schema.BREAKER_TRANSITIONS, BreakerTransition, rows.transition_row),
+    "budgets": _Kind(schema.BUDGET_EVENTS, BudgetEvent, rows.budget_row),
+    "alerts": _Kind(schema.ALERTS, Alert, rows.alert_row),
+}
+
+
+def read(subject: str, data: bytes, sequence: int) -> tuple[schema.Table, Row]:
+    """A message as a row, with the table where it belongs.
+
+    Args:
+        subject: such as `bw.attempts.<agent>.<execution>.<n>`; its second token is the kind.
+        data: the message as it stands on the bus.
+        sequence: its place in the stream.
+
+    Raises:
+        Unstorable: the kind has no table, the message is not what its kind says, or a value fits no column.
+    """
+    kind = _KINDS.get(_token(subject, 1))
+    if kind is None:
+        raise Unstorable(f"no table keeps messages of {subject}")
+    try:
+        return kind.table, kind.read(data, sequence)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+        first = problems[0]
+        path = ".".join(str(part) for part in first["loc"])
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        where = f" at {path}" if path else ""
+        raise Unstorable(f"is not a {kind.model.__name__}{where}: {first['msg']}{more}") from error
+
+
+def agent_of(subject: str) -> str | None:
+    """The agent that a subject names, for the dead letter; None where the kind has none."""
+    if _token(subject, 1) not in ("attempts", "executions", "breakers", "guards"):
+        return None
+    return decode_token(_token(subject, 2)) or None
+
+
+def execution_of(subject: str) -> str | None:
+    """The execution that a subject names, for the dead letter; None where the kind has none."""
+    if _token(subject, 1) not in ("attempts", "executions"):
+        return None
+    return decode_token(_token(subject, 3)) or None
+
+
+def _token(subject: str, index: int) -> str:
+    tokens = subject.split(".")
+    return tokens[index] if index < len(tokens) else ""

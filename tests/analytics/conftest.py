@@ -1,0 +1,13 @@
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from breakwater.analytics.client import Analytics
+from tests.analytics.samples import new_database
+from tests.server_sources import RunningServer
+
+
+@pytest.fixture
+async def analytics(clickhouse_server: RunningServer) -> AsyncGenerator[Analytics]:
+    async with new_database(clickhouse_server.url) as found:
+        yield found

@@ -1,0 +1,211 @@
+"""Messages to store: the plain ones, and ones with every field filled."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from breakwater.analytics.client import Analytics, connect
+from breakwater.analytics.migrations import migrate
+from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent
+from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+RATE_LIMITED = ErrorInfo(
+    kind="rate_limit",
+    class_="RateLimitError",
+    message="slow down: “zu viele Anfragen”",
+    status_code=429,
+    retryable=True,
+    hash="1a2b3c4d",
+    user_message="The model is busy.",
+)
+
+
+@asynccontextmanager
+async def new_database(server_url: str) -> AsyncGenerator[Analytics]:
+    """A database of its own on a shared server, with the tables; gone afterwards."""
+    analytics = connect(new_database_url(server_url))
+    await migrate(analytics)
+    try:
+        yield analytics
+    finally:
+        await analytics.execute(f"DROP DATABASE {analytics.database}")
+        await analytics.close()
+
+
+def new_database_url(server_url: str) -> str:
+    return f"{server_url.rstrip('/')}/test_{uuid4().hex}"
+
+
+def attempt(execution_id: str = "e1", number: int = 1, **fields: Any) -> Attempt:
+    started_at = fields.pop("started_at", NOON)
+    duration_ms = fields.pop("duration_ms", 800)
+    return Attempt.model_validate(
+        {
+            "attempt_id": f"{execution_id}:{number}",
+            "execution_id": execution_id,
+            "agent": "writer",
+            "number": number,
+            "model": "gpt-4.1",
+            "provider": "openai",
+            "started_at": started_at,
+            "completed_at": started_at + timedelta(milliseconds=duration_ms),
+            "duration_ms": duration_ms,
+            "input_tokens": 100,
+            "output_tokens": 20,
+            "cost": 1_000_001,
+            "cost_basis": "billed",
+            "outcome": "success",
+            "cause": "first",
+            **fields,
+        }
+    )
+
+
+def execution(execution_id: str = "e1", **fields: Any) -> Execution:
+    completed_at = fields.pop("completed_at", NOON)
+    duration_ms = fields.pop("duration_ms", 1000)
+    queued_at = completed_at - timedelta(milliseconds=duration_ms)
+    return Execution.model_validate(
+        {
+            "execution_id": execution_id,
+            "agent": "writer",
+            "status": "succeeded",
+            "requested_model": "gpt-4.1",
+            "chosen_model": "gpt-4.1",
+            "attempts_count": 1,
+            "total_cost": 1_000_001,
+            "wasted_cost": 0,
+            "cost_basis": "billed",
+            "output": "done",
+            "queued_at": queued_at,
+            "dispatched_at": queued_at,
+            "started_at": queued_at,
+            "completed_at": completed_at,
+            "duration_ms": duration_ms,
+            **fields,
+        }
+    )
+
+
+def full_attempt(execution_id: str = "e-full", number: int = 1) -> Attempt:
+    return attempt(
+        execution_id,
+        number,
+        agent="support/tier 1",
+        tenant="acme",
+        task_id="task-7",
+        model="anthropic/claude-sonnet-4.5:thinking",
+        started_at=NOON + timedelta(milliseconds=1),
+        cached_tokens=64,
+        cost=123_456_789_123_456_789,
+        cost_basis="estimated",
+        outcome="error",
+        error=RATE_LIMITED,
+        counts_for_breaker=True,
+        cause="retry",
+        backoff_ms=512,
+    )
+
+
+def full_execution(execution_id: str = "e-full") -> Execution:
+    return execution(
+        execution_id,
+        agent="support/tier 1",
+        tenant="acme",
+        task_id="task-7",
+        parent_execution_id="e-parent",
+        status="dead_lettered",
+        reason="error",
+        chosen_model="gpt-4.1-mini",
+        fallback_chain=("gpt-4.1-mini", "claude"),
+        attempts=(full_attempt(execution_id),),
+        attempts_count=3,
+        input_tokens=2**40,
+        output_tokens=2,
+        cached_tokens=3,
+        total_tokens=2**40 + 2,
+        total_cost=999_999_999_999_999_999,
+        wasted_cost=1,
+        output={"text": 'fünf\n\t"quoted" 🙂 \u0000', "list": [1, 2.5, None, True, 10**30]},
+        error=RATE_LIMITED,
+        messages=[{"role": "user", "content": "Grüße"}, {"role": "assistant", "content": None}],
+        metadata={"ticket": 4711, "deep": {"er": []}},
+        completed_at=NOON + timedelta(milliseconds=999),
+        cache_hit=True,
+        dry_run=True,
+    )
+
+
+def bare_execution(execution_id: str = "e-bare") -> Execution:
+    return Execution(
+        execution_id=execution_id,
+        agent="writer",
+        status="cancelled",
+        queued_at=NOON,
+        dispatched_at=NOON,
+        completed_at=NOON,
+        duration_ms=0,
+    )
+
+
+def transition(version: int = 1, **fields: Any) -> BreakerTransition:
+    return BreakerTransition.model_validate(
+        {
+            "transition_id": f"writer/gpt-4.1#e.{version}",
+            "agent": "writer",
+            "model": "gpt-4.1",
+            "from_state": "closed",
+            "to_state": "open",
+            "rule": "consecutive_failures",
+            "reason": "3 consecutive failures (threshold: 3)",
+            "consecutive_failures": 3,
+            "errors": 3,
+            "within_s": 60.5,
+            "cooldown_s": 60,
+            "open_until": NOON + timedelta(seconds=60),
+            "version": version,
+            "at": NOON,
+            **fields,
+        }
+    )
+
+
+def budget_event(event_id: str = "agent:writer:daily:2026-11-21:80", **fields: Any) -> BudgetEvent:
+    return BudgetEvent.model_validate(
+        {
+            "event_id": event_id,
+            "kind": "soft_cap",
+            "scope": "agent",
+            "agent": "writer",
+            "window": "daily",
+            "period": "2026-11-21",
+            "threshold_percent": 80,
+            "limit": "10",
+            "total": "8.000000001",
+            "enforcement": "soft",
+            "at": NOON,
+            **fields,
+        }
+    )
+
+
+def alert(alert_id: str = "a1", **fields: Any) -> Alert:
+    return Alert.model_validate(
+        {
+            "alert_id": alert_id,
+            "event": "breaker_open",
+            "severity": "critical",
+            "agent": "writer",
+            "model": "gpt-4.1",
+            "title": "writer is stopped",
+            "text": "gpt-4.1 failed 3 times in a row.",
+            "payload": {"failures": 3},
+            "source_id": "writer/gpt-4.1#e.1",
+            "at": NOON,
+            **fields,
+        }
+    )

@@ -1,0 +1,66 @@
+"""Setting a database up: once, twice, and by several at the same time."""
+
+import asyncio
+
+from breakwater.analytics import rows, schema
+from breakwater.analytics.client import Analytics, connect
+from breakwater.analytics.migrations import MIGRATIONS, migrate
+from tests.analytics import samples
+from tests.server_sources import RunningServer
+
+
+async def test_a_new_database_is_told_of_and_a_second_run_does_nothing(clickhouse_server: RunningServer) -> None:
+    analytics = connect(samples.new_database_url(clickhouse_server.url))
+    done = await migrate(analytics)
+    assert done[0] == f"created database {analytics.database}"
+    assert len(done) == 1 + len(MIGRATIONS)
+    assert await migrate(analytics) == ()
+    await analytics.execute(f"DROP DATABASE {analytics.database}")
+    await analytics.close()
+
+
+async def test_several_at_once_end_in_one_whole_schema(clickhouse_server: RunningServer) -> None:
+    url = samples.new_database_url(clickhouse_server.url)
+    several = [connect(url) for _ in range(5)]
+    await asyncio.gather(*(migrate(analytics) for analytics in several))
+    first = several[0]
+    recorded = await first.query("SELECT version, name FROM schema_migrations FINAL ORDER BY version")
+    assert recorded.rows == tuple((migration.version, migration.name) for migration in MIGRATIONS)
+    await first.insert(schema.EXECUTIONS, [rows.execution_row(samples.execution(), 1)])
+    assert (await first.query("SELECT executions FROM executions_per_minute")).rows == ((1,),)
+    await first.execute(f"DROP DATABASE {first.database}")
+    for analytics in several:
+        await analytics.close()
+
+
+async def test_every_statement_can_run_again_without_losing_a_row(analytics: Analytics) -> None:
+    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(samples.execution(), 1)])
+    await analytics.execute("TRUNCATE TABLE schema_migrations")
+    assert len(await migrate(analytics)) == len(MIGRATIONS)
+    assert (await analytics.query("SELECT count() FROM executions")).rows == ((1,),)
+
+
+async def test_the_columns_of_every_table_are_those_that_inserts_name(analytics: Analytics) -> None:
+    for table in schema.TABLES:
+        found = await analytics.query(
+            "SELECT name, type FROM system.columns WHERE database = {database:String} AND table = {table:String}"
+            " ORDER BY position",
+            {"database": analytics.database, "table": table.name},
+        )
+        assert dict(found.rows) == dict(table.columns), table.name
+        assert [name for name, _ in found.rows] == list(table.columns), table.name
+
+
+async def test_every_table_forgets_rows_by_their_age(analytics: Analytics) -> None:
+    found = await analytics.query(
+        "SELECT name, engine_full FROM system.tables WHERE database = {database:String} AND engine LIKE '%MergeTree'",
+        {"database": analytics.database},
+    )
+    engines = dict(found.rows)
+    for table in schema.TABLES:
+        assert f"TTL toDateTime({table.time}) + toIntervalDay(400)" in engines[table.name]
+
+
+async def test_the_natural_key_is_part_of_every_sorting_key(analytics: Analytics) -> None:
+    natural = ("execution_id", "attempt_id", "transition_id", "event_id", "alert_id")
+    assert tuple(table.order_by[-1] for table in schema.TABLES) == natural

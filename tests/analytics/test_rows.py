@@ -1,0 +1,94 @@
+"""Messages become rows and come back the same, through the real engine."""
+
+import random
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+
+from breakwater.analytics import rows, schema
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.errors import Unstorable
+from breakwater.analytics.queries import find_execution
+from breakwater.contracts.execution import Attempt, Execution
+from tests.analytics import samples
+
+
+async def stored_and_read(analytics: Analytics, record: Execution) -> Execution | None:
+    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(record, 1)])
+    await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(attempt, 2) for attempt in record.attempts])
+    return await find_execution(analytics, record.execution_id)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        samples.full_execution(),
+        samples.bare_execution(),
+        samples.execution(attempts=(samples.attempt("e1", 1), samples.attempt("e1", 2, cost=None, input_tokens=None))),
+        samples.execution(output=[], metadata={}, messages=[]),
+        samples.execution(output=False, total_cost=0),
+    ],
+    ids=["everything filled", "nothing filled", "two attempts", "empty values", "false and zero"],
+)
+async def test_an_execution_comes_back_as_it_went_in(analytics: Analytics, record: Execution) -> None:
+    assert await stored_and_read(analytics, record) == record
+
+
+async def test_an_execution_that_is_not_there_is_none(analytics: Analytics) -> None:
+    assert await find_execution(analytics, "nobody") is None
+
+
+async def test_money_is_exact_to_the_nano_dollar(analytics: Analytics) -> None:
+    picked = random.Random(7)
+    edges = [0, 1, 999_999_999, 1_000_000_000, 10**18 - 1, -1, -(10**18) + 1]
+    costs = edges + [picked.randrange(10 ** picked.randint(1, 18)) for _ in range(500)]
+    attempts = [samples.attempt(f"e{index}", cost=cost) for index, cost in enumerate(costs)]
+    await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(attempt, 1) for attempt in attempts])
+    stored = await analytics.query("SELECT execution_id, cost FROM attempts FINAL")
+    assert {id_: rows.nano_or_none(cost) for id_, cost in stored.rows} == {
+        f"e{index}": cost for index, cost in enumerate(costs)
+    }
+    total = await analytics.query("SELECT sum(cost) FROM attempts FINAL")
+    assert total.rows[0][0] * 10**9 == sum(costs)
+
+
+async def test_an_unknown_cost_is_null_and_a_cost_of_zero_is_zero(analytics: Analytics) -> None:
+    attempts = [samples.attempt("unknown", cost=None, cost_basis="unknown"), samples.attempt("free", cost=0)]
+    await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(attempt, 1) for attempt in attempts])
+    stored = await analytics.query("SELECT execution_id, cost FROM attempts FINAL ORDER BY execution_id")
+    assert stored.rows == (("free", Decimal(0)), ("unknown", None))
+
+
+async def test_transitions_budget_events_and_alerts_stand_in_the_right_columns(analytics: Analytics) -> None:
+    await analytics.insert(schema.BREAKER_TRANSITIONS, [rows.transition_row(samples.transition(), 3)])
+    await analytics.insert(schema.BUDGET_EVENTS, [rows.budget_row(samples.budget_event(), 4)])
+    await analytics.insert(schema.ALERTS, [rows.alert_row(samples.alert(), 5)])
+
+    async def only_row(table: str) -> dict[str, object]:
+        found = await analytics.query(f"SELECT * FROM {table} FINAL")
+        assert len(found.rows) == 1
+        return dict(zip(found.columns, found.rows[0], strict=True))
+
+    assert await only_row("breaker_transitions") == {**samples.transition().model_dump(), "event_sequence": 3}
+    budget = samples.budget_event().model_dump(exclude={"limit", "total"})
+    amounts = {"limit_cost": Decimal(10), "total_cost": Decimal("8.000000001")}
+    assert await only_row("budget_events") == {**budget, **amounts, "event_sequence": 4}
+    alert = {**samples.alert().model_dump(), "payload": '{"failures":3}', "event_sequence": 5}
+    assert await only_row("alerts") == alert
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        samples.attempt(cost=10**18),
+        samples.attempt(cost=-(10**18)),
+        samples.attempt(started_at=datetime(2300, 1, 1, tzinfo=UTC)),
+        samples.attempt(started_at=datetime(1969, 12, 31, tzinfo=UTC)),
+        samples.attempt(started_at=datetime(2026, 11, 21)),
+    ],
+    ids=["too much money", "too much negative money", "after the calendar", "before the calendar", "no time zone"],
+)
+def test_what_a_column_would_store_as_something_else_is_refused(attempt: Attempt) -> None:
+    with pytest.raises(Unstorable):
+        rows.attempt_row(attempt, 1)

@@ -1,0 +1,159 @@
+"""What surrounds the sink in its tests: publishers on the one side, tables and DLQ on the other."""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from pydantic import SecretStr
+
+from breakwater.analytics.client import Analytics
+from breakwater.bus.provision import provision
+from breakwater.cli.setup import bus_plan
+from breakwater.config import parse_config
+from breakwater.contracts import subjects
+from breakwater.contracts.execution import Attempt, Execution
+from breakwater.settings import Settings
+from services.sink.app import build
+from tests.server_sources import RunningServer
+
+CONFIG = """
+providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
+defaults: {provider: local, model: gpt-4.1}
+agents: {writer: {}}
+"""
+PATIENCE_S = 60.0
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Waits until something is so.
+
+    Raises:
+        AssertionError: it is not so in time.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while not await condition():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
+        await asyncio.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A bus with streams and consumers, a database with tables."""
+
+    nats_server: RunningServer
+    clickhouse_server: RunningServer
+    analytics: Analytics
+    client: Client
+    jetstream: JetStreamContext
+
+    @classmethod
+    @asynccontextmanager
+    async def provisioned(
+        cls, nats_server: RunningServer, clickhouse_server: RunningServer, analytics: Analytics
+    ) -> AsyncGenerator["Plane"]:
+        await provision(nats_server.url, bus_plan(parse_config(CONFIG)))
+        client = await nats.connect(nats_server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+        yield cls(nats_server, clickhouse_server, analytics, client, client.jetstream(timeout=10))
+        await client.close()
+
+    @property
+    def settings(self) -> Settings:
+        database = f"{self.clickhouse_server.url.rstrip('/')}/{self.analytics.database}"
+        return Settings(nats_url=SecretStr(self.nats_server.url), clickhouse_url=SecretStr(database))
+
+    @asynccontextmanager
+    async def sink(self) -> AsyncGenerator[None]:
+        """The service, in this process."""
+        app = build(self.settings, parse_config(CONFIG))
+        await app.start()
+        try:
+            yield
+        finally:
+            await app.stop()
+
+    async def sink_process(self, directory: Path) -> asyncio.subprocess.Process:
+        """The service as it is run for real; its log is on the process' stderr, in JSON lines."""
+        config = directory / "breakwater.yaml"
+        config.write_text(CONFIG)
+        surroundings = {
+            "BREAKWATER_CONFIG": str(config),
+            "BREAKWATER_NATS_URL": self.settings.nats_url.get_secret_value(),
+            "BREAKWATER_CLICKHOUSE_URL": self.settings.clickhouse_url.get_secret_value(),
+        }
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "services", "sink", env={**os.environ, **surroundings}, stderr=asyncio.subprocess.PIPE
+        )
+
+    @asynccontextmanager
+    async def clickhouse_away(self) -> AsyncGenerator[None]:
+        """ClickHouse is killed, and back afterwards with its data."""
+        self.clickhouse_server.kill()
+        try:
+            yield
+        finally:
+            await self.clickhouse_server.restart_async()
+
+    async def until_said(self, sink: asyncio.subprocess.Process, event: str) -> dict[str, Any]:
+        """Waits until a sink process logs an event; gives the line."""
+        assert sink.stderr is not None
+        while True:
+            line = json.loads(await asyncio.wait_for(sink.stderr.readline(), PATIENCE_S))
+            if line["event"] == event:
+                return line
+
+    async def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
+        """Stores messages on the bus, in order."""
+        waiting = [await self.jetstream.publish_async(subject, data) for subject, data in messages]
+        await asyncio.gather(*waiting)
+
+    async def consumer(self, name: str = "sink-events", stream: str = "EVENTS") -> Any:
+        return await self.jetstream.consumer_info(stream, name)
+
+    async def until_done(self, name: str = "sink-events", stream: str = "EVENTS") -> None:
+        """Waits until everything on a stream is acknowledged."""
+
+        async def done() -> bool:
+            info = await self.consumer(name, stream)
+            return info.num_pending == 0 and info.num_ack_pending == 0
+
+        await until(done, f"{name} is done")
+
+    async def until_delivered(self, name: str = "sink-events", stream: str = "EVENTS") -> None:
+        """Waits until the sink holds something that it has not acknowledged."""
+
+        async def held() -> bool:
+            return (await self.consumer(name, stream)).num_ack_pending > 0
+
+        await until(held, f"{name} holds messages")
+
+    async def rows(self, sql: str) -> tuple[tuple[Any, ...], ...]:
+        return (await self.analytics.query(sql)).rows
+
+    async def dead_letters(self) -> list[dict[str, Any]]:
+        """Everything on DLQ."""
+        subscription = await self.jetstream.pull_subscribe("bw.dlq.>", stream="DLQ")
+        letters: list[dict[str, Any]] = []
+        while True:
+            try:
+                fetched = await subscription.fetch(100, timeout=0.3)
+            except TimeoutError:
+                return letters
+            letters += [json.loads(message.data) | {"on": message.subject} for message in fetched]
+
+
+def of_attempt(attempt: Attempt) -> tuple[str, bytes]:
+    return subjects.attempt(attempt.agent, attempt.execution_id, attempt.number), attempt.json_bytes()
+
+
+def of_execution(record: Execution) -> tuple[str, bytes]:
+    return subjects.execution(record.agent, record.execution_id), record.json_bytes()

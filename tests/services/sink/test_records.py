@@ -1,0 +1,62 @@
+"""Which message becomes a row of which table, and what can't become one."""
+
+import json
+
+import pytest
+
+from breakwater.analytics import schema
+from breakwater.analytics.errors import Unstorable
+from breakwater.contracts import subjects
+from services.sink import records
+from tests.analytics import samples
+from tests.services.sink.plane import of_attempt, of_execution
+
+
+def test_every_kind_has_its_table() -> None:
+    messages = [
+        (schema.ATTEMPTS, *of_attempt(samples.full_attempt())),
+        (schema.EXECUTIONS, *of_execution(samples.full_execution())),
+        (schema.BREAKER_TRANSITIONS, subjects.breaker("writer", "gpt-4.1"), samples.transition().json_bytes()),
+        (schema.BUDGET_EVENTS, subjects.budget("agent", "daily"), samples.budget_event().json_bytes()),
+        (schema.ALERTS, subjects.alert("breaker_open"), samples.alert().json_bytes()),
+    ]
+    for expected, subject, data in messages:
+        table, row = records.read(subject, data, 77)
+        assert table is expected
+        assert len(row) == len(table.columns)
+        assert row[-1] == 77
+
+
+def test_a_field_from_a_later_version_is_no_mistake() -> None:
+    subject, data = of_attempt(samples.attempt())
+    later = json.dumps({**json.loads(data), "added_later": {"x": 1}}).encode()
+    assert records.read(subject, later, 1) == records.read(subject, data, 1)
+
+
+@pytest.mark.parametrize(
+    ("subject", "data", "why"),
+    [
+        ("bw.attempts.writer.e1.1", b"\x00not json", "is not a Attempt: Invalid JSON"),
+        ("bw.attempts.writer.e1.1", b"{}", r"is not a Attempt at attempt_id: Field required \(and \d+ more\)"),
+        ("bw.guards.writer", b"{}", "no table keeps messages of bw.guards.writer"),
+        ("bw", b"{}", "no table keeps"),
+    ],
+)
+def test_what_is_not_a_message_of_its_kind_says_so(subject: str, data: bytes, why: str) -> None:
+    with pytest.raises(Unstorable, match=why):
+        records.read(subject, data, 1)
+
+
+def test_the_reason_does_not_repeat_what_the_message_held() -> None:
+    with pytest.raises(Unstorable) as refusal:
+        records.read("bw.attempts.writer.e1.1", b'{"attempt_id": ["sk-secret"]}', 1)
+    assert "sk-secret" not in str(refusal.value)
+
+
+def test_a_dead_letter_names_agent_and_execution_as_the_subject_does() -> None:
+    subject = subjects.attempt("support/tier 1", "job.7", 2)
+    assert (records.agent_of(subject), records.execution_of(subject)) == ("support/tier 1", "job.7")
+    assert records.agent_of(subjects.breaker("writer", "gpt-4.1")) == "writer"
+    assert records.agent_of(subjects.budget("global", "daily")) is None
+    assert records.execution_of("bw.breakers.writer.gpt") is None
+    assert records.agent_of("bw.attempts") is None

@@ -1,0 +1,245 @@
+"""The sink between a real bus and a real ClickHouse: everything arrives, once, and nothing is in the way for long."""
+
+import asyncio
+import base64
+import json
+import signal
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import structlog
+from structlog.testing import capture_logs
+
+from breakwater.analytics import schema
+from breakwater.bus.delivery import Delivery
+from breakwater.bus.publisher import Publisher
+from breakwater.contracts import subjects
+from breakwater.contracts.execution import Attempt
+from services.sink.handlers import Sink
+from tests.analytics import samples
+from tests.services.sink.plane import Plane, of_attempt, of_execution, until
+
+
+def attempts(count: int, prefix: str = "e") -> list[Attempt]:
+    """Attempts whose costs are 1, 2, 3, … nano-dollars; every tenth is unknown."""
+    return [
+        samples.attempt(
+            f"{prefix}{n}",
+            cost=None if n % 10 == 0 else n,
+            cost_basis="unknown" if n % 10 == 0 else "billed",
+        )
+        for n in range(1, count + 1)
+    ]
+
+
+def known_nano(count: int) -> int:
+    return sum(n for n in range(1, count + 1) if n % 10)
+
+
+async def books_of(plane: Plane) -> tuple[int, int, int]:
+    """Rows, rows of unknown cost, and nano-dollars, as the books see them."""
+    ((count, unknown, cost),) = await plane.rows("SELECT count(), countIf(cost IS NULL), sum(cost) FROM attempts FINAL")
+    return count, unknown, int((cost or 0) * 10**9)
+
+
+async def test_every_kind_of_event_arrives_in_its_table(plane: Plane) -> None:
+    await plane.publish(
+        [
+            of_attempt(samples.full_attempt()),
+            of_execution(samples.full_execution()),
+            (subjects.breaker("writer", "gpt-4.1"), samples.transition().json_bytes()),
+            (subjects.budget("agent", "daily"), samples.budget_event().json_bytes()),
+            (subjects.alert("breaker_open"), samples.alert().json_bytes()),
+        ]
+    )
+    async with plane.sink():
+        await plane.until_done()
+        await plane.until_done("sink-alerts", "ALERTS")
+    for table in schema.TABLES:
+        assert await plane.rows(f"SELECT count() FROM {table.name} FINAL") == ((1,),), table.name
+    assert await plane.rows("SELECT cost FROM attempts") == ((Decimal("123456789.123456789"),),)
+    assert await plane.rows("SELECT total_cost FROM executions") == ((Decimal("999999999.999999999"),),)
+    assert await plane.dead_letters() == []
+
+
+async def test_batches_that_are_delivered_again_change_no_count_and_no_sum(plane: Plane) -> None:
+    await plane.publish(of_attempt(attempt) for attempt in attempts(300))
+    await plane.analytics.execute(f"SYSTEM STOP MERGES {plane.analytics.database}.attempts")
+    async with plane.sink():
+        await plane.until_done()
+    first = await books_of(plane)
+    consumer = (await plane.consumer()).config
+    await plane.jetstream.delete_consumer("EVENTS", "sink-events")
+    await plane.jetstream.add_consumer("EVENTS", consumer)
+    async with plane.sink():
+        await plane.until_done()
+    assert await plane.rows("SELECT count() FROM attempts") == ((600,),)
+    assert await books_of(plane) == first == (300, 30, known_nano(300))
+
+
+async def test_a_sink_that_is_killed_again_and_again_loses_and_doubles_nothing(plane: Plane, tmp_path: Path) -> None:
+    # A short ack wait, so that what a killed sink held comes back within the test.
+    consumer = (await plane.consumer()).config
+    await plane.jetstream.add_consumer("EVENTS", consumer.evolve(ack_wait=1.0))
+    everything = attempts(6_000)
+    for part in range(3):
+        await plane.publish(of_attempt(attempt) for attempt in everything[part * 2_000 : (part + 1) * 2_000])
+        stored_before = (await books_of(plane))[0]
+        sink = await plane.sink_process(tmp_path)
+        await plane.until_delivered()
+        if part:  # the first is killed while it gathers a batch, the others when a batch is stored and not acknowledged
+
+            async def stores(before: int = stored_before) -> bool:
+                return (await books_of(plane))[0] > before
+
+            await until(stores, "rows arrive")
+        sink.kill()
+        await sink.wait()
+    async with plane.sink():
+        await plane.until_done()
+    assert await books_of(plane) == (6_000, 600, known_nano(6_000))
+
+
+async def test_everything_arrives_when_clickhouse_was_away_and_that_is_said_once(plane: Plane) -> None:
+    structlog.reset_defaults()
+    with capture_logs() as log:
+        async with plane.sink():
+            await plane.publish(of_attempt(attempt) for attempt in attempts(100, "before"))
+            await plane.until_done()
+            async with plane.clickhouse_away():
+                await plane.publish(of_attempt(attempt) for attempt in attempts(100, "during"))
+                await plane.until_delivered()
+                await until(_said(log, "unavailable"), "the outage is logged")
+            await plane.until_done()
+    assert await books_of(plane) == (200, 20, 2 * known_nano(100))
+    assert [line["event"] for line in log if line.get("what") == "clickhouse"] == ["unavailable", "available_again"]
+    assert await plane.dead_letters() == []
+
+
+async def test_missing_tables_are_no_fault_of_the_rows(plane: Plane) -> None:
+    await plane.analytics.execute("DROP TABLE attempts")
+    structlog.reset_defaults()
+    with capture_logs() as log:
+        async with plane.sink():
+            await plane.publish(of_attempt(attempt) for attempt in attempts(20))
+            await until(_said(log, "unavailable"), "the missing table is logged")
+            await plane.analytics.execute(schema.ATTEMPTS.ddl())
+            await plane.until_done()
+    assert await books_of(plane) == (20, 2, known_nano(20))
+    assert await plane.dead_letters() == []
+
+
+async def test_poison_is_set_aside_whole_and_holds_up_nobody(plane: Plane) -> None:
+    good = attempts(500)
+    subject, data = of_attempt(samples.attempt("poison"))
+    fields = json.loads(data)
+    poison = {
+        "number": json.dumps({**fields, "number": 2**40}).encode(),  # fits the contract and not the column
+        "money": json.dumps({**fields, "cost": "1000000000.0"}).encode(),
+        "time": json.dumps({**fields, "started_at": "9999-01-01T00:00:00.000Z"}).encode(),
+        "text": b'{"attempt_id": ',
+    }
+    messages = [of_attempt(attempt) for attempt in good]
+    for position, bad in zip((0, 17, 400, 503), poison.values(), strict=True):
+        messages.insert(position, (subject, bad))
+    messages.append(("bw.guards.writer", b'{"kind": "not known here"}'))
+    await plane.publish(messages)
+    async with plane.sink():
+        await plane.until_done()
+    assert await books_of(plane) == (500, 50, known_nano(500))
+    letters = await plane.dead_letters()
+    kept = {base64.b64decode(letter["payload_base64"]) for letter in letters}
+    assert kept == {*poison.values(), b'{"kind": "not known here"}'}
+    assert len(letters) == len(kept)
+    assert {(letter["on"], letter["reason"]) for letter in letters} == {("bw.dlq.unstorable.writer", "unstorable")}
+    by_subject = {letter["subject"]: letter for letter in letters}
+    assert by_subject[subject]["execution_id"] == "poison"
+    assert by_subject[subject]["stream"] == "EVENTS"
+    assert "no table keeps" in by_subject["bw.guards.writer"]["error"]
+
+
+async def test_the_sink_starts_before_clickhouse_and_stops_without_it(plane: Plane, tmp_path: Path) -> None:
+    async with plane.clickhouse_away():
+        await plane.publish(of_attempt(attempt) for attempt in attempts(50))
+        sink = await plane.sink_process(tmp_path)
+        said = await plane.until_said(sink, "unavailable")
+        assert (said["service"], said["what"]) == ("sink", "clickhouse")
+        sink.send_signal(signal.SIGTERM)
+        _, rest = await asyncio.wait_for(sink.communicate(), 10)
+    assert sink.returncode == 0
+    assert b"batch_left_for_redelivery" in rest
+    assert (await plane.consumer()).num_ack_pending == 50
+
+
+async def test_a_sink_that_is_stopped_finishes_its_batch(plane: Plane, tmp_path: Path) -> None:
+    sink = await plane.sink_process(tmp_path)
+    await plane.publish(of_attempt(attempt) for attempt in attempts(3_000))
+    await plane.until_delivered()
+    sink.send_signal(signal.SIGTERM)
+    _, log = await asyncio.wait_for(sink.communicate(), 20)
+    assert sink.returncode == 0
+    assert b"batch" not in log
+    consumer = await plane.consumer()
+    ((stored,),) = await plane.rows("SELECT count() FROM attempts")
+    assert stored >= consumer.ack_floor.stream_seq
+
+
+async def test_the_sink_goes_on_after_the_bus_was_killed(plane: Plane) -> None:
+    async with plane.sink():
+        await plane.publish(of_attempt(attempt) for attempt in attempts(50, "before"))
+        await plane.until_done()
+        plane.nats_server.kill()
+        await plane.nats_server.restart_async()
+        await until(_connected(plane), "the test's own connection is back")
+        await plane.publish(of_attempt(attempt) for attempt in attempts(50, "after"))
+        await plane.until_done()
+    assert (await books_of(plane))[0] == 100
+
+
+async def test_a_dead_letter_waits_for_the_bus(plane: Plane) -> None:
+    await plane.publish([("bw.guards.writer", b"unknown"), of_attempt(samples.attempt())])
+    subscription = await plane.jetstream.pull_subscribe_bind("sink-events", "EVENTS")
+    batch = [Delivery(message) for message in await subscription.fetch(2, timeout=5)]
+    sink = Sink(plane.analytics, Publisher(lambda: plane.client, "sink"), lambda: datetime.now(UTC))
+    structlog.reset_defaults()
+    with capture_logs() as log:
+        plane.nats_server.kill()
+        storing = asyncio.create_task(sink.store(batch))
+        await until(_said(log, "unavailable"), "the outage is logged")
+        await plane.nats_server.restart_async()
+        await asyncio.wait_for(storing, 30)
+    assert [line["event"] for line in log] == ["unavailable", "available_again", "unstorable"]
+    assert [base64.b64decode(letter["payload_base64"]) for letter in await plane.dead_letters()] == [b"unknown"]
+    assert (await books_of(plane))[0] == 1
+
+
+async def test_what_not_even_the_dead_letters_take_is_given_back_and_told(plane: Plane) -> None:
+    # In base64 it is larger than the server's largest message.
+    await plane.publish([("bw.guards.writer", b"x" * 7 * 1024 * 1024), of_attempt(samples.attempt())])
+    structlog.reset_defaults()
+    with capture_logs() as log:
+        async with plane.sink():
+            await until(_said(log, "dead_letter_refused"), "the refusal is logged")
+
+            async def only_the_large_one_is_left() -> bool:
+                consumer = await plane.consumer()
+                return (consumer.num_pending, consumer.num_ack_pending) == (0, 1)
+
+            await until(only_the_large_one_is_left, "the other message is acknowledged")
+    assert (await books_of(plane))[0] == 1
+    assert await plane.dead_letters() == []
+
+
+def _said(log: list[dict[str, object]], event: str):
+    async def found() -> bool:
+        return any(line["event"] == event for line in log)
+
+    return found
+
+
+def _connected(plane: Plane):
+    async def found() -> bool:
+        return plane.client.is_connected
+
+    return found
