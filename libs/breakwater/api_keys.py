@@ -1,0 +1,147 @@
+"""The file of API keys: one JSON document, readable by its owner only, replaced as a whole."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from breakwater.contracts.types import Message
+from breakwater.files import write_private
+from breakwater.policy.api_keys import ENTROPY_BYTES, ApiKey, mint, opens, split
+from breakwater.telemetry import Outage
+
+
+class ApiKeysError(Exception):
+    """The keys can't be read or changed; its text says why."""
+
+
+class _Document(Message):
+    keys: tuple[ApiKey, ...] = ()
+
+
+def create_key(path: Path, name: str) -> str:
+    """Adds a key.
+
+    Returns:
+        The key itself, `bw_<id>_<secret>`: the only time that anybody sees it.
+
+    Raises:
+        ApiKeysError: the name can't be used, or the file can't be read or written.
+    """
+    try:
+        key, kept = mint(name, entropy=secrets.token_bytes(ENTROPY_BYTES), at=datetime.now(UTC))
+    except ValueError as error:
+        raise ApiKeysError(f"{name!r} can't name a key: 1 to 128 characters, no control characters") from error
+    with _locked(path):
+        _save(path, (*list_keys(path), kept))
+    return key
+
+
+def list_keys(path: Path) -> tuple[ApiKey, ...]:
+    """All keys, oldest first; none where there is no file yet.
+
+    Raises:
+        ApiKeysError: the file can't be read, or is not one of keys.
+    """
+    try:
+        return _Document.model_validate_json(path.read_bytes()).keys
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise ApiKeysError(f"{path}: can't be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ApiKeysError(f"{path}: is not a file of API keys: {where}{': ' if where else ''}{first['msg']}") from None
+
+
+def revoke_key(path: Path, key_id: str) -> ApiKey:
+    """Removes a key. Running services refuse it from their next request on.
+
+    Returns:
+        What was kept of it.
+
+    Raises:
+        ApiKeysError: there is no such key, or the file can't be read or written.
+    """
+    with _locked(path):
+        keys = list_keys(path)
+        gone = next((key for key in keys if key.id == key_id), None)
+        if gone is None:
+            known = ", ".join(key.id for key in keys) or "none"
+            raise ApiKeysError(f"there is no API key {key_id!r}; known are: {known}")
+        _save(path, tuple(key for key in keys if key.id != key_id))
+    return gone
+
+
+class KeyRing:
+    """The keys as a running service knows them; read again when the file changes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._name = os.fspath(path)
+        self._keys: Mapping[str, ApiKey] = {}
+        self._version: tuple[int, int, int] | None = None
+        self._outage = Outage("api_keys_file")
+
+    def holder(self, text: str) -> ApiKey | None:
+        """Whose key this is, or None where it is nobody's."""
+        self._refresh()
+        parts = split(text)
+        if parts is None:
+            return None
+        key_id, secret = parts
+        key = self._keys.get(key_id)
+        return key if key is not None and opens(key, secret) else None
+
+    def _refresh(self) -> None:
+        version = self._version_now()
+        if version == self._version:
+            return
+        try:
+            keys = list_keys(self._path)
+        except ApiKeysError as error:
+            # Half-edited by hand: the keys that were right stay right, and the file is tried again.
+            self._outage.failed(error)
+            return
+        self._outage.worked()
+        self._keys = {key.id: key for key in keys}
+        self._version = version
+
+    def _version_now(self) -> tuple[int, int, int] | None:
+        try:
+            # On every request, so that a revoked key is refused by the next one; Path.stat() costs three times more.
+            found = os.stat(self._name)  # noqa: PTH116
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _save(path: Path, keys: tuple[ApiKey, ...]) -> None:
+    try:
+        write_private(path, _Document(keys=keys).model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise ApiKeysError(f"{path}: can't be written: {error.strerror}") from error
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[None]:
+    """Keeps two processes from losing each other's change, above all a revocation."""
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ApiKeysError(f"{path}: can't be written: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,196 @@
+"""The request service: the HTTP door."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+from fastapi_offline import FastAPIOffline
+from faststream.exceptions import IncorrectState
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from breakwater.api_keys import KeyRing
+from breakwater.bus.broker import make_broker
+from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.publisher import Publisher
+from breakwater.config import Config
+from breakwater.settings import Settings
+from breakwater.state.accepted import Accepted
+from breakwater.state.connection import Redis
+from services.request.answers import Answers
+from services.request.auth import RequireApiKey
+from services.request.handlers import Jobs
+from services.request.openapi import document
+from services.request.problems import Problem, unavailable
+from services.request.queue import Queue
+from services.request.server import PortTakenError, Server, listen
+from services.request.waiters import Waiters
+
+SLOW_START_S = 3.0
+
+
+def openapi() -> dict[str, Any]:
+    """The OpenAPI document; connects to nothing."""
+    return document()
+
+
+def build(settings: Settings, config: Config) -> RequestService:
+    """Wires the service. Connects to nothing yet."""
+    return RequestService(settings, config)
+
+
+class RequestService:
+    """Takes jobs over HTTP, and answers for them."""
+
+    def __init__(self, settings: Settings, config: Config) -> None:
+        self._settings = settings
+        self._broker = make_broker(settings.nats_url.get_secret_value(), "request")
+        self._redis = Redis(settings.redis_url.get_secret_value())
+        self._accepted = Accepted(self._redis)
+        self._waiters = Waiters()
+        answers = Answers(Lookup(self._connection), self._reconnects)
+        queue = Queue(Publisher(self._connection, "request"))
+        self._jobs = Jobs(config, queue, answers, self._waiters, self._accepted)
+        self._server = Server(self._app(), drain_s=config.limits.drain_s, release=self._waiters.release)
+        self._connecting: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Serves until SIGTERM or SIGINT, then drains.
+
+        Raises:
+            SystemExit: with code 1, the port can't be had; the reason is on stderr.
+        """
+        try:
+            listening = listen(self._settings.http_host, self._settings.http_port)
+        except PortTakenError as error:
+            sys.stderr.write(f"request: {error}\n")
+            raise SystemExit(1) from None
+        with listening:
+            await self._server.serve([listening])
+        if self._connecting is not None and self._connecting.done() and not self._connecting.cancelled():
+            self._connecting.result()
+
+    def stop(self) -> None:
+        """Ends serving, as SIGTERM does."""
+        self._server.should_exit = True
+
+    def _app(self) -> Starlette:
+        # FastAPI brings the documentation pages; requests that carry jobs need nothing else of it and pay for nothing.
+        pages = FastAPIOffline(title="Breakwater")
+        pages.openapi = openapi
+        app = Starlette(
+            routes=[
+                Route("/api/v1/jobs", self._jobs.submit, methods=["POST"]),
+                Route("/api/v1/jobs/{job_id:path}", self._jobs.show, methods=["GET"]),
+                Route("/healthz", self._alive, methods=["GET"]),
+                Route("/readyz", self._ready, methods=["GET"]),
+            ],
+            middleware=[Middleware(RequireApiKey, keys=KeyRing(self._settings.api_keys_file))],
+            lifespan=self._lifespan,
+        )
+        app.router.default = pages
+        for part in (app, pages):
+            part.add_exception_handler(Problem, _problem)
+            part.add_exception_handler(HTTPException, _http_error)
+            part.add_exception_handler(ClientDisconnect, _nobody_there)
+            part.add_exception_handler(Exception, _bug)
+        return app
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:  # noqa: ARG002  Starlette passes it
+        # Not waited for: without NATS the door still answers, with 503 and the reason.
+        self._connecting = asyncio.create_task(self._connect())
+        self._connecting.add_done_callback(self._stop_if_failed)
+        structlog.get_logger().info(
+            "listening", url=f"http://{self._settings.http_host}:{self._settings.http_port}", docs="/docs"
+        )
+        try:
+            yield
+        finally:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
+            await self._broker.stop()
+            await self._accepted.close()
+            await self._redis.close()
+
+    async def _connect(self) -> None:
+        slow = asyncio.get_running_loop().call_later(
+            SLOW_START_S, lambda: structlog.get_logger().warning("unavailable", what="nats", error="no connection yet")
+        )
+        try:
+            await self._broker.start()
+        finally:
+            slow.cancel()
+        # A plain subscription: all results pass here, and FastStream's would cost each five times as much.
+        await self._broker.connection.subscribe("bw.results.>", cb=self._hear)
+
+    def _stop_if_failed(self, connecting: asyncio.Task[None]) -> None:
+        if not connecting.cancelled() and connecting.exception() is not None:
+            self.stop()
+
+    async def _hear(self, message: Msg) -> None:
+        self._waiters.deliver(message.subject, message.data)
+
+    def _connection(self) -> Client:
+        try:
+            connection = self._broker.connection
+        except IncorrectState:
+            raise BusUnavailable("NATS is not connected yet") from None
+        if not connection.is_connected:
+            raise BusUnavailable("NATS is not connected")
+        return connection
+
+    def _reconnects(self) -> int:
+        try:
+            return self._broker.connection.stats["reconnects"]
+        except IncorrectState:
+            return 0
+
+    async def _alive(self, _: Request) -> Response:
+        return JSONResponse({"status": "alive"})
+
+    async def _ready(self, _: Request) -> Response:
+        try:
+            self._connection()
+        except BusUnavailable as error:
+            raise unavailable("not_ready", str(error)) from None
+        return JSONResponse({"status": "ready"})
+
+
+async def _problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    return error.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    match error.status_code:
+        case 404:
+            problem = Problem(404, "not_found", f"there is nothing at {request.url.path}; /docs tells what there is")
+        case 405:
+            message = f"{request.method} is not possible here; see the Allow header"
+            problem = Problem(405, "method_not_allowed", message, headers=error.headers)
+        case status:
+            problem = Problem(status, "http_error", str(error.detail), headers=error.headers)
+    return problem.response()
+
+
+async def _nobody_there(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _bug(_request: Request, _error: Exception) -> Response:
+    # The server logs the error itself; its text may hold what nobody outside is to see.
+    return Problem(500, "internal", "something went wrong inside Breakwater; its log says what").response()

@@ -1,0 +1,134 @@
+"""What is done with a request: submit a job and perhaps wait for its result, or say how a job stands."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from urllib.parse import parse_qsl, quote
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from breakwater.bus.errors import BusUnavailable
+from breakwater.config import Agent, Config
+from breakwater.contracts import subjects
+from breakwater.contracts.job import Job
+from breakwater.state.accepted import Accepted
+from breakwater.state.connection import StateUnavailable
+from services.request import job_ids
+from services.request.answers import Answers
+from services.request.body import read_body
+from services.request.parsing import Submission, invalid_job, read_job, submission, suggestion
+from services.request.problems import Detail, Problem, unavailable
+from services.request.queue import Queue
+from services.request.waiters import Waiters
+
+MAX_WAIT_S = 300.0
+CHAT_KINDS = frozenset({"openai"})
+"""Kinds of provider that take messages, and no `input`."""
+
+_JSON = "application/json"
+
+
+class Jobs:
+    """`/api/v1/jobs`."""
+
+    def __init__(self, config: Config, queue: Queue, answers: Answers, waiters: Waiters, accepted: Accepted) -> None:
+        self._agents = frozenset(config.agents)
+        self._chat_agents = frozenset(name for name, agent in config.agents.items() if _speaks_chat(config, agent))
+        self._limit = config.limits.max_body_bytes
+        self._queue = queue
+        self._answers = answers
+        self._waiters = waiters
+        self._accepted = accepted
+
+    async def submit(self, request: Request) -> Response:
+        """POST: 202 once the job is safe on the bus, or 200 with its result where that came within `wait_s`."""
+        wait_s = _wait_s(request.scope["query_string"])
+        body = await read_body(request, self._limit)
+        job = read_job(body)
+        self._check_agent(job)
+        made_id = job_ids.uuid7(time.time_ns() // 1_000_000, os.urandom(job_ids.ENTROPY_BYTES))
+        sent = submission(job, body, idempotency_key=request.headers.get("idempotency-key"), made_id=made_id)
+        if wait_s is None:
+            return await self._accept(request, sent)
+        deadline = time.monotonic() + wait_s
+        with self._waiters.listening(subjects.result(sent.job_id)) as answer:
+            acceptance = await self._accept(request, sent)
+            gone = asyncio.ensure_future(_disconnected(request))
+            try:
+                # Of an id that others may have used, the result may stand since long, and would not be heard again.
+                result = await self._answers.wait(sent.job_id, answer, gone, deadline, look_now=not sent.id_made_here)
+            finally:
+                gone.cancel()
+        return acceptance if result is None else Response(result, media_type=_JSON)
+
+    async def show(self, request: Request) -> Response:
+        """GET of one: 200 with the result or the record, 202 while it is not decided, 404."""
+        job_id: str = request.path_params["job_id"]
+        try:
+            decided = await self._answers.decided(job_id)
+            known = decided is not None or await self._accepted.known(job_id)
+        except (BusUnavailable, StateUnavailable) as error:
+            raise unavailable("unavailable", f"how the job stands can't be known now: {error}") from error
+        if decided is not None:
+            return Response(decided, media_type=_JSON)
+        if not known:
+            raise Problem(
+                404,
+                "unknown_job",
+                f"no job {job_id!r} is decided or being worked on, and none was accepted over HTTP within a day; "
+                "one that was published straight to NATS appears when a worker takes it",
+            )
+        body = {"job_id": job_id, "execution_id": job_id, "status": "accepted"}
+        return Response(orjson.dumps(body), 202, media_type=_JSON)
+
+    async def _accept(self, request: Request, sent: Submission) -> Response:
+        duplicate = await self._queue.put(sent, request.headers.get("traceparent", ""))
+        self._accepted.mark(sent.job_id)
+        body = {"job_id": sent.job_id, "execution_id": sent.job_id, "status": "accepted", "duplicate": duplicate}
+        headers = {"Location": f"/api/v1/jobs/{quote(sent.job_id, safe='')}"}
+        return Response(orjson.dumps(body), 202, headers, _JSON)
+
+    def _check_agent(self, job: Job) -> None:
+        if job.agent not in self._agents:
+            message = f"agent {job.agent!r} is not configured{suggestion(job.agent, self._agents)}"
+            listing = Detail(path="agent", message=f"configured are {', '.join(sorted(self._agents))}")
+            raise Problem(404, "unknown_agent", message, [listing])
+        if job.input is not None and job.agent in self._chat_agents:
+            message = f"agent {job.agent!r} is a chat agent and takes prompt or messages"
+            raise invalid_job([Detail(path="input", message=message)])
+
+
+def _speaks_chat(config: Config, agent: Agent) -> bool:
+    names = (config.provider_name(agent, model) for model in agent.chain)
+    return all(config.providers[name].kind in CHAT_KINDS for name in names if name is not None)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _wait_s(query: bytes) -> float | None:
+    """The `wait_s` of a query string, the only parameter there is."""
+    if not query:
+        return None
+    given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+    unknown = next((name for name in given if name != "wait_s"), None)
+    if unknown is not None:
+        raise _invalid_query(unknown, "is not a parameter here; the only one is wait_s")
+    try:
+        seconds = float(given.get("wait_s", ""))
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_WAIT_S:
+        raise _invalid_query("wait_s", f"must be a number of seconds, over 0 and at most {MAX_WAIT_S:g}")
+    return seconds
+
+
+def _invalid_query(path: str, message: str) -> Problem:
+    return Problem(422, "invalid_query", f"{path}: {message}", [Detail(path=path, message=message)])

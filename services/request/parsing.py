@@ -1,0 +1,149 @@
+"""From the bytes of a request to a job that may be published, or to words that say what is wrong with them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
+
+from pydantic import ValidationError
+
+from breakwater.contracts.job import Job
+from breakwater.contracts.validation import problems
+from services.request.problems import Detail, Problem
+
+MOST_DETAILS = 20
+MOST_EXPLAINED = 1_000
+"""Explaining a mistake costs far more than finding it: a body can hold a million of them."""
+
+_ID_IN_HEADER = re.compile(r"[\x20-\x7e]{1,128}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job that may be published."""
+
+    job: Job
+    job_id: str
+    id_made_here: bool
+    """Nobody else can have used it."""
+    payload: bytes
+    """The job as its sender wrote it, with the job id in it."""
+
+
+def read_job(body: bytes) -> Job:
+    """Parses a body, once.
+
+    Raises:
+        Problem: 400 for what is not JSON in UTF-8, 422 for what is not a job.
+    """
+    try:
+        job = Job.model_validate_json(body)
+    except ValidationError as error:
+        _explain(error, body)
+    if b"NaN" in body or b"Infinity" in body:
+        _refuse_non_numbers(body)
+    return job
+
+
+def submission(job: Job, body: bytes, *, idempotency_key: str | None, made_id: str) -> Submission:
+    """Settles the job's id: its own, else the Idempotency-Key header's, else the one made here.
+
+    Raises:
+        Problem: 422 for an Idempotency-Key that can't be an id.
+    """
+    if job.job_id is not None:
+        return Submission(job, job.job_id, id_made_here=False, payload=body)
+    if idempotency_key is None:
+        return Submission(job, made_id, id_made_here=True, payload=_with_id(job, body, made_id))
+    if not _ID_IN_HEADER.match(idempotency_key):
+        message = "must have 1 to 128 characters, all of them printable ASCII"
+        raise invalid_job([Detail(path="Idempotency-Key", message=message)])
+    return Submission(job, idempotency_key, id_made_here=False, payload=_with_id(job, body, idempotency_key))
+
+
+def _with_id(job: Job, body: bytes, job_id: str) -> bytes:
+    if "job_id" in job.model_fields_set:  # written as null: a second one before it would lose
+        return job.model_copy(update={"job_id": job_id}).model_dump_json(exclude_unset=True).encode()
+    # The sender's own bytes, as they are: no number and no escape changes its form on the way.
+    return with_field(body, "job_id", job_id)
+
+
+def with_field(document: bytes, name: str, value: str) -> bytes:
+    """Puts a field in front of the fields of a JSON object that has at least one, and not this one."""
+    opening = document.index(b"{") + 1
+    return b"%s%s:%s,%s" % (
+        document[:opening],
+        json.dumps(name).encode(),
+        json.dumps(value).encode(),
+        document[opening:],
+    )
+
+
+def suggestion(wrong: str, known: Collection[str]) -> str:
+    """`; did you mean 'x'?` where something is close, else all that is known."""
+    close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(known))}"
+
+
+def _explain(error: ValidationError, body: bytes) -> NoReturn:
+    count = error.error_count()
+    if count > MOST_EXPLAINED:
+        raise Problem(422, "invalid_job", f"the job has {count:,} mistakes, too many to list")
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        _explain_syntax(str(first.get("ctx", {}).get("error", "")), body)
+    raise invalid_job(_details(error, json.loads(body)))
+
+
+def invalid_job(details: Iterable[Detail]) -> Problem:
+    """422 with the mistakes, the first of them in the message."""
+    listed = list(details)
+    first = f"{listed[0].path}: {listed[0].message}" if listed[0].path else listed[0].message
+    message = first if len(listed) == 1 else f"{len(listed)} mistakes; the first: {first}"
+    return Problem(422, "invalid_job", message, listed[:MOST_DETAILS])
+
+
+def _explain_syntax(what: str, body: bytes) -> NoReturn:
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise Problem(
+            400, "not_utf8", f"the body is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}"
+        ) from None
+    hint = "; it is empty" if not body.strip() else "; it begins with a byte order mark" if body[:1] == b"\xef" else ""
+    raise Problem(400, "not_json", f"the body is not JSON: {what}{hint}")
+
+
+def _refuse_non_numbers(body: bytes) -> None:
+    def refuse(name: str) -> NoReturn:
+        raise Problem(400, "not_json", f"the body is not JSON: it has the number {name}, which JSON does not")
+
+    json.loads(body, parse_constant=refuse)
+
+
+def _details(error: ValidationError, document: Any) -> list[Detail]:
+    """A line for each place; what pydantic says of each branch of a union belongs to one place."""
+    found: dict[str, list[str]] = {}
+    for problem, raw in zip(problems(error, Job), error.errors(include_url=False, include_input=False), strict=True):
+        messages = found.setdefault(_path(raw, document), [])
+        if problem.message not in messages:
+            messages.append(problem.message)
+    return [Detail(path=path, message=", or ".join(messages)) for path, messages in found.items()]
+
+
+def _path(problem: Any, document: Any) -> str:
+    """The part of a location that is in the document, or is missing there; the rest names branches of unions."""
+    parts: list[str] = []
+    here: Any = document
+    for part in problem["loc"]:
+        if isinstance(here, dict) and (part in here or problem["type"] == "missing"):
+            parts.append(part)
+            here = cast(dict[str, Any], here).get(part)
+        elif isinstance(here, list) and isinstance(part, int):
+            parts.append(str(part))
+            here = cast(list[Any], here)[part]
+    return ".".join(parts)

@@ -1,0 +1,67 @@
+"""The one shape of every error that this service answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import orjson
+from pydantic import Field
+from starlette.responses import Response
+
+from breakwater.contracts.types import Message
+
+
+class Detail(Message):
+    """One mistake, and where it is."""
+
+    path: str = Field(description="Where: a field path such as `messages.0.role`; empty for the whole body.")
+    message: str
+
+
+class Explanation(Message):
+    """What went wrong and what to do."""
+
+    code: str = Field(description="Stable, for programs: `invalid_job`, `unknown_agent`, …")
+    message: str = Field(description="For people.")
+    details: tuple[Detail, ...] = ()
+
+
+class ErrorBody(Message):
+    """The body of every answer of 400 and above."""
+
+    error: Explanation
+
+
+class Problem(Exception):  # noqa: N818  RFC 9457's word for an error that is an answer
+    """An answer of 400 or above, raised from wherever it is found."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        details: Iterable[Detail] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.details = tuple(details)
+        self.headers = dict(headers or {})
+
+    def response(self) -> Response:
+        """The answer."""
+        body = {
+            "error": {
+                "code": self.code,
+                "message": self.message,
+                "details": [{"path": detail.path, "message": detail.message} for detail in self.details],
+            }
+        }
+        return Response(orjson.dumps(body), self.status, self.headers, "application/json")
+
+
+def unavailable(code: str, message: str) -> Problem:
+    """503: nothing was accepted; the same request may be sent again, and is best sent with the same job id."""
+    return Problem(503, code, message, headers={"Retry-After": "1"})

@@ -1,0 +1,88 @@
+"""Serving: the socket, the signals, and an end that leaves nobody without an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+BACKLOG = 2048
+_WRITE_S = 2.0
+"""For the last answers to get out, once nobody waits any longer."""
+
+
+class PortTakenError(Exception):
+    """The service can't listen where it was told to; its text says why and what to do."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Binds the port, before anything else is started.
+
+    Raises:
+        PortTakenError: the port or the address can't be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        reason = (
+            "another program listens there already"
+            if error.errno == errno.EADDRINUSE
+            else os.strerror(error.errno or 0)
+        )
+        raise PortTakenError(
+            f"can't listen on {host}:{port}: {reason}; "
+            "choose with BREAKWATER_HTTP_HOST and BREAKWATER_HTTP_PORT, or end that program"
+        ) from error
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which on SIGTERM or SIGINT stops accepting, lets requests finish for a while, then ends all waiting."""
+
+    def __init__(self, app: ASGIApp, *, drain_s: float, release: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=round(drain_s + _WRITE_S),
+            )
+        )
+        self._drain_s = drain_s
+        self._release = release
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends serving. Whoever still waits after the drain time is told that the job is accepted."""
+        timer = asyncio.get_running_loop().call_later(self._drain_s, self._release)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Replaces uvicorn's own way, which ends the process by the same signal again after an orderly end."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True

@@ -1,0 +1,180 @@
+"""The door on real servers, and whoever knocks."""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from yarl import URL
+
+from breakwater.api_keys import create_key
+from breakwater.bus.provision import provision
+from breakwater.cli.setup import bus_plan
+from breakwater.config import Config, parse_config
+from breakwater.contracts import subjects
+from breakwater.contracts.execution import Result
+from breakwater.embedded.ports import free_port
+from breakwater.settings import Settings
+from services.request.app import build
+from tests.server_sources import RunningServer
+
+ODD_AGENT = "écrivain.v2 > all/*"
+CONFIG = f"""
+providers: {{local: {{base_url: "http://127.0.0.1:9/v1"}}}}
+defaults: {{model: m, allowed_models: ["*"]}}
+agents: {{writer: {{}}, reader: {{}}, "{ODD_AGENT}": {{}}}}
+limits: {{max_body_bytes: 1000000, drain_s: 1}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A running request service."""
+
+    url: str
+    http: aiohttp.ClientSession
+    bus: Client
+    settings: Settings
+    stop: Callable[[], Awaitable[None]]
+
+    async def post(self, body: Any, *, query: str = "", **headers: str) -> "Answer":
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.ask("POST", f"/api/v1/jobs{query}", data=data, headers=headers)
+
+    async def ask(self, method: str, path: str, **more: Any) -> "Answer":
+        async with self.http.request(method, URL(self.url + path, encoded=True), **more) as response:
+            return Answer(response.status, dict(response.headers), await response.read())
+
+    async def queued(self) -> int:
+        return (await self.bus.jetstream().stream_info("JOBS")).state.messages
+
+    async def last_job(self, agent: str = "writer") -> Msg:
+        return await self.bus.jetstream().get_last_msg("JOBS", subjects.job(agent))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        return self.json["error"]["code"]
+
+    @property
+    def message(self) -> str:
+        return self.json["error"]["message"]
+
+    @property
+    def paths(self) -> list[str]:
+        return [detail["path"] for detail in self.json["error"]["details"]]
+
+
+def new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def settings_for(nats_url: str, redis_url: str, directory: Path) -> Settings:
+    return Settings(
+        nats_url=nats_url,
+        redis_url=redis_url,
+        http_port=free_port(),
+        api_keys_file=directory / "api_keys.json",
+    )
+
+
+@asynccontextmanager
+async def running(settings: Settings, config: Config, key: str) -> AsyncGenerator[Door]:
+    service = build(settings, config)
+    serving = asyncio.create_task(service.run())
+
+    async def stop() -> None:
+        service.stop()
+        await serving
+
+    url = f"http://127.0.0.1:{settings.http_port}"
+    bus = await nats.connect(settings.nats_url.get_secret_value(), max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+    http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}, connector=aiohttp.TCPConnector(limit=0))
+    door = Door(url, http, bus, settings, stop)
+    try:
+        await until_ready(door)
+        yield door
+    finally:
+        await http.close()
+        await bus.close()
+        await stop()
+
+
+async def until(condition: Callable[[], Awaitable[bool]], *, patience_s: float = 15.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while not await condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        await asyncio.sleep(0.02)
+
+
+async def until_ready(door: Door) -> None:
+    async def ready() -> bool:
+        try:
+            return (await door.ask("GET", "/readyz")).status == 200
+        except aiohttp.ClientError:
+            return False
+
+    await until(ready)
+
+
+@pytest.fixture
+async def door(own_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path) -> AsyncGenerator[Door]:
+    config = parse_config(CONFIG)
+    await provision(own_nats_server.url, bus_plan(config))
+    settings = settings_for(own_nats_server.url, redis_server.url, tmp_path)
+    key = create_key(settings.api_keys_file, "tests")
+    async with running(settings, config, key) as door:
+        yield door
+
+
+def result_of(job_id: str, agent: str, output: str = "done") -> Result:
+    now = datetime.now(UTC)
+    return Result(
+        job_id=job_id,
+        execution_id=job_id,
+        agent=agent,
+        status="succeeded",
+        output=output,
+        queued_at=now,
+        dispatched_at=now,
+        completed_at=now,
+        duration_ms=1,
+    )
+
+
+async def answer_jobs(bus: Client, *, delay_s: float = 0.0) -> None:
+    """A worker that decides every job, the first of an id for good."""
+
+    async def work(message: Msg) -> None:
+        job = json.loads(message.data)
+        await asyncio.sleep(delay_s)
+        await publish_result(bus, result_of(job["job_id"], job["agent"], f"answer to {job.get('prompt')}"))
+
+    await bus.subscribe("bw.jobs.>", cb=work)
+    await bus.flush()
+
+
+async def publish_result(bus: Client, result: Result) -> None:
+    once = {"Nats-Expected-Last-Subject-Sequence": "0"}
+    await bus.jetstream().publish(subjects.result(result.job_id), result.json_bytes(), headers=once)

@@ -1,0 +1,121 @@
+"""Who gets in, what is open, and what the documentation says."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from openapi_spec_validator import validate
+
+from breakwater.api_keys import create_key, revoke_key
+from services.request.app import openapi
+from tests.server_sources import RunningServer
+from tests.services.request.conftest import CONFIG, Door, settings_for
+
+JOB = {"agent": "writer", "prompt": "x"}
+
+
+async def test_nobody_gets_in_without_a_key(door: Door) -> None:
+    for path in ("/api/v1/jobs", "/api/v1/jobs/x", "/api", "/api/nothing", "/%61pi/v1/jobs"):
+        for header in ("", "bw_0_x", "Bearer", "Bearer bw_0123456789ab_x", "Basic Yjpi", "Bearer é"):
+            answer = await door.ask("POST", path, json=JOB, headers={"Authorization": header})
+            assert (answer.status, answer.code) == (401, "unauthorized")
+            assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+    assert await door.queued() == 0
+
+
+async def test_a_key_opens_from_its_creation_to_its_revocation(door: Door) -> None:
+    path = door.settings.api_keys_file
+    key = create_key(path, "late")
+    assert (await door.post(JOB, Authorization=f"bearer {key}")).status == 202
+    revoke_key(path, key.split("_")[1])
+    assert (await door.post(JOB, Authorization=f"Bearer {key}")).status == 401
+
+
+async def test_health_and_documentation_are_open(door: Door) -> None:
+    static = "/static-offline-docs/swagger-ui-bundle.js"
+    for path in ("/healthz", "/readyz", "/docs", "/redoc", "/openapi.json", static):
+        assert (await door.ask("GET", path, headers={"Authorization": ""})).status == 200
+
+
+async def test_the_documentation_page_needs_no_other_host(door: Door) -> None:
+    for path in ("/docs", "/redoc"):
+        page = (await door.ask("GET", path)).body.decode()
+        assert "https://" not in page
+
+
+async def test_the_document_is_the_one_that_is_generated_without_a_server(door: Door) -> None:
+    assert (await door.ask("GET", "/openapi.json")).json == openapi()
+
+
+def test_the_document_is_valid_and_complete() -> None:
+    document = openapi()
+    validate(document)
+    submit = document["paths"]["/api/v1/jobs"]["post"]
+    assert submit["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Job"}
+    assert "additionalProperties" in document["components"]["schemas"]["Job"]
+    assert set(submit["responses"]) >= {"200", "202", "400", "401", "404", "408", "413", "422", "503"}
+    for status, response in submit["responses"].items():
+        wanted = {"200": "Result", "202": "AcceptedJob"}.get(status, "ErrorBody")
+        schema = response["content"]["application/json"]["schema"]
+        assert schema == {"$ref": f"#/components/schemas/{wanted}"}
+    assert document["paths"]["/healthz"]["get"]["security"] == []
+
+
+async def test_what_the_document_says_of_paths_is_what_is_served(door: Door) -> None:
+    for path, operations in openapi()["paths"].items():
+        for method in operations:
+            answer = await door.ask(method.upper(), path.replace("{job_id}", "x"), headers={"Authorization": ""})
+            assert answer.status in (200, 401), path
+
+
+def start(door_environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "services", "request"],
+        env=os.environ | door_environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def environment(own_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path) -> dict[str, str]:
+    settings = settings_for(own_nats_server.url, redis_server.url, tmp_path)
+    config = tmp_path / "breakwater.yaml"
+    config.write_text(CONFIG)
+    return {
+        "BREAKWATER_CONFIG": str(config),
+        "BREAKWATER_NATS_URL": own_nats_server.url,
+        "BREAKWATER_REDIS_URL": redis_server.url,
+        "BREAKWATER_HTTP_PORT": str(settings.http_port),
+        "BREAKWATER_API_KEYS_FILE": str(settings.api_keys_file),
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_process_ends_in_order_when_it_is_told_to(environment: dict[str, str], number: signal.Signals) -> None:
+    process = start(environment)
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if '"listening"' in line:
+                break
+        process.send_signal(number)
+        assert process.wait(10) == 0, process.stderr.read()
+    finally:
+        process.kill()
+        process.stderr.close()
+
+
+def test_a_port_that_is_taken_is_told_and_ends_the_process(environment: dict[str, str]) -> None:
+    port = int(environment["BREAKWATER_HTTP_PORT"])
+    with socket.create_server(("127.0.0.1", port)):
+        process = start(environment)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert f"can't listen on 127.0.0.1:{port}: another program listens there already" in said
+    assert "BREAKWATER_HTTP_PORT" in said
+    assert "Traceback" not in said

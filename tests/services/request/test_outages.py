@@ -1,0 +1,160 @@
+"""Servers that go away, and come back."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+import structlog.testing
+
+from breakwater.api_keys import create_key
+from breakwater.bus.provision import provision
+from breakwater.cli.setup import bus_plan
+from breakwater.config import parse_config
+from services.request.app import build
+from tests.server_sources import RunningServer
+from tests.services.request.conftest import (
+    CONFIG,
+    Door,
+    new_id,
+    publish_result,
+    result_of,
+    running,
+    settings_for,
+    until,
+    until_ready,
+)
+
+JOB = {"agent": "writer", "prompt": "x"}
+
+
+async def test_without_nats_nothing_is_accepted_and_with_it_everything_is_again(
+    door: Door, own_nats_server: RunningServer
+) -> None:
+    own_nats_server.kill()
+
+    async def refused() -> bool:
+        return (await door.ask("GET", "/readyz")).status == 503
+
+    await until(refused)
+    begun = time.monotonic()
+    answer = await door.post(JOB)
+    assert time.monotonic() - begun < 1
+    assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
+    shown = await door.ask("GET", "/api/v1/jobs/x")
+    assert (shown.status, shown.code) == (503, "unavailable")
+    assert (await door.ask("GET", "/healthz")).status == 200
+    await own_nats_server.restart_async()
+    await until_ready(door)
+    assert (await door.post(JOB)).status == 202
+
+
+async def test_a_job_that_is_under_way_when_nats_dies_is_accepted_for_sure_or_refused(
+    door: Door, own_nats_server: RunningServer
+) -> None:
+    job_ids = [new_id() for _ in range(200)]
+    posting = [asyncio.create_task(door.post(JOB | {"job_id": job_id})) for job_id in job_ids]
+    await asyncio.wait(posting, return_when=asyncio.FIRST_COMPLETED)
+    own_nats_server.kill()
+    answers = await asyncio.gather(*posting)
+    assert {answer.status for answer in answers} <= {202, 503}
+    accepted = sum(answer.status == 202 for answer in answers)
+    assert accepted > 0
+    await own_nats_server.restart_async()
+    await until_ready(door)
+    assert await door.queued() >= accepted
+
+
+async def test_a_result_that_came_while_the_connection_was_lost_still_reaches_who_waits(
+    door: Door, own_nats_server: RunningServer
+) -> None:
+    job_id = new_id()
+    waiting = asyncio.create_task(door.post(JOB | {"job_id": job_id}, query="?wait_s=30"))
+
+    async def queued() -> bool:
+        return await door.queued() == 1
+
+    await until(queued)
+    own_nats_server.kill()
+    await own_nats_server.restart_async()
+
+    async def back() -> bool:
+        return door.bus.is_connected
+
+    # The publisher is back long before the door's connection, which tries once a second: the news is missed.
+    await until(back)
+    await publish_result(door.bus, result_of(job_id, "writer"))
+    answer = await waiting
+    assert (answer.status, answer.json["job_id"]) == (200, job_id)
+
+
+async def test_a_full_queue_refuses_and_says_so(door: Door) -> None:
+    jetstream = door.bus.jetstream()
+    config = (await jetstream.stream_info("JOBS")).config
+    await jetstream.update_stream(config.evolve(max_msgs=1))
+    assert (await door.post(JOB)).status == 202
+    answer = await door.post(JOB)
+    assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "refused", "1")
+    assert "maximum messages exceeded" in answer.message
+
+
+async def test_a_service_that_starts_before_nats_answers_and_accepts_once_it_is_there(
+    own_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path
+) -> None:
+    config = parse_config(CONFIG)
+    await provision(own_nats_server.url, bus_plan(config))
+    settings = settings_for(own_nats_server.url, redis_server.url, tmp_path)
+    key = create_key(settings.api_keys_file, "tests")
+    async with running(settings, config, key) as first:
+        await first.stop()
+        own_nats_server.kill()
+        service = build(settings, config)
+        serving = asyncio.create_task(service.run())
+
+        async def answers() -> bool:
+            try:
+                return (await first.post(JOB)).status == 503
+            except OSError:
+                return False
+
+        await until(answers)
+        await own_nats_server.restart_async()
+        await until_ready(first)
+        assert (await first.post(JOB)).status == 202
+        service.stop()
+        await serving
+
+
+async def test_without_redis_jobs_are_accepted_and_what_is_not_known_is_not_claimed(
+    own_nats_server: RunningServer, own_redis_server: RunningServer, tmp_path: Path
+) -> None:
+    config = parse_config(CONFIG)
+    await provision(own_nats_server.url, bus_plan(config))
+    settings = settings_for(own_nats_server.url, own_redis_server.url, tmp_path)
+    key = create_key(settings.api_keys_file, "tests")
+    with structlog.testing.capture_logs() as logs:
+        async with running(settings, config, key) as door:
+            own_redis_server.kill()
+            job_ids = [(await door.post(JOB)).json["job_id"] for _ in range(3)]
+            assert (await door.ask("GET", f"/api/v1/jobs/{job_ids[0]}")).status == 202
+            unknown = await door.ask("GET", f"/api/v1/jobs/{new_id()}")
+            assert (unknown.status, unknown.code) == (503, "unavailable")
+
+            async def told() -> bool:
+                return any(log["event"] == "unavailable" and log["what"] == "redis" for log in logs)
+
+            await until(told)
+            await own_redis_server.restart_async()
+
+            async def known_again() -> bool:
+                return any(log["event"] == "available_again" for log in logs)
+
+            await until(known_again)
+            assert (await door.ask("GET", f"/api/v1/jobs/{new_id()}")).status == 404
+    assert [log["event"] for log in logs if log.get("what") == "redis"] == ["unavailable", "available_again"]
+
+
+async def test_an_address_that_can_be_no_server_ends_the_service(redis_server: RunningServer, tmp_path: Path) -> None:
+    settings = settings_for("nats://127.0.0.1:notaport", redis_server.url, tmp_path)
+    with pytest.raises(Exception, match="invalid connect url"):
+        await asyncio.wait_for(build(settings, parse_config(CONFIG)).run(), 10)

@@ -1,0 +1,123 @@
+"""What is wrong with a body, in words."""
+
+import json
+
+import pytest
+
+from services.request.parsing import MOST_DETAILS, read_job, submission, with_field
+from services.request.problems import Problem
+
+NEW_ID = "019aa8f2-0000-7000-8000-000000000000"
+
+
+def problem_of(body: bytes) -> Problem:
+    with pytest.raises(Problem) as caught:
+        read_job(body)
+    return caught.value
+
+
+def payload_of(body: bytes, key: str | None = None) -> dict[str, object]:
+    return json.loads(submission(read_job(body), body, idempotency_key=key, made_id=NEW_ID).payload)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "it is empty"),
+        (b"agent=writer", "line 1 column 1"),
+        (b'{"agent": "writer",\n "prompt": }', "line 2 column 12"),
+        (b'{"agent": "writer", "prompt": "x"} x', "trailing characters"),
+        (b'\xef\xbb\xbf{"agent": "writer", "prompt": "x"}', "byte order mark"),
+        (b'{"agent": "writer", "prompt": "x", "params": {"t": NaN}}', "NaN"),
+        (b'{"agent": "writer", "prompt": "x", "params": {"t": -Infinity}}', "-Infinity"),
+        (b'{"agent": "writer", "input": ' + b"[" * 5000 + b"]" * 5000 + b"}", "recursion"),
+        (b'{"agent": "writer", "input": ' + b"1" * 5000 + b"}", "line 1"),
+    ],
+)
+def test_what_is_not_json_is_told_with_its_place(body: bytes, said: str) -> None:
+    problem = problem_of(body)
+    assert (problem.status, problem.code) == (400, "not_json")
+    assert said in problem.message
+
+
+def test_the_words_nan_and_infinity_may_be_written_in_a_prompt() -> None:
+    assert read_job(b'{"agent": "writer", "prompt": "NaN and -Infinity"}').prompt == "NaN and -Infinity"
+
+
+def test_what_is_not_utf8_is_told_with_the_byte() -> None:
+    problem = problem_of(b'{"agent": "writer", "prompt": "caf\xe9"}')
+    assert (problem.status, problem.code) == (400, "not_utf8")
+    assert "byte 34 is 0xe9" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "said"),
+    [
+        ([], "", "object"),
+        ({"prompt": "x"}, "agent", "is missing"),
+        ({"agent": 5, "prompt": "x"}, "agent", "string"),
+        ({"agent": "a\n", "prompt": "x"}, "agent", "pattern"),
+        ({"agent": "w", "promt": "x"}, "promt", "did you mean 'prompt'"),
+        ({"agent": "w"}, "", "exactly one of prompt, messages and input"),
+        ({"agent": "w", "prompt": "x", "input": 1}, "", "found prompt and input"),
+        ({"agent": "w", "messages": []}, "messages", "at least 1"),
+        ({"agent": "w", "messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "'system'"),
+        ({"agent": "w", "messages": [{"content": "x"}]}, "messages.0.role", "is missing"),
+        ({"agent": "w", "messages": [{"role": "user", "content": 5}]}, "messages.0.content", "string, or should be"),
+        ({"agent": "w", "messages": [{"role": "user", "content": {}}]}, "messages.0.content", "string, or should be"),
+        ({"agent": "w", "prompt": "x", "total_timeout_s": -1}, "total_timeout_s", "greater than 0"),
+        ({"agent": "w", "prompt": "x", "reply_to": "a b"}, "reply_to", "pattern"),
+        ({"agent": "w", "prompt": "x", "job_id": "j" * 129}, "job_id", "at most 128"),
+    ],
+)
+def test_what_is_not_a_job_is_told_with_its_path(body: object, path: str, said: str) -> None:
+    problem = problem_of(json.dumps(body).encode())
+    assert (problem.status, problem.code) == (422, "invalid_job")
+    assert [detail.path for detail in problem.details if said in detail.message] == [path]
+    assert said in problem.message
+
+
+def test_many_mistakes_are_counted_and_the_first_of_them_listed() -> None:
+    body = {"agent": "w", "messages": [{"role": "robot"}] * 50}
+    problem = problem_of(json.dumps(body).encode())
+    assert problem.message.startswith("50 mistakes; the first: messages.0.role")
+    assert len(problem.details) == MOST_DETAILS
+
+
+def test_a_flood_of_mistakes_is_only_counted() -> None:
+    problem = problem_of(b'{"agent": "w", "messages": [' + b"{}," * 100_000 + b"{}]}")
+    assert "100,001 mistakes" in problem.message
+
+
+def test_a_job_without_an_id_is_sent_on_byte_for_byte_with_one_in_front() -> None:
+    body = b' {"agent":"w","prompt":"x","params":{"big":123456789012345678901234567890,"one":1.0,"e":"\\u00e9"}}'
+    sent = submission(read_job(body), body, idempotency_key=None, made_id=NEW_ID)
+    assert sent.payload == body.replace(b"{", b'{"job_id":"%s",' % NEW_ID.encode(), 1)
+    assert sent.id_made_here
+
+
+def test_a_job_with_an_id_is_sent_on_as_it_is() -> None:
+    body = b'{"agent":"w","prompt":"x","job_id":"mine"}'
+    sent = submission(read_job(body), body, idempotency_key="other", made_id=NEW_ID)
+    assert (sent.job_id, sent.payload, sent.id_made_here) == ("mine", body, False)
+
+
+def test_an_idempotency_key_becomes_the_id() -> None:
+    assert payload_of(b'{"agent":"w","prompt":"x"}', 'a "quoted" key')["job_id"] == 'a "quoted" key'
+
+
+def test_an_id_that_is_null_is_replaced() -> None:
+    payload = payload_of(b'{"agent":"w","prompt":"x","job_id":null,"params":{"stop":null}}', "mine")
+    assert payload == {"agent": "w", "prompt": "x", "job_id": "mine", "params": {"stop": None}}
+
+
+@pytest.mark.parametrize("key", ["", "k" * 129, "tab\t", "caf\u00e9", "end\n"])
+def test_an_idempotency_key_that_can_be_no_id_is_refused(key: str) -> None:
+    body = b'{"agent":"w","prompt":"x"}'
+    with pytest.raises(Problem, match="printable ASCII") as caught:
+        submission(read_job(body), body, idempotency_key=key, made_id=NEW_ID)
+    assert caught.value.status == 422
+
+
+def test_a_field_is_put_in_front_of_the_others() -> None:
+    assert with_field(b'{"a":1}', "job_id", "é") == b'{"job_id":"\\u00e9","a":1}'

@@ -1,0 +1,149 @@
+"""API keys and the file they are in."""
+
+import json
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from breakwater.api_keys import ApiKeysError, KeyRing, create_key, list_keys, revoke_key
+from breakwater.policy.api_keys import ENTROPY_BYTES, mint, opens, split
+
+AT = datetime(2026, 11, 21, 10, tzinfo=UTC)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys" / "api_keys.json"
+
+
+def test_a_key_is_made_of_its_entropy_alone() -> None:
+    entropy = bytes(range(ENTROPY_BYTES))
+    text, kept = mint("ci", entropy=entropy, at=AT)
+    assert (text, kept) == mint("ci", entropy=entropy, at=AT)
+    assert text == "bw_000102030405_BgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCU"
+    assert kept.id == "000102030405"
+
+
+def test_a_secret_with_underscores_in_it_is_split_off_whole() -> None:
+    text, kept = mint("ci", entropy=b"\xff" * ENTROPY_BYTES, at=AT)
+    assert text.count("_") > 2
+    parts = split(text)
+    assert parts is not None
+    assert opens(kept, parts[1])
+    assert not opens(kept, parts[1][:-1])
+
+
+def test_too_little_entropy_is_refused() -> None:
+    with pytest.raises(ValueError, match="random bytes"):
+        mint("ci", entropy=b"short", at=AT)
+
+
+@pytest.mark.parametrize("text", ["", "bw", "bw_", "bw_id", "bw_id_", "bw__secret", "sk_id_secret", "Bearer bw_id_x"])
+def test_text_of_another_form_is_no_key(text: str) -> None:
+    assert split(text) is None
+
+
+def test_a_created_key_opens_and_only_its_digest_is_kept(path: Path) -> None:
+    key = create_key(path, "ci")
+    holder = KeyRing(path).holder(key)
+    assert holder is not None
+    assert holder.name == "ci"
+    assert key.split("_", 2)[2] not in path.read_text()
+    assert [kept["name"] for kept in json.loads(path.read_text())["keys"]] == ["ci"]
+
+
+def test_the_file_is_for_its_owner_only(path: Path) -> None:
+    create_key(path, "ci")
+    create_key(path, "other")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("change", [lambda key: key + "x", lambda key: key[:-1], lambda key: key.swapcase()])
+def test_a_key_that_is_nearly_right_does_not_open(path: Path, change: object) -> None:
+    key = create_key(path, "ci")
+    assert KeyRing(path).holder(change(key)) is None
+
+
+def test_a_revoked_key_is_refused_at_once_and_the_others_stay(path: Path) -> None:
+    kept, gone = create_key(path, "kept"), create_key(path, "gone")
+    ring = KeyRing(path)
+    assert ring.holder(gone) is not None
+    assert revoke_key(path, gone.split("_")[1]).name == "gone"
+    assert ring.holder(gone) is None
+    assert ring.holder(kept) is not None
+    assert [key.name for key in list_keys(path)] == ["kept"]
+
+
+def test_a_key_that_is_created_later_is_known_at_once(path: Path) -> None:
+    ring = KeyRing(path)
+    assert ring.holder("bw_000000000000_x") is None
+    assert ring.holder(create_key(path, "late")) is not None
+
+
+def test_without_the_file_nobody_gets_in_any_more(path: Path) -> None:
+    key = create_key(path, "ci")
+    ring = KeyRing(path)
+    assert ring.holder(key) is not None
+    path.unlink()
+    assert ring.holder(key) is None
+
+
+def test_a_file_that_is_broken_by_hand_keeps_the_keys_that_were_read_before(path: Path) -> None:
+    key = create_key(path, "ci")
+    ring = KeyRing(path)
+    assert ring.holder(key) is not None
+    good = path.read_text()
+    path.write_text(good[:-10])
+    assert ring.holder(key) is not None
+    path.write_text(good.replace("ci", "renamed"))
+    holder = ring.holder(key)
+    assert holder is not None
+    assert holder.name == "renamed"
+
+
+def test_a_broken_file_lets_nobody_in_who_was_not_in_before(path: Path) -> None:
+    key = create_key(path, "ci")
+    path.write_text("{")
+    assert KeyRing(path).holder(key) is None
+    with pytest.raises(ApiKeysError, match=r"api_keys\.json: is not a file of API keys"):
+        list_keys(path)
+
+
+def test_a_broken_file_is_not_overwritten(path: Path) -> None:
+    create_key(path, "ci")
+    path.write_text("{")
+    with pytest.raises(ApiKeysError, match="is not a file of API keys"):
+        create_key(path, "second")
+    assert path.read_text() == "{"
+
+
+def test_revoking_an_unknown_key_names_the_known_ones(path: Path) -> None:
+    key_id = create_key(path, "ci").split("_")[1]
+    with pytest.raises(ApiKeysError, match=f"no API key 'nope'; known are: {key_id}"):
+        revoke_key(path, "nope")
+
+
+@pytest.mark.parametrize("name", ["", "n" * 129, "line\nbreak"])
+def test_a_name_that_can_name_nothing_is_refused(path: Path, name: str) -> None:
+    with pytest.raises(ApiKeysError, match="can't name a key"):
+        create_key(path, name)
+    assert list_keys(path) == ()
+
+
+def test_a_directory_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ApiKeysError, match="can't be written"):
+        create_key(tmp_path / "file" / "api_keys.json", "ci")
+
+
+def test_keys_created_at_the_same_time_are_all_kept(path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        keys = list(pool.map(lambda number: create_key(path, f"key {number}"), range(32)))
+    ring = KeyRing(path)
+    assert all(ring.holder(key) is not None for key in keys)
+    assert {key.name for key in list_keys(path)} == {f"key {number}" for number in range(32)}
+    assert not list(path.parent.glob(f"*.{os.getpid()}.new"))
