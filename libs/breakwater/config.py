@@ -14,7 +14,9 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, Field, JsonValue, ValidationError, field_validator, model_validator
 
 from breakwater.contracts.events import AlertEvent
+from breakwater.contracts.job import Job
 from breakwater.contracts.types import Identifier, Message, ModelId
+from breakwater.contracts.validation import Problem
 from breakwater.policy.breaker import BreakerRules
 from breakwater.policy.budget import Caps
 from breakwater.policy.price import Price
@@ -258,6 +260,21 @@ class Config(Message):
         if agent.provider is not None:
             return agent.provider
         return next(iter(self.providers)) if len(self.providers) == 1 else None
+
+
+def objection(config: Config, job: Job) -> Problem | None:
+    """Why a job that is valid by itself can't be run by its (configured) agent; None where it can."""
+    agent = config.agents[job.agent]
+    if job.input is not None:
+        return Problem("input", f"agent {job.agent!r} is a chat agent and takes prompt or messages")
+    allowed = {*agent.chain, *agent.allowed_models}
+    if "*" not in allowed:
+        named = [("model", job.model), *((f"fallback_models.{i}", m) for i, m in enumerate(job.fallback_models or ()))]
+        for path, model in named:
+            if model is not None and model not in allowed:
+                known = _listing(allowed)
+                return Problem(path, f"{model!r} is not allowed for agent {job.agent!r}; allowed are {known}")
+    return None
 
 
 def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

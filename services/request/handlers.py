@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.bus.errors import BusUnavailable
-from breakwater.config import Agent, Config
+from breakwater.config import Config, objection
 from breakwater.contracts import subjects
 from breakwater.contracts.job import Job
 from breakwater.state.accepted import Accepted
@@ -27,9 +27,6 @@ from services.request.queue import Queue
 from services.request.waiters import Waiters
 
 MAX_WAIT_S = 300.0
-CHAT_KINDS = frozenset({"openai"})
-"""Kinds of provider that take messages, and no `input`."""
-
 _JSON = "application/json"
 
 
@@ -38,7 +35,7 @@ class Jobs:
 
     def __init__(self, config: Config, queue: Queue, answers: Answers, waiters: Waiters, accepted: Accepted) -> None:
         self._agents = frozenset(config.agents)
-        self._chat_agents = frozenset(name for name, agent in config.agents.items() if _speaks_chat(config, agent))
+        self._config = config
         self._limit = config.limits.max_body_bytes
         self._queue = queue
         self._answers = answers
@@ -98,14 +95,8 @@ class Jobs:
             message = f"agent {job.agent!r} is not configured{suggestion(job.agent, self._agents)}"
             listing = Detail(path="agent", message=f"configured are {', '.join(sorted(self._agents))}")
             raise Problem(404, "unknown_agent", message, [listing])
-        if job.input is not None and job.agent in self._chat_agents:
-            message = f"agent {job.agent!r} is a chat agent and takes prompt or messages"
-            raise invalid_job([Detail(path="input", message=message)])
-
-
-def _speaks_chat(config: Config, agent: Agent) -> bool:
-    names = (config.provider_name(agent, model) for model in agent.chain)
-    return all(config.providers[name].kind in CHAT_KINDS for name in names if name is not None)
+        if (problem := objection(self._config, job)) is not None:
+            raise invalid_job([Detail(path=problem.path, message=problem.message)])
 
 
 async def _disconnected(request: Request) -> None:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import NoReturn
 
 from pydantic import ValidationError
 
@@ -96,7 +96,8 @@ def _explain(error: ValidationError, body: bytes) -> NoReturn:
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         _explain_syntax(str(first.get("ctx", {}).get("error", "")), body)
-    raise invalid_job(_details(error, json.loads(body)))
+    found = problems(error, Job, json.loads(body))
+    raise invalid_job(Detail(path=problem.path, message=problem.message) for problem in found)
 
 
 def invalid_job(details: Iterable[Detail]) -> Problem:
@@ -123,27 +124,3 @@ def _refuse_non_numbers(body: bytes) -> None:
         raise Problem(400, "not_json", f"the body is not JSON: it has the number {name}, which JSON does not")
 
     json.loads(body, parse_constant=refuse)
-
-
-def _details(error: ValidationError, document: Any) -> list[Detail]:
-    """A line for each place; what pydantic says of each branch of a union belongs to one place."""
-    found: dict[str, list[str]] = {}
-    for problem, raw in zip(problems(error, Job), error.errors(include_url=False, include_input=False), strict=True):
-        messages = found.setdefault(_path(raw, document), [])
-        if problem.message not in messages:
-            messages.append(problem.message)
-    return [Detail(path=path, message=", or ".join(messages)) for path, messages in found.items()]
-
-
-def _path(problem: Any, document: Any) -> str:
-    """The part of a location that is in the document, or is missing there; the rest names branches of unions."""
-    parts: list[str] = []
-    here: Any = document
-    for part in problem["loc"]:
-        if isinstance(here, dict) and (part in here or problem["type"] == "missing"):
-            parts.append(part)
-            here = cast(dict[str, Any], here).get(part)
-        elif isinstance(here, list) and isinstance(part, int):
-            parts.append(str(part))
-            here = cast(list[Any], here)[part]
-    return ".".join(parts)

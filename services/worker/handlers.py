@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from breakwater.bus.delivery import Delivery, heartbeat
 from breakwater.bus.publisher import new_traceparent
-from breakwater.config import Agent
+from breakwater.config import Agent, objection
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import ErrorInfo, Progress, Result
 from breakwater.contracts.job import Job
@@ -133,8 +133,11 @@ class JobHandler:
         try:
             job = Job.model_validate_json(delivery.data)
         except ValidationError as error:
-            return explain(error, Job)
-        return _mismatch(job, self._agent_name, self._agent) or job
+            return explain(error, Job, _json(delivery.data))
+        if job.agent != self._agent_name:
+            return f"agent: {job.agent!r} was published on the subject of {self._agent_name!r}"
+        problem = objection(self._plane.config, job)
+        return job if problem is None else f"{problem.path}: {problem.message}"
 
     async def _refuse(self, ask: Ask, execution_id: str, why: str) -> None:
         error = ErrorInfo(
@@ -184,19 +187,6 @@ async def _stop_renewing(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _mismatch(job: Job, agent_name: str, agent: Agent) -> str | None:
-    if job.agent != agent_name:
-        return f"agent: {job.agent!r} was published on the subject of {agent_name!r}"
-    if job.messages is None and job.prompt is None:
-        return "input: this agent holds conversations; give prompt or messages"
-    asked = [model for model in (job.model, *(job.fallback_models or ())) if model is not None]
-    allowed = {*agent.chain, *agent.allowed_models}
-    refused = [] if "*" in allowed else [model for model in asked if model not in allowed]
-    if refused:
-        return f"model: {refused[0]!r} is not allowed for {agent_name!r}; allowed are {', '.join(sorted(allowed))}"
-    return None
-
-
 def _chain(job: Job, agent: Agent) -> tuple[str, ...]:
     """The models to try: the job's own wishes over the agent's, each once."""
     first = job.model or agent.model
@@ -225,9 +215,13 @@ def _reply_to(delivery: Delivery, job: Job | None) -> str | None:
 
 def _field(data: bytes, name: str) -> str | None:
     """A text field of a job that is otherwise not valid."""
-    try:
-        body: JsonValue = from_json(data)
-    except ValueError:
-        return None
+    body = _json(data)
     value = body.get(name) if isinstance(body, Mapping) else None
     return value if isinstance(value, str) and 0 < len(value) <= 128 else None
+
+
+def _json(data: bytes) -> JsonValue:
+    try:
+        return from_json(data)
+    except ValueError:
+        return None

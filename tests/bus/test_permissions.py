@@ -130,7 +130,7 @@ async def refused(client: Client, refusals: list[str]) -> set[str]:
     """The subjects of all refusals so far. nats-py reports them in tasks; a last one tells that all are in."""
     await client.publish("the.last", b"")
     async with asyncio.timeout(10):
-        while not any('"the.last"' in refusal for refusal in refusals):  # noqa: ASYNC110  nats-py tells by calling back
+        while not any('"the.last"' in refusal for refusal in refusals):
             await asyncio.sleep(0.005)
     return {refusal.split('"')[1] for refusal in refusals}
 

@@ -74,6 +74,11 @@ def test_a_field_of_a_later_version_is_ignored_in_an_event() -> None:
         ({"prompt": "x", "messages": [{"role": "user"}]}, "", "found prompt and messages"),
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "should be"),
+        (
+            {"messages": [{"role": "user", "content": 3}]},
+            "messages.0.content",
+            "a valid string, or should be",
+        ),
         ({"prompt": "x", "total_timeout_s": 0}, "total_timeout_s", "greater than 0"),
         ({"prompt": "x", "job_id": ""}, "job_id", "at least 1"),
         ({"prompt": "x", "job_id": "a\nb"}, "job_id", "pattern"),
@@ -84,11 +89,12 @@ def test_a_field_of_a_later_version_is_ignored_in_an_event() -> None:
     ],
 )
 def test_a_wrong_job_is_explained_by_path(fields: dict[str, Any], path: str, words: str) -> None:
+    document = {"agent": "a"} | fields
     with pytest.raises(ValidationError) as caught:
-        Job.model_validate({"agent": "a"} | fields)
-    found = problems(caught.value, Job)
+        Job.model_validate(document)
+    found = problems(caught.value, Job, document)
     assert any(problem.path == path and words in problem.message for problem in found), found
-    assert words in explain(caught.value, Job)
+    assert words in explain(caught.value, Job, document)
 
 
 def test_an_explanation_never_repeats_what_was_given() -> None:

@@ -60,6 +60,7 @@ def endpoints(data: DataDir) -> Endpoints:
         redis_url="redis://:r3dis-secret@127.0.0.1:6379/0",
         clickhouse_url="http://breakwater:ch-secret@127.0.0.1:8123",
         api_key_file=data.secret_file("api-key"),
+        config_file=data.path / "breakwater.yaml",
         data_dir=data.path,
         pid=os.getpid(),
         started_at=datetime(2026, 11, 21, 10, 0, 0, 1000, tzinfo=UTC),

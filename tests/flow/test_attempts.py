@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from breakwater.contracts import subjects
-from tests.flow.conftest import StartPlane
+from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST, COST_NANO, model, until
 
 QUICK = {"retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0.01}, "breaker": "off"}

@@ -9,7 +9,7 @@ from typing import Any
 import nats.errors
 import nats.js.errors
 
-from tests.flow.conftest import StartPlane
+from tests.flow.fixtures import StartPlane
 from tests.flow.kit import model, until
 from tests.servers import RunningServer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.flow.conftest import StartPlane
+from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST_NANO, model, until
 
 ONE_TRY = {"retry": {"max_attempts": 1}}

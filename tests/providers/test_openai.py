@@ -12,13 +12,15 @@ from breakwater.providers.base import Answer, Call, CallFailed
 from breakwater.providers.openai import OpenAICompatible
 from tests.flow.kit import USAGE, model
 
+TOOL = {"type": "function", "function": {"name": "look_up"}}
+
 
 def call(**more: Any) -> Call:
     fields: dict[str, Any] = {
         "attempt_id": "j:1",
         "model": "m",
         "messages": [{"role": "user", "content": "hello"}],
-        "params": {"max_tokens": 100},
+        "params": {"max_tokens": 100, "tools": [TOOL]},
         "timeout_s": 5.0,
     }
     return Call(**(fields | more))

@@ -8,7 +8,7 @@ from typing import Any
 
 import nats
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, StreamConfig
+from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
 from breakwater.bus import topology
@@ -20,7 +20,8 @@ from breakwater.bus.topology import Plan
 async def provision(url: str, plan: Plan, *, replicas: int = 1) -> tuple[str, ...]:
     """Creates what is missing and updates what differs; what is right is left alone.
 
-    Streams and consumers of agents that are no longer configured stay, with the jobs in them.
+    An agent that is no longer configured loses its subject in JOBS, so that publishing to it fails at once; but only
+    when none of its jobs wait there, as they would be stranded. Nothing that holds messages is taken away.
 
     Returns:
         What was done, a line each; empty when everything was right.
@@ -34,7 +35,8 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1) -> tuple[str, ..
     try:
         jetstream = client.jetstream(timeout=10)
         done: list[str] = []
-        for stream in topology.streams(plan, replicas=replicas):
+        for wanted in topology.streams(plan, replicas=replicas):
+            stream = await _with_waiting_subjects(jetstream, wanted)
             done += await _apply(
                 f"stream {stream.name}",
                 stream,
@@ -80,7 +82,7 @@ async def _apply(
         changed = differences(wanted, existing)
         if not changed:
             return []
-        await update(_keeping_subjects(wanted, existing))
+        await update(wanted)
     except APIError as error:
         raise BusError(f"{what}: NATS refuses it: {error.description}") from error
     return [f"updated {what} ({', '.join(changed)})"]
@@ -95,13 +97,17 @@ def differences(wanted: Any, existing: Any) -> list[str]:
 
 def _same(name: str, wanted: Any, existing: Any) -> bool:
     if name == "subjects":
-        return set(wanted) <= set(existing or ())
+        return set(wanted) == set(existing or ())
     return wanted == existing or (not wanted and not existing)
 
 
-def _keeping_subjects(wanted: Any, existing: Any) -> Any:
-    """Subjects are only added: taking one away would strand the jobs that wait there."""
-    if not isinstance(wanted, StreamConfig):
+async def _with_waiting_subjects(jetstream: JetStreamContext, wanted: StreamConfig) -> StreamConfig:
+    """The stream, with the subjects it has now and shall no longer have, as long as messages wait on them."""
+    if wanted.retention is not RetentionPolicy.WORK_QUEUE:
         return wanted
-    kept = dict.fromkeys([*(wanted.subjects or ()), *(existing.subjects or ())])
-    return wanted.evolve(subjects=list(kept))
+    try:
+        info = await jetstream.stream_info(wanted.name or "", subjects_filter=">")
+    except NotFoundError:
+        return wanted
+    waiting = [subject for subject in info.config.subjects or () if (info.state.subjects or {}).get(subject)]
+    return wanted.evolve(subjects=list(dict.fromkeys([*(wanted.subjects or ()), *waiting])))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,31 +18,54 @@ class Problem:
     message: str
 
 
-def problems(error: ValidationError, model: type[BaseModel] | None = None) -> list[Problem]:
-    """Every problem of a validation, without the values that were given, which may be secret.
+def problems(error: ValidationError, model: type[BaseModel] | None = None, document: Any = None) -> list[Problem]:
+    """Every problem of a validation, a line for each place, without the values that were given.
+
+    Those may be secret.
 
     Args:
         error: what pydantic found.
         model: the message's model, to suggest the field that was meant.
+        document: the message as parsed JSON; with it a path names places in it, and not pydantic's branches of unions.
     """
     known = list(model.model_fields) if model is not None else []
-    return [_problem(detail, known) for detail in error.errors(include_url=False, include_input=False)]
+    found: dict[str, list[str]] = {}
+    for detail in error.errors(include_url=False, include_input=False):
+        path = ".".join(str(part) for part in detail["loc"]) if document is None else _place(detail, document)
+        messages = found.setdefault(path, [])
+        if (message := _message(detail, known)) not in messages:
+            messages.append(message)
+    return [Problem(path, ", or ".join(messages)) for path, messages in found.items()]
 
 
-def explain(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+def explain(error: ValidationError, model: type[BaseModel] | None = None, document: Any = None) -> str:
     """All problems in one line."""
-    found = problems(error, model)
+    found = problems(error, model, document)
     return "; ".join(f"{problem.path}: {problem.message}" if problem.path else problem.message for problem in found)
 
 
-def _problem(detail: Any, known: Iterable[str]) -> Problem:
-    path = ".".join(str(part) for part in detail["loc"])
+def _place(detail: Any, document: Any) -> str:
+    """The part of a location that is in the document, or is missing there; the rest names branches of unions."""
+    parts: list[str] = []
+    here: Any = document
+    for part in detail["loc"]:
+        if isinstance(here, dict) and (part in here or detail["type"] == "missing"):
+            parts.append(part)
+            here = cast(dict[str, Any], here).get(part)
+        elif isinstance(here, list) and isinstance(part, int):
+            parts.append(str(part))
+            here = cast(list[Any], here)[part]
+    return ".".join(parts)
+
+
+def _message(detail: Any, known: Iterable[str]) -> str:
     if detail["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(path, list(known), n=1) if len(detail["loc"]) == 1 else []
-        return Problem(path, f"is not a field here; did you mean {close[0]!r}?" if close else "is not a field here")
+        wrong = str(detail["loc"][-1])
+        close = difflib.get_close_matches(wrong, list(known), n=1) if len(detail["loc"]) == 1 else []
+        return f"is not a field here; did you mean {close[0]!r}?" if close else "is not a field here"
     if detail["type"] == "missing":
-        return Problem(path, "is missing")
+        return "is missing"
     message = str(detail["msg"]).removeprefix("Value error, ")
     if message.startswith("Input should be"):
         message = "should be" + message.removeprefix("Input should be")
-    return Problem(path, message)
+    return message

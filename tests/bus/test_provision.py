@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import nats
+import pytest
+import pytest_asyncio
+from nats.js import JetStreamContext
+from nats.js.errors import NoStreamResponseError
+
+from breakwater.bus.provision import provision
+from breakwater.bus.topology import Plan, worker_consumer
+from breakwater.contracts import subjects
+from tests.servers import RunningServer
+
+PLAN = Plan(agents={"writer": 8, "an agent/with.odd*name": 2}, alert_channels=("slack",))
+
+
+@pytest_asyncio.fixture
+async def jetstream(own_nats_server: RunningServer) -> AsyncGenerator[JetStreamContext]:
+    client = await nats.connect(own_nats_server.url)
+    yield client.jetstream()
+    await client.close()
+
+
+async def test_what_is_missing_is_made_and_then_nothing_is_left_to_do(own_nats_server: RunningServer) -> None:
+    done = await provision(own_nats_server.url, PLAN)
+    assert "created stream JOBS" in done
+    assert "created consumer worker-writer" in done
+    assert await provision(own_nats_server.url, PLAN) == ()
+
+
+async def test_a_changed_plan_changes_what_differs_and_nothing_else(
+    own_nats_server: RunningServer, jetstream: JetStreamContext
+) -> None:
+    await provision(own_nats_server.url, PLAN)
+    changed = Plan(agents={**PLAN.agents, "writer": 3}, alert_channels=("slack",), events_max_age_h=1)
+    done = await provision(own_nats_server.url, changed)
+    assert done == (
+        "updated stream EVENTS (max_age, duplicate_window)",
+        "updated consumer worker-writer (max_ack_pending)",
+    )
+    info = await jetstream.consumer_info("JOBS", worker_consumer("writer"))
+    assert info.config.max_ack_pending == 3
+
+
+async def test_publishing_to_an_agent_that_is_not_configured_fails_at_once(
+    own_nats_server: RunningServer, jetstream: JetStreamContext
+) -> None:
+    await provision(own_nats_server.url, PLAN)
+    await jetstream.publish(subjects.job("an agent/with.odd*name"), b"{}")
+    with pytest.raises(NoStreamResponseError):
+        await jetstream.publish(subjects.job("nobody"), b"{}")
+
+
+async def test_an_agent_that_is_gone_loses_its_subject_once_none_of_its_jobs_wait(
+    own_nats_server: RunningServer, jetstream: JetStreamContext
+) -> None:
+    await provision(own_nats_server.url, PLAN)
+    await jetstream.publish(subjects.job("writer"), b"{}")
+    without = Plan(agents={"an agent/with.odd*name": 2}, alert_channels=("slack",))
+    assert await provision(own_nats_server.url, without) == ()
+    subscription = await jetstream.pull_subscribe_bind(worker_consumer("writer"), "JOBS")
+    [job] = await subscription.fetch(1, timeout=5)
+    await job.ack_sync()
+    assert await provision(own_nats_server.url, without) == ("updated stream JOBS (subjects)",)
+    with pytest.raises(NoStreamResponseError):
+        await jetstream.publish(subjects.job("writer"), b"{}")
+
+
+async def test_a_full_queue_refuses_and_drops_nothing(
+    own_nats_server: RunningServer, jetstream: JetStreamContext
+) -> None:
+    await provision(own_nats_server.url, PLAN)
+    config = (await jetstream.stream_info("JOBS")).config
+    assert config.retention == "workqueue"
+    assert config.discard == "new"

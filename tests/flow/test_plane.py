@@ -1,0 +1,200 @@
+"""All six services and ClickHouse: what was accepted is answered once, stored once, and paid once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from decimal import Decimal
+from typing import Any
+
+import aiohttp
+import pytest
+import redis.asyncio as aioredis
+
+from breakwater.analytics.client import Analytics, connect
+from breakwater.analytics.migrations import migrate
+from breakwater.api_keys import create_key
+from breakwater.contracts import subjects
+from breakwater.contracts.types import NANO_PER_USD
+from breakwater.embedded.ports import free_port
+from tests.flow.fixtures import StartPlane
+from tests.flow.kit import COST_NANO, Plane, model, until
+from tests.servers import RunningServer
+
+ALL = ("request", "worker", "breaker", "budget", "alerter", "sink")
+
+
+class Whole:
+    """A plane with everything on."""
+
+    def __init__(self, plane: Plane, analytics: Analytics, http: aiohttp.ClientSession, url: str) -> None:
+        self.plane = plane
+        self.analytics = analytics
+        self.http = http
+        self.url = url
+
+    async def submit(self, job: dict[str, Any], wait_s: float | None = None) -> tuple[int, Any]:
+        query = "" if wait_s is None else f"?wait_s={wait_s}"
+        async with self.http.post(f"{self.url}/api/v1/jobs{query}", json=job) as response:
+            return response.status, await response.json()
+
+    async def one(self, sql: str) -> tuple[Any, ...]:
+        return tuple((await self.analytics.query(sql)).rows[0])
+
+
+@pytest.fixture
+def start_whole(start_plane: StartPlane, clickhouse_server: RunningServer, tmp_path: Any) -> Any:
+    @asynccontextmanager
+    async def start(models: dict[str, Any], agents: dict[str, Any], **more: Any) -> AsyncGenerator[Whole]:
+        url = f"{clickhouse_server.url.rstrip('/')}/bw_{uuid.uuid4().hex}"
+        analytics = connect(url)
+        await migrate(analytics)
+        port, keys = free_port(), tmp_path / "keys.json"
+        key = create_key(keys, "test")
+        environment = {
+            "BREAKWATER_CLICKHOUSE_URL": url,
+            "BREAKWATER_HTTP_PORT": str(port),
+            "BREAKWATER_API_KEYS_FILE": str(keys),
+        }
+        async with (
+            start_plane(models, agents, services=ALL, environment=environment, **more) as plane,
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as http,
+        ):
+            whole = Whole(plane, analytics, http, f"http://127.0.0.1:{port}")
+
+            async def ready() -> bool:
+                try:
+                    async with http.get(f"{whole.url}/readyz") as response:
+                        return response.status == 200
+                except aiohttp.ClientError:
+                    return False
+
+            await until(ready, what="the request service")
+            yield whole
+        await analytics.execute(f"DROP DATABASE {analytics.database}")
+        await analytics.close()
+
+    return start
+
+
+async def test_two_thousand_jobs_at_64_in_flight_are_in_the_books_to_the_nano_dollar(start_whole: Any) -> None:
+    agents = {"writer": {"model": "sim/m", "concurrency": 64}}
+    async with start_whole({"sim/m": model()}, agents) as whole:
+        plane, slots = whole.plane, asyncio.Semaphore(64)
+        answers: dict[str, asyncio.Event] = {}
+
+        async def on_result(message: Any) -> None:
+            if message.subject in answers:
+                answers[message.subject].set()
+
+        await plane.client.subscribe("bw.results.*", cb=on_result)
+
+        async def run(number: int) -> None:
+            async with slots:
+                job_id = f"j{number}"
+                if number % 2:
+                    status, answer = await whole.submit(
+                        {"agent": "writer", "job_id": job_id, "prompt": "x"}, wait_s=120
+                    )
+                    assert (status, answer["status"]) == (200, "succeeded")
+                else:
+                    answers[subjects.result(job_id)] = answered = asyncio.Event()
+                    await plane.publish({"agent": "writer", "job_id": job_id, "prompt": "x"})
+                    await asyncio.wait_for(answered.wait(), 120)
+
+        await asyncio.gather(*(run(number) for number in range(2000)))
+
+        async def stored() -> bool:
+            return await whole.one("SELECT count() FROM attempts") >= (2000,)
+
+        await until(stored, what="all attempts in ClickHouse")
+        count = "SELECT count(), uniqExact(execution_id) FROM executions"
+        await until(lambda: _equals(whole, count, (2000, 2000)), what="all executions in ClickHouse")
+        assert await whole.one(f"{count} FINAL") == (2000, 2000)
+        sums = await whole.one("SELECT sum(cost), count() FROM attempts FINAL")
+        assert sums == (Decimal(2000 * COST_NANO) / NANO_PER_USD, 2000)
+        client = aioredis.Redis.from_url(plane.environment["BREAKWATER_REDIS_URL"], decode_responses=True)
+        [key] = [key async for key in client.scan_iter("bw:{budget}:daily:*")]
+
+        async def settled() -> bool:
+            return int(await client.hget(key, "calls:global") or 0) == 2000
+
+        await until(settled, what="all calls settled")
+        books = await client.hgetall(key)
+        await client.aclose()
+        assert int(books["spent:global"]) == 2000 * COST_NANO == plane.sim.ledger.totals.cost_nano
+        assert int(books["reserved:global"]) == 0
+        assert plane.sim.ledger.totals.calls == 2000
+
+
+async def _equals(whole: Whole, sql: str, expected: tuple[Any, ...]) -> bool:
+    return await whole.one(sql) == expected
+
+
+async def test_one_job_id_fifty_times_over_http_and_nats_is_one_execution_and_fifty_equal_answers(
+    start_whole: Any,
+) -> None:
+    async with start_whole({"sim/m": model(latency_ms=100)}, {"writer": {"model": "sim/m"}}) as whole:
+        plane = whole.plane
+        replies: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def on_reply(message: Any) -> None:
+            await replies.put(message.data)
+
+        await plane.client.subscribe("bw.replies.*", cb=on_reply)
+        job = {"agent": "writer", "job_id": "one", "prompt": "x"}
+        over_http = [whole.submit(job, wait_s=60) for _ in range(25)]
+        over_nats = [plane.publish(job | {"reply_to": f"bw.replies.{number}"}) for number in range(25)]
+        answered, _ = await asyncio.gather(asyncio.gather(*over_http), asyncio.gather(*over_nats))
+        received = [await asyncio.wait_for(replies.get(), 60) for _ in range(25)]
+        assert {status for status, _ in answered} == {200}
+        answers = [answer for _, answer in answered] + [json.loads(data) for data in received]
+        assert all(answer == answers[0] for answer in answers)
+        assert plane.sim.ledger.totals.calls == 1
+        await until(lambda: _equals(whole, "SELECT count() FROM executions FINAL", (1,)), what="the execution")
+
+
+async def test_an_outage_of_clickhouse_delays_the_books_and_loses_nothing(
+    start_whole: Any, clickhouse_server: RunningServer
+) -> None:
+    async with start_whole({"sim/m": model()}, {"writer": {"model": "sim/m"}}) as whole:
+        await whole.submit({"agent": "writer", "prompt": "x"}, wait_s=60)
+        clickhouse_server.kill()
+        ids = []
+        for _ in range(50):
+            status, answer = await whole.submit({"agent": "writer", "prompt": "x"}, wait_s=60)
+            assert status == 200, "answers do not wait for ClickHouse"
+            ids.append(answer["job_id"])
+        await clickhouse_server.restart_async()
+        await until(lambda: _equals(whole, "SELECT uniqExact(execution_id) FROM executions", (51,)), what="all rows")
+        stored = (await whole.analytics.query("SELECT execution_id FROM executions FINAL")).rows
+        assert Counter(row[0] for row in stored) >= Counter(ids)
+        lines = whole.plane.log("sink").splitlines()
+        assert sum('"unavailable"' in line and "clickhouse" in line.lower() for line in lines) <= 1
+
+
+async def test_a_secret_never_reaches_an_event_a_log_or_clickhouse(start_whole: Any) -> None:
+    secret = "sk-proj-" + "a1B2c3D4" * 4
+    models = {
+        "sim/bad": model({"status": 400, "error": {"type": "x", "code": "y", "message": f"your key {secret} is bad"}}),
+        "sim/echo": model(answer=f"the key is {secret}"),
+    }
+    agents = {"bad": {"model": "sim/bad"}, "echo": {"model": "sim/echo"}}
+    async with start_whole(models, agents) as whole:
+        plane = whole.plane
+        for agent in agents:
+            job = {"agent": agent, "prompt": f"remember {secret}", "metadata": {"api_key": secret, "note": secret}}
+            status, answer = await whole.submit(job, wait_s=60)
+            assert status == 200
+        assert secret in answer["output"], "the submitter gets the answer as it is"
+        await until(lambda: _equals(whole, "SELECT count() FROM executions FINAL", (2,)), what="the executions")
+        events = await plane.messages("EVENTS", "bw.>")
+        assert len(events) >= 4
+        assert secret not in str(events)
+        rows = [await whole.analytics.query(f"SELECT * FROM {table}") for table in ("executions", "attempts")]
+        assert secret not in str([table.rows for table in rows])
+        assert not any(secret in plane.log(name) for name in ALL)

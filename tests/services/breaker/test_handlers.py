@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import redis.asyncio as aioredis
+
+from breakwater.contracts import subjects
+from breakwater.state.breakers import BreakerKey
+from tests.flow.fixtures import StartPlane
+from tests.flow.kit import Plane, model, until
+
+AGENTS = {"writer": {"model": "sim/m", "breaker": {"consecutive_failures": 3, "cooldown_s": 60}}}
+MOMENT = "2026-11-21T10:00:00.000Z"
+KEY = BreakerKey("writer", "sim/m")
+
+
+async def tell(plane: Plane, name: str, outcome: str, *, counted: bool = True, model: str = "sim/m") -> None:
+    attempt: dict[str, Any] = {
+        "attempt_id": f"{name}:1", "execution_id": name, "agent": "writer", "number": 1, "model": model,
+        "provider": "sim", "started_at": MOMENT, "completed_at": MOMENT, "duration_ms": 0, "outcome": outcome,
+        "counts_for_breaker": counted and outcome == "error", "cause": "first",
+    }  # fmt: skip
+    await plane.jetstream.publish(subjects.attempt("writer", name, 1), json.dumps(attempt).encode())
+
+
+async def transitions(plane: Plane) -> list[tuple[str, str]]:
+    found = await plane.messages("EVENTS", subjects.breaker("writer", "sim/m"))
+    return [(event["from_state"], event["to_state"]) for event in found]
+
+
+async def handled(plane: Plane) -> bool:
+    info = await plane.jetstream.consumer_info("EVENTS", "breaker")
+    return info.num_pending == 0 and info.num_ack_pending == 0
+
+
+async def test_only_failures_that_say_something_of_the_model_count(start_plane: StartPlane) -> None:
+    async with start_plane({"sim/m": model()}, AGENTS, services=("breaker",)) as plane:
+        for number in range(5):
+            await tell(plane, f"client-{number}", "error", counted=False)
+            await tell(plane, f"lost-{number}", "worker_lost")
+            await tell(plane, f"other-{number}", "error", model="sim/other")
+        await until(lambda: handled(plane), what="all attempts handled")
+        assert await transitions(plane) == []
+        for number in range(3):
+            await tell(plane, f"server-{number}", "error")
+        await until(lambda: transitions(plane), what="a transition")
+        assert await transitions(plane) == [("closed", "open")]
+
+
+async def test_events_that_are_delivered_again_open_it_once(start_plane: StartPlane) -> None:
+    async with start_plane({"sim/m": model()}, AGENTS, services=()) as plane:
+        for number in range(3):
+            await tell(plane, f"server-{number}", "error")
+        # Somebody took them and died before acknowledging.
+        subscription = await plane.jetstream.pull_subscribe_bind("breaker", "EVENTS")
+        for delivery in await subscription.fetch(3, timeout=10):
+            await delivery.nak()
+        for name in ("breaker", "breaker-2"):
+            plane.start("breaker", name)
+        await until(lambda: transitions(plane), what="a transition")
+        await until(lambda: handled(plane), what="all attempts handled")
+        assert await transitions(plane) == [("closed", "open")]
+
+
+async def test_a_transition_that_was_saved_and_not_published_is_published_with_the_next_event(
+    start_plane: StartPlane,
+) -> None:
+    async with start_plane({"sim/m": model()}, AGENTS, services=("breaker",)) as plane:
+        for number in range(3):
+            await tell(plane, f"server-{number}", "error")
+        await until(lambda: transitions(plane), what="a transition")
+        await until(lambda: handled(plane), what="all attempts handled")
+        [opened] = await plane.messages("EVENTS", subjects.breaker("writer", "sim/m"))
+        opened.pop("_subject")
+        await plane.jetstream.purge_stream("EVENTS", subject=subjects.breaker("writer", "sim/m"))
+        client = aioredis.Redis.from_url(plane.environment["BREAKWATER_REDIS_URL"])
+        lost = opened | {"transition_id": "the crash came here"}
+        await client.hset(KEY.redis_key, "unpublished", json.dumps([lost]))
+        await client.aclose()
+        await tell(plane, "late", "error")
+        [found] = await until(
+            lambda: plane.messages("EVENTS", subjects.breaker("writer", "sim/m")), what="the lost transition"
+        )
+        assert found["transition_id"] == "the crash came here"
+
+
+async def test_an_unreadable_attempt_is_passed_over_and_told(start_plane: StartPlane) -> None:
+    async with start_plane({"sim/m": model()}, AGENTS, services=("breaker",)) as plane:
+        await plane.jetstream.publish("bw.attempts.writer.x.1", b"not json")
+        for number in range(3):
+            await tell(plane, f"server-{number}", "error")
+        await until(lambda: transitions(plane), what="a transition")
+        await until(lambda: handled(plane), what="all attempts handled")
+        assert "attempt_unreadable" in plane.log("breaker")

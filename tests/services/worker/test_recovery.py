@@ -1,0 +1,130 @@
+"""What a worker makes of the traces that a crash can leave behind, each laid out by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import redis.asyncio as aioredis
+
+from breakwater.contracts import subjects
+from tests.flow.fixtures import StartPlane
+from tests.flow.kit import COST, Plane, model, until
+
+AGENTS = {"writer": {"model": "sim/m", "retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0}}}
+JOB = {"agent": "writer", "job_id": "j1", "prompt": "hello"}
+MOMENT = "2026-11-21T10:00:00.000Z"
+
+
+def attempt(number: int, outcome: str, **more: Any) -> dict[str, Any]:
+    return {
+        "attempt_id": f"j1:{number}", "execution_id": "j1", "agent": "writer", "number": number, "model": "sim/m",
+        "provider": "sim", "started_at": MOMENT, "completed_at": MOMENT, "duration_ms": 0, "outcome": outcome,
+        "cause": "first", "cost": COST, "cost_basis": "billed", **more,
+    }  # fmt: skip
+
+
+async def publish(plane: Plane, subject: str, message: dict[str, Any]) -> None:
+    await plane.jetstream.publish(subject, json.dumps(message).encode())
+
+
+async def redelivered(plane: Plane) -> None:
+    """A job that was delivered once before, to a worker that is gone."""
+    await plane.publish(JOB)
+    subscription = await plane.jetstream.pull_subscribe_bind("worker-writer", "JOBS")
+    [delivery] = await subscription.fetch(1, timeout=10)
+    await delivery.nak()
+
+
+async def test_a_result_without_its_record_gets_it_and_nothing_is_called(start_plane: StartPlane) -> None:
+    async with start_plane({"sim/m": model()}, AGENTS, services=()) as plane:
+        result = {
+            "job_id": "j1", "execution_id": "j1", "agent": "writer", "status": "succeeded", "output": "the answer",
+            "attempts": [attempt(1, "success")], "attempts_count": 1, "total_cost": COST, "queued_at": MOMENT,
+            "dispatched_at": MOMENT, "completed_at": MOMENT, "duration_ms": 5,
+        }  # fmt: skip
+        await publish(plane, subjects.result("j1"), result)
+        await redelivered(plane)
+        plane.start("worker")
+        record = await until(lambda: plane.last("EVENTS", "bw.executions.writer.j1"), what="the record")
+        assert (record["output"], record["total_cost"]) == ("the answer", COST)
+        await until(lambda: _acknowledged(plane), what="the acknowledgement")
+        assert plane.sim.ledger.totals.calls == 0
+
+
+async def _acknowledged(plane: Plane) -> bool:
+    return await plane.pending_jobs() == 0
+
+
+async def test_attempts_in_the_log_count_although_redis_has_lost_the_checkpoint(start_plane: StartPlane) -> None:
+    async with start_plane({"sim/m": model()}, AGENTS, services=()) as plane:
+        error = {"kind": "server", "class": "ServerError", "message": "no", "status_code": 500, "retryable": True}
+        for number in (1, 2):
+            await publish(plane, subjects.attempt("writer", "j1", number), attempt(number, "error", error=error))
+        await redelivered(plane)
+        plane.start("worker")
+        result = await plane.result("j1")
+        assert [a["outcome"] for a in result["attempts"]] == ["error", "error", "success"]
+        assert plane.sim.ledger.totals.calls == 1
+
+
+async def test_a_success_whose_answer_died_with_the_worker_is_called_again(start_plane: StartPlane) -> None:
+    async with start_plane({"sim/m": model()}, AGENTS, services=()) as plane:
+        await publish(plane, subjects.attempt("writer", "j1", 1), attempt(1, "success"))
+        await redelivered(plane)
+        plane.start("worker")
+        result = await plane.result("j1")
+        assert [a["outcome"] for a in result["attempts"]] == ["success", "success"]
+        assert result["output"]
+        assert result["total_cost"] == "0.000084000"
+
+
+async def test_a_job_that_loses_every_worker_ends_after_its_tries(start_plane: StartPlane) -> None:
+    async with start_plane({"sim/m": model()}, AGENTS, services=()) as plane:
+        for number in (1, 2, 3):
+            lost = attempt(number, "worker_lost", error={"kind": "worker_lost", "class": "WorkerLostError",
+                                                         "message": "lost", "retryable": True})  # fmt: skip
+            await publish(plane, subjects.attempt("writer", "j1", number), lost)
+        await redelivered(plane)
+        plane.start("worker")
+        result = await plane.result("j1")
+        assert (result["status"], result["error"]["class"]) == ("dead_lettered", "WorkerLostError")
+        assert plane.sim.ledger.totals.calls == 0
+
+
+async def test_a_record_answers_a_job_whose_result_has_aged_out(start_plane: StartPlane) -> None:
+    async with start_plane({"sim/m": model()}, AGENTS, services=("worker",)) as plane:
+        await plane.publish(JOB)
+        await plane.result("j1")
+        await until(lambda: _acknowledged(plane), what="the acknowledgement")
+        await plane.jetstream.purge_stream("RESULTS")
+        replies = await plane.client.subscribe("bw.replies.again")
+        await plane.publish(JOB | {"reply_to": "bw.replies.again"})
+        answer = json.loads((await replies.next_msg(timeout=30)).data)
+        assert (answer["execution_id"], answer["status"]) == ("j1", "succeeded")
+        assert plane.sim.ledger.totals.calls == 1
+
+
+async def test_a_finished_job_leaves_nothing_of_itself_in_redis(start_plane: StartPlane) -> None:
+    async with start_plane({"sim/m": model()}, AGENTS) as plane:
+        await plane.publish(JOB)
+        await plane.result("j1")
+        client = aioredis.Redis.from_url(plane.environment["BREAKWATER_REDIS_URL"], decode_responses=True)
+
+        async def clean() -> bool:
+            return await client.hlen("bw:{budget}:reservations") == 0 and not await client.keys("bw:execution:*")
+
+        await until(clean, what="an empty Redis but for the books")
+        await client.aclose()
+
+
+async def test_a_wait_that_does_not_fit_the_deadline_goes_to_the_next_model_at_once(
+    start_plane: StartPlane,
+) -> None:
+    models = {"sim/m": model({"status": 429, "retry_after_s": 30}), "sim/n": model()}
+    agents = {"writer": {"model": "sim/m", "fallback_models": ["sim/n"], "total_timeout_s": 20}}
+    async with start_plane(models, agents, services=("worker",)) as plane:
+        await plane.publish(JOB)
+        result = await plane.result("j1")
+        assert result["chosen_model"] == "sim/n"
+        assert [a["backoff_ms"] for a in result["attempts"]] == [0, 0]
