@@ -22,8 +22,8 @@ from breakwater.contracts.execution import Execution, Progress, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
 from breakwater.policy.record import totals
+from services.worker.assignment import Finished
 from services.worker.plane import Plane
-from services.worker.run import Finished
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,12 @@ from breakwater.contracts.subjects import Header
 from breakwater.contracts.validation import explain
 from breakwater.state.executions import Claimed, Holder, Superseded, Taken
 from services.worker.admission import ClaimLost
+from services.worker.assignment import Assignment, Sleeping
 from services.worker.checkpoint import Checkpoint
 from services.worker.conclude import Ask, Conclusion, answer, conclude, decided, finish
 from services.worker.dry_run import dry_run
 from services.worker.plane import Plane
-from services.worker.run import Assignment, Run, Sleeping
+from services.worker.run import Run
 
 MAX_CRASHES = 10
 """Deliveries of a job whose handling fails for a reason of ours, before it is dead-lettered."""

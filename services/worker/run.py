@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from pydantic import JsonValue
-
-from breakwater.bus.errors import AlreadyDecided
-from breakwater.config import Agent
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Attempt, Cause, CostBasis, ErrorInfo, Outcome, Progress, Reason
-from breakwater.contracts.job import Job
-from breakwater.contracts.subjects import Stream
+from breakwater.contracts.execution import Attempt, Cause, CostBasis, ErrorInfo, Progress, Reason
 from breakwater.policy.classify import Verdict, classify
-from breakwater.policy.price import Usage, max_tokens_of
 from breakwater.policy.retry import NextModel, Retry, Stop, after_failure
 from breakwater.providers.base import Answer, Call, CallFailed
-from breakwater.state.executions import Holder
 from services.worker.admission import ClaimLost, Denial, admit
+from services.worker.assignment import Assignment, Finished, Sleeping
+from services.worker.attempt_log import AttemptLog
 from services.worker.checkpoint import Checkpoint, InFlight
 from services.worker.plane import Plane
 
@@ -32,40 +24,6 @@ WORKER_LOST = Verdict(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """A job that is ours to run."""
-
-    execution_id: str
-    agent_name: str
-    agent: Agent
-    job: Job
-    chain: tuple[str, ...]
-    holder: Holder
-    body_bytes: int
-    """Size of the job as published: a bound for the size of its messages."""
-    deliveries: int
-    traceparent: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The job is decided. `reason` is None when it succeeded."""
-
-    checkpoint: Checkpoint
-    output: JsonValue
-    chosen_model: str | None
-    reason: Reason | None
-    error: ErrorInfo | None
-
-
-@dataclass(frozen=True, slots=True)
-class Sleeping:
-    """The job waits for longer than it may hold a slot."""
-
-    delay_s: float
-
-
 class Run:
     """One job on one worker. What must survive a crash is in its checkpoint; the rest is derived."""
 
@@ -73,11 +31,7 @@ class Run:
         self._plane = plane
         self._job = job
         self._at = checkpoint
-        agent = job.agent
-        self._params: Mapping[str, JsonValue] = _params(job)
-        self._messages = _messages(job)
-        self._worst_tokens = max_tokens_of(dict(self._params), agent.max_tokens) * _choices(self._params)
-        self._input_bytes = job.body_bytes + len((agent.system_prompt or "").encode())
+        self._log = AttemptLog(plane, job)
 
     async def go(self) -> Finished | Sleeping:
         """Runs until the job is decided, or must wait for long.
@@ -111,7 +65,7 @@ class Run:
             return Stop("timeout")
         model = job.chain[at.model_index]
         timeout_s = min(job.agent.timeout_s, remaining_s)
-        worst_case = plane.prices.worst_case(model, self._input_bytes, self._worst_tokens)
+        worst_case = plane.prices.worst_case(model, job.input_bytes, job.max_output_tokens)
         flight = InFlight(
             number=len(at.attempts) + 1,
             model=model,
@@ -146,7 +100,7 @@ class Run:
         started_at = plane.now()
         try:
             answer = await plane.providers[flight.provider].perform(
-                Call(attempt_id, model, self._messages, self._params, timeout_s, job.traceparent)
+                Call(attempt_id, model, job.messages, job.params, timeout_s, job.traceparent)
             )
         except CallFailed as failed:
             return await self._failed(flight, started_at, failed)
@@ -163,7 +117,7 @@ class Run:
         if cost is None:
             # Priced, but the provider did not say how much was used: what was held for the call is the bound.
             cost, basis = flight.reserved, "unknown" if flight.reserved is None else "estimated"
-        attempt = self._record(flight, started_at, "success", cost=cost, basis=basis, usage=answer.usage)
+        attempt = self._log.describe(flight, started_at, "success", cost=cost, basis=basis, usage=answer.usage)
         await self._keep(attempt)
         return Finished(self._at, answer.output, flight.model, None, None)
 
@@ -175,7 +129,7 @@ class Run:
         )
         info = verdict.error_info()
         info = info.model_copy(update={"message": self._plane.redactor.text(info.message)})
-        attempt = self._record(flight, started_at, "error", cost=cost, basis=basis, error=info, counted=counted)
+        attempt = self._log.describe(flight, started_at, "error", cost=cost, basis=basis, error=info, counted=counted)
         await self._keep(attempt)
         return self._next_step(verdict)
 
@@ -186,7 +140,9 @@ class Run:
         return flight.reserved, "unknown" if flight.reserved is None else "estimated"
 
     async def _short_circuit(self, flight: InFlight, denial: Denial) -> NextModel | Stop:
-        attempt = self._record(flight, self._plane.now(), "short_circuited", cost=0, basis="billed", error=denial.error)
+        attempt = self._log.describe(
+            flight, self._plane.now(), "short_circuited", cost=0, basis="billed", error=denial.error
+        )
         await self._keep(attempt)
         return Stop(denial.reason) if self._is_last_model() else NextModel()
 
@@ -200,72 +156,11 @@ class Run:
             jitter=self._plane.jitter(),
         )
 
-    def _record(
-        self,
-        flight: InFlight,
-        started_at: datetime,
-        outcome: Outcome,
-        *,
-        cost: int | None,
-        basis: CostBasis,
-        usage: Usage | None = None,
-        error: ErrorInfo | None = None,
-        counted: bool = False,
-    ) -> Attempt:
-        completed_at = self._plane.now()
-        return Attempt(
-            attempt_id=f"{self._job.execution_id}:{flight.number}",
-            execution_id=self._job.execution_id,
-            agent=self._job.agent_name,
-            tenant=self._job.job.tenant,
-            task_id=self._job.job.task_id,
-            number=flight.number,
-            model=flight.model,
-            provider=flight.provider,
-            started_at=started_at,
-            completed_at=completed_at,
-            duration_ms=max(0, round((completed_at - started_at).total_seconds() * 1000)),
-            input_tokens=usage.input_tokens if usage else None,
-            output_tokens=usage.output_tokens if usage else None,
-            cached_tokens=usage.cached_tokens if usage else None,
-            cost=cost,
-            cost_basis=basis,
-            outcome=outcome,
-            error=error,
-            short_circuited=outcome == "short_circuited",
-            counts_for_breaker=counted,
-            cause=flight.cause,
-            backoff_ms=flight.backoff_ms,
-        )
-
     async def _keep(self, attempt: Attempt) -> None:
-        """Records an attempt in the log, where its subject takes one message only, and then in the checkpoint.
-
-        Raises:
-            ClaimLost: another worker recorded this attempt first.
-        """
-        plane = self._plane
-        subject = subjects.attempt(attempt.agent, attempt.execution_id, attempt.number)
-
-        async def publish() -> None:
-            try:
-                await plane.publisher.event(
-                    subject,
-                    attempt,
-                    id=attempt.attempt_id,
-                    at=attempt.completed_at,
-                    once=True,
-                    traceparent=self._job.traceparent,
-                )
-            except AlreadyDecided:
-                # Ours, if the acknowledgement of an earlier try was lost; else somebody has taken the job over.
-                found = await plane.lookup.last(Stream.EVENTS, subject)
-                if found is None or found.data != attempt.json_bytes():
-                    raise ClaimLost(attempt.execution_id) from None
-
-        asked = plane.now()
-        await plane.patience.nats(publish)
-        self._extend_deadline(plane.now() - asked)
+        """Records an attempt in the log, and then here. Raises ClaimLost."""
+        asked = self._plane.now()
+        await self._log.keep(attempt)
+        self._extend_deadline(self._plane.now() - asked)
         self._take(attempt)
 
     def _take(self, attempt: Attempt) -> None:
@@ -312,22 +207,17 @@ class Run:
         if self._job.deliveries == 1:
             return None
         step: Retry | NextModel | Stop | None = None
-        while (recorded := await self._recorded(len(self._at.attempts) + 1)) is not None:
+        while (recorded := await self._log.find(len(self._at.attempts) + 1)) is not None:
             step = self._take_recorded(recorded)
         flight = self._at.in_flight
         if flight is None or flight.number != len(self._at.attempts) + 1:
             return step
         cost, basis = self._cost_of_failure(flight, maybe_billed=True)
-        lost = self._record(
+        lost = self._log.describe(
             flight, flight.started_at, "worker_lost", cost=cost, basis=basis, error=WORKER_LOST.error_info()
         )
         await self._keep(lost)
         return self._next_step(WORKER_LOST)
-
-    async def _recorded(self, number: int) -> Attempt | None:
-        subject = subjects.attempt(self._job.agent_name, self._job.execution_id, number)
-        found = await self._plane.patience.nats(lambda: self._plane.lookup.last(Stream.EVENTS, subject))
-        return None if found is None else Attempt.model_validate_json(found.data)
 
     def _take_recorded(self, attempt: Attempt) -> Retry | NextModel | Stop:
         """An attempt that stands in the log and not in the checkpoint, which lags by one or was lost with Redis."""
@@ -380,24 +270,3 @@ class Run:
             }
         )
         await self._plane.publisher.transient(subjects.progress(job.agent_name, job.execution_id), step)
-
-
-def _messages(job: Assignment) -> list[dict[str, JsonValue]]:
-    messages = job.job.chat_messages()
-    prompt = job.agent.system_prompt
-    if prompt is None or any(message.get("role") in {"system", "developer"} for message in messages):
-        return messages
-    return [{"role": "system", "content": prompt}, *messages]
-
-
-def _params(job: Assignment) -> dict[str, JsonValue]:
-    params: dict[str, JsonValue] = {**job.agent.params, **job.job.params}
-    if "max_tokens" not in params and "max_completion_tokens" not in params:
-        # Without a limit the worst case would have none either, and no budget could be held.
-        params["max_tokens"] = job.agent.max_tokens
-    return params
-
-
-def _choices(params: Mapping[str, JsonValue]) -> int:
-    wanted = params.get("n")
-    return wanted if isinstance(wanted, int) and wanted > 1 else 1

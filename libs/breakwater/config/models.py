@@ -1,18 +1,16 @@
-"""The config file: one YAML document, checked as a whole, every mistake named by its path and what would be right."""
+"""What the config file may hold."""
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, cast
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
 
+from breakwater.config.errors import ConfigError, hint, listing
 from breakwater.contracts.events import AlertEvent
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Identifier, Message, ModelId
@@ -22,10 +20,6 @@ from breakwater.policy.budget import Caps
 from breakwater.policy.price import Price
 from breakwater.policy.redact import RedactionRules
 from breakwater.policy.retry import RetryPolicy
-
-
-class ConfigError(Exception):
-    """The config can't be used. Its text lists every mistake, each with its path and what would be right."""
 
 
 class SecretRef(Message):
@@ -241,15 +235,15 @@ class Config(Message):
                 if provider is None:
                     yield (
                         f"agents.{name}.provider: is missing for model {model!r}; "
-                        f"name one of {_listing(self.providers)} here or under models.{model}.provider"
+                        f"name one of {listing(self.providers)} here or under models.{model}.provider"
                     )
                 elif provider not in self.providers:
-                    yield f"agents.{name}.provider: {provider!r} is not configured{_hint(provider, self.providers)}"
+                    yield f"agents.{name}.provider: {provider!r} is not configured{hint(provider, self.providers)}"
         for model, settings in self.models.items():
             if settings.provider is not None and settings.provider not in self.providers:
                 yield (
                     f"models.{model}.provider: {settings.provider!r} is not configured"
-                    f"{_hint(settings.provider, self.providers)}"
+                    f"{hint(settings.provider, self.providers)}"
                 )
 
     def provider_name(self, agent: Agent, model: str) -> str | None:
@@ -272,7 +266,7 @@ def objection(config: Config, job: Job) -> Problem | None:
         named = [("model", job.model), *((f"fallback_models.{i}", m) for i, m in enumerate(job.fallback_models or ()))]
         for path, model in named:
             if model is not None and model not in allowed:
-                known = _listing(allowed)
+                known = listing(allowed)
                 return Problem(path, f"{model!r} is not allowed for agent {job.agent!r}; allowed are {known}")
     return None
 
@@ -287,109 +281,3 @@ def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
-
-
-def load_config(path: Path) -> Config:
-    """Reads and checks the config file.
-
-    Raises:
-        ConfigError: the file can't be read or something in it is wrong; its text says where and what would be right.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file; name one with --config FILE") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: can't be read: {error}") from error
-    return parse_config(text, source=str(path))
-
-
-def parse_config(text: str, *, source: str = "config") -> Config:
-    """Checks a config given as YAML text. `source` is named in errors.
-
-    Raises:
-        ConfigError: as `load_config`.
-    """
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"{source}{where}: is not YAML: {problem}") from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"{source}: must be a mapping with at least `providers` and `agents`")
-    try:
-        return Config.model_validate(document)
-    except ValidationError as error:
-        lines = [line for problem in _without_inherited(error.errors()) for line in _explain(problem)]
-        count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
-        raise ConfigError(f"{source}: {count}\n" + "\n".join(f"  {line}" for line in dict.fromkeys(lines))) from None
-
-
-def _without_inherited(problems: Iterable[Any]) -> list[Any]:
-    """Drops what an agent only inherited from `defaults`, where the same mistake is reported once."""
-    kept: list[Any] = []
-    in_defaults: set[tuple[Any, ...]] = set()
-    for problem in sorted(problems, key=lambda problem: problem["loc"][:1] != ("defaults",)):
-        location = problem["loc"]
-        if location[:1] == ("defaults",):
-            in_defaults.add((*location[1:], problem["msg"]))
-        elif location[:1] == ("agents",) and (*location[2:], problem["msg"]) in in_defaults:
-            continue
-        kept.append(problem)
-    return kept
-
-
-def _explain(problem: Mapping[str, Any]) -> list[str]:
-    location = tuple(str(part) for part in problem["loc"] if not str(part).startswith("function-"))
-    path = ".".join(location)
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden":
-        fields = _fields_at(location[:-1])
-        return [f"{path}: is not a setting here{_hint(location[-1], fields)}"]
-    if problem["type"] == "missing":
-        return [f"{path}: is missing"]
-    if not path:
-        return message.splitlines()
-    message = re.sub(r"^Input should be", "should be", message)
-    given = None if problem["type"] == "value_error" else problem.get("input")  # our own texts say what may be shown
-    shown = f" (found {given!r})" if isinstance(given, str | int | float | bool) else ""
-    return [f"{path}: {message}{shown}"]
-
-
-def _fields_at(location: tuple[str, ...]) -> list[str]:
-    """The settings that may stand at a path of the document."""
-    annotation: Any = Config
-    for part in location:
-        model = _model_in(annotation)
-        if model is None:
-            # A mapping of names to models: the name is the person's own.
-            values = [item for item in get_args(annotation) if _model_in(item)]
-            annotation = values[-1] if values else None
-            continue
-        named = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
-        annotation = named.get(part)
-    model = _model_in(annotation)
-    return [field.alias or name for name, field in model.model_fields.items()] if model else []
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model that a field holds, also where it is optional; None for mappings and plain values."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if get_origin(annotation) is dict:
-        return None
-    return next((model for item in get_args(annotation) if (model := _model_in(item))), None)
-
-
-def _hint(wrong: str, known: Iterable[str]) -> str:
-    names = list(known)
-    close = difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; known are {_listing(names)}" if names else ""
-
-
-def _listing(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))

@@ -1,0 +1,80 @@
+"""A job that is ours to run, what is sent to its models, and how its run can end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from pydantic import JsonValue
+
+from breakwater.config import Agent
+from breakwater.contracts.execution import ErrorInfo, Reason
+from breakwater.contracts.job import Job
+from breakwater.policy.price import max_tokens_of
+from breakwater.state.executions import Holder
+from services.worker.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A job that is ours to run."""
+
+    execution_id: str
+    agent_name: str
+    agent: Agent
+    job: Job
+    chain: tuple[str, ...]
+    holder: Holder
+    body_bytes: int
+    """Size of the job as published: a bound for the size of its messages."""
+    deliveries: int
+    traceparent: str | None
+
+    @cached_property
+    def messages(self) -> list[dict[str, JsonValue]]:
+        """The conversation, under the agent's system prompt where it brings none of its own."""
+        messages = self.job.chat_messages()
+        prompt = self.agent.system_prompt
+        if prompt is None or any(message.get("role") in {"system", "developer"} for message in messages):
+            return messages
+        return [{"role": "system", "content": prompt}, *messages]
+
+    @cached_property
+    def params(self) -> Mapping[str, JsonValue]:
+        """What goes to the provider beside model and messages: the job's own over the agent's."""
+        params: dict[str, JsonValue] = {**self.agent.params, **self.job.params}
+        if "max_tokens" not in params and "max_completion_tokens" not in params:
+            # Without a limit the worst case would have none either, and no budget could be held.
+            params["max_tokens"] = self.agent.max_tokens
+        return params
+
+    @cached_property
+    def max_output_tokens(self) -> int:
+        """The most tokens that a call may give, over all its choices."""
+        wanted = self.params.get("n")
+        choices = wanted if isinstance(wanted, int) and wanted > 1 else 1
+        return max_tokens_of(dict(self.params), self.agent.max_tokens) * choices
+
+    @cached_property
+    def input_bytes(self) -> int:
+        """A bound for the bytes that a call sends."""
+        return self.body_bytes + len((self.agent.system_prompt or "").encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The job is decided. `reason` is None when it succeeded."""
+
+    checkpoint: Checkpoint
+    output: JsonValue
+    chosen_model: str | None
+    reason: Reason | None
+    error: ErrorInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sleeping:
+    """The job waits for longer than it may hold a slot."""
+
+    delay_s: float
