@@ -14,6 +14,9 @@ from tests.flow.kit import model, until
 from tests.servers import RunningServer
 
 
+OUTAGE_S = 10
+
+
 async def test_jobs_of_a_killed_worker_finish_on_another_with_the_lost_attempt_on_record(
     start_plane: StartPlane,
 ) -> None:
@@ -89,7 +92,7 @@ async def test_outages_of_redis_and_nats_lose_nothing_and_are_told_once(
             before = len(accepted)
             await until(lambda before=before: _more_than(accepted, before + 20), what="load")
             server.kill()
-            await asyncio.sleep(3)
+            await asyncio.sleep(OUTAGE_S)
             await server.restart_async()
         before = len(accepted)
         await until(lambda: _more_than(accepted, before + 20), what="load after the outages")

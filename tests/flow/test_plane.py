@@ -169,6 +169,7 @@ async def test_an_outage_of_clickhouse_delays_the_books_and_loses_nothing(
             status, answer = await whole.submit({"agent": "writer", "prompt": "x"}, wait_s=60)
             assert status == 200, "answers do not wait for ClickHouse"
             ids.append(answer["job_id"])
+        await asyncio.sleep(10)
         await clickhouse_server.restart_async()
         await until(lambda: _equals(whole, "SELECT uniqExact(execution_id) FROM executions", (51,)), what="all rows")
         stored = (await whole.analytics.query("SELECT execution_id FROM executions FINAL")).rows

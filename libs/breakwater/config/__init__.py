@@ -15,6 +15,7 @@ from breakwater.config.models import (
     SlackChannel,
     WebhookChannel,
     objection,
+    unreadable_secrets,
 )
 
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "load_config",
     "objection",
     "parse_config",
+    "unreadable_secrets",
 ]

@@ -256,6 +256,23 @@ class Config(Message):
         return next(iter(self.providers)) if len(self.providers) == 1 else None
 
 
+def unreadable_secrets(config: Config) -> tuple[str, ...]:
+    """The secrets that the config names and that can't be read here: where each is named, and what is wrong."""
+    named = [(f"providers.{name}.api_key", provider.api_key) for name, provider in config.providers.items()]
+    if config.alerts.slack is not None:
+        named.append(("alerts.slack.webhook_url", config.alerts.slack.webhook_url))
+    if config.alerts.webhook is not None:
+        named.append(("alerts.webhook.secret", config.alerts.webhook.secret))
+    problems: list[str] = []
+    for path, secret in named:
+        try:
+            if secret is not None:
+                secret.read()
+        except ConfigError as error:
+            problems.append(f"  {path}: {error}")
+    return tuple(problems)
+
+
 def objection(config: Config, job: Job) -> Problem | None:
     """Why a job that is valid by itself can't be run by its (configured) agent; None where it can."""
     agent = config.agents[job.agent]

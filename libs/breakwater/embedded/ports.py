@@ -1,7 +1,13 @@
 """Which port a server of the local stack gets."""
 
+import asyncio
+import fcntl
+import os
 import random
 import socket
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 _TRIES = 200
@@ -18,6 +24,37 @@ class NoFreePortError(RuntimeError):
             f"every port from {first} to {last} on {host} is in use: stop what holds them (`ss -ltnp` lists it), "
             "or name another port"
         )
+
+
+class PortTakenError(RuntimeError):
+    """The port that was asked for is in use."""
+
+    def __init__(self, port: int, host: str) -> None:
+        super().__init__(
+            f"port {port} on {host} is in use: stop what holds it (`ss -ltnp` lists it), or name another port"
+        )
+
+
+@asynccontextmanager
+async def choosing() -> AsyncGenerator[None]:
+    """Lets one stack of this user at a time choose its ports, until its servers listen on them.
+
+    Two that start in the same second would choose the same ones otherwise, and one of them would take the other's
+    answers for its own.
+    """
+    file = Path(tempfile.gettempdir()) / f"breakwater-ports-{os.getuid()}.lock"
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                await asyncio.sleep(0.05)
+            else:
+                break
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def choose_port(preferred: int, host: str = "127.0.0.1") -> int:

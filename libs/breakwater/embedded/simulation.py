@@ -13,10 +13,10 @@ import yaml
 from breakwater.config import Config, load_config
 from breakwater.contracts.types import usd_from_nano
 from breakwater.embedded.datadir import DataDir
-from breakwater.files import write_private
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.probes import http_ready
 from breakwater.embedded.process import ProcessSpec
+from breakwater.files import write_private
 
 FALLBACK_PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "4"}
 LATENCY_MS = {"p50": 120, "p95": 400}
@@ -57,15 +57,20 @@ def simulated(data: DataDir, config_file: Path, script: dict[str, Any] | None = 
     for model, price in _prices(config).items():
         models[model] = {**(models.get(model) or {}), "price": price}
     write_private(effective, yaml.safe_dump(document, sort_keys=False))
+    process = provider_process(data, port, script_file)
+    return Simulation(process, effective, f"http://127.0.0.1:{port}")
+
+
+def provider_process(data: DataDir, port: int, script_file: Path) -> ProcessSpec:
+    """The simulated provider as a process of a stack, with its ledger in the data directory."""
     argv = [sys.executable, "-m", "breakwater.embedded.provider", "--port", str(port), "--script", str(script_file)]
     argv += ["--ledger", str(data.path / "simulated-provider.jsonl")]
-    process = ProcessSpec(
+    return ProcessSpec(
         name="simulated-provider",
         argv=tuple(argv),
         log_file=data.logs / "simulated-provider.log",
         ready=http_ready("127.0.0.1", port, "/_sim/health"),
     )
-    return Simulation(process, effective, f"http://127.0.0.1:{port}")
 
 
 def _prices(config: Config) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from breakwater.bus.permissions import GRANTS
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.endpoints import Endpoints
-from breakwater.embedded.ports import choose_port
+from breakwater.embedded.ports import PortTakenError, choose_port, is_free
 from breakwater.embedded.probes import Probe, http_ready
 from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.servers import (
@@ -53,7 +53,13 @@ class Stack:
 
 
 def plan_stack(
-    data: DataDir, config_file: Path, *, workers: int = 1, environment: Mapping[str, str], http_port: int | None = None
+    data: DataDir,
+    config_file: Path,
+    *,
+    workers: int = 1,
+    environment: Mapping[str, str],
+    http_port: int | None = None,
+    port: Callable[[int], int] = choose_port,
 ) -> Stack:
     """Chooses ports, makes secrets, and lists the processes. Starts nothing.
 
@@ -64,7 +70,14 @@ def plan_stack(
         environment: Where `BREAKWATER_NATS_URL`, `BREAKWATER_REDIS_URL` and `BREAKWATER_CLICKHOUSE_URL` may name
             servers that are already there.
         http_port: Where the API listens; the standard port or the next free one when None.
+        port: Gives the port of a server, told its standard one.
+
+    Raises:
+        PortTakenError: `http_port` is in use.
+        NoFreePortError: so are all ports after a standard one.
     """
+    if http_port is not None and not is_free(http_port):
+        raise PortTakenError(http_port, LOOPBACK)
     servers: list[ProcessSpec] = []
     nats_url = environment.get("BREAKWATER_NATS_URL")
     redis_url = environment.get("BREAKWATER_REDIS_URL")
@@ -76,21 +89,21 @@ def plan_stack(
 
     nats_port = 0
     if not nats_url:
-        nats_port = choose_port(NATS_PORT)
+        nats_port = port(NATS_PORT)
         users = [
             NatsUser(grant.user, data.secret(f"nats-{grant.user}"), grant.publish, grant.subscribe) for grant in GRANTS
         ]
         servers.append(nats_spec(data.path, nats_port, users))
     if not redis_url:
-        port, password = choose_port(REDIS_PORT), data.secret("redis")
-        servers.append(redis_spec(data.path, port, password))
-        redis_url = f"redis://:{password}@{LOOPBACK}:{port}/0"
+        redis_port, password = port(REDIS_PORT), data.secret("redis")
+        servers.append(redis_spec(data.path, redis_port, password))
+        redis_url = f"redis://:{password}@{LOOPBACK}:{redis_port}/0"
     if not clickhouse_url:
-        port, password = choose_port(CLICKHOUSE_PORT), data.secret("clickhouse")
-        servers.append(clickhouse_spec(data.path, port, CLICKHOUSE_USER, data.secret_file("clickhouse")))
-        clickhouse_url = f"http://{CLICKHOUSE_USER}:{password}@{LOOPBACK}:{port}/{DATABASE}"
+        clickhouse_port, password = port(CLICKHOUSE_PORT), data.secret("clickhouse")
+        servers.append(clickhouse_spec(data.path, clickhouse_port, CLICKHOUSE_USER, data.secret_file("clickhouse")))
+        clickhouse_url = f"http://{CLICKHOUSE_USER}:{password}@{LOOPBACK}:{clickhouse_port}/{DATABASE}"
 
-    http_port = choose_port(HTTP_PORT) if http_port is None else http_port
+    http_port = port(HTTP_PORT) if http_port is None else http_port
     common = {
         "BREAKWATER_CONFIG": str(config_file.absolute()),
         "BREAKWATER_REDIS_URL": redis_url,

@@ -5,11 +5,13 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from breakwater.embedded.events import Event
 from breakwater.embedded.keeper import Keeper
 from breakwater.embedded.process import ProcessSpec
+
+T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LEAST_GRACE_S = 1.0
@@ -101,9 +103,6 @@ class Supervisor:
     async def run_until_signal(self, bring_up: Callable[[], Awaitable[None]]) -> int:
         """Bring a stack up, keep it until a signal or a failure ends it, and stop it.
 
-        The first SIGINT, SIGTERM or SIGHUP stops the stack in order, also in the middle of `bring_up`; a second one
-        kills everything at once.
-
         Args:
             bring_up: Starts the processes, and does whatever else belongs to the start.
 
@@ -113,6 +112,31 @@ class Supervisor:
         Raises:
             ProcessFailedError: A process did not come up, or could not go on; the stack is stopped by then.
             Exception: Whatever else `bring_up` raised; the stack is stopped by then, too.
+        """
+
+        async def for_ever() -> None:
+            await bring_up()
+            await asyncio.Event().wait()
+
+        ended = await self.run(for_ever)
+        assert isinstance(ended, signal.Signals)
+        return 128 + ended
+
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T | signal.Signals:
+        """Do some work with a stack, and stop the stack when the work, a signal or a failure has ended it.
+
+        The first SIGINT, SIGTERM or SIGHUP cancels the work and stops the stack in order; a second one kills
+        everything at once.
+
+        Args:
+            work: Starts the processes, and does what they are needed for.
+
+        Returns:
+            What the work returned, or the signal that came first.
+
+        Raises:
+            ProcessFailedError: A process did not come up, or could not go on; the stack is stopped by then.
+            Exception: Whatever else `work` raised; the stack is stopped by then, too.
         """
         loop = asyncio.get_running_loop()
         received: asyncio.Future[signal.Signals] = loop.create_future()
@@ -127,10 +151,10 @@ class Supervisor:
         handled = [sig for sig in _SIGNALS if sig is not signal.SIGHUP or signal.getsignal(sig) is not signal.SIG_IGN]
         for sig in handled:
             loop.add_signal_handler(sig, on_signal, sig)
-        life = asyncio.create_task(self._live(bring_up))
+        life = asyncio.create_task(self._live(work))
         try:
             await asyncio.wait({life, received}, return_when=asyncio.FIRST_COMPLETED)
-            failed = life.done()
+            ended = life.done()
             life.cancel()
             await asyncio.wait({life}, timeout=_CANCEL_S)
             await self.stop()
@@ -138,9 +162,7 @@ class Supervisor:
             life.cancel()
             for sig in handled:
                 loop.remove_signal_handler(sig)
-        if failed:
-            life.result()
-        return 128 + received.result()
+        return life.result() if ended else received.result()
 
     def status(self) -> tuple[ProcessStatus, ...]:
         """Tell what every process does now, in the order of their start."""
@@ -184,18 +206,17 @@ class Supervisor:
             self._failure = error
             self._failed.set()
 
-    async def _live(self, bring_up: Callable[[], Awaitable[None]]) -> None:
-        """Bring up, then wait for a failure; one that happens while other processes still start ends that start."""
+    async def _live(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do the work, unless a process fails in the meantime: that ends it, also in the middle of a start."""
         failed = asyncio.create_task(self._failed.wait())
-        rising = asyncio.ensure_future(bring_up())
+        working = asyncio.ensure_future(work())
         try:
-            await asyncio.wait({failed, rising}, return_when=asyncio.FIRST_COMPLETED)
-            if rising.done():
-                rising.result()
-            await failed
+            await asyncio.wait({failed, working}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
             assert self._failure is not None
             raise self._failure
         finally:
-            rising.cancel()
+            working.cancel()
             failed.cancel()
-            await asyncio.wait({rising})
+            await asyncio.wait({working})

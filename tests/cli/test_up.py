@@ -1,0 +1,226 @@
+"""`breakwater up` as a person runs it: in a process of its own, with signals, crashes and second starts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.servers import RunningServer
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "breakwater.yaml"
+
+
+class Up:
+    """A running `breakwater up --json`."""
+
+    def __init__(self, data: Path, *arguments: str, config: Path = EXAMPLE, **environment: str) -> None:
+        self.data = data
+        self.log = data.parent / f"{data.name}.out"
+        command = [sys.executable, "-m", "breakwater.cli"]
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [*command, "up", "--config", str(config), "--data", str(data), "--json", *arguments],
+                stdout=out,
+                stderr=out,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        lines = self.log.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def ready(self) -> dict[str, Any]:
+        def found() -> dict[str, Any] | None:
+            assert self.process.poll() is None, self.log.read_text()
+            return next((event for event in reversed(self.events) if event["event"] == "up"), None)
+
+        return until(found, 120)
+
+    def pid(self, name: str) -> int:
+        return next(event["pid"] for event in reversed(self.events) if event.get("process") == name and event["pid"])
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def stop(self, sig: signal.Signals = signal.SIGTERM, timeout_s: float = 30) -> int:
+        self.process.send_signal(sig)
+        return self.process.wait(timeout_s)
+
+    def ask(self, prompt: str) -> dict[str, Any]:
+        endpoints = json.loads((self.data / "endpoints.json").read_text())
+        key = Path(endpoints["api_key_file"]).read_text()
+        request = urllib.request.Request(
+            endpoints["request_url"] + "/api/v1/jobs?wait_s=60",
+            data=json.dumps({"agent": "support-triage", "prompt": prompt}).encode(),
+            headers={"Authorization": f"Bearer {key}"},
+        )
+        while True:  # a program does as it is told: 503 with Retry-After while NATS comes back
+            try:
+                with urllib.request.urlopen(request, timeout=70) as response:
+                    return json.loads(response.read())
+            except urllib.error.HTTPError as error:
+                assert error.code == 503, error.read()
+                time.sleep(float(error.headers["Retry-After"]))
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+    return value
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Generator[Callable[..., Up]]:
+    started: list[Up] = []
+
+    def start(*arguments: str, data: Path | None = None, **environment: Any) -> Up:
+        started.append(Up(data or tmp_path / "data", *arguments, **environment))
+        return started[-1]
+
+    yield start
+    for one in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            leftovers = one.children()
+            one.process.kill()
+            for child in leftovers:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+        one.process.wait()
+
+
+def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data(up: Callable[..., Up]) -> None:
+    first = up("--simulate")
+    told = first.ready()
+    assert told["first_api_key"].startswith("bw_")
+    assert (first.data / "endpoints.json").stat().st_mode & 0o777 == 0o600
+    assert told["first_api_key"] not in (first.data / "api_keys.json").read_text()
+    assert first.ask("before")["status"] == "succeeded"
+
+    for name in ("worker", "nats", "clickhouse"):
+        before = first.pid(name)
+        os.kill(before, signal.SIGKILL)
+        until(lambda name=name, before=before: first.pid(name) != before)
+    assert first.ask("after the kills")["status"] == "succeeded"
+
+    second = up("--simulate", data=first.data)
+    assert second.process.wait(60) == 1
+    assert f"pid {first.process.pid}" in second.log.read_text()
+
+    processes = first.children()
+    assert len(processes) >= 10
+    assert first.stop() == 143
+    assert not [process for process in processes if process.is_running() and process.status() != "zombie"]
+    assert not (first.data / "endpoints.json").exists()
+
+    again = up("--simulate", data=first.data)
+    assert again.ready()["first_api_key"] is None
+    assert again.ask("the next day")["status"] == "succeeded"
+    counted = subprocess.run(
+        [sys.executable, "-m", "breakwater.cli", "query", "--data", str(again.data), "--json",
+         "SELECT count() AS n FROM executions FINAL"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "3" in counted.stdout
+    assert again.stop(signal.SIGINT) == 130
+
+
+def test_a_killed_stack_leaves_no_process_behind(up: Callable[..., Up]) -> None:
+    one = up("--simulate")
+    one.ready()
+    processes = one.children()
+    one.process.kill()
+    one.process.wait()
+    until(lambda: not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE], 15)
+
+
+def test_a_second_ctrl_c_ends_it_at_once(up: Callable[..., Up]) -> None:
+    one = up("--simulate")
+    one.ready()
+    processes = one.children()
+    # A worker that does not listen would hold the stop up.
+    os.kill(one.pid("worker"), signal.SIGSTOP)
+    one.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    begin = time.monotonic()
+    assert one.stop(signal.SIGINT) == 130
+    assert time.monotonic() - begin < 5
+    assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_servers_that_are_given_are_used_and_not_started(
+    up: Callable[..., Up], own_nats_server: RunningServer, own_redis_server: RunningServer
+) -> None:
+    one = up("--simulate", BREAKWATER_NATS_URL=own_nats_server.url, BREAKWATER_REDIS_URL=own_redis_server.url)
+    told = one.ready()
+    assert (told["nats_url"], told["redis_url"]) == (own_nats_server.url, own_redis_server.url)
+    names = {event.get("process") for event in one.events}
+    assert "clickhouse" in names
+    assert not names & {"nats", "redis"}
+    assert one.ask("with servers of others")["status"] == "succeeded"
+    assert one.stop() == 143
+
+
+def refused(data: Path, *arguments: str, config: Path = EXAMPLE, **environment: str) -> tuple[int, str]:
+    one = Up(data, *arguments, config=config, **environment)
+    return one.process.wait(120), one.log.read_text()
+
+
+def test_a_wrong_config_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(EXAMPLE.read_text().replace("max_attempts", "max_atempts", 1))
+    code, text = refused(tmp_path / "data", config=wrong)
+    assert code == 1
+    assert "defaults.retry.max_atempts" in text
+    assert "did you mean 'max_attempts'" in text
+    assert "Traceback" not in text
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_missing_config_names_what_to_do(tmp_path: Path) -> None:
+    code, text = refused(tmp_path / "data", config=tmp_path / "none.yaml")
+    assert code == 1
+    assert "there is no such file" in text
+
+
+def test_a_missing_secret_stops_the_stack_with_its_name(tmp_path: Path) -> None:
+    environment = dict.fromkeys(("OPENAI_API_KEY",), "")
+    code, text = refused(tmp_path / "data", **environment)
+    assert code == 1
+    assert "OPENAI_API_KEY" in text
+    assert "Traceback" not in text
+
+
+def test_a_data_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    code, text = refused(tmp_path / "file", "--simulate")
+    assert code == 1
+    assert str(tmp_path / "file") in text
+    assert "Traceback" not in text
+
+
+def test_a_taken_port_that_was_asked_for_is_told(tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, text = refused(tmp_path / "data", "--simulate", "--http-port", port)
+    assert code == 1
+    assert port in text
+    assert "Traceback" not in text
