@@ -121,7 +121,7 @@ def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data(up: C
 
     second = up("--simulate", data=first.data)
     assert second.process.wait(60) == 1
-    assert f"pid {first.process.pid}" in second.log.read_text()
+    assert f"held by process {first.process.pid}" in second.log.read_text()
 
     processes = first.children()
     assert len(processes) >= 10
