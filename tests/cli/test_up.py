@@ -28,7 +28,7 @@ class Up:
 
     def __init__(self, data: Path, *arguments: str, config: Path = EXAMPLE, **environment: str) -> None:
         self.data = data
-        self.log = data.parent / f"{data.name}.out"
+        self.log = data.parent / f"{data.name}-{time.monotonic_ns()}.out"
         command = [sys.executable, "-m", "breakwater.cli"]
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
