@@ -1,0 +1,30 @@
+// Prints alerts and breaker transitions as they happen, until Ctrl-C.
+//
+// Start with `make up`, then: npm install --prefix examples/node && node examples/node/watch.mjs [DATA_DIR]
+
+import { readFileSync } from "node:fs";
+import { connect } from "@nats-io/transport-node";
+
+const endpoints = JSON.parse(readFileSync(`${process.argv[2] ?? ".breakwater"}/endpoints.json`, "utf8"));
+const nats = new URL(endpoints.nats_url);
+const client = await connect({
+  servers: nats.host,
+  user: nats.username,
+  pass: nats.password,
+  maxReconnectAttempts: -1,
+});
+
+function show(error, message) {
+  if (error) throw error;
+  const event = message.json(); // an event can come twice; its `ce-id` header is then the same
+  if (message.subject.startsWith("bw.alerts.")) {
+    console.log(`${event.at}  ${event.severity}: ${event.title}. ${event.text}`);
+  } else {
+    console.log(`${event.at}  ${event.agent} on ${event.model}: ${event.to_state}, ${event.reason}`);
+  }
+}
+
+for (const subject of ["bw.alerts.>", "bw.breakers.>"]) client.subscribe(subject, { callback: show });
+await client.flush();
+console.log("watching");
+process.once("SIGINT", () => client.close());

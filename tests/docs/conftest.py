@@ -1,0 +1,108 @@
+"""The stack that README.md tells a newcomer to start, in an empty directory and on free ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from breakwater.embedded.ports import free_port
+from tests.docs.markdown import ROOT
+
+START_S = 90.0
+DOCUMENTED_URL = "http://127.0.0.1:8080"
+
+# `breakwater up` takes the standard ports, or the next ones: two stacks that start at once could choose the same.
+UP_ON_PORTS = """
+import sys
+import breakwater.embedded.stack as stack
+stack.NATS_PORT, stack.REDIS_PORT, stack.CLICKHOUSE_PORT, stack.HTTP_PORT = map(int, sys.argv[1:5])
+from breakwater.cli.main import main
+sys.exit(main(sys.argv[5:]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """A directory that looks like a fresh checkout after `make up`, with the stack running."""
+
+    path: Path
+    environment: dict[str, str]
+
+    @property
+    def endpoints(self) -> dict[str, Any]:
+        return json.loads((self.path / ".breakwater" / "endpoints.json").read_text())
+
+    def as_here(self, text: str) -> str:
+        """A command as the README has it; only the port is this stack's, as 8080 may be taken."""
+        return text.replace(DOCUMENTED_URL, self.endpoints["request_url"])
+
+    def run(self, *command: str, stdin: str | None = None, timeout_s: float = 90) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=self.path,
+            env=self.environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(command, cwd=self.path, env=self.environment, stdout=subprocess.PIPE, text=True)
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """The HTTP interface's answer to a GET."""
+        key = Path(self.endpoints["api_key_file"]).read_text().strip()
+        request = urllib.request.Request(
+            self.endpoints["request_url"] + path, headers={"Authorization": f"Bearer {key}"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, json.load(response)
+
+    def script_provider(self, faults: dict[str, list[dict[str, Any]]]) -> None:
+        """Makes models of the simulated provider fail; those that are not named work."""
+        script = json.loads((self.path / ".breakwater" / "simulation.json").read_text())
+        for model, behaviour in script["models"].items():
+            behaviour["faults"] = faults.get(model, [])
+        simulated = (self.path / ".breakwater" / "breakwater.simulated.yaml").read_text()
+        url = simulated.split("base_url: ")[1].split("/v1")[0]
+        urllib.request.urlopen(urllib.request.Request(f"{url}/_sim/script", json.dumps(script).encode()), timeout=30)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Generator[Checkout]:
+    path = tmp_path_factory.mktemp("checkout")
+    for name in ("README.md", "CHANGELOG.md", "examples", "proto"):
+        (path / name).symlink_to(ROOT / name)
+    (path / ".venv").symlink_to(sys.prefix)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BREAKWATER_")}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    ports = [str(free_port()) for _ in range(4)]
+    up = [sys.executable, "-c", UP_ON_PORTS, *ports, "up", "--config", "examples/breakwater.yaml", "--simulate"]
+    with (path / "up.log").open("wb") as log:
+        process = subprocess.Popen(up, cwd=path, env=environment, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + START_S
+        while not (path / ".breakwater" / "endpoints.json").exists():
+            assert process.poll() is None, (path / "up.log").read_text()
+            assert time.monotonic() < deadline, f"not up within {START_S:g} s:\n{(path / 'up.log').read_text()}"
+            time.sleep(0.1)
+        yield Checkout(path, environment)
+    finally:
+        process.terminate()
+        try:
+            process.wait(40)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,201 @@
+"""What the documents name is there: files, links, commands, options, variables, subjects, tables, decisions."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import typer
+import yaml
+from pydantic import SecretStr
+
+from breakwater.analytics.schema import RETENTION_DAYS, TABLES
+from breakwater.bus.topology import Plan, streams
+from breakwater.cli.errors import ExitCode
+from breakwater.cli.main import app
+from breakwater.config import Provider
+from breakwater.contracts.channels import CHANNELS
+from breakwater.contracts.events import Scope
+from breakwater.policy.breaker import BreakerRules
+from breakwater.settings import Settings
+from services.__main__ import NAMES
+from services.request.openapi import document
+from tests.docs.markdown import (
+    ADRS,
+    DOCUMENTS,
+    README,
+    ROOT,
+    all_code,
+    blocks,
+    headings,
+    inline_code,
+    links,
+    rows,
+    section,
+)
+
+COMMANDS: Any = typer.main.get_command(app)
+NOT_A_PATH = re.compile(r"[*<>{}…\s]|NNNN")
+MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+COMPOSE_SERVICES = set(yaml.safe_load((ROOT / "compose.yaml").read_text())["services"])
+
+
+def named(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    for link in links(document):
+        if link.startswith(("https://", "http://")):
+            continue
+        target, _, anchor = link.partition("#")
+        file = document if not target else (document.parent / target)
+        assert file.exists(), f"{named(document)} links to {link}"
+        if anchor:
+            slugs = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings(file)}
+            assert anchor in slugs, f"{named(document)} links to {link}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_every_path_that_is_named_exists(document: Path) -> None:
+    roots = {file.name for file in ROOT.iterdir()}
+    for code in inline_code(document):
+        if "/" in code and code.split("/")[0] in roots and not NOT_A_PATH.search(code):
+            assert (ROOT / code).exists(), f"{named(document)} names {code}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_every_command_that_is_named_exists_with_its_options(document: Path) -> None:
+    for code in all_code(document):
+        for found in re.finditer(r"(?<![\w/.-])breakwater ([a-z][^|#`;]*)", code):
+            words = re.findall(r"[^\s\"']+", found[1])
+            command = COMMANDS.commands.get(words[0])
+            assert command is not None, f"{named(document)} names `breakwater {words[0]}`"
+            if hasattr(command, "commands") and len(words) > 1:
+                command = command.commands.get(words[1])
+                assert command is not None, f"{named(document)} names `breakwater {words[0]} {words[1]}`"
+            known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+            wrong = [word for word in words if word.startswith("--") and word not in known]
+            assert wrong == [], f"{named(document)}: `breakwater {found[1]}`"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_every_make_target_that_is_named_exists(document: Path) -> None:
+    for code in all_code(document):
+        for target in re.findall(r"(?:^|[;&] *)make ([a-z]+)", code):
+            assert target in MAKE_TARGETS, f"{named(document)} names `make {target}`"
+
+
+def test_every_make_target_runs_a_command_that_exists() -> None:
+    called = set(re.findall(r"\$\(BIN\)/breakwater ([a-z]+)", (ROOT / "Makefile").read_text()))
+    assert called
+    assert called <= set(COMMANDS.commands)
+
+
+def test_every_container_that_is_named_exists() -> None:
+    shown = [line for block in blocks(README) for line in block.text.splitlines() if line.startswith("docker ")]
+    assert shown
+    for line in shown:
+        words = shlex.split(line, comments=True)
+        assert words[:2] == ["docker", "compose"]
+        if words[2] == "exec":
+            assert words[3] in COMPOSE_SERVICES
+        for word in words:
+            if "=" in word:
+                assert word.partition("=")[0] in COMPOSE_SERVICES
+
+
+def test_the_table_of_variables_is_that_of_the_settings() -> None:
+    def shown(default: object) -> str:
+        if default is None:
+            return "none"
+        text = default.get_secret_value() if isinstance(default, SecretStr) else str(default)
+        return f"`{text.lower() if isinstance(default, bool) else text}`"
+
+    table = {name.strip("`"): default for name, default, _ in rows(README, "variable")}
+    assert table == {
+        f"BREAKWATER_{name.upper()}": shown(field.default) for name, field in Settings.model_fields.items()
+    }
+
+
+def test_the_table_of_exit_codes_is_that_of_the_program() -> None:
+    assert {int(code) for code, _ in rows(README, "code")} == {int(code) for code in ExitCode}
+
+
+def test_the_table_of_subjects_is_the_contract() -> None:
+    ages = {config.name: config.max_age for config in streams(Plan(agents={"any": 1}))}
+
+    def kept(stream: str | None) -> str:
+        if stream is None:
+            return "not stored"
+        hours = round((ages[stream] or 0) / 3600)
+        return stream if not hours else f"{stream}, {hours} h" if hours <= 72 else f"{stream}, {hours // 24} days"
+
+    table = {subject.strip("`"): stream for subject, stream, _ in rows(README, "subject")}
+    assert table == {channel.address: kept(channel.stream) for channel in CHANNELS}
+
+
+def test_the_tables_of_clickhouse_are_named_with_their_retention() -> None:
+    text = section(README, "ClickHouse, and reading money right")
+    for table in TABLES:
+        assert f"`{table.name}`" in text
+    assert f"rows are kept for {RETENTION_DAYS} days" in text
+
+
+def test_the_services_are_named() -> None:
+    assert "`, `".join(NAMES) in README.read_text()
+
+
+def test_what_the_readme_shows_of_the_config_stands_in_the_example() -> None:
+    example = [line.rstrip() for line in (ROOT / "examples" / "breakwater.yaml").read_text().splitlines()]
+    shown = [block for block in blocks(README) if block.language == "yaml"]
+    assert len(shown) >= 4
+    for block in shown:
+        at = 0
+        for line in block.text.splitlines():
+            assert line in example[at:], f"README.md, line {block.line}: {line!r} is not in the example, or not here"
+            at = example.index(line, at) + 1
+
+
+def test_what_is_said_to_be_missing_is_missing() -> None:
+    """Whoever adds one of these takes it off the list."""
+    text = section(README, "Not there yet")
+    paths, kinds = set(document()["paths"]), get_args(Provider.model_fields["kind"].annotation)
+    there = {
+        "`dlq list`": "dlq" in COMMANDS.commands,
+        "`/metrics`": "/metrics" in paths,
+        "the OpenAI-compatible endpoint": "/v1/chat/completions" in paths,
+        "providers other than OpenAI-compatible ones": len(kinds) > 1,
+        "budgets by tenant": "tenant" in get_args(Scope),
+        "`same_error`": "same_error" in BreakerRules.model_fields,
+        "`failure_rate`": "failure_rate" in BreakerRules.model_fields,
+    }
+    assert {name: name in text for name in there} == {name: not is_there for name, is_there in there.items()}
+
+
+def test_the_readme_stays_readable() -> None:
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 350
+    assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
+
+
+def test_the_changelog_is_kept_as_agreed() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(r"^## \[Unreleased\]$", text, re.MULTILINE)
+    kinds = set(re.findall(r"^### (.+)$", text, re.MULTILINE))
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_every_decision_has_its_number_its_three_parts_and_a_place_in_the_index() -> None:
+    assert [file.name[:4] for file in ADRS] == [f"{number:04}" for number in range(1, len(ADRS) + 1)]
+    assert len(ADRS) >= 13
+    index = [link for link in links(ROOT / "docs" / "adr" / "README.md") if not link.startswith("..")]
+    assert index == [file.name for file in ADRS]
+    for file in ADRS:
+        title, *parts = headings(file)
+        assert title.startswith(f"{file.name[:4]}: "), file.name
+        assert parts == ["Context", "Decision", "Consequences"], file.name

@@ -1,0 +1,137 @@
+"""What README.md shows runs as it stands there, on the stack that it tells people to start."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from tests.docs.conftest import Checkout
+from tests.docs.markdown import README, ROOT, Block, blocks, inline_code
+
+NODE_PACKAGES = ROOT / "examples" / "node" / "node_modules" / "@nats-io" / "transport-node"
+NOT_RUN_HERE = ("make ", "docker ")
+"""What installs, or needs Docker. That these targets and services exist is tested in test_documents.py."""
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s:g} s"
+        time.sleep(0.2)
+
+
+def runnable() -> list[Block]:
+    return [
+        block
+        for block in blocks(README)
+        if block.language in {"sh", "python"} and not block.text.startswith(NOT_RUN_HERE)
+    ]
+
+
+def is_stored(checkout: Checkout, execution_id: str) -> bool:
+    return checkout.run("breakwater", "executions", execution_id).returncode == 0
+
+
+def test_every_block_of_the_readme_runs_as_written(checkout: Checkout) -> None:
+    assert len(runnable()) >= 7
+    for block in runnable():
+        if "breakwater executions order-4711" in block.text:
+            # It is there a second after it was decided, and a person takes longer than that to type.
+            until(lambda: is_stored(checkout, "order-4711"), "order-4711 in ClickHouse")
+        program = (sys.executable, "-") if block.language == "python" else ("sh", "-eu")
+        ran = checkout.run(*program, stdin=checkout.as_here(block.text))
+        where = f"README.md, line {block.line}:\n{block.text}\n{ran.stdout}\n{ran.stderr}"
+        assert ran.returncode == 0, where
+        assert ran.stdout or "activate" in block.text, f"nothing was printed: {where}"
+        assert "Traceback" not in ran.stderr, where
+
+
+def test_the_jobs_of_the_readme_succeeded(checkout: Checkout) -> None:
+    for block in runnable():
+        if "order-471" in block.text and "data" in block.text:
+            program = (sys.executable, "-") if block.language == "python" else ("sh", "-eu")
+            # Again, with the same id, as somebody does who copies it twice: the same execution answers.
+            assert checkout.run(*program, stdin=checkout.as_here(block.text)).returncode == 0
+    shown = [found[1] for code in inline_code(README) if (found := re.fullmatch(r"GET (/\S+)", code))]
+    assert shown == ["/api/v1/jobs/order-4711"]
+    for path in (*shown, "/api/v1/jobs/order-4712"):
+        status, result = checkout.get(path)
+        assert (status, result["status"], result["attempts_count"]) == (200, "succeeded", 1), path
+
+
+@pytest.mark.parametrize("program", ["submit_http.py", "submit_nats.py"])
+def test_a_python_example_submits_and_prints_the_answer(checkout: Checkout, program: str) -> None:
+    ran = checkout.run(sys.executable, f"examples/python/{program}")
+    assert ran.returncode == 0, ran.stderr
+    assert "Write a haiku about harbours." in ran.stdout  # the simulated provider repeats the prompt
+    assert re.search(r"attempt\(s\), \$0\.\d{9}$", ran.stdout.strip())
+
+
+def test_the_curl_example_submits_and_reads_the_same_result_again(checkout: Checkout) -> None:
+    ran = checkout.run("sh", "examples/curl.sh")
+    assert ran.returncode == 0, ran.stderr
+    submitted, read_again = (json.loads(line) for line in ran.stdout.splitlines())
+    assert submitted == read_again
+    assert submitted["status"] == "succeeded"
+
+
+def test_the_example_that_watches_hears_a_breaker_open_and_the_alert(checkout: Checkout) -> None:
+    watch_an_incident(checkout, sys.executable, "examples/python/watch_alerts.py")
+
+
+def test_the_node_examples_submit_and_watch(checkout: Checkout) -> None:
+    if shutil.which("node") is None or not NODE_PACKAGES.is_dir():
+        pytest.skip("needs Node.js and `npm install --prefix examples/node`; CI installs no npm packages")
+    ran = checkout.run("node", "examples/node/submit.mjs")
+    assert ran.returncode == 0, ran.stderr
+    assert "Write a haiku about harbours." in ran.stdout
+    watch_an_incident(checkout, "node", "examples/node/watch.mjs")
+
+
+def watch_an_incident(checkout: Checkout, *watcher: str) -> None:
+    """Opens a breaker, and checks that the watcher prints it, and the alert; leaves all breakers closed."""
+    watching = checkout.start(*watcher)
+    try:
+        assert watching.stdout is not None
+        assert watching.stdout.readline() == "watching\n"
+        checkout.script_provider({"gpt-4o": [{"status": 500}]})
+        ran = checkout.run("breakwater", "submit", "content-writer", "Is anybody there?")
+        assert ran.returncode == 0, ran.stderr
+        assert "gpt-4o-mini · 4 attempts" in ran.stderr  # three failures, and the fallback
+        lines = [watching.stdout.readline(), watching.stdout.readline()]
+        assert any("content-writer on gpt-4o: open, 3 consecutive failures" in line for line in lines), lines
+        assert any("critical: Breaker open: content-writer on gpt-4o." in line for line in lines), lines
+    finally:
+        watching.kill()
+        watching.wait()
+        checkout.script_provider({})
+        close_breakers(checkout)
+
+
+def close_breakers(checkout: Checkout) -> None:
+    """There is no command for it yet."""
+    with redis.Redis.from_url(checkout.endpoints["redis_url"]) as client:
+        for key in client.scan_iter("bw:breaker:*"):
+            client.delete(key)
+
+
+def test_the_node_examples_are_valid_javascript() -> None:
+    if (node := shutil.which("node")) is None:
+        pytest.skip("needs Node.js")
+    for program in sorted((ROOT / "examples" / "node").glob("*.mjs")):
+        checked = subprocess.run([node, "--check", program], capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stderr
+
+
+def test_an_example_is_short_enough_to_be_read() -> None:
+    programs = [file for file in (ROOT / "examples").glob("*/*.*") if file.suffix in {".py", ".mjs"}]
+    assert len(programs) >= 5
+    assert {file.name: lines for file in programs if (lines := len(file.read_text().splitlines())) >= 40} == {}
