@@ -1,0 +1,111 @@
+"""`breakwater config`: the config file, checked as a whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from breakwater.cli import formats, output
+from breakwater.cli.plane import JsonOption
+
+if TYPE_CHECKING:
+    from breakwater.config import Agent, Config
+
+app = typer.Typer(help="Check the config file.", no_args_is_help=True)
+
+
+@app.command()
+def check(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="[default: $BREAKWATER_CONFIG, breakwater.yaml]")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a config file, and show the agents as they will run.
+
+    Lists every mistake at once, each with its path and what would be right, and ends with code 1. Reads no secrets:
+    `breakwater doctor` tells whether those that the file names are there.
+
+    For example:
+
+        breakwater config check
+
+        breakwater config check deploy/breakwater.yaml --json | jq '.agents[].models'
+    """
+    from breakwater.config import load_config
+
+    # Not the one that a running plane uses: it is about to be changed.
+    path = file or Path(os.environ.get("BREAKWATER_CONFIG") or "breakwater.yaml")
+    config = load_config(path)
+    if as_json:
+        output.json_document({"file": str(path), "ok": True, "agents": effective(config)})
+        return
+    count = len(config.agents)
+    output.styled((f"{path}: ", ""), ("ok", "green"), (f", {count} {'agent' if count == 1 else 'agents'}", ""))
+    output.table(
+        [
+            output.Column("agent"),
+            output.Column("models"),
+            output.Column("retry", drop=3),
+            output.Column("timeouts", drop=4),
+            output.Column("at once", right=True, drop=5),
+            output.Column("breaker", drop=2),
+            output.Column("budget", drop=1),
+        ],
+        [
+            (
+                name,
+                " > ".join(agent.chain),
+                _retry(agent),
+                f"{agent.timeout_s:g} s, {agent.total_timeout_s:g} s in all",
+                str(agent.concurrency),
+                _breaker(agent),
+                _budget(agent),
+            )
+            for name, agent in config.agents.items()
+        ],
+    )
+
+
+def effective(config: Config) -> dict[str, object]:
+    """The agents with every default filled in."""
+    return {
+        name: {
+            "models": [{"model": model, "provider": config.provider_name(agent, model)} for model in agent.chain],
+            **agent.model_dump(mode="json", exclude={"model", "fallback_models", "provider", "system_prompt"}),
+        }
+        for name, agent in config.agents.items()
+    }
+
+
+def _retry(agent: Agent) -> str:
+    retry = agent.retry
+    if retry.max_attempts == 1:
+        return "once"
+    ceiling = f"-{retry.max_delay_s:g}" if retry.backoff == "exponential" else ""
+    return f"{retry.max_attempts}x, {retry.base_s:g}{ceiling} s"
+
+
+def _breaker(agent: Agent) -> str:
+    rules = agent.breaker
+    if rules is None:
+        return "off"
+    parts: list[str] = []
+    if rules.consecutive_failures is not None:
+        parts.append(f"{rules.consecutive_failures} in a row")
+    if rules.errors is not None:
+        parts.append(f"{rules.errors} in {rules.within_s:g} s")
+    return f"{' or '.join(parts)}, {rules.cooldown_s:g} s"
+
+
+def _budget(agent: Agent) -> str:
+    caps = agent.budget
+    windows = [
+        f"{formats.money(limit)}/{unit}"
+        for limit, unit in ((caps.daily_usd, "day"), (caps.monthly_usd, "month"))
+        if limit is not None
+    ]
+    return f"{', '.join(windows)} {caps.enforcement}" if windows else "no cap"

@@ -1,0 +1,134 @@
+"""Connecting to the parts of a plane, with errors that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from breakwater.cli.errors import CliError, ExitCode, unreachable
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+    from breakwater.analytics.client import Analytics
+    from breakwater.state.connection import Redis
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 3.0
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Runs the asynchronous part of a command."""
+    import asyncio  # a tenth of the time that `breakwater --help` may take
+
+    return asyncio.run(work)
+
+
+@asynccontextmanager
+async def bus(
+    url: str,
+    *,
+    patient: bool = False,
+    on_error: Callable[[Exception], None] = lambda _: None,
+    on_connection: Callable[[bool], None] = lambda _: None,
+) -> AsyncGenerator[Client]:
+    """A NATS connection.
+
+    Args:
+        url: user and password included.
+        patient: once connected, look for the server again when it is gone, until it is back.
+        on_error: told of what no call raises: denied permissions, messages that were dropped.
+        on_connection: told False when the connection is lost, True when it is there again.
+
+    Raises:
+        CliError: the server does not answer, or does not let us in.
+    """
+    import nats
+    import nats.errors
+
+    from breakwater.bus.permissions import GRANTS, inbox_prefix
+
+    outages = (OSError, TimeoutError, nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError)
+    troubles: list[Exception] = []
+    connected = False
+
+    async def failed(error: Exception) -> None:
+        if not connected:
+            troubles.append(error)
+        elif not isinstance(error, outages):  # those, `on_connection` is told of
+            on_error(error)
+
+    async def lost() -> None:
+        if not client.is_closed:  # closing it ourselves is no loss
+            on_connection(False)
+
+    async def regained() -> None:
+        on_connection(True)
+
+    user = unquote(urlsplit(url).username or "")
+    try:
+        client = await nats.connect(
+            url,
+            name="breakwater-cli",
+            inbox_prefix=inbox_prefix(user if any(user == grant.user for grant in GRANTS) else "client"),
+            allow_reconnect=False,
+            # What nats-py counts as reconnecting is also how often it tries the first time: 0 would be for ever.
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0.1,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            error_cb=failed,
+            disconnected_cb=lost,
+            reconnected_cb=regained,
+        )
+    except (OSError, TimeoutError, nats.errors.Error) as error:
+        why = troubles[-1] if troubles else error
+        raise unreachable(
+            f"NATS does not answer at {shown(url)}: {why or type(why).__name__}",
+            "`breakwater doctor` tells what answers and what does not.",
+        ) from error
+    connected = True
+    client.options.update(allow_reconnect=patient, max_reconnect_attempts=-1, reconnect_time_wait=0.5)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def analytics(url: str) -> AsyncGenerator[Analytics]:
+    """ClickHouse."""
+    from breakwater.analytics.client import connect
+
+    try:
+        client = connect(url)
+    except ValueError as error:
+        raise CliError("clickhouse_url", str(error), exit_code=ExitCode.USAGE) from None
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def state(url: str) -> AsyncGenerator[Redis]:
+    """Redis."""
+    from breakwater.state.connection import Redis
+
+    try:
+        redis = Redis(url)
+    except ValueError as error:
+        raise CliError("redis_url", f"the Redis URL can't be used: {error}", exit_code=ExitCode.USAGE) from None
+    try:
+        yield redis
+    finally:
+        await redis.close()
+
+
+def shown(url: str) -> str:
+    """A URL without its password."""
+    from breakwater.embedded.endpoints import mask_url
+
+    return mask_url(url)

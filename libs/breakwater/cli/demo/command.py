@@ -1,0 +1,102 @@
+"""The command `breakwater demo`."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from breakwater.cli import output
+from breakwater.cli.errors import CliError, ExitCode, wrong_usage
+from breakwater.cli.plane import JsonOption
+
+if TYPE_CHECKING:
+    from breakwater.cli.demo.report import Report
+
+
+def demo(
+    jobs: Annotated[int, typer.Option(min=100, max=2000, help="How many jobs.")] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same jobs and the same answers.")] = 1,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Keep everything in this new or empty directory. [default: none]"),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the temporary data directory, and say where it is.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Show the whole plane at work: failing providers, retries, breakers, budgets, alerts, and books that agree.
+
+    Starts a fresh stack of its own on free ports, with a simulated provider that goes down, limits its rate and hangs.
+    Half of the jobs come over HTTP, half over NATS from another process. In the end it compares the provider's ledger,
+    Redis' counters and ClickHouse's sums. Exits with 1 when they differ, or when something did not happen that should.
+    Nothing is called outside of this machine, nothing is spent, and nothing is left behind.
+
+    For example:
+
+        breakwater demo
+
+        breakwater demo --jobs 1000 --seed 7 --json | jq .books
+    """
+    directory = _directory(data)
+    kept = keep or data is not None
+    try:
+        code = _run(directory, jobs, seed, as_json=as_json)
+    except Exception:
+        # Its error names a log there.
+        kept = True
+        raise
+    else:
+        kept = kept or code == ExitCode.FAILED
+    finally:
+        if not kept:
+            shutil.rmtree(directory, ignore_errors=True)
+    if kept and not as_json:
+        output.note(f"the data is kept in {directory}")
+    return code
+
+
+def _directory(data: Path | None) -> Path:
+    if data is None:
+        return Path(tempfile.mkdtemp(prefix="breakwater-demo-"))
+    if data.exists() and (not data.is_dir() or any(data.iterdir())):
+        raise wrong_usage(f"{data} is not empty", "The demo needs a fresh directory: name a new or an empty one.")
+    return data.absolute()
+
+
+def _run(directory: Path, jobs: int, seed: int, *, as_json: bool) -> int:
+    from breakwater.cli.demo import display
+    from breakwater.cli.demo.report import Report
+    from breakwater.cli.demo.run import run_demo
+    from breakwater.embedded.datadir import DataDir
+    from breakwater.embedded.events import ProcessFailedError
+
+    if not as_json:
+        display.tell_story(jobs)
+    shown = display.choose(as_json=as_json)
+    data = DataDir(directory)
+    data.create()
+    try:
+        with data.locked() as lock:
+            ended = asyncio.run(
+                run_demo(data, lock, shown, jobs=jobs, seed=seed, tell=lambda report: _tell(report, as_json=as_json))
+            )
+    except ProcessFailedError as error:
+        raise CliError("process_failed", str(error)) from error
+    if not isinstance(ended, Report):
+        return 128 + ended
+    return ExitCode.OK if ended.ok else ExitCode.FAILED
+
+
+def _tell(report: Report, *, as_json: bool) -> None:
+    from breakwater.cli.demo import screen
+
+    if as_json:
+        output.json_document(report.document())
+    else:
+        screen.show(report)

@@ -1,0 +1,79 @@
+"""A receiver of alerts, as somebody would write one: it checks every signature by the Standard Webhooks package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+from standardwebhooks import Webhook, WebhookVerificationError
+
+PATH = "/alerts"
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """An alert that arrived."""
+
+    alert_id: str
+    event: str
+    severity: str
+    title: str
+
+
+class Receiver:
+    """Listens on a free port of loopback; an async context manager.
+
+    Args:
+        secret: the signing secret, `whsec_…`.
+    """
+
+    def __init__(self, secret: str) -> None:
+        self._webhook = Webhook(secret)
+        self._alerts: dict[str, Received] = {}
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+        self.repeated = 0
+        """Deliveries of an alert that had arrived before."""
+        self.refused = 0
+        """Requests whose signature was not right."""
+
+    @property
+    def url(self) -> str:
+        """Where alerts are to be posted."""
+        return f"http://127.0.0.1:{self.port}{PATH}"
+
+    @property
+    def alerts(self) -> tuple[Received, ...]:
+        """What arrived, each alert once, in the order of arrival."""
+        return tuple(self._alerts.values())
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_post(PATH, self._receive)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _receive(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        try:
+            event: Any = self._webhook.verify(body, dict(request.headers))
+        except WebhookVerificationError as error:
+            self.refused += 1
+            return web.Response(status=401, text=str(error))
+        alert_id, alert = request.headers["webhook-id"], event["data"]
+        if alert_id in self._alerts:
+            self.repeated += 1
+        else:
+            self._alerts[alert_id] = Received(alert_id, alert["event"], alert["severity"], alert["title"])
+        return web.Response(status=204)

@@ -1,0 +1,161 @@
+"""What the run left behind, read back: the provider's ledger, Redis' counters, ClickHouse's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import aiohttp
+
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.queries import AgentSummary, agent_summaries
+from breakwater.cli.demo.books import Counters, ProviderCall
+from breakwater.cli.errors import unreachable
+from breakwater.contracts.types import nano_from_usd
+from breakwater.policy.budget import period
+from breakwater.state.budgets import Budgets
+
+_PATIENCE = aiohttp.ClientTimeout(total=10)
+
+_EXECUTIONS = "SELECT execution_id, agent, status, reason FROM executions FINAL"
+
+_ATTEMPTS = """
+SELECT attempt_id, execution_id, number, agent, model, cost, cost_basis, outcome, short_circuited, cause, backoff_ms,
+    error_kind, error_status_code
+FROM attempts FINAL
+ORDER BY execution_id, number
+"""
+
+_TRANSITIONS = """
+SELECT agent, model, to_state, reason
+FROM breaker_transitions FINAL
+ORDER BY agent, model, version, at
+"""
+
+_ALERTS = "SELECT alert_id FROM alerts FINAL"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionRow:
+    """A row of `executions`."""
+
+    execution_id: str
+    agent: str
+    status: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """A row of `attempts`. `cost` in nano-dollars, None where it is unknown."""
+
+    attempt_id: str
+    execution_id: str
+    number: int
+    agent: str
+    model: str
+    cost: int | None
+    cost_basis: str
+    outcome: str
+    short_circuited: bool
+    cause: str
+    backoff_ms: int
+    error_kind: str | None
+    error_status_code: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TransitionRow:
+    """A row of `breaker_transitions`."""
+
+    agent: str
+    model: str
+    to_state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What ClickHouse holds. Transitions are in order for each breaker, attempts for each execution."""
+
+    agents: tuple[AgentSummary, ...]
+    executions: tuple[ExecutionRow, ...]
+    attempts: tuple[AttemptRow, ...]
+    transitions: tuple[TransitionRow, ...]
+    alert_ids: frozenset[str]
+
+
+async def read_rows(analytics: Analytics) -> Rows:
+    """Reads ClickHouse. Raises AnalyticsError."""
+    executions = await analytics.query(_EXECUTIONS)
+    attempts = await analytics.query(_ATTEMPTS)
+    transitions = await analytics.query(_TRANSITIONS)
+    alerts = await analytics.query(_ALERTS)
+    return Rows(
+        agents=await agent_summaries(analytics),
+        executions=tuple(ExecutionRow(*row) for row in executions.rows),
+        attempts=tuple(_attempt(attempts.columns, row) for row in attempts.rows),
+        transitions=tuple(TransitionRow(*row) for row in transitions.rows),
+        alert_ids=frozenset(row[0] for row in alerts.rows),
+    )
+
+
+def _attempt(columns: Sequence[str], row: Sequence[Any]) -> AttemptRow:
+    fields = dict(zip(columns, row, strict=True))
+    cost = fields.pop("cost")
+    return AttemptRow(cost=None if cost is None else nano_from_usd(cost), **fields)
+
+
+async def count_executions(analytics: Analytics) -> int:
+    """How many executions ClickHouse holds. Raises AnalyticsError."""
+    answer = await analytics.query("SELECT count() FROM executions FINAL")
+    return int(answer.rows[0][0])
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The provider's ledger: the calls that have ended, and how many have not."""
+
+    calls: tuple[ProviderCall, ...]
+    in_progress: int
+
+
+async def read_ledger(control_url: str) -> Ledger:
+    """Asks the simulated provider. Raises CliError."""
+    report = await _provider("GET", f"{control_url}/_sim/ledger?calls=1")
+    ended = [call for call in report["calls"] if call["delivered"] is not None]
+    calls = tuple(ProviderCall(call["client_request_id"], call["model"], call["cost_nano"]) for call in ended)
+    return Ledger(calls, report["totals"]["in_progress"])
+
+
+async def start_clock(control_url: str) -> None:
+    """Begins the provider's windows of trouble now. Raises CliError."""
+    await _provider("POST", f"{control_url}/_sim/start")
+
+
+async def _provider(method: str, url: str) -> Any:
+    try:
+        async with (
+            aiohttp.ClientSession(raise_for_status=True, timeout=_PATIENCE) as session,
+            session.request(method, url) as response,
+        ):
+            return await response.json()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise unreachable(f"the simulated provider does not answer {url}: {error or type(error).__name__}") from error
+
+
+async def read_counters(budgets: Budgets, zone: ZoneInfo, begun: datetime, now: datetime) -> dict[str, Counters]:
+    """Redis' counters by budget key (`global`, `agent:<name>`), over the run's days. Raises StateUnavailable."""
+    # A run across midnight has two days.
+    moments = {period("daily", moment, zone).name: moment for moment in (begun, now)}
+    sums: dict[str, dict[str, int]] = {}
+    for moment in moments.values():
+        for field, value in (await budgets.counters("daily", moment)).items():
+            kind, _, key = field.partition(":")
+            if kind in ("calls", "spent", "reserved"):
+                of_key = sums.setdefault(key, {})
+                of_key[kind] = of_key.get(kind, 0) + value
+    return {key: Counters(**values) for key, values in sums.items()}

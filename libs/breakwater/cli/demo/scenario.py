@@ -1,0 +1,199 @@
+"""What the demo runs, as data: its agents, how the simulated provider behaves, and what then must have happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+LOAD_S = 20.0
+"""Over how long the jobs are handed in."""
+
+OUTAGE_S = (6.0, 11.0)
+"""When gpt-4o answers 503, in seconds since the load began."""
+
+HANG_S = (3.0, 12.0)
+"""When o3 takes requests and does not answer them."""
+
+BURST = 8
+"""So many requests in a row to gpt-4o-mini are answered 429."""
+
+RETRY_AFTER_S = 1
+HANG_TIMEOUT_S = 2
+COOLDOWN_S = 3
+
+EXAMPLE_AGENTS: Mapping[str, Mapping[str, Any]] = {
+    "content-writer": {
+        "provider": "openai",
+        "model": "gpt-4o",
+        "fallback_models": ["gpt-4o-mini"],
+        "system_prompt": "You write clear, friendly product texts.",
+        "params": {"temperature": 0.7},
+        "max_tokens": 1200,
+        "timeout_s": 30,
+        "total_timeout_s": 120,
+        "concurrency": 8,
+        "retry": {"max_attempts": 3, "backoff": "exponential", "base_s": 0.5, "max_delay_s": 5},
+        "budget": {
+            "daily_usd": "5.00",
+            "monthly_usd": "120.00",
+            "enforcement": "hard",
+            "soft_at_percent": [50, 80],
+        },
+    },
+    "support-triage": {
+        "provider": "openai",
+        "model": "gpt-4o-mini",
+        "fallback_models": ["house/llama-3.1-8b"],
+        "max_tokens": 400,
+        "timeout_s": 8,
+        "total_timeout_s": 25,
+        "concurrency": 32,
+        "retry": {"max_attempts": 2, "backoff": "constant", "base_s": 0.3, "max_delay_s": 5},
+        "breaker": {"errors": 10, "within_s": 60, "consecutive_failures": 5, "cooldown_s": 20},
+        "budget": {"daily_usd": "2.00", "enforcement": "soft"},
+        "persist_prompts": False,
+    },
+    "nightly-digest": {
+        "provider": "openai",
+        "model": "gpt-4o-mini",
+        "max_tokens": 2000,
+        "timeout_s": 120,
+        "total_timeout_s": 3600,
+        "concurrency": 4,
+        "retry": {"max_attempts": 5, "backoff": "exponential", "base_s": 2, "max_delay_s": 60},
+    },
+}
+"""The agents of examples/breakwater.yaml, here too because an installed package has no examples."""
+
+SHORTENED: Mapping[str, Mapping[str, Any]] = {name: {"cooldown_s": COOLDOWN_S} for name in EXAMPLE_AGENTS}
+"""The only difference to the example: breakers cool down for seconds, as nobody watches a demo for minutes."""
+
+SHARES: Mapping[str, int] = {
+    "content-writer": 30,
+    "support-triage": 32,
+    "nightly-digest": 10,
+    "deep-research": 8,
+    "small-budget": 12,
+    "wrong-key": 8,
+}
+"""How many of a hundred jobs each agent gets."""
+
+_PRICES: Mapping[str, Mapping[str, str]] = {
+    "gpt-4o": {"input_usd_per_mtok": "2.50", "output_usd_per_mtok": "10.00", "cached_input_usd_per_mtok": "1.25"},
+    "gpt-4o-mini": {"input_usd_per_mtok": "0.15", "output_usd_per_mtok": "0.60", "cached_input_usd_per_mtok": "0.075"},
+    "house/llama-3.1-8b": {"input_usd_per_mtok": "0.02", "output_usd_per_mtok": "0.02"},
+    "o3": {"input_usd_per_mtok": "2.00", "output_usd_per_mtok": "8.00", "cached_input_usd_per_mtok": "0.50"},
+    "gpt-4.1": {"input_usd_per_mtok": "2.00", "output_usd_per_mtok": "8.00"},
+    "gpt-4.1-mini": {"input_usd_per_mtok": "0.40", "output_usd_per_mtok": "1.60"},
+}
+
+_SMALL_BUDGET_CALL_USD = Decimal("0.00033")
+"""About what a call of `small-budget` costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the demo's config depends on: addresses and secret files of this run."""
+
+    provider_url: str
+    receiver_url: str
+    provider_key: Path
+    wrong_key: Path
+    webhook_secret: Path
+
+
+STORY: tuple[str, ...] = (
+    f"gpt-4o is down from second {OUTAGE_S[0]:g} to {OUTAGE_S[1]:g}: every call is answered 503",
+    f"gpt-4o-mini answers {BURST} calls in a row with 429 and Retry-After: {RETRY_AFTER_S}",
+    f"o3 hangs from second {HANG_S[0]:g} to {HANG_S[1]:g}: it takes calls and does not answer",
+    "wrong-key has a revoked API key",
+    "small-budget may spend less than half of what its jobs would cost",
+)
+"""The scenario in words."""
+
+
+def jobs_of(agent: str, jobs: int) -> int:
+    """How many of so many jobs an agent gets; what rounding leaves goes to `support-triage`."""
+    shares = {name: jobs * share // 100 for name, share in SHARES.items()}
+    shares["support-triage"] += jobs - sum(shares.values())
+    return shares[agent]
+
+
+def trouble_at(seconds: float) -> tuple[str, ...]:
+    """What is wrong at the provider at a time, in words; seconds since the load began."""
+    troubles = {"gpt-4o is down (503)": OUTAGE_S, "o3 hangs": HANG_S}
+    return tuple(words for words, (begin, end) in troubles.items() if begin <= seconds < end)
+
+
+def config(surroundings: Surroundings, jobs: int) -> dict[str, Any]:
+    """The plane's config, as the document of a config file."""
+    key = {"file": str(surroundings.provider_key)}
+    cap = Decimal(jobs_of("small-budget", jobs)) * _SMALL_BUDGET_CALL_USD * 4 / 10
+    agents: dict[str, dict[str, Any]] = {
+        name: {**agent, "breaker": {**agent.get("breaker", {}), **SHORTENED[name]}}
+        for name, agent in EXAMPLE_AGENTS.items()
+    }
+    agents["deep-research"] = {
+        "provider": "openai",
+        "model": "o3",
+        "fallback_models": ["gpt-4.1-mini"],
+        "max_tokens": 500,
+        "timeout_s": HANG_TIMEOUT_S,
+        "retry": {"max_attempts": 1},
+        "breaker": {"consecutive_failures": 2, "cooldown_s": COOLDOWN_S},
+    }
+    agents["small-budget"] = {
+        "provider": "openai",
+        "model": "gpt-4.1-mini",
+        "max_tokens": 300,
+        "concurrency": 2,
+        "budget": {"daily_usd": str(cap), "enforcement": "hard", "soft_at_percent": [50, 80]},
+    }
+    agents["wrong-key"] = {"provider": "revoked", "model": "gpt-4.1", "max_tokens": 300}
+    return {
+        "providers": {
+            "openai": {"base_url": surroundings.provider_url, "api_key": key},
+            "house": {"base_url": surroundings.provider_url, "api_key": key},
+            "revoked": {"base_url": surroundings.provider_url, "api_key": {"file": str(surroundings.wrong_key)}},
+        },
+        "models": {
+            model: {"price": dict(price), **({"provider": "house"} if model.startswith("house/") else {})}
+            for model, price in _PRICES.items()
+        },
+        "agents": agents,
+        "budgets": {"global": {"daily_usd": "25.00", "monthly_usd": "300.00", "enforcement": "soft"}},
+        "alerts": {
+            "on_events": ["breaker_open", "breaker_closed", "budget_soft_cap", "budget_hard_cap"],
+            "webhook": {"url": surroundings.receiver_url, "secret": {"file": str(surroundings.webhook_secret)}},
+        },
+    }
+
+
+def provider_script(jobs: int, seed: int, api_key: str) -> dict[str, Any]:
+    """How the simulated provider behaves. Its clock is started with the load.
+
+    Input tokens are left to the texts' length: a budget holds a high estimate of those, and no more.
+    """
+    # Early, while gpt-4o still works: its fallback is not down at the same time.
+    first = max(2, jobs // 20)
+    faults: dict[str, list[dict[str, Any]]] = {
+        "gpt-4o": [{"status": 503, "from_s": OUTAGE_S[0], "to_s": OUTAGE_S[1], "latency_ms": 60}],
+        "gpt-4o-mini": [
+            {"status": 429, "requests": [first, first + BURST - 1], "retry_after_s": RETRY_AFTER_S, "latency_ms": 30}
+        ],
+        "o3": [{"hang_s": 600, "from_s": HANG_S[0], "to_s": HANG_S[1]}],
+    }
+    output_tokens = {"gpt-4o": [250, 900], "gpt-4.1-mini": [130, 260], "o3": [150, 450]}
+    models = {
+        model: {
+            "price": dict(price),
+            "latency_ms": {"p50": 180, "p95": 550},
+            "usage": {"output_tokens": output_tokens.get(model, [40, 350]), "cached_tokens": [0, 12]},
+            "faults": faults.get(model, []),
+        }
+        for model, price in _PRICES.items()
+    }
+    return {"seed": seed, "api_keys": [api_key], "models": models}

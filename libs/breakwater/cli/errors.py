@@ -1,0 +1,101 @@
+"""What ends a command, with which exit code, and how that is told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a script may rely on."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    JOB_FAILED = 3
+    UNREACHABLE = 4
+    UNDECIDED = 5
+    INTERRUPTED = 130
+
+
+EXIT_CODES = (
+    "Exit codes: 0 ok · 1 failed · 2 wrong usage · 3 the job was dead-lettered or cancelled · "
+    "4 the plane is not reachable · 5 the job is accepted, and was not decided in the time given"
+)
+
+
+class CliError(Exception):
+    """A command can't do what it was asked to.
+
+    Attributes:
+        code: stable, for programs: `not_running`, `unknown_agent`, …
+        message: what happened and where.
+        remedy: what to do, a sentence; empty where the message says it.
+        exit_code: what the process ends with.
+    """
+
+    def __init__(self, code: str, message: str, remedy: str = "", exit_code: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.remedy = remedy
+        self.exit_code = exit_code
+
+
+def unreachable(message: str, remedy: str = "") -> CliError:
+    """The plane, or the part of it that the command needs, does not answer."""
+    return CliError("unreachable", message, remedy, ExitCode.UNREACHABLE)
+
+
+def wrong_usage(message: str, remedy: str = "") -> CliError:
+    """The command was called in a way that makes no sense."""
+    return CliError("usage", message, remedy, ExitCode.USAGE)
+
+
+def show(error: CliError, *, as_json: bool) -> None:
+    """Writes an error to stderr: one JSON document, or sentences."""
+    if as_json:
+        body = {"code": error.code, "message": error.message, "remedy": error.remedy or None}
+        sys.stderr.write(json.dumps({"error": body, "exit_code": int(error.exit_code)}, ensure_ascii=False) + "\n")
+        return
+    text = f"error: {error.message}\n"
+    if error.remedy:
+        text += f"  {error.remedy}\n"
+    sys.stderr.write(text)
+
+
+def expected(error: BaseException) -> CliError | None:
+    """An error of one of our rooms as what ends a command; None for a bug, whose traceback somebody will need."""
+    # Only imported once something failed: none of this may cost a command that works its fast start.
+    from breakwater.analytics.errors import AnalyticsError, AnalyticsUnavailable, QueryFailed
+    from breakwater.api_keys import ApiKeysError
+    from breakwater.bus.errors import BusError, BusUnavailable
+    from breakwater.config import ConfigError
+    from breakwater.embedded.binaries import ServerNotFoundError
+    from breakwater.embedded.datadir import DataDirError
+    from breakwater.embedded.events import ProcessFailedError
+    from breakwater.embedded.ports import NoFreePortError, PortTakenError
+    from breakwater.state.connection import StateUnavailable
+
+    match error:
+        case CliError():
+            return error
+        case ConfigError():
+            return CliError("config", str(error))
+        case DataDirError():
+            return CliError("data_dir", str(error))
+        case NoFreePortError() | PortTakenError():
+            return CliError("port_taken", str(error))
+        case ProcessFailedError() | ServerNotFoundError():
+            return CliError("not_started", str(error))
+        case ApiKeysError():
+            return CliError("api_keys", str(error))
+        case QueryFailed():
+            return CliError("query_failed", f"ClickHouse refuses it, code {error.code}: {error.message}")
+        case AnalyticsUnavailable() | BusUnavailable() | StateUnavailable():
+            return unreachable(str(error), "`breakwater doctor` tells what answers and what does not.")
+        case AnalyticsError() | BusError():
+            return CliError("failed", str(error))
+        case _:
+            return None

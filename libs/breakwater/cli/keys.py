@@ -1,0 +1,107 @@
+"""`breakwater keys`: who may call the HTTP interface."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from breakwater.cli import formats, output
+from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
+
+app = typer.Typer(help="API keys of the HTTP interface.", no_args_is_help=True)
+
+FileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        metavar="FILE",
+        help="The file of keys. [default: $BREAKWATER_API_KEYS_FILE, or api_keys.json in the data directory or here]",
+    ),
+]
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Who or what uses the key.")],
+    file: FileOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a key. It is shown this once: only its digest is kept.
+
+    Running services take it at once. The key alone goes to stdout.
+
+    For example:
+
+        breakwater keys create billing-service
+
+        export BREAKWATER_API_KEY=$(breakwater keys create laptop)
+    """
+    from breakwater.api_keys import create_key
+
+    path = keys_file(file, data)
+    key = create_key(path, name)
+    if as_json:
+        output.json_document({"name": name, "key": key, "file": str(path)})
+    else:
+        output.write(key)
+        output.note(f"This is the only time it is shown. Its digest is in {path}.")
+
+
+@app.command(name="list")
+def list_(file: FileOption = None, data: DataOption = None, as_json: JsonOption = False) -> None:
+    """List the keys, without what opens the door.
+
+    For example:
+
+        breakwater keys list --json
+    """
+    from breakwater.api_keys import list_keys
+
+    path = keys_file(file, data)
+    keys = list_keys(path)
+    if as_json:
+        output.json_document([{"id": key.id, "name": key.name, "created_at": key.created_at} for key in keys])
+        return
+    now = datetime.now(UTC)
+    output.table(
+        [output.Column("id"), output.Column("name"), output.Column("created", drop=1)],
+        [(key.id, key.name, formats.clock(key.created_at, now)) for key in keys],
+        empty=f"no keys in {path}; `breakwater keys create NAME` makes one",
+    )
+
+
+@app.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="As `breakwater keys list` shows it.")],
+    file: FileOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a key back. Running services refuse it from their next request on.
+
+    For example:
+
+        breakwater keys revoke 3f9c01d2a77b
+    """
+    from breakwater.api_keys import revoke_key
+
+    gone = revoke_key(keys_file(file, data), key_id)
+    if as_json:
+        output.json_document({"id": gone.id, "name": gone.name, "revoked": True})
+    else:
+        output.write(f"revoked {gone.id} ({gone.name})")
+
+
+def keys_file(file: Path | None, data: Path | None) -> Path:
+    """Where the keys are."""
+    if file is not None:
+        return file
+    if data is None and (named := os.environ.get("BREAKWATER_API_KEYS_FILE")):
+        return Path(named)
+    directory = data or DEFAULT_DATA
+    return directory / "api_keys.json" if data is not None or directory.is_dir() else Path("api_keys.json")

@@ -1,0 +1,81 @@
+"""The command `breakwater`. Commands import what they need when they run, so that `--help` comes at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from breakwater.cli import (
+    agents,
+    config_check,
+    contract,
+    doctor,
+    errors,
+    executions,
+    keys,
+    query,
+    setup,
+    submit,
+    tail,
+    up,
+)
+from breakwater.cli.demo import command as demo
+from breakwater.cli.errors import EXIT_CODES, CliError, ExitCode
+
+app = typer.Typer(
+    name="breakwater",
+    help="A self-hosted reliability and governance plane for LLM agent calls.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command(rich_help_panel="Run")(up.up)
+app.command(rich_help_panel="Run")(demo.demo)
+app.command(rich_help_panel="Work")(submit.submit)
+app.command(rich_help_panel="Look")(tail.tail)
+app.command(rich_help_panel="Look")(agents.agents)
+app.command(rich_help_panel="Look")(executions.executions)
+app.command(rich_help_panel="Look")(query.query)
+app.command(rich_help_panel="Run")(doctor.doctor)
+app.command(rich_help_panel="Run")(setup.setup)
+app.command(rich_help_panel="Run")(contract.contract)
+app.add_typer(config_check.app, name="config", rich_help_panel="Run")
+app.add_typer(keys.app, name="keys", rich_help_panel="Run")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point.
+
+    Returns:
+        The exit code; see `ExitCode`.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in arguments
+    try:
+        return int(app(args=arguments, prog_name="breakwater", standalone_mode=False) or ExitCode.OK)
+    except typer.TyperException as error:
+        return _wrong_call(error, as_json=as_json)
+    except typer.Abort:
+        return ExitCode.INTERRUPTED
+    except Exception as error:
+        known = errors.expected(error)
+        if known is None:
+            raise
+        errors.show(known, as_json=as_json)
+        return known.exit_code
+
+
+def _wrong_call(error: typer.TyperException, *, as_json: bool) -> int:
+    context: typer.Context | None = getattr(error, "ctx", None)
+    message = error.format_message()
+    if not message:  # a group without a command has shown its help
+        return error.exit_code
+    remedy = f"See `{context.command_path} --help`." if context is not None else ""
+    errors.show(CliError("usage", message, remedy, ExitCode(error.exit_code)), as_json=as_json)
+    return error.exit_code

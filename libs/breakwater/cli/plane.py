@@ -1,0 +1,145 @@
+"""Finding the running plane: where its parts are, and with which passwords.
+
+Where a part is: the option of the command; else, unless `--data` was given, its `BREAKWATER_*` variable; else what
+`breakwater up` has written into its data directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from breakwater.cli.errors import CliError, ExitCode, wrong_usage
+
+if TYPE_CHECKING:
+    from breakwater.config import Config
+    from breakwater.embedded.endpoints import Endpoints
+
+DEFAULT_DATA = Path(".breakwater")
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Data directory of a running `breakwater up`. [default: .breakwater]"),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON for programs, errors too (on stderr).")]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="The config file. [default: $BREAKWATER_CONFIG, the running plane's, breakwater.yaml]",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """The HTTP interface."""
+
+    url: str
+    api_key: str | None
+
+
+class Plane:
+    """Where the parts of one plane are. Reads what it needs when it is asked, and connects to nothing by itself."""
+
+    def __init__(self, data: Path | None) -> None:
+        self.data = data or DEFAULT_DATA
+        self._only_data = data is not None
+        self._endpoints: Endpoints | None = None
+
+    @property
+    def nats_url(self) -> str:
+        """NATS, user and password included. Raises CliError, as all of these."""
+        return self._variable("BREAKWATER_NATS_URL") or self._running("BREAKWATER_NATS_URL").nats_url
+
+    @property
+    def admin_nats_url(self) -> str:
+        """NATS as the user that may see all streams and consumers, where its password is at hand."""
+        url = self.nats_url
+        secret = self.data / "secrets" / "nats-setup"
+        if self._endpoints is None or not secret.is_file():
+            return url
+        parts = urlsplit(url)
+        return parts._replace(netloc=f"setup:{secret.read_text().strip()}@{parts.hostname}:{parts.port}").geturl()
+
+    @property
+    def redis_url(self) -> str:
+        """Redis, password included."""
+        return self._variable("BREAKWATER_REDIS_URL") or self._running("BREAKWATER_REDIS_URL").redis_url
+
+    @property
+    def clickhouse_url(self) -> str:
+        """ClickHouse, user and password included."""
+        return self._variable("BREAKWATER_CLICKHOUSE_URL") or self._running("BREAKWATER_CLICKHOUSE_URL").clickhouse_url
+
+    def door(self, url: str | None = None, api_key: str | None = None) -> Door:
+        """The HTTP interface: as the options say, else as found."""
+        where = url or self._variable("BREAKWATER_URL")
+        key = api_key or self._variable("BREAKWATER_API_KEY")
+        if where is not None:
+            if not re.match(r"https?://[^/\s]+", where):
+                raise wrong_usage(f"{where!r} is not a URL of the form http://host:port")
+            return Door(where.rstrip("/"), key)
+        running = self._running("BREAKWATER_URL")
+        return Door(running.request_url.rstrip("/"), key or _key_in(running.api_key_file))
+
+    def config_file(self, option: Path | None) -> Path:
+        """The config file: as the option says, else as the environment does, else the running plane's, else here."""
+        if option is not None:
+            return option
+        if named := self._variable("BREAKWATER_CONFIG"):
+            return Path(named)
+        try:
+            return self._running("BREAKWATER_CONFIG").config_file
+        except CliError:
+            return Path("breakwater.yaml")
+
+    def config(self, option: Path | None) -> Config:
+        """The config. Raises ConfigError."""
+        from breakwater.config import load_config
+
+        return load_config(self.config_file(option))
+
+    def _variable(self, name: str) -> str | None:
+        return None if self._only_data else os.environ.get(name) or None
+
+    def _running(self, variable: str) -> Endpoints:
+        from breakwater.embedded.datadir import DataDir, NotRunningError, read_endpoints
+
+        if self._endpoints is None:
+            try:
+                endpoints = read_endpoints(self.data)
+            except NotRunningError:
+                raise self._not_running(f"no plane is running in {self.data}", variable) from None
+            if DataDir(self.data).holder() is None:
+                raise self._not_running(
+                    f"the plane of {self.data} has ended (it was process {endpoints.pid})", variable
+                )
+            self._endpoints = endpoints
+        return self._endpoints
+
+    def _not_running(self, what: str, variable: str) -> CliError:
+        looked = f"{what}" if self._only_data else f"{what}, and {variable} is not set"
+        where = "" if self.data == DEFAULT_DATA else f" --data {self.data}"
+        return CliError(
+            "not_running",
+            looked,
+            f"Start one with `breakwater up{where}`, or name a running one with --data DIR or {variable}.",
+            ExitCode.UNREACHABLE,
+        )
+
+
+def _key_in(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8").strip() or None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CliError("api_key", f"the API key in {file} can't be read: {error.strerror}") from error

@@ -1,0 +1,82 @@
+"""`breakwater setup`: streams, consumers and ClickHouse's tables. Run before the services, as an administrator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from breakwater.cli import connect, output
+from breakwater.cli.connect import run
+from breakwater.cli.errors import unreachable
+from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, Plane
+
+if TYPE_CHECKING:
+    from breakwater.bus.topology import Plan
+    from breakwater.config import Config
+    from breakwater.settings import Settings
+
+
+def setup(config: ConfigOption = None, data: DataOption = None, as_json: JsonOption = False) -> None:
+    """Create and update the streams and consumers on NATS, and the tables of ClickHouse, as the config asks.
+
+    What is right is left alone, so it can be run again at any time: after an upgrade, after an agent was added. It
+    takes nothing away; streams and jobs of agents that are gone stay. `breakwater up` does all this by itself.
+
+    For example:
+
+        breakwater setup
+
+        BREAKWATER_NATS_REPLICAS=3 breakwater setup --config deploy/breakwater.yaml
+    """
+    from pydantic import SecretStr
+
+    from breakwater.settings import Settings
+
+    plane = Plane(data)
+    addresses = {"nats_url": SecretStr(plane.admin_nats_url), "clickhouse_url": SecretStr(plane.clickhouse_url)}
+    done = run(prepare(Settings().model_copy(update=addresses), plane.config(config)))
+    if as_json:
+        output.json_document({"ok": True, "done": done})
+    else:
+        output.write("\n".join(done) or "everything is as it should be; nothing was done")
+
+
+async def prepare(settings: Settings, config: Config) -> tuple[str, ...]:
+    """Brings NATS and ClickHouse to what this version and this config need.
+
+    Returns:
+        What was done, a line each; empty when everything was right.
+
+    Raises:
+        CliError: a server does not answer, or its address can't be used.
+        BusError: NATS refuses.
+        AnalyticsError: ClickHouse refuses, or does not answer.
+    """
+    import nats.errors
+
+    from breakwater.analytics.migrations import migrate
+    from breakwater.bus.provision import provision
+
+    nats_url = settings.nats_url.get_secret_value()
+    async with connect.bus(nats_url):
+        pass  # a wrong address or password is told at once; provision would try for two minutes
+    try:
+        streams = await provision(nats_url, bus_plan(config), replicas=settings.nats_replicas)
+    except (OSError, TimeoutError, nats.errors.Error) as error:
+        raise unreachable(
+            f"JetStream does not answer at {connect.shown(nats_url)}: {error or type(error).__name__}",
+            "Is JetStream switched on, and may this user create streams?",
+        ) from error
+    async with connect.analytics(settings.clickhouse_url.get_secret_value()) as analytics:
+        return (*streams, *await migrate(analytics))
+
+
+def bus_plan(config: Config) -> Plan:
+    """What of the config shapes streams and consumers."""
+    from breakwater.bus.topology import Plan
+
+    return Plan(
+        agents={name: agent.concurrency for name, agent in config.agents.items()},
+        alert_channels=config.alerts.channels,
+        events_max_age_h=config.limits.events_max_age_h,
+        results_max_age_h=config.limits.results_max_age_h,
+    )

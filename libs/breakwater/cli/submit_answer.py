@@ -1,0 +1,114 @@
+"""Showing what became of a submitted job."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, cast
+
+import typer
+
+from breakwater.cli import formats, output
+from breakwater.cli.errors import CliError, ExitCode
+
+
+def show(result: dict[str, Any], *, as_json: bool) -> None:
+    """Prints a result: the answer, then what it took. Ends the command where the job did not succeed."""
+    succeeded = result["status"] == "succeeded"
+    if as_json:
+        output.json_document(result)
+    elif succeeded:
+        _answer(result)
+        output.note(summary(result))
+    else:
+        _failure(result)
+    if not succeeded:
+        raise typer.Exit(ExitCode.JOB_FAILED)
+
+
+def summary(result: dict[str, Any]) -> str:
+    """What an execution took, in a line: model, attempts, tokens, cost, time."""
+    count = result["attempts_count"]
+    cost = result["total_cost"]
+    parts = [
+        result["chosen_model"] or result["requested_model"] or "no model",
+        "dry run" if result["dry_run"] else "1 attempt" if count == 1 else f"{count} attempts",
+        f"{result['total_tokens']} tokens" if result["total_tokens"] else "",
+        "cost unknown" if cost is None else formats.dollars(cost),
+        "estimated" if result["cost_basis"] == "estimated" else "",
+        formats.duration(result["duration_ms"]),
+        result["execution_id"],
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _answer(result: dict[str, Any]) -> None:
+    answer: Any = result["output"]
+    if result["dry_run"] and isinstance(answer, dict):
+        planned = cast(list[dict[str, Any]], answer["models"])
+        columns = [output.Column("model"), output.Column("provider"), output.Column("attempts at most", right=True)]
+        columns.append(output.Column("worst cost of one", right=True))
+        output.table(
+            columns,
+            [
+                (
+                    one["model"],
+                    one["provider"] or "",
+                    str(one["max_attempts"]),
+                    "unknown" if one["worst_case_cost"] is None else formats.dollars(one["worst_case_cost"]),
+                )
+                for one in planned
+            ],
+        )
+    elif isinstance(answer, str):
+        output.write(answer)
+    else:
+        output.json_document(answer)
+
+
+def _failure(result: dict[str, Any]) -> None:
+    error = result["error"] or {}
+    reason = result["reason"] or "error"
+    said = error.get("message") or "no reason was given"
+    sys.stderr.write(f"{result['status'].replace('_', '-')}: {reason}: {said}\n")
+    for attempt in result["attempts"]:
+        problem = attempt["error"] or {}
+        status = problem.get("status_code")
+        kind = f"{problem.get('kind', attempt['outcome'])}{f' {status}' if status else ''}"
+        sys.stderr.write(
+            f"  {attempt['number']}. {attempt['model']}: {kind}, {formats.duration(attempt['duration_ms'])}\n"
+        )
+    output.note(summary(result))
+
+
+def accepted(job_id: str, *, waited_s: float, as_json: bool) -> None:
+    """Prints the id of a job that is not decided yet. Ends the command with a code of its own after a wait."""
+    if as_json:
+        output.json_document({"job_id": job_id, "execution_id": job_id, "status": "accepted"})
+    else:
+        output.write(job_id)
+    if waited_s:
+        output.note(
+            f"accepted, and not decided within {waited_s:g} s; `breakwater executions {job_id}` tells how it ends"
+        )
+        raise typer.Exit(ExitCode.UNDECIDED)
+    output.note("accepted")
+
+
+def refused(status: int, body: bytes) -> CliError:
+    """What the HTTP interface said instead of an answer."""
+    try:
+        error = json.loads(body)["error"]
+        code, message = str(error["code"]), str(error["message"])
+        details = [f"{one['path']}: {one['message']}" for one in error.get("details", ()) if one["path"]]
+    except (ValueError, KeyError, TypeError):
+        return CliError(
+            "http", f"the HTTP interface answered {status}, and not in Breakwater's words; is it the right URL?"
+        )
+    if status == 401:
+        return CliError(code, message, "Name one with --api-key or BREAKWATER_API_KEY.")
+    if status == 503:
+        return CliError(code, message, "Try again with the same --job-id.", ExitCode.UNREACHABLE)
+    remedy = "; ".join(details) if len(details) > 1 or (details and details[0] not in message) else ""
+    # What is no job is a wrong call, as it is where the job goes straight to NATS.
+    return CliError(code, message, remedy, ExitCode.USAGE if status in (400, 413, 422) else ExitCode.FAILED)

@@ -1,0 +1,168 @@
+"""`breakwater up`: the whole plane on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from breakwater.cli import output
+from breakwater.cli.errors import wrong_usage
+
+if TYPE_CHECKING:
+    from breakwater.embedded.datadir import DataDir
+    from breakwater.embedded.events import Event
+    from breakwater.embedded.stack import Stack
+
+DEFAULT_DATA = Path(".breakwater")
+
+
+def up(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The config file.", show_default=True)] = Path(
+        "breakwater.yaml"
+    ),
+    data: Annotated[
+        Path, typer.Option("--data", "-d", help="Where everything is kept: streams, state, tables, secrets, logs.")
+    ] = DEFAULT_DATA,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="How many worker processes to run.")] = 1,
+    http_port: Annotated[
+        int | None, typer.Option(min=1, max=65_535, help="Where the API listens.", show_default="8080 or the next free")
+    ] = None,
+    simulate: Annotated[
+        bool,
+        typer.Option(
+            help="Put the simulated provider in place of every real one: nothing is called, nothing is spent."
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print events and endpoints as JSON lines.")] = False,
+) -> int:
+    """Run the whole plane on this machine: NATS, Redis, ClickHouse and all services.
+
+    Needs no Docker and no installed server. Everything listens on loopback only, with passwords made at the first
+    start. A part that dies is started again; Ctrl-C stops everything, and the next start goes on with the same data.
+
+    A server that is already there is used instead of starting one: set BREAKWATER_NATS_URL, BREAKWATER_REDIS_URL or
+    BREAKWATER_CLICKHOUSE_URL.
+
+    For example:
+        breakwater up --config examples/breakwater.yaml --simulate
+
+        breakwater up --config breakwater.yaml --data /var/lib/breakwater --workers 4
+    """
+    from breakwater.config import ConfigError, load_config, unreadable_secrets
+    from breakwater.embedded.datadir import DataDir
+
+    if not config.exists() and str(config) == "breakwater.yaml":
+        raise wrong_usage(
+            "there is no breakwater.yaml here",
+            "Name a config file, such as `breakwater up --config examples/breakwater.yaml --simulate`.",
+        )
+    # Before anything is started or created.
+    checked = load_config(config)
+    if not simulate and (missing := unreadable_secrets(checked)):
+        raise ConfigError("\n".join([f"{config}: secrets that the config names are missing", *missing]))
+    directory = DataDir(data)
+    directory.create()
+    with directory.locked() as lock:
+        return asyncio.run(_run(directory, lock, config, workers, http_port, simulate=simulate, as_json=as_json))
+
+
+async def _run(
+    data: DataDir,
+    lock: int,
+    config_file: Path,
+    workers: int,
+    http_port: int | None,
+    *,
+    simulate: bool,
+    as_json: bool,
+) -> int:
+    from breakwater.cli.raise_stack import raise_stack
+    from breakwater.embedded.ports import choosing
+    from breakwater.embedded.stack import plan_stack
+    from breakwater.embedded.supervisor import Supervisor
+
+    supervisor = Supervisor(on_event=_printer(as_json=as_json), inherit=[lock], stop_s=12.0)
+
+    async def bring_up() -> None:
+        effective = config_file
+        if simulate:
+            from breakwater.embedded.simulation import simulated
+
+            simulation = simulated(data, config_file)
+            await supervisor.start([simulation.process])
+            effective = simulation.config_file
+        async with choosing():
+            stack = plan_stack(data, effective, workers=workers, environment=os.environ, http_port=http_port)
+            key = await raise_stack(supervisor, data, stack)
+        _tell_endpoints(stack, key, as_json=as_json, simulate=simulate)
+
+    try:
+        code = await supervisor.run_until_signal(bring_up)
+    finally:
+        data.remove_endpoints()
+    if not as_json:
+        output.note("stopped; the data stays in " + str(data.path))
+    return code
+
+
+def _tell_endpoints(stack: Stack, key: str | None, *, as_json: bool, simulate: bool) -> None:
+    from breakwater.embedded.endpoints import mask_url
+
+    endpoints = stack.endpoints
+    if as_json:
+        output.json_line({"event": "up", **endpoints.model_dump(mode="json"), "first_api_key": key})
+        return
+
+    def row(name: str, url: str) -> tuple[str, str]:
+        return name, mask_url(url) + (" (given)" if name in stack.given else "")
+
+    rows = [
+        ("API", endpoints.request_url + "/docs"),
+        row("nats", endpoints.nats_url),
+        row("redis", endpoints.redis_url),
+        row("clickhouse", endpoints.clickhouse_url),
+        ("data", str(endpoints.data_dir)),
+        ("URLs with passwords", str(endpoints.data_dir / "endpoints.json")),
+        ("API key", str(endpoints.api_key_file)),
+    ]
+    output.styled(("Breakwater is up.", "bold green"))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        output.styled((f"  {name.ljust(width)}  ", "dim"), value)
+    if key is not None:
+        output.styled(("\n  The first API key, shown once: ", ""), (key, "bold"))
+    if simulate:
+        output.styled(("\n  Every provider is simulated: nothing is called, nothing is spent.", "yellow"))
+    where = "" if endpoints.data_dir == DEFAULT_DATA.absolute() else f" --data {endpoints.data_dir}"
+    output.styled(
+        "\n  Next:  ", (f'breakwater submit AGENT "a prompt"{where}', "bold"), ", ", (f"breakwater tail{where}", "bold")
+    )
+    output.styled(("  Ctrl-C stops everything.", "dim"))
+
+
+def _printer(*, as_json: bool) -> Any:
+    def show(event: Event) -> None:
+        if as_json:
+            output.json_line({"event": event.kind, "process": event.name, "pid": event.pid, "code": event.code})
+            return
+        if event.repeated:
+            return
+        match event.kind:
+            case "ready":
+                again = " again" if event.restarts else ""
+                output.note(f"  {event.name} is ready{again} (pid {event.pid})")
+            case "exited":
+                how = f"killed by {event.signal.name}" if event.signal else f"exit code {event.code}"
+                output.styled((f"  {event.name} died ({how}); it is started again", "yellow"))
+            case "gave_up":
+                output.styled((f"  {event.name} can't go on: {event.message}", "red"))
+            case "stopping":
+                output.note(f"  stopping {event.name}")
+            case _:
+                pass
+
+    return show

@@ -1,0 +1,57 @@
+"""The command line as a person calls it, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from breakwater.cli.main import main
+
+VARIABLES = ("URL", "API_KEY", "CONFIG", "NATS_URL", "REDIS_URL", "CLICKHOUSE_URL", "API_KEYS_FILE", "NATS_REPLICAS")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> Any:
+        return json.loads(self.err)["error"]
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Runs a command in an empty directory, with none of the variables that name a plane."""
+    for name in VARIABLES:
+        monkeypatch.delenv(f"BREAKWATER_{name}", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Ran:
+        capsys.readouterr()
+        code = main(arguments)
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return call
+
+
+async def in_thread(run: Run, *arguments: str) -> Ran:
+    """Runs a command beside the event loop of the test: commands have a loop of their own."""
+    return await asyncio.to_thread(run, *arguments)

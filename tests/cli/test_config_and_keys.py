@@ -1,0 +1,93 @@
+"""`config check`, `keys`, and `setup` where there is nothing to set up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from breakwater.cli.errors import ExitCode
+from tests.cli.conftest import Run
+
+GOOD = """
+providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
+defaults: {model: small}
+agents:
+  writer: {fallback_models: [large], budget: {daily_usd: 5, enforcement: hard}}
+  reader: {breaker: off, retry: {max_attempts: 1}}
+"""
+BAD = """
+providers: {local: {base_url: "ftp://x"}}
+agents: {writer: {modle: m, concurrency: 0}}
+"""
+
+
+def test_a_right_config_shows_the_agents_as_they_will_run(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "breakwater.yaml").write_text(GOOD)
+    ran = run("config", "check")
+    assert ran.code == ExitCode.OK
+    lines = ran.out.splitlines()
+    assert lines[0] == "breakwater.yaml: ok, 2 agents"
+    writer, reader = lines[2], lines[3]
+    for part in ("small > large", "3x, 0.5-5 s", "3 in a row, 60 s", "$5.00/day hard"):
+        assert part in writer
+    for part in ("once", "off", "no cap"):
+        assert part in reader
+
+
+def test_the_effective_config_is_there_for_programs(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(GOOD)
+    agents = run("config", "check", "x.yaml", "--json").json["agents"]
+    assert agents["writer"]["models"][1] == {"model": "large", "provider": "local"}
+    assert agents["writer"]["timeout_s"] == 30
+
+
+def test_every_mistake_is_listed_at_once(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bad.yaml").write_text(BAD)
+    monkeypatch.setenv("BREAKWATER_CONFIG", "bad.yaml")
+    ran = run("config", "check")
+    assert ran.code == ExitCode.FAILED
+    for part in ("bad.yaml", "providers.local.base_url", "did you mean 'model'", "agents.writer.concurrency"):
+        assert part in ran.err
+    assert run("config", "check", "--json").error["code"] == "config"
+    assert "no such file" in run("config", "check", "nope.yaml").err
+
+
+def test_a_key_is_made_listed_and_revoked(run: Run, tmp_path: Path) -> None:
+    made = run("keys", "create", "billing")
+    assert made.code == ExitCode.OK
+    key = made.out.strip()
+    assert key.startswith("bw_")
+    assert "only time" in made.err
+    assert key.rpartition("_")[2] not in (tmp_path / "api_keys.json").read_text()
+    [listed] = run("keys", "list", "--json").json
+    assert listed["name"] == "billing"
+    assert listed["id"] in key
+    assert listed["id"] in run("keys", "list").out
+    assert run("keys", "revoke", listed["id"]).out == f"revoked {listed['id']} (billing)\n"
+    assert run("keys", "list", "--json").json == []
+    gone = run("keys", "revoke", listed["id"])
+    assert gone.code == ExitCode.FAILED
+    assert "there is no API key" in gone.err
+
+
+def test_keys_are_where_they_are_said_to_be(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("keys", "create", "a", "--data", "plane")
+    assert (tmp_path / "plane" / "api_keys.json").exists()
+    monkeypatch.setenv("BREAKWATER_API_KEYS_FILE", str(tmp_path / "named.json"))
+    run("keys", "create", "b")
+    assert (tmp_path / "named.json").exists()
+    run("keys", "create", "c", "--file", "own.json")
+    assert (tmp_path / "own.json").exists()
+
+
+def test_setup_without_servers_says_which_one_is_missing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "breakwater.yaml").write_text(GOOD)
+    monkeypatch.setenv("BREAKWATER_NATS_URL", "nats://setup:secret@127.0.0.1:9")
+    monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", "http://127.0.0.1:9/breakwater")
+    ran = run("setup")
+    assert ran.code == ExitCode.UNREACHABLE
+    assert "NATS does not answer at nats://setup:***@127.0.0.1:9" in ran.err
+    assert "secret" not in ran.err

@@ -1,0 +1,74 @@
+"""The demo itself, as a person starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from tests.cli.conftest import Run
+
+
+@contextmanager
+def demo(tmp_path: Path, *arguments: str) -> Generator[subprocess.Popen[str]]:
+    # A plane that somebody has set up must be left alone: the demo has its own.
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "BREAKWATER_NATS_URL": "nats://127.0.0.1:1"}
+    command = [Path(sys.executable).with_name("breakwater"), "demo", *arguments]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_demo_ends_with_books_that_agree_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with demo(tmp_path, "--json", "--jobs", "100") as process:
+        out, err = process.communicate(timeout=150)
+    report = json.loads(out)
+    assert report["books"]["differences"] == [], err
+    assert [check for check in report["checks"] if not check["ok"]] == [], err
+    assert (report["ok"], process.returncode) == (True, 0)
+    assert sum(agent["executions"] for agent in report["agents"]) == report["jobs"] == 100
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_ends_the_demo_and_whatever_it_has_started(tmp_path: Path) -> None:
+    with demo(tmp_path) as process:
+        assert process.stdout is not None
+        for said in process.stdout:
+            if re.search(r"starting: .*(redis|nats|clickhouse)", said):
+                break
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130, err
+        assert "Traceback" not in err
+        _, alive = psutil.wait_procs(children, timeout=5)
+        assert alive == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_with_something_in_it_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    ran = run("demo", "--data", str(tmp_path), "--json")
+    assert ran.code == 2
+    assert "is not empty" in ran.error["message"]
+    assert [file.name for file in tmp_path.iterdir()] == ["precious"]

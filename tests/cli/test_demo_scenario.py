@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from breakwater.cli.demo import scenario
+from breakwater.cli.demo.load import plan_load, to_lines
+from breakwater.config import Agent, Config, load_config, parse_config
+from breakwater.contracts.job import Job
+from breakwater.embedded.provider import build_script
+from breakwater.policy.price import worst_case_nano
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "breakwater.yaml"
+KEY = Path("key")
+
+
+def demo_config(jobs: int = 300) -> Config:
+    surroundings = scenario.Surroundings("http://127.0.0.1:1/v1", "http://127.0.0.1:2/alerts", KEY, KEY, KEY)
+    return parse_config(yaml.safe_dump(scenario.config(surroundings, jobs)))
+
+
+def without_cooldown(agent: Agent) -> Agent:
+    assert agent.breaker is not None
+    return agent.model_copy(update={"breaker": agent.breaker.model_copy(update={"cooldown_s": 0.0})})
+
+
+def test_the_example_agents_are_those_of_the_example_but_for_their_cool_down() -> None:
+    example, demo = load_config(EXAMPLE), demo_config()
+    assert set(scenario.EXAMPLE_AGENTS) == set(example.agents)
+    for name, agent in example.agents.items():
+        assert without_cooldown(demo.agents[name]) == without_cooldown(agent)
+
+
+def test_prices_and_the_budget_of_all_agents_are_those_of_the_example() -> None:
+    example, demo = load_config(EXAMPLE), demo_config()
+    assert {model: demo.models[model] for model in example.models} == example.models
+    assert demo.budgets == example.budgets
+    assert demo.alerts.on_events == example.alerts.on_events
+
+
+def test_the_provider_serves_every_model_at_the_price_of_the_config() -> None:
+    script, config = build_script(scenario.provider_script(300, 1, "key")), demo_config()
+    assert {model for agent in config.agents.values() for model in agent.chain} <= set(script.models)
+    for model, rules in script.models.items():
+        price = config.models[model].price
+        assert price is not None
+        assert rules.price.model_dump() == {
+            "input_usd_per_mtok": f"{price.input_usd_per_mtok / 10**9:g}",
+            "output_usd_per_mtok": f"{price.output_usd_per_mtok / 10**9:g}",
+            "cached_input_usd_per_mtok": None
+            if price.cached_input_usd_per_mtok is None
+            else f"{price.cached_input_usd_per_mtok / 10**9:g}",
+        }
+
+
+@pytest.mark.parametrize("jobs", [100, 300, 2000])
+def test_the_small_budget_has_room_for_some_of_its_calls_and_not_for_all(jobs: int) -> None:
+    agent = demo_config(jobs).agents["small-budget"]
+    price = demo_config(jobs).models["gpt-4.1-mini"].price
+    worst_case, cap = worst_case_nano(300, agent.max_tokens, price), agent.budget.daily_usd
+    assert worst_case is not None
+    assert cap is not None
+    least = 130 * 1_600  # nano-dollars for the shortest answer
+    assert worst_case < cap < scenario.jobs_of("small-budget", jobs) * least
+
+
+@pytest.mark.parametrize("jobs", [100, 101, 300, 1999])
+def test_half_of_the_jobs_goes_each_way(jobs: int) -> None:
+    plan = plan_load(jobs, 1)
+    assert len(plan.http) - len(plan.nats) == jobs % 2
+    assert len(plan.job_ids) == jobs
+    assert {job.body["agent"] for job in plan.http} == {job.body["agent"] for job in plan.nats} == set(scenario.SHARES)
+    for job in (*plan.http, *plan.nats):
+        Job.model_validate(job.body)
+
+
+def test_each_way_hands_its_jobs_in_in_order_and_writers_come_before_in_and_after_the_outage() -> None:
+    plan = plan_load(300, 1)
+    begin, end = scenario.OUTAGE_S
+    for way in (plan.http, plan.nats):
+        times = [job.at_s for job in way]
+        assert times == sorted(times)
+        assert times[-1] < scenario.LOAD_S
+        writers = [job.at_s for job in way if job.body["agent"] == "content-writer"]
+        assert sum(at_s < begin for at_s in writers) > 5
+        assert sum(begin <= at_s < end for at_s in writers) > 5
+        assert sum(at_s > end + scenario.COOLDOWN_S for at_s in writers) > 5
+
+
+def test_the_same_seed_gives_the_same_load_and_another_seed_another() -> None:
+    assert to_lines(plan_load(100, 7).nats) == to_lines(plan_load(100, 7).nats)
+    assert to_lines(plan_load(100, 7).nats) != to_lines(plan_load(100, 8).nats)

@@ -1,0 +1,345 @@
+"""The commands against a running plane: real servers, real services, a simulated provider."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import nats
+import pytest
+import pytest_asyncio
+import yaml
+
+from breakwater.api_keys import create_key
+from breakwater.cli.errors import ExitCode
+from breakwater.cli.setup import prepare
+from breakwater.config import load_config
+from breakwater.embedded.ports import free_port
+from breakwater.settings import Settings
+from tests.cli.conftest import Ran, Run, in_thread
+from tests.flow.kit import Plane, model, running_plane, until
+from tests.server_sources import RunningServer, Servers
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ONE_TRY = {"retry": {"max_attempts": 1}, "breaker": {"consecutive_failures": 2, "cooldown_s": 600}}
+AGENTS: dict[str, dict[str, Any]] = {
+    "writer": {"model": "sim/good", "budget": {"daily_usd": 1, "enforcement": "hard"}},
+    "spender": {"model": "sim/good"},
+    "teller": {"model": "sim/good"},
+    "failing": {"model": "sim/bad", **ONE_TRY},
+    "breaking": {"model": "sim/bad", **ONE_TRY},
+}
+MODELS = {"sim/good": model(), "sim/bad": model({"rate": 1.0, "status": 500})}
+SERVICES = ("worker", "breaker", "budget", "sink", "request")
+"""The alerter is missing, for the doctor to find."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A running plane, and the variables by which the commands find it."""
+
+    plane: Plane
+    variables: dict[str, str]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started(
+    tmp_path_factory: pytest.TempPathFactory, servers: Servers, clickhouse_server: RunningServer
+) -> AsyncGenerator[Started]:
+    directory = tmp_path_factory.mktemp("plane")
+    nats_server, redis_server = servers.nats(), servers.redis()
+    port = free_port()
+    keys, config = directory / "api_keys.json", directory / "breakwater.yaml"
+    clickhouse = urlsplit(clickhouse_server.url)._replace(path=f"/cli_{uuid.uuid4().hex[:8]}").geturl()
+    variables = {
+        "BREAKWATER_CONFIG": str(config),
+        "BREAKWATER_NATS_URL": nats_server.url,
+        "BREAKWATER_REDIS_URL": redis_server.url,
+        "BREAKWATER_CLICKHOUSE_URL": clickhouse,
+        "BREAKWATER_HTTP_PORT": str(port),
+        "BREAKWATER_API_KEYS_FILE": str(keys),
+        "BREAKWATER_API_KEY": create_key(keys, "tests"),
+        "BREAKWATER_URL": f"http://127.0.0.1:{port}",
+    }
+    async with running_plane(
+        directory,
+        nats_url=nats_server.url,
+        redis_url=redis_server.url,
+        script={"models": MODELS},
+        agents=AGENTS,
+        services=(),
+        environment=variables,
+    ) as plane:
+        await prepare(Settings(nats_url=nats_server.url, clickhouse_url=clickhouse), load_config(config))
+        for service in SERVICES:
+            plane.start(service)
+
+        async def listens() -> bool:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                return False
+            writer.close()
+            return True
+
+        await until(listens, what="the HTTP interface to listen")
+        yield Started(plane, variables)
+    nats_server.stop()
+    redis_server.stop()
+
+
+@pytest.fixture
+def plane(run: Run, started: Started, monkeypatch: pytest.MonkeyPatch) -> Plane:
+    """A plane that the commands find by their variables."""
+    for name, value in started.variables.items():
+        monkeypatch.setenv(name, value)
+    return started.plane
+
+
+async def recorded(run: Run, *arguments: str, least: int = 1) -> Any:
+    """What a command that reads ClickHouse prints as JSON, once there is enough of it."""
+
+    async def look() -> Any:
+        ran = await in_thread(run, *arguments, "--json")
+        found = ran.json if ran.code == ExitCode.OK else []
+        return found if isinstance(found, dict) or len(found) >= least else None
+
+    return await until(look, what=" ".join(arguments))
+
+
+async def test_jobs_are_submitted_and_found_again(run: Run, plane: Plane) -> None:
+    ran = await in_thread(run, "submit", "writer", "hello", "--job-id", "order/1")
+    assert ran.code == ExitCode.OK, ran.err
+    assert "hello" in ran.out
+    for part in ("sim/good", "1 attempt", "$0.000042", "order/1"):
+        assert part in ran.err
+    again = await in_thread(run, "submit", "writer", "other", "--job-id", "order/1", "--via", "nats", "--json")
+    assert again.json["output"] == ran.out.rstrip("\n")
+    assert [attempt["attempt_id"] for attempt in await plane.attempts("writer", "order/1")] == ["order/1:1"]
+
+    over_nats = await in_thread(run, "submit", "writer", "straight", "--via", "nats")
+    assert over_nats.code == ExitCode.OK, over_nats.err
+    assert "straight" in over_nats.out
+
+    planned = await in_thread(run, "submit", "writer", "x", "--dry-run")
+    assert planned.out.splitlines()[1].split()[:3] == ["sim/good", "sim", "3"]
+
+    failed = await in_thread(run, "submit", "failing", "x", "--job-id", "f1")
+    assert failed.code == ExitCode.JOB_FAILED
+    assert failed.out == ""
+    assert "dead-lettered: error" in failed.err
+    assert "1. sim/bad: server 500" in failed.err
+
+    listed = await recorded(run, "executions", least=4)
+    assert {line["status"] for line in listed} == {"succeeded", "dead_lettered"}
+    [dead] = await recorded(run, "executions", "--status", "dead_lettered", "--since", "1h", "--agent", "failing")
+    assert dead["execution_id"] == "f1"
+    shown = await in_thread(run, "executions", "order/1")
+    for part in ("agent         writer", "cost          $0.000042", "sim/good", "first", "success"):
+        assert part in shown.out
+    assert (await in_thread(run, "executions", "f1", "--json")).json["attempts"][0]["error"]["status_code"] == 500
+    missing = await in_thread(run, "executions", "nope")
+    assert missing.code == ExitCode.FAILED
+    assert "there is no execution 'nope'" in missing.err
+
+
+async def test_an_unknown_agent_is_refused_on_both_ways(run: Run, plane: Plane) -> None:
+    for way in ("http", "nats"):
+        ran = await in_thread(run, "submit", "writr", "x", "--via", way, "--json")
+        assert ran.code == ExitCode.FAILED
+        assert ran.error["code"] == "unknown_agent"
+    wrong = await in_thread(run, "submit", "writer", "x", "--via", "nats", "--total-timeout", "-1")
+    assert wrong.code == ExitCode.USAGE
+    assert "total_timeout_s" in wrong.err
+    assert (await in_thread(run, "submit", "writer", "x", "--api-key", "bw_no_no")).code == ExitCode.FAILED
+
+
+async def test_agents_shows_breakers_and_spend_as_they_are_now(run: Run, plane: Plane) -> None:
+    await in_thread(run, "submit", "spender", "x")
+    for _ in range(2):
+        await in_thread(run, "submit", "breaking", "x")
+
+    async def opened() -> Any:
+        agents = {agent["agent"]: agent for agent in (await in_thread(run, "agents", "--json")).json}
+        done = agents["breaking"]["breakers"][0]["state"] == "open" and "executions" in agents["breaking"]
+        return agents if done and agents["spender"]["spent_today"] != "0.000000000" else None
+
+    agents = await until(opened, what="the breaker to open, the spend to be settled, the rows to be there")
+    assert agents["spender"]["breakers"] == [{"model": "sim/good", "state": "closed", "open_for_ms": None}]
+    assert agents["spender"]["spent_today"] == agents["spender"]["spend"] == "0.000042000"
+    assert 0 < agents["breaking"]["breakers"][0]["open_for_ms"] <= 600_000
+    assert agents["breaking"]["success_rate"] == 0
+    text = (await in_thread(run, "agents")).out
+    assert "sim/bad open 9 min" in text or "sim/bad open 10 min" in text
+
+
+async def test_agents_shows_what_there_is_when_clickhouse_is_away(
+    run: Run, plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", "http://127.0.0.1:9/breakwater")
+    ran = await in_thread(run, "agents")
+    assert ran.code == ExitCode.OK
+    assert "ClickHouse does not answer" in ran.err
+    assert "closed" in ran.out
+    monkeypatch.setenv("BREAKWATER_REDIS_URL", "redis://127.0.0.1:9/0")
+    assert (await in_thread(run, "agents")).code == ExitCode.UNREACHABLE
+
+
+async def test_query_prints_rows_in_three_forms_and_clickhouses_own_errors(run: Run, plane: Plane) -> None:
+    statement = "SELECT number AS n, toDecimal64(number, 2) AS usd, NULL AS nothing FROM numbers(2);"
+    assert (await in_thread(run, "query", statement)).out == "n   usd  nothing\n0  0.00\n1  1.00\n"
+    as_csv = await in_thread(run, "query", statement, "--format", "csv")
+    assert as_csv.out == "n,usd,nothing\n0,0.00,\n1,1.00,\n"
+    assert (await in_thread(run, "query", statement, "--json")).json[1] == {"n": 1, "usd": "1.00", "nothing": None}
+    wrong = await in_thread(run, "query", "SELECT nope", "--json")
+    assert wrong.code == ExitCode.FAILED
+    assert "code 47" in wrong.error["message"]
+    made = await in_thread(run, "query", "--file", in_file("-- a note\nCREATE TABLE t (a Int8) ENGINE = Memory"))
+    assert (made.code, made.out, made.err) == (ExitCode.OK, "", "done\n")
+
+
+def in_file(statement: str) -> str:
+    Path("q.sql").write_text(statement)
+    return "q.sql"
+
+
+async def test_tail_shows_the_past_and_then_what_happens(run: Run, plane: Plane) -> None:
+    await in_thread(run, "submit", "teller", "x", "--job-id", "past")
+    past = await in_thread(run, "tail", "--since", "1h", "--no-follow", "--json", "--agent", "teller")
+    assert [json.loads(line)["id"] for line in past.out.splitlines()] == ["past:1", "past"]
+
+    tail = Tail("--since", "1h", "--events", "attempts,executions", "--json", "--agent", "teller")
+    try:
+        assert [event["id"] for event in tail.read(2)] == ["past:1", "past"]
+        await in_thread(run, "submit", "writer", "x", "--job-id", "not-shown")
+        await in_thread(run, "submit", "teller", "x", "--job-id", "now")
+        events = await asyncio.to_thread(tail.read, 2)
+        assert [event["id"] for event in events] == ["now:1", "now"]
+        assert events[0]["data"]["cost"] == "0.000042000"
+    finally:
+        assert tail.interrupt() == ExitCode.INTERRUPTED
+    assert tail.errors() == ""
+
+
+class Tail:
+    """`breakwater tail` as a process."""
+
+    def __init__(self, *arguments: str) -> None:
+        code = f"import sys; from breakwater.cli.main import main; sys.exit(main({['tail', *arguments]!r}))"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ)
+        )
+
+    def read(self, count: int) -> list[Any]:
+        assert self._process.stdout is not None
+        return [json.loads(self._process.stdout.readline()) for _ in range(count)]
+
+    def hang_up_after_a_line(self) -> int:
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+        self._process.stdout.close()
+        return self._process.wait(20)
+
+    def interrupt(self) -> int:
+        self._process.send_signal(signal.SIGINT)
+        return self._process.wait(20)
+
+    def errors(self) -> str:
+        assert self._process.stderr is not None
+        return self._process.stderr.read().decode()
+
+
+async def test_history_of_more_than_a_batch_is_read_whole_and_in_order(run: Run, plane: Plane) -> None:
+    client = await nats.connect(plane.environment["BREAKWATER_NATS_URL"])
+    jetstream = client.jetstream()
+    for number in range(1100):
+        event = {"agent": "crowd", "at": "2026-11-21T10:00:00.000Z", "n": number}
+        await jetstream.publish(f"bw.guards.{number % 7}", json.dumps(event).encode())
+    await client.close()
+    ran = await in_thread(run, "tail", "--since", "1h", "--no-follow", "--events", "guards", "--json")
+    assert [json.loads(line)["data"]["n"] for line in ran.out.splitlines()] == list(range(1100))
+
+
+async def test_a_reader_that_goes_away_ends_tail_quietly(run: Run, plane: Plane) -> None:
+    client = await nats.connect(plane.environment["BREAKWATER_NATS_URL"])
+    for number in range(600):
+        await client.jetstream().publish("bw.guards.many", json.dumps({"agent": "many", "n": number}).encode())
+    await client.close()
+    tail = Tail("--since", "1h", "--no-follow", "--events", "guards", "--agent", "many")
+    assert await asyncio.to_thread(tail.hang_up_after_a_line) == ExitCode.FAILED
+    assert tail.errors() == ""
+
+
+async def test_doctor_finds_a_healthy_plane_healthy(run: Run, plane: Plane) -> None:
+    called = plane.sim.ledger.totals.calls
+
+    async def healthy() -> Any:
+        ran = await in_thread(run, "doctor", "--json")
+        return ran if [one["text"].split(":")[0] for one in not_ok(ran)] == ["alerter"] else None
+
+    ran = await until(healthy, what="all findings to be ok, but that nobody alerts")
+    assert ran.code == ExitCode.OK
+    texts = "\n".join(one["text"] for one in ran.json["findings"])
+    for part in (
+        f"{len(AGENTS)} agents",
+        f"6 streams and {len(AGENTS) + 5} consumers are as the config asks",
+        "worker-writer: 0 waiting",
+        "appendonly yes",
+        "noeviction",
+        "the schema is at version",
+        "the API key is accepted",
+        "nothing was called",
+        "its clock is ours",
+    ):
+        assert part in texts
+    assert plane.sim.ledger.totals.calls == called
+
+
+def not_ok(ran: Ran) -> list[dict[str, str]]:
+    return [one for one in ran.json["findings"] if one["verdict"] != "ok"]
+
+
+def with_another_agent(plane: Plane, name: str) -> str:
+    """A copy of the config with one more agent, which nobody has set up."""
+    document = yaml.safe_load((plane.directory / "breakwater.yaml").read_text())
+    document["agents"][name] = {"model": "sim/good"}
+    Path("other.yaml").write_text(yaml.safe_dump(document))
+    return "other.yaml"
+
+
+async def test_doctor_says_what_is_wrong_and_what_to_do(
+    run: Run, plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BREAKWATER_API_KEY", "bw_no_no")
+    monkeypatch.setenv("BREAKWATER_REDIS_URL", "redis://127.0.0.1:9/0")
+    ran = await in_thread(run, "doctor", "--config", with_another_agent(plane, "missing"))
+    assert ran.code == ExitCode.FAILED
+    for part in (
+        "stream JOBS has another subjects",
+        "consumer worker-missing is missing",
+        "breakwater setup",
+        "the API key is not accepted",
+        "0 in work, and nobody reads",
+        "Is the service `alerter` running?",
+    ):
+        assert part in ran.out
+    assert any(line.startswith("fail  redis") for line in ran.out.splitlines())
+
+
+async def test_setup_does_what_is_missing_and_nothing_twice(run: Run, plane: Plane) -> None:
+    assert (await in_thread(run, "setup")).out == "everything is as it should be; nothing was done\n"
+    other = with_another_agent(plane, "new")
+    ran = await in_thread(run, "setup", "--config", other, "--json")
+    assert ran.json["done"] == ["updated stream JOBS (subjects)", "created consumer worker-new"]
+    assert (await in_thread(run, "setup", "--config", other, "--json")).json["done"] == []

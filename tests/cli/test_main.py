@@ -1,0 +1,142 @@
+"""What holds for every command: help, exit codes, errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from breakwater.cli.errors import ExitCode
+from breakwater.cli.main import app, main
+from breakwater.embedded.datadir import DataDir
+from breakwater.embedded.endpoints import Endpoints
+from tests.cli.conftest import Run
+
+LIVE = [
+    ["submit", "writer", "hi"],
+    ["submit", "writer", "hi", "--via", "nats"],
+    ["tail"],
+    ["query", "SELECT 1"],
+    ["executions"],
+    ["executions", "x"],
+]
+
+
+def commands() -> list[list[str]]:
+    groups = [[group.name or ""] for group in app.registered_groups]
+    single = [[command.name or command.callback.__name__] for command in app.registered_commands if command.callback]
+    return [*single, *groups, ["keys", "create"], ["keys", "list"], ["keys", "revoke"], ["config", "check"]]
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_help_of_every_command_has_a_purpose_and_examples(run: Run, command: list[str]) -> None:
+    ran = run(*command, "--help")
+    assert ran.code == ExitCode.OK
+    assert "Usage: breakwater" in ran.out
+    if command not in (["keys"], ["config"]):
+        assert f"breakwater {' '.join(command)}" in ran.out.split("xample", 1)[1]
+
+
+def test_help_documents_the_exit_codes(run: Run) -> None:
+    text = " ".join(run("--help").out.split())
+    for number in ("0 ok", "1 failed", "2 wrong usage", "3 the job was", "4 the plane", "5 the job is accepted"):
+        assert number in text
+
+
+def test_help_loads_none_of_the_heavy_libraries() -> None:
+    heavy = ("aiohttp", "asyncio", "clickhouse_connect", "fastapi", "faststream", "nats", "pydantic", "redis", "yaml")
+    code = (
+        "import sys\nfrom breakwater.cli.main import main\nmain(['--help'])\n"
+        f"sys.stderr.write(' '.join(name for name in {heavy!r} if name in sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(ran.stderr.split()) <= {"asyncio"}
+
+
+@pytest.mark.parametrize("command", LIVE, ids=" ".join)
+def test_without_a_plane_it_says_what_was_looked_for_and_how_to_start_one(run: Run, command: list[str]) -> None:
+    ran = run(*command)
+    assert ran.code == ExitCode.UNREACHABLE
+    assert "no plane is running in .breakwater" in ran.err
+    assert "BREAKWATER_" in ran.err
+    assert "breakwater up" in ran.err
+    assert ran.out == ""
+
+
+def test_errors_are_json_on_stderr_when_asked_for(run: Run) -> None:
+    ran = run("executions", "--json")
+    assert ran.code == ExitCode.UNREACHABLE
+    assert json.loads(ran.err)["exit_code"] == 4
+    assert ran.error["code"] == "not_running"
+    assert ran.out == ""
+
+
+@pytest.mark.parametrize("arguments", [["--nope"], ["nope"], ["tail", "--nope"], ["executions", "--limit", "x"]])
+def test_wrong_usage_is_code_2_and_names_the_help(run: Run, arguments: list[str]) -> None:
+    ran = run(*arguments)
+    assert ran.code == ExitCode.USAGE
+    assert ran.err.startswith("error: ")
+    assert "--help" in ran.err
+    as_json = run(*arguments, "--json")
+    assert as_json.code == ExitCode.USAGE
+    assert as_json.error["code"] == "usage"
+
+
+def test_a_stack_that_was_killed_is_told_from_one_that_runs(run: Run, tmp_path: Path) -> None:
+    data = DataDir(tmp_path / "data")
+    data.create()
+    data.write_endpoints(endpoints(tmp_path))
+    ran = run("executions", "--data", str(data.path))
+    assert ran.code == ExitCode.UNREACHABLE
+    assert "has ended (it was process 4711)" in ran.err
+    with data.locked():
+        ran = run("executions", "--data", str(data.path))
+    assert "ClickHouse does not answer" in ran.err
+    assert ran.code == ExitCode.UNREACHABLE
+
+
+def test_data_given_by_hand_wins_over_the_environment(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", "not an address")
+    assert "URL must look like" in run("executions").err
+    assert "no plane is running in elsewhere" in run("executions", "--data", "elsewhere").err
+
+
+def test_an_unexpected_error_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("breakwater.cli.main.app", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["keys", "list"])
+
+
+def test_a_reader_that_goes_away_ends_the_command_without_a_traceback() -> None:
+    arguments = ["contract", "--check", "--out", "nowhere", "--json"]
+    code = f"import sys; from breakwater.cli.main import main; sys.exit(main({arguments}))"
+    writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    assert writer.stderr is not None
+    writer.stdout.close()
+    assert "Traceback" not in writer.stderr.read()
+    assert writer.wait(60) == 1
+    writer.stderr.close()
+
+
+def endpoints(directory: Path) -> Endpoints:
+    return Endpoints(
+        request_url="http://127.0.0.1:9",
+        nats_url="nats://client:x@127.0.0.1:9",
+        redis_url="redis://127.0.0.1:9/0",
+        clickhouse_url="http://127.0.0.1:9/breakwater",
+        api_key_file=directory / "key",
+        config_file=directory / "breakwater.yaml",
+        data_dir=directory,
+        pid=4711,
+        started_at=datetime.now(UTC),
+    )

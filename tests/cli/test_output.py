@@ -1,0 +1,141 @@
+"""Formats and tables."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from breakwater.cli import formats, output
+from breakwater.cli.errors import CliError
+
+NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("nano", "text"),
+    [
+        (None, "unknown"),
+        (0, "$0.00"),
+        (1, "$0.000000001"),
+        (42_000, "$0.000042"),
+        (12_500_000_000, "$12.50"),
+        (1_234_567_000_000_000, "$1,234,567.00"),
+        (-5_000_000, "-$0.005"),
+    ],
+)
+def test_money_is_exact_and_short(nano: int | None, text: str) -> None:
+    assert formats.money(nano) == text
+
+
+def test_an_amount_of_the_wire_looks_the_same() -> None:
+    assert formats.dollars("0.000042000") == formats.dollars(Decimal("0.000042")) == "$0.000042"
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (None, ""),
+        (0, "0 ms"),
+        (999, "999 ms"),
+        (1_200, "1.2 s"),
+        (59_949, "59.9 s"),
+        (59_950, "1 min 00 s"),
+        (125_000, "2 min 05 s"),
+        (12_000_000, "3 h 20 min"),
+    ],
+)
+def test_durations(ms: int | None, text: str) -> None:
+    assert formats.duration(ms) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "ago"),
+    [("90s", 90), ("10m", 600), ("2h", 7200), ("1.5h", 5400), ("7d", 604_800), ("2026-11-21T09:00:00Z", 3600)],
+)
+def test_since_takes_durations_and_times(text: str, ago: int) -> None:
+    assert formats.since(text, NOW) == NOW - timedelta(seconds=ago)
+
+
+@pytest.mark.parametrize("text", ["", "10", "soon", "-5m", "10y"])
+def test_since_says_how_it_is_written(text: str) -> None:
+    with pytest.raises(CliError, match="neither a duration nor a time") as caught:
+        formats.since(text, NOW)
+    assert "2h" in caught.value.remedy
+
+
+def test_a_table_in_a_pipe_is_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = [output.Column("name"), output.Column("count", right=True), output.Column("why", drop=1)]
+    output.table(columns, [("a", "1", ("x" * 200, "red")), ("écrivain", "1000", "")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["name      count  why", f"a             1  {'x' * 200}", "écrivain   1000"]
+
+
+def test_an_empty_table_leaves_stdout_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table([output.Column("name")], [], empty="no agents")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "no agents\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+Show = Callable[[Callable[[], None]], str]
+
+
+@pytest.fixture
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Show:
+    """Gives what a terminal of 40 columns shows."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    def show(draw: Callable[[], None]) -> str:
+        screen = Terminal()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", screen)
+            patch.setattr(sys, "stderr", screen)
+            draw()
+        return screen.getvalue()
+
+    return show
+
+
+COLUMNS = [output.Column("agent"), output.Column("cost", drop=1), output.Column("error", drop=2)]
+ROW = ("content-writer", "$0.000042", ("an error that takes its room", "red"))
+
+
+def test_a_narrow_terminal_gets_the_columns_that_matter_and_is_told_of_the_rest(on_terminal: Show) -> None:
+    shown = on_terminal(lambda: output.table(COLUMNS, [ROW]))
+    assert "content-writer" in shown
+    assert "$0.000042" in shown
+    assert "an error" not in shown
+    assert "error: left out" in shown
+
+
+def test_no_color_is_honoured(on_terminal: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\x1b[31m" in on_terminal(lambda: output.styled(("failed", "red")))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[31m" not in on_terminal(lambda: output.styled(("failed", "red")))
+
+
+def test_more_columns_than_fit_make_a_list_of_each_row(on_terminal: Show) -> None:
+    columns, row = [output.Column(f"column_{n}") for n in range(9)], [f"value {n}" for n in range(9)]
+    lines = on_terminal(lambda: output.records(columns, [row])).splitlines()
+    assert len(lines) == 10
+    assert "column_8" in lines[9]
+    assert "value 8" in lines[9]
+
+
+def test_json_has_times_as_rfc_3339_and_money_as_decimal_strings(capsys: pytest.CaptureFixture[str]) -> None:
+    output.json_line({"at": NOW, "cost": Decimal("0.000042000"), "many": (1, 2), "text": "é"})
+    assert capsys.readouterr().out == (
+        '{"at":"2026-11-21T10:00:00.000Z","cost":"0.000042000","many":[1,2],"text":"é"}\n'
+    )
