@@ -310,7 +310,7 @@ async def test_a_service_is_alive_when_it_is_connected_and_not_before(
     running = asyncio.create_task(run(app, file))
     try:
         async with asyncio.timeout(20):
-            while not file.exists():  # noqa: ASYNC110
+            while not file.exists():
                 await asyncio.sleep(0.02)
         assert await broker.ping(timeout=1.0)
     finally:

@@ -35,6 +35,7 @@ class BudgetHandler:
         self._budgets = budgets
         self._publisher = publisher
         self._lookup = lookup
+        self._log: str | None = None
         self._redis = Outage("redis")
         self._nats = Outage("nats_publish")
 
@@ -68,8 +69,10 @@ class BudgetHandler:
 
     async def _settle(self, settlements: Sequence[Settlement]) -> None:
         """Raises StateUnavailable, BusUnavailable; may be repeated."""
+        if self._log is None:
+            self._log = await self._lookup.identity(Stream.EVENTS)
         latest: dict[tuple[str, str, str], Totals] = {}
-        for totals in await self._budgets.settle(settlements):
+        for totals in await self._budgets.settle(settlements, self._log):
             for total in totals:
                 latest[total.window, total.period, total.key] = total
         for total in latest.values():

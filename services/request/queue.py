@@ -38,7 +38,7 @@ class Queue:
             Problem: 503, it was not accepted.
         """
         headers = {
-            Header.MSG_ID.value: message_id(sent.job.agent, sent.job_id),
+            Header.MSG_ID.value: subjects.message_id(sent.job.agent, sent.job_id),
             Header.TRACEPARENT.value: traceparent if _TRACEPARENT.match(traceparent) else new_traceparent(),
         }
         if sent.id_made_here:
@@ -62,8 +62,3 @@ class Queue:
             again = {name: value for name, value in headers.items() if name != Header.UNIQUE_ID.value}
             left_s = begun + ACCEPT_TIMEOUT_S - time.monotonic()
             return await self._publisher.raw(subject, payload, again, timeout_s=max(left_s, 0.1))
-
-
-def message_id(agent: str, job_id: str) -> str:
-    """What makes a repeated submission one message. Encoded: ids may hold what a header can't."""
-    return f"{subjects.encode_token(agent)}/{subjects.encode_token(job_id)}"

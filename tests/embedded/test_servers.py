@@ -49,7 +49,7 @@ class Connection:
         """Wait until so many were told; the client tells them in a task of its own."""
         await self.client.flush()
         async with asyncio.timeout(5):
-            while len(self.refused) < number:  # noqa: ASYNC110 - the client offers a callback per error and no more
+            while len(self.refused) < number:
                 await asyncio.sleep(0.01)
         return [text.lower() for text in self.refused]
 

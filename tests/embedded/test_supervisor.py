@@ -35,7 +35,7 @@ def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
 
 async def until_async(condition: Callable[[], object], within_s: float = 10.0) -> None:
     async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110 - the state of other programs has no event
+        while not condition():
             await asyncio.sleep(0.01)
 
 

@@ -13,7 +13,6 @@ from tests.flow.fixtures import StartPlane
 from tests.flow.kit import model, until
 from tests.servers import RunningServer
 
-
 OUTAGE_S = 10
 
 

@@ -72,7 +72,7 @@ async def test_settling_replaces_the_reservation_by_the_cost_in_all_budgets_once
     budgets = Budgets(redis, ZONE)
     await reserve(redis, "j:1", 7, capped(10))
     for _ in range(3):
-        [totals] = await budgets.settle([settlement("j:1", 5, 4)])
+        [totals] = await budgets.settle([settlement("j:1", 5, 4)], "log")
         assert {(total.window, total.key): total.spent for total in totals} == {
             ("daily", "global"): 4,
             ("daily", "agent:a"): 4,
@@ -95,13 +95,13 @@ async def test_a_released_reservation_leaves_no_trace(redis: Redis) -> None:
 async def test_a_cost_without_a_reservation_is_counted_in_the_period_of_its_start(redis: Redis) -> None:
     budgets = Budgets(redis, ZONE)
     yesterday = now() - timedelta(days=1)
-    await budgets.settle([settlement("j:1", 5, 4, yesterday)])
+    await budgets.settle([settlement("j:1", 5, 4, yesterday)], "log")
     assert "spent:global" not in await books(redis)
     assert (await budgets.counters("daily", yesterday))["spent:global"] == 4
 
 
 async def test_an_unknown_cost_is_counted_as_unpriced_and_not_as_zero(redis: Redis) -> None:
-    await Budgets(redis, ZONE).settle([settlement("j:1", 5, None)])
+    await Budgets(redis, ZONE).settle([settlement("j:1", 5, None)], "log")
     found = await books(redis)
     assert found["unpriced:global"] == 1
     assert "spent:global" not in found
@@ -118,7 +118,7 @@ async def test_a_lapsed_reservation_is_charged_at_its_estimate_and_corrected_by_
     found = await books(redis)
     assert (found["reserved:global"], found["spent:global"]) == (0, 7)
     assert await budgets.lapsed(now() + timedelta(seconds=1)) == []
-    await budgets.settle([settlement("j:1", 5, 4)])
+    await budgets.settle([settlement("j:1", 5, 4)], "log")
     assert (await books(redis))["spent:global"] == 4
 
 
@@ -130,7 +130,7 @@ async def test_the_settlement_of_free_and_of_unpriced_reservations_works_too(red
             [reservation] = await budgets.reservations([attempt])
             assert reservation is not None
             await budgets.charge_estimate(reservation)
-        await budgets.settle([settlement(attempt, sequence, 3)])
+        await budgets.settle([settlement(attempt, sequence, 3)], "log")
     assert (await books(redis))["spent:global"] == 6
     await reserve(redis, "l:1", 0, capped(10))
     await budgets.release("l:1", capped(10), now=now())
@@ -138,7 +138,7 @@ async def test_the_settlement_of_free_and_of_unpriced_reservations_works_too(red
 
 async def test_memory_of_settled_events_stays_small(redis: Redis) -> None:
     budgets = Budgets(redis, ZONE)
-    await budgets.settle([settlement(f"j{number}:1", number, 1) for number in range(1, 2001)])
+    await budgets.settle([settlement(f"j{number}:1", number, 1) for number in range(1, 2001)], "log")
     assert (await books(redis))["spent:global"] == 2000
     assert len(await redis.client.keys("*")) <= 4
     assert await redis.client.memory_usage("bw:{budget}:settled:log:0") < 10_000
@@ -179,7 +179,7 @@ class Money(RuleBasedStateMachine):
     def settle(self, name: str, cost: int) -> None:
         attempt = f"{name}:1"
         sequence = self.sequences.setdefault(attempt, len(self.sequences) + 1)
-        self.run(Budgets(self.redis, ZONE).settle([settlement(attempt, sequence, cost)]))
+        self.run(Budgets(self.redis, ZONE).settle([settlement(attempt, sequence, cost)], "log"))
         if attempt not in self.settled:
             self.settled[attempt] = cost
             self.spent += cost
@@ -220,3 +220,10 @@ def test_money_stays_right_whatever_happens_in_whatever_order(redis_server: Runn
             ),
         )
         runner.run(Money.redis.close())
+
+
+async def test_a_new_log_begins_to_count_anew(redis: Redis) -> None:
+    budgets = Budgets(redis, ZONE)
+    await budgets.settle([settlement("j:1", 1, 4)], "log of yesterday")
+    await budgets.settle([settlement("k:1", 1, 5)], "log of today")
+    assert (await books(redis))["spent:global"] == 9

@@ -51,6 +51,19 @@ class Lookup:
             raise BusUnavailable(f"NATS did not answer for {subject}: {error or type(error).__name__}") from error
         return Found(message.subject or subject, message.data or b"", message.seq or 0, _headers(message))
 
+    async def identity(self, stream: Stream) -> str:
+        """What tells this stream from one of the same name that was made after it was deleted: when it was created.
+
+        Raises:
+            BusUnavailable: NATS does not answer.
+        """
+        jetstream = self._connection().jetstream(timeout=LOOKUP_TIMEOUT_S)
+        try:
+            info = await jetstream.stream_info(stream.value)
+        except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
+            raise BusUnavailable(f"NATS did not answer for {stream}: {error or type(error).__name__}") from error
+        return format(info.created.timestamp(), ".6f") if info.created else "unknown"
+
 
 def _headers(message: RawStreamMsg) -> Mapping[str, str]:
     return cast(Mapping[str, str], message.headers or {})

@@ -105,7 +105,13 @@ GRANTS = (
     ),
     _grant(
         "budget",
-        publish=("bw.budgets.>", "bw.dlq.>", *consumes(Stream.EVENTS, "budget"), *reads(Stream.EVENTS)),
+        publish=(
+            "bw.budgets.>",
+            "bw.dlq.>",
+            f"$JS.API.STREAM.INFO.{Stream.EVENTS}",
+            *consumes(Stream.EVENTS, "budget"),
+            *reads(Stream.EVENTS),
+        ),
     ),
     _grant(
         "alerter",

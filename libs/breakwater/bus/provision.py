@@ -30,7 +30,12 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1) -> tuple[str, ..
         BusError: the server refuses, which its text explains.
     """
     client = await nats.connect(
-        url, name="breakwater-setup", inbox_prefix=inbox_prefix("setup"), allow_reconnect=False, connect_timeout=5
+        url,
+        name="breakwater-setup",
+        inbox_prefix=inbox_prefix("setup"),
+        allow_reconnect=False,
+        max_reconnect_attempts=1,
+        connect_timeout=5,
     )
     try:
         jetstream = client.jetstream(timeout=10)

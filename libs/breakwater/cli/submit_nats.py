@@ -25,7 +25,6 @@ async def send(url: str, job: dict[str, Any], *, wait_s: float) -> dict[str, Any
 
     from breakwater.contracts.job import Job
     from breakwater.contracts.validation import explain
-    from services.request.queue import message_id
 
     try:
         checked = Job.model_validate(job)
@@ -43,7 +42,7 @@ async def send(url: str, job: dict[str, Any], *, wait_s: float) -> dict[str, Any
 
         # Heard at once where the user may subscribe to results; the look-ups below find it in any case.
         await client.subscribe(subjects.result(job_id), cb=hear)
-        headers = {Header.MSG_ID.value: message_id(agent, job_id), Header.TRACEPARENT.value: new_traceparent()}
+        headers = {Header.MSG_ID.value: subjects.message_id(agent, job_id), Header.TRACEPARENT.value: new_traceparent()}
         payload = json.dumps(job, ensure_ascii=False).encode()
         try:
             await Publisher(lambda: client, "cli").raw(subjects.job(agent), payload, headers)

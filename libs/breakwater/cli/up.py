@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from breakwater.cli import output
+from breakwater.cli import connect, output
 from breakwater.cli.errors import wrong_usage
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def up(
     directory = DataDir(data)
     directory.create()
     with directory.locked() as lock:
-        return asyncio.run(_run(directory, lock, config, workers, http_port, simulate=simulate, as_json=as_json))
+        return connect.run(_run(directory, lock, config, workers, http_port, simulate=simulate, as_json=as_json))
 
 
 async def _run(

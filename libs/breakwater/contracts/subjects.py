@@ -115,3 +115,8 @@ def agent_of_job(subject: str) -> str:
 def is_reply_subject(subject: str) -> bool:
     """Whether an answer may be sent there: an inbox of a program, or a subject of its own below `bw.replies`."""
     return subject.startswith(("_INBOX.", "bw.replies."))
+
+
+def message_id(agent: str, job_id: str) -> str:
+    """The `Nats-Msg-Id` that makes a repeated submission one message. Encoded: ids may hold what a header can't."""
+    return f"{encode_token(agent)}/{encode_token(job_id)}"

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from breakwater.embedded.binaries import find_nats, find_redis, require_clickhouse
-from breakwater.files import write_private
 from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
 from breakwater.embedded.process import ProcessSpec
+from breakwater.files import write_private
 
 NATS_PORT, REDIS_PORT, CLICKHOUSE_PORT = 4222, 6379, 8123
 

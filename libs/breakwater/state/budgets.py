@@ -85,10 +85,9 @@ class Totals:
 class Budgets:
     """The budgets of the fleet. Times are calendar periods of `zone`."""
 
-    def __init__(self, redis: Redis, zone: ZoneInfo, log_id: str = "log") -> None:
+    def __init__(self, redis: Redis, zone: ZoneInfo) -> None:
         self._redis = redis
         self._zone = zone
-        self._log_id = log_id
         self._periods: tuple[tuple[Period, Period], tuple[Period, Period]] | None = None
 
     def _current(self, now: datetime) -> tuple[tuple[Period, Period], tuple[Period, Period]]:
@@ -143,8 +142,12 @@ class Budgets:
         ]
         await self._redis.run([ScriptCall(_RELEASE, keys, [attempt_id, *names, *_budget_keys(counters)])])
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[list[Totals]]:
+    async def settle(self, settlements: Sequence[Settlement], log: str) -> list[list[Totals]]:
         """Replaces reservations by what the calls cost, in two round trips. Each event counts once, ever.
+
+        Args:
+            settlements: what the events say.
+            log: the identity of the stream that their sequences belong to; a new one begins at 1 again.
 
         Returns:
             For each settlement the spend of its budgets afterwards, also when it had been counted before.
@@ -162,7 +165,7 @@ class Budgets:
             keys = [
                 _RESERVATIONS,
                 _LEASES,
-                f"bw:{{budget}}:settled:{self._log_id}:{block}",
+                f"bw:{{budget}}:settled:{log}:{block}",
                 _period_key("daily", day.name),
                 _period_key("monthly", month.name),
             ]
