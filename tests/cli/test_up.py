@@ -74,7 +74,8 @@ class Up:
                 with urllib.request.urlopen(request, timeout=70) as response:
                     return json.loads(response.read())
             except urllib.error.HTTPError as error:
-                assert error.code == 503, error.read()
+                if error.code != 503:
+                    raise
                 time.sleep(float(error.headers["Retry-After"]))
 
 
