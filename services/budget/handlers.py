@@ -42,8 +42,11 @@ class BudgetHandler:
     async def handle(self, batch: list[Delivery]) -> None:
         """Settles a batch of attempts, and acknowledges it."""
         async with heartbeat(batch):
-            settlements = [found for delivery in batch if (found := _settlement(delivery)) is not None]
-            await self._patiently(lambda: self._settle(settlements))
+            attempts = [(delivery.sequence, found) for delivery in batch if (found := _read(delivery)) is not None]
+            called = [_settlement(*item) for item in attempts if not item[1].short_circuited]
+            await self._patiently(lambda: self._settle(called))
+            refused = [attempt for _, attempt in attempts if attempt.refused_by is not None]
+            await self._patiently(lambda: self._tell_refusals(refused))
         for delivery in batch:
             await delivery.ack()
 
@@ -78,13 +81,20 @@ class BudgetHandler:
         for total in latest.values():
             await self._tell(total)
 
-    async def _tell(self, total: Totals) -> None:
+    async def _tell_refusals(self, refused: Sequence[Attempt]) -> None:
+        """A cap that refuses a call has been reached, though the spend itself stays below it. May be repeated."""
+        for attempt in {attempt.refused_by: attempt for attempt in refused}.values():
+            for total in await self._budgets.totals(attempt.agent, attempt.started_at):
+                if f"{total.key}/{total.window}" == attempt.refused_by:
+                    await self._tell(total, refused=True)
+
+    async def _tell(self, total: Totals, *, refused: bool = False) -> None:
         """Publishes the thresholds that a total has reached and that have not been told in this period.
 
         What has been told is noted after it was published: a crash in between tells it again, under the same id.
         """
         counter = self._counter(total)
-        percents = reached(counter, total.spent)
+        percents = reached(counter, total.spent, refused=refused)
         if not percents or counter.limit is None:
             return
         # A cap that is changed in mid-period has thresholds of its own.
@@ -121,16 +131,17 @@ class BudgetHandler:
             # Else its settlement is on its way through the log.
 
 
-def _settlement(delivery: Delivery) -> Settlement | None:
+def _read(delivery: Delivery) -> Attempt | None:
     try:
-        attempt = Attempt.model_validate_json(delivery.data)
+        return Attempt.model_validate_json(delivery.data)
     except ValidationError as error:
         # The sink keeps a letter of it; without a readable cost there is nothing to settle, and its lease will lapse.
         structlog.get_logger().warning("attempt_unreadable", sequence=delivery.sequence, problems=error.error_count())
         return None
-    if attempt.short_circuited:
-        return None
-    return Settlement(attempt.attempt_id, delivery.sequence, attempt.agent, attempt.cost, attempt.started_at)
+
+
+def _settlement(sequence: int, attempt: Attempt) -> Settlement:
+    return Settlement(attempt.attempt_id, sequence, attempt.agent, attempt.cost, attempt.started_at)
 
 
 def _crossing(counter: Counter, total: Totals, percent: int, limit: int) -> BudgetEvent:

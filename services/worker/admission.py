@@ -35,6 +35,8 @@ class Denial:
 
     reason: Reason
     error: ErrorInfo
+    refused_by: str | None = None
+    """The budget that has no room, by its name."""
 
 
 async def admit(
@@ -109,6 +111,7 @@ def _over_budget(over: OverBudget) -> Denial:
             message=f"the {over.counter.window} budget of {who} has no room for this call; it resets at {resets}",
             user_message=f"This agent has used up its budget for now. It can be used again after {resets}.",
         ),
+        over.counter.name,
     )
 
 

@@ -33,6 +33,7 @@ class AttemptLog:
         usage: Usage | None = None,
         error: ErrorInfo | None = None,
         counted: bool = False,
+        refused_by: str | None = None,
     ) -> Attempt:
         """An attempt that has just ended, as it will be recorded."""
         completed_at = self._plane.now()
@@ -56,6 +57,7 @@ class AttemptLog:
             outcome=outcome,
             error=error,
             short_circuited=outcome == "short_circuited",
+            refused_by=refused_by,
             counts_for_breaker=counted,
             cause=flight.cause,
             backoff_ms=flight.backoff_ms,

@@ -141,7 +141,13 @@ class Run:
 
     async def _short_circuit(self, flight: InFlight, denial: Denial) -> NextModel | Stop:
         attempt = self._log.describe(
-            flight, self._plane.now(), "short_circuited", cost=0, basis="billed", error=denial.error
+            flight,
+            self._plane.now(),
+            "short_circuited",
+            cost=0,
+            basis="billed",
+            error=denial.error,
+            refused_by=denial.refused_by,
         )
         await self._keep(attempt)
         return Stop(denial.reason) if self._is_last_model() else NextModel()

@@ -54,7 +54,7 @@ def test_one_nano_dollar_is_a_difference_named_with_its_model_its_call_and_both_
     books = compared(ledger)
     assert wrong_lines(books) == ["billed"]
     assert books.differences == (
-        "gpt-4o: 2 calls and $0.000001002 at the provider, 2 and $0.000001001 in ClickHouse "
+        "gpt-4o: 2 calls and $0.000001002 billed at the provider, 2 and $0.000001001 billed in ClickHouse "
         "(job-2:1: the provider billed $0.000001002, ClickHouse says $0.000001001)",
     )
 

@@ -164,7 +164,7 @@ def test_a_failed_run_says_what_failed() -> None:
     assert not wrong.ok
     text = drawn(wrong, 100)
     assert "FAILED after 34 s: the books differ; not as expected: alerts." in text
-    assert "differs: gpt-4o: 1 calls and $0.000000008 at the provider" in text
+    assert "differs: gpt-4o: 1 calls and $0.000000008 billed at the provider" in text
     assert "2 raised, 1 delivered" in text
 
 

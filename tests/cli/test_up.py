@@ -133,12 +133,14 @@ def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data(up: C
     again = up("--simulate", data=first.data)
     assert again.ready()["first_api_key"] is None
     assert again.ask("the next day")["status"] == "succeeded"
-    counted = subprocess.run(
-        [sys.executable, "-m", "breakwater.cli", "query", "--data", str(again.data), "--json",
-         "SELECT count() AS n FROM executions FINAL"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "3" in counted.stdout
+
+    def stored() -> bool:
+        sql = "SELECT count() AS n FROM executions FINAL"
+        command = [sys.executable, "-m", "breakwater.cli", "query", "--data", str(again.data), "--json", sql]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        return json.loads(answer.stdout) == [{"n": 3}]
+
+    until(stored)
     assert again.stop(signal.SIGINT) == 130
 
 

@@ -70,5 +70,10 @@ async def test_a_hard_budget_is_never_overrun_and_each_threshold_is_told_once(st
         async def told() -> list:
             return await plane.messages("EVENTS", "bw.budgets.agent.daily")
 
-        events = await until(told, what="the soft cap's event")
-        assert [(event["kind"], event["threshold_percent"]) for event in events].count(("soft_cap", 50)) == 1
+        async def cap_told() -> bool:
+            return any(event["kind"] == "hard_cap" for event in await told())
+
+        await until(cap_told, what="the hard cap's event")
+        thresholds = [(event["kind"], event["threshold_percent"]) for event in await told()]
+        assert thresholds == [("soft_cap", 50), ("hard_cap", 100)]
+        assert refused[0]["attempts"][0]["refused_by"] == "agent:writer/daily"

@@ -129,6 +129,13 @@ def test_thresholds_are_reached_to_the_nano_dollar() -> None:
     assert reached(counter, 1_000) == (50, 80, 100)
 
 
+def test_a_cap_that_refuses_is_reached_though_the_spend_is_below_it() -> None:
+    counter = counters("a", Caps.model_validate({"daily_usd": "0.000001", "soft_at_percent": (50, 80)}), Caps())[2]
+    assert reached(counter, 10, refused=True) == (100,)
+    assert reached(counter, 850, refused=True) == (50, 80, 100)
+    assert reached(counter, 1_000, refused=True) == (50, 80, 100)
+
+
 @pytest.mark.parametrize("caps", [{"enforcement": "none", "daily_usd": 1}, {}, {"daily_usd": 0}])
 def test_a_budget_without_a_cap_or_that_only_tracks_reaches_nothing(caps: dict[str, object]) -> None:
     assert reached(counters("a", Caps.model_validate(caps), Caps())[2], 10**9) == ()

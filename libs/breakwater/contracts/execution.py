@@ -67,6 +67,9 @@ class Attempt(Event):
     outcome: Outcome
     error: ErrorInfo | None = None
     short_circuited: bool = False
+    refused_by: str | None = Field(
+        default=None, description="The budget that refused the call: `<global or agent:NAME>/<daily or monthly>`."
+    )
     counts_for_breaker: bool = Field(default=False, description="Whether the breaker counts this failure.")
     cause: Cause
     backoff_ms: Count = Field(default=0, description="How long the job waited before this attempt.")

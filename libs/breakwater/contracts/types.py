@@ -9,8 +9,8 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints, WithJsonSchema
 
 NANO_PER_USD = 1_000_000_000
-MAX_NANO = 2**53
-"""Above this, the scripts on Redis could no longer count to the nano-dollar."""
+MAX_NANO = 10**18 - 1
+"""What ClickHouse's Decimal(18, 9) holds: just under a billion dollars."""
 
 
 def usd_from_nano(nano: int) -> str:
@@ -31,7 +31,7 @@ def nano_from_usd(usd: str | Decimal) -> int:
     except (InvalidOperation, ValueError, OverflowError) as error:
         raise ValueError(f"{usd!r} is not an amount in USD; write it like '12.50'") from error
     if abs(whole) > MAX_NANO:
-        raise ValueError(f"{usd!r} is beyond what can be counted exactly (9 million dollars)")
+        raise ValueError(f"{usd!r} is beyond what can be stored exactly (a billion dollars)")
     if nano != whole:
         raise ValueError(f"{usd!r} is finer than a nano-dollar (nine decimal places)")
     return whole

@@ -54,6 +54,11 @@ class Counter:
         return self.scope if self.agent is None else f"{self.scope}:{self.agent}"
 
     @property
+    def name(self) -> str:
+        """The budget's name: its scope's, and its window's."""
+        return f"{self.key}/{self.window}"
+
+    @property
     def hard_limit(self) -> int | None:
         """The cap where it must hold, in nano-dollars."""
         return self.limit if self.enforcement == "hard" else None
@@ -99,10 +104,17 @@ def current_and_next(window: Window, now: datetime, zone: ZoneInfo) -> tuple[Per
     return current, period(window, datetime.fromtimestamp(current.end_ms / 1000, zone), zone)
 
 
-def reached(counter: Counter, spent: int) -> tuple[int, ...]:
-    """The thresholds (percent, ascending) that a spend in nano-dollars has reached; the cap itself is 100."""
+def reached(counter: Counter, spent: int, *, refused: bool = False) -> tuple[int, ...]:
+    """The thresholds (percent, ascending) that a spend in nano-dollars has reached; the cap itself is 100.
+
+    Args:
+        counter: the budget.
+        spent: nano-dollars.
+        refused: the cap has refused a call: it is reached, though the spend stays below it, as a hard cap sees to.
+    """
     if not counter.limit or counter.enforcement == "none":
         return ()
     percents = (*(percent for percent in counter.soft_at_percent if percent < 100), 100)
     # In hundredths of the limit, so that no threshold is rounded.
-    return tuple(percent for percent in percents if spent * 100 >= counter.limit * percent)
+    by_spend = tuple(percent for percent in percents if spent * 100 >= counter.limit * percent)
+    return (*by_spend, 100) if refused and 100 not in by_spend else by_spend

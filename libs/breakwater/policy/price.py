@@ -11,6 +11,8 @@ from pydantic import BeforeValidator, Field, JsonValue, PlainSerializer, WithJso
 from breakwater.contracts.types import Message, nano_from_usd, usd_from_nano
 
 TOKENS_PER_PRICE = 1_000_000
+MAX_COUNTED = 2**53
+"""Nine million dollars: above it the scripts on Redis could no longer count to the nano-dollar."""
 
 
 def _usd(value: object) -> object:
@@ -22,7 +24,7 @@ def _usd(value: object) -> object:
 
 UsdAmount = Annotated[
     int,
-    Field(ge=0),
+    Field(ge=0, le=MAX_COUNTED),
     BeforeValidator(_usd),
     PlainSerializer(usd_from_nano),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^\d+(\.\d{1,9})?$"}]}),

@@ -232,6 +232,18 @@ class Budgets:
         async with translated():
             await self._redis.client.hset(_period_key(window, period_name), f"announced:{budget}", str(percent))
 
+    async def totals(self, agent: str, moment: datetime) -> list[Totals]:
+        """The spend of an agent's budgets in the periods of a moment. Raises StateUnavailable."""
+        day, month = period("daily", moment, self._zone), period("monthly", moment, self._zone)
+        keys = ["global", f"agent:{agent}"]
+        fields = [f"spent:{key}" for key in keys]
+        async with translated():
+            held = [
+                await self._redis.client.hmget(_period_key(place.window, place.name), fields) for place in (day, month)
+            ]
+        spent = [int(value or 0) for values in held for value in values]
+        return _totals([1, *spent], day, month, keys)
+
     async def counters(self, window: Window, now: datetime) -> dict[str, int]:
         """All counters of the current period, by field: `spent:global`, `reserved:agent:x`, `calls:global`."""
         name = period(window, now, self._zone).name

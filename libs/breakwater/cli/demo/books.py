@@ -127,10 +127,10 @@ def _between_calls(provider: Sequence[ProviderCall], recorded: Sequence[Recorded
             if not _costs_agree(call, own)
         ][:NAMED]
         if wrong:
+            billed = _sum(call.cost for call in ours.values() if call.cost_basis == "billed")
             yield (
-                f"{model}: {len(theirs)} calls and {money(_sum(call.cost for call in theirs))} at the provider, "
-                f"{len(ours)} and {money(_sum(call.cost for call in ours.values()))} in ClickHouse "
-                f"({'; '.join(wrong)})"
+                f"{model}: {len(theirs)} calls and {money(_sum(call.cost for call in theirs))} billed at the provider, "
+                f"{len(ours)} and {money(billed)} billed in ClickHouse ({'; '.join(wrong)})"
             )
 
 

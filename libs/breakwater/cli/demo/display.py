@@ -164,7 +164,7 @@ def line(scene: Scene) -> str:
         return f"starting: {', '.join(scene.ready) or 'servers'}"
     standing_open = sum(state != "closed" for state in tally.breakers.values())
     parts = [
-        f"{scene.phase}: {tally.decided}/{scene.jobs} jobs decided, {tally.succeeded} of them well",
+        f"{scene.phase}: {tally.decided}/{scene.jobs} jobs decided, {tally.succeeded} succeeded",
         f"attempts {tally.attempts}",
         f"spend {dollars(tally.spend)}",
         f"breakers open {standing_open}",

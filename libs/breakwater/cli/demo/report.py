@@ -149,7 +149,7 @@ def checks(
 
 def _each_job_once(rows: Rows, job_ids: frozenset[str], handover: Handover) -> Check:
     found = [row.execution_id for row in rows.executions]
-    detail = f"{handover.http} handed in over HTTP, {handover.nats} over NATS; {len(set(found))} decided, once each"
+    detail = f"{handover.http} over HTTP, {handover.nats} over NATS; {len(set(found))} decided, once each"
     problems = [f"{job}: not accepted: {why}" for job, why in sorted(handover.failed.items())]
     if lost := sorted(job_ids - set(found)):
         problems.append(f"{len(lost)} without an execution: {', '.join(lost[:5])}")
@@ -164,7 +164,8 @@ def _outage(rows: Rows) -> Check:
     if breaker is None:
         return Check("outage of gpt-4o", False, f"{failed} calls failed, and the breaker did not open")
     spared = sum(row.short_circuited for row in _of(rows, "content-writer"))
-    detail = f"{failed} calls failed; the breaker opened, spared {spared} more, and is {breaker.now.replace('_', '-')}"
+    now = "closed again" if breaker.now == "closed" else breaker.now.replace("_", "-")
+    detail = f"{failed} calls failed, the breaker spared {spared}; it is {now}"
     return Check("outage of gpt-4o", breaker.opened > 0 and breaker.now == "closed", detail)
 
 
@@ -181,7 +182,7 @@ def _hang(rows: Rows) -> Check:
     hung = [row for row in _of(rows, "deep-research") if row.error_kind == "timeout"]
     succeeded = {row.execution_id for row in rows.executions if row.status == "succeeded"}
     saved = sum(row.execution_id in succeeded for row in hung)
-    detail = f"{len(hung)} calls cut off; {saved} of their jobs answered by the fallback"
+    detail = f"{len(hung)} calls cut off, {saved} of their jobs done by the fallback"
     return Check("o3 hangs", 0 < saved == len(hung), detail)
 
 

@@ -35,6 +35,7 @@ def show(report: Report) -> None:
     console = Console(width=PIPE_WIDTH, color_system=None, force_terminal=False)
     with console.capture() as captured:
         console.print(final(report, PIPE_WIDTH))
+    output.write("")
     for text in captured.get().splitlines():
         output.write(text.rstrip())
 
@@ -188,7 +189,7 @@ def _books(books: Comparison) -> RenderableType:
         )
     differences = [Text(f"differs: {words}", "red") for words in books.differences]
     estimated = next(line for line in books.lines if line.name == "estimated")
-    note = Text("estimated: calls that were never answered, at their worst case; the provider billed no more", "dim")
+    note = Text("estimated: the worst case of calls whose answer never came", "dim")
     return Group(table, *([note] if estimated.clickhouse else []), *differences)
 
 
@@ -218,9 +219,8 @@ def _states(*counts: tuple[str, int]) -> Text:
 
 
 def _breaker_states(breakers: dict[str, str]) -> Text:
-    if not breakers:
-        return Text("all closed", "green")
-    return Text(", ").join(Text.assemble(f"{name} ", _state(state)) for name, state in breakers.items())
+    standing = [Text.assemble(f"{name} ", _state(state)) for name, state in breakers.items() if state != "closed"]
+    return Text(", ").join(standing) if standing else Text("all closed", "green")
 
 
 def _state(name: str) -> Text:
