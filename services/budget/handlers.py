@@ -125,10 +125,13 @@ class BudgetHandler:
                 continue
             execution_id, _, number = attempt_id.rpartition(":")
             subject = subjects.attempt(reservation.agent, execution_id, number)
-            if await self._lookup.last(Stream.EVENTS, subject) is None:
-                structlog.get_logger().warning("reservation_lapsed", attempt_id=attempt_id, agent=reservation.agent)
-                await self._budgets.charge_estimate(reservation)
-            # Else its settlement is on its way through the log.
+            found = await self._lookup.last(Stream.EVENTS, subject)
+            if found is not None:
+                # Its settlement is on its way through the log, or was counted before the reservation was made.
+                await self._settle([_settlement(found.sequence, Attempt.model_validate_json(found.data))])
+                continue
+            structlog.get_logger().warning("reservation_lapsed", attempt_id=attempt_id, agent=reservation.agent)
+            await self._budgets.charge_estimate(reservation)
 
 
 def _read(delivery: Delivery) -> Attempt | None:

@@ -16,6 +16,7 @@ from breakwater.bus.errors import BusUnavailable
 from breakwater.config import Config, objection
 from breakwater.contracts import subjects
 from breakwater.contracts.job import Job
+from breakwater.contracts.types import is_identifier
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailable
 from services.request import job_ids
@@ -66,6 +67,8 @@ class Jobs:
     async def show(self, request: Request) -> Response:
         """GET of one: 200 with the result or the record, 202 while it is not decided, 404."""
         job_id: str = request.path_params["job_id"]
+        if not is_identifier(job_id):
+            raise Problem(404, "unknown_job", "this can't be a job's id: 1 to 128 characters, no control characters")
         try:
             decided = await self._answers.decided(job_id)
             known = decided is not None or await self._accepted.known(job_id)

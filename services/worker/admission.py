@@ -131,7 +131,7 @@ async def _tell_half_open(plane: Plane, agent_name: str, agent: Agent, model: st
     assert agent.breaker is not None
     at = plane.now()
     transition = BreakerTransition(
-        transition_id=f"{BreakerKey(agent_name, model).name}#{version}@{format_time(at)}",
+        transition_id=f"{BreakerKey(agent_name, model).name}#{version}",
         agent=agent_name,
         model=model,
         from_state="open",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from pydantic import JsonValue
 from breakwater.config import Agent
 from breakwater.contracts.execution import ErrorInfo, Reason
 from breakwater.contracts.job import Job
-from breakwater.policy.price import max_tokens_of
+from breakwater.policy.price import choices_of, max_tokens_of
 from breakwater.state.executions import Holder
 from services.worker.checkpoint import Checkpoint
 
@@ -52,14 +53,13 @@ class Assignment:
     @cached_property
     def max_output_tokens(self) -> int:
         """The most tokens that a call may give, over all its choices."""
-        wanted = self.params.get("n")
-        choices = wanted if isinstance(wanted, int) and wanted > 1 else 1
-        return max_tokens_of(dict(self.params), self.agent.max_tokens) * choices
+        return max_tokens_of(dict(self.params), self.agent.max_tokens) * choices_of(self.params)
 
     @cached_property
     def input_bytes(self) -> int:
         """A bound for the bytes that a call sends."""
-        return self.body_bytes + len((self.agent.system_prompt or "").encode())
+        own = json.dumps(self.agent.params) if self.agent.params else ""
+        return self.body_bytes + len((self.agent.system_prompt or "").encode()) + len(own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from breakwater.bus.errors import AlreadyDecided
+from breakwater.bus.errors import AlreadyDecided, BusUnavailable
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, CostBasis, ErrorInfo, Outcome
 from breakwater.contracts.subjects import Stream
@@ -84,7 +84,9 @@ class AttemptLog:
             except AlreadyDecided:
                 # Ours, if the acknowledgement of an earlier try was lost; else somebody has taken the job over.
                 found = await self._plane.lookup.last(Stream.EVENTS, subject)
-                if found is None or found.data != attempt.json_bytes():
+                if found is None:
+                    raise BusUnavailable(f"{subject} is recorded, but the replica that was asked lags") from None
+                if found.data != attempt.json_bytes():
                     raise ClaimLost(attempt.execution_id) from None
 
         await self._plane.patience.nats(publish)

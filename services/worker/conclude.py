@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from breakwater.bus.deadletter import dead_letter
 from breakwater.bus.delivery import Delivery
-from breakwater.bus.errors import AlreadyDecided
+from breakwater.bus.errors import AlreadyDecided, BusUnavailable
 from breakwater.config import Agent
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Execution, Progress, Result
@@ -53,7 +53,7 @@ def conclude(end: Conclusion) -> Result:
     """Sums a job up. Pure."""
     finished, job = end.finished, end.job
     attempts = finished.checkpoint.attempts
-    sums = totals(attempts)
+    sums = totals(attempts, answered=finished.reason is None)
     started = next((attempt.started_at for attempt in attempts if not attempt.short_circuited), None)
     return Result(
         job_id=end.execution_id,
@@ -100,22 +100,34 @@ async def decided(plane: Plane, agent_name: str, execution_id: str) -> Result | 
     return Result(job_id=execution_id, **_fields(execution))
 
 
+async def refuse_id(plane: Plane, ask: Ask, refusal: Result) -> None:
+    """Refuses a job whose id belongs to another one: kept and told to who asked, with no record under that id."""
+    await _keep_letter(plane, ask, refusal)
+    if ask.reply_to is not None:
+        await plane.publisher.transient(ask.reply_to, refusal)
+    await ask.delivery.ack_sync()
+
+
 async def finish(plane: Plane, ask: Ask, result: Result) -> None:
     """Decides a job, and answers it."""
     if result.status == "dead_lettered":
-        await plane.patience.nats(
-            lambda: dead_letter(
-                plane.publisher,
-                ask.delivery,
-                reason=result.reason or "error",
-                error=result.error.message if result.error else "",
-                agent=result.agent,
-                at=result.completed_at,
-                execution_id=result.execution_id,
-            )
-        )
+        await _keep_letter(plane, ask, result)
     standing = await _decide(plane, result)
     await answer(plane, ask, standing)
+
+
+async def _keep_letter(plane: Plane, ask: Ask, result: Result) -> None:
+    await plane.patience.nats(
+        lambda: dead_letter(
+            plane.publisher,
+            ask.delivery,
+            reason=result.reason or "error",
+            error=result.error.message if result.error else "",
+            agent=result.agent,
+            at=result.completed_at,
+            execution_id=result.execution_id,
+        )
+    )
 
 
 async def answer(plane: Plane, ask: Ask, result: Result) -> None:
@@ -139,7 +151,9 @@ async def _decide(plane: Plane, result: Result) -> Result:
             await plane.publisher.event(subject, result, id=result.job_id, at=result.completed_at, once=True)
         except AlreadyDecided:
             found = await plane.lookup.last(Stream.RESULTS, subject)
-            return result if found is None else Result.model_validate_json(found.data)
+            if found is None:
+                raise BusUnavailable(f"{subject} is decided, but the replica that was asked lags") from None
+            return Result.model_validate_json(found.data)
         return result
 
     return await plane.patience.nats(publish)

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from breakwater.contracts.execution import Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import usd_from_nano
-from breakwater.policy.price import max_tokens_of
+from breakwater.policy.price import choices_of, max_tokens_of
 from services.worker.conclude import Ask, finish
 from services.worker.plane import Plane
 
@@ -17,7 +17,7 @@ from services.worker.plane import Plane
 async def dry_run(plane: Plane, ask: Ask, job: Job, execution_id: str, agent_name: str, chain: tuple[str, ...]) -> None:
     """Decides the job with the plan as its output."""
     agent = ask.agent
-    max_tokens = max_tokens_of({**agent.params, **job.params}, agent.max_tokens)
+    max_tokens = max_tokens_of({**agent.params, **job.params}, agent.max_tokens) * choices_of(job.params)
     input_bytes = len(ask.delivery.data) + len((agent.system_prompt or "").encode())
     models: list[JsonValue] = []
     for model in chain:
@@ -35,6 +35,8 @@ async def dry_run(plane: Plane, ask: Ask, job: Job, execution_id: str, agent_nam
         execution_id=execution_id,
         agent=agent_name,
         tenant=job.tenant,
+        task_id=job.task_id,
+        parent_execution_id=job.parent_execution_id,
         status="succeeded",
         requested_model=chain[0],
         fallback_chain=chain,

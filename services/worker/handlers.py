@@ -18,18 +18,22 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import ErrorInfo, Progress, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Header
+from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import explain
 from breakwater.state.executions import Claimed, Holder, Superseded, Taken
 from services.worker.admission import ClaimLost
 from services.worker.assignment import Assignment, Sleeping
 from services.worker.checkpoint import Checkpoint
-from services.worker.conclude import Ask, Conclusion, answer, conclude, decided, finish
+from services.worker.conclude import Ask, Conclusion, answer, conclude, decided, finish, refuse_id
 from services.worker.dry_run import dry_run
 from services.worker.plane import Plane
 from services.worker.run import Run
 
+ROOM_FOR_ID = 1024
+"""`request` accepts a body of up to the limit, and then puts the job's id in."""
+
 MAX_CRASHES = 10
-"""Deliveries of a job whose handling fails for a reason of ours, before it is dead-lettered."""
+"""How often a job may fail for a reason of ours, before it is dead-lettered."""
 
 
 class JobHandler:
@@ -39,6 +43,8 @@ class JobHandler:
         self._plane = plane
         self._agent_name = agent_name
         self._agent = agent
+        self._crashes: dict[int, int] = {}
+        """How often each job has crashed its handler here. Deliveries would count waits, too."""
 
     async def handle(self, delivery: Delivery) -> None:
         """Handles one delivery. Acknowledges it when the record stands, and gives it back otherwise."""
@@ -64,7 +70,7 @@ class JobHandler:
         execution_id = _execution_id(delivery, job)
         maybe_seen = delivery.deliveries > 1 or Header.UNIQUE_ID.value not in delivery.headers
         if maybe_seen and (known := await decided(plane, self._agent_name, execution_id)) is not None:
-            await answer(plane, ask, known)
+            await self._answer_known(ask, execution_id, known)
         elif isinstance(parsed, str):
             await self._refuse(ask, execution_id, parsed)
         elif parsed.dry_run:
@@ -78,12 +84,18 @@ class JobHandler:
         match await plane.patience.redis(lambda: plane.executions.claim(holder)):
             case Taken():
                 # The same job id under another message: it will be answered from the record of the first.
-                await delivery.retry_in(min(0.25 * 2**delivery.deliveries, 5.0))
+                await delivery.retry_in(min(0.25 * 2 ** min(delivery.deliveries, 5), 5.0))
                 return
             case Superseded():
                 return
             case Claimed(text):
                 checkpoint = None if text is None else Checkpoint.model_validate_json(text)
+        if checkpoint is None and Header.UNIQUE_ID.value not in delivery.headers:
+            # Looked for again, now that nobody else can be at it: it may have been decided just before the claim.
+            known = await decided(plane, self._agent_name, execution_id)
+            if known is not None:
+                await self._answer_known(ask, execution_id, known)
+                return
         now = plane.now()
         if checkpoint is None:
             total_s = job.total_timeout_s or self._agent.total_timeout_s
@@ -102,7 +114,7 @@ class JobHandler:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(_stop_renewing, asyncio.create_task(self._renew(holder)))
             await self._tell_dispatched(execution_id)
-            outcome = await Run(plane, assignment, checkpoint).go()
+            outcome = await Run(plane, assignment, checkpoint, resumed=text is not None).go()
         if isinstance(outcome, Sleeping):
             await delivery.retry_in(outcome.delay_s)
             return
@@ -129,7 +141,7 @@ class JobHandler:
     def _parse(self, delivery: Delivery) -> Job | str:
         """The job, or in words why it can't be run."""
         limit = self._plane.config.limits.max_body_bytes
-        if len(delivery.data) > limit:
+        if len(delivery.data) > limit + ROOM_FOR_ID:
             return f"the job has {len(delivery.data)} bytes; at most {limit} are accepted"
         try:
             job = Job.model_validate_json(delivery.data)
@@ -139,6 +151,15 @@ class JobHandler:
             return f"agent: {job.agent!r} was published on the subject of {self._agent_name!r}"
         problem = objection(self._plane.config, job)
         return job if problem is None else f"{problem.path}: {problem.message}"
+
+    async def _answer_known(self, ask: Ask, execution_id: str, known: Result) -> None:
+        """Answers from what was decided; but an id is one execution, and it may be that of another agent."""
+        if known.agent == self._agent_name:
+            await answer(self._plane, ask, known)
+            return
+        why = f"job_id: {execution_id!r} is already the id of an execution of another agent"
+        error = ErrorInfo(kind="invalid", class_="InvalidJobError", message=why, user_message=why)
+        await refuse_id(self._plane, ask, self._nothing_done(ask, execution_id, "invalid", error))
 
     async def _refuse(self, ask: Ask, execution_id: str, why: str) -> None:
         error = ErrorInfo(
@@ -150,16 +171,20 @@ class JobHandler:
         await self._dead_end(ask, execution_id, "invalid", error)
 
     async def _give_back(self, delivery: Delivery, error: Exception) -> None:
-        if delivery.deliveries < MAX_CRASHES:
-            await delivery.retry_in(min(2.0**delivery.deliveries, 60.0))
+        crashes = self._crashes[delivery.sequence] = self._crashes.get(delivery.sequence, 0) + 1
+        if crashes < MAX_CRASHES:
+            await delivery.retry_in(min(2.0**crashes, 60.0))
             return
         info = ErrorInfo(kind="server", class_="InternalError", message=f"{type(error).__name__} in the worker")
         ask = Ask(delivery, self._agent, None, _reply_to(delivery, None))
         await self._dead_end(ask, _execution_id(delivery, None), "error", info)
 
     async def _dead_end(self, ask: Ask, execution_id: str, reason: str, error: ErrorInfo) -> None:
+        await finish(self._plane, ask, self._nothing_done(ask, execution_id, reason, error))
+
+    def _nothing_done(self, ask: Ask, execution_id: str, reason: str, error: ErrorInfo) -> Result:
         now = self._plane.now()
-        result = Result.model_validate(
+        return Result.model_validate(
             {
                 "job_id": execution_id,
                 "execution_id": execution_id,
@@ -176,7 +201,6 @@ class JobHandler:
                 "duration_ms": 0,
             }
         )
-        await finish(self._plane, ask, result)
 
     async def _tell_dispatched(self, execution_id: str) -> None:
         step = Progress(execution_id=execution_id, agent=self._agent_name, state="dispatched", at=self._plane.now())
@@ -201,9 +225,9 @@ def _execution_id(delivery: Delivery, job: Job | None) -> str:
         return job.job_id
     if job is None and (own := _field(delivery.data, "job_id")) is not None:
         return own
-    return (
-        delivery.headers.get(Header.MSG_ID.value) or f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
-    )
+    header = delivery.headers.get(Header.MSG_ID.value, "")
+    made = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
+    return header if is_identifier(header) else made
 
 
 def _reply_to(delivery: Delivery, job: Job | None) -> str | None:
@@ -218,7 +242,7 @@ def _field(data: bytes, name: str) -> str | None:
     """A text field of a job that is otherwise not valid."""
     body = _json(data)
     value = body.get(name) if isinstance(body, Mapping) else None
-    return value if isinstance(value, str) and 0 < len(value) <= 128 else None
+    return value if isinstance(value, str) and is_identifier(value) else None
 
 
 def _json(data: bytes) -> JsonValue:

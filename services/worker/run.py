@@ -27,11 +27,12 @@ WORKER_LOST = Verdict(
 class Run:
     """One job on one worker. What must survive a crash is in its checkpoint; the rest is derived."""
 
-    def __init__(self, plane: Plane, job: Assignment, checkpoint: Checkpoint) -> None:
+    def __init__(self, plane: Plane, job: Assignment, checkpoint: Checkpoint, *, resumed: bool) -> None:
         self._plane = plane
         self._job = job
         self._at = checkpoint
         self._log = AttemptLog(plane, job)
+        self._resumed = resumed
 
     async def go(self) -> Finished | Sleeping:
         """Runs until the job is decided, or must wait for long.
@@ -103,7 +104,7 @@ class Run:
                 Call(attempt_id, model, job.messages, job.params, timeout_s, job.traceparent)
             )
         except CallFailed as failed:
-            return await self._failed(flight, started_at, failed)
+            return await self._failed(flight, started_at, failed, timeout_s)
         return await self._succeeded(flight, started_at, answer)
 
     def _cause(self) -> Cause:
@@ -121,12 +122,16 @@ class Run:
         await self._keep(attempt)
         return Finished(self._at, answer.output, flight.model, None, None)
 
-    async def _failed(self, flight: InFlight, started_at: datetime, failed: CallFailed) -> Retry | NextModel | Stop:
+    async def _failed(
+        self, flight: InFlight, started_at: datetime, failed: CallFailed, timeout_s: float
+    ) -> Retry | NextModel | Stop:
         verdict = classify(failed.failure, self._plane.now())
         cost, basis = self._cost_of_failure(flight, maybe_billed=failed.maybe_billed)
         counted = verdict.counts_for_breaker or (
             self._job.agent.breaker_counts_auth_errors and verdict.status_code in {401, 402, 403}
         )
+        if verdict.kind == "timeout" and timeout_s < self._job.agent.timeout_s:
+            counted = False  # the job's own deadline cut it short, which says nothing of the model
         info = verdict.error_info()
         info = info.model_copy(update={"message": self._plane.redactor.text(info.message)})
         attempt = self._log.describe(flight, started_at, "error", cost=cost, basis=basis, error=info, counted=counted)
@@ -210,7 +215,7 @@ class Run:
 
     async def _resume(self) -> Retry | NextModel | Stop | None:
         """After a crash: takes in what was recorded, and records what was lost. None: go on as the checkpoint says."""
-        if self._job.deliveries == 1:
+        if self._job.deliveries == 1 and not self._resumed:
             return None
         step: Retry | NextModel | Stop | None = None
         while (recorded := await self._log.find(len(self._at.attempts) + 1)) is not None:
@@ -256,6 +261,9 @@ class Run:
             reason = "error"
         last = called[-1] if called and reason == "error" else attempts[-1] if attempts else None
         error = last.error if last is not None else None
+        if reason == "error" and last is not None and last.outcome in {"success", "worker_lost"}:
+            # A success here is one whose answer died with its worker.
+            reason, error = "worker_lost", WORKER_LOST.error_info()
         if error is None:
             error = ErrorInfo(
                 kind="timeout",

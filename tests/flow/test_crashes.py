@@ -9,6 +9,7 @@ from typing import Any
 import nats.errors
 import nats.js.errors
 
+from breakwater.bus.topology import ACK_WAIT_S
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import model, until
 from tests.servers import RunningServer
@@ -75,7 +76,7 @@ async def test_a_stopping_worker_gives_its_jobs_back_at_once(start_plane: StartP
         await until(calling, what="a call under way")
         assert plane.terminate("worker") == 0
         plane.start("worker", "second")
-        result = await plane.result("j1", timeout_s=25)  # well below the ack wait of 30 s
+        result = await plane.result("j1", timeout_s=ACK_WAIT_S - 2)
         assert [a["outcome"] for a in result["attempts"]] == ["worker_lost", "success"]
 
 

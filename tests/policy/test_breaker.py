@@ -110,3 +110,12 @@ def test_its_history_stays_bounded(outcomes: list[bool], threshold: int) -> None
 def test_rules_without_a_rule_are_refused() -> None:
     with pytest.raises(ValidationError, match="set errors or consecutive_failures"):
         BreakerRules(errors=None, consecutive_failures=None)
+
+
+def test_what_the_log_told_before_it_closed_is_over_also_when_it_is_told_again() -> None:
+    rules = BreakerRules(errors=3, within_s=60, consecutive_failures=None)
+    closed, _ = fold(HALF_OPEN, [seen(9, failed=False, attempt="probe")], rules)
+    again, changes = fold(closed, [seen(1), seen(2), seen(3), seen(8)], rules)
+    assert (again, changes) == (closed, [])
+    _, changes = fold(closed, [seen(10), seen(11), seen(12)], rules)
+    assert len(changes) == 1

@@ -63,7 +63,7 @@ def test_the_worst_case_is_never_below_what_the_text_can_cost(text: str, max_tok
 
 def test_the_output_limit_is_the_requests_own_where_it_has_one() -> None:
     assert max_tokens_of({"max_tokens": 5}, 100) == 5
-    assert max_tokens_of({"max_completion_tokens": 7, "max_tokens": 5}, 100) == 7
+    assert max_tokens_of({"max_completion_tokens": 7, "max_tokens": 50}, 100) == 50
     assert max_tokens_of({"max_tokens": True}, 100) == 100
     assert max_tokens_of({"max_tokens": -1}, 100) == 100
 
@@ -146,10 +146,16 @@ def test_totals_tell_what_was_wasted_and_how_sure_they_are() -> None:
     failed = attempt(cost=40, cost_basis="estimated", outcome="error")
     refused = attempt(cost=0, cost_basis="billed", outcome="short_circuited", short_circuited=True)
     unknown = attempt(cost=None, cost_basis="unknown", outcome="error")
-    sums = totals([failed, refused, success])
+    sums = totals([failed, refused, success], answered=True)
     assert (sums.total_cost, sums.wasted_cost, sums.cost_basis) == (140, 40, "estimated")
     assert (sums.input_tokens, sums.output_tokens) == (5, 3)
-    sums = totals([unknown, success])
+    sums = totals([unknown, success], answered=True)
     assert (sums.total_cost, sums.wasted_cost, sums.cost_basis) == (100, None, "unknown")
-    assert totals([refused]).total_cost == 0
-    assert totals([unknown]).total_cost is None
+    assert totals([refused], answered=False).total_cost == 0
+    assert totals([unknown], answered=False).total_cost is None
+
+
+def test_a_success_whose_answer_was_lost_is_wasted() -> None:
+    lost, used = attempt(cost=30, cost_basis="billed"), attempt(cost=100, cost_basis="billed")
+    assert totals([lost, used], answered=True).wasted_cost == 30
+    assert totals([lost], answered=False).wasted_cost == 30

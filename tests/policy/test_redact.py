@@ -73,3 +73,13 @@ def test_switched_off_it_hides_nothing() -> None:
 def test_a_pattern_that_is_none_is_refused() -> None:
     with pytest.raises(ValidationError, match="not a regular expression"):
         RedactionRules(patterns=("(",))
+
+
+def test_fields_are_hidden_in_json_that_stands_in_a_text_too() -> None:
+    call = {"function": {"name": "login", "arguments": '{"user": "ann", "password": "hunter2"}'}}
+    hidden = BUILT_IN.json({"tool_calls": [call], "sk-abcdefghijklmnopqrstuv": 1})
+    assert "hunter2" not in str(hidden)
+    assert "ann" in str(hidden)
+    assert "sk-abc" not in str(hidden)
+    assert BUILT_IN.text("{not json") == "{not json"
+    assert BUILT_IN.json("[1, 2") == "[1, 2"

@@ -5,9 +5,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from redis.exceptions import ResponseError
 
 from breakwater.policy.budget import Caps, Counter, counters
 from breakwater.state.budgets import Budgets, OverBudget, Settlement
@@ -183,8 +185,8 @@ class Money(RuleBasedStateMachine):
         if attempt not in self.settled:
             self.settled[attempt] = cost
             self.spent += cost
-            self.held.pop(attempt, None)
-            self.charged.pop(attempt, None)
+        self.held.pop(attempt, None)
+        self.charged.pop(attempt, None)
 
     @rule(name=st.sampled_from("abcdef"))
     def release(self, name: str) -> None:
@@ -227,3 +229,24 @@ async def test_a_new_log_begins_to_count_anew(redis: Redis) -> None:
     await budgets.settle([settlement("j:1", 1, 4)], "log of yesterday")
     await budgets.settle([settlement("k:1", 1, 5)], "log of today")
     assert (await books(redis))["spent:global"] == 9
+
+
+async def test_a_reservation_under_an_attempt_that_was_counted_already_is_void(redis: Redis) -> None:
+    budgets = Budgets(redis, ZONE)
+    await reserve(redis, "j:1", 7, capped(100))
+    await budgets.settle([settlement("j:1", 5, 4)], "log")
+    for lapse in (False, True):
+        await reserve(redis, "j:1", 9, capped(100), lease_ms=1)
+        if lapse:
+            [reservation] = await budgets.reservations(["j:1"])
+            assert reservation is not None
+            await budgets.charge_estimate(reservation)
+        await budgets.settle([settlement("j:1", 5, 4)], "log")
+        found = await books(redis)
+        assert (found["reserved:global"], found["spent:global"]) == (0, 4)
+        assert await budgets.lapsed(now() + timedelta(days=1)) == []
+
+
+async def test_a_mistake_of_ours_is_not_taken_for_an_outage(redis: Redis) -> None:
+    with pytest.raises(ResponseError, match="not an integer"):
+        await reserve(redis, "j:1", 10**30, counters("a", Caps(), Caps()))

@@ -47,12 +47,13 @@ async def test_a_claim_whose_lease_has_ended_passes_to_another_message(redis: Re
     assert answer == Claimed("so far")
 
 
-async def test_a_finished_job_leaves_nothing_behind(redis: Redis) -> None:
+async def test_a_finished_job_stays_taken_for_a_moment_and_then_leaves_nothing_behind(redis: Redis) -> None:
     executions = Executions(redis)
     holder = Holder("j", 7, 1)
     await executions.claim(holder)
     await executions.finish(holder)
-    assert await redis.client.keys("*") == []
+    assert isinstance(await executions.claim(Holder("j", 8, 1)), Taken)
+    assert 0 < await redis.client.pttl(holder.key) <= 10_000
 
 
 async def test_a_renewal_keeps_the_checkpoint(redis: Redis) -> None:

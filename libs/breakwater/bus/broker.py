@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -53,6 +54,13 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
             told.add(str(error))
             structlog.get_logger().warning("nats_error", error=str(error) or repr(error))
 
+    async def closed() -> None:
+        # On some errors of protocol the client gives up for good, whatever it was told. Without a bus nothing can be
+        # finished or acknowledged, so nothing is stopped gracefully: whoever started this process starts it again.
+        if broker.running:
+            structlog.get_logger().error("nats_connection_closed", what_happens="the process ends")
+            os._exit(os.EX_SOFTWARE)
+
     broker = NatsBroker(
         url,
         name=f"breakwater-{service}",
@@ -68,6 +76,7 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
         disconnected_cb=lost,
         reconnected_cb=regained,
         error_cb=failed,
+        closed_cb=closed,
         logger=None,
     )
     return broker

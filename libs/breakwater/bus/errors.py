@@ -2,7 +2,8 @@
 
 BusError
 ├── BusUnavailable      no server, no answer in time: try again later, with the same message id
-├── PublishRefused      the stream does not take it: full, too large, or no such subject
+├── PublishRefused      the stream does not take it: full, or too large
+│   └── NoStream        no stream takes the subject: an agent that is not configured
 └── AlreadyDecided      somebody recorded it first (wrong last sequence on its own subject): read it back
 """
 
@@ -19,6 +20,10 @@ class BusUnavailable(BusError):  # noqa: N818  a state of the world, named as pe
 
 class PublishRefused(BusError):  # noqa: N818
     """The stream refused the message, which is not stored."""
+
+
+class NoStream(PublishRefused):
+    """No stream takes the subject."""
 
 
 class AlreadyDecided(BusError):  # noqa: N818

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
-from breakwater.bus.errors import AlreadyDecided, BusUnavailable, PublishRefused
+from breakwater.bus.errors import AlreadyDecided, BusUnavailable, NoStream, PublishRefused
 from breakwater.contracts.subjects import Header
 from breakwater.contracts.types import Event, format_time
 
@@ -79,7 +79,11 @@ class Publisher:
             headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = "0"
         else:
             headers[Header.MSG_ID.value] = id
-        return await self.raw(subject, event.json_bytes(), headers)
+        try:
+            return await self.raw(subject, event.json_bytes(), headers)
+        except NoStream as error:
+            # The plane's own subjects are always there: a cluster is choosing the stream's new leader.
+            raise BusUnavailable(str(error)) from error
 
     async def raw(
         self, subject: str, payload: bytes, headers: Mapping[str, str], *, timeout_s: float = PUBLISH_TIMEOUT_S
@@ -100,7 +104,7 @@ class Publisher:
                 raise BusUnavailable(f"JetStream is not available: {error.description}") from error
             raise PublishRefused(f"{subject}: {error.description}") from error
         except nats.js.errors.NoStreamResponseError as error:
-            raise PublishRefused(f"{subject}: no stream takes this subject") from error
+            raise NoStream(f"{subject}: no stream takes this subject") from error
         except nats.errors.MaxPayloadError as error:
             raise PublishRefused(f"{subject}: {len(payload)} bytes are over the server's message limit") from error
         except (TimeoutError, nats.errors.Error, OSError) as error:

@@ -20,7 +20,7 @@ from breakwater.contracts.subjects import Stream
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
-ACK_WAIT_S = 30.0
+ACK_WAIT_S = 20.0
 """How long a worker may be silent before its job goes to another."""
 
 JOBS_MAX_BYTES = 4 * 1024**3

@@ -17,7 +17,7 @@ from breakwater.contracts.types import Identifier, Message, ModelId
 from breakwater.contracts.validation import Problem
 from breakwater.policy.breaker import BreakerRules
 from breakwater.policy.budget import Caps
-from breakwater.policy.price import Price
+from breakwater.policy.price import MAX_OUTPUT_TOKENS, OUTPUT_LIMITS, Price
 from breakwater.policy.redact import RedactionRules
 from breakwater.policy.retry import RetryPolicy
 
@@ -85,9 +85,6 @@ class ModelSettings(Message):
         default=None, description="Which provider serves it; the agent's own by default."
     )
     price: Price | None = None
-    max_output_tokens: int | None = Field(
-        default=None, ge=1, description="For the worst case of a call without max_tokens."
-    )
 
 
 class AgentDefaults(Message):
@@ -101,7 +98,9 @@ class AgentDefaults(Message):
     )
     system_prompt: str | None = None
     params: dict[str, JsonValue] = Field(default_factory=dict, description="Under the job's own params.")
-    max_tokens: int = Field(default=4096, ge=1, description="Output limit where neither job nor params set one.")
+    max_tokens: int = Field(
+        default=4096, ge=1, le=MAX_OUTPUT_TOKENS, description="Output limit where neither job nor params set one."
+    )
     retry: RetryPolicy = RetryPolicy()
     timeout_s: float = Field(default=30.0, gt=0, le=3600, description="For one attempt.")
     total_timeout_s: float = Field(default=300.0, gt=0, le=86_400, description="For a job, waits included.")
@@ -117,6 +116,13 @@ class AgentDefaults(Message):
     )
     persist_prompts: bool = True
     persist_responses: bool = True
+
+    @field_validator("params")
+    @classmethod
+    def _params_that_can_be_sent(cls, params: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if (problem := params_objection(params)) is not None:
+            raise ValueError(f"{problem.path} {problem.message}")
+        return params
 
 
 class Agent(AgentDefaults):
@@ -256,6 +262,29 @@ class Config(Message):
         return next(iter(self.providers)) if len(self.providers) == 1 else None
 
 
+RESERVED_PARAMS = {
+    "model": "has a place of its own in a job",
+    "messages": "have a place of their own in a job",
+    "stream": "is not supported: an answer comes whole",
+    "stream_options": "are not supported: an answer comes whole",
+}
+
+
+def params_objection(params: Mapping[str, JsonValue]) -> Problem | None:
+    """Why params can't go to a provider as they are; None where they can.
+
+    What a call is admitted, priced and limited by must be what is sent.
+    """
+    for name in params:
+        if name in RESERVED_PARAMS:
+            return Problem(name, RESERVED_PARAMS[name])
+    for name, most in (*((limit, MAX_OUTPUT_TOKENS) for limit in OUTPUT_LIMITS), ("n", 128)):
+        value = params.get(name, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            return Problem(name, f"must be a whole number from 1 to {most}")
+    return None
+
+
 def unreadable_secrets(config: Config) -> tuple[str, ...]:
     """The secrets that the config names and that can't be read here: where each is named, and what is wrong."""
     named = [(f"providers.{name}.api_key", provider.api_key) for name, provider in config.providers.items()]
@@ -278,6 +307,8 @@ def objection(config: Config, job: Job) -> Problem | None:
     agent = config.agents[job.agent]
     if job.input is not None:
         return Problem("input", f"agent {job.agent!r} is a chat agent and takes prompt or messages")
+    if (problem := params_objection(job.params)) is not None:
+        return Problem(f"params.{problem.path}", problem.message)
     allowed = {*agent.chain, *agent.allowed_models}
     if "*" not in allowed:
         named = [("model", job.model), *((f"fallback_models.{i}", m) for i, m in enumerate(job.fallback_models or ()))]

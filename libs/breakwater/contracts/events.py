@@ -20,7 +20,7 @@ Severity = Literal["info", "warning", "critical"]
 class BreakerTransition(Event):
     """A breaker changed its state. `version` grows by one with each transition of a breaker."""
 
-    transition_id: str = Field(description="`<agent>/<model>#<epoch>.<version>`, unique.")
+    transition_id: str = Field(description="Unique; begins with `<agent>/<model>#<version>`, each token encoded.")
     agent: Identifier
     model: ModelId
     from_state: BreakerState

@@ -97,7 +97,7 @@ class Execution(Event):
     total_cost: Money | None = Field(
         default=None, description="Sum over all attempts; None when no part of it is known."
     )
-    wasted_cost: Money | None = Field(default=None, description="What the attempts that did not succeed cost.")
+    wasted_cost: Money | None = Field(default=None, description="What the attempts cost that did not give the answer.")
     cost_basis: CostBasis = "unknown"
     output: JsonValue = None
     error: ErrorInfo | None = None

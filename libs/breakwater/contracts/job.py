@@ -15,7 +15,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 class ChatMessage(Message):
     """One message in OpenAI's chat format. Its further fields belong to the provider and are passed on as they are."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", hide_input_in_errors=True)
 
     role: Role
     content: str | list[dict[str, JsonValue]] | None = None

@@ -6,9 +6,11 @@ A token must not hold dots, spaces or wildcards, while agent names, model ids an
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from urllib.parse import unquote
 
+_CONCRETE = re.compile(r"[^\s*>\x00-\x1f\x7f.]+(\.[^\s*>\x00-\x1f\x7f.]+)*")
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _ENCODED = tuple(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in range(256))
 
@@ -114,7 +116,7 @@ def agent_of_job(subject: str) -> str:
 
 def is_reply_subject(subject: str) -> bool:
     """Whether an answer may be sent there: an inbox of a program, or a subject of its own below `bw.replies`."""
-    return subject.startswith(("_INBOX.", "bw.replies."))
+    return subject.startswith(("_INBOX.", "bw.replies.")) and _CONCRETE.fullmatch(subject) is not None
 
 
 def message_id(agent: str, job_id: str) -> str:

@@ -6,7 +6,17 @@ from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+)
 
 NANO_PER_USD = 1_000_000_000
 MAX_NANO = 10**18 - 1
@@ -73,6 +83,18 @@ Timestamp = Annotated[
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 """A name chosen by people or programs: any text without control characters; subjects carry it encoded."""
 
+_IDENTIFIER = TypeAdapter(Identifier)
+
+
+def is_identifier(text: str) -> bool:
+    """Whether a text may be an id or a name: it then fits into a subject, and into every record."""
+    try:
+        _IDENTIFIER.validate_python(text)
+    except ValidationError:
+        return False
+    return True
+
+
 ModelId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 Count = Annotated[int, Field(ge=0)]
@@ -81,13 +103,15 @@ Count = Annotated[int, Field(ge=0)]
 class Message(BaseModel):
     """Base of what is written by others: immutable, and a field that is not known is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class Event(BaseModel):
     """Base of what Breakwater writes: immutable; readers ignore fields that are not known to them yet."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", serialize_by_alias=True, validate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", serialize_by_alias=True, validate_by_name=True, hide_input_in_errors=True
+    )
 
     def json_bytes(self) -> bytes:
         """The message as it goes on the wire."""

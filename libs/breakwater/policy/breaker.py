@@ -53,11 +53,13 @@ class Breaker:
     """The attempt that holds the half-open probe; its lease ends at `probe_until_ms`."""
     probe_until_ms: int = 0
     version: int = 0
+    closed_at: int = 0
+    """Sequence of the probe that closed it last: what the log told before is over, also when it is told again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an attempt's event tells the breaker. `counted` is None where the outcome says nothing about the model."""
+    """What an attempt's event tells the breaker. `failed` is None where the outcome says nothing about the model."""
 
     sequence: int
     attempt_id: str
@@ -87,7 +89,7 @@ def observe(breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: in
         return breaker, None
     if breaker.state == "half_open":
         return _after_probe(breaker, seen, rules, now_ms)
-    if seen.failed is None:
+    if seen.failed is None or seen.sequence <= breaker.closed_at:
         return breaker, None
     if not seen.failed:
         return replace(breaker, last_success=max(breaker.last_success, seen.sequence)), None
@@ -107,7 +109,7 @@ def _after_probe(
         failures = _with_failure(breaker.failures, seen, rules)
         opened = replace(_opened(breaker, rules, now_ms), failures=failures)
         return opened, _change(breaker, opened, "probe_failed", "the half-open probe failed", rules, now_ms)
-    closed = Breaker(last_success=seen.sequence, version=breaker.version + 1)
+    closed = Breaker(last_success=seen.sequence, closed_at=seen.sequence, version=breaker.version + 1)
     return closed, _change(breaker, closed, None, "the half-open probe succeeded", rules, now_ms)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -79,10 +80,20 @@ def worst_case_nano(body_bytes: int, max_tokens: int, price: Price | None) -> in
     return cost_nano(Usage(estimate_input_tokens(body_bytes), max_tokens), price)
 
 
+def choices_of(params: Mapping[str, JsonValue]) -> int:
+    """How many answers a request asks for: `n`."""
+    return _positive(params.get("n")) or 1
+
+
 def max_tokens_of(params: dict[str, JsonValue], default: int) -> int:
-    """The output limit of a request: its own `max_completion_tokens` or `max_tokens`, else the default."""
-    for name in ("max_completion_tokens", "max_tokens"):
-        value = params.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return default
+    """The output limit of a request: the higher one where it has two, else the default."""
+    given = [value for name in OUTPUT_LIMITS if (value := _positive(params.get(name))) is not None]
+    return max(given, default=default)
+
+
+OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens")
+MAX_OUTPUT_TOKENS = 10_000_000
+
+
+def _positive(value: JsonValue) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -20,13 +20,19 @@ class Totals:
     cost_basis: CostBasis
 
 
-def totals(attempts: Iterable[Attempt]) -> Totals:
+def totals(attempts: Iterable[Attempt], *, answered: bool) -> Totals:
     """Adds up tokens and costs.
 
     The basis is the weakest of its parts: one attempt of unknown cost makes the total `unknown` (a lower bound), one
     estimated attempt makes it `estimated`. Attempts that made no call cost nothing and say nothing.
+
+    Args:
+        attempts: of one execution, in order.
+        answered: whether the last of them gave the answer; everything else was wasted.
     """
     called = [attempt for attempt in attempts if not attempt.short_circuited]
+    # Only the last one can have given the answer: a success before it is one whose answer was lost with its worker.
+    useful = called[-1] if answered and called else None
     bases = {attempt.cost_basis for attempt in called}
     basis: CostBasis = "unknown" if "unknown" in bases else "estimated" if "estimated" in bases else "billed"
     return Totals(
@@ -34,7 +40,7 @@ def totals(attempts: Iterable[Attempt]) -> Totals:
         sum(attempt.output_tokens or 0 for attempt in called),
         sum(attempt.cached_tokens or 0 for attempt in called),
         _sum(attempt.cost for attempt in called),
-        _sum(attempt.cost for attempt in called if attempt.outcome != "success"),
+        _sum(attempt.cost for attempt in called if attempt is not useful),
         basis,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 
@@ -74,14 +75,30 @@ class Redactor:
             value = pattern.sub(self.placeholder, value)
         return value if len(value) <= self.max_value_length else value[: self.max_value_length] + "…"
 
+    def _field(self, key: str, value: JsonValue) -> JsonValue:
+        return self.placeholder if key.lower() in self.fields and value is not None else self.json(value)
+
+    def _maybe_json(self, value: str) -> str:
+        """A text that is JSON itself, as the arguments of a tool call are, has its fields redacted, too."""
+        if value.lstrip()[:1] in {"{", "["}:
+            try:
+                inner: JsonValue = json.loads(value)
+            except (ValueError, RecursionError):
+                return self.text(value)
+            if (redacted := self.json(inner)) != inner:
+                return self.text(json.dumps(redacted, ensure_ascii=False))
+        return self.text(value)
+
     def json(self, value: JsonValue) -> JsonValue:
         """A redacted copy. Numbers stay, as they are rarely secrets, unless their key says otherwise."""
         match value:
             case str():
-                return self.text(value)
+                return self._maybe_json(value)
             case dict():
                 return {
-                    key: self.placeholder if key.lower() in self.fields and item is not None else self.json(item)
+                    self.text(key): self.placeholder
+                    if key.lower() in self.fields and item is not None
+                    else self.json(item)
                     for key, item in value.items()
                 }
             case list():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -15,7 +16,8 @@ from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer, Call, CallFailed
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
-MAX_ERROR_TEXT = 2_000
+MAX_ERROR_TEXT = 16_000
+"""Cut only after redaction could see the whole; records cut it further."""
 
 
 class OpenAICompatible:
@@ -47,7 +49,7 @@ class OpenAICompatible:
 
     async def perform(self, call: Call) -> Answer:
         """Makes the call once. Raises CallFailed."""
-        body = orjson.dumps({"model": call.model, "messages": call.messages, **call.params})
+        body = _encode({**call.params, "model": call.model, "messages": call.messages})
         headers = {"X-Client-Request-Id": call.attempt_id}
         if call.traceparent:
             headers["traceparent"] = call.traceparent
@@ -77,6 +79,13 @@ class OpenAICompatible:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+
+def _encode(body: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:
+        return json.dumps(body).encode()  # numbers beyond 64 bits are JSON, too
 
 
 def _network(error: Exception) -> TransportFailure:

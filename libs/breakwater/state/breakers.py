@@ -128,6 +128,7 @@ def _fields(breaker: Breaker) -> dict[str, str | int]:
         "probe": breaker.probe or "",
         "probe_until_ms": breaker.probe_until_ms,
         "version": breaker.version,
+        "closed_at": breaker.closed_at,
     }
 
 
@@ -140,5 +141,6 @@ def _loaded(now_ms: int, fields: dict[str, str]) -> Loaded:
         probe=fields.get("probe") or None,
         probe_until_ms=int(fields.get("probe_until_ms", 0)),
         version=int(fields.get("version", 0)),
+        closed_at=int(fields.get("closed_at", 0)),
     )
     return Loaded(breaker, fields.get("revision", "0"), now_ms, fields.get("unpublished") or None)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 Argument = str | int
 
@@ -109,5 +109,11 @@ async def translated() -> AsyncGenerator[None]:
     """Turns every error of the client library into StateUnavailable."""
     try:
         yield
+    except ResponseError as error:
+        # What the server says of a command is a mistake of ours, and trying again would not mend it; but it may also
+        # say that it can't serve just now.
+        if not str(error).startswith(("LOADING", "BUSY", "MASTERDOWN", "READONLY", "OOM", "MISCONF", "TRYAGAIN")):
+            raise
+        raise StateUnavailable(f"Redis does not serve: {error}") from error
     except (RedisError, OSError, TimeoutError) as error:
         raise StateUnavailable(f"Redis did not answer: {error or type(error).__name__}") from error

@@ -9,6 +9,9 @@ from breakwater.state.connection import Redis, Script, ScriptCall
 CLAIM_LEASE_MS = 60_000
 """Longer than the bus waits for a silent worker, so that a redelivery finds the claim and not a stranger."""
 
+LINGER_MS = 10_000
+"""How long a finished job stays taken, for duplicates that looked for its record a moment too early."""
+
 KEEP_MS = 72 * 3_600_000
 
 _CLAIM = Script.named("claim")
@@ -78,5 +81,5 @@ class Executions:
         return bool(kept)
 
     async def finish(self, holder: Holder) -> None:
-        """Forgets a job whose record stands. Raises StateUnavailable."""
-        await self._redis.run([ScriptCall(_FINISH, [holder.key], [holder.sequence, holder.delivery])])
+        """Lets go of a job whose record stands; a moment later it is forgotten. Raises StateUnavailable."""
+        await self._redis.run([ScriptCall(_FINISH, [holder.key], [holder.sequence, holder.delivery, LINGER_MS])])

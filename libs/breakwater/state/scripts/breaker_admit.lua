@@ -18,6 +18,8 @@ if state == 'open' then
   changed = 1
 elseif known[3] and known[3] ~= '' and known[3] ~= ARGV[1] and now < tonumber(known[4]) then
   return {'refused', tonumber(known[4]), version, 0}
+elseif known[3] == ARGV[1] then
+  changed = 1 -- asked again, as the answer was lost: whoever tells of the change must hear of it
 end
 local lease_until = now + tonumber(ARGV[2])
 redis.call('HSET', KEYS[1], 'state', 'half_open', 'probe', ARGV[1], 'probe_until_ms', lease_until, 'version', version)

@@ -32,6 +32,20 @@ if applied == 1 then
   redis.call('HDEL', KEYS[1], ARGV[1])
   redis.call('ZREM', KEYS[2], ARGV[1])
 end
+if applied == 0 then
+  -- Counted before: a reservation that stands under this attempt all the same is nobody's. A duplicate made it.
+  local held = redis.call('HGET', KEYS[1], ARGV[1])
+  if held then
+    local state, amount = string.match(held, '^(%a)|(%d+)|')
+    for k = 4, 5 do
+      for i = 8, amount == '0' and 7 or #ARGV do
+        redis.call('HINCRBY', KEYS[k], (state == 'r' and 'reserved:' or 'spent:') .. ARGV[i], '-' .. amount)
+      end
+    end
+    redis.call('HDEL', KEYS[1], ARGV[1])
+    redis.call('ZREM', KEYS[2], ARGV[1])
+  end
+end
 local answer = {applied}
 for k = 4, 5 do
   for i = 8, #ARGV do

@@ -1,0 +1,95 @@
+"""Jobs that would break a careless worker: none may stop another one, and none is lost."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+from tests.flow.fixtures import StartPlane
+from tests.flow.kit import Plane, model, until
+
+AGENTS = {
+    "odd": {"model": "sim/m", "concurrency": 2, "breaker": "off"},
+    "plain": {"model": "sim/m"},
+    "expensive": {"model": "sim/big"},
+}
+ODD = [
+    ({"agent": "odd", "prompt": "x"}, {"Nats-Msg-Id": "m" * 5000}),
+    ({"agent": "odd", "prompt": "x"}, {"Nats-Msg-Id": "m" * 129}),
+    ({"agent": "odd", "job_id": "a\x01b", "prompt": "x"}, {}),
+    ({"agent": "odd", "job_id": "j" * 5000, "prompt": "x"}, {}),
+    ({"agent": "odd", "prompt": 3, "reply_to": "_INBOX.a b"}, {}),
+    ({"agent": "odd", "prompt": 3, "reply_to": "_INBOX.a\r\nPUB x 0\r\n"}, {}),
+    ({"agent": "odd", "prompt": "x", "params": {"max_tokens": 10**17}}, {}),
+    ({"agent": "odd", "prompt": "x", "params": {"max_tokens": 100_000.0}}, {}),
+    ({"agent": "odd", "prompt": "x", "params": {"max_tokens": None}}, {}),
+    ({"agent": "odd", "prompt": "x", "params": {"n": 10**9}}, {}),
+    ({"agent": "odd", "prompt": "x", "params": {"model": "sim/big"}}, {}),
+    ({"agent": "odd", "prompt": "x", "params": {"messages": []}}, {}),
+    ({"agent": "odd", "prompt": "x", "params": {"stream": True}}, {}),
+    ({"agent": "odd", "prompt": "x", "params": {"seed": 10**30}}, {}),
+]
+
+
+async def _drained(plane: Plane) -> bool:
+    return await plane.pending_jobs() == 0
+
+
+async def test_no_odd_job_stops_another_one_or_is_lost(start_plane: StartPlane) -> None:
+    async with start_plane({"sim/m": model(), "sim/big": model()}, AGENTS, services=("worker",)) as plane:
+        for job, headers in ODD:
+            await plane.publish(json.dumps(job).encode(), "odd", **headers)
+        await plane.publish({"agent": "plain", "job_id": "after", "prompt": "x"})
+        assert (await plane.result("after"))["status"] == "succeeded"
+        await until(lambda: _drained(plane), what="an empty JOBS")
+        records = await plane.messages("EVENTS", "bw.executions.odd.*")
+        assert len(records) == len(ODD)
+        letters = await plane.messages("DLQ", "bw.dlq.invalid.odd")
+        kept = [base64.b64decode(letter["payload_base64"]).decode() for letter in letters]
+        # The first two only have a message id that can't be a job id, and the last one a number that JSON allows.
+        assert sorted(kept) == sorted(json.dumps(job) for job, _ in ODD[2:-1])
+        assert "job_handling_failed" not in plane.log("worker")
+        assert {call.model for call in plane.sim.ledger.calls} == {"sim/m"}
+
+
+async def test_an_id_is_one_execution_also_for_another_agent(start_plane: StartPlane) -> None:
+    async with start_plane({"sim/m": model(), "sim/big": model()}, AGENTS, services=("worker",)) as plane:
+        await plane.publish({"agent": "plain", "job_id": "j1", "prompt": "x"})
+        first = await plane.result("j1")
+        replies = await plane.client.subscribe("bw.replies.other")
+        await plane.publish({"agent": "expensive", "job_id": "j1", "prompt": "y", "reply_to": "bw.replies.other"})
+        refused = json.loads((await replies.next_msg(timeout=30)).data)
+        assert (refused["status"], refused["reason"], refused["output"]) == ("dead_lettered", "invalid", None)
+        assert "already the id of an execution of another agent" in refused["error"]["message"]
+        await until(lambda: _drained(plane), what="an empty JOBS")
+        assert await plane.result("j1") == first
+        assert await plane.last("EVENTS", "bw.executions.expensive.j1") is None
+
+
+async def test_a_jobs_own_short_deadline_says_nothing_of_the_model(start_plane: StartPlane) -> None:
+    models = {"sim/m": model({"hang_s": 60}), "sim/big": model()}
+    async with start_plane(models, AGENTS, services=("worker",)) as plane:
+        await plane.publish({"agent": "plain", "job_id": "j1", "prompt": "x", "total_timeout_s": 1.5})
+        result = await plane.result("j1")
+        assert result["reason"] == "timeout"
+        assert [a["counts_for_breaker"] for a in result["attempts"]] in ([False], [])
+
+
+async def test_a_lost_answer_on_the_last_try_is_told_as_such(start_plane: StartPlane) -> None:
+    agents = {"writer": {"model": "sim/m", "retry": {"max_attempts": 1}}}
+    moment = "2026-11-21T10:00:00.000Z"
+    recorded = {
+        "attempt_id": "j1:1", "execution_id": "j1", "agent": "writer", "number": 1, "model": "sim/m",
+        "provider": "sim", "started_at": moment, "completed_at": moment, "duration_ms": 0, "outcome": "success",
+        "cause": "first", "cost": "0.000042000", "cost_basis": "billed",
+    }  # fmt: skip
+    async with start_plane({"sim/m": model()}, agents, services=()) as plane:
+        await plane.jetstream.publish("bw.attempts.writer.j1.1", json.dumps(recorded).encode())
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "x"})
+        subscription = await plane.jetstream.pull_subscribe_bind("worker-writer", "JOBS")
+        [delivery] = await subscription.fetch(1, timeout=10)
+        await delivery.nak()
+        plane.start("worker")
+        result = await plane.result("j1")
+        assert (result["status"], result["reason"]) == ("dead_lettered", "worker_lost")
+        assert (result["total_cost"], result["wasted_cost"]) == ("0.000042000", "0.000042000")
