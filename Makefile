@@ -14,11 +14,15 @@ help: ## This list
 
 install: .venv/dev.stamp ## Install everything for development into .venv
 
+# `breakwater`, where the signal that ends it, Ctrl-C (130) or SIGTERM (143), is no error for make to report. One process
+# and no shell around it: a second signal, which a shell would hand on, kills the stack in the middle of its stopping.
+UNTIL_ENDED := exec $(BIN)/python -c 'import sys; from breakwater.cli.main import main; code = main(); sys.exit(0 if code in (130, 143) else code)'
+
 demo: .venv/run.stamp ## Show the whole plane at work: local servers, failing providers, retries, breakers, costs
-	@$(BIN)/breakwater demo $(ARGS)
+	@$(UNTIL_ENDED) demo $(ARGS)
 
 up: .venv/run.stamp ## Run the local stack until Ctrl-C: the example config on the simulated provider, or ARGS="--config FILE"
-	@$(BIN)/breakwater up $(or $(ARGS),--config examples/breakwater.yaml --simulate)
+	@$(UNTIL_ENDED) up $(or $(ARGS),--config examples/breakwater.yaml --simulate)
 
 test: .venv/dev.stamp ## Run the tests, on real servers (one folder: make test ARGS=tests/bus)
 	@$(BIN)/python -m pytest -n logical --dist worksteal $(ARGS)

@@ -4,7 +4,7 @@ import asyncio
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics, connect
-from breakwater.analytics.migrations import MIGRATIONS, migrate
+from breakwater.analytics.migrations import MIGRATIONS, migrate, missing
 from tests.analytics import samples
 from tests.server_sources import RunningServer
 
@@ -38,6 +38,23 @@ async def test_every_statement_can_run_again_without_losing_a_row(analytics: Ana
     await analytics.execute("TRUNCATE TABLE schema_migrations")
     assert len(await migrate(analytics)) == len(MIGRATIONS)
     assert (await analytics.query("SELECT count() FROM executions")).rows == ((1,),)
+
+
+async def test_what_somebody_took_away_is_made_again(analytics: Analytics) -> None:
+    assert await missing(analytics) == ()
+    await analytics.execute("DROP VIEW executions_per_minute")
+    await analytics.execute("DROP TABLE attempts")
+    await analytics.execute("ALTER TABLE executions DROP COLUMN cache_hit")
+    gone = ("column executions.cache_hit", "table attempts", "view executions_per_minute")
+    assert tuple(one.what for one in await missing(analytics)) == gone
+    done = await migrate(analytics)
+    assert done == tuple(f"created {what} again in ClickHouse: it was missing" for what in gone)
+    assert await migrate(analytics) == ()
+    found = await analytics.query(
+        "SELECT name FROM system.columns WHERE database = {database:String} AND table = 'executions' ORDER BY position",
+        {"database": analytics.database},
+    )
+    assert [row[0] for row in found.rows] == list(schema.EXECUTIONS.columns)
 
 
 async def test_the_columns_of_every_table_are_those_that_inserts_name(analytics: Analytics) -> None:

@@ -60,6 +60,7 @@ def test_a_key_is_made_listed_and_revoked(run: Run, tmp_path: Path) -> None:
     assert key.startswith("bw_")
     assert "only time" in made.err
     assert key.rpartition("_")[2] not in (tmp_path / "api_keys.json").read_text()
+    assert "another key" not in made.err
     [listed] = run("keys", "list", "--json").json
     assert listed["name"] == "billing"
     assert listed["id"] in key
@@ -69,6 +70,13 @@ def test_a_key_is_made_listed_and_revoked(run: Run, tmp_path: Path) -> None:
     gone = run("keys", "revoke", listed["id"])
     assert gone.code == ExitCode.FAILED
     assert "there is no API key" in gone.err
+
+
+def test_a_name_that_is_taken_is_told_of(run: Run) -> None:
+    first = run("keys", "create", "billing", "--json").json["key"].split("_")[1]
+    again = run("keys", "create", "billing")
+    assert again.code == ExitCode.OK
+    assert f"'billing' has another key already ({first})" in again.err
 
 
 def test_keys_are_where_they_are_said_to_be(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

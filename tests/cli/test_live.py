@@ -23,6 +23,7 @@ import yaml
 from breakwater.api_keys import create_key
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.setup import prepare
+from breakwater.cli.submit_answer import CLOCKS_DIFFER
 from breakwater.config import load_config
 from breakwater.embedded.ports import free_port
 from breakwater.settings import Settings
@@ -124,7 +125,10 @@ async def test_jobs_are_submitted_and_found_again(run: Run, plane: Plane) -> Non
     assert "hello" in ran.out
     for part in ("sim/good", "1 attempt", "$0.000042", "order/1"):
         assert part in ran.err
+    assert "answered from its record" not in ran.err
+    await asyncio.sleep(CLOCKS_DIFFER.total_seconds() + 0.1)
     again = await in_thread(run, "submit", "writer", "other", "--job-id", "order/1", "--via", "nats", "--json")
+    assert "answered from its record: order/1" in again.err
     assert again.json["output"] == ran.out.rstrip("\n")
     assert [attempt["attempt_id"] for attempt in await plane.attempts("writer", "order/1")] == ["order/1:1"]
 
@@ -142,6 +146,8 @@ async def test_jobs_are_submitted_and_found_again(run: Run, plane: Plane) -> Non
     assert "1. sim/bad: server 500" in failed.err
 
     listed = await recorded(run, "executions", least=4)
+    assert [line["dry_run"] for line in listed].count(True) == 1
+    assert [line.endswith("dry run") for line in (await in_thread(run, "executions")).out.splitlines()].count(True) == 1
     assert {line["status"] for line in listed} == {"succeeded", "dead_lettered"}
     [dead] = await recorded(run, "executions", "--status", "dead_lettered", "--since", "1h", "--agent", "failing")
     assert dead["execution_id"] == "f1"
@@ -205,8 +211,35 @@ async def test_query_prints_rows_in_three_forms_and_clickhouses_own_errors(run: 
     wrong = await in_thread(run, "query", "SELECT nope", "--json")
     assert wrong.code == ExitCode.FAILED
     assert "code 47" in wrong.error["message"]
-    made = await in_thread(run, "query", "--file", in_file("-- a note\nCREATE TABLE t (a Int8) ENGINE = Memory"))
+    statement = in_file("-- a note\nCREATE TABLE t (a Int8) ENGINE = Memory")
+    made = await in_thread(run, "query", "--write", "--file", statement)
     assert (made.code, made.out, made.err) == (ExitCode.OK, "", "done\n")
+
+
+async def test_query_is_bounded_and_only_reads(run: Run, plane: Plane) -> None:
+    many = "SELECT number FROM numbers(100000000)"
+    table = await in_thread(run, "query", many)
+    assert table.out.splitlines()[-1].strip() == "999"
+    assert table.err == "only the first 1,000 rows are shown; --limit N or --format csv for more\n"
+    exact = await in_thread(run, "query", "SELECT number FROM numbers(1000)")
+    assert (len(exact.out.splitlines()), exact.err) == (1001, "")
+    inner = await in_thread(run, "query", "SELECT count() FROM (SELECT number FROM numbers(1000000))", "--json")
+    assert inner.json == [{"count()": 1000000}]
+    assert len((await in_thread(run, "query", many, "--json", "--limit", "70000")).json) == 70_000
+    assert (await in_thread(run, "query", "SELECT 1 WHERE 0", "--json")).json == []
+
+    slow = "SELECT sum(sleepEachRow(0.1)) FROM numbers(100) SETTINGS max_block_size = 1"
+    stopped = await in_thread(run, "query", slow, "--timeout", "0.5", "--json")
+    assert (stopped.code, stopped.error["code"]) == (ExitCode.FAILED, "query_timeout")
+    # The server refuses as well, whatever a statement looks like.
+    refused = await in_thread(run, "query", "SELECT 1 SETTINGS readonly = 0")
+    assert "code 164" in refused.err
+
+
+async def test_a_reader_of_endless_rows_that_goes_away_ends_query(run: Run, plane: Plane) -> None:
+    reader = Reader("query", "SELECT number FROM numbers(10000000000)", "--format", "csv", "--timeout", "600")
+    assert await asyncio.to_thread(reader.hang_up_after_a_line) == ExitCode.FAILED
+    assert reader.errors() == ""
 
 
 def in_file(statement: str) -> str:
@@ -219,7 +252,7 @@ async def test_tail_shows_the_past_and_then_what_happens(run: Run, plane: Plane)
     past = await in_thread(run, "tail", "--since", "1h", "--no-follow", "--json", "--agent", "teller")
     assert [json.loads(line)["id"] for line in past.out.splitlines()] == ["past:1", "past"]
 
-    tail = Tail("--since", "1h", "--events", "attempts,executions", "--json", "--agent", "teller")
+    tail = Reader("tail", "--since", "1h", "--events", "attempts,executions", "--json", "--agent", "teller")
     try:
         assert [event["id"] for event in tail.read(2)] == ["past:1", "past"]
         await in_thread(run, "submit", "writer", "x", "--job-id", "not-shown")
@@ -232,11 +265,11 @@ async def test_tail_shows_the_past_and_then_what_happens(run: Run, plane: Plane)
     assert tail.errors() == ""
 
 
-class Tail:
-    """`breakwater tail` as a process."""
+class Reader:
+    """A command as a process, whose lines are read as they come."""
 
     def __init__(self, *arguments: str) -> None:
-        code = f"import sys; from breakwater.cli.main import main; sys.exit(main({['tail', *arguments]!r}))"
+        code = f"import sys; from breakwater.cli.main import main; sys.exit(main({[*arguments]!r}))"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ)
         )
@@ -276,7 +309,7 @@ async def test_a_reader_that_goes_away_ends_tail_quietly(run: Run, plane: Plane)
     for number in range(600):
         await client.jetstream().publish("bw.guards.many", json.dumps({"agent": "many", "n": number}).encode())
     await client.close()
-    tail = Tail("--since", "1h", "--no-follow", "--events", "guards", "--agent", "many")
+    tail = Reader("tail", "--since", "1h", "--no-follow", "--events", "guards", "--agent", "many")
     assert await asyncio.to_thread(tail.hang_up_after_a_line) == ExitCode.FAILED
     assert tail.errors() == ""
 
@@ -335,6 +368,32 @@ async def test_doctor_says_what_is_wrong_and_what_to_do(
     ):
         assert part in ran.out
     assert any(line.startswith("fail  redis") for line in ran.out.splitlines())
+
+
+async def test_a_table_that_is_gone_is_found_and_made_again(run: Run, plane: Plane) -> None:
+    await in_thread(run, "query", "DROP TABLE alerts", "--write")
+    await in_thread(run, "query", "DROP TABLE attempts", "--write")
+    await in_thread(run, "submit", "writer", "x", "--job-id", "held")
+
+    async def failing() -> Any:
+        ran = await in_thread(run, "doctor", "--json")
+        texts = [one["text"] for one in ran.json["findings"] if one["verdict"] == "fail"]
+        return ran if any(text.startswith("sink-events") for text in texts) else None
+
+    ran = await until(failing, what="the doctor to see that the sink stores nothing")
+    assert ran.code == ExitCode.FAILED
+    texts = [one["text"] for one in ran.json["findings"] if one["verdict"] == "fail"]
+    assert "table alerts is missing" in texts
+    assert "table attempts is missing" in texts
+
+    done = (await in_thread(run, "setup", "--json")).json["done"]
+    assert done == [f"created table {name} again in ClickHouse: it was missing" for name in ("attempts", "alerts")]
+
+    async def stored() -> Any:
+        ran = await in_thread(run, "executions", "held", "--json")
+        return ran.code == ExitCode.OK and ran.json["attempts"]
+
+    await until(stored, what="the sink to store what it held")
 
 
 async def test_setup_does_what_is_missing_and_nothing_twice(run: Run, plane: Plane) -> None:

@@ -23,6 +23,7 @@ LIVE = [
     ["query", "SELECT 1"],
     ["executions"],
     ["executions", "x"],
+    ["agents"],
 ]
 
 
@@ -84,6 +85,29 @@ def test_wrong_usage_is_code_2_and_names_the_help(run: Run, arguments: list[str]
     as_json = run(*arguments, "--json")
     assert as_json.code == ExitCode.USAGE
     assert as_json.error["code"] == "usage"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["submit", "w", "hi", "--via", "ftp"], "'--via': 'ftp' is not one of 'http', 'nats'."),
+        (["query", "x", "--format", "nope"], "'--format': 'nope' is not one of 'table', 'json', 'csv'."),
+        (["submit", "w", "hi", "--wait-s", "abc"], "'--wait-s': should be a number\n"),
+        (["executions", "--limit", "abc"], "'--limit': should be a whole number\n"),
+        (["up", "--workers", "0"], "'--workers': should be greater than or equal to 1\n"),
+    ],
+)
+def test_a_wrong_option_is_told_in_plain_words(run: Run, arguments: list[str], said: str) -> None:
+    ran = run(*arguments)
+    assert ran.code == ExitCode.USAGE
+    assert said in ran.err
+
+
+def test_a_statement_that_changes_something_needs_to_be_meant(run: Run) -> None:
+    ran = run("query", "/* ! */ DROP TABLE executions")
+    assert ran.code == ExitCode.USAGE
+    assert "--write" in ran.err
+    assert run("query", "DROP TABLE executions", "--write").code == ExitCode.UNREACHABLE
 
 
 def test_a_stack_that_was_killed_is_told_from_one_that_runs(run: Run, tmp_path: Path) -> None:

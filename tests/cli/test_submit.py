@@ -6,16 +6,21 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from breakwater.cli.errors import CliError, ExitCode
-from breakwater.cli.submit_answer import refused
+from breakwater.cli.submit_answer import refused, tell_if_recorded
 from tests.cli.conftest import Run
 
 Sent = Callable[..., dict[str, Any]]
+
+
+def stdin_of(given: bytes) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(given))
 
 
 @pytest.fixture
@@ -30,7 +35,7 @@ def sent(run: Run, monkeypatch: pytest.MonkeyPatch) -> Sent:
     monkeypatch.setenv("BREAKWATER_URL", "http://127.0.0.1:9")
 
     def send(*arguments: str, stdin: str = "", code: int = ExitCode.UNDECIDED) -> dict[str, Any]:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        monkeypatch.setattr(sys, "stdin", stdin_of(stdin.encode()))
         ran = run("submit", *arguments)
         assert ran.code == code, ran.err
         return jobs[-1]
@@ -96,10 +101,61 @@ def test_options_go_over_the_job_of_a_file(sent: Sent, tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_said_before_anything_is_sent(
     run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("{"))
+    monkeypatch.setattr(sys, "stdin", stdin_of(b"{"))
     ran = run("submit", *arguments)
     assert ran.code == ExitCode.USAGE
     assert said in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "said"),
+    [
+        (["writer", "-"], b"a\xff", "stdin is not UTF-8 text: byte 0xff at position 1"),
+        (["--job", "-"], b"\xfe", "stdin is not UTF-8 text"),
+        (["writer", "--message-file", "latin1"], b"", "latin1 is not UTF-8 text"),
+        (["--job", "latin1"], b"", "--job latin1 is not UTF-8 text"),
+        (["writer", "\udcff"], b"", "prompt is not UTF-8 text"),
+        (["writer", "hi", "--metadata", "a=\udcff"], b"", "metadata is not UTF-8 text"),
+        (["--job", "-"], rb'{"agent": "writer", "prompt": "\ud800"}', "prompt is not UTF-8 text"),
+        (["writer", "-"], b"", "stdin is empty"),
+        (["--job", "-"], b" \n", "stdin is empty"),
+    ],
+)
+def test_what_is_no_text_is_said_with_its_place(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], stdin: bytes, said: str
+) -> None:
+    (tmp_path / "latin1").write_bytes("größer".encode("latin1"))
+    monkeypatch.setattr(sys, "stdin", stdin_of(stdin))
+    ran = run("submit", *arguments)
+    assert ran.code == ExitCode.USAGE
+    assert said in ran.err
+
+
+def test_a_value_that_is_no_json_is_told_to_be_taken_as_text(run: Run, sent: Sent) -> None:
+    ran = run("submit", "writer", "hi", "--param", "stream=tru", "--param", "seed=1", "--no-wait")
+    assert ran.err == "--param stream: 'tru' is not JSON, and is taken as text\naccepted\n"
+
+
+def test_an_answer_from_the_record_is_told_from_a_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    now = datetime(2026, 11, 21, 10, 0, 5, tzinfo=UTC)
+    for second in (4, 5, 6):
+        tell_if_recorded({"execution_id": "j", "queued_at": f"2026-11-21T10:00:0{second}.500Z"}, now)
+    assert capsys.readouterr().err == ""
+    tell_if_recorded({"execution_id": "j", "queued_at": "2026-11-21T10:00:03.500Z"}, now)
+    assert "answered from its record: j was submitted at 2026-11-21T10:00:03.500Z" in capsys.readouterr().err
+
+
+def test_what_a_refusal_says_is_said_once() -> None:
+    body = {
+        "code": "unknown_agent",
+        "message": "no agent 'x'",
+        "details": [{"path": "agent", "message": "no agent 'x'"}],
+    }
+    assert refused(404, json.dumps({"error": body}).encode()).remedy == ""
+    body["details"] = [{"path": "agent", "message": "configured are a, b"}]
+    assert refused(404, json.dumps({"error": body}).encode()).remedy == "agent: configured are a, b"
+    body["message"] = "agent 'x' is not configured; known are a, b"
+    assert refused(404, json.dumps({"error": body}).encode()).remedy == ""
 
 
 def test_a_job_that_nobody_waited_for_shows_its_id(run: Run, sent: Sent) -> None:

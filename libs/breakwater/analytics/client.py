@@ -6,10 +6,10 @@ import asyncio
 import logging
 import re
 import struct
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from clickhouse_connect.datatypes.registry import get_from_name
@@ -18,6 +18,7 @@ from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.binding import quote_identifier
 from clickhouse_connect.driver.exceptions import ClickHouseError, DataError, ProgrammingError
 from clickhouse_connect.driver.insert import InsertContext
+from clickhouse_connect.driver.query import QueryResult
 from clickhouse_connect.driver.transform import NativeTransform
 from pydantic import SecretStr
 
@@ -95,8 +96,19 @@ class Table:
 class Analytics:
     """One ClickHouse database. Connects when first used, and stays usable while the server comes and goes."""
 
-    def __init__(self, scheme: str, host: str, port: int, user: str, password: str, database: str) -> None:
+    def __init__(
+        self,
+        scheme: str,
+        host: str,
+        port: int,
+        user: str,
+        password: str,
+        database: str,
+        *,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> None:
         self.database = database
+        self._answer_timeout_s = answer_timeout_s
         self._address: dict[str, Any] = {
             "interface": scheme,
             "host": host,
@@ -146,6 +158,30 @@ class Analytics:
             result = await client.query(sql, parameters=dict(parameters or {}))
             return Table(tuple(result.column_names), tuple(tuple(row) for row in result.result_rows))
 
+    async def stream(self, sql: str, settings: Mapping[str, object] | None = None) -> AsyncGenerator[Table]:
+        """Runs a statement that gives rows, and hands them out as they come, in blocks.
+
+        Closed before its end, it stops the statement. Whoever may leave early closes it with `contextlib.aclosing`.
+
+        Args:
+            sql: without placeholders.
+            settings: ClickHouse's, for this statement only.
+
+        Yields:
+            The columns, without rows; then the rows. Nothing for a statement that has no result.
+
+        Raises:
+            QueryFailed: ClickHouse refuses it, which it may do after the first rows.
+            AnalyticsUnavailable: no answer, or only a part of one.
+        """
+        client = await self._connected()
+        with _translated():
+            async with await client.query_row_block_stream(sql, settings=dict(settings or {})) as blocks:
+                columns = tuple(cast(QueryResult, blocks.source).column_names)
+                yield Table(columns, ())
+                async for block in blocks:
+                    yield Table(columns, tuple(tuple(row) for row in cast(Sequence[Sequence[Any]], block)))
+
     async def execute(self, sql: str, parameters: Mapping[str, object] | None = None) -> None:
         """Runs a statement for its effect. Raises as `query` does."""
         client = await self._connected()
@@ -192,7 +228,7 @@ class Analytics:
                 **self._address,
                 compress="lz4",
                 connect_timeout=CONNECT_TIMEOUT_S,
-                send_receive_timeout=ANSWER_TIMEOUT_S,
+                send_receive_timeout=self._answer_timeout_s,
                 query_retries=0,
                 tz_mode="aware",
                 show_clickhouse_errors=True,
@@ -203,8 +239,12 @@ class Analytics:
         return client
 
 
-def connect(url: SecretStr | str) -> Analytics:
+def connect(url: SecretStr | str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> Analytics:
     """The database of a URL: `http://user:password@host:8123/database`; `https` for TLS. Connects to nothing yet.
+
+    Args:
+        url: as above.
+        answer_timeout_s: how long a statement may be silent.
 
     Raises:
         ValueError: the URL has another form. The text does not repeat it, as it may hold a password.
@@ -224,6 +264,7 @@ def connect(url: SecretStr | str) -> Analytics:
         unquote(parts.username or "default"),
         unquote(parts.password or ""),
         unquote(parts.path.strip("/")) or DEFAULT_DATABASE,
+        answer_timeout_s=answer_timeout_s,
     )
 
 

@@ -35,8 +35,38 @@ CREATE TABLE IF NOT EXISTS schema_migrations (
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What of the schema a database lacks, though the migrations ran: somebody took it away."""
+
+    what: str
+    statement: str
+    """Brings it back, without the rows."""
+
+
+async def missing(analytics: Analytics) -> tuple[Missing, ...]:
+    """Tables, columns and views of the schema that are not there. Raises as `Analytics.query` does."""
+    found: dict[str, set[str]] = {}
+    columns = "SELECT table, name FROM system.columns WHERE database = {database:String}"
+    for table, column in (await analytics.query(columns, {"database": analytics.database})).rows:
+        found.setdefault(table, set()).add(column)
+    lacking: list[Missing] = []
+    for table in TABLES:
+        if table.name not in found:
+            lacking.append(Missing(f"table {table.name}", table.ddl()))
+            continue
+        lacking += [
+            Missing(f"column {table.name}.{column}", table.add_column(column))
+            for column in table.columns
+            if column not in found[table.name]
+        ]
+    if "executions_per_minute" not in found:
+        lacking.append(Missing("view executions_per_minute", EXECUTIONS_PER_MINUTE))
+    return tuple(lacking)
+
+
 async def migrate(analytics: Analytics) -> tuple[str, ...]:
-    """Creates the database and what is missing in it.
+    """Creates the database and what is missing in it: what no migration made yet, and what was taken away since.
 
     Returns:
         What was done, a line each; empty when everything was there.
@@ -60,4 +90,7 @@ async def migrate(analytics: Analytics) -> tuple[str, ...]:
             {"version": migration.version, "name": migration.name},
         )
         done.append(f"applied ClickHouse migration {migration.version} ({migration.name})")
+    for gone in await missing(analytics):
+        await analytics.execute(gone.statement)
+        done.append(f"created {gone.what} again in ClickHouse: it was missing")
     return tuple(done)

@@ -68,6 +68,12 @@ class Table:
             + f"TTL toDateTime({self.time}) + INTERVAL {RETENTION_DAYS} DAY{settings}"
         )
 
+    def add_column(self, name: str) -> str:
+        """The statement that adds a column where it is missing, at its place."""
+        before = list(self.columns)[: list(self.columns).index(name)]
+        place = f"AFTER {before[-1]}" if before else "FIRST"
+        return f"ALTER TABLE {self.name} ADD COLUMN IF NOT EXISTS {name} {self.columns[name]}{_codec(name)} {place}"
+
 
 def _codec(column: str) -> str:
     return " CODEC(ZSTD(1))" if column in _LONG_TEXTS else ""

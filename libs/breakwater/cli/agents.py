@@ -58,8 +58,10 @@ def agents(
     """
     begin = formats.since(since, datetime.now(UTC))
     plane = Plane(data)
+    # Asked first: no running plane at all is told once, and before the config file is missed.
+    urls = plane.clickhouse_url, plane.redis_url
     settings = plane.config(config)
-    summaries, live, missing = run(_look(plane, settings, begin))
+    summaries, live, missing = run(_look(*urls, settings, begin))
     for error in missing:
         output.note(f"{error.message}")
     if as_json:
@@ -71,14 +73,12 @@ def agents(
 
 
 async def _look(
-    plane: Plane, config: Config, since: datetime
+    clickhouse_url: str, redis_url: str, config: Config, since: datetime
 ) -> tuple[dict[str, AgentSummary] | None, Live | None, list[CliError]]:
     import asyncio
 
     from breakwater.cli.errors import expected
 
-    # Found out before anything is asked: no running plane at all is told once.
-    clickhouse_url, redis_url = plane.clickhouse_url, plane.redis_url
     figures, live = await asyncio.gather(
         _figures(clickhouse_url, since), _live(redis_url, config), return_exceptions=True
     )

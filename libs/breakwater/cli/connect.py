@@ -98,12 +98,12 @@ async def bus(
 
 
 @asynccontextmanager
-async def analytics(url: str) -> AsyncGenerator[Analytics]:
-    """ClickHouse."""
-    from breakwater.analytics.client import connect
+async def analytics(url: str, *, answer_timeout_s: float | None = None) -> AsyncGenerator[Analytics]:
+    """ClickHouse; it may be silent for so long while it works on a statement."""
+    from breakwater.analytics.client import ANSWER_TIMEOUT_S, connect
 
     try:
-        client = connect(url)
+        client = connect(url, answer_timeout_s=answer_timeout_s or ANSWER_TIMEOUT_S)
     except ValueError as error:
         raise CliError("clickhouse_url", str(error), exit_code=ExitCode.USAGE) from None
     try:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import time
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,18 @@ if TYPE_CHECKING:
 
 LAG_WARN = 1_000
 READER_RETRY_S = 1.0
+
+STANDSTILL_S = 3.0
+"""Longer than any service gathers a batch, with as long again to store it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a consumer is."""
+
+    done: int
+    """The sequence in the stream up to which everything is acknowledged."""
+    in_work: int
 
 
 async def nats_findings(plane: Plane, config: Config | None) -> list[Finding]:
@@ -90,16 +103,57 @@ async def _topology(client: Client, config: Config) -> list[Finding]:
     if not wrong:
         count = f"{len(found.streams)} streams and {len(found.consumers)} consumers are"
         findings.append(Finding("nats", "ok", f"{count} as the config asks"))
-    findings += [_lag(one) for one in found.consumers if one.waiting is not None]
+    seen = [one for one in found.consumers if one.waiting is not None]
+    stuck = await _stuck(client, seen)
+    findings += [_lag(one, stuck=one.name in stuck) for one in seen]
     return findings
 
 
-def _lag(consumer: ConsumerFound) -> Finding:
+def stands_still(before: Progress | None, after: Progress | None) -> bool:
+    """Whether a consumer holds messages and got nothing done between two looks."""
+    if before is None or after is None or before.in_work == 0 or after.in_work == 0:
+        return False
+    return after.done == before.done and after.in_work >= before.in_work
+
+
+async def _stuck(client: Client, consumers: list[ConsumerFound]) -> set[str]:
+    """The consumers whose service takes messages and finishes none.
+
+    Without the workers': a call of a model takes longer than a doctor may, and is nobody's fault.
+    """
+    holding = [one for one in consumers if one.in_work and not one.name.startswith("worker-")]
+    if not holding:
+        return set()
+    before = await asyncio.gather(*(_progress(client, one) for one in holding))
+    await asyncio.sleep(STANDSTILL_S)
+    after = await asyncio.gather(*(_progress(client, one) for one in holding))
+    return {one.name for one, *looks in zip(holding, before, after, strict=True) if stands_still(*looks)}
+
+
+async def _progress(client: Client, consumer: ConsumerFound) -> Progress | None:
+    import nats.errors
+    import nats.js.errors
+
+    try:
+        found = await client.jetstream(timeout=3).consumer_info(consumer.stream, consumer.name)
+    except (TimeoutError, nats.errors.Error, nats.js.errors.Error):
+        return None
+    if found.ack_floor is None:
+        return None
+    return Progress(found.ack_floor.stream_seq, found.num_ack_pending or 0)
+
+
+def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:
     waiting, in_work = consumer.waiting or 0, consumer.in_work or 0
     text = f"{consumer.name}: {waiting:,} waiting, {in_work:,} in work"
     service = consumer.name.partition("-")[0]
     if consumer.readers == 0 and not in_work:
         return Finding("lag", "warn", f"{text}, and nobody reads", f"Is the service `{service}` running? See its log.")
+    if stuck:
+        text += f", and none got done within {STANDSTILL_S:g} s"
+        remedy = f"See in the log of `{service}` what holds it up; it goes on by itself once that is mended."
+        # A channel of alerts that is away holds up nothing but its own alerts.
+        return Finding("lag", "warn" if service == "alerter" else "fail", text, remedy)
     if waiting > LAG_WARN:
         remedy = (
             "More jobs come than this agent may work on at once: raise its `concurrency`, or start more workers."

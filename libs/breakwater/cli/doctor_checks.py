@@ -113,7 +113,7 @@ async def _redis(plane: Plane) -> list[Finding]:
 
 async def _clickhouse(plane: Plane) -> list[Finding]:
     from breakwater.analytics.errors import QueryFailed
-    from breakwater.analytics.migrations import MIGRATIONS
+    from breakwater.analytics.migrations import MIGRATIONS, missing
 
     url = plane.clickhouse_url
     async with connect.analytics(url) as analytics:
@@ -125,15 +125,18 @@ async def _clickhouse(plane: Plane) -> list[Finding]:
             rows = (await analytics.query("SELECT DISTINCT version FROM schema_migrations")).rows
         except QueryFailed:
             rows = ()
+        gone = await missing(analytics) if rows else ()
     applied = {int(row[0]) for row in rows}
     wanted = {migration.version for migration in MIGRATIONS}
-    if missing := sorted(wanted - applied):
-        listed = ", ".join(str(number) for number in missing)
+    for one in gone:
+        findings.append(Finding("clickhouse", "fail", f"{one.what} is missing", SETUP))
+    if absent := sorted(wanted - applied):
+        listed = ", ".join(str(number) for number in absent)
         findings.append(Finding("clickhouse", "fail", f"migrations {listed} are not applied", SETUP))
     elif newer := sorted(applied - wanted):
         text = f"the schema is newer than this program (migration {newer[-1]})"
         findings.append(Finding("clickhouse", "warn", text, "Use the version of Breakwater that made it."))
-    else:
+    elif not gone:
         findings.append(Finding("clickhouse", "ok", f"the schema is at version {max(wanted)}"))
     return findings
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _ERROR_WIDTH = 60
 
+# Apart from the list, as most lists have none; the ids have an index.
+_DRY_RUNS = "SELECT execution_id FROM executions FINAL WHERE dry_run AND execution_id IN {ids:Array(String)}"
+
 
 class Status(StrEnum):
     """How an execution can end."""
@@ -68,11 +71,11 @@ def executions(
             _show(found)
         return
     begin = formats.since(since, datetime.now(UTC)) if since is not None else None
-    lines = run(_list(url, agent, status, begin, limit))
+    lines, dry = run(_list(url, agent, status, begin, limit))
     if as_json:
-        output.json_document([_line_json(line) for line in lines])
+        output.json_document([_line_json(line) | {"dry_run": line.execution_id in dry} for line in lines])
     else:
-        _show_list(lines)
+        _show_list(lines, dry)
 
 
 async def _find(url: str, execution_id: str) -> Execution | None:
@@ -84,16 +87,19 @@ async def _find(url: str, execution_id: str) -> Execution | None:
 
 async def _list(
     url: str, agent: str | None, status: Status | None, since: datetime | None, limit: int
-) -> tuple[ExecutionLine, ...]:
+) -> tuple[tuple[ExecutionLine, ...], frozenset[str]]:
+    """The executions, and the ids of those that were dry runs."""
     from breakwater.analytics.queries import list_executions
 
     async with connect.analytics(url) as analytics:
-        return await list_executions(
+        lines = await list_executions(
             analytics, agent=agent, status=None if status is None else status.value, since=since, limit=limit
         )
+        dry = await analytics.query(_DRY_RUNS, {"ids": [line.execution_id for line in lines]})
+    return lines, frozenset(row[0] for row in dry.rows)
 
 
-def _show_list(lines: tuple[ExecutionLine, ...]) -> None:
+def _show_list(lines: tuple[ExecutionLine, ...], dry: frozenset[str]) -> None:
     now = datetime.now(UTC)
     output.table(
         [
@@ -117,7 +123,7 @@ def _show_list(lines: tuple[ExecutionLine, ...]) -> None:
                 str(line.attempts_count),
                 formats.money(line.total_cost),
                 formats.duration(line.duration_ms),
-                _shortened(": ".join(part for part in (line.reason, line.error_message) if part)),
+                _shortened(": ".join(_remarks(line, dry))),
             )
             for line in lines
         ],
@@ -191,6 +197,11 @@ def _cost(execution: Execution) -> str:
 def _shortened(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _ERROR_WIDTH else line[: _ERROR_WIDTH - 1] + "…"
+
+
+def _remarks(line: ExecutionLine, dry: frozenset[str]) -> list[str]:
+    said = ("dry run" if line.execution_id in dry else None, line.reason, line.error_message)
+    return [part for part in said if part]
 
 
 def _line_json(line: ExecutionLine) -> dict[str, Any]:

@@ -41,15 +41,19 @@ def create(
 
         export BREAKWATER_API_KEY=$(breakwater keys create laptop)
     """
-    from breakwater.api_keys import create_key
+    from breakwater.api_keys import create_key, list_keys
 
     path = keys_file(file, data)
+    namesakes = [key.id for key in list_keys(path) if key.name == name]
     key = create_key(path, name)
     if as_json:
         output.json_document({"name": name, "key": key, "file": str(path)})
     else:
         output.write(key)
         output.note(f"This is the only time it is shown. Its digest is in {path}.")
+    if namesakes:
+        listed = ", ".join(namesakes)
+        output.note(f"{name!r} has another key already ({listed}); `breakwater keys revoke ID` takes one back.")
 
 
 @app.command(name="list")

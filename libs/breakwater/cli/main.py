@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 
@@ -48,6 +49,8 @@ app.command(rich_help_panel="Run")(contract.contract)
 app.add_typer(config_check.app, name="config", rich_help_panel="Run")
 app.add_typer(keys.app, name="keys", rich_help_panel="Run")
 
+_PLAIN = {"number": "a number", "integer": "a whole number"}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point.
@@ -71,11 +74,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return known.exit_code
 
 
+def _in_words(message: str) -> str:
+    """Without the words in which pydantic, by which typer reads options, talks to programmers."""
+    message = message.replace("Value error, ", "")
+    return re.sub(
+        r"Input should be (a valid |)(.+?)(?:, unable to parse .*)?$",
+        lambda found: f"should be {_PLAIN.get(found[2], ('a ' if found[1] else '') + found[2])}",
+        message,
+    )
+
+
 def _wrong_call(error: typer.TyperException, *, as_json: bool) -> int:
     context: typer.Context | None = getattr(error, "ctx", None)
     message = error.format_message()
     if not message:  # a group without a command has shown its help
         return error.exit_code
+    message = _in_words(message)
     remedy = f"See `{context.command_path} --help`." if context is not None else ""
     errors.show(CliError("usage", message, remedy, ExitCode(error.exit_code)), as_json=as_json)
     return error.exit_code

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import sys
+import textwrap
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
@@ -15,11 +19,19 @@ import typer
 
 from breakwater.cli import connect, output
 from breakwater.cli.connect import run
-from breakwater.cli.errors import wrong_usage
+from breakwater.cli.errors import CliError, wrong_usage
+from breakwater.cli.given import read_file, read_stdin, sendable
 from breakwater.cli.plane import DataOption, JsonOption, Plane
 
 if TYPE_CHECKING:
-    from breakwater.analytics.client import Table
+    from breakwater.analytics.client import Analytics, Table
+
+PEOPLE_READ = 1_000
+"""So many rows a table shows where no limit is given."""
+
+TIMEOUT_S = 60.0
+SERVER_TELLS_S = 10.0
+"""How much longer than the statement may take its answer is awaited, so that the server says itself what was wrong."""
 
 _FOR_ITS_EFFECT = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
@@ -27,7 +39,7 @@ _FOR_ITS_EFFECT = re.compile(
     r"|UNDROP|UPDATE|USE)\b",
     re.IGNORECASE | re.DOTALL,
 )
-"""Statements that give no rows."""
+"""Statements that give no rows, but change something."""
 
 
 class Format(StrEnum):
@@ -44,13 +56,22 @@ def query(
     form: Annotated[
         Format, typer.Option("--format", help="A table, one JSON array of objects, or CSV.")
     ] = Format.TABLE,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, help="At most so many rows.", show_default="1000 for a table, else all"),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long the statement may take.")
+    ] = TIMEOUT_S,
+    write: Annotated[bool, typer.Option("--write", help="Let the statement change data or tables.")] = False,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run SQL on the recorded executions, attempts, transitions, budget events and alerts.
+    """Run SQL on the recorded executions, attempts, transitions, budget events and alerts. It only reads.
 
     The tables: executions, attempts, breaker_transitions, budget_events, alerts. Use FINAL to count a row once that
-    was stored twice and not yet merged. Money is Decimal in USD; times are UTC.
+    was stored twice and not yet merged. Money is Decimal in USD; times are UTC. What would change something is
+    refused without --write.
 
     For example:
 
@@ -61,22 +82,20 @@ def query(
         breakwater query "DESCRIBE TABLE executions"
     """
     statement = _statement(sql, file)
-    answer = run(_run(Plane(data).clickhouse_url, statement))
-    if answer is None:
-        output.json_document([]) if as_json or form is Format.JSON else output.note("done")
-    elif as_json or form is Format.JSON:
-        output.json_document([dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
-    elif form is Format.CSV:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(answer.columns)
-        writer.writerows([text(value) for value in row] for row in answer.rows)
-    else:
-        numbers = [_is_number(answer, index) for index in range(len(answer.columns))]
-        output.records(
-            [output.Column(name, right=right) for name, right in zip(answer.columns, numbers, strict=True)],
-            [[text(value) for value in row] for row in answer.rows],
-            empty="no rows",
-        )
+    for_its_effect = _FOR_ITS_EFFECT.match(statement) is not None
+    if for_its_effect and not write:
+        raise wrong_usage("this statement changes something, and `query` only reads", "Add --write if you mean it.")
+    form = Format.JSON if as_json else form
+    url = Plane(data).clickhouse_url
+    if for_its_effect:
+        run(_execute(url, statement, timeout))
+        output.json_document([]) if form is Format.JSON else output.note("done")
+        return
+    if limit is None and form is Format.TABLE:
+        limit = PEOPLE_READ
+    if run(_print(url, statement, form, limit, timeout, write=write)):
+        more = "--limit N" if form is not Format.TABLE else "--limit N or --format csv"
+        output.note(f"only the first {limit:,} rows are shown; {more} for more")
 
 
 def text(value: Any) -> str:
@@ -88,19 +107,110 @@ def text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list | dict | tuple):
-        import json
-
         return json.dumps(value, default=output.plain, ensure_ascii=False)
     plain = output.plain(value) if isinstance(value, datetime | Decimal) else value
     return str(plain)
 
 
-async def _run(url: str, statement: str) -> Table | None:
-    async with connect.analytics(url) as analytics:
-        if not _FOR_ITS_EFFECT.match(statement):
-            return await analytics.query(statement)
+async def _execute(url: str, statement: str, timeout_s: float) -> None:
+    async with connect.analytics(url, answer_timeout_s=timeout_s + SERVER_TELLS_S) as analytics:
         await analytics.execute(statement)
-        return None
+
+
+async def _print(url: str, statement: str, form: Format, limit: int | None, timeout_s: float, *, write: bool) -> bool:
+    """Prints what a statement gives, as it comes; tells whether there would be more than the limit."""
+    from breakwater.analytics.errors import AnalyticsUnavailable
+
+    async with connect.analytics(url, answer_timeout_s=timeout_s + SERVER_TELLS_S) as analytics:
+        settings = await _settings(analytics, timeout_s, write=write)
+        rows = _Limited(analytics.stream(statement, settings), limit)
+        try:
+            await _PRINT[form](rows)
+        except AnalyticsUnavailable as error:
+            if "TIMEOUT_EXCEEDED" not in str(error):
+                raise
+            text = f"the statement took longer than {timeout_s:g} s, and was stopped"
+            raise CliError("query_timeout", text, "Allow it more with --timeout SECONDS.") from error
+    return rows.cut
+
+
+async def _settings(analytics: Analytics, timeout_s: float, *, write: bool) -> dict[str, object]:
+    """What keeps a statement from changing anything and from running on for nobody, as far as the user may set it."""
+    bounds: dict[str, object] = {
+        "max_execution_time": timeout_s,
+        # Left early, the statement ends. Only for those that read.
+        "cancel_http_readonly_queries_on_client_close": 1,
+    }
+    if write:
+        return bounds
+    already = int((await analytics.query("SELECT getSetting('readonly')")).rows[0][0])
+    # 1: may set nothing at all. 2: may set anything but this.
+    return {} if already == 1 else bounds if already == 2 else {**bounds, "readonly": 2}
+
+
+class _Limited:
+    """Blocks of rows up to a limit, and then no more is asked for.
+
+    Cut here, and not by the server's `max_result_rows`: that one is also checked for subqueries, which would then give
+    other sums.
+    """
+
+    def __init__(self, blocks: AsyncGenerator[Table], limit: int | None) -> None:
+        self._blocks = blocks
+        self._limit = limit
+        self.cut = False
+
+    async def __aiter__(self) -> AsyncGenerator[Table]:
+        from breakwater.analytics.client import Table
+
+        left = self._limit
+        async with aclosing(self._blocks) as blocks:
+            async for block in blocks:
+                if left is None or len(block.rows) <= left:
+                    yield block
+                    left = None if left is None else left - len(block.rows)
+                    continue
+                self.cut = True
+                yield Table(block.columns, block.rows[:left])
+                return
+
+
+async def _print_table(blocks: _Limited) -> None:
+    columns: tuple[str, ...] = ()
+    rows: list[tuple[Any, ...]] = []
+    async for block in blocks:
+        columns = block.columns
+        rows += block.rows
+    output.records(
+        [output.Column(name, right=_is_number(rows, index)) for index, name in enumerate(columns)],
+        [[text(value) for value in row] for row in rows],
+        empty="no rows",
+    )
+
+
+async def _print_csv(blocks: _Limited) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    headed = False
+    async for block in blocks:
+        if block.columns and not headed:
+            writer.writerow(block.columns)
+            headed = True
+        writer.writerows([text(value) for value in row] for row in block.rows)
+    sys.stdout.flush()
+
+
+async def _print_json(blocks: _Limited) -> None:
+    before = "[\n"
+    async for block in blocks:
+        for row in block.rows:
+            named = dict(zip(block.columns, row, strict=True))
+            document = json.dumps(named, default=output.plain, ensure_ascii=False, indent=2)
+            sys.stdout.write(before + textwrap.indent(document, "  "))
+            before = ",\n"
+    output.write("[]" if before == "[\n" else "\n]")
+
+
+_PRINT = {Format.TABLE: _print_table, Format.CSV: _print_csv, Format.JSON: _print_json}
 
 
 def _statement(sql: str | None, file: Path | None) -> str:
@@ -109,20 +219,15 @@ def _statement(sql: str | None, file: Path | None) -> str:
             "give the statement as an argument or with --file",
             'Try `breakwater query "SELECT count() FROM executions"`.',
         )
-    if file is not None:
-        try:
-            statement = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise wrong_usage(f"{file}: can't be read: {getattr(error, 'strerror', None) or error}") from error
-    else:
-        statement = sys.stdin.read() if sql == "-" else sql or ""
+    given = read_file(file) if file is not None else read_stdin() if sql == "-" else sql or ""
     # ClickHouse's HTTP interface takes one statement, and no end mark.
-    statement = statement.strip().rstrip(";").rstrip()
+    statement = given.strip().rstrip(";").rstrip()
     if not statement:
         raise wrong_usage("the statement is empty")
+    sendable("the statement", statement)
     return statement
 
 
-def _is_number(answer: Table, column: int) -> bool:
-    values = [row[column] for row in answer.rows if row[column] is not None]
+def _is_number(rows: Sequence[Sequence[Any]], column: int) -> bool:
+    values = [row[column] for row in rows if row[column] is not None]
     return bool(values) and all(isinstance(value, int | float | Decimal) for value in values)

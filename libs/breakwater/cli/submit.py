@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Coroutine, Generator, Iterable
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -17,8 +18,9 @@ import typer
 from breakwater.cli import output
 from breakwater.cli.connect import run
 from breakwater.cli.errors import wrong_usage
+from breakwater.cli.given import read_file, read_stdin, sendable
 from breakwater.cli.plane import DataOption, JsonOption, Plane
-from breakwater.cli.submit_answer import accepted, show
+from breakwater.cli.submit_answer import accepted, show, tell_if_recorded
 
 DEFAULT_WAIT_S = 30.0
 
@@ -99,8 +101,12 @@ def submit(
             "dry_run": True if dry_run else None,
         },
     )
+    given_id = "job_id" in job
     # Made here, and not by the server: a job whose acknowledgement gets lost can then be asked for.
     job.setdefault("job_id", _new_id())
+    for name, value in job.items():
+        sendable(name, value)
+    submitted_at = datetime.now(UTC)
     plane = Plane(data)
     patience_s = wait_s if wait else 0.0
     sending: Coroutine[Any, Any, dict[str, Any] | None]
@@ -121,6 +127,8 @@ def submit(
     if result is None:
         accepted(job["job_id"], waited_s=patience_s, as_json=as_json)
     else:
+        if given_id:
+            tell_if_recorded(result, submitted_at)
         show(result, as_json=as_json)
 
 
@@ -142,12 +150,10 @@ def _job(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _job_in(file: str) -> dict[str, Any]:
+    text = read_stdin() if file == "-" else read_file(Path(file), option="--job")
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
         job = json.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise wrong_usage(f"--job {file}: can't be read: {getattr(error, 'strerror', None) or error}") from error
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise wrong_usage(f"--job {file}: is not JSON: {error}") from error
     if not isinstance(job, dict):
         raise wrong_usage(f"--job {file}: is not a JSON object", 'The least is {"agent": "…", "prompt": "…"}.')
@@ -158,11 +164,8 @@ def _prompt(prompt: str | None, file: Path | None) -> str | None:
     if file is not None:
         if prompt is not None:
             raise wrong_usage("both a prompt and --message-file are given", "Give one of them.")
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise wrong_usage(f"{file}: can't be read: {getattr(error, 'strerror', None) or error}") from error
-    return sys.stdin.read() if prompt == "-" else prompt
+        return read_file(file, option="--message-file")
+    return read_stdin() if prompt == "-" else prompt
 
 
 def _pairs(option: str, given: Iterable[str] | None) -> dict[str, Any] | None:
@@ -177,6 +180,8 @@ def _pairs(option: str, given: Iterable[str] | None) -> dict[str, Any] | None:
         except json.JSONDecodeError:
             if value[:1] in ("{", "[", '"'):
                 raise wrong_usage(f"{option} {key}: {value!r} is not JSON") from None
+            # Said, as `tru` for `true` or `0,5` for `0.5` would else go unnoticed.
+            output.note(f"{option} {key}: {value!r} is not JSON, and is taken as text")
             pairs[key] = value
     return pairs or None
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 import typer
 
 from breakwater.cli import formats, output
 from breakwater.cli.errors import CliError, ExitCode
+
+CLOCKS_DIFFER = timedelta(seconds=1)
+"""The server's clock may be behind ours by so much, and a job is still no older than its submission."""
 
 
 def show(result: dict[str, Any], *, as_json: bool) -> None:
@@ -24,6 +28,18 @@ def show(result: dict[str, Any], *, as_json: bool) -> None:
         _failure(result)
     if not succeeded:
         raise typer.Exit(ExitCode.JOB_FAILED)
+
+
+def tell_if_recorded(result: dict[str, Any], submitted_at: datetime) -> None:
+    """Says on stderr that an answer is the one of an earlier submission with the same job id.
+
+    Args:
+        result: as it came.
+        submitted_at: when the job was sent, by this machine's clock.
+    """
+    queued_at = datetime.fromisoformat(result["queued_at"])
+    if queued_at < submitted_at - CLOCKS_DIFFER:
+        output.note(f"answered from its record: {result['execution_id']} was submitted at {result['queued_at']}")
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -105,10 +121,12 @@ def refused(status: int, body: bytes) -> CliError:
         return CliError(
             "http", f"the HTTP interface answered {status}, and not in Breakwater's words; is it the right URL?"
         )
+    # Where no name was close, the message lists all agents, as the detail does.
+    details = [one for one in details if one.partition(": ")[2].removeprefix("configured are ") not in message]
     if status == 401:
         return CliError(code, message, "Name one with --api-key or BREAKWATER_API_KEY.")
     if status == 503:
         return CliError(code, message, "Try again with the same --job-id.", ExitCode.UNREACHABLE)
-    remedy = "; ".join(details) if len(details) > 1 or (details and details[0] not in message) else ""
+    remedy = "; ".join(details)
     # What is no job is a wrong call, as it is where the job goes straight to NATS.
     return CliError(code, message, remedy, ExitCode.USAGE if status in (400, 413, 422) else ExitCode.FAILED)

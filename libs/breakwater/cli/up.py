@@ -47,6 +47,7 @@ def up(
     BREAKWATER_CLICKHOUSE_URL.
 
     For example:
+
         breakwater up --config examples/breakwater.yaml --simulate
 
         breakwater up --config breakwater.yaml --data /var/lib/breakwater --workers 4

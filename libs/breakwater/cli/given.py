@@ -1,0 +1,51 @@
+"""Text that a person gives: on stdin, in a file, as an argument. All of it has to be UTF-8, as it is on the wire."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from breakwater.cli.errors import CliError, wrong_usage
+
+_REMEDY = "Convert it first, such as with `iconv -f latin1 -t utf-8`."
+
+
+def read_stdin() -> str:
+    """All of stdin. Raises CliError: there is nothing, or it is not UTF-8."""
+    # Its bytes: Python would let those that are no UTF-8 pass, or not, as the locale says.
+    given = sys.stdin.buffer.read() if sys.stdin is not None else b""  # pyright: ignore[reportUnnecessaryComparison]  # None when closed
+    if not given.strip():
+        raise wrong_usage("stdin is empty")
+    return _decoded("stdin", given)
+
+
+def read_file(path: Path, *, option: str = "") -> str:
+    """A whole file. Raises CliError: it can't be read, or is not UTF-8."""
+    name = f"{option} {path}".strip()
+    try:
+        given = path.read_bytes()
+    except OSError as error:
+        raise wrong_usage(f"{name}: can't be read: {error.strerror}") from error
+    return _decoded(name, given)
+
+
+def sendable(name: str, value: Any) -> None:
+    """Raises CliError where a value holds what no UTF-8 is: bytes of an argument, or half of a surrogate pair."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise wrong_usage(f"{name} is not UTF-8 text", _REMEDY) from None
+
+
+def _decoded(name: str, given: bytes) -> str:
+    try:
+        return given.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(name, error) from None
+
+
+def _not_utf8(name: str, error: UnicodeDecodeError) -> CliError:
+    wrong = error.object[error.start]
+    return wrong_usage(f"{name} is not UTF-8 text: byte 0x{wrong:02x} at position {error.start}", _REMEDY)
