@@ -178,6 +178,7 @@ class JobHandler:
         info = ErrorInfo(kind="server", class_="InternalError", message=f"{type(error).__name__} in the worker")
         ask = Ask(delivery, self._agent, None, _reply_to(delivery, None))
         await self._dead_end(ask, _execution_id(delivery, None), "error", info)
+        del self._crashes[delivery.sequence]
 
     async def _dead_end(self, ask: Ask, execution_id: str, reason: str, error: ErrorInfo) -> None:
         await finish(self._plane, ask, self._nothing_done(ask, execution_id, reason, error))

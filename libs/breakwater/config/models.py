@@ -186,8 +186,9 @@ class Alerts(Message):
 class Limits(Message):
     """Sizes and times of the plane itself."""
 
+    # Dead letters hold a job as base64, and the NATS servers take messages of up to 8 MB.
     max_body_bytes: int = Field(
-        default=4_000_000, ge=1_000, le=64_000_000, description="The largest job that is accepted."
+        default=4_000_000, ge=1_000, le=5_000_000, description="The largest job that is accepted."
     )
     events_max_age_h: float = Field(
         default=72, gt=0, description="How long EVENTS keeps events, and a job_id is idempotent."
