@@ -62,7 +62,12 @@ class Jobs:
                 result = await self._answers.wait(sent.job_id, answer, gone, deadline, look_now=not sent.id_made_here)
             finally:
                 gone.cancel()
-        return acceptance if result is None else Response(result, media_type=_JSON)
+        if result is None:
+            return acceptance
+        if not sent.id_made_here and (other := orjson.loads(result)["agent"]) != job.agent:
+            message = f"job_id {sent.job_id!r} is already the id of an execution of agent {other!r}; choose another id"
+            raise Problem(409, "id_taken", message, [Detail(path="job_id", message="belongs to another agent")])
+        return Response(result, media_type=_JSON)
 
     async def show(self, request: Request) -> Response:
         """GET of one: 200 with the result or the record, 202 while it is not decided, 404."""

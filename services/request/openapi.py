@@ -134,6 +134,7 @@ def _submit() -> dict[str, Any]:
             "401": _unauthorized(),
             "404": _error("The agent is not configured (`unknown_agent`)."),
             "408": _error("The body did not arrive in time (`body_timeout`)."),
+            "409": _error("The job id is that of an execution of another agent (`id_taken`)."),
             "413": _error("The body is too large (`body_too_large`)."),
             "422": _error("The body is not a job (`invalid_job`), or the query is wrong (`invalid_query`)."),
             "503": _unavailable("Nothing was accepted: NATS is away (`unavailable`) or full (`refused`)."),

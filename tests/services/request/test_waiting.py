@@ -64,9 +64,18 @@ async def test_a_second_body_under_the_same_id_is_answered_from_the_first(door: 
     await answer_jobs(door.bus)
     job_id = new_id()
     first = await door.post({"agent": "writer", "prompt": "one", "job_id": job_id}, query="?wait_s=10")
-    second = await door.post({"agent": "reader", "prompt": "two", "job_id": job_id}, query="?wait_s=10")
+    second = await door.post({"agent": "writer", "prompt": "two", "job_id": job_id}, query="?wait_s=10")
     assert first.json["output"] == "answer to one"
     assert second.body == first.body
+
+
+async def test_an_id_that_belongs_to_another_agent_is_refused_and_its_answer_kept_from_the_asker(door: Door) -> None:
+    await answer_jobs(door.bus)
+    job_id = new_id()
+    await door.post({"agent": "writer", "prompt": "one", "job_id": job_id}, query="?wait_s=10")
+    refused = await door.post({"agent": "reader", "prompt": "two", "job_id": job_id}, query="?wait_s=10")
+    assert (refused.status, refused.code) == (409, "id_taken")
+    assert b"answer to" not in refused.body
 
 
 @pytest.mark.parametrize("reconnects", [0, 1])
