@@ -178,7 +178,8 @@ async def test_agents_shows_breakers_and_spend_as_they_are_now(run: Run, plane: 
 
     async def opened() -> Any:
         agents = {agent["agent"]: agent for agent in (await in_thread(run, "agents", "--json")).json}
-        done = agents["breaking"]["breakers"][0]["state"] == "open" and "executions" in agents["breaking"]
+        rows = agents["breaking"].get("success_rate") is not None and "executions" in agents["spender"]
+        done = agents["breaking"]["breakers"][0]["state"] == "open" and rows
         return agents if done and agents["spender"]["spent_today"] != "0.000000000" else None
 
     agents = await until(opened, what="the breaker to open, the spend to be settled, the rows to be there")

@@ -166,8 +166,13 @@ def result_of(job_id: str, agent: str, output: str = "done") -> Result:
 async def answer_jobs(bus: Client, *, delay_s: float = 0.0) -> None:
     """A worker that decides every job, the first of an id for good."""
 
+    decided: set[str] = set()
+
     async def work(message: Msg) -> None:
         job = json.loads(message.data)
+        if job["job_id"] in decided:
+            return  # who listens would hear a second result, although the stream refuses it
+        decided.add(job["job_id"])
         await asyncio.sleep(delay_s)
         await publish_result(bus, result_of(job["job_id"], job["agent"], f"answer to {job.get('prompt')}"))
 
