@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -10,19 +9,16 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from breakwater.bus.delivery import Delivery, heartbeat
-from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import format_time, ms_from_time, time_from_ms
+from breakwater.patience import Patience
 from breakwater.policy.breaker import BreakerRules, Change, Observation, observe
 from breakwater.state.breakers import BreakerKey, Breakers, Loaded
-from breakwater.state.connection import StateUnavailable
-from breakwater.telemetry import Outage
 
-RETRY_S = 0.5
 _TRANSITIONS = TypeAdapter(list[BreakerTransition])
 
 
@@ -33,8 +29,7 @@ class BreakerHandler:
         self._config = config
         self._breakers = breakers
         self._publisher = publisher
-        self._redis = Outage("redis")
-        self._nats = Outage("nats_publish")
+        self._patience = Patience()
 
     async def handle(self, batch: list[Delivery]) -> None:
         """Takes a batch of attempts into account, and acknowledges it."""
@@ -44,18 +39,7 @@ class BreakerHandler:
                 attempt = await self._parse(delivery)
                 if attempt is not None and self._rules(attempt.agent) is not None:
                     seen[BreakerKey(attempt.agent, attempt.model)].append(_observation(delivery.sequence, attempt))
-            while True:
-                try:
-                    await self._apply(seen)
-                except StateUnavailable as error:
-                    self._redis.failed(error)
-                except BusUnavailable as error:
-                    self._nats.failed(error)
-                else:
-                    self._redis.worked()
-                    self._nats.worked()
-                    break
-                await asyncio.sleep(RETRY_S)
+            await self._patience.both(lambda: self._apply(seen))
         for delivery in batch:
             await delivery.ack()
 

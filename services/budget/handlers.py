@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import structlog
 from pydantic import ValidationError
 
 from breakwater.bus.delivery import Delivery, heartbeat
-from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config
@@ -18,12 +17,10 @@ from breakwater.contracts import subjects
 from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
+from breakwater.patience import Patience
 from breakwater.policy.budget import Caps, Counter, counters, reached
 from breakwater.state.budgets import Budgets, Settlement, Totals
-from breakwater.state.connection import StateUnavailable
-from breakwater.telemetry import Outage
 
-RETRY_S = 0.5
 SWEEP_EVERY_S = 15.0
 
 
@@ -36,17 +33,16 @@ class BudgetHandler:
         self._publisher = publisher
         self._lookup = lookup
         self._log: str | None = None
-        self._redis = Outage("redis")
-        self._nats = Outage("nats_publish")
+        self._patience = Patience()
 
     async def handle(self, batch: list[Delivery]) -> None:
         """Settles a batch of attempts, and acknowledges it."""
         async with heartbeat(batch):
             attempts = [(delivery.sequence, found) for delivery in batch if (found := _read(delivery)) is not None]
             called = [_settlement(*item) for item in attempts if not item[1].short_circuited]
-            await self._patiently(lambda: self._settle(called))
+            await self._patience.both(lambda: self._settle(called))
             refused = [attempt for _, attempt in attempts if attempt.refused_by is not None]
-            await self._patiently(lambda: self._tell_refusals(refused))
+            await self._patience.both(lambda: self._tell_refusals(refused))
         for delivery in batch:
             await delivery.ack()
 
@@ -54,21 +50,7 @@ class BudgetHandler:
         """Charges reservations whose lease has ended and of which the log tells nothing, for as long as it runs."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
-            await self._patiently(self._charge_lapsed)
-
-    async def _patiently(self, work: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            try:
-                await work()
-            except StateUnavailable as error:
-                self._redis.failed(error)
-            except BusUnavailable as error:
-                self._nats.failed(error)
-            else:
-                self._redis.worked()
-                self._nats.worked()
-                return
-            await asyncio.sleep(RETRY_S)
+            await self._patience.both(self._charge_lapsed)
 
     async def _settle(self, settlements: Sequence[Settlement]) -> None:
         """Raises StateUnavailable, BusUnavailable; may be repeated."""

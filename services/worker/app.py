@@ -11,6 +11,7 @@ from breakwater.bus.topology import worker_consumer
 from breakwater.config import Config
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
+from breakwater.patience import Patience
 from breakwater.policy.redact import Redactor
 from breakwater.providers.base import Provider
 from breakwater.providers.openai import OpenAICompatible
@@ -20,7 +21,6 @@ from breakwater.state.budgets import Budgets
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Executions
 from services.worker.handlers import JobHandler
-from services.worker.patience import Patience
 from services.worker.plane import Plane
 from services.worker.prices import PriceBook
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Agent, Config
+from breakwater.patience import Patience
 from breakwater.policy.budget import Counter, counters
 from breakwater.policy.redact import Redactor
 from breakwater.providers.base import Provider
@@ -17,7 +18,6 @@ from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Executions
-from services.worker.patience import Patience
 from services.worker.prices import PriceBook
 
 

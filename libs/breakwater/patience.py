@@ -31,6 +31,10 @@ class Patience:
         """Repeats work on NATS until it is done. Only for work that may be done twice."""
         return await _repeat(work, BusUnavailable, self._nats)
 
+    async def both(self, work: Callable[[], Awaitable[Value]]) -> Value:
+        """Repeats work on Redis and NATS until it is done. Only for work that may be done twice."""
+        return await self.redis(lambda: self.nats(work))
+
 
 async def _repeat(work: Callable[[], Awaitable[Value]], away: type[Exception], outage: Outage) -> Value:
     delay_s = FIRST_DELAY_S
