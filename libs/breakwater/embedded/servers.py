@@ -144,13 +144,17 @@ def clickhouse_spec(data: Path, port: int, user: str, password_file: Path) -> Pr
     """
     require_clickhouse()
     tables = data / "clickhouse"
-    tables.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # The engine makes a directory for temporary files, and has no time to remove it when it is killed.
+    scratch = tables / "tmp"
+    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    tables.chmod(0o700)
     arguments = ("--data", str(tables), "--host", _LOOPBACK, "--port", str(port))
     credentials = ("--user", user, "--password-file", str(password_file))
     return ProcessSpec(
         name="clickhouse",
         argv=(sys.executable, "-m", "breakwater.embedded.clickhouse", *arguments, *credentials),
         log_file=data / "logs" / "clickhouse.log",
+        env={"TMPDIR": str(scratch)},
         ready=http_ready(_LOOPBACK, port, "/ping", body_prefix=b"Ok"),
         ready_timeout_s=60.0,
     )

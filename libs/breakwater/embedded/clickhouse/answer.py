@@ -23,7 +23,7 @@ EXCEPTION_TAG = "X-ClickHouse-Exception-Tag"
 _HELD_IN_MEMORY = 16 << 20  # wait_end_of_query holds all of a result: the rest goes to a file
 _PIECE = 1 << 18
 _INLINE = 1 << 16  # compressing less than this costs less than a thread
-_EXCEPTION_LINGER_S = 0.5
+_EXCEPTION_LINGER_S = 3.0
 _LONGEST_EXCEPTION = 15 << 10  # clients look for a block of at most 16 KiB
 
 _CONTENT_TYPES = (  # by the beginning of a format's name; the longest that fits comes first
