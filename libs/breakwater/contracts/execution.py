@@ -19,11 +19,24 @@ ErrorKind = Literal[
     "orphan_tool_calls",
     "breaker_open",
     "budget_exceeded",
+    "retry_budget",
     "worker_lost",
     "invalid",
 ]
 Outcome = Literal["success", "error", "short_circuited", "worker_lost"]
-Cause = Literal["first", "retry", "fallback", "orphan_recovery", "self_correction", "probe"]
+Cause = Literal[
+    "first",
+    "retry",
+    "fallback",
+    "orphan_recovery",
+    "self_correction",
+    "context_trim",
+    "credential_refresh",
+    "probe",
+]
+"""Why an attempt was made. The last five are not counted as tries of their model."""
+Waste = Literal["retry", "fallback", "self_correction", "worker_lost", "failed"]
+"""Why the cost of an attempt was wasted: what followed it, or what was wrong with it."""
 CostBasis = Literal["billed", "estimated", "unknown"]
 Status = Literal["succeeded", "dead_lettered", "cancelled"]
 Reason = Literal["error", "timeout", "breaker_open", "budget_exceeded", "guard_tripped", "invalid", "worker_lost"]
@@ -61,7 +74,8 @@ class Attempt(Event):
     duration_ms: Count
     input_tokens: Count | None = None
     output_tokens: Count | None = None
-    cached_tokens: Count | None = None
+    cached_tokens: Count | None = Field(default=None, description="Part of the input tokens: read from a cache.")
+    reasoning_tokens: Count | None = Field(default=None, description="Part of the output tokens.")
     cost: Money | None = Field(default=None, description="None where it is unknown; never zero for unknown.")
     cost_basis: CostBasis = "unknown"
     outcome: Outcome
@@ -73,6 +87,9 @@ class Attempt(Event):
     counts_for_breaker: bool = Field(default=False, description="Whether the breaker counts this failure.")
     cause: Cause
     backoff_ms: Count = Field(default=0, description="How long the job waited before this attempt.")
+    dropped_messages: Count = Field(
+        default=0, description="Messages of the job left out of this call: orphaned tool calls, or turns trimmed away."
+    )
 
 
 class Execution(Event):
@@ -98,6 +115,9 @@ class Execution(Event):
         default=None, description="Sum over all attempts; None when no part of it is known."
     )
     wasted_cost: Money | None = Field(default=None, description="What the attempts cost that did not give the answer.")
+    wasted_by_cause: dict[Waste, Money] = Field(
+        default_factory=dict, description="The known parts of `wasted_cost`, by why they were wasted."
+    )
     cost_basis: CostBasis = "unknown"
     output: JsonValue = None
     error: ErrorInfo | None = None
@@ -108,7 +128,8 @@ class Execution(Event):
     started_at: Timestamp | None = None
     completed_at: Timestamp
     duration_ms: Count
-    cache_hit: bool = False
+    cache_hit: bool = Field(default=False, description="Answered from the cache: nothing was called and nothing spent.")
+    cached_from: Identifier | None = Field(default=None, description="The execution that gave a cached answer.")
     dry_run: bool = False
 
 
@@ -118,13 +139,38 @@ class Result(Execution):
     job_id: Identifier
 
 
+Notification = Literal[
+    "agent.attempt.start",
+    "agent.attempt.finish",
+    "agent.attempt.error",
+    "llm_request_failed",
+    "llm_retry_attempt",
+    "llm_retry_exhausted",
+    "orphan_tool_calls_pruned",
+    "context_trimmed",
+]
+
+
 class Progress(Event):
-    """A live step of an execution; not stored."""
+    """A live step of an execution; not stored. What an event says of an error is redacted."""
 
     execution_id: Identifier
     agent: Identifier
     state: Literal["queued", "dispatched", "in_progress", "retried", "waiting", "succeeded", "dead_lettered"]
+    event: Notification | None = Field(default=None, description="What has just happened, where it has a name.")
     at: Timestamp
-    attempt: int | None = None
+    attempt: int | None = Field(default=None, description="The attempt's number, from 1.")
     model: ModelId | None = None
+    parent_execution_id: Identifier | None = None
+    duration_ms: Count | None = None
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    success: bool | None = None
+    error_type: str | None = Field(default=None, description="Such as `Unauthorized`.")
+    error_class: str | None = Field(default=None, description="Such as `UnauthorizedError`.")
+    error_message: str | None = None
+    status_code: int | None = None
+    retryable: bool | None = None
+    delay_ms: Count | None = Field(default=None, description="The wait before the next attempt.")
+    count: Count | None = Field(default=None, description="How many messages were dropped.")
     detail: str | None = None

@@ -38,16 +38,27 @@ class Price(Message):
 
     input_usd_per_mtok: UsdAmount
     output_usd_per_mtok: UsdAmount
-    cached_input_usd_per_mtok: UsdAmount | None = None
+    cached_input_usd_per_mtok: UsdAmount | None = Field(default=None, description="The input price where absent.")
+    cache_write_usd_per_mtok: UsdAmount | None = Field(default=None, description="The input price where absent.")
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a call as the provider reports them: `cached` is part of `input`. None where it was not reported."""
+    """Tokens of a call as the provider reports them. None where it was not reported.
+
+    Attributes:
+        input_tokens: all of them, those read from a cache or written to one included.
+        output_tokens: all of them, reasoning included.
+        cached_tokens: of the input, read from a cache.
+        cache_write_tokens: of the input, written to a cache.
+        reasoning_tokens: of the output.
+    """
 
     input_tokens: int | None
     output_tokens: int | None
     cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 def cost_nano(usage: Usage, price: Price | None) -> int | None:
@@ -55,15 +66,19 @@ def cost_nano(usage: Usage, price: Price | None) -> int | None:
     if price is None or usage.input_tokens is None or usage.output_tokens is None:
         return None
     cached = min(usage.cached_tokens or 0, usage.input_tokens)
-    cached_price = price.cached_input_usd_per_mtok
-    if cached_price is None:
-        cached_price = price.input_usd_per_mtok
+    written = min(usage.cache_write_tokens or 0, usage.input_tokens - cached)
+    plain = price.input_usd_per_mtok
     exact = (
-        (usage.input_tokens - cached) * price.input_usd_per_mtok
-        + cached * cached_price
+        (usage.input_tokens - cached - written) * plain
+        + cached * _or(price.cached_input_usd_per_mtok, plain)
+        + written * _or(price.cache_write_usd_per_mtok, plain)
         + usage.output_tokens * price.output_usd_per_mtok
     )
     return (2 * exact + TOKENS_PER_PRICE) // (2 * TOKENS_PER_PRICE)
+
+
+def _or(price: int | None, default: int) -> int:
+    return default if price is None else price
 
 
 def estimate_input_tokens(body_bytes: int) -> int:
@@ -77,7 +92,9 @@ def estimate_input_tokens(body_bytes: int) -> int:
 
 def worst_case_nano(body_bytes: int, max_tokens: int, price: Price | None) -> int | None:
     """The most a call can cost: a high estimate of its input, and all the output it may have. None if unpriced."""
-    return cost_nano(Usage(estimate_input_tokens(body_bytes), max_tokens), price)
+    tokens = estimate_input_tokens(body_bytes)
+    dearest = None if price is None or (price.cache_write_usd_per_mtok or 0) <= price.input_usd_per_mtok else tokens
+    return cost_nano(Usage(tokens, max_tokens, cache_write_tokens=dearest), price)
 
 
 def choices_of(params: Mapping[str, JsonValue]) -> int:

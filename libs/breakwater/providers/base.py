@@ -14,7 +14,23 @@ from breakwater.policy.price import Usage
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One attempt to make."""
+    """One attempt to make.
+
+    Attributes:
+        attempt_id: `<execution>:<number>`; providers that know idempotency keys are given it.
+        model: the model's name as the provider knows it.
+        messages: the conversation in OpenAI's chat format; empty for a job with `input`.
+        params: what goes to the provider beside model and messages.
+        timeout_s: after which the call must have been given up.
+        traceparent: W3C trace context of the attempt.
+        agent: who calls.
+        execution_id: of the job.
+        tenant: of the job.
+        task_id: of the job.
+        input: of a job for a process or python agent.
+        output_schema: the JSON schema that the answer must satisfy, for providers that can be held to one.
+        strict_output: whether the provider should be held to it to the letter.
+    """
 
     attempt_id: str
     model: str
@@ -22,14 +38,28 @@ class Call:
     params: Mapping[str, JsonValue]
     timeout_s: float
     traceparent: str | None = None
+    agent: str = ""
+    execution_id: str = ""
+    tenant: str | None = None
+    task_id: str | None = None
+    input: JsonValue = None
+    output_schema: Mapping[str, JsonValue] | None = None
+    strict_output: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model said. `output` is its text, or the whole assistant message where it calls tools."""
+    """What the model said.
+
+    Attributes:
+        output: its text, or the whole assistant message where it calls tools, or any JSON of a process or callable.
+        usage: tokens as the provider reports them.
+        cost: nano-dollars, where the provider reports them itself.
+    """
 
     output: JsonValue
     usage: Usage
+    cost: int | None = None
 
 
 class CallFailed(Exception):  # noqa: N818  what happened, in the field's words
@@ -38,12 +68,18 @@ class CallFailed(Exception):  # noqa: N818  what happened, in the field's words
     Attributes:
         failure: what happened, for `policy.classify`.
         maybe_billed: the request may have reached a model, so that the provider may bill for it.
+        usage: what the provider reports to have used all the same.
+        credential: which reading of the key the call was made with, for `Provider.refresh_credential`.
     """
 
-    def __init__(self, failure: Failure, *, maybe_billed: bool) -> None:
+    def __init__(
+        self, failure: Failure, *, maybe_billed: bool, usage: Usage | None = None, credential: int | None = None
+    ) -> None:
         super().__init__(str(failure))
         self.failure = failure
         self.maybe_billed = maybe_billed
+        self.usage = usage
+        self.credential = credential
 
 
 class Provider(Protocol):
@@ -51,6 +87,17 @@ class Provider(Protocol):
 
     async def perform(self, call: Call) -> Answer:
         """Makes the call once. Raises CallFailed, and nothing else."""
+        ...
+
+    async def refresh_credential(self, used: int | None) -> bool:
+        """Reads the key's source again, once for all calls that failed with the same reading of it.
+
+        Args:
+            used: the reading that was refused, from `CallFailed.credential`.
+
+        Returns:
+            Whether a call with another key than that one can now be made.
+        """
         ...
 
     async def close(self) -> None:
