@@ -57,7 +57,7 @@ def test_the_built_in_defaults_protect() -> None:
         ("daily_usd: 0.15", "daily_usd: lots", "agents.a.budget.daily_usd: 'lots' is not an amount in USD"),
         ("a: {model: m/1,", "a: {", "agents.a.model: is missing; name the model to call"),
         ("{env: SIM_KEY}", "sk-1234567890", "providers.sim.api_key: a secret does not belong in the config"),
-        ("{env: SIM_KEY}", "{}", "providers.sim.api_key: give exactly one of env and file"),
+        ("{env: SIM_KEY}", "{}", "providers.sim.api_key: give exactly one of env, file and command"),
         ('"http://127.0.0.1:1/v1"', "ftp://x", "providers.sim.base_url: "),
         ("errors: 3", "errors: 3, consecutive_failures: 0", "agents.b.breaker.consecutive_failures: should be"),
         ("agents:", "agent:", "agent: is not a setting here; did you mean 'agents'?"),

@@ -13,8 +13,6 @@ from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
 from breakwater.patience import Patience
 from breakwater.policy.redact import Redactor
-from breakwater.providers.base import Provider
-from breakwater.providers.openai import OpenAICompatible
 from breakwater.settings import Settings
 from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets
@@ -30,7 +28,7 @@ def build(settings: Settings, config: Config) -> FastStream:
     broker = make_broker(settings.nats_url.get_secret_value(), "worker", graceful_timeout_s=config.limits.drain_s)
     redis = Redis(settings.redis_url.get_secret_value())
     connection = connection_of(broker)
-    providers = {name: _provider(config, name) for name in config.providers}
+    providers = {name: settings.open() for name, settings in config.providers.items()}
     plane = Plane(
         config=config,
         providers=providers,
@@ -63,9 +61,3 @@ def build(settings: Settings, config: Config) -> FastStream:
         await redis.close()
 
     return app
-
-
-def _provider(config: Config, name: str) -> Provider:
-    settings = config.providers[name]
-    key = settings.api_key.read() if settings.api_key is not None else None
-    return OpenAICompatible(settings.base_url, api_key=key, headers=settings.headers)

@@ -14,7 +14,7 @@ from breakwater.cli.errors import expected
 from breakwater.cli.plane import Plane
 
 if TYPE_CHECKING:
-    from breakwater.config import Config, SecretRef
+    from breakwater.config import Config
 
 PATIENCE_S = 10.0
 CONNECT_PATIENCE_S = 3.0
@@ -50,15 +50,9 @@ async def _guarded(area: str, check: Callable[[], Awaitable[list[Finding]]]) -> 
 
 def secrets(config: Config) -> list[Finding]:
     """Whether the secrets that the config names can be read from here."""
-    named: list[tuple[str, SecretRef]] = [
-        (f"providers.{name}.api_key", provider.api_key)
-        for name, provider in config.providers.items()
-        if provider.api_key is not None
-    ]
-    if config.alerts.slack is not None:
-        named.append(("alerts.slack.webhook_url", config.alerts.slack.webhook_url))
-    if config.alerts.webhook is not None:
-        named.append(("alerts.webhook.secret", config.alerts.webhook.secret))
+    from breakwater.config import named_secrets
+
+    named = list(named_secrets(config))
     findings: list[Finding] = []
     for path, secret in named:
         try:
@@ -173,7 +167,10 @@ async def _api(plane: Plane) -> list[Finding]:
 
 
 async def _providers(config: Config) -> list[Finding]:
-    return list(await asyncio.gather(*(_provider(name, one.base_url) for name, one in config.providers.items())))
+    from breakwater.providers.base import HttpSettings
+
+    endpoints = [(name, one.base_url) for name, one in config.providers.items() if isinstance(one, HttpSettings)]
+    return list(await asyncio.gather(*(_provider(name, base_url) for name, base_url in endpoints)))
 
 
 async def _provider(name: str, base_url: str) -> Finding:

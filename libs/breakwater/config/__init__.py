@@ -1,37 +1,27 @@
 """The config file: what it may hold, and how it is read and checked."""
 
-from breakwater.config.errors import ConfigError
+from breakwater.config.agents import Agent, AgentDefaults, CacheRules
+from breakwater.config.checks import named_secrets, objection, unreadable_secrets
 from breakwater.config.load import load_config, parse_config
-from breakwater.config.models import (
-    Agent,
-    AgentDefaults,
-    Alerts,
-    Budgets,
-    Config,
-    Limits,
-    ModelSettings,
-    Provider,
-    SecretRef,
-    SlackChannel,
-    WebhookChannel,
-    objection,
-    unreadable_secrets,
-)
+from breakwater.config.models import Alerts, Budgets, Config, Limits, ModelSettings, SlackChannel, WebhookChannel
+from breakwater.errors import ConfigError
+from breakwater.secret_refs import SecretRef
 
 __all__ = [
     "Agent",
     "AgentDefaults",
     "Alerts",
     "Budgets",
+    "CacheRules",
     "Config",
     "ConfigError",
     "Limits",
     "ModelSettings",
-    "Provider",
     "SecretRef",
     "SlackChannel",
     "WebhookChannel",
     "load_config",
+    "named_secrets",
     "objection",
     "parse_config",
     "unreadable_secrets",

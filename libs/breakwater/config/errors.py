@@ -1,13 +1,9 @@
-"""What a wrong config is told as."""
+"""How a wrong name in the config is told."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-
-
-class ConfigError(Exception):
-    """The config can't be used. Its text lists every mistake, each with its path and what would be right."""
 
 
 def hint(wrong: str, known: Iterable[str]) -> str:

@@ -10,8 +10,10 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from breakwater.config.errors import ConfigError, hint
+from breakwater.config.errors import hint
 from breakwater.config.models import Config
+from breakwater.errors import ConfigError
+from breakwater.providers.registry import KINDS
 
 
 def load_config(path: Path) -> Config:
@@ -67,7 +69,7 @@ def _without_inherited(problems: Iterable[Any]) -> list[Any]:
 
 
 def _explain(problem: Mapping[str, Any]) -> list[str]:
-    location = tuple(str(part) for part in problem["loc"] if not str(part).startswith("function-"))
+    location = _written(problem["loc"])
     path = ".".join(location)
     message = str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
@@ -81,6 +83,12 @@ def _explain(problem: Mapping[str, Any]) -> list[str]:
     given = None if problem["type"] == "value_error" else problem.get("input")  # our own texts say what may be shown
     shown = f" (found {given!r})" if isinstance(given, str | int | float | bool) else ""
     return [f"{path}: {message}{shown}"]
+
+
+def _written(location: Iterable[object]) -> tuple[str, ...]:
+    """A location as it stands in the file: without pydantic's own steps, and the kind of provider it has chosen."""
+    parts = tuple(str(part) for part in location if not str(part).startswith("function-"))
+    return (*parts[:2], *parts[3:]) if parts[:1] == ("providers",) and parts[2:3] and parts[2] in KINDS else parts
 
 
 def _fields_at(location: tuple[str, ...]) -> list[str]:

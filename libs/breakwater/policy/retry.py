@@ -11,6 +11,22 @@ from breakwater.contracts.execution import Reason
 from breakwater.contracts.types import Message
 from breakwater.policy.classify import Verdict
 
+RetryableKind = Literal["client", "rate_limit", "server", "timeout", "network", "worker_lost"]
+
+
+class KindPolicy(Message):
+    """How failures of one kind are retried; what is left out is as for all kinds."""
+
+    max: int | None = Field(
+        default=None,
+        ge=0,
+        le=100,
+        description="Retries after failures of this kind on one model, counted apart.",
+    )
+    backoff: Literal["constant", "exponential"] | None = None
+    base_s: float | None = Field(default=None, ge=0, le=3600)
+    max_delay_s: float | None = Field(default=None, ge=0, le=3600)
+
 
 class RetryPolicy(Message):
     """How often and how patiently one model is tried."""
@@ -21,12 +37,28 @@ class RetryPolicy(Message):
     max_delay_s: float = Field(
         default=5.0, ge=0, le=3600, description="Ceiling of an exponential delay, before jitter."
     )
+    on: tuple[int | str, ...] = Field(
+        default=(),
+        description="What is retried beside rate limits, server errors, timeouts and network errors: "
+        "status codes (404), kinds (client) or error classes (NotFoundError).",
+    )
+    per_kind: dict[RetryableKind, KindPolicy] = Field(
+        default_factory=dict, description="Other settings for one kind of failure: `rate_limit: {max: 5, base_s: 60}`."
+    )
 
     @model_validator(mode="after")
     def _ceiling_above_base(self) -> Self:
         if self.backoff == "exponential" and self.max_delay_s < self.base_s:
             raise ValueError(f"max_delay_s ({self.max_delay_s}) must not be below base_s ({self.base_s})")
         return self
+
+
+class RetryBudgetRules(Message):
+    """How many retries of a model the whole fleet may make, so that an outage is not multiplied."""
+
+    ratio: float = Field(default=0.2, ge=0, le=10, description="Retries for each first try, within the window.")
+    floor: int = Field(default=10, ge=0, description="Retries within the window that are always allowed.")
+    window_s: int = Field(default=60, ge=1, le=3600)
 
 
 def backoff_s(policy: RetryPolicy, retry: int, jitter: float) -> float:

@@ -1,15 +1,17 @@
-"""What every provider offers, and how it tells that a call failed."""
+"""What every provider offers, how it tells that a call failed, and what can be set for it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
+from breakwater.contracts.types import Message
 from breakwater.policy.classify import Failure
-from breakwater.policy.price import Usage
+from breakwater.policy.price import Usage, UsdAmount
+from breakwater.secret_refs import Secret, SecretRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +105,49 @@ class Provider(Protocol):
     async def close(self) -> None:
         """Frees connections."""
         ...
+
+
+class ProviderSettings(Message):
+    """What the config says of a provider. Each kind has a `kind`, and knows how to open itself."""
+
+    local: ClassVar[bool] = False
+    """A program or a callable: it needs no model, and takes any JSON as input."""
+
+    def open(self) -> Provider:
+        """Makes the provider; nothing is connected yet.
+
+        Raises:
+            ConfigError: a secret is missing, or what is named is not there.
+        """
+        raise NotImplementedError
+
+    def secrets(self) -> Mapping[str, SecretRef]:
+        """The secrets it names, by their place in the settings."""
+        return {}
+
+
+URL = r"^https?://[^\s]+$"
+
+
+class HttpSettings(ProviderSettings):
+    """An endpoint of a model provider."""
+
+    base_url: str = Field(pattern=URL)
+    api_key: Secret | None = None
+    headers: dict[str, str] = Field(default_factory=dict, description="Sent with every call; no secrets.")
+
+    def secrets(self) -> Mapping[str, SecretRef]:
+        """The API key."""
+        return {} if self.api_key is None else {"api_key": self.api_key}
+
+
+class LocalSettings(ProviderSettings):
+    """Something that runs on the worker's own machine."""
+
+    local: ClassVar[bool] = True
+
+    cost_per_call_usd: UsdAmount | None = Field(
+        default=None,
+        description="What a call costs where it does not report it itself; its worst case for budgets. "
+        "Unknown where absent, and refused under a hard budget.",
+    )

@@ -5,19 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import aiohttp
 import orjson
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure
 from breakwater.policy.price import Usage
-from breakwater.providers.base import Answer, Call, CallFailed
+from breakwater.providers.base import URL, Answer, Call, CallFailed, HttpSettings, Provider
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 MAX_ERROR_TEXT = 16_000
 """Cut only after redaction could see the whole; records cut it further."""
+
+
+class OpenAISettings(HttpSettings):
+    """Any OpenAI-compatible endpoint: OpenAI, Gemini's compatible one, vLLM, Ollama, OpenRouter and others."""
+
+    kind: Literal["openai"] = "openai"
+    base_url: str = Field(pattern=URL, description="Up to and including /v1.")
+
+    def open(self) -> Provider:
+        """Makes the provider. Raises ConfigError."""
+        key = self.api_key.read() if self.api_key is not None else None
+        return OpenAICompatible(self.base_url, api_key=key, headers=self.headers)
 
 
 class OpenAICompatible:
@@ -73,6 +85,10 @@ class OpenAICompatible:
         if status != 200:
             raise CallFailed(_http_failure(status, payload, reply_headers), maybe_billed=False)
         return _answer(payload)
+
+    async def refresh_credential(self, used: int | None) -> bool:  # noqa: ARG002
+        """The key is read once."""
+        return False
 
     async def close(self) -> None:
         """Closes idle connections."""

@@ -1,0 +1,95 @@
+"""What may be set for an agent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue, field_validator
+
+from breakwater.config.params import params_objection
+from breakwater.contracts.job import Job
+from breakwater.contracts.types import Identifier, Message, ModelId
+from breakwater.policy.breaker import BreakerRules
+from breakwater.policy.budget import Caps
+from breakwater.policy.output import OutputRules
+from breakwater.policy.price import MAX_OUTPUT_TOKENS
+from breakwater.policy.retry import RetryPolicy
+
+
+def _off(value: object) -> object:
+    # YAML 1.1 reads a bare `off` as false; both spellings mean the same to the person who wrote them.
+    return None if value is False or value == "off" else value
+
+
+Off = BeforeValidator(_off)
+
+
+class CacheRules(Message):
+    """Answers that are given again to the same question. Errors are never kept."""
+
+    ttl_s: int = Field(ge=1, le=30 * 86_400, description="How long an answer is kept.")
+    share_concurrent: bool = Field(
+        default=False, description="Identical jobs at the same time wait for the first one's answer and share it."
+    )
+
+
+class AgentDefaults(Message):
+    """Settings that an agent may leave out. The values here are the built-in ones."""
+
+    provider: Identifier | None = None
+    model: ModelId | None = Field(default=None, description="`provider/model`, or any id with a provider set.")
+    fallback_models: tuple[ModelId, ...] = ()
+    allowed_models: tuple[ModelId, ...] = Field(
+        default=(), description="What a job may ask for beside the agent's own models; `*` allows any."
+    )
+    system_prompt: str | None = None
+    params: dict[str, JsonValue] = Field(default_factory=dict, description="Under the job's own params.")
+    max_tokens: int = Field(
+        default=4096, ge=1, le=MAX_OUTPUT_TOKENS, description="Output limit where neither job nor params set one."
+    )
+    retry: RetryPolicy = RetryPolicy()
+    timeout_s: float = Field(default=30.0, gt=0, le=3600, description="For one attempt.")
+    total_timeout_s: float = Field(default=300.0, gt=0, le=86_400, description="For a job, waits included.")
+    on_context_overflow: Literal["next_model", "trim"] = Field(
+        default="next_model", description="trim: drop the oldest turns and ask the same model again, at once."
+    )
+    on_error: Literal["fail", "message"] = Field(
+        default="fail", description="message: a failed job's output is a message that a parent agent can read."
+    )
+    output: Annotated[OutputRules | None, Off] = Field(
+        default=None, description="The JSON schema that answers must satisfy, or `off`."
+    )
+    cache: Annotated[CacheRules | None, Off] = Field(default=None, description="Rules, or `off`.")
+    concurrency: int = Field(
+        default=16, ge=1, le=10_000, description="Jobs of this agent at once, over the whole fleet."
+    )
+    breaker: Annotated[BreakerRules | None, Off] = Field(default=BreakerRules(), description="Rules, or `off`.")
+    budget: Caps = Caps()
+    breaker_counts_auth_errors: bool = Field(
+        default=False, description="Whether 401, 402 and 403 count as failures of the model."
+    )
+    persist_prompts: bool = True
+    persist_responses: bool = True
+
+    @field_validator("params")
+    @classmethod
+    def _params_that_can_be_sent(cls, params: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if (problem := params_objection(params)) is not None:
+            raise ValueError(f"{problem.path} {problem.message}")
+        return params
+
+
+class Agent(AgentDefaults):
+    """One agent: a name that programs call, and how its calls are made."""
+
+    @property
+    def chain(self) -> tuple[ModelId, ...]:
+        """The models to try, in order, each once."""
+        own = (self.model,) if self.model is not None else ()
+        return tuple(dict.fromkeys((*own, *self.fallback_models)))
+
+    def chain_for(self, job: Job) -> tuple[ModelId, ...]:
+        """The models to try for a job: its own wishes over the agent's, in order, each once."""
+        first = job.model or self.model
+        fallbacks = self.fallback_models if job.fallback_models is None else tuple(job.fallback_models)
+        return tuple(dict.fromkeys(model for model in (first, *fallbacks) if model is not None))

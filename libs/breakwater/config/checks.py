@@ -1,0 +1,57 @@
+"""What can only be checked with the whole config at hand: a job's wishes, and secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from breakwater.config.errors import listing
+from breakwater.config.models import Config
+from breakwater.config.params import params_objection
+from breakwater.contracts.job import Job
+from breakwater.contracts.validation import Problem
+from breakwater.errors import ConfigError
+from breakwater.secret_refs import SecretRef
+
+
+def unreadable_secrets(config: Config) -> tuple[str, ...]:
+    """The secrets that the config names and that can't be read here: where each is named, and what is wrong."""
+    problems: list[str] = []
+    for path, secret in named_secrets(config):
+        try:
+            secret.read()
+        except ConfigError as error:
+            problems.append(f"  {path}: {error}")
+    return tuple(problems)
+
+
+def named_secrets(config: Config) -> Iterator[tuple[str, SecretRef]]:
+    """Every secret that the config names, with its place there."""
+    for name, provider in config.providers.items():
+        for place, secret in provider.secrets().items():
+            yield f"providers.{name}.{place}", secret
+    if config.alerts.slack is not None:
+        yield "alerts.slack.webhook_url", config.alerts.slack.webhook_url
+    if config.alerts.webhook is not None:
+        yield "alerts.webhook.secret", config.alerts.webhook.secret
+
+
+def objection(config: Config, job: Job) -> Problem | None:
+    """Why a job that is valid by itself can't be run by its (configured) agent; None where it can."""
+    agent = config.agents[job.agent]
+    if (problem := params_objection(job.params)) is not None:
+        return Problem(f"params.{problem.path}", problem.message)
+    allowed = {*agent.chain, *agent.allowed_models}
+    named = [("model", job.model), *((f"fallback_models.{i}", m) for i, m in enumerate(job.fallback_models or ()))]
+    for path, model in named:
+        if model is None:
+            continue
+        if "*" not in allowed and model not in allowed:
+            known = listing(allowed)
+            return Problem(path, f"{model!r} is not allowed for agent {job.agent!r}; allowed are {known}")
+        if config.provider_name(agent, model) is None:
+            return Problem(path, f"no provider is known for {model!r}; write it as provider/model")
+    if job.input is not None:
+        chain = agent.chain_for(job)
+        if any(not config.is_local(config.provider_name(agent, model)) for model in chain):
+            return Problem("input", f"agent {job.agent!r} is a chat agent and takes prompt or messages")
+    return None

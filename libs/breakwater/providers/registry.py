@@ -1,0 +1,34 @@
+"""The kinds of providers there are. A new one is a file beside this one, and its settings' name here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, cast, get_args
+
+from pydantic import BeforeValidator
+
+from breakwater.providers.base import ProviderSettings
+from breakwater.providers.openai import OpenAISettings
+
+AnyProvider = OpenAISettings
+DEFAULT_KIND = "openai"
+
+
+def _kind(settings: type[ProviderSettings]) -> str:
+    return get_args(settings.model_fields["kind"].annotation)[0]
+
+
+_ALL: tuple[type[ProviderSettings], ...] = get_args(AnyProvider) or (AnyProvider,)
+KINDS = frozenset(_kind(settings) for settings in _ALL)
+LOCAL_KINDS = frozenset(_kind(settings) for settings in _ALL if settings.local)
+"""Programs and callables, which have no models to choose from."""
+
+
+def _with_kind(value: object) -> object:
+    if isinstance(value, dict):
+        fields = cast(dict[str, Any], value)
+        return fields if "kind" in fields else {"kind": DEFAULT_KIND, **fields}
+    return value
+
+
+ProviderEntry = Annotated[AnyProvider, BeforeValidator(_with_kind)]
+"""A provider in the config; of the default kind where it names none."""
