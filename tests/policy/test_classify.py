@@ -1,95 +1,186 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, classify, error_hash, retry_after_s
+from breakwater.policy.classify import (
+    BrokenAnswer,
+    Failure,
+    HttpFailure,
+    ProgramFailure,
+    TransportFailure,
+    classify,
+    error_hash,
+)
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
+EMPTY_ACCOUNT = "You exceeded your current quota, please check your plan and billing details."
+
+Row = tuple[Failure, str, str, bool, bool]
+"""A failure; its kind and class; whether it is tried again; whether the breaker counts it."""
+
+ROWS: list[Row] = [
+    (HttpFailure(301, "moved"), "client", "ClientError", False, False),
+    (HttpFailure(400, "Invalid value for 'temperature'."), "client", "BadRequestError", False, False),
+    (HttpFailure(401, "Incorrect API key provided."), "client", "UnauthorizedError", False, False),
+    (HttpFailure(402, "Insufficient Balance"), "client", "PaymentRequiredError", False, False),
+    (HttpFailure(403, "Country not supported"), "client", "ForbiddenError", False, False),
+    (HttpFailure(404, "model: no-such-model"), "client", "NotFoundError", False, False),
+    (HttpFailure(408, "Request Timeout"), "client", "ClientError", False, False),
+    (HttpFailure(409, "conflict"), "client", "ClientError", False, False),
+    (HttpFailure(413, "Request exceeds the maximum size"), "client", "RequestTooLargeError", False, False),
+    (HttpFailure(418, "I'm a teapot"), "client", "ClientError", False, False),
+    (HttpFailure(422, "max_tokens: not an integer"), "client", "UnprocessableEntityError", False, False),
+    (HttpFailure(429, "Rate limit reached"), "rate_limit", "RateLimitError", True, True),
+    (HttpFailure(429, EMPTY_ACCOUNT, "insufficient_quota"), "client", "QuotaExceededError", False, False),
+    (HttpFailure(429, EMPTY_ACCOUNT, type="insufficient_quota"), "client", "QuotaExceededError", False, False),
+    (HttpFailure(429, "not active", "billing_not_active"), "client", "QuotaExceededError", False, False),
+    (HttpFailure(451, "unavailable for legal reasons"), "client", "ClientError", False, False),
+    (HttpFailure(500, "oops"), "server", "ServerError", True, True),
+    (HttpFailure(501, "not implemented"), "server", "ServerError", True, True),
+    (HttpFailure(502, "bad gateway"), "server", "ServiceUnavailableError", True, True),
+    (HttpFailure(503, "unavailable"), "server", "ServiceUnavailableError", True, True),
+    (HttpFailure(504, "gateway timeout"), "server", "GatewayTimeoutError", True, True),
+    (HttpFailure(529, "Overloaded"), "server", "OverloadedError", True, True),
+    (HttpFailure(599, "no"), "server", "ServerError", True, True),
+    (HttpFailure(600, "no such status"), "client", "ClientError", False, False),
+    (TransportFailure("network", "ConnectionRefusedError", "refused"), "network", "ConnectionRefusedError", True, True),
+    (TransportFailure("network", "ConnectionResetError", "reset"), "network", "ConnectionResetError", True, True),
+    (TransportFailure("network", "DnsError", "unknown host"), "network", "DnsError", True, True),
+    (TransportFailure("network", "TlsError", "bad certificate"), "network", "TlsError", True, True),
+    (TransportFailure("timeout", "TimeoutError", "no answer in 30 s"), "timeout", "TimeoutError", True, True),
+    (BrokenAnswer("the answer's body is empty"), "server", "BrokenAnswerError", True, True),
+    (BrokenAnswer("the answer is not JSON"), "server", "BrokenAnswerError", True, True),
+    (BrokenAnswer("a 200 that carries an error"), "server", "BrokenAnswerError", True, True),
+    (BrokenAnswer("the answer has no choices"), "server", "BrokenAnswerError", True, True),
+    (BrokenAnswer("the answer was truncated"), "server", "BrokenAnswerError", True, True),
+    (ProgramFailure("BadInputError", "no", 400, "client"), "client", "BadInputError", False, False),
+    (ProgramFailure("BackendFailureError", "no", None, "server"), "server", "BackendFailureError", True, True),
+]
 
 
-@pytest.mark.parametrize(
-    ("status", "kind", "class_name", "retryable", "counted"),
-    [
-        (301, "client", "ClientError", False, False),
-        (400, "client", "BadRequestError", False, False),
-        (401, "client", "UnauthorizedError", False, False),
-        (402, "client", "PaymentRequiredError", False, False),
-        (403, "client", "ForbiddenError", False, False),
-        (404, "client", "NotFoundError", False, False),
-        (409, "client", "ClientError", False, False),
-        (418, "client", "ClientError", False, False),
-        (422, "client", "UnprocessableEntityError", False, False),
-        (429, "rate_limit", "RateLimitError", True, True),
-        (500, "server", "ServerError", True, True),
-        (502, "server", "ServiceUnavailableError", True, True),
-        (503, "server", "ServiceUnavailableError", True, True),
-        (504, "server", "GatewayTimeoutError", True, True),
-        (529, "server", "OverloadedError", True, True),
-        (599, "server", "ServerError", True, True),
-    ],
-)
-def test_a_status_has_its_kind(status: int, kind: str, class_name: str, retryable: bool, counted: bool) -> None:
-    verdict = classify(HttpFailure(status, "no"), NOW)
+def name_of(row: object) -> str | None:
+    if isinstance(row, HttpFailure):
+        return f"{row.status} {row.code or row.type or row.message}"
+    return str(row) if isinstance(row, TransportFailure | BrokenAnswer | ProgramFailure) else None
+
+
+@pytest.mark.parametrize(("failure", "kind", "class_name", "retryable", "counted"), ROWS, ids=name_of)
+def test_every_failure_has_its_kind(
+    failure: Failure, kind: str, class_name: str, retryable: bool, counted: bool
+) -> None:
+    verdict = classify(failure, NOW)
     assert (verdict.kind, verdict.class_name) == (kind, class_name)
     assert (verdict.retryable, verdict.counts_for_breaker) == (retryable, counted)
-    assert verdict.status_code == status
+    status = {HttpFailure: getattr(failure, "status", None), BrokenAnswer: 200, TransportFailure: None}
+    assert verdict.status_code == status.get(type(failure), getattr(failure, "status", None))
     info = verdict.error_info()
+    assert (info.kind, info.class_, info.message) == (kind, class_name, failure.message)
     assert (info.user_message is None) == retryable
 
 
 @pytest.mark.parametrize(
-    ("code", "message"),
+    ("status", "code", "message"),
     [
-        ("context_length_exceeded", "too much"),
-        (None, "This model's maximum context length is 8192 tokens"),
-        (None, "prompt is too long: 210000 tokens > 200000 maximum"),
-        (None, "The input token count exceeds the maximum number of tokens allowed"),
+        (400, "context_length_exceeded", "too much"),
+        (
+            400,
+            None,
+            "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens. "
+            "Please reduce the length of the messages.",
+        ),
+        (400, None, "Your input exceeds the context window of this model. Please adjust your input and try again."),
+        (400, None, "prompt is too long: 210000 tokens > 200000 maximum"),
+        (
+            400,
+            None,
+            "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000, decrease input length or "
+            "`max_tokens` and try again",
+        ),
+        (400, None, "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576)."),
+        (400, None, "The decoder prompt (length 5000) is longer than the maximum model length of 4096."),
+        (400, None, "Input prompt (5000 tokens) is too long and exceeds limit of 4096"),
+        (400, None, "prompt too long; exceeded max context length by 812 tokens"),
+        (400, None, "the input length exceeds the context length"),
+        (400, None, "the request exceeds the available context size. try increasing the context size"),
+        (400, None, "Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 maximum context"
+         " length"),
+        (400, None, "Input is too long for requested model."),
+        (400, None, "This model's maximum prompt length is 131072 but the request contains 537812 tokens."),
+        (413, None, "prompt is too long: 2100000 tokens > 200000 maximum"),
+        (413, "context_length_exceeded", "Request too large"),
+        (422, None, "Input validation error: `inputs` must have less than 4096 tokens. Given: 5000"),
     ],
-)
-def test_a_400_that_tells_of_the_context_window_is_an_overflow(code: str | None, message: str) -> None:
-    verdict = classify(HttpFailure(400, message, code), NOW)
-    assert (verdict.kind, verdict.retryable, verdict.counts_for_breaker) == ("context_overflow", False, False)
-
-
-def test_no_answer_and_a_broken_answer_are_tried_again_and_counted() -> None:
-    for failure in (
-        TransportFailure("timeout", "TimeoutError", "no answer within 30 s"),
-        TransportFailure("network", "ClientConnectorError", "refused"),
-        BrokenAnswer("not JSON"),
-    ):
-        verdict = classify(failure, NOW)
-        assert verdict.retryable
-        assert verdict.counts_for_breaker
+)  # fmt: skip
+def test_a_conversation_that_is_too_long_is_an_overflow(status: int, code: str | None, message: str) -> None:
+    verdict = classify(HttpFailure(status, message, code), NOW)
+    assert (verdict.kind, verdict.class_name) == ("context_overflow", "ContextOverflowError")
+    assert (verdict.retryable, verdict.counts_for_breaker, verdict.status_code) == (False, False, status)
 
 
 @pytest.mark.parametrize(
-    ("value", "seconds"),
+    "message",
     [
-        ("7", 7.0),
-        ("0.25", 0.25),
-        (" 3 ", 3.0),
-        ("Sat, 21 Nov 2026 10:00:30 GMT", 30.0),
-        ("Sat, 21 Nov 2026 09:00:00 GMT", 0.0),
-        ("", None),
-        ("soon", None),
-        ("-5", None),
+        "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'. "
+        "The following tool_call_ids did not have response messages: call_1",
+        "Invalid parameter: messages with role 'tool' must be a response to a preceeding message with 'tool_calls'.",
+        "Messages with role 'tool' must be a response to a preceding message with 'tool_calls'",
+        "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: toolu_01. Each "
+        "`tool_use` block must have a corresponding `tool_result` block in the next message.",
+        "tool_use ids were found without tool_result blocks immediately after: toolu_01",
+        "messages.0.content.0: unexpected `tool_use_id` found in `tool_result` blocks: toolu_01. Each `tool_result` "
+        "block must have a corresponding `tool_use` block in the previous message.",
+        "Please ensure that the number of function response parts is equal to the number of function call parts of "
+        "the function call turn.",
+        "Please ensure that function response turn comes immediately after a function call turn.",
+        "Not the same number of function calls and responses",
+        "No tool output found for function call call_1.",
     ],
 )
-def test_retry_after_is_read_in_both_its_forms(value: str, seconds: float | None) -> None:
-    assert retry_after_s({"retry-after": value}, NOW) == seconds
-    assert classify(HttpFailure(429, "slow", headers={"retry-after": value}), NOW).retry_after_s == seconds
+def test_a_tool_call_without_its_result_is_an_orphan(message: str) -> None:
+    verdict = classify(HttpFailure(400, message), NOW)
+    assert (verdict.kind, verdict.class_name) == ("orphan_tool_calls", "OrphanToolCallsError")
+    assert (verdict.retryable, verdict.counts_for_breaker) == (False, False)
 
 
-def test_a_user_message_names_type_status_and_advice_and_nothing_of_the_providers_text() -> None:
-    message = classify(HttpFailure(401, "bad key sk-123 in /etc/app.conf"), NOW).error_info().user_message
-    assert message is not None
-    assert "Unauthorized" in message
-    assert "401" in message
-    assert "credentials" in message
-    assert "sk-123" not in message
-    assert "/etc" not in message
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Unknown parameter: 'context_window'.",
+        "Invalid 'tools[0].function.name': string does not match pattern.",
+        "tool_choice is only allowed when tools are specified",
+        "'messages' must contain the word 'json' in some form",
+    ],
+)
+def test_a_400_of_another_sort_is_the_callers_mistake(message: str) -> None:
+    assert classify(HttpFailure(400, message), NOW).class_name == "BadRequestError"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
+def test_words_about_the_conversation_mean_nothing_under_another_status(status: int) -> None:
+    verdict = classify(HttpFailure(status, "prompt is too long", "context_length_exceeded"), NOW)
+    assert verdict.kind in {"client", "rate_limit", "server"}
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 529])
+def test_what_is_retried_waits_as_the_provider_says(status: int) -> None:
+    headers = {"retry-after": "7"}
+    assert classify(HttpFailure(status, "no", headers=headers), NOW).retry_after_s == 7
+    assert classify(HttpFailure(status, "no", retry_delay_s=37.0), NOW).retry_after_s == 37
+    assert classify(HttpFailure(status, "no", headers=headers, retry_delay_s=37.0), NOW).retry_after_s == 7
+    date = (NOW + timedelta(seconds=30)).strftime("%a, %d %b %Y %H:%M:%S GMT")
+    assert classify(HttpFailure(status, "no", headers={"retry-after": date}), NOW).retry_after_s == 30
+
+
+@settings(deadline=None)
+@given(st.integers(), st.text(), st.text() | st.none(), st.dictionaries(st.just("retry-after"), st.text()))
+def test_no_answer_is_beyond_it(status: int, message: str, code: str | None, headers: dict[str, str]) -> None:
+    verdict = classify(HttpFailure(status, message, code, code, headers), NOW)
+    assert verdict.message == message
+    assert verdict.retryable == (verdict.kind in {"rate_limit", "server"}) == verdict.counts_for_breaker
 
 
 def test_errors_that_differ_in_numbers_addresses_and_frames_only_are_one() -> None:

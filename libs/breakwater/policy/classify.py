@@ -6,11 +6,13 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from datetime import datetime
 from typing import Literal
 
 from breakwater.contracts.execution import ErrorInfo, ErrorKind
+from breakwater.policy.delays import retry_after_s
+from breakwater.policy.user_message import user_message
+from breakwater.policy.wordings import tells_context_overflow, tells_empty_account, tells_orphan_tool_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class HttpFailure:
     type: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Names in lower case."""
+    retry_delay_s: float | None = None
+    """The wait that the body names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,24 @@ class BrokenAnswer:
     message: str
 
 
-Failure = HttpFailure | TransportFailure | BrokenAnswer
+@dataclass(frozen=True, slots=True)
+class ProgramFailure:
+    """A program or a callable failed, or said that it could not answer. It names what happened itself.
+
+    Attributes:
+        class_name: such as BackendFailureError, or the class of the exception that a callable raised.
+        message: what it said.
+        status: the code that it answered with, where that is like an HTTP status.
+        kind: `client` is never tried again and says nothing of the program's health; the others do.
+    """
+
+    class_name: str
+    message: str
+    status: int | None
+    kind: Literal["client", "server", "timeout", "network"]
+
+
+Failure = HttpFailure | TransportFailure | BrokenAnswer | ProgramFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +86,7 @@ class Verdict:
             status_code=self.status_code,
             retryable=self.retryable,
             hash=error_hash(self.message),
-            user_message=None if self.retryable else user_message(self.class_name, self.status_code),
+            user_message=None if self.retryable else user_message(self.kind, self.class_name, self.status_code),
         )
 
 
@@ -75,6 +96,7 @@ _CLIENT_CLASSES = {
     402: "PaymentRequiredError",
     403: "ForbiddenError",
     404: "NotFoundError",
+    413: "RequestTooLargeError",
     422: "UnprocessableEntityError",
 }
 _SERVER_CLASSES = {
@@ -84,18 +106,7 @@ _SERVER_CLASSES = {
     504: "GatewayTimeoutError",
     529: "OverloadedError",
 }
-_ADVICE = {
-    "UnauthorizedError": "Please check your API credentials.",
-    "PaymentRequiredError": "Please check your account billing status.",
-    "ForbiddenError": "You may not have permission to access this resource.",
-    "NotFoundError": "The model or resource does not exist or is not available to you.",
-    "BadRequestError": "The request format may be invalid.",
-    "UnprocessableEntityError": "A parameter's value may be invalid.",
-    "ContextOverflowError": "The conversation is too long for this model; please shorten it.",
-}
-_CONTEXT_OVERFLOW = re.compile(
-    r"context[_ ](length|window)|maximum context|prompt is too long|too many (input )?tokens|input token count", re.I
-)
+_MAY_BE_OF_THE_CONVERSATION = frozenset({400, 413, 422})
 
 
 def classify(failure: Failure, now: datetime) -> Verdict:
@@ -103,55 +114,37 @@ def classify(failure: Failure, now: datetime) -> Verdict:
 
     Args:
         failure: what the provider room reported.
-        now: to read a `Retry-After` that is a date.
+        now: to read delays that are given as a moment.
     """
     match failure:
         case TransportFailure(kind, class_name, message):
             return Verdict(kind, class_name, message, None, retryable=True, counts_for_breaker=True)
         case BrokenAnswer(message):
             return Verdict("server", "BrokenAnswerError", message, 200, retryable=True, counts_for_breaker=True)
-        case HttpFailure(status=429):
-            wait = retry_after_s(failure.headers, now)
-            return Verdict("rate_limit", "RateLimitError", failure.message, 429, True, True, wait)
-        case HttpFailure(status=status) if status >= 500:
-            wait = retry_after_s(failure.headers, now)
-            name = _SERVER_CLASSES.get(status, "ServerError")
-            return Verdict("server", name, failure.message, status, True, True, wait)
-        case HttpFailure(status=400) if _is_context_overflow(failure):
-            return Verdict("context_overflow", "ContextOverflowError", failure.message, 400, False, False)
-        case HttpFailure(status=status):
-            # An unknown status is handled as the caller's mistake: repeating what nobody understands helps nobody.
-            name = _CLIENT_CLASSES.get(status, "ClientError")
-            return Verdict("client", name, failure.message, status, False, False)
+        case ProgramFailure(class_name, message, status, kind):
+            again = kind != "client"
+            return Verdict(kind, class_name, message, status, retryable=again, counts_for_breaker=again)
+        case HttpFailure():
+            return _classify_status(failure, now)
 
 
-def _is_context_overflow(failure: HttpFailure) -> bool:
-    return failure.code == "context_length_exceeded" or bool(_CONTEXT_OVERFLOW.search(failure.message))
-
-
-def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Seconds to wait as `Retry-After` says, given in seconds or as an HTTP date; None where absent or unreadable."""
-    value = headers.get("retry-after", "").strip()
-    if not value:
-        return None
-    if re.fullmatch(r"\d+(\.\d+)?", value):
-        return float(value)
-    try:
-        moment = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - now).total_seconds())
-
-
-def user_message(class_name: str, status_code: int | None) -> str:
-    """What a parent agent or an end user may read: type, status and advice; never the provider's own text."""
-    status = f"**Status Code:** {status_code}\n" if status_code else ""
-    advice = _ADVICE.get(class_name, "Please review the error and try again.")
-    return (
-        f"I could not complete this request.\n\n**Error Type:** {class_name.removesuffix('Error')}\n{status}\n"
-        f"It cannot be recovered automatically. {advice}"
-    )
+def _classify_status(failure: HttpFailure, now: datetime) -> Verdict:
+    status, message = failure.status, failure.message
+    if status == 429 and tells_empty_account(failure.code, failure.type):
+        # No limit that resets: the account has no credit, and repeating the call only delays the next model.
+        return Verdict("client", "QuotaExceededError", message, status, False, False)
+    if status == 429 or 500 <= status <= 599:
+        wait = retry_after_s(failure.headers, now, failure.retry_delay_s)
+        if status == 429:
+            return Verdict("rate_limit", "RateLimitError", message, status, True, True, wait)
+        return Verdict("server", _SERVER_CLASSES.get(status, "ServerError"), message, status, True, True, wait)
+    if status in _MAY_BE_OF_THE_CONVERSATION:
+        if tells_context_overflow(failure.code, failure.type, message):
+            return Verdict("context_overflow", "ContextOverflowError", message, status, False, False)
+        if status == 400 and tells_orphan_tool_calls(message):
+            return Verdict("orphan_tool_calls", "OrphanToolCallsError", message, status, False, False)
+    # An unknown status is handled as the caller's mistake: repeating what nobody understands helps nobody.
+    return Verdict("client", _CLIENT_CLASSES.get(status, "ClientError"), message, status, False, False)
 
 
 _STACK_FRAME = re.compile(r"\bat\s+[^\s(]+\s*\([^)]*:\d+(:\d+)?\)|\bat\s+\S+:\d+:\d+")

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from itertools import pairwise
+from typing import Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from breakwater.contracts.execution import Reason
+from breakwater.contracts.execution import Attempt, ErrorKind, Reason
 from breakwater.contracts.types import Message
 from breakwater.policy.classify import Verdict
 
 RetryableKind = Literal["client", "rate_limit", "server", "timeout", "network", "worker_lost"]
+
+_RECOVERED_FROM: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "orphan_tool_calls"})
+"""Repeating the call would fail again: what is sent must change first, which is no retry."""
+_RECOVERED_FROM_CLASSES = frozenset({"ContextOverflow", "OrphanToolCalls"})
+_CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
 
 
 class KindPolicy(Message):
@@ -46,11 +54,47 @@ class RetryPolicy(Message):
         default_factory=dict, description="Other settings for one kind of failure: `rate_limit: {max: 5, base_s: 60}`."
     )
 
+    @field_validator("on")
+    @classmethod
+    def _names_what_can_be_retried(cls, on: tuple[int | str, ...]) -> tuple[int | str, ...]:
+        for name in on:
+            _check_retryable(name)
+        return on
+
     @model_validator(mode="after")
     def _ceiling_above_base(self) -> Self:
         if self.backoff == "exponential" and self.max_delay_s < self.base_s:
             raise ValueError(f"max_delay_s ({self.max_delay_s}) must not be below base_s ({self.base_s})")
+        for kind in self.per_kind:
+            merged = self.for_kind(kind)
+            if merged.backoff == "exponential" and merged.max_delay_s < merged.base_s:
+                raise ValueError(
+                    f"per_kind.{kind}: max_delay_s ({merged.max_delay_s}) must not be below base_s ({merged.base_s})"
+                )
         return self
+
+    def for_kind(self, kind: ErrorKind) -> RetryPolicy:
+        """The policy with the delays that hold for a kind of failure.
+
+        A base of its own lifts the ceiling that is set for all kinds: `rate_limit: {base_s: 60}` means 60 s.
+        """
+        own = self._own(kind)
+        if own is None:
+            return self
+        base_s = self.base_s if own.base_s is None else own.base_s
+        max_delay_s = self.max_delay_s if own.max_delay_s is None else own.max_delay_s
+        if own.base_s is not None and own.max_delay_s is None:
+            max_delay_s = max(max_delay_s, base_s)
+        update = {"backoff": own.backoff or self.backoff, "base_s": base_s, "max_delay_s": max_delay_s}
+        return self.model_copy(update=update)
+
+    def max_retries(self, kind: ErrorKind) -> int | None:
+        """How many retries a kind of failure has for itself; None where it shares `max_attempts` with the others."""
+        own = self._own(kind)
+        return None if own is None else own.max
+
+    def _own(self, kind: ErrorKind) -> KindPolicy | None:
+        return self.per_kind.get(kind)  # pyright: ignore[reportArgumentType]  what can't be a key has no entry
 
 
 class RetryBudgetRules(Message):
@@ -87,38 +131,130 @@ class Retry:
 class NextModel:
     """Go to the next model of the chain, at once."""
 
+    exhausted: bool = False
+    """A failure that could be retried had used up its tries."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Nothing is left to try."""
 
     reason: Reason
+    exhausted: bool = False
+    """A failure that could be retried had used up its tries."""
 
 
 Step = Retry | NextModel | Stop
 
 
+def failures_on(model: str, attempts: Iterable[Attempt]) -> Mapping[ErrorKind, int]:
+    """The failed tries on a model, by kind, of a job that is not yet decided.
+
+    Left out are refusals, as nothing was called, and failures that were recovered from in another way than by trying
+    again: by changing what is sent, or by reading the credential anew. A success counts as `worker_lost`: had its
+    answer not been lost with its worker, the job would be decided.
+
+    Args:
+        model: as the attempts name it.
+        attempts: of one job, in order.
+    """
+    of_job = list(attempts)
+    mended = {
+        before.attempt_id
+        for before, after in pairwise(of_job)
+        if after.cause == "credential_refresh" and after.model == before.model
+    }
+    failures: dict[ErrorKind, int] = {}
+    for attempt in of_job:
+        kind = _kind_of(attempt)
+        if attempt.model != model or attempt.attempt_id in mended or kind is None or kind in _RECOVERED_FROM:
+            continue
+        failures[kind] = failures.get(kind, 0) + 1
+    return failures
+
+
+def _kind_of(attempt: Attempt) -> ErrorKind | None:
+    if attempt.short_circuited:
+        return None
+    match attempt.outcome:
+        case "short_circuited":
+            return None
+        case "success" | "worker_lost":
+            return "worker_lost"
+        case "error":
+            return attempt.error.kind if attempt.error is not None else "server"
+
+
+def is_retryable(verdict: Verdict, policy: RetryPolicy) -> bool:
+    """Whether a failure is one that the same model is tried again for: by its nature, or because `on` names it."""
+    if verdict.kind in _RECOVERED_FROM:
+        return False
+    if verdict.retryable or verdict.kind in policy.on or verdict.status_code in policy.on:
+        return True
+    name = verdict.class_name.removesuffix("Error")
+    return any(isinstance(named, str) and named.removesuffix("Error") == name for named in policy.on)
+
+
 def after_failure(
-    verdict: Verdict, *, policy: RetryPolicy, tries: int, is_last_model: bool, remaining_s: float, jitter: float
+    verdict: Verdict,
+    *,
+    policy: RetryPolicy,
+    failures: Mapping[ErrorKind, int],
+    is_last_model: bool,
+    remaining_s: float,
+    jitter: float,
 ) -> Step:
     """Decides what follows a failed attempt.
 
     Args:
         verdict: what the failure means.
         policy: the agent's retry settings.
-        tries: attempts made on this model so far, the failed one included (at least 1).
+        failures: failed tries on this model by kind, this one included; see `failures_on`.
         is_last_model: whether the chain ends here.
         remaining_s: what is left of the job's total timeout.
         jitter: a random number in [0, 1).
     """
     if remaining_s <= 0:
         return Stop("timeout")
-    if verdict.retryable and tries < policy.max_attempts:
-        delay = max(backoff_s(policy, tries - 1, jitter), verdict.retry_after_s or 0.0)
-        if delay < remaining_s:
-            return Retry(delay)
-        # A wait that can't fit is no reason to sit it out: another model may answer now.
-        return Stop("timeout") if is_last_model else NextModel()
-    if is_last_model:
-        return Stop("error")
-    return NextModel()
+    if not is_retryable(verdict, policy):
+        return Stop("error") if is_last_model else NextModel()
+    retries, allowed = _retries(verdict.kind, policy, failures)
+    if retries >= allowed:
+        return Stop("error", exhausted=True) if is_last_model else NextModel(exhausted=True)
+    delay = max(backoff_s(policy.for_kind(verdict.kind), retries, jitter), verdict.retry_after_s or 0.0)
+    if delay < remaining_s:
+        return Retry(delay)
+    # A wait that can't fit is no reason to sit it out: another model may answer now.
+    return Stop("timeout") if is_last_model else NextModel()
+
+
+def _retries(kind: ErrorKind, policy: RetryPolicy, failures: Mapping[ErrorKind, int]) -> tuple[int, int]:
+    """The retries that a kind of failure has had on this model, and how many it may have."""
+    own = policy.max_retries(kind)
+    if own is not None:
+        return max(failures.get(kind, 0) - 1, 0), own
+    shared = sum(count for other, count in failures.items() if policy.max_retries(other) is None)
+    return max(shared - 1, 0), policy.max_attempts - 1
+
+
+def _check_retryable(name: int | str) -> None:
+    """Raises ValueError."""
+    if isinstance(name, int):
+        if not 400 <= name <= 599:
+            raise ValueError(f"{name} is not the status code of an error (400 to 599)")
+        return
+    if name in _RECOVERED_FROM or name.removesuffix("Error") in _RECOVERED_FROM_CLASSES:
+        raise ValueError(
+            f"{name} can't be retried, as the same call would fail again; it has a recovery of its own "
+            "(output.max_corrections, on_context_overflow, and pruning of orphaned tool calls)"
+        )
+    if name in get_args(RetryableKind):
+        return
+    if name in get_args(ErrorKind):
+        raise ValueError(f"{name} can't be retried: no call was made")
+    if not _CLASS_NAME.fullmatch(name):
+        kinds = ", ".join(get_args(RetryableKind))
+        hint = "; write a status code without quotes" if name.strip().isdecimal() else ""
+        raise ValueError(
+            f"{name!r} is no status code (404), no kind ({kinds}) and no error class (NotFoundError){hint}"
+        )

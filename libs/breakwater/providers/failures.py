@@ -1,0 +1,239 @@
+"""Errors as providers word them, and as the network gives them, in the terms of `policy.classify`."""
+
+from __future__ import annotations
+
+import errno
+import html
+import re
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Any, cast
+
+import orjson
+
+from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure
+from breakwater.policy.delays import duration_s, spoken_delay_s
+
+MAX_ERROR_TEXT = 16_000
+"""Characters; cut only after redaction could see the whole, and records cut it further."""
+_MAX_PAGE_TEXT = 300
+_MAX_PAGE = 4_000
+_MAX_CODE = 200
+
+_STATUS_BY_NAME = {
+    # Anthropic's types
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+    # Gemini's
+    "INVALID_ARGUMENT": 400,
+    "FAILED_PRECONDITION": 400,
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "RESOURCE_EXHAUSTED": 429,
+    "INTERNAL": 500,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+    # OpenAI's codes. Its types are too wide: `server_error` says no more than that an error was answered.
+    "context_length_exceeded": 400,
+    "invalid_api_key": 401,
+    "model_not_found": 404,
+    "rate_limit_exceeded": 429,
+    "insufficient_quota": 429,
+}
+
+# HTTP
+
+
+def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> HttpFailure:
+    """Reads an answer that is not 200.
+
+    Understood are the error bodies of OpenAI, Anthropic and Gemini and of what is compatible with them; of a page in
+    HTML its title, and any other body as the text that it is.
+
+    Args:
+        status: of the answer.
+        payload: its body, as far as it came.
+        headers: names in any case.
+    """
+    lowered = {name.lower(): value for name, value in headers.items()}
+    error = _error_of(_parsed(payload))
+    if error is None:
+        text = _plain_text(payload)
+        return HttpFailure(status, text or f"HTTP {status} without a text", None, None, lowered, spoken_delay_s(text))
+    message = _text(error.get("message")) or f"HTTP {status} without a text"
+    return HttpFailure(status, message, _name(error, "code"), _type(error), lowered, _delay_s(error, message))
+
+
+def error_in_answer(body: dict[str, Any]) -> HttpFailure | BrokenAnswer | None:
+    """The error that the body of a 200 carries; None where it carries none.
+
+    It is taken for the error that it is where the body says which, as gateways do that have sent their 200 before
+    they knew; otherwise the answer is broken.
+    """
+    if not body.get("error") and body.get("type") != "error" and body.get("object") != "error":
+        return None
+    error = _error_of(body) or {}
+    message = _text(error.get("message")) or "an error without a text"
+    status = _status(error)
+    if status is None:
+        return BrokenAnswer(f"a 200 that carries an error: {message}"[:MAX_ERROR_TEXT])
+    return HttpFailure(status, message, _name(error, "code"), _type(error), retry_delay_s=_delay_s(error, message))
+
+
+def _parsed(payload: bytes) -> Any:
+    try:
+        return orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _error_of(body: Any) -> dict[str, Any] | None:
+    """The object with the error's message, code and type; None where there is none.
+
+    OpenAI, Anthropic and Gemini nest it under `error`, Gemini's stream in a list as well; Ollama has a text there;
+    vLLM, Mistral, Azure's gateway and FastAPI have it at the top.
+    """
+    if isinstance(body, list) and body:
+        body = cast(list[Any], body)[0]
+    if not isinstance(body, dict):
+        return None
+    top = cast(dict[str, Any], body)
+    nested = top.get("error")
+    if isinstance(nested, dict):
+        error = cast(dict[str, Any], nested)
+        return {**error, "message": _first(error, "message", "msg", "type", "code", "status")}
+    message = nested if isinstance(nested, str) and nested else _first(top, "message", "detail", "errors")
+    if message is None and top.get("object") != "error":
+        return None
+    status = top.get("statusCode")
+    return {"code": status, **top, "message": message}
+
+
+def _first(values: Mapping[str, Any], *names: str) -> Any:
+    return next((values[name] for name in names if values.get(name)), None)
+
+
+def _text(value: Any, depth: int = 4) -> str:
+    """What a message says that may be nested, as FastAPI's list of what is wrong is."""
+    if isinstance(value, str):
+        return value.strip()[:MAX_ERROR_TEXT]
+    if isinstance(value, bool) or value is None or depth == 0:
+        return ""
+    if isinstance(value, list):
+        texts = (_text(part, depth - 1) for part in cast(list[Any], value)[:20])
+        return "; ".join(text for text in texts if text)[:MAX_ERROR_TEXT]
+    if isinstance(value, dict):
+        return _text(_first(cast(dict[str, Any], value), "message", "msg", "detail", "error"), depth - 1)
+    return str(value)
+
+
+def _name(error: Mapping[str, Any], field: str) -> str | None:
+    value = error.get(field)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return None
+    return str(value)[:_MAX_CODE]
+
+
+def _type(error: Mapping[str, Any]) -> str | None:
+    """OpenAI's and Anthropic's `type`, or Gemini's `status`."""
+    return _name(error, "type") or _name(error, "status")
+
+
+def _status(error: Mapping[str, Any]) -> int | None:
+    """The HTTP status that an error means. Codes go before types, which are the wider ones."""
+    names = [name for field in ("code", "status", "type") if (name := _name(error, field)) is not None]
+    for name in names:
+        if re.fullmatch(r"[45][0-9][0-9]", name):
+            return int(name)
+    return next((_STATUS_BY_NAME[name] for name in names if name in _STATUS_BY_NAME), None)
+
+
+def _delay_s(error: Mapping[str, Any], message: str) -> float | None:
+    """The wait in Gemini's RetryInfo, or in the words of the message."""
+    details = error.get("details")
+    for detail in cast(list[Any], details) if isinstance(details, list) else []:
+        named = cast(dict[str, Any], detail).get("retryDelay") if isinstance(detail, dict) else None
+        delay = duration_s(named) if isinstance(named, str) else None
+        if delay is not None:
+            return delay
+    return spoken_delay_s(message)
+
+
+_MARKUP = re.compile(r"<(!doctype|!--|\?xml|html|head|body|title|h1|center|error)", re.I)
+_TITLE = re.compile(r"<title\b[^<>]*>([^<]*)", re.I)
+_UNSEEN = re.compile(r"<(script|style)\b[^<>]*>.*?</\1\s*>|<!--.*?-->", re.I | re.S)
+_TAG = re.compile(r"<[^<>]*>")
+
+
+def _plain_text(payload: bytes) -> str:
+    text = payload[: MAX_ERROR_TEXT * 4].decode(errors="replace").strip()[:MAX_ERROR_TEXT]
+    if not _MARKUP.match(text):
+        return text
+    page = text[:_MAX_PAGE]
+    title = _TITLE.search(page)
+    words = html.unescape(title[1]).split() if title else []
+    if not words:
+        words = html.unescape(_TAG.sub(" ", _UNSEEN.sub(" ", page))).split()
+    return " ".join(words)[:_MAX_PAGE_TEXT]
+
+
+# The network
+
+_CLASS_BY_ERRNO = {
+    errno.ECONNREFUSED: "ConnectionRefusedError",
+    errno.ECONNRESET: "ConnectionResetError",
+    errno.ECONNABORTED: "ConnectionResetError",
+    errno.EPIPE: "ConnectionResetError",
+    errno.EHOSTUNREACH: "HostUnreachableError",
+    errno.ENETUNREACH: "HostUnreachableError",
+}
+
+
+def transport_failure(error: BaseException) -> TransportFailure:
+    """What an error means that came instead of an answer: a timeout, or a failure of the network, named by its cause.
+
+    Args:
+        error: of the operating system or of aiohttp, which is told by its names: nothing of it is imported here.
+    """
+    name = type(error).__name__
+    cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
+    if isinstance(cause, TimeoutError) or getattr(cause, "errno", None) == errno.ETIMEDOUT:
+        return TransportFailure("timeout", "TimeoutError", str(error) or "no answer in time")
+    return TransportFailure("network", _class_of(name, cause), _said(error) or name)
+
+
+def _class_of(name: str, cause: BaseException) -> str:
+    # Before the error numbers, which for these two are not those of the operating system.
+    if isinstance(cause, ssl.SSLError) or name in {"ClientConnectorCertificateError", "ServerFingerprintMismatch"}:
+        return "TlsError"
+    if isinstance(cause, socket.gaierror | socket.herror) or name == "ClientConnectorDNSError":
+        return "DnsError"
+    if isinstance(cause, ConnectionRefusedError):
+        return "ConnectionRefusedError"
+    if isinstance(cause, ConnectionResetError | ConnectionAbortedError | BrokenPipeError):
+        return "ConnectionResetError"
+    known = _CLASS_BY_ERRNO.get(getattr(cause, "errno", None) or 0)
+    if known is not None:
+        return known
+    if name == "ClientPayloadError":
+        return "TruncatedAnswerError"
+    return name if name.endswith("Error") else f"{name}Error"
+
+
+def _said(error: BaseException) -> str:
+    """The error's text, save where that is a URL, which may hold what is nobody's business."""
+    if hasattr(error, "request_info"):
+        return str(getattr(error, "message", ""))[:MAX_ERROR_TEXT]
+    if any(parent.__name__ == "InvalidURL" for parent in type(error).__mro__):
+        return "the provider's URL is not valid"
+    return str(error)[:MAX_ERROR_TEXT]
