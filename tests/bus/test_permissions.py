@@ -29,7 +29,8 @@ USERS = {grant.user for grant in GRANTS}
 ALL_OF_DLQ = {"worker", "breaker", "budget", "alerter", "sink"}
 
 MAY_PUBLISH = {
-    "bw.jobs.writer": {"request", "setup", "client"},
+    "bw.jobs.writer": {"request", "worker", "setup", "client"},
+    "bw.parked.writer.e1": {"worker"},
     "bw.attempts.writer.e1.1": {"worker"},
     "bw.executions.writer.e1": {"worker"},
     "bw.guards.writer": {"worker"},
@@ -54,6 +55,7 @@ MAY_PUBLISH = {
     "$JS.API.CONSUMER.DURABLE.CREATE.EVENTS.sink-events": {"setup"},
     "$JS.API.CONSUMER.DELETE.JOBS.worker-writer": set[str](),
     "$JS.API.CONSUMER.MSG.NEXT.JOBS.worker-writer": {"worker"},
+    "$JS.API.CONSUMER.MSG.NEXT.PARKED.worker-parked": {"worker"},
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.breaker": {"breaker"},
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.budget": {"budget"},
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.alerter": {"alerter"},
@@ -62,9 +64,11 @@ MAY_PUBLISH = {
     "$JS.API.CONSUMER.MSG.NEXT.ALERTS.alerter-slack": {"alerter"},
     "$JS.API.CONSUMER.MSG.NEXT.ALERTS.alerter-webhook": {"alerter"},
     "$JS.ACK.JOBS.worker-writer.1.1.1.1.0": {"worker"},
+    "$JS.ACK.PARKED.worker-parked.1.1.1.1.0": {"worker"},
     "$JS.ACK.EVENTS.sink-events.1.1.1.1.0": {"sink"},
     "$JS.ACK.domain.account.EVENTS.sink-events.1.1.1.1.0": {"sink"},
     "$JS.API.DIRECT.GET.JOBS.bw.jobs.writer": {"setup"},
+    "$JS.API.DIRECT.GET.PARKED.bw.parked.writer.e1": {"setup"},
     "$JS.API.DIRECT.GET.DLQ.bw.dlq.invalid.writer": {"request", "setup"},
     "$JS.API.DIRECT.GET.RESULTS.bw.results.e1": {"request", "worker", "setup", "client"},
     "$JS.API.DIRECT.GET.EVENTS": {"request", "worker", "budget", "setup", "client"},
@@ -77,6 +81,7 @@ MAY_SUBSCRIBE = {
     ">": set[str](),
     "bw.>": set[str](),
     "bw.jobs.>": set[str](),
+    "bw.parked.>": set[str](),
     "bw.dlq.>": set[str](),
     "bw.results.>": {"request", "client"},
     "bw.progress.>": {"request", "client"},

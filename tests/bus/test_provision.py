@@ -75,3 +75,16 @@ async def test_a_full_queue_refuses_and_drops_nothing(
     config = (await jetstream.stream_info("JOBS")).config
     assert config.retention == "workqueue"
     assert config.discard == "new"
+
+
+async def test_jobs_that_sleep_are_no_reason_to_touch_their_stream(
+    own_nats_server: RunningServer, jetstream: JetStreamContext
+) -> None:
+    await provision(own_nats_server.url, PLAN)
+    await jetstream.publish(subjects.parked("writer", "e1"), b"{}")
+    assert await provision(own_nats_server.url, Plan(agents={"writer": 8}, alert_channels=("slack",))) == (
+        "updated stream JOBS (subjects)",
+    )
+    config = (await jetstream.stream_info("PARKED")).config
+    assert config.subjects == ["bw.parked.*.*"]
+    assert (config.retention, config.discard) == ("workqueue", "new")

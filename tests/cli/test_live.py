@@ -327,7 +327,7 @@ async def test_doctor_finds_a_healthy_plane_healthy(run: Run, plane: Plane) -> N
     texts = "\n".join(one["text"] for one in ran.json["findings"])
     for part in (
         f"{len(AGENTS)} agents",
-        f"6 streams and {len(AGENTS) + 5} consumers are as the config asks",
+        f"7 streams and {len(AGENTS) + 6} consumers are as the config asks",
         "worker-writer: 0 waiting",
         "appendonly yes",
         "noeviction",

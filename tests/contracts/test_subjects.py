@@ -32,6 +32,7 @@ def test_an_empty_text_is_no_token() -> None:
 
 def test_subjects_stand_as_published_in_the_contract() -> None:
     assert subjects.job("content-writer") == "bw.jobs.content-writer"
+    assert subjects.parked("a", "j.1") == "bw.parked.a.j%2E1"
     assert subjects.attempt("a", "j.1", 2) == "bw.attempts.a.j%2E1.2"
     assert subjects.execution("a", "j") == "bw.executions.a.j"
     assert subjects.breaker("a", "gpt-4.1:mini") == "bw.breakers.a.gpt-4%2E1%3Amini"
@@ -50,3 +51,14 @@ def test_a_subject_that_is_no_jobs_is_refused(subject: str) -> None:
 
 def test_the_agent_is_read_back_from_a_jobs_subject() -> None:
     assert subjects.agent_of_job(subjects.job("an agent/with.dots")) == "an agent/with.dots"
+
+
+@pytest.mark.parametrize("subject", ["bw.parked", "bw.parked.a", "bw.parked..e", "other.parked.a.e", "bw.parked.a.e.1"])
+def test_a_subject_that_is_no_parked_jobs_is_refused(subject: str) -> None:
+    with pytest.raises(ValueError, match="not a parked job's subject"):
+        subjects.names_of_parked(subject)
+
+
+def test_agent_and_execution_are_read_back_from_a_parked_jobs_subject() -> None:
+    names = ("an agent/with.dots", "an id.with*odd>signs")
+    assert subjects.names_of_parked(subjects.parked(*names)) == names

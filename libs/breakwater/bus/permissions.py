@@ -28,6 +28,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from breakwater.bus.topology import PARKED_CONSUMER
 from breakwater.contracts.subjects import Stream
 
 CLIENT_INBOX = "_INBOX"
@@ -96,6 +97,10 @@ GRANTS = (
             f"{REPLIES}.>",
             # All consumers of JOBS are the worker's, one for each agent: a new agent needs no new grant.
             *consumes(Stream.JOBS, "*"),
+            # A job that has to wait for long is parked, and put back into its queue when it is due.
+            "bw.parked.>",
+            *consumes(Stream.PARKED, PARKED_CONSUMER),
+            "bw.jobs.>",
             *reads(Stream.EVENTS, Stream.RESULTS),
         ),
     ),

@@ -26,6 +26,11 @@ ACK_WAIT_S = 20.0
 JOBS_MAX_BYTES = 4 * 1024**3
 """Waiting jobs fill no disk: beyond this, publishing is refused, and nothing that was accepted goes."""
 
+PARKED_MAX_BYTES = 1024**3
+"""The server sets a stream's limit aside on its disk in full, and few jobs sleep. Beyond it, a job waits in JOBS."""
+
+PARKED_CONSUMER = "worker-parked"
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -63,6 +68,15 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             duplicate_window=600.0,
         ),
         stream(
+            Stream.PARKED,
+            ["bw.parked.*.*"],
+            0,
+            retention=RetentionPolicy.WORK_QUEUE,
+            discard=DiscardPolicy.NEW,
+            max_bytes=PARKED_MAX_BYTES,
+            duplicate_window=600.0,
+        ),
+        stream(
             Stream.EVENTS,
             ["bw.attempts.>", "bw.executions.>", "bw.breakers.>", "bw.budgets.>", "bw.guards.>"],
             plan.events_max_age_h * HOUR_S,
@@ -94,6 +108,8 @@ def consumers(plan: Plan) -> tuple[tuple[Stream, ConsumerConfig], ...]:
     ]
     return (
         *jobs,
+        # Without a limit: those that sleep must not keep one from being looked at that is due sooner.
+        (Stream.PARKED, _durable(PARKED_CONSUMER, ["bw.parked.*.*"], max_ack_pending=-1)),
         (Stream.EVENTS, _durable("breaker", ["bw.attempts.>"], max_ack_pending=10_000)),
         (Stream.EVENTS, _durable("budget", ["bw.attempts.>"], max_ack_pending=10_000)),
         (Stream.EVENTS, _durable("alerter", ["bw.breakers.>", "bw.budgets.>"], max_ack_pending=1_000)),

@@ -144,8 +144,12 @@ async def _progress(client: Client, consumer: ConsumerFound) -> Progress | None:
 
 
 def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:
+    from breakwater.bus.topology import PARKED_CONSUMER
+
     waiting, in_work = consumer.waiting or 0, consumer.in_work or 0
-    text = f"{consumer.name}: {waiting:,} waiting, {in_work:,} in work"
+    # What the consumer of parked jobs holds is asleep.
+    state = "parked" if consumer.name == PARKED_CONSUMER else "in work"
+    text = f"{consumer.name}: {waiting:,} waiting, {in_work:,} {state}"
     service = consumer.name.partition("-")[0]
     if consumer.readers == 0 and not in_work:
         return Finding("lag", "warn", f"{text}, and nobody reads", f"Is the service `{service}` running? See its log.")

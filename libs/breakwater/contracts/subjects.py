@@ -19,6 +19,7 @@ class Stream(StrEnum):
     """The JetStream streams."""
 
     JOBS = "JOBS"
+    PARKED = "PARKED"
     EVENTS = "EVENTS"
     ALERTS = "ALERTS"
     RESULTS = "RESULTS"
@@ -39,6 +40,12 @@ class Header(StrEnum):
     TRACEPARENT = "traceparent"
     UNIQUE_ID = "Breakwater-Unique-Id"
     """Set by `request` on a job whose id it made itself, so that the worker need not look for an earlier one."""
+    DUE = "Breakwater-Due"
+    """When a parked job goes back to its queue: RFC 3339, UTC, milliseconds."""
+    EXECUTION_ID = "Breakwater-Execution-Id"
+    """Which execution a job is that was parked, encoded as a token."""
+    QUEUED_AT = "Breakwater-Queued-At"
+    """When a job that was parked was accepted first: RFC 3339, UTC, milliseconds."""
 
 
 def encode_token(text: str) -> str:
@@ -60,6 +67,11 @@ def decode_token(token: str) -> str:
 def job(agent: str) -> str:
     """Where jobs for an agent are published (JOBS)."""
     return f"bw.jobs.{encode_token(agent)}"
+
+
+def parked(agent: str, execution_id: str) -> str:
+    """Where a job sleeps that has to wait for long (PARKED). Internal: programs have nothing to do there."""
+    return f"bw.parked.{encode_token(agent)}.{encode_token(execution_id)}"
 
 
 def attempt(agent: str, execution_id: str, number: int | str) -> str:
@@ -112,6 +124,19 @@ def agent_of_job(subject: str) -> str:
     if prefix != "bw.jobs" or not token:
         raise ValueError(f"{subject!r} is not a job's subject (bw.jobs.<agent>)")
     return decode_token(token)
+
+
+def names_of_parked(subject: str) -> tuple[str, str]:
+    """The agent and the execution that a parked job's subject names.
+
+    Raises:
+        ValueError: the subject is not of the form `bw.parked.<agent>.<execution>`.
+    """
+    match subject.split("."):
+        case ["bw", "parked", agent, execution_id] if agent and execution_id:
+            return decode_token(agent), decode_token(execution_id)
+        case _:
+            raise ValueError(f"{subject!r} is not a parked job's subject (bw.parked.<agent>.<execution>)")
 
 
 def is_reply_subject(subject: str) -> bool:

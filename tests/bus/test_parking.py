@@ -1,0 +1,386 @@
+"""Long waits, on a real server: a job sleeps on PARKED and comes back to its queue when it is due."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+import nats
+import pytest
+import pytest_asyncio
+from nats.aio.client import Client
+from structlog.testing import capture_logs
+
+from breakwater.bus.broker import connection_of, make_broker, on_batch, on_each
+from breakwater.bus.delivery import Delivery
+from breakwater.bus.errors import BusUnavailable, PublishRefused
+from breakwater.bus.parking import WAKER_BATCH, WAKER_LINGER_S, Waker, park, parked_execution, queued_at
+from breakwater.bus.provision import provision
+from breakwater.bus.publisher import Publisher
+from breakwater.bus.topology import PARKED_CONSUMER, Plan, worker_consumer
+from breakwater.contracts import subjects
+from breakwater.contracts.subjects import Header, Stream
+from breakwater.contracts.types import format_time
+from tests.servers import RunningServer
+
+SLOW, OTHER = "slow agent", "other"
+PLAN = Plan(agents={SLOW: 1, OTHER: 1})
+EXECUTION = "an odd id/ünd.so"
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+@pytest.fixture
+async def url(own_nats_server: RunningServer) -> str:
+    await provision(own_nats_server.url, PLAN)
+    return own_nats_server.url
+
+
+@pytest_asyncio.fixture
+async def client(url: str) -> AsyncGenerator[Client]:
+    client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+    yield client
+    await client.close()
+
+
+@pytest_asyncio.fixture
+async def publisher(client: Client) -> Publisher:
+    return Publisher(lambda: client, "worker")
+
+
+@asynccontextmanager
+async def worker(url: str, handle: Callable[[Delivery], Awaitable[None]]) -> AsyncGenerator[list[Delivery]]:
+    """A process that handles the slow agent's jobs, and wakes parked ones; yields those it has looked at."""
+    looked_at: list[Delivery] = []
+    broker = make_broker(url, "worker", graceful_timeout_s=1)
+    waker = Waker(Publisher(connection_of(broker), "worker"), PLAN.agents)
+    on_each(broker, Stream.JOBS, subjects.job(SLOW), worker_consumer(SLOW), handle, concurrency=PLAN.agents[SLOW])
+
+    async def wake(deliveries: list[Delivery]) -> None:
+        await waker.handle_all(deliveries)
+        looked_at.extend(deliveries)
+
+    on_batch(
+        broker,
+        Stream.PARKED,
+        "bw.parked.*.*",
+        PARKED_CONSUMER,
+        wake,
+        size=WAKER_BATCH,
+        linger_s=WAKER_LINGER_S,
+    )
+    await broker.start()
+    try:
+        yield looked_at
+    finally:
+        await broker.stop()
+
+
+async def next_of(client: Client, stream: Stream, durable: str, timeout_s: float = 10) -> Delivery:
+    subscription = await client.jetstream().pull_subscribe_bind(durable, stream.value)
+    [message] = await subscription.fetch(1, timeout=timeout_s)
+    await subscription.unsubscribe()
+    return Delivery(message)
+
+
+async def taken(client: Client, agent: str = SLOW) -> Delivery:
+    return await next_of(client, Stream.JOBS, worker_consumer(agent))
+
+
+async def parked(client: Client) -> Delivery:
+    return await next_of(client, Stream.PARKED, PARKED_CONSUMER)
+
+
+async def submitted(client: Client, body: bytes = b"job", headers: dict[str, str] | None = None) -> Delivery:
+    """A job that a worker has just taken."""
+    await client.jetstream().publish(subjects.job(SLOW), body, headers=headers)
+    return await taken(client)
+
+
+async def count(client: Client, stream: Stream) -> int:
+    return (await client.jetstream().stream_info(stream.value)).state.messages
+
+
+async def until(met: Callable[[], Awaitable[bool]], *, within_s: float = 15) -> None:
+    async with asyncio.timeout(within_s):
+        while not await met():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_parked_job_comes_back_when_it_is_due_and_as_it_was(url: str, client: Client) -> None:
+    came: asyncio.Queue[tuple[datetime, Delivery]] = asyncio.Queue()
+    publisher = Publisher(lambda: client, "worker")
+    original = await submitted(client, b"\x00bytes", {"traceparent": "00-a-b-01", "own": "wörth keeping"})
+    due = now() + timedelta(seconds=1.2)
+    await park(publisher, original, agent=SLOW, execution_id=EXECUTION, due=due)
+    assert await original.ack_sync()
+
+    async def handle(job: Delivery) -> None:
+        assert await job.ack_sync()
+        came.put_nowait((now(), job))
+
+    async with worker(url, handle), asyncio.timeout(10):
+        at, job = await came.get()
+        await until(lambda: empty(client))
+    assert timedelta(0) <= at - due.replace(microsecond=due.microsecond // 1000 * 1000) < timedelta(seconds=1)
+    assert job.data == b"\x00bytes"
+    assert parked_execution(job.headers) == EXECUTION
+    told = queued_at(job.headers, job.published_at)
+    assert abs(told - original.published_at) < timedelta(milliseconds=1)
+    assert {"traceparent": "00-a-b-01", "own": "wörth keeping"}.items() <= dict(job.headers).items()
+    assert Header.DUE.value not in job.headers
+
+
+async def empty(client: Client) -> bool:
+    return await count(client, Stream.JOBS) == await count(client, Stream.PARKED) == 0
+
+
+async def test_jobs_that_sleep_take_no_place_in_their_agents_queue(url: str, client: Client) -> None:
+    """The agent may work on one job at a time; with a delayed nak, the first of these would block all others."""
+    done: list[bytes] = []
+    publisher = Publisher(lambda: client, "worker")
+
+    async def handle(job: Delivery) -> None:
+        if job.data.startswith(b"sleeper"):
+            due = now() + timedelta(hours=1)
+            await park(publisher, job, agent=SLOW, execution_id=job.data.decode(), due=due)
+        else:
+            done.append(job.data)
+        assert await job.ack_sync()
+
+    async def all_parked() -> bool:
+        return await count(client, Stream.PARKED) == 200
+
+    async with worker(url, handle) as looked_at:
+
+        async def all_looked_at() -> bool:
+            return len(looked_at) == 200
+
+        for number in range(200):
+            await client.jetstream().publish(subjects.job(SLOW), b"sleeper %d" % number)
+        await until(all_parked)
+        await until(all_looked_at)
+        await client.jetstream().publish(subjects.job(SLOW), b"awake")
+
+        async def awake_done() -> bool:
+            return done == [b"awake"]
+
+        await until(awake_done, within_s=2)
+    assert await count(client, Stream.JOBS) == 0
+
+
+@pytest.mark.parametrize("crash", [True, False], ids=["a crash", "a restart"])
+async def test_neither_a_crash_nor_a_restart_of_nats_loses_a_parked_job_or_wakes_it_early(
+    url: str, client: Client, own_nats_server: RunningServer, crash: bool
+) -> None:
+    came: list[tuple[bytes, datetime]] = []
+    publisher = Publisher(lambda: client, "worker")
+    dues = {b"soon": now() + timedelta(seconds=1.5), b"later": now() + timedelta(seconds=2.5)}
+    for name, due in dues.items():
+        job = await submitted(client, name)
+        await park(publisher, job, agent=SLOW, execution_id=name.decode(), due=due)
+        assert await job.ack_sync()
+
+    async def handle(job: Delivery) -> None:
+        came.append((job.data, now()))
+        assert await job.ack_sync()
+
+    async def all_back() -> bool:
+        return len(came) == 2
+
+    if crash:
+        own_nats_server.kill()
+    else:
+        # A server that crashes may forget how long a job is to sleep that was given back just before. It is then looked
+        # at again when its ack wait is over, which is too long to wait for here.
+        async with worker(url, handle) as looked_at:
+
+            async def both_looked_at() -> bool:
+                return len(looked_at) == 2
+
+            await until(both_looked_at)
+    await own_nats_server.restart_async()
+    async with worker(url, handle):
+        await until(all_back)
+        await until(lambda: empty(client))
+    assert [name for name, _ in came] == [b"soon", b"later"]
+    for name, at in came:
+        assert timedelta(milliseconds=-1) <= at - dues[name] < timedelta(seconds=3)
+
+
+async def test_parking_twice_for_the_same_time_is_one_message(client: Client, publisher: Publisher) -> None:
+    job = await submitted(client)
+    due = now() + timedelta(hours=1)
+    for _ in range(2):
+        await park(publisher, job, agent=SLOW, execution_id="e", due=due)
+    assert await count(client, Stream.PARKED) == 1
+    await park(publisher, job, agent=SLOW, execution_id="e", due=due + timedelta(seconds=1))
+    assert await count(client, Stream.PARKED) == 2
+
+
+async def test_a_crash_between_waking_and_acknowledging_wakes_once(client: Client, publisher: Publisher) -> None:
+    job = await submitted(client)
+    await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+    await job.ack_sync()
+    waker = Waker(publisher, PLAN.agents)
+
+    class Unacknowledged(Delivery):
+        async def ack_sync(self) -> bool:
+            await self.retry_in(0)
+            return False
+
+    sleeper = await parked(client)
+    await waker.handle(Unacknowledged(sleeper._message))  # pyright: ignore[reportPrivateUsage]  # stands for a crash
+    again = await parked(client)
+    assert again.deliveries == 2
+    await waker.handle(again)
+    assert await count(client, Stream.PARKED) == 0
+    assert await count(client, Stream.JOBS) == 1
+
+
+async def test_a_crash_before_the_original_is_acknowledged_leaves_a_second_message_of_the_same_execution(
+    client: Client, publisher: Publisher
+) -> None:
+    job = await submitted(client)
+    await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+    await job.retry_in(0)
+    await Waker(publisher, PLAN.agents).handle(await parked(client))
+    assert await count(client, Stream.JOBS) == 2
+    first = await taken(client)
+    await first.ack_sync()
+    second = await taken(client)
+    assert [parked_execution(one.headers) for one in (first, second)] == [None, "e"]
+
+
+async def test_the_promise_of_an_unused_id_is_not_kept_by_a_job_that_was_parked(
+    client: Client, publisher: Publisher
+) -> None:
+    job = await submitted(client, headers={Header.UNIQUE_ID.value: "1", Header.MSG_ID.value: "slow/e"})
+    await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+    await job.ack_sync()
+    await Waker(publisher, PLAN.agents).handle(await parked(client))
+    woken = await taken(client)
+    assert Header.UNIQUE_ID.value not in woken.headers
+    assert woken.headers[Header.MSG_ID.value].startswith("e/woken/")
+
+
+async def test_what_was_expected_of_the_queue_is_not_expected_of_the_other_stream(
+    client: Client, publisher: Publisher
+) -> None:
+    await client.jetstream().publish(subjects.job(SLOW), b"job", stream="JOBS")
+    job = await taken(client)
+    assert job.headers["Nats-Expected-Stream"] == "JOBS"
+    await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+    await job.ack_sync()
+    await Waker(publisher, PLAN.agents).handle(await parked(client))
+    assert (await taken(client)).data == b"job"
+
+
+async def test_a_job_that_is_parked_again_keeps_when_it_was_accepted(client: Client, publisher: Publisher) -> None:
+    job = await submitted(client)
+    accepted = format_time(job.published_at)
+    for _ in range(2):
+        await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+        await job.ack_sync()
+        await Waker(publisher, PLAN.agents).handle(await parked(client))
+        job = await taken(client)
+        assert job.headers[Header.QUEUED_AT.value] == accepted
+
+
+async def test_a_full_queue_keeps_the_job_parked_until_there_is_room_and_says_so_once(
+    client: Client, publisher: Publisher
+) -> None:
+    jetstream = client.jetstream()
+    job = await submitted(client)
+    await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+    await job.ack_sync()
+    config = (await jetstream.stream_info("JOBS")).config
+    await jetstream.update_stream(config.evolve(max_msgs=1))
+    await jetstream.publish(subjects.job(OTHER), b"fills it")
+    waker, sleeper = Waker(publisher, PLAN.agents), await parked(client)
+    given_back: list[float] = []
+
+    class Watched(Delivery):
+        async def retry_in(self, delay_s: float) -> None:
+            given_back.append(delay_s)
+            await super().retry_in(0)
+
+    with capture_logs() as logs:
+        for _ in range(3):
+            await waker.handle(Watched(sleeper._message))  # pyright: ignore[reportPrivateUsage]
+            sleeper = await parked(client)
+        await (await taken(client, OTHER)).ack_sync()
+        await waker.handle(sleeper)
+    assert given_back == [5.0] * 3
+    assert [entry["event"] for entry in logs] == ["unavailable", "available_again"]
+    assert (await taken(client)).data == b"job"
+    assert await count(client, Stream.PARKED) == 0
+
+
+async def test_a_job_whose_agent_is_gone_is_dead_lettered_with_its_bytes(client: Client, publisher: Publisher) -> None:
+    jetstream = client.jetstream()
+    job = await submitted(client, b"\xffkept")
+    await park(publisher, job, agent=SLOW, execution_id=EXECUTION, due=now())
+    await job.ack_sync()
+    config = (await jetstream.stream_info("JOBS")).config
+    await jetstream.update_stream(config.evolve(subjects=[subjects.job(OTHER)]))
+    await Waker(publisher, {OTHER}).handle(await parked(client))
+    stored = await jetstream.get_last_msg("DLQ", subjects.dead_letter("unknown_agent", SLOW))
+    letter = json.loads(stored.data or b"")
+    assert base64.b64decode(letter["payload_base64"]) == b"\xffkept"
+    assert (letter["agent"], letter["execution_id"]) == (SLOW, EXECUTION)
+    assert await count(client, Stream.PARKED) == 0
+
+
+async def test_a_job_whose_agent_is_configured_waits_for_its_queue_to_be_there_again(
+    client: Client, publisher: Publisher
+) -> None:
+    """A cluster that is choosing a leader answers as if there were no stream."""
+    jetstream = client.jetstream()
+    job = await submitted(client)
+    await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+    await job.ack_sync()
+    config = (await jetstream.stream_info("JOBS")).config
+    await jetstream.update_stream(config.evolve(subjects=[subjects.job(OTHER)]))
+    await Waker(publisher, PLAN.agents).handle(await parked(client))
+    assert await count(client, Stream.PARKED) == 1
+    assert await count(client, Stream.DLQ) == 0
+
+
+async def test_a_job_that_can_not_be_parked_is_told_to_whoever_tries(
+    client: Client, publisher: Publisher, own_nats_server: RunningServer
+) -> None:
+    jetstream = client.jetstream()
+    job = await submitted(client)
+    config = (await jetstream.stream_info("PARKED")).config
+    await jetstream.update_stream(config.evolve(max_bytes=1))
+    with pytest.raises(PublishRefused):
+        await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+    await jetstream.update_stream(config.evolve(subjects=["elsewhere"]))
+    with pytest.raises(BusUnavailable, match="no stream takes"):
+        await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+    own_nats_server.kill()
+
+    async def noticed() -> bool:
+        return not client.is_connected
+
+    await until(noticed)
+    with pytest.raises(BusUnavailable):
+        await park(publisher, job, agent=SLOW, execution_id="e", due=now())
+
+
+def test_what_programs_write_into_the_headers_harms_nobody() -> None:
+    default = now()
+    ahead = format_time(default + timedelta(days=1))
+    for text in ("", "yesterday", "2026-01-01T00:00:00", ahead):
+        assert queued_at({Header.QUEUED_AT.value: text}, default) == default
+    assert queued_at({}, default) == default
+    for token in ("%FF", "", "%0A", "x" * 129):
+        assert parked_execution({Header.EXECUTION_ID.value: token}) is None
+    assert parked_execution({}) is None
