@@ -1,0 +1,133 @@
+"""Answers that are given again to the same question, and identical questions at once that share one answer.
+
+Both keys of a question share a hash slot: `bw:cache:{…}` holds the answer, `bw:flight:{…}` who is at it. That is a
+lease: its key ends by Redis' own clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from pydantic import JsonValue, TypeAdapter, ValidationError
+
+from breakwater.contracts.types import Timestamp
+from breakwater.state.connection import Redis, Script, ScriptCall, translated
+
+MAX_ANSWER_BYTES = 1_000_000
+"""Of an answer as JSON. Redis holds all of them in memory, beside what the plane can't do without."""
+
+_ASK = Script.named("cache_ask")
+_PUT = Script.named("cache_put")
+_LEAVE = Script.named("cache_leave")
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """An answer, and where it came from. Its time is kept in milliseconds."""
+
+    execution_id: str
+    chosen_model: str | None
+    output: JsonValue
+    completed_at: Timestamp
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """There is no answer, and it is for this one to get it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """Another one is at it. Ask again; its lease ends in so many milliseconds, unless it renews it."""
+
+    for_ms: int
+
+
+_STORED = TypeAdapter(Cached)
+
+
+class AnswerCache:
+    """The answers of the fleet. A key is a digest of all that makes two questions the same."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def get(self, key: str) -> Cached | None:
+        """The answer that is kept, or None. Raises StateUnavailable."""
+        async with translated():
+            text = cast(str | None, await self._redis.client.get(_answer(key)))
+        return None if text is None else _read(text)
+
+    async def ask(self, key: str, holder: str | None, lease_ms: int) -> Cached | Leader | Follower | None:
+        """The answer that is kept; where there is none, who is to get it. One round trip.
+
+        Args:
+            key: of the question.
+            holder: who asks, the same again after a crash. Asking again as the leader renews the lease. None: the
+                question is not shared, and without an answer this returns None.
+            lease_ms: how long the leader may be silent before the next one leads.
+
+        Raises:
+            StateUnavailable: ask again.
+        """
+        if holder is None:
+            return await self.get(key)
+        [(verdict, detail)] = await self._redis.run(
+            [ScriptCall(_ASK, [_answer(key), _flight(key)], [holder, lease_ms])]
+        )
+        match verdict:
+            case "answer":
+                return _read(detail) or Leader()
+            case "leader":
+                return Leader()
+            case _:
+                return Follower(int(detail))
+
+    async def put(self, key: str, cached: Cached, ttl_s: int, flight: str | None) -> bool:
+        """Keeps an answer, and lets go of the question.
+
+        Args:
+            key: of the question.
+            cached: the answer; errors are not to be kept.
+            ttl_s: for how long.
+            flight: the holder that asked; None for a question that is not shared.
+
+        Returns:
+            False when it is too large to be kept; the question is let go all the same.
+
+        Raises:
+            StateUnavailable: it may or may not be kept; call again.
+        """
+        value = _STORED.dump_json(cached)
+        if len(value) > MAX_ANSWER_BYTES:
+            if flight is not None:
+                await self.leave(key, flight)
+            return False
+        call = ScriptCall(_PUT, [_answer(key), _flight(key)], [value.decode(), ttl_s * 1000, flight or ""])
+        await self._redis.run([call])
+        return True
+
+    async def leave(self, key: str, holder: str) -> None:
+        """Lets go of a question without an answer: the next one that asks leads. Only the leader can.
+
+        Raises:
+            StateUnavailable: call again, or let the lease end.
+        """
+        await self._redis.run([ScriptCall(_LEAVE, [_flight(key)], [holder])])
+
+
+def _answer(key: str) -> str:
+    return f"bw:cache:{{{key}}}"
+
+
+def _flight(key: str) -> str:
+    return f"bw:flight:{{{key}}}"
+
+
+def _read(text: str) -> Cached | None:
+    try:
+        return _STORED.validate_json(text)
+    except ValidationError:
+        # Kept by another version: as good as none, and soon replaced.
+        return None

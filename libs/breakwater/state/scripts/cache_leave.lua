@@ -1,0 +1,6 @@
+-- Lets go of a question, if this holder leads.
+-- KEYS: flight   ARGV: holder
+if redis.call('GET', KEYS[1]) == ARGV[1] then
+  return redis.call('DEL', KEYS[1])
+end
+return 0

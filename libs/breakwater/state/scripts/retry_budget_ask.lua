@@ -1,0 +1,29 @@
+-- May this retry be made? If retries < max(floor, ratio * first tries) within the window; then it counts: field 'r<slice>'.
+-- Asking again for the same attempt gives the same answer.
+-- KEYS: counts, answer   ARGV: slice_ms, slices, floor, ratio in millionths, remember_ms
+-- Retries count for one slice more than first tries do: both round against the retry.
+local answered = redis.call('GET', KEYS[2])
+if answered then
+  return tonumber(answered)
+end
+local time = redis.call('TIME')
+local slice = math.floor((time[1] * 1000 + math.floor(time[2] / 1000)) / tonumber(ARGV[1]))
+local slices = tonumber(ARGV[2])
+local sums = {f = 0, r = 0}
+local known = redis.call('HGETALL', KEYS[1])
+for i = 1, #known, 2 do
+  local kind, age = string.sub(known[i], 1, 1), slice - tonumber(string.sub(known[i], 2))
+  if age > slices or age < 0 then
+    redis.call('HDEL', KEYS[1], known[i])
+  elseif kind == 'r' or age < slices then
+    sums[kind] = sums[kind] + tonumber(known[i + 1])
+  end
+end
+local granted = 0
+if sums.r * 1000000 < math.max(ARGV[3] * 1000000, ARGV[4] * sums.f) then
+  granted = 1
+  redis.call('HINCRBY', KEYS[1], 'r' .. slice, 1)
+  redis.call('PEXPIRE', KEYS[1], ARGV[1] * (slices + 1))
+end
+redis.call('SET', KEYS[2], granted, 'PX', ARGV[5])
+return granted
