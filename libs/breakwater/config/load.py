@@ -69,14 +69,19 @@ def _without_inherited(problems: Iterable[Any]) -> list[Any]:
 
 
 def _explain(problem: Mapping[str, Any]) -> list[str]:
-    location = _written(problem["loc"])
+    location, kind = _written(problem["loc"])
     path = ".".join(location)
     message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "union_tag_invalid":
+        wrong = str(problem["ctx"]["tag"])
+        return [f"{path}.kind: {wrong!r} is not a kind of provider{hint(wrong, KINDS)}"]
     if problem["type"] == "extra_forbidden":
-        fields = _fields_at(location[:-1])
+        fields = _fields_at(location[:-1], kind)
         return [f"{path}: is not a setting here{hint(location[-1], fields)}"]
     if problem["type"] == "missing":
         return [f"{path}: is missing"]
+    if problem["type"] == "model_attributes_type":
+        return [f"{path}: should be a mapping of settings"]
     if not path:
         return message.splitlines()
     message = re.sub(r"^Input should be", "should be", message)
@@ -85,15 +90,22 @@ def _explain(problem: Mapping[str, Any]) -> list[str]:
     return [f"{path}: {message}{shown}"]
 
 
-def _written(location: Iterable[object]) -> tuple[str, ...]:
-    """A location as it stands in the file: without pydantic's own steps, and the kind of provider it has chosen."""
-    parts = tuple(str(part) for part in location if not str(part).startswith("function-"))
-    return (*parts[:2], *parts[3:]) if parts[:1] == ("providers",) and parts[2:3] and parts[2] in KINDS else parts
+def _written(location: Iterable[object]) -> tuple[tuple[str, ...], type[BaseModel] | None]:
+    """A location as it stands in the file, and what can be set for the kind of provider that it is in.
+
+    Pydantic's own steps are left out, and so is the kind, which it puts after a provider's name.
+    """
+    parts = tuple(str(part) for part in location if not str(part).startswith(("function-", "constrained-")))
+    if parts[:1] == ("providers",) and len(parts) > 2 and parts[2] in KINDS:
+        return (*parts[:2], *parts[3:]), KINDS[parts[2]]
+    return parts, None
 
 
-def _fields_at(location: tuple[str, ...]) -> list[str]:
-    """The settings that may stand at a path of the document."""
+def _fields_at(location: tuple[str, ...], kind: type[BaseModel] | None) -> list[str]:
+    """The settings that may stand at a path of the document; `kind` is that of the provider at its beginning."""
     annotation: Any = Config
+    if kind is not None:
+        annotation, location = kind, location[2:]
     for part in location:
         model = _model_in(annotation)
         if model is None:

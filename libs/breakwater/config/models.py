@@ -172,6 +172,12 @@ class Config(Message):
             return agent.provider
         return next(iter(self.providers)) if len(self.providers) == 1 else None
 
+    @property
+    def known_models(self) -> frozenset[str]:
+        """Every model that the config names."""
+        named = (model for agent in self.agents.values() for model in (*agent.chain, *agent.allowed_models))
+        return frozenset(self.models).union(named) - {"*"}
+
     def name_at_provider(self, provider: str, model: str) -> str:
         """What a provider calls a model: its id without the provider's name, where nothing else is set."""
         settings = self.models.get(model)

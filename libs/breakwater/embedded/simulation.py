@@ -51,11 +51,16 @@ def simulated(data: DataDir, config_file: Path, script: dict[str, Any] | None = 
     write_private(script_file, json.dumps(script if script is not None else _script(config)))
     effective = data.path / "breakwater.simulated.yaml"
     document = yaml.safe_load(config_file.read_text(encoding="utf-8"))
-    document["providers"] = {name: {"base_url": f"http://127.0.0.1:{port}/v1"} for name in config.providers}
+    # Programs and callables stay what they are: they need no key, and send no bill of their own.
+    document["providers"] = {
+        name: document["providers"][name] if settings.local else {"base_url": f"http://127.0.0.1:{port}/v1"}
+        for name, settings in config.providers.items()
+    }
     # Prices that the simulated provider charges must be the ones the plane reckons with.
     models = document.setdefault("models", {})
     for model, price in _prices(config).items():
-        models[model] = {**(models.get(model) or {}), "price": price}
+        # By its whole id: two providers may have models of one name, and here they are one provider.
+        models[model] = {**(models.get(model) or {}), "price": price, "name": model}
     write_private(effective, yaml.safe_dump(document, sort_keys=False))
     process = provider_process(data, port, script_file)
     return Simulation(process, effective, f"http://127.0.0.1:{port}")
@@ -75,7 +80,7 @@ def provider_process(data: DataDir, port: int, script_file: Path) -> ProcessSpec
 
 def _prices(config: Config) -> dict[str, Any]:
     prices: dict[str, Any] = {}
-    for model in sorted({model for agent in config.agents.values() for model in agent.chain}):
+    for model in sorted(_simulated_models(config)):
         settings = config.models.get(model)
         if settings is None or settings.price is None:
             prices[model] = FALLBACK_PRICE
@@ -88,6 +93,15 @@ def _prices(config: Config) -> dict[str, Any]:
         if price.cached_input_usd_per_mtok is not None:
             prices[model]["cached_input_usd_per_mtok"] = usd_from_nano(price.cached_input_usd_per_mtok)
     return prices
+
+
+def _simulated_models(config: Config) -> set[str]:
+    return {
+        model
+        for agent in config.agents.values()
+        for model in agent.chain
+        if not config.is_local(config.provider_name(agent, model))
+    }
 
 
 def _script(config: Config) -> dict[str, Any]:

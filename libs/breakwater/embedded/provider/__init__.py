@@ -1,4 +1,6 @@
-"""A simulated model provider: OpenAI's HTTP interface, scripted behaviour, and its own ledger of calls and costs.
+"""A simulated model provider: scripted behaviour behind real HTTP interfaces, and its own ledger of calls and costs.
+
+It speaks OpenAI's chat completions, Azure's variant of them, and Anthropic's Messages.
 
 It is the plane's counterpart in the demo, the tests and the benchmarks. The same seed and the same order of requests
 to a model give the same answers and the same faults.

@@ -13,10 +13,11 @@ from typing import Self
 
 from aiohttp import web
 
-from breakwater.embedded.provider import errors, wire
+from breakwater.embedded.provider import dialects, wire
 from breakwater.embedded.provider.behaviour import Decision, Plan, decide, make_plans, refuse
 from breakwater.embedded.provider.control import PREFIX, control
 from breakwater.embedded.provider.delivery import JSON, deliver, refusal
+from breakwater.embedded.provider.dialects import Dialect
 from breakwater.embedded.provider.ledger import Ledger, OpenCall
 from breakwater.embedded.provider.script import Script, as_script
 
@@ -66,8 +67,7 @@ class SimulatedProvider:
 
     def _apply(self, script: Script) -> None:
         self._plans: dict[str, Plan] = make_plans(script)
-        keys = self._own_keys.union(script.api_keys or ())
-        self._credentials = frozenset(f"Bearer {key}" for key in keys)
+        self._keys = self._own_keys.union(script.api_keys or ())
         self.restart_clock()
 
     @property
@@ -150,11 +150,12 @@ class SimulatedProvider:
         await self.stop()
 
     async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
+        found = dialects.find(request.path) if request.method == "POST" else None
+        if found is not None:
+            return await self._chat(request, *found)
         match request.method, request.path:
-            case "POST", "/v1/chat/completions":
-                return await self._chat(request)
             case "GET", "/v1/models":
-                if not self._authorized(request):
+                if not self._authorized(dialects.OPENAI, request):
                     return refusal(401)
                 return web.Response(body=wire.write_models(self._plans), content_type=JSON)
             case _, path if path.startswith(PREFIX):
@@ -162,12 +163,19 @@ class SimulatedProvider:
             case method, path:
                 return refusal(404, f"There is no {method} {path}.")
 
-    def _authorized(self, request: web.BaseRequest) -> bool:
-        return not self._credentials or request.headers.get("Authorization") in self._credentials
+    def _authorized(self, dialect: Dialect, request: web.BaseRequest) -> bool:
+        return not self._keys or dialect.key_of(request.headers) in self._keys
 
-    async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
+    def _plan(self, name: str) -> Plan | None:
+        """The plan of a model; its provider's name before the last slashes may be left out where no other ends so."""
+        if (plan := self._plans.get(name)) is not None:
+            return plan
+        close = [plan for model, plan in self._plans.items() if model.endswith(f"/{name}")]
+        return close[0] if len(close) == 1 else None
+
+    async def _chat(self, request: web.BaseRequest, dialect: Dialect, model: str | None) -> web.StreamResponse:
         received_at, received = utc_now(), time.monotonic()
-        call, decision = await self._receive(request, received_at, received)
+        call, decision = await self._receive(request, dialect, model, received_at, received)
         remaining = decision.delay_s - (time.monotonic() - received)
         if remaining > 0:
             try:
@@ -179,27 +187,35 @@ class SimulatedProvider:
         listening = transport is not None and not transport.is_closing()
         whole = decision.broken not in ("reset", "truncated")
         self._settle(call, decision, delivered=listening and whole)
-        return await deliver(request, call, decision)
+        return await deliver(request, call, decision, dialect)
 
-    async def _receive(self, request: web.BaseRequest, received_at: str, received: float) -> tuple[OpenCall, Decision]:
-        model, chat, refused = NO_MODEL, None, None
+    async def _receive(
+        self, request: web.BaseRequest, dialect: Dialect, named: str | None, received_at: str, received: float
+    ) -> tuple[OpenCall, Decision]:
+        model, chat, refused = named or NO_MODEL, None, None
         try:
-            chat = wire.read_request(await request.read())
+            chat = dialect.read_request(await request.read(), named)
             model = chat.model
         except wire.RequestRefusedError as error:
-            model = error.model or NO_MODEL
+            model = error.model or model
             refused = refuse(400, "invalid_request", error.error)
         except web.HTTPRequestEntityTooLarge:
             refused = refuse(413, "invalid_request")
-        headers = request.headers
-        call = self.ledger.begin(model, received_at, headers.get("X-Client-Request-Id"), headers.get("Idempotency-Key"))
-        if not self._authorized(request):
+        plan, headers = self._plan(model), request.headers
+        call = self.ledger.begin(
+            plan.model if plan is not None else model,
+            received_at,
+            headers.get("X-Client-Request-Id"),
+            headers.get("Idempotency-Key"),
+        )
+        if not self._authorized(dialect, request):
             return call, refuse(401, "unauthorized")
+        if (missing := dialect.missing(request)) is not None:
+            return call, refuse(missing.status, "invalid_request", missing.error)
         if refused is not None:
             return call, refused
-        plan = self._plans.get(model)
         if plan is None or chat is None:
-            return call, refuse(404, "unknown_model", errors.unknown_model(model))
+            return call, refuse(404, "unknown_model", dialect.unknown_model(model))
         return call, decide(plan, call.number, received - self._clock_zero, chat)
 
     def _client_left(self, call: OpenCall, decision: Decision, remaining_s: float) -> None:

@@ -155,7 +155,7 @@ def _fail(fault: Fault, plan: Plan, number: int, request: ChatRequest) -> Decisi
     billed = fault.kind == "no_choices" or plan.script.billed_on_error if fault.billed is None else fault.billed
     error = fault.error
     if error is None and fault.when == "orphan_tool_calls":
-        error = errors.orphan_tool_calls(request.orphans)
+        error = request.orphan_error or errors.orphan_tool_calls(request.orphans)
     if fault.kind is not None:
         return replace(
             whole, status=None if fault.kind == "reset" else 200, broken=fault.kind, billed=billed, error=error

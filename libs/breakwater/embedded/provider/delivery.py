@@ -9,8 +9,9 @@ import time
 
 from aiohttp import web
 
-from breakwater.embedded.provider import errors, wire
+from breakwater.embedded.provider import errors
 from breakwater.embedded.provider.behaviour import Decision
+from breakwater.embedded.provider.dialects import Dialect
 from breakwater.embedded.provider.ledger import OpenCall
 from breakwater.embedded.provider.script import ErrorText
 
@@ -25,27 +26,27 @@ def refusal(status: int, message: str | None = None) -> web.Response:
     return web.Response(status=status, body=errors.write_error(status, error), content_type=JSON)
 
 
-async def deliver(request: web.BaseRequest, call: OpenCall, decision: Decision) -> web.StreamResponse:
+async def deliver(request: web.BaseRequest, call: OpenCall, decision: Decision, dialect: Dialect) -> web.StreamResponse:
     """Makes the answer to a call; the breaking of connections happens here, that of bodies too."""
-    headers = {"x-request-id": f"req_{call.seq:016d}"}
+    headers = {dialect.id_header: f"req_{call.seq:016d}"}
     if decision.status is None:
         return await _reset_connection(request)
     if decision.status != 200:
-        headers |= errors.error_headers(decision.status, decision.retry_after_s)
-        body = errors.write_error(decision.status, decision.error)
+        headers |= dialect.error_headers(decision.status, decision.retry_after_s)
+        body = dialect.write_error(decision.status, decision.error)
         return web.Response(status=decision.status, body=body, headers=headers, content_type=JSON)
-    body = _body(call, decision)
+    body = _body(call, decision, dialect)
     if decision.broken == "truncated":
         return await _send_half(request, body, headers)
     return web.Response(body=body, headers=headers, content_type=JSON)
 
 
-def _body(call: OpenCall, decision: Decision) -> bytes:
+def _body(call: OpenCall, decision: Decision, dialect: Dialect) -> bytes:
     if decision.broken == "empty_body":
         return b""
     if decision.broken == "error_in_200":
-        return errors.write_error(500, decision.error)
-    body = wire.write_completion(
+        return dialect.write_error(500, decision.error)
+    body = dialect.write_completion(
         completion_id=decision.completion_id,
         model=call.model,
         created=int(time.time()),

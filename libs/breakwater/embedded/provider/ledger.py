@@ -33,7 +33,7 @@ class Call:
     Attributes:
         seq: order of arrival over all models; never repeats.
         number: order of arrival at this model, since the script was set.
-        model: as the request named it; `-` where the request could not be read.
+        model: the script's name of it, else as the request named it; `-` where the request could not be read.
         status: the HTTP status; None where none was sent (a reset, an abandoned hang) or none has been yet.
         fault: the name of what went wrong; None for an ordinary answer.
         received_at: RFC 3339, UTC.

@@ -31,6 +31,8 @@ class ChatRequest:
     """Tools are offered, and the last message is not the result of one."""
     orphans: tuple[str, ...] = ()
     """Ids of tool calls that have no result."""
+    orphan_error: ErrorText | None = None
+    """What the interface says of them; None for OpenAI's words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,11 @@ def tokens_of(length: int) -> int:
     return max(1, math.ceil(length / CHARS_PER_TOKEN))
 
 
-def read_request(body: bytes) -> ChatRequest:
-    """Reads the body of `POST /v1/chat/completions`.
+def read_object(body: bytes) -> dict[str, Any]:
+    """A request's body as a JSON object.
 
     Raises:
-        RequestRefusedError: it is no JSON object, lacks a model or messages, or asks for what is not simulated.
+        RequestRefusedError: it is none.
     """
     try:
         payload: object = orjson.loads(body)
@@ -73,8 +75,21 @@ def read_request(body: bytes) -> ChatRequest:
         raise RequestRefusedError(f"The body is not valid JSON: {error}") from error
     if not isinstance(payload, dict):
         raise RequestRefusedError("The body must be a JSON object.")
-    fields = cast("dict[str, Any]", payload)
-    model = fields.get("model")
+    return cast("dict[str, Any]", payload)
+
+
+def read_request(body: bytes, model: str | None = None) -> ChatRequest:
+    """Reads the body of `POST /v1/chat/completions`.
+
+    Args:
+        body: as it was sent.
+        model: the model where the URL names it; the body then need not.
+
+    Raises:
+        RequestRefusedError: it is no JSON object, lacks a model or messages, or asks for what is not simulated.
+    """
+    fields = read_object(body)
+    model = model or fields.get("model")
     if not isinstance(model, str) or not model:
         raise RequestRefusedError("You must name a model, as text.", param="model")
     messages = _messages(fields, model)
@@ -86,16 +101,28 @@ def read_request(body: bytes) -> ChatRequest:
         raise RequestRefusedError(
             "Only one choice is simulated; leave `n` out.", param="n", code="unsupported_value", model=model
         )
-    prompt = next((_text(m) for m in reversed(messages) if m["role"] == "user"), "")
     response_format = fields.get("response_format")
-    return ChatRequest(
-        model=model,
-        prompt=prompt,
-        text_length=sum(len(_text(message)) for message in messages),
+    return summarise(
+        model,
+        messages,
         max_tokens=_max_tokens(fields, model),
         wants_json=isinstance(response_format, dict)
         and cast("dict[str, Any]", response_format).get("type") in JSON_FORMATS,
-        offers_tools=bool(fields.get("tools")) and messages[-1]["role"] != "tool",
+        has_tools=bool(fields.get("tools")),
+    )
+
+
+def summarise(
+    model: str, messages: list[dict[str, Any]], *, max_tokens: int | None, wants_json: bool, has_tools: bool
+) -> ChatRequest:
+    """What a conversation in OpenAI's format comes to for a scripted model."""
+    return ChatRequest(
+        model=model,
+        prompt=next((_text(m) for m in reversed(messages) if m["role"] == "user"), ""),
+        text_length=sum(len(_text(message)) for message in messages),
+        max_tokens=max_tokens,
+        wants_json=wants_json,
+        offers_tools=has_tools and messages[-1]["role"] != "tool",
         orphans=find_orphans(messages),
     )
 

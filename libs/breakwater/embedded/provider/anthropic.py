@@ -1,0 +1,173 @@
+"""Anthropic's Messages on the wire: reading a request, writing answers and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import orjson
+
+from breakwater.embedded.provider.errors import REQUESTS_PER_MINUTE
+from breakwater.embedded.provider.script import ErrorText, ToolCall
+from breakwater.embedded.provider.wire import ChatRequest, RequestRefusedError, Usage, read_object, summarise
+
+_PARAMS = frozenset(
+    {
+        "cache_control", "container", "inference_geo", "max_tokens", "messages", "metadata", "model", "output_config",
+        "service_tier", "stop_sequences", "stream", "system", "temperature", "thinking", "tool_choice", "tools",
+        "top_k", "top_p",
+    }
+)  # fmt: skip
+_BLOCKS = frozenset({"text", "image", "document", "tool_use", "tool_result", "thinking", "redacted_thinking"})
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_USUAL = {
+    400: ErrorText(type="invalid_request_error", message="The request is invalid."),
+    401: ErrorText(type="authentication_error", message="invalid x-api-key"),
+    402: ErrorText(type="billing_error", message="Your credit balance is too low to access the Anthropic API."),
+    403: ErrorText(type="permission_error", message="Your API key does not have permission to use this model."),
+    404: ErrorText(type="not_found_error", message="Not found."),
+    413: ErrorText(type="request_too_large", message="Request exceeds the maximum size"),
+    429: ErrorText(type="rate_limit_error", message="This request would exceed your rate limit."),
+    500: ErrorText(type="api_error", message="Internal server error"),
+    504: ErrorText(type="timeout_error", message="The request timed out."),
+    529: ErrorText(type="overloaded_error", message="Overloaded"),
+}
+
+
+def unknown_model(model: str) -> ErrorText:
+    """The body of the 404 for a model that the script does not have."""
+    return ErrorText(type="not_found_error", message=f"model: {model}")
+
+
+def read_request(body: bytes, model: str | None = None) -> ChatRequest:
+    """Reads the body of `POST /v1/messages`.
+
+    The conversation is brought into OpenAI's format: what a scripted model says of it is the same over both interfaces.
+
+    Raises:
+        RequestRefusedError: it lacks something, or has what the interface does not know.
+    """
+    fields = read_object(body)
+    model = model or fields.get("model")
+    if not isinstance(model, str) or not model:
+        raise RequestRefusedError("model: Field required")
+    if unknown := sorted(fields.keys() - _PARAMS):
+        raise RequestRefusedError(f"{unknown[0]}: Extra inputs are not permitted", model=model)
+    if fields.get("stream"):
+        raise RequestRefusedError("stream: streaming is not simulated; leave it out", model=model)
+    limit = fields.get("max_tokens")
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise RequestRefusedError("max_tokens: Field required, a whole number of at least 1", model=model)
+    output: Any = fields.get("output_config") or {}
+    asked = summarise(
+        model,
+        [{"role": "system", "content": fields.get("system")}, *_messages(fields, model)],
+        max_tokens=limit,
+        wants_json=bool(output.get("format")),
+        has_tools=bool(fields.get("tools")),
+    )
+    return replace(asked, orphan_error=_orphan_tool_calls(asked.orphans)) if asked.orphans else asked
+
+
+def _messages(fields: dict[str, Any], model: str) -> Iterable[dict[str, Any]]:
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestRefusedError("messages: at least one message is required", model=model)
+    for index, message in enumerate(cast("list[Any]", messages)):
+        if not isinstance(message, dict) or cast("dict[str, Any]", message).get("role") not in ("user", "assistant"):
+            raise RequestRefusedError(f"messages.{index}.role: must be 'user' or 'assistant'", model=model)
+        said = cast("dict[str, Any]", message)
+        blocks = _blocks(said.get("content"), f"messages.{index}.content", model)
+        texts = [block for block in blocks if block["type"] == "text"]
+        calls = [{"id": block.get("id")} for block in blocks if block["type"] == "tool_use"]
+        for block in blocks:
+            if block["type"] == "tool_result":
+                yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")}
+        if texts or calls or not blocks:
+            yield {"role": said["role"], "content": texts, "tool_calls": calls}
+
+
+def _blocks(content: Any, path: str, model: str) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if not isinstance(content, list) or not content:
+        raise RequestRefusedError(f"{path}: must be a text or a list of blocks", model=model)
+    for index, block in enumerate(cast("list[Any]", content)):
+        kind = cast("dict[str, Any]", block).get("type") if isinstance(block, dict) else None
+        if kind not in _BLOCKS:
+            raise RequestRefusedError(
+                f"{path}.{index}: Input tag {kind!r} is not one of the expected tags", model=model
+            )
+        if kind == "text" and not block.get("text"):
+            raise RequestRefusedError("messages: text content blocks must be non-empty", model=model)
+    return cast("list[dict[str, Any]]", content)
+
+
+def _orphan_tool_calls(orphans: tuple[str, ...]) -> ErrorText:
+    return ErrorText(
+        type="invalid_request_error",
+        message=f"`tool_use` ids were found without `tool_result` blocks immediately after: {', '.join(orphans)}. "
+        "Each `tool_use` block must have a corresponding `tool_result` block in the next message.",
+    )
+
+
+def write_completion(
+    *,
+    completion_id: str,
+    model: str,
+    created: int,  # noqa: ARG001  an answer of this interface has no time
+    content: str | None,
+    tool_calls: tuple[ToolCall, ...],
+    finish_reason: str,
+    usage: Usage | None,
+    with_choices: bool = True,
+) -> bytes:
+    """A `message` object. `usage` of None leaves the field out."""
+    suffix = completion_id[-16:]
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": content}] if content else []
+    for index, call in enumerate(tool_calls):
+        blocks.append({"type": "tool_use", "id": f"toolu_{suffix}_{index}", "name": call.name, "input": call.arguments})
+    answer: dict[str, Any] = {
+        "id": f"msg_{suffix}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": blocks if with_choices else [],
+        "stop_reason": _STOP_REASONS[finish_reason],
+        "stop_sequence": None,
+    }
+    if usage is not None:
+        # Here the cached tokens are not a part of the input.
+        answer["usage"] = {
+            "input_tokens": usage.input_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.output_tokens,
+        }
+    return orjson.dumps(answer)
+
+
+def write_error(status: int, custom: ErrorText | None) -> bytes:
+    """An error body; what `custom` leaves out is what the status usually says. There are no codes here."""
+    usual = _USUAL.get(status)
+    if usual is None:
+        usual = ErrorText(
+            type="invalid_request_error" if status < 500 else "api_error",
+            message=f"The request was answered with status {status}.",
+        )
+    custom = custom or usual
+    message = custom.message if custom.message is not None else usual.message
+    return orjson.dumps({"type": "error", "error": {"type": custom.type or usual.type, "message": message}})
+
+
+def error_headers(status: int, retry_after_s: float | None) -> dict[str, str]:
+    """`retry-after` where the script gives one, and the `anthropic-ratelimit-*` family on 429."""
+    headers = {} if retry_after_s is None else {"retry-after": f"{retry_after_s:.10g}"}
+    if status == 429:
+        reset = datetime.now(UTC) + timedelta(seconds=60 if retry_after_s is None else retry_after_s)
+        headers["anthropic-ratelimit-requests-limit"] = str(REQUESTS_PER_MINUTE)
+        headers["anthropic-ratelimit-requests-remaining"] = "0"
+        headers["anthropic-ratelimit-requests-reset"] = reset.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return headers

@@ -1,0 +1,214 @@
+"""Calls over aiohttp: one request for each attempt, with no redirects and no retries of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from breakwater.errors import ConfigError
+from breakwater.policy.classify import BrokenAnswer, Failure, TransportFailure
+from breakwater.policy.price import Usage
+from breakwater.providers.base import Answer, Call, CallFailed, HttpSettings
+from breakwater.providers.credentials import Credential
+from breakwater.providers.failures import error_in_answer, http_failure, transport_failure
+from breakwater.providers.wire import UnusableAnswerError, Wire
+
+MAX_ANSWER_BYTES = 4 * 1024 * 1024
+PLACEHOLDER = "[REDACTED]"
+MIN_KEY = 8
+"""Characters; what is shorter is a made-up key for a server that asks for none, and as likely an ordinary word."""
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    status: int
+    headers: Mapping[str, str]
+    payload: bytes
+    whole: bool
+
+
+@dataclass(slots=True)
+class _Course:
+    """How far a request came."""
+
+    sent: bool = False
+
+
+class HttpProvider:
+    """Performs attempts at a model provider's endpoint.
+
+    Args:
+        wire: the API that is spoken there.
+        settings: whose key is read now, and whose headers go with every call.
+
+    Raises:
+        ConfigError: the URL or a header can't be used, or the key can't be read.
+    """
+
+    def __init__(self, wire: Wire, settings: HttpSettings) -> None:
+        self._wire = wire
+        self._origin = _checked_origin(wire.url("model"))
+        self._headers = {"Content-Type": "application/json", **_checked_headers(settings.headers)}
+        self._credential = Credential(settings.api_key)
+        self._session: aiohttp.ClientSession | None = None
+
+    def __repr__(self) -> str:
+        return f"HttpProvider({type(self._wire).__name__} at {self._origin})"
+
+    async def perform(self, call: Call) -> Answer:
+        """Makes the call once. Raises CallFailed."""
+        key, version = self._credential.value, self._credential.version
+        try:
+            return self._read(await self._post(call, key))
+        except CallFailed as failed:
+            raise CallFailed(
+                _without(key, failed.failure), maybe_billed=failed.maybe_billed, usage=failed.usage, credential=version
+            ) from failed.__cause__
+
+    async def refresh_credential(self, used: int | None) -> bool:
+        """Reads the key's source again; whether there is another key than the one used."""
+        return await self._credential.refresh(used)
+
+    async def close(self) -> None:
+        """Closes idle connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _post(self, call: Call, key: str | None) -> _Reply:
+        body = _encode(self._wire.body(call))
+        headers = {"X-Client-Request-Id": call.attempt_id, **self._wire.headers(key)}
+        if call.traceparent:
+            headers["traceparent"] = call.traceparent
+        url, course = URL(self._wire.url(call.model), encoded=True), _Course()
+        try:
+            async with (
+                asyncio.timeout(call.timeout_s),
+                self._opened().post(
+                    url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=course
+                ) as response,
+            ):
+                payload, whole = await _payload(response)
+                return _Reply(response.status, response.headers, payload, whole)
+        except TimeoutError as error:
+            text = f"no answer within {call.timeout_s:g} s"
+            raise CallFailed(TransportFailure("timeout", "TimeoutError", text), maybe_billed=course.sent) from error
+        except (aiohttp.ClientError, OSError) as error:
+            # What never left this process was never billed: a refused connection, an unknown host, a TLS failure.
+            raise CallFailed(transport_failure(error), maybe_billed=course.sent) from error
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            trace = aiohttp.TraceConfig()
+            trace.on_request_headers_sent.append(_note_sent)
+            self._session = aiohttp.ClientSession(
+                # How many calls run at once is bounded by the agents' concurrency; a second limit would hide it.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+                timeout=aiohttp.ClientTimeout(total=None),
+                headers=self._headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trace_configs=[trace],
+            )
+        return self._session
+
+    def _read(self, reply: _Reply) -> Answer:
+        if reply.status != 200:
+            raise CallFailed(http_failure(reply.status, reply.payload, reply.headers), maybe_billed=False)
+        body = _parsed(reply)
+        usage = self._wire.usage(body)
+        if (failure := error_in_answer(body)) is not None:
+            raise CallFailed(failure, maybe_billed=True, usage=usage)
+        try:
+            return Answer(self._wire.output(body), usage or Usage(None, None))
+        except UnusableAnswerError as error:
+            raise _broken(str(error), usage) from error
+
+
+async def _note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+    cast(_Course, context.trace_request_ctx).sent = True
+
+
+async def _payload(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
+    """What came of the body, and whether that is all of it (or more than is taken)."""
+    payload = bytearray()
+    try:
+        while len(payload) <= MAX_ANSWER_BYTES and not response.content.at_eof():
+            payload += await response.content.read(MAX_ANSWER_BYTES + 1 - len(payload))
+    except (aiohttp.ClientError, ConnectionError):
+        # The status has come, and says more than that the connection broke later.
+        return bytes(payload), False
+    return bytes(payload), True
+
+
+def _parsed(reply: _Reply) -> dict[str, Any]:
+    payload = reply.payload
+    if not reply.whole:
+        raise _broken(f"the answer was truncated after {len(payload)} bytes")
+    if len(payload) > MAX_ANSWER_BYTES:
+        raise _broken(f"the answer is over {MAX_ANSWER_BYTES} bytes")
+    if not payload.strip():
+        raise _broken("the answer's body is empty")
+    try:
+        body: Any = orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        raise _broken(f"the answer is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise _broken("the answer is not a JSON object")
+    return cast(dict[str, Any], body)
+
+
+def _broken(text: str, usage: Usage | None = None) -> CallFailed:
+    # A model ran and gave something: its provider may well bill for it.
+    return CallFailed(BrokenAnswer(text), maybe_billed=True, usage=usage)
+
+
+def _without(key: str | None, failure: Failure) -> Failure:
+    """The failure without the key, which a provider may repeat when it complains of it."""
+    if key is None or len(key) < MIN_KEY or key not in str(failure):
+        return failure
+    return replace(failure, **{item.name: _hidden(key, getattr(failure, item.name)) for item in fields(failure)})
+
+
+def _hidden(key: str, value: Any) -> Any:
+    match value:
+        case str():
+            return value.replace(key, PLACEHOLDER)
+        case dict():
+            return {name: _hidden(key, inner) for name, inner in cast(dict[str, Any], value).items()}
+        case _:
+            return value
+
+
+def _encode(body: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:
+        return json.dumps(body).encode()  # numbers beyond 64 bits are JSON, too
+
+
+def _checked_origin(url: str) -> URL:
+    try:
+        parsed = URL(url, encoded=True)
+        origin, has_user = parsed.origin(), parsed.raw_user is not None or parsed.raw_password is not None
+    except ValueError as error:
+        raise ConfigError("base_url is not a URL that can be called") from error
+    if has_user:
+        raise ConfigError("base_url must hold no user and no password; a secret is named under api_key")
+    return origin
+
+
+def _checked_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or re.search(r"[\r\n\0]", value):
+            raise ConfigError(f"headers: {name!r} has a name or a value that no HTTP header may have")
+    return headers

@@ -1,0 +1,205 @@
+"""The simulated provider's other interfaces: Anthropic's Messages, and Azure's deployments."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from breakwater.embedded.provider import SimulatedProvider
+
+from .provider_kit import COST_NANO, PRICE, USAGE
+
+VERSION = {"anthropic-version": "2023-06-01"}
+USER = {"role": "user", "content": "hello"}
+TOOLS = [{"name": "f", "input_schema": {"type": "object"}}]
+
+
+def script(*faults: dict[str, Any], names: tuple[str, ...] = ("anthropic/claude",), **more: Any) -> dict[str, Any]:
+    rules = {"price": PRICE, "usage": USAGE, "faults": list(faults), **more}
+    return {"seed": 7, "models": dict.fromkeys(names, rules)}
+
+
+def message(*said: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"model": "claude", "max_tokens": 100, "messages": list(said) or [USER], **more}
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as opened:
+        yield opened
+
+
+async def post(
+    session: aiohttp.ClientSession, url: str, body: Any, headers: dict[str, str] | None = None
+) -> tuple[int, Any, dict[str, str]]:
+    async with session.post(url, json=body, headers=VERSION if headers is None else headers) as response:
+        names = {name.lower(): value for name, value in response.headers.items()}
+        return response.status, await response.json(), names
+
+
+async def test_an_answer_has_anthropics_shape_and_is_in_the_ledger(session: aiohttp.ClientSession) -> None:
+    async with SimulatedProvider(script()) as sim:
+        status, body, headers = await post(session, f"{sim.url}/messages", message())
+        [call] = sim.ledger.calls
+    assert status == 200
+    assert headers["request-id"].startswith("req_")
+    assert body.pop("id").startswith("msg_")
+    assert body == {
+        "type": "message",
+        "role": "assistant",
+        "model": "anthropic/claude",
+        "content": [{"type": "text", "text": "Simulated answer 1 of anthropic/claude to: hello"}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 100,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 20,
+            "output_tokens": 40,
+        },
+    }
+    assert (call.model, call.input_tokens, call.cached_tokens, call.cost_nano) == (
+        "anthropic/claude",
+        120,
+        20,
+        COST_NANO,
+    )
+
+
+async def test_a_conversation_means_the_same_over_both_interfaces(session: aiohttp.ClientSession) -> None:
+    content = script(usage={}, tool_calls=[{"name": "f", "arguments": {"a": 1}}], answer="{prompt}")
+    async with SimulatedProvider(content) as sim:
+        _, asked, _ = await post(session, f"{sim.url}/messages", message(tools=TOOLS))
+        [block] = asked["content"]
+        assert (asked["stop_reason"], block["name"], block["input"]) == ("tool_use", "f", {"a": 1})
+        result = {"type": "tool_result", "tool_use_id": block["id"], "content": [{"type": "text", "text": "four"}]}
+        turns = [USER, {"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
+        _, told, _ = await post(session, f"{sim.url}/messages", message(*turns, tools=TOOLS, system="be brief"))
+        assert told["content"] == [{"type": "text", "text": "hello"}]
+        function = {"name": "f", "arguments": "{}"}
+        chat = {
+            "model": "claude",
+            "messages": [
+                {"role": "system", "content": "be brief"},
+                USER,
+                {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]},
+                {"role": "tool", "tool_call_id": "1", "content": "four"},
+            ],
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+        }
+        _, same, _ = await post(session, f"{sim.url}/chat/completions", chat)
+    assert same["choices"][0]["message"]["content"] == "hello"
+    assert same["usage"]["prompt_tokens"] == told["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ({"status": 401}, "authentication_error"),
+        ({"status": 429, "retry_after_s": 2}, "rate_limit_error"),
+        ({"status": 500}, "api_error"),
+        ({"status": 503}, "api_error"),
+        ({"status": 418}, "invalid_request_error"),
+        ({"status": 529}, "overloaded_error"),
+    ],
+)
+async def test_an_error_has_anthropics_shape(session: aiohttp.ClientSession, fault: dict[str, Any], kind: str) -> None:
+    async with SimulatedProvider(script(fault)) as sim:
+        status, body, headers = await post(session, f"{sim.url}/messages", message())
+    assert (status, body["type"], body["error"]["type"]) == (fault["status"], "error", kind)
+    assert set(body["error"]) == {"type", "message"}
+    assert headers.get("retry-after") == ("2" if status == 429 else None)
+    assert ("anthropic-ratelimit-requests-reset" in headers) == (status == 429)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": None}, "model: Field required"),
+        ({"max_tokens": None}, "max_tokens: Field required"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages: at least one message is required"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": ""}]}, "text content blocks must be non-empty"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url' is not one of"),
+        ({"frequency_penalty": 1}, "frequency_penalty: Extra inputs are not permitted"),
+        ({"stream": True}, "stream"),
+    ],
+)
+async def test_a_request_that_anthropic_would_refuse_is_refused(
+    session: aiohttp.ClientSession, change: dict[str, Any], words: str
+) -> None:
+    async with SimulatedProvider(script()) as sim:
+        status, body, _ = await post(session, f"{sim.url}/messages", message() | change)
+        assert sim.ledger.totals.billed_calls == 0
+    assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+    assert words in body["error"]["message"]
+
+
+async def test_the_version_has_to_be_named_over_both_interfaces(session: aiohttp.ClientSession) -> None:
+    async with SimulatedProvider(script()) as sim:
+        status, body, _ = await post(session, f"{sim.url}/messages", message(), headers={})
+        assert (status, body["error"]["message"]) == (400, "anthropic-version: header is required")
+        deployment = f"{sim.url.removesuffix('/v1')}/openai/deployments/claude/chat/completions"
+        status, body, _ = await post(session, deployment, {"messages": [USER]})
+        assert (status, body["error"]["message"]) == (404, "Resource not found")
+
+
+async def test_a_deployments_model_is_in_the_url(session: aiohttp.ClientSession) -> None:
+    async with SimulatedProvider(script(names=("azure/gpt:1", "b"))) as sim:
+        origin = sim.url.removesuffix("/v1")
+        for name in ("gpt:1", "azure%2Fgpt:1"):
+            url = f"{origin}/openai/deployments/{name}/chat/completions?api-version=2024-10-21"
+            status, body, _ = await post(session, url, {"messages": [USER], "model": "ignored"})
+            assert (status, body["model"]) == (200, "azure/gpt:1")
+        assert [call.number for call in sim.ledger.calls] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/messages", {"x-api-key": "sk-a"}, 200),
+        ("/v1/messages", {"Authorization": "Bearer sk-a"}, 200),
+        ("/v1/messages", {"x-api-key": "sk-b", "Authorization": "Bearer sk-a"}, 401),
+        ("/v1/messages", {"api-key": "sk-a"}, 401),
+        ("/v1/messages", {"Authorization": "sk-a"}, 401),
+        ("/v1/chat/completions", {"Authorization": "Bearer sk-a"}, 200),
+        ("/v1/chat/completions", {"x-api-key": "sk-a"}, 401),
+        ("/openai/deployments/claude/chat/completions?api-version=1", {"api-key": "sk-a"}, 200),
+        ("/openai/deployments/claude/chat/completions?api-version=1", {"x-api-key": "sk-a"}, 401),
+    ],
+)
+async def test_each_interface_has_its_own_header_for_the_key(
+    session: aiohttp.ClientSession, path: str, headers: dict[str, str], status: int
+) -> None:
+    async with SimulatedProvider({**script(), "api_keys": ["sk-a"]}) as sim:
+        url = sim.url.removesuffix("/v1") + path
+        assert (await post(session, url, message(), headers=VERSION | headers))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "found"),
+    [
+        (("a/m", "b/n"), "m", "a/m"),
+        (("a/m", "b/n"), "a/m", "a/m"),
+        (("a/b/m",), "m", "a/b/m"),
+        (("a/b/m",), "b/m", "a/b/m"),
+        (("m", "a/m"), "m", "m"),
+        (("a/m", "b/m"), "m", None),
+        (("a/xm",), "m", None),
+        (("a/m",), "b/m", None),
+    ],
+)
+async def test_a_model_is_found_without_its_providers_name_where_that_is_clear(
+    session: aiohttp.ClientSession, names: tuple[str, ...], asked: str, found: str | None
+) -> None:
+    async with SimulatedProvider(script(names=names)) as sim:
+        status, body, _ = await post(session, f"{sim.url}/messages", message() | {"model": asked})
+        [call] = sim.ledger.calls
+    assert (status, call.model) == ((200, found) if found else (404, asked))
+    if found is None:
+        assert body["error"] == {"type": "not_found_error", "message": f"model: {asked}"}

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from breakwater.policy.classify import HttpFailure
+from breakwater.providers.anthropic_request import request_body
+from breakwater.providers.base import CallFailed
+from tests.providers.kit import call
+
+MARK = {"type": "ephemeral"}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "minLength": 1}}}
+CLOSED = {
+    "type": "object",
+    "properties": {"a": {"type": "string"}},
+    "required": [],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}}
+NATIVE = {"name": "f", "description": "d", "input_schema": SCHEMA, "strict": True}
+
+
+def text(said: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": said, **more}
+
+
+def tool_call(name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": f"id-{name}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def use(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"id-{name}", "name": name, "input": given}
+
+
+def result(name: str, *content: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": f"id-{name}", **({"content": [*content]} if content else {})}
+
+
+def user(*content: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": [*content]}
+
+
+def assistant(*content: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": [*content]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "sent"),
+    [
+        ([{"role": "user", "content": "a"}], [user(text("a"))]),
+        (
+            [{"role": "user", "content": "a"}, {"role": "user", "content": [text("b"), text("")]}],
+            [user(text("a"), text("b"))],
+        ),
+        (
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}, {"role": "user", "content": "b"}],
+            [user(text("a"), text("b"))],
+        ),
+        (
+            [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": None, "tool_calls": [tool_call("f", '{"x": 1}'), tool_call("g", "")]},
+                {"role": "tool", "tool_call_id": "id-f", "content": "1"},
+                {"role": "tool", "tool_call_id": "id-g", "content": [text("2"), text("3")]},
+                {"role": "user", "content": "b"},
+            ],
+            [
+                user(text("a")),
+                assistant(use("f", {"x": 1}), use("g", {})),
+                user(result("f", text("1")), result("g", text("2"), text("3")), text("b")),
+            ],
+        ),
+        (
+            [{"role": "assistant", "content": "so", "tool_calls": [tool_call("f", '{"x": ')]}],
+            [assistant(text("so"), use("f", {}))],
+        ),
+        ([{"role": "assistant", "tool_calls": [tool_call("f", "[1]")]}], [assistant(use("f", {}))]),
+        ([{"role": "assistant", "tool_calls": [tool_call("f", None)]}], [assistant(use("f", {}))]),
+        ([{"role": "tool", "tool_call_id": "id-f", "content": ""}], [user(result("f"))]),
+        (
+            [
+                {
+                    "role": "assistant",
+                    "thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": "s"}],
+                    "tool_calls": [tool_call("f", "{}")],
+                }
+            ],
+            [assistant({"type": "thinking", "thinking": "hm", "signature": "s"}, use("f", {}))],
+        ),
+        ([{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}], [assistant(text("no"))]),
+        (
+            [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD", "detail": "low"}},
+                        {"type": "image_url", "image_url": "https://x.invalid/a.png", "cache_control": MARK},
+                        {"type": "document", "source": {"type": "url", "url": "https://x.invalid/a.pdf"}},
+                    ],
+                }
+            ],
+            [
+                user(
+                    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}},
+                    {
+                        "type": "image",
+                        "source": {"type": "url", "url": "https://x.invalid/a.png"},
+                        "cache_control": MARK,
+                    },
+                    {"type": "document", "source": {"type": "url", "url": "https://x.invalid/a.pdf"}},
+                )
+            ],
+        ),
+        (
+            [{"role": "user", "content": [text("a", cache_control=MARK), text("b")]}],
+            [user(text("a", cache_control=MARK), text("b"))],
+        ),
+        (
+            [{"role": "user", "content": [text("a"), text("b")], "cache_control": MARK}],
+            [user(text("a"), text("b", cache_control=MARK))],
+        ),
+        (
+            [{"role": "tool", "tool_call_id": "id-f", "content": "1", "cache_control": MARK}],
+            [user({**result("f", text("1")), "cache_control": MARK})],
+        ),
+    ],
+)
+def test_a_conversation_is_translated(messages: list[dict[str, Any]], sent: list[dict[str, Any]]) -> None:
+    body = request_body(call(messages=messages))
+    assert body["messages"] == sent
+    assert "system" not in body
+
+
+def test_system_and_developer_messages_become_the_system_prompt_in_order() -> None:
+    messages = [
+        {"role": "system", "content": "a"},
+        {"role": "user", "content": "hi"},
+        {"role": "developer", "content": [text("b")], "cache_control": MARK},
+    ]
+    body = request_body(call(messages=messages, params={"max_tokens": 1, "system": "first"}))
+    assert body["system"] == [text("first"), text("a"), text("b", cache_control=MARK)]
+    assert body["messages"] == [user(text("hi"))]
+
+
+@pytest.mark.parametrize(
+    ("params", "sent"),
+    [
+        ({"max_tokens": 5}, {"max_tokens": 5}),
+        ({"max_completion_tokens": 6, "max_tokens": None}, {"max_tokens": 6}),
+        ({}, {"max_tokens": 4096}),
+        ({"temperature": 0.5, "top_p": 0.9, "top_k": 3}, {"temperature": 0.5, "top_p": 0.9, "top_k": 3}),
+        ({"thinking": {"type": "adaptive"}}, {"thinking": {"type": "adaptive"}}),
+        ({"stop": "END"}, {"stop_sequences": ["END"]}),
+        ({"stop": ["a", "b"]}, {"stop_sequences": ["a", "b"]}),
+        ({"user": "u1"}, {"metadata": {"user_id": "u1"}}),
+        ({"metadata": {"user_id": "u2"}}, {"metadata": {"user_id": "u2"}}),
+        ({"n": 1, "logprobs": False, "frequency_penalty": 0.0, "seed": None}, {}),
+        ({"tools": [TOOL]}, {"tools": [NATIVE]}),
+        ({"tools": []}, {}),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f"}, "cache_control": MARK}]},
+            {"tools": [{"name": "f", "input_schema": {"type": "object", "properties": {}}, "cache_control": MARK}]},
+        ),
+        (
+            {"tools": [NATIVE, {"type": "web_search_20250305", "name": "web_search"}]},
+            {"tools": [NATIVE, {"type": "web_search_20250305", "name": "web_search"}]},
+        ),
+        ({"tools": [NATIVE], "tool_choice": "auto"}, {"tools": [NATIVE], "tool_choice": {"type": "auto"}}),
+        ({"tools": [NATIVE], "tool_choice": "none"}, {"tools": [NATIVE], "tool_choice": {"type": "none"}}),
+        ({"tools": [NATIVE], "tool_choice": "required"}, {"tools": [NATIVE], "tool_choice": {"type": "any"}}),
+        (
+            {"tools": [NATIVE], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            {"tools": [NATIVE], "tool_choice": {"type": "tool", "name": "f"}},
+        ),
+        (
+            {"tools": [NATIVE], "tool_choice": {"type": "any"}, "parallel_tool_calls": True},
+            {"tools": [NATIVE], "tool_choice": {"type": "any"}},
+        ),
+        (
+            {"tools": [NATIVE], "parallel_tool_calls": False},
+            {"tools": [NATIVE], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+        ),
+        (
+            {"tools": [NATIVE], "tool_choice": "required", "parallel_tool_calls": False},
+            {"tools": [NATIVE], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
+        ),
+        (
+            {"tools": [NATIVE], "tool_choice": "none", "parallel_tool_calls": False},
+            {"tools": [NATIVE], "tool_choice": {"type": "none"}},
+        ),
+        ({"tool_choice": "auto", "parallel_tool_calls": False}, {}),
+        ({"response_format": {"type": "text"}}, {}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+            {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        ),
+        ({"reasoning_effort": "low"}, {"output_config": {"effort": "low"}}),
+        ({"output_config": {"effort": "max"}, "reasoning_effort": "low"}, {"output_config": {"effort": "max"}}),
+        ({"of_tomorrow": 1}, {"of_tomorrow": 1}),
+    ],
+)
+def test_params_are_translated_or_passed_on(params: dict[str, Any], sent: dict[str, Any]) -> None:
+    body = request_body(call(params=params))
+    assert body.pop("messages") == [user(text("hello"))]
+    assert body.pop("model") == "m"
+    assert body == {"max_tokens": 4096, **sent}
+
+
+@pytest.mark.parametrize(
+    ("params", "schema", "config"),
+    [
+        ({}, SCHEMA, {"format": {"type": "json_schema", "schema": CLOSED}}),
+        (
+            {"output_config": {"effort": "low"}},
+            SCHEMA,
+            {"effort": "low", "format": {"type": "json_schema", "schema": CLOSED}},
+        ),
+        ({"output_config": {"format": {"type": "theirs"}}}, SCHEMA, {"format": {"type": "theirs"}}),
+        ({"response_format": {"type": "text"}}, SCHEMA, None),
+        ({}, {"type": "object"}, None),
+    ],
+)
+def test_the_schema_of_an_answer_is_sent_where_it_can_be_held_to(
+    params: dict[str, Any], schema: dict[str, Any], config: dict[str, Any] | None
+) -> None:
+    assert request_body(call(params=params, output_schema=schema)).get("output_config") == config
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"n": 2}, "'n'"),
+        ({"frequency_penalty": 0.1}, "'frequency_penalty'"),
+        ({"logprobs": True}, "'logprobs'"),
+        ({"seed": 0}, "'seed'"),
+        ({"logit_bias": {"5": 1}}, "'logit_bias'"),
+        ({"response_format": {"type": "json_object"}}, "'json_object'"),
+        ({"response_format": "json"}, "response_format"),
+        ({"tools": [NATIVE], "tool_choice": {"type": "allowed_tools"}}, "'tool_choice'"),
+        ({"tools": [NATIVE], "tool_choice": "sometimes"}, "'tool_choice'"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_and_not_left_out(params: dict[str, Any], words: str) -> None:
+    refused(call(params=params), words)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "function", "name": "f", "content": "1"}, "'function'"),
+        ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, "'input_audio'"),
+        ({"role": "user", "content": [{"type": "file", "file": {}}]}, "'file'"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/svg,<svg>"}}]}, "base64"),
+    ],
+)
+def test_a_message_that_has_no_counterpart_is_refused(message: dict[str, Any], words: str) -> None:
+    refused(call(messages=[message]), words)
+
+
+def refused(asked: Any, words: str) -> None:
+    with pytest.raises(CallFailed) as caught:
+        request_body(asked)
+    failed = caught.value
+    assert isinstance(failed.failure, HttpFailure)
+    assert failed.failure.status == 400
+    assert words in failed.failure.message
+    assert "known to Anthropic" in failed.failure.message or "for Anthropic" in failed.failure.message
+    assert not failed.maybe_billed
