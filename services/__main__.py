@@ -14,6 +14,7 @@ import structlog
 import uvloop
 from pydantic import ValidationError
 
+from breakwater import metrics, tracing
 from breakwater.config import Config, ConfigError, load_config
 from breakwater.settings import Settings
 from breakwater.telemetry import configure_logging
@@ -53,10 +54,16 @@ def main() -> int:
         config = load_config(settings.config)
         module = cast(ServiceModule, importlib.import_module(f"services.{name}.app"))
         service = module.build(settings, config)
+        if settings.metrics_port is not None:
+            metrics.serve(settings.metrics_host, settings.metrics_port)
+        tracing.start(name)
     except (ConfigError, ValidationError) as error:
         sys.stderr.write(f"{error}\n")
         return os.EX_CONFIG
-    uvloop.run(run(service, settings.alive_file))
+    try:
+        uvloop.run(run(service, settings.alive_file))
+    finally:
+        tracing.stop()
     return 0
 
 

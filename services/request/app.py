@@ -26,12 +26,14 @@ from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config
+from breakwater.metrics import HttpMetrics
 from breakwater.settings import Settings
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import Redis
 from services.request.answers import Answers
 from services.request.auth import RequireApiKey
 from services.request.handlers import Jobs
+from services.request.observe import CountRequests, show_metrics
 from services.request.openapi import document
 from services.request.problems import Problem, unavailable
 from services.request.queue import Queue
@@ -90,14 +92,19 @@ class RequestService:
         # FastAPI brings the documentation pages; requests that carry jobs need nothing else of it and pay for nothing.
         pages = FastAPIOffline(title="Breakwater")
         pages.openapi = openapi
+        routes = [
+            Route("/api/v1/jobs", self._jobs.submit, methods=["POST"]),
+            Route("/api/v1/jobs/{job_id:path}", self._jobs.show, methods=["GET"]),
+            Route("/healthz", self._alive, methods=["GET"]),
+            Route("/readyz", self._ready, methods=["GET"]),
+            Route("/metrics", show_metrics, methods=["GET"]),
+        ]
         app = Starlette(
-            routes=[
-                Route("/api/v1/jobs", self._jobs.submit, methods=["POST"]),
-                Route("/api/v1/jobs/{job_id:path}", self._jobs.show, methods=["GET"]),
-                Route("/healthz", self._alive, methods=["GET"]),
-                Route("/readyz", self._ready, methods=["GET"]),
+            routes=routes,
+            middleware=[
+                Middleware(CountRequests, counted=HttpMetrics(), routes=routes),
+                Middleware(RequireApiKey, keys=KeyRing(self._settings.api_keys_file)),
             ],
-            middleware=[Middleware(RequireApiKey, keys=KeyRing(self._settings.api_keys_file))],
             lifespan=self._lifespan,
         )
         app.router.default = pages

@@ -1,4 +1,4 @@
-"""The door: nothing under /api without a key."""
+"""The door: nothing under /api without a key, and no metrics."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from breakwater.api_keys import KeyRing
 from services.request.problems import Problem
 
-GUARDED = "/api"
+GUARDED = ("/api", "/metrics")
+
+_BELOW = tuple(f"{path}/" for path in GUARDED)
 
 
 class RequireApiKey:
-    """ASGI middleware that lets requests under `/api` pass with a valid `Authorization: Bearer bw_…` only."""
+    """ASGI middleware that lets requests to what is guarded pass with a valid `Authorization: Bearer bw_…` only."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
@@ -37,7 +39,7 @@ class RequireApiKey:
 
 
 def _is_guarded(path: str) -> bool:
-    return path.startswith(GUARDED) and (len(path) == len(GUARDED) or path[len(GUARDED)] == "/")
+    return path.startswith(_BELOW) or path in GUARDED
 
 
 def _unauthorized(message: str) -> Problem:

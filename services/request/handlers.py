@@ -22,6 +22,7 @@ from breakwater.state.connection import StateUnavailable
 from services.request import job_ids
 from services.request.answers import Answers
 from services.request.body import read_body
+from services.request.observe import Submitting, submitting
 from services.request.parsing import Submission, invalid_job, read_job, submission, suggestion
 from services.request.problems import Detail, Problem, unavailable
 from services.request.queue import Queue
@@ -45,17 +46,24 @@ class Jobs:
 
     async def submit(self, request: Request) -> Response:
         """POST: 202 once the job is safe on the bus, or 200 with its result where that came within `wait_s`."""
+        with submitting(request) as trace:
+            response = await self._submit(request, trace)
+            trace.answered(response.status_code)
+        return response
+
+    async def _submit(self, request: Request, trace: Submitting) -> Response:
         wait_s = _wait_s(request.scope["query_string"])
         body = await read_body(request, self._limit)
         job = read_job(body)
         self._check_agent(job)
         made_id = job_ids.uuid7(time.time_ns() // 1_000_000, os.urandom(job_ids.ENTROPY_BYTES))
         sent = submission(job, body, idempotency_key=request.headers.get("idempotency-key"), made_id=made_id)
+        trace.of(job.agent, sent.job_id)
         if wait_s is None:
-            return await self._accept(request, sent)
+            return await self._accept(sent, trace.traceparent)
         deadline = time.monotonic() + wait_s
         with self._waiters.listening(subjects.result(sent.job_id)) as answer:
-            acceptance = await self._accept(request, sent)
+            acceptance = await self._accept(sent, trace.traceparent)
             gone = asyncio.ensure_future(_disconnected(request))
             try:
                 # Of an id that others may have used, the result may stand since long, and would not be heard again.
@@ -91,8 +99,8 @@ class Jobs:
         body = {"job_id": job_id, "execution_id": job_id, "status": "accepted"}
         return Response(orjson.dumps(body), 202, media_type=_JSON)
 
-    async def _accept(self, request: Request, sent: Submission) -> Response:
-        duplicate = await self._queue.put(sent, request.headers.get("traceparent", ""))
+    async def _accept(self, sent: Submission, traceparent: str | None) -> Response:
+        duplicate = await self._queue.put(sent, traceparent)
         self._accepted.mark(sent.job_id)
         body = {"job_id": sent.job_id, "execution_id": sent.job_id, "status": "accepted", "duplicate": duplicate}
         headers = {"Location": f"/api/v1/jobs/{quote(sent.job_id, safe='')}"}

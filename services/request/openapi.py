@@ -46,12 +46,13 @@ def document() -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": "jobs"}, {"name": "health"}],
+        "tags": [{"name": "jobs"}, {"name": "health"}, {"name": "metrics"}],
         "paths": {
             "/api/v1/jobs": {"post": _submit()},
             "/api/v1/jobs/{job_id}": {"get": _show()},
             "/healthz": {"get": _health("Whether the process is alive", "alive", {})},
             "/readyz": {"get": _health("Whether jobs can be accepted", "ready", {"503": _error("NATS is away.")})},
+            "/metrics": {"get": _metrics()},
         },
         "components": {
             "schemas": _schemas(),
@@ -177,6 +178,21 @@ def _health(summary: str, status: str, responses: dict[str, Any]) -> dict[str, A
         "summary": summary,
         "security": [],
         "responses": {"200": _json("It is.", "Health"), **responses},
+    }
+
+
+def _metrics() -> dict[str, Any]:
+    return {
+        "tags": ["metrics"],
+        "operationId": "metrics",
+        "summary": "Metrics of this process, for Prometheus",
+        "description": "In OpenMetrics' format where the scraper accepts it.",
+        "security": [{"api_key": []}],
+        "responses": {
+            "200": {"description": "All metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+            "401": _unauthorized(),
+            "default": _error("Any other error."),
+        },
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 
 from breakwater.bus.errors import BusUnavailable, PublishRefused
@@ -15,8 +14,6 @@ from services.request.problems import unavailable
 ACCEPT_TIMEOUT_S = 8.0
 """For the acknowledgement of a job, a second try included."""
 
-_TRACEPARENT = re.compile(r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")
-
 
 class Queue:
     """JOBS, as this service writes it: what any other client may publish too."""
@@ -24,12 +21,12 @@ class Queue:
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
 
-    async def put(self, sent: Submission, traceparent: str) -> bool:
+    async def put(self, sent: Submission, traceparent: str | None) -> bool:
         """Publishes a job.
 
         Args:
             sent: the job.
-            traceparent: the W3C trace context it came with, or anything else to make a new one.
+            traceparent: the W3C trace context it belongs to; one is made where None.
 
         Returns:
             Whether a job with this id was there already; the new one is then not stored.
@@ -39,7 +36,7 @@ class Queue:
         """
         headers = {
             Header.MSG_ID.value: subjects.message_id(sent.job.agent, sent.job_id),
-            Header.TRACEPARENT.value: traceparent if _TRACEPARENT.match(traceparent) else new_traceparent(),
+            Header.TRACEPARENT.value: traceparent or new_traceparent(),
         }
         if sent.id_made_here:
             headers[Header.UNIQUE_ID.value] = "1"

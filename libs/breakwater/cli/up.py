@@ -125,6 +125,7 @@ def _tell_endpoints(stack: Stack, key: str | None, *, as_json: bool, simulate: b
         row("nats", endpoints.nats_url),
         row("redis", endpoints.redis_url),
         row("clickhouse", endpoints.clickhouse_url),
+        ("metrics", _span_of(list(endpoints.metrics.values()))),
         ("data", str(endpoints.data_dir)),
         ("URLs with passwords", str(endpoints.data_dir / "endpoints.json")),
         ("API key", str(endpoints.api_key_file)),
@@ -142,6 +143,10 @@ def _tell_endpoints(stack: Stack, key: str | None, *, as_json: bool, simulate: b
         "\n  Next:  ", (f'breakwater submit AGENT "a prompt"{where}', "bold"), ", ", (f"breakwater tail{where}", "bold")
     )
     output.styled(("  Ctrl-C stops everything.", "dim"))
+
+
+def _span_of(urls: list[str]) -> str:
+    return f"{urls[0]} ({len(urls)} processes, listed in endpoints.json)"
 
 
 def _printer(*, as_json: bool) -> Any:

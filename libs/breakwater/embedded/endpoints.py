@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, PlainSerializer
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer
 
 _CREDENTIALS = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
 
@@ -31,6 +31,7 @@ class Endpoints(BaseModel):
         api_key_file: The file with a key for the HTTP API.
         config_file: The config that the services read.
         data_dir: The stack's data directory.
+        metrics: What Prometheus scrapes, by process.
         pid: The process that runs it.
         started_at: When it was started; RFC 3339 UTC with milliseconds in JSON.
     """
@@ -44,6 +45,7 @@ class Endpoints(BaseModel):
     api_key_file: Path
     config_file: Path
     data_dir: Path
+    metrics: dict[str, str] = Field(default_factory=dict[str, str])
     pid: int
     started_at: Annotated[AwareDatetime, PlainSerializer(_rfc3339, when_used="json")]
 

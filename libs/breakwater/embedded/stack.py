@@ -28,6 +28,9 @@ from breakwater.embedded.servers import (
 
 LOOPBACK = "127.0.0.1"
 HTTP_PORT = 8080
+METRICS_PORT = 9464
+"""The first of them; OpenTelemetry's for Prometheus, as in compose.yaml."""
+
 CLICKHOUSE_USER = "breakwater"
 DATABASE = "breakwater"
 SERVICES = ("worker", "breaker", "budget", "alerter", "sink", "request")
@@ -112,6 +115,8 @@ def plan_stack(
         "BREAKWATER_HTTP_PORT": str(http_port),
         "BREAKWATER_API_KEYS_FILE": str(data.path / "api_keys.json"),
     }
+    processes = _processes(workers)
+    metrics_ports = _metrics_ports([process for _, process in processes], port)
     endpoints = Endpoints(
         request_url=f"http://{LOOPBACK}:{http_port}",
         nats_url=nats_for("client"),
@@ -120,14 +125,26 @@ def plan_stack(
         api_key_file=data.secret_file("api-key"),
         config_file=config_file.absolute(),
         data_dir=data.path,
+        metrics={process: f"http://{LOOPBACK}:{number}/metrics" for process, number in metrics_ports.items()},
         pid=os.getpid(),
         started_at=datetime.now(UTC),
     )
     return Stack(
         servers=tuple(servers),
         services=tuple(
-            _service_spec(data, name, process, common | {"BREAKWATER_NATS_URL": nats_for(name)}, http_port)
-            for name, process in _processes(workers)
+            _service_spec(
+                data,
+                name,
+                process,
+                common
+                | {
+                    "BREAKWATER_NATS_URL": nats_for(name),
+                    "BREAKWATER_METRICS_HOST": LOOPBACK,
+                    "BREAKWATER_METRICS_PORT": str(metrics_ports[process]),
+                },
+                http_port,
+            )
+            for name, process in processes
         ),
         setup_env=common | {"BREAKWATER_NATS_URL": nats_for("setup")},
         endpoints=endpoints,
@@ -138,6 +155,15 @@ def plan_stack(
 def _processes(workers: int) -> Sequence[tuple[str, str]]:
     several = [("worker", f"worker-{number}") for number in range(1, workers + 1)] if workers > 1 else []
     return [*(several or [("worker", "worker")]), *((name, name) for name in SERVICES if name != "worker")]
+
+
+def _metrics_ports(processes: Sequence[str], port: Callable[[int], int]) -> dict[str, int]:
+    given: dict[str, int] = {}
+    following = METRICS_PORT
+    for process in processes:
+        given[process] = port(following)
+        following = given[process] + 1  # nothing listens yet on those already given
+    return given
 
 
 def _service_spec(

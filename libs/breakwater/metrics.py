@@ -1,0 +1,225 @@
+"""Metrics for Prometheus. Labels are bounded: what the config and the contract name, never a tenant, a job or a text.
+
+Counting is always on; whether anybody may scrape is a setting. Money here is a floating number, as Prometheus has no
+other: it is for graphs and alerts. The books are in ClickHouse.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+from typing import Generic, TypeVar
+
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    start_http_server,
+)
+from prometheus_client.exposition import choose_encoder
+
+from breakwater.contracts.execution import Attempt, Execution
+from breakwater.contracts.types import NANO_PER_USD
+from breakwater.errors import ConfigError
+
+OTHER = "other"
+"""Stands for every model that a job may ask for and the config does not name."""
+
+NONE = "none"
+"""The value of a label that does not apply, such as the kind of error of a success."""
+
+LLM_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+HTTP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0)
+
+# One more series for each counter, and nothing that a scraper of this format would use.
+disable_created_metrics()
+
+_Series = TypeVar("_Series", Counter, Gauge, Histogram)
+
+
+class _Children(dict[tuple[str, ...], _Series], Generic[_Series]):
+    """The series of one metric by their label values: looking one up in the library costs more than counting."""
+
+    def __init__(self, family: _Series) -> None:
+        super().__init__()
+        self._family = family
+
+    def __missing__(self, labels: tuple[str, ...]) -> _Series:
+        child = self[labels] = self._family.labels(*labels)
+        return child
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkerSeries:
+    """All metrics of a worker process."""
+
+    jobs: _Children[Counter]
+    job_seconds: _Children[Histogram]
+    attempts: _Children[Counter]
+    attempt_seconds: _Children[Histogram]
+    tokens: _Children[Counter]
+    cost: _Children[Counter]
+    wasted_cost: _Children[Counter]
+    retries: _Children[Counter]
+    in_progress: _Children[Gauge]
+    cache_hits: _Children[Counter]
+    short_circuits: _Children[Counter]
+
+
+class WorkerMetrics:
+    """Counts what a worker does. Costs a few microseconds for each attempt."""
+
+    def __init__(self, models: Collection[str], registry: CollectorRegistry = REGISTRY) -> None:
+        """Counts into a registry; several of one process share its series.
+
+        Args:
+            models: the ids that the config names; any other is counted as `other`.
+            registry: what is scraped.
+        """
+        self._models = frozenset(models)
+        self._series = _worker_series(registry)
+
+    def attempt(self, attempt: Attempt) -> None:
+        """Counts an attempt that has been recorded."""
+        series, agent = self._series, attempt.agent
+        model = attempt.model if attempt.model in self._models else OTHER
+        kind = NONE if attempt.error is None else attempt.error.kind
+        series.attempts[agent, model, attempt.outcome, kind].inc()
+        if attempt.short_circuited:
+            series.short_circuits[agent, model, kind].inc()
+            return
+        if attempt.outcome != "worker_lost":  # nobody knows how long that call took
+            series.attempt_seconds[agent, model].observe(attempt.duration_ms / 1000)
+        if attempt.input_tokens is not None:
+            series.tokens[agent, model, "input"].inc(attempt.input_tokens)
+        if attempt.output_tokens is not None:
+            series.tokens[agent, model, "output"].inc(attempt.output_tokens)
+        if attempt.cost is not None:
+            series.cost[agent, model].inc(attempt.cost / NANO_PER_USD)
+
+    def job(self, result: Execution) -> None:
+        """Counts a job that has been decided. A dry run is none."""
+        if result.dry_run:
+            return
+        series, agent = self._series, result.agent
+        series.jobs[agent, result.status, result.reason or NONE].inc()
+        series.job_seconds[(agent,)].observe(result.duration_ms / 1000)
+        if result.cache_hit:
+            series.cache_hits[(agent,)].inc()
+        for cause, nano in result.wasted_by_cause.items():
+            series.wasted_cost[agent, cause].inc(nano / NANO_PER_USD)
+        # Only here is it known what a retry was made for: the error of the attempt before it.
+        for before, attempt in zip(result.attempts, result.attempts[1:], strict=False):
+            if attempt.cause == "retry":
+                model = attempt.model if attempt.model in self._models else OTHER
+                kind = NONE if before.error is None else before.error.kind
+                series.retries[agent, model, kind].inc()
+
+    def began(self, agent: str) -> None:
+        """A job is being worked on."""
+        self._series.in_progress[(agent,)].inc()
+
+    def ended(self, agent: str) -> None:
+        """It no longer is: decided, put to sleep, or given up to somebody else."""
+        self._series.in_progress[(agent,)].dec()
+
+
+class HttpMetrics:
+    """Counts what is asked of the HTTP door."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._requests, self._seconds = _http_series(registry)
+
+    def request(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Counts a request that was answered.
+
+        Args:
+            route: the pattern of its path, never the path itself.
+            method: one of HTTP's own.
+            status: of the answer.
+            seconds: until the answer was out.
+        """
+        self._requests[route, method, str(status)].inc()
+        self._seconds[route, method].observe(seconds)
+
+
+def serve(host: str, port: int) -> None:
+    """Serves /metrics from a thread, until the process ends.
+
+    Raises:
+        ConfigError: the port or the address can't be had.
+    """
+    try:
+        start_http_server(port, host)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        reason = "another program listens there already" if taken else error.strerror or os.strerror(error.errno or 0)
+        raise ConfigError(
+            f"metrics: can't listen on {host}:{port}: {reason}; "
+            "choose with BREAKWATER_METRICS_HOST and BREAKWATER_METRICS_PORT, or end that program"
+        ) from error
+
+
+def exposition(accept: str) -> tuple[bytes, str]:
+    """All metrics of this process as text, and its content type, by what the scraper accepts."""
+    encode, content_type = choose_encoder(accept)
+    return encode(REGISTRY), content_type
+
+
+@cache
+def _worker_series(registry: CollectorRegistry) -> _WorkerSeries:
+    def counter(name: str, what: str, *labels: str) -> _Children[Counter]:
+        return _Children(Counter(f"breakwater_{name}", what, labels, registry=registry))
+
+    def seconds(name: str, what: str, *labels: str) -> _Children[Histogram]:
+        return _Children(Histogram(f"breakwater_{name}", what, labels, buckets=LLM_BUCKETS_S, registry=registry))
+
+    gauge = Gauge("breakwater_jobs_in_progress", "Jobs that this process works on now.", ["agent"], registry=registry)
+    return _WorkerSeries(
+        jobs=counter("jobs_total", "Jobs that were decided.", "agent", "status", "reason"),
+        job_seconds=seconds("job_duration_seconds", "From a job's acceptance to its decision.", "agent"),
+        attempts=counter(
+            "attempts_total",
+            "Attempts that were recorded, refused ones among them.",
+            "agent",
+            "model",
+            "outcome",
+            "kind",
+        ),
+        attempt_seconds=seconds("attempt_duration_seconds", "How long calls took.", "agent", "model"),
+        tokens=counter("tokens_total", "Tokens that providers reported.", "agent", "model", "direction"),
+        cost=counter("cost_usd_total", "Known costs of calls, estimated ones among them.", "agent", "model"),
+        wasted_cost=counter("wasted_cost_usd_total", "Cost of calls that did not give the answer.", "agent", "cause"),
+        retries=counter(
+            "retries_total", "Attempts that repeated a failed one, by its error.", "agent", "model", "kind"
+        ),
+        in_progress=_Children(gauge),
+        cache_hits=counter("cache_hits_total", "Jobs that were answered from the cache.", "agent"),
+        short_circuits=counter(
+            "short_circuits_total", "Calls that were refused and not made.", "agent", "model", "kind"
+        ),
+    )
+
+
+@cache
+def _http_series(registry: CollectorRegistry) -> tuple[_Children[Counter], _Children[Histogram]]:
+    requests = Counter(
+        "breakwater_http_requests_total",
+        "Requests that were answered.",
+        ["route", "method", "status"],
+        registry=registry,
+    )
+    seconds = Histogram(
+        "breakwater_http_request_duration_seconds",
+        "How long answers took, waiting for results included.",
+        ["route", "method"],
+        buckets=HTTP_BUCKETS_S,
+        registry=registry,
+    )
+    return _Children(requests), _Children(seconds)

@@ -1,0 +1,86 @@
+"""What the door counts, and who may see it."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from breakwater.api_keys import revoke_key
+from tests.services.request.conftest import Door, new_id
+
+JOB = {"agent": "writer", "prompt": "x"}
+REQUESTS = "breakwater_http_requests_total"
+SECONDS = "breakwater_http_request_duration_seconds_count"
+
+
+async def samples(door: Door) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    answer = await door.ask("GET", "/metrics")
+    assert answer.status == 200
+    assert answer.headers["Content-Type"].startswith("text/plain; version=")
+    families = list(text_string_to_metric_families(answer.body.decode()))
+    return {(one.name, frozenset(one.labels.items())): one.value for family in families for one in family.samples}
+
+
+def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
+    return name, frozenset(labels.items())
+
+
+async def test_metrics_are_for_who_has_a_key(door: Door) -> None:
+    for path in ("/metrics", "/metrics/", "/metrics/x", "/%6Detrics"):
+        for header in ("", "Bearer bw_0123456789ab_x"):
+            answer = await door.ask("GET", path, headers={"Authorization": header}, allow_redirects=False)
+            assert (answer.status, answer.code) == (401, "unauthorized"), path
+            assert b"breakwater_" not in answer.body
+    assert (await door.ask("GET", "/metrics")).status == 200
+    assert (await door.ask("POST", "/metrics")).status == 405
+    revoke_key(door.settings.api_keys_file, door.http.headers["Authorization"].split("_")[1])
+    assert (await door.ask("GET", "/metrics")).status == 401
+
+
+async def test_requests_are_counted_by_route_method_and_status(door: Door) -> None:
+    before = await samples(door)
+    await door.post(JOB)
+    await door.post(JOB)
+    await door.post(b"nonsense")
+    await door.ask("POST", "/api/v1/jobs", json=JOB, headers={"Authorization": ""})
+    await door.ask("GET", f"/api/v1/jobs/{new_id()}")
+    await door.ask("GET", f"/api/v1/jobs/a/b%2F{new_id()}")
+    await door.ask("DELETE", "/api/v1/jobs")
+    await door.ask("PROPFIND", "/api/v1/jobs")
+    await door.ask("GET", "/nothing/here")
+    after = await samples(door)
+
+    def grown(name: str, **labels: str) -> float:
+        return after.get(key(name, **labels), 0.0) - before.get(key(name, **labels), 0.0)
+
+    jobs, one = "/api/v1/jobs", "/api/v1/jobs/{job_id}"
+    assert grown(REQUESTS, route=jobs, method="POST", status="202") == 2
+    assert grown(REQUESTS, route=jobs, method="POST", status="400") == 1
+    assert grown(REQUESTS, route=jobs, method="POST", status="401") == 1
+    assert grown(REQUESTS, route=one, method="GET", status="404") == 2
+    assert grown(REQUESTS, route=jobs, method="DELETE", status="405") == 1
+    assert grown(REQUESTS, route=jobs, method="other", status="405") == 1
+    assert grown(REQUESTS, route="other", method="GET", status="404") == 1
+    assert grown(SECONDS, route=jobs, method="POST") == 4
+    assert grown(REQUESTS, route="/metrics", method="GET", status="200") == 1
+
+
+async def test_nothing_that_a_caller_chooses_becomes_a_label(door: Door) -> None:
+    job_id, before = new_id(), len(await samples(door))
+    await door.post(JOB | {"job_id": job_id, "tenant": "a tenant"}, query="?wait_s=0.01")
+    for number in range(20):
+        await door.ask("GET", f"/api/v1/jobs/{job_id}-{number}")
+        await door.ask("GET", f"/{job_id}-{number}")
+    text = (await door.ask("GET", "/metrics")).body.decode()
+    assert job_id not in text
+    assert "a tenant" not in text
+    assert len(await samples(door)) - before < 40
+
+
+async def test_the_process_itself_is_measured_too(door: Door) -> None:
+    names = {name for name, _ in await samples(door)}
+    assert {"process_cpu_seconds_total", "process_resident_memory_bytes", "python_info"} <= names
+    assert not [name for name in names if name.endswith("_created")]
+
+
+async def test_openmetrics_is_given_to_who_accepts_it(door: Door) -> None:
+    answer = await door.ask("GET", "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+    assert answer.body.endswith(b"# EOF\n")

@@ -1,0 +1,376 @@
+"""What is counted, with which labels, and where it is served."""
+
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome, Result
+from breakwater.embedded.datadir import DataDir
+from breakwater.embedded.ports import free_port
+from breakwater.embedded.stack import METRICS_PORT, plan_stack
+from breakwater.metrics import HttpMetrics, WorkerMetrics
+from services.__main__ import NAMES
+from tests.docs.markdown import rows
+
+ROOT = Path(__file__).parent.parent
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+LABELS = ("agent", "model", "status", "reason", "outcome", "kind", "direction", "cause")
+CONFIG = 'providers: {p: {base_url: "http://127.0.0.1:9/v1"}}\nagents: {a: {model: m}}\n'
+
+
+class Counted:
+    """A worker's metrics as a scraper reads them."""
+
+    def __init__(self, *models: str) -> None:
+        self.registry = CollectorRegistry()
+        self.metrics = WorkerMetrics(models, self.registry)
+
+    @property
+    def text(self) -> str:
+        return generate_latest(self.registry).decode()
+
+    def samples(self) -> dict[tuple[str, ...], float]:
+        """Values by name and label values, without the buckets of histograms."""
+        return {
+            (
+                sample.name.removeprefix("breakwater_"),
+                *(sample.labels[name] for name in LABELS if name in sample.labels),
+            ): (sample.value)
+            for family in text_string_to_metric_families(self.text)
+            for sample in family.samples
+            if not sample.name.endswith("_bucket")
+        }
+
+
+def attempt(
+    outcome: Outcome = "success", kind: ErrorKind | None = None, *, cause: Cause = "first", **fields: Any
+) -> Attempt:
+    error = None if kind is None else ErrorInfo(kind=kind, class_="SomeError", message="sk-secret")
+    told: dict[str, Any] = {
+        "attempt_id": "job-1:1",
+        "execution_id": "job-1",
+        "agent": "writer",
+        "tenant": "a tenant",
+        "number": 1,
+        "model": "m",
+        "provider": "p",
+        "started_at": NOW,
+        "completed_at": NOW,
+        "duration_ms": 1500,
+        "outcome": outcome,
+        "short_circuited": outcome == "short_circuited",
+        "error": error,
+        "cause": cause,
+    }
+    return Attempt.model_validate(told | fields)
+
+
+def result(**fields: Any) -> Result:
+    told: dict[str, Any] = {
+        "job_id": "job-1",
+        "execution_id": "job-1",
+        "agent": "writer",
+        "tenant": "a tenant",
+        "status": "succeeded",
+        "queued_at": NOW,
+        "dispatched_at": NOW,
+        "completed_at": NOW,
+        "duration_ms": 2500,
+    }
+    return Result.model_validate(told | fields)
+
+
+# What is counted
+
+
+def test_an_attempt_is_counted_with_its_time_tokens_and_cost() -> None:
+    counted = Counted("m")
+    for _ in range(2):
+        counted.metrics.attempt(attempt(input_tokens=10, output_tokens=5, cost=1_500_000, cost_basis="billed"))
+    assert counted.samples() == {
+        ("attempts_total", "writer", "m", "success", "none"): 2,
+        ("attempt_duration_seconds_count", "writer", "m"): 2,
+        ("attempt_duration_seconds_sum", "writer", "m"): 3,
+        ("tokens_total", "writer", "m", "input"): 20,
+        ("tokens_total", "writer", "m", "output"): 10,
+        ("cost_usd_total", "writer", "m"): 0.003,
+    }
+
+
+def test_what_is_unknown_is_not_counted_as_nothing() -> None:
+    counted = Counted("m")
+    counted.metrics.attempt(attempt("error", "timeout"))
+    assert counted.samples() == {
+        ("attempts_total", "writer", "m", "error", "timeout"): 1,
+        ("attempt_duration_seconds_count", "writer", "m"): 1,
+        ("attempt_duration_seconds_sum", "writer", "m"): 1.5,
+    }
+
+
+def test_a_call_that_was_not_made_has_no_duration_nor_cost() -> None:
+    counted = Counted("m")
+    counted.metrics.attempt(attempt("short_circuited", "breaker_open", cost=0))
+    assert counted.samples() == {
+        ("attempts_total", "writer", "m", "short_circuited", "breaker_open"): 1,
+        ("short_circuits_total", "writer", "m", "breaker_open"): 1,
+    }
+
+
+def test_a_call_whose_worker_was_lost_has_a_cost_and_no_duration() -> None:
+    counted = Counted("m")
+    counted.metrics.attempt(attempt("worker_lost", "worker_lost", cost=10**9))
+    assert counted.samples() == {
+        ("attempts_total", "writer", "m", "worker_lost", "worker_lost"): 1,
+        ("cost_usd_total", "writer", "m"): 1,
+    }
+
+
+def test_a_job_is_counted_with_how_it_ended() -> None:
+    counted = Counted()
+    counted.metrics.job(result())
+    counted.metrics.job(result(status="dead_lettered", reason="timeout"))
+    assert counted.samples() == {
+        ("jobs_total", "writer", "succeeded", "none"): 1,
+        ("jobs_total", "writer", "dead_lettered", "timeout"): 1,
+        ("job_duration_seconds_count", "writer"): 2,
+        ("job_duration_seconds_sum", "writer"): 5,
+    }
+
+
+def test_waste_is_counted_by_its_cause_and_a_hit_of_the_cache_as_one() -> None:
+    counted = Counted()
+    counted.metrics.job(result(wasted_by_cause={"retry": 250_000_000, "fallback": 10**9}))
+    counted.metrics.job(result(cache_hit=True))
+    samples = counted.samples()
+    assert samples["wasted_cost_usd_total", "writer", "retry"] == 0.25
+    assert samples["wasted_cost_usd_total", "writer", "fallback"] == 1
+    assert samples["cache_hits_total", "writer"] == 1
+
+
+def test_a_retry_is_counted_by_the_error_that_it_was_made_for() -> None:
+    counted = Counted("m")
+    attempts = (
+        attempt("error", "rate_limit"),
+        attempt("error", "server", cause="retry"),
+        attempt("error", "logic", cause="retry"),
+        attempt("success", cause="self_correction"),
+    )
+    counted.metrics.job(result(attempts=attempts))
+    retries = {key: value for key, value in counted.samples().items() if key[0] == "retries_total"}
+    assert retries == {
+        ("retries_total", "writer", "m", "rate_limit"): 1,
+        ("retries_total", "writer", "m", "server"): 1,
+    }
+
+
+def test_a_dry_run_is_no_job() -> None:
+    counted = Counted()
+    counted.metrics.job(result(dry_run=True))
+    assert counted.samples() == {}
+
+
+def test_jobs_in_progress_are_those_that_began_and_have_not_ended() -> None:
+    counted = Counted()
+    counted.metrics.began("writer")
+    counted.metrics.began("writer")
+    counted.metrics.ended("writer")
+    assert counted.samples() == {("jobs_in_progress", "writer"): 1}
+
+
+def test_several_workers_of_one_process_count_together() -> None:
+    counted = Counted("m")
+    other = WorkerMetrics(["n"], counted.registry)
+    counted.metrics.attempt(attempt())
+    other.attempt(attempt())
+    other.attempt(attempt(model="n"))
+    samples = counted.samples()
+    assert samples["attempts_total", "writer", "m", "success", "none"] == 1
+    assert samples["attempts_total", "writer", "other", "success", "none"] == 1
+    assert samples["attempts_total", "writer", "n", "success", "none"] == 1
+
+
+# Labels
+
+
+def test_labels_stay_bounded_whatever_jobs_ask_for() -> None:
+    counted = Counted("m", "n")
+    some = random.Random(1)
+    for number in range(2_000):
+        model = some.choice(["m", "n", f"org/model-{number}", f"sk-secret-{number}"])
+        ids = {"execution_id": f"job-{number}", "tenant": f"tenant-{number}", "model": model}
+        tried = (
+            attempt("error", "server", input_tokens=1, output_tokens=1, cost=1, **ids),
+            attempt(cause="retry", **ids),
+            attempt("short_circuited", "budget_exceeded", **ids),
+        )
+        for one in tried:
+            counted.metrics.attempt(one)
+        counted.metrics.job(result(execution_id=f"job-{number}", metadata={"x": f"note-{number}"}, attempts=tried))
+    text = counted.text
+    for private in ("job-", "tenant", "sk-secret", "org/", "note-"):
+        assert private not in text
+    models = set(re.findall(r'model="([^"]*)"', text))
+    assert models == {"m", "n", "other"}
+    assert len(text.splitlines()) < 150
+
+
+def documented() -> dict[str, tuple[str, tuple[str, ...]]]:
+    table = rows(ROOT / "docs" / "observability.md", "metric")
+    return {name.strip("`"): (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _, _ in table}
+
+
+def test_the_documented_metrics_are_those_that_are_served() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(["m"], registry)
+    metrics.attempt(attempt(input_tokens=1, cost=1))
+    metrics.attempt(attempt("short_circuited", "breaker_open"))
+    metrics.began("writer")
+    retried = (attempt("error", "server"), attempt(cause="retry"))
+    metrics.job(result(cache_hit=True, wasted_by_cause={"retry": 1}, attempts=retried))
+    HttpMetrics(registry).request("/api/v1/jobs", "POST", 202, 0.01)
+    families = list(text_string_to_metric_families(generate_latest(registry).decode()))
+    served = {
+        family.name + ("_total" if family.type == "counter" else ""): (
+            family.type,
+            tuple(name for name in family.samples[-1].labels if name != "le"),
+        )
+        for family in families
+    }
+    assert {name: (kind, set(labels)) for name, (kind, labels) in served.items()} == {
+        name: (kind, set(labels)) for name, (kind, labels) in documented().items()
+    }
+    assert all(family.documentation.endswith(".") for family in families)
+
+
+# Where they are served
+
+
+def environment_for(directory: Path, **variables: str) -> dict[str, str]:
+    config = directory / "breakwater.yaml"
+    config.write_text(CONFIG)
+    surroundings = {
+        "BREAKWATER_CONFIG": str(config),
+        "BREAKWATER_NATS_URL": f"nats://127.0.0.1:{free_port()}",
+        "BREAKWATER_REDIS_URL": f"redis://127.0.0.1:{free_port()}/0",
+        "BREAKWATER_HTTP_PORT": str(free_port()),
+    }
+    return {**os.environ, **surroundings, **variables}
+
+
+@contextmanager
+def service(name: str, environment: Mapping[str, str], log: Path) -> Generator[subprocess.Popen[bytes]]:
+    with log.open("wb") as out:
+        process = subprocess.Popen([sys.executable, "-m", "services", name], env=environment, stdout=out, stderr=out)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def scrape(process: subprocess.Popen[bytes], url: str) -> set[str]:
+    deadline = time.monotonic() + 60
+    while True:
+        assert process.poll() is None
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                return {family.name for family in text_string_to_metric_families(answer.read().decode())}
+        except urllib.error.URLError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("name", ["worker", "request", "sink"])
+def test_a_service_serves_its_metrics_where_it_is_told(tmp_path: Path, name: str) -> None:
+    port = str(free_port())
+    with service(name, environment_for(tmp_path, BREAKWATER_METRICS_PORT=port), tmp_path / "log") as process:
+        names = scrape(process, f"http://127.0.0.1:{port}/metrics")
+    assert {"process_resident_memory_bytes", "process_cpu_seconds", "python_gc_objects_collected"} <= names
+    table = rows(ROOT / "docs" / "observability.md", "metric")
+    own = {metric.strip("`").removesuffix("_total") for metric, _, _, served_by, _ in table if served_by == name}
+    assert {one for one in names if one.startswith("breakwater_")} == own
+    assert bool(own) == (name != "sink")
+
+
+def test_a_port_that_is_taken_is_told_and_no_restart_is_asked_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        environment = environment_for(tmp_path, BREAKWATER_METRICS_PORT=str(port))
+        ran = subprocess.run(
+            [sys.executable, "-m", "services", "sink"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert ran.returncode == os.EX_CONFIG
+    assert f"metrics: can't listen on 127.0.0.1:{port}: another program listens there already" in ran.stderr
+    assert "BREAKWATER_METRICS_PORT" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
+def test_an_address_that_cannot_be_had_is_told(tmp_path: Path, host: str) -> None:
+    environment = environment_for(tmp_path, BREAKWATER_METRICS_PORT=str(free_port()), BREAKWATER_METRICS_HOST=host)
+    ran = subprocess.run(
+        [sys.executable, "-m", "services", "sink"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ran.returncode == os.EX_CONFIG
+    assert f"can't listen on {host}:" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_every_process_of_the_local_stack_has_a_port_of_its_own(tmp_path: Path) -> None:
+    config = tmp_path / "breakwater.yaml"
+    config.write_text(CONFIG)
+    data = DataDir(tmp_path / "data")
+    data.create()
+    stack = plan_stack(data, config, workers=3, environment={})
+    ports = {spec.name: int(spec.env["BREAKWATER_METRICS_PORT"]) for spec in stack.services}
+    assert len(set(ports.values())) == len(ports) == len(NAMES) + 2
+    assert min(ports.values()) >= METRICS_PORT
+    assert {spec.env["BREAKWATER_METRICS_HOST"] for spec in stack.services} == {"127.0.0.1"}
+    urls = {name: f"http://127.0.0.1:{port}/metrics" for name, port in ports.items()}
+    assert stack.endpoints.metrics == urls
+    assert json.loads(stack.endpoints.model_dump_json())["metrics"] == urls
+
+
+def test_every_container_serves_its_metrics_inside_its_network_alone() -> None:
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    for name in NAMES:
+        environment = services[name]["environment"]
+        assert (environment["BREAKWATER_METRICS_HOST"], environment["BREAKWATER_METRICS_PORT"]) == ("0.0.0.0", 9464)
+        assert not any("9464" in port for port in services[name].get("ports", ()))
+
+
+def test_the_command_line_does_not_wait_for_what_it_does_not_need() -> None:
+    code = """
+import sys
+import breakwater.cli.main, breakwater.cli.up, breakwater.cli.raise_stack, breakwater.embedded.stack
+import breakwater.embedded.supervisor, breakwater.embedded.simulation
+print([name for name in sys.modules if name.startswith(("prometheus_client", "breakwater.tracing"))])
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
