@@ -101,13 +101,16 @@ def full_attempt(execution_id: str = "e-full", number: int = 1) -> Attempt:
         model="anthropic/claude-sonnet-4.5:thinking",
         started_at=NOON + timedelta(milliseconds=1),
         cached_tokens=64,
+        reasoning_tokens=7,
         cost=123_456_789_123_456_789,
         cost_basis="estimated",
         outcome="error",
         error=RATE_LIMITED,
+        refused_by="agent:support/tier 1/daily",
         counts_for_breaker=True,
         cause="retry",
         backoff_ms=512,
+        dropped_messages=3,
     )
 
 
@@ -129,13 +132,15 @@ def full_execution(execution_id: str = "e-full") -> Execution:
         cached_tokens=3,
         total_tokens=2**40 + 2,
         total_cost=999_999_999_999_999_999,
-        wasted_cost=1,
+        wasted_cost=999_999_999_999_999_999,
+        wasted_by_cause={"retry": 999_999_999_999_999_998, "worker_lost": 1, "fallback": 0},
         output={"text": 'fünf\n\t"quoted" 🙂 \u0000', "list": [1, 2.5, None, True, 10**30]},
         error=RATE_LIMITED,
         messages=[{"role": "user", "content": "Grüße"}, {"role": "assistant", "content": None}],
         metadata={"ticket": 4711, "deep": {"er": []}},
         completed_at=NOON + timedelta(milliseconds=999),
         cache_hit=True,
+        cached_from="e-before",
         dry_run=True,
     )
 

@@ -1,10 +1,13 @@
 """Setting a database up: once, twice, and by several at the same time."""
 
 import asyncio
+from dataclasses import replace
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import MIGRATIONS, migrate, missing
+from breakwater.analytics.queries import find_execution
+from breakwater.analytics.schema import Table
 from tests.analytics import samples
 from tests.server_sources import RunningServer
 
@@ -38,6 +41,54 @@ async def test_every_statement_can_run_again_without_losing_a_row(analytics: Ana
     await analytics.execute("TRUNCATE TABLE schema_migrations")
     assert len(await migrate(analytics)) == len(MIGRATIONS)
     assert (await analytics.query("SELECT count() FROM executions")).rows == ((1,),)
+
+
+ADDED_BY_3 = {"wasted_by_cause", "cached_from", "reasoning_tokens", "refused_by", "dropped_messages"}
+
+
+def before_3(table: Table) -> Table:
+    columns = {name: kind for name, kind in table.columns.items() if name not in ADDED_BY_3}
+    return replace(table, columns=columns, find_by=table.find_by[:1])
+
+
+async def test_a_database_of_version_2_gets_the_columns_and_keeps_its_rows(clickhouse_server: RunningServer) -> None:
+    analytics = connect(samples.new_database_url(clickhouse_server.url))
+    await migrate(analytics)
+    record = samples.execution(parent_execution_id="e0", attempts=(samples.attempt(cached_tokens=5, backoff_ms=9),))
+    stored = (
+        (schema.EXECUTIONS, rows.execution_row(record, 1)),
+        (schema.ATTEMPTS, rows.attempt_row(record.attempts[0], 2)),
+    )
+    for table, row in stored:
+        old = before_3(table)
+        assert old.columns != table.columns
+        await analytics.execute(f"DROP TABLE {table.name}")
+        await analytics.execute(old.ddl())
+        values = dict(zip(table.columns, row, strict=True))
+        await analytics.insert(old, [[values[name] for name in old.columns]])
+    await analytics.execute("ALTER TABLE schema_migrations DELETE WHERE version > 2 SETTINGS mutations_sync = 1")
+
+    assert await migrate(analytics) == tuple(
+        f"applied ClickHouse migration {one.version} ({one.name})" for one in MIGRATIONS[2:]
+    )
+    assert await migrate(analytics) == ()
+    assert await find_execution(analytics, "e1") == record
+    for table, _ in stored:
+        found = await analytics.query(f"DESCRIBE TABLE {table.name}")
+        assert [(row[0], row[1]) for row in found.rows] == list(table.columns.items())
+    indices = await analytics.query(
+        "SELECT name, type_full, granularity FROM system.data_skipping_indices"
+        " WHERE database = {database:String} AND table = 'executions' ORDER BY name",
+        {"database": analytics.database},
+    )
+    kind = "bloom_filter(0.01)"
+    assert indices.rows == (("by_execution_id", kind, 1), ("by_parent_execution_id", kind, 1))
+
+    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(samples.full_execution(), 3)])
+    await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(samples.full_attempt(), 4)])
+    assert await find_execution(analytics, "e-full") == samples.full_execution()
+    await analytics.execute(f"DROP DATABASE {analytics.database}")
+    await analytics.close()
 
 
 async def test_what_somebody_took_away_is_made_again(analytics: Analytics) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from breakwater.analytics import queries, rows, schema
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.queries import AgentSummary, ModelBooks
+from breakwater.analytics.queries import AgentSummary, CauseOfWaste, ModelBooks
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution
 
 DAY = timedelta(days=1)
@@ -29,11 +29,30 @@ ATTEMPTS = [
 ]
 
 EXECUTIONS = [
-    execution("w1", duration_ms=2_000, total_cost=2_000, attempts_count=2),
+    execution(
+        "w1", duration_ms=2_000, total_cost=2_000, attempts_count=2, wasted_cost=500, wasted_by_cause={"retry": 500}
+    ),
     execution("w2", duration_ms=300, total_cost=None, cost_basis="unknown", completed_at=NOON + timedelta(seconds=61)),
-    execution("w3", duration_ms=9_000, total_cost=7, status="dead_lettered", reason="error", error=RATE_LIMITED),
-    execution("dry", duration_ms=1, dry_run=True),
-    execution("t1", agent="tagger", duration_ms=50, total_cost=10, completed_at=NOON - DAY),
+    execution(
+        "w3",
+        duration_ms=9_000,
+        total_cost=7,
+        status="dead_lettered",
+        reason="error",
+        error=RATE_LIMITED,
+        wasted_cost=7,
+        wasted_by_cause={"failed": 3, "retry": 4},
+    ),
+    execution("dry", duration_ms=1, dry_run=True, wasted_by_cause={"retry": 1}),
+    execution(
+        "t1",
+        agent="tagger",
+        duration_ms=50,
+        total_cost=10,
+        completed_at=NOON - DAY,
+        wasted_cost=10**18 - 1,
+        wasted_by_cause={"self_correction": 10**18 - 1},
+    ),
 ]
 
 
@@ -126,6 +145,15 @@ async def test_the_books_are_kept_by_model(filled: Analytics) -> None:
     assert mini == ModelBooks("mini", 1, 0, 2, 300, 60, 5, 10)
     (big_today, mini_today) = await queries.books(filled, since=NOON)
     assert (big_today.cost, mini_today.cost) == (2_007, None)
+
+
+async def test_waste_is_told_by_its_cause_the_dearest_first(filled: Analytics) -> None:
+    everything = (CauseOfWaste("self_correction", 10**18 - 1, 1), CauseOfWaste("retry", 504, 2))
+    assert await queries.waste_by_cause(filled) == (*everything, CauseOfWaste("failed", 3, 1))
+    of_writer = (CauseOfWaste("retry", 504, 2), CauseOfWaste("failed", 3, 1))
+    assert await queries.waste_by_cause(filled, since=NOON) == of_writer
+    assert await queries.waste_by_cause(filled, agent="writer") == of_writer
+    assert await queries.waste_by_cause(filled, since=NOON, agent="tagger") == ()
 
 
 async def test_minutes_count_each_execution_once(filled: Analytics) -> None:

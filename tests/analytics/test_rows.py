@@ -53,6 +53,19 @@ async def test_money_is_exact_to_the_nano_dollar(analytics: Analytics) -> None:
     assert total.rows[0][0] * 10**9 == sum(costs)
 
 
+async def test_waste_by_cause_is_exact_to_the_nano_dollar(analytics: Analytics) -> None:
+    picked = random.Random(8)
+    edges = [0, 1, 999_999_999, 10**18 - 1]
+    records = [
+        samples.execution(f"e{index}", wasted_by_cause={"retry": cost, "fallback": picked.randrange(10**18)})
+        for index, cost in enumerate(edges + [picked.randrange(10 ** picked.randint(1, 18)) for _ in range(200)])
+    ]
+    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(record, 1) for record in records])
+    stored = await analytics.query("SELECT * EXCEPT (event_sequence) FROM executions FINAL")
+    found = {record.execution_id: record for record in map(rows.execution_of, stored.named())}
+    assert found == {record.execution_id: record for record in records}
+
+
 async def test_an_unknown_cost_is_null_and_a_cost_of_zero_is_zero(analytics: Analytics) -> None:
     attempts = [samples.attempt("unknown", cost=None, cost_basis="unknown"), samples.attempt("free", cost=0)]
     await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(attempt, 1) for attempt in attempts])
@@ -76,6 +89,11 @@ async def test_transitions_budget_events_and_alerts_stand_in_the_right_columns(a
     assert await only_row("budget_events") == {**budget, **amounts, "event_sequence": 4}
     alert = {**samples.alert().model_dump(), "payload": '{"failures":3}', "event_sequence": 5}
     assert await only_row("alerts") == alert
+
+
+def test_more_waste_than_a_column_holds_is_refused() -> None:
+    with pytest.raises(Unstorable, match="1000000000000000000 nano-dollars"):
+        rows.execution_row(samples.execution(wasted_by_cause={"retry": 10**18}), 1)
 
 
 @pytest.mark.parametrize(

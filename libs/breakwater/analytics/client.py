@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import struct
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -91,6 +91,10 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
+
+    def named(self) -> Iterator[dict[str, Any]]:
+        """The rows, each with the names of its columns."""
+        return (dict(zip(self.columns, row, strict=True)) for row in self.rows)
 
 
 class Analytics:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.schema import EXECUTIONS_PER_MINUTE, TABLES
+from breakwater.analytics.schema import ATTEMPTS, EXECUTIONS, EXECUTIONS_PER_MINUTE, TABLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,18 @@ class Migration:
 MIGRATIONS = (
     Migration(1, "tables", tuple(table.ddl() for table in TABLES)),
     Migration(2, "executions per minute", (EXECUTIONS_PER_MINUTE,)),
+    Migration(
+        3,
+        "causes of waste, cache, what calls left out, and trees",
+        (
+            EXECUTIONS.add_column("wasted_by_cause"),
+            EXECUTIONS.add_column("cached_from"),
+            EXECUTIONS.add_index("parent_execution_id"),
+            ATTEMPTS.add_column("reasoning_tokens"),
+            ATTEMPTS.add_column("refused_by"),
+            ATTEMPTS.add_column("dropped_messages"),
+        ),
+    ),
 )
 """In order, never changed once released. A column that is added later stands in `schema` for new databases, and in a
 migration here (`ALTER TABLE … ADD COLUMN IF NOT EXISTS`) for those that exist."""

@@ -6,13 +6,12 @@ nano-dollars, None where nothing of it is known. Dry runs are left out of the fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from breakwater.analytics.client import Analytics, Table
-from breakwater.analytics.rows import attempt_of, execution_of, nano_or_none
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.rows import attempt_of, execution_of, in_nano, nano_or_none
 from breakwater.contracts.execution import Execution
 from breakwater.contracts.types import ms_from_time
 
@@ -90,6 +89,17 @@ GROUP BY model
 ORDER BY model
 """
 
+WASTE_BY_CAUSE = """
+SELECT cause, sum(amount) AS cost, count() AS executions
+FROM executions FINAL
+ARRAY JOIN mapKeys(wasted_by_cause) AS cause, mapValues(wasted_by_cause) AS amount
+WHERE NOT dry_run
+    AND completed_at >= fromUnixTimestamp64Milli({since_ms:Int64})
+    AND ({agent:String} = '' OR agent = {agent:String})
+GROUP BY cause
+ORDER BY cost DESC, cause
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class AgentSummary:
@@ -150,11 +160,23 @@ class ModelBooks:
     cost: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class CauseOfWaste:
+    """What was paid for nothing, for one reason."""
+
+    cause: str
+    """Such as `retry`: `breakwater.contracts.execution.Waste`."""
+    cost: int
+    """The known part of it."""
+    executions: int
+    """That wasted something so. One may have wasted for several reasons, and counts in each."""
+
+
 async def agent_summaries(analytics: Analytics, *, since: datetime | None = None) -> tuple[AgentSummary, ...]:
     """Every agent that ran since a time, by name. Raises as `Analytics.query` does."""
     parameters = {"since_ms": _since_ms(since)}
-    executions = {row["agent"]: row for row in _named(await analytics.query(EXECUTIONS_BY_AGENT, parameters))}
-    attempts = {row["agent"]: row for row in _named(await analytics.query(ATTEMPTS_BY_AGENT, parameters))}
+    executions = {row["agent"]: row for row in (await analytics.query(EXECUTIONS_BY_AGENT, parameters)).named()}
+    attempts = {row["agent"]: row for row in (await analytics.query(ATTEMPTS_BY_AGENT, parameters)).named()}
     return tuple(
         _summary(agent, executions.get(agent, {}), attempts.get(agent, {}))
         for agent in sorted(executions.keys() | attempts.keys())
@@ -171,8 +193,8 @@ async def list_executions(
 ) -> tuple[ExecutionLine, ...]:
     """The latest executions first. Raises as `Analytics.query` does."""
     parameters = {"agent": agent or "", "status": status or "", "since_ms": _since_ms(since), "limit": limit}
-    rows = _named(await analytics.query(EXECUTION_LIST, parameters))
-    return tuple(ExecutionLine(**_in_nano(row, "total_cost")) for row in rows)
+    rows = (await analytics.query(EXECUTION_LIST, parameters)).named()
+    return tuple(ExecutionLine(**in_nano(row, "total_cost")) for row in rows)
 
 
 async def find_execution(analytics: Analytics, execution_id: str) -> Execution | None:
@@ -182,18 +204,26 @@ async def find_execution(analytics: Analytics, execution_id: str) -> Execution |
     of all of them.
     """
     parameters = {"execution_id": execution_id}
-    rows = _named(await analytics.query(ONE_EXECUTION, parameters))
+    rows = (await analytics.query(ONE_EXECUTION, parameters)).named()
     record = next(iter(rows), None)
     if record is None:
         return None
-    attempts = _named(await analytics.query(ITS_ATTEMPTS, parameters))
+    attempts = (await analytics.query(ITS_ATTEMPTS, parameters)).named()
     return execution_of(record, (attempt_of(row) for row in attempts))
 
 
 async def books(analytics: Analytics, *, since: datetime | None = None) -> tuple[ModelBooks, ...]:
     """What each model cost since a time, by the beginning of the calls. Raises as `Analytics.query` does."""
-    rows = _named(await analytics.query(BOOKS, {"since_ms": _since_ms(since)}))
-    return tuple(ModelBooks(**_in_nano(row, "cost")) for row in rows)
+    rows = (await analytics.query(BOOKS, {"since_ms": _since_ms(since)})).named()
+    return tuple(ModelBooks(**in_nano(row, "cost")) for row in rows)
+
+
+async def waste_by_cause(
+    analytics: Analytics, *, since: datetime | None = None, agent: str | None = None
+) -> tuple[CauseOfWaste, ...]:
+    """What executions that ended since a time wasted, the dearest cause first. Raises as `Analytics.query` does."""
+    found = await analytics.query(WASTE_BY_CAUSE, {"since_ms": _since_ms(since), "agent": agent or ""})
+    return tuple(CauseOfWaste(**in_nano(row, "cost")) for row in found.named())
 
 
 def _summary(agent: str, executions: dict[str, Any], attempts: dict[str, Any]) -> AgentSummary:
@@ -211,14 +241,6 @@ def _summary(agent: str, executions: dict[str, Any], attempts: dict[str, Any]) -
         spend=nano_or_none(attempts["spend"]) if attempts.get("calls") else 0,
         wasted=nano_or_none(attempts["wasted"]) if attempts.get("failed_calls") else 0,
     )
-
-
-def _in_nano(row: dict[str, Any], amount: str) -> dict[str, Any]:
-    return {**row, amount: nano_or_none(row[amount])}
-
-
-def _named(table: Table) -> Iterable[dict[str, Any]]:
-    return (dict(zip(table.columns, row, strict=True)) for row in table.rows)
 
 
 def _since_ms(since: datetime | None) -> int:

@@ -51,6 +51,7 @@ def execution_row(record: Execution, sequence: int) -> Row:
         record.total_tokens,
         _money_or_null(record.total_cost),
         _money_or_null(record.wasted_cost),
+        {cause: _money(nano) for cause, nano in record.wasted_by_cause.items()},
         record.cost_basis,
         None if record.output is None else _json(record.output),
         *_error(record.error),
@@ -62,6 +63,7 @@ def execution_row(record: Execution, sequence: int) -> Row:
         _time(record.completed_at),
         record.duration_ms,
         record.cache_hit,
+        record.cached_from,
         record.dry_run,
         sequence,
     )
@@ -84,14 +86,17 @@ def attempt_row(attempt: Attempt, sequence: int) -> Row:
         attempt.input_tokens,
         attempt.output_tokens,
         attempt.cached_tokens,
+        attempt.reasoning_tokens,
         _money_or_null(attempt.cost),
         attempt.cost_basis,
         attempt.outcome,
         *_error(attempt.error),
         attempt.short_circuited,
+        attempt.refused_by,
         attempt.counts_for_breaker,
         attempt.cause,
         attempt.backoff_ms,
+        attempt.dropped_messages,
         sequence,
     )
 
@@ -156,9 +161,8 @@ def execution_of(row: Mapping[str, Any], attempts: Iterable[Attempt] = ()) -> Ex
     """The terminal record that a row of `executions` was made from, with the attempts given."""
     return Execution.model_validate(
         {
-            **row,
-            "total_cost": nano_or_none(row["total_cost"]),
-            "wasted_cost": nano_or_none(row["wasted_cost"]),
+            **in_nano(row, "total_cost", "wasted_cost"),
+            "wasted_by_cause": {cause: nano_from_usd(cost) for cause, cost in row["wasted_by_cause"].items()},
             "output": None if row["output"] is None else from_json(row["output"]),
             "messages": None if row["messages"] is None else from_json(row["messages"]),
             "metadata": from_json(row["metadata"]),
@@ -170,12 +174,17 @@ def execution_of(row: Mapping[str, Any], attempts: Iterable[Attempt] = ()) -> Ex
 
 def attempt_of(row: Mapping[str, Any]) -> Attempt:
     """The attempt that a row of `attempts` was made from."""
-    return Attempt.model_validate({**row, "cost": nano_or_none(row["cost"]), "error": _error_of(row)})
+    return Attempt.model_validate({**in_nano(row, "cost"), "error": _error_of(row)})
 
 
 def nano_or_none(amount: Decimal | None) -> int | None:
     """An amount that ClickHouse gave, in nano-dollars."""
     return None if amount is None else nano_from_usd(amount)
+
+
+def in_nano(row: Mapping[str, Any], *amounts: str) -> dict[str, Any]:
+    """A row that ClickHouse gave, with some of its amounts in nano-dollars."""
+    return {**row, **{name: nano_or_none(row[name]) for name in amounts}}
 
 
 def _error(error: ErrorInfo | None) -> Row:

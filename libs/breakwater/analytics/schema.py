@@ -23,6 +23,7 @@ _WORD = "LowCardinality(String)"
 _WORD_OR_NULL = "LowCardinality(Nullable(String))"
 _TEXT_OR_NULL = "Nullable(String)"
 _MONEY_OR_NULL = "Nullable(Decimal(18, 9))"
+_MONEY_BY_WORD = "Map(LowCardinality(String), Decimal(18, 9))"
 _COUNT_OR_NULL = "Nullable(UInt64)"
 
 _ERROR = {
@@ -57,7 +58,7 @@ class Table:
     def ddl(self) -> str:
         """The statement that creates the table where it is missing."""
         lines = [f"{name} {kind}{_codec(name)}" for name, kind in self.columns.items()]
-        lines += [f"INDEX by_{name} {name} TYPE bloom_filter(0.01) GRANULARITY 1" for name in self.find_by]
+        lines += [_index(name) for name in self.find_by]
         partition = f"PARTITION BY toYYYYMM({self.time}) " if self.monthly else ""
         # Whole partitions are dropped when all of it is too old; no part is rewritten to take single rows out.
         settings = " SETTINGS ttl_only_drop_parts = 1" if self.monthly else ""
@@ -73,6 +74,17 @@ class Table:
         before = list(self.columns)[: list(self.columns).index(name)]
         place = f"AFTER {before[-1]}" if before else "FIRST"
         return f"ALTER TABLE {self.name} ADD COLUMN IF NOT EXISTS {name} {self.columns[name]}{_codec(name)} {place}"
+
+    def add_index(self, name: str) -> str:
+        """The statement that adds the index of a column of `find_by` where it is missing.
+
+        It serves rows stored from then on, and older ones as they are merged: until then those are read in full.
+        """
+        return f"ALTER TABLE {self.name} ADD {_index(name, 'IF NOT EXISTS ')}"
+
+
+def _index(column: str, where: str = "") -> str:
+    return f"INDEX {where}by_{column} {column} TYPE bloom_filter(0.01) GRANULARITY 1"
 
 
 def _codec(column: str) -> str:
@@ -99,6 +111,7 @@ EXECUTIONS = Table(
         "total_tokens": "UInt64",
         "total_cost": _MONEY_OR_NULL,
         "wasted_cost": _MONEY_OR_NULL,
+        "wasted_by_cause": _MONEY_BY_WORD,
         "cost_basis": _WORD,
         "output": _TEXT_OR_NULL,
         **_ERROR,
@@ -110,13 +123,14 @@ EXECUTIONS = Table(
         "completed_at": _TIME,
         "duration_ms": "UInt64",
         "cache_hit": "Bool",
+        "cached_from": _TEXT_OR_NULL,
         "dry_run": "Bool",
         "event_sequence": "UInt64",
     },
     order_by=("agent", "completed_at", "execution_id"),
     time="completed_at",
     monthly=True,
-    find_by=("execution_id",),
+    find_by=("execution_id", "parent_execution_id"),
 )
 
 ATTEMPTS = Table(
@@ -136,14 +150,17 @@ ATTEMPTS = Table(
         "input_tokens": _COUNT_OR_NULL,
         "output_tokens": _COUNT_OR_NULL,
         "cached_tokens": _COUNT_OR_NULL,
+        "reasoning_tokens": _COUNT_OR_NULL,
         "cost": _MONEY_OR_NULL,
         "cost_basis": _WORD,
         "outcome": _WORD,
         **_ERROR,
         "short_circuited": "Bool",
+        "refused_by": _WORD_OR_NULL,
         "counts_for_breaker": "Bool",
         "cause": _WORD,
         "backoff_ms": "UInt64",
+        "dropped_messages": "UInt32",
         "event_sequence": "UInt64",
     },
     order_by=("agent", "started_at", "attempt_id"),

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from breakwater.cli import connect, formats, output
+from breakwater.cli import connect, execution_page, execution_tree, formats, output
 from breakwater.cli.connect import run
-from breakwater.cli.errors import CliError
+from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.plane import DataOption, JsonOption, Plane
 
 if TYPE_CHECKING:
     from breakwater.analytics.queries import ExecutionLine
-    from breakwater.contracts.execution import Attempt, Execution
-
-_ERROR_WIDTH = 60
+    from breakwater.contracts.execution import Execution
 
 # Apart from the list, as most lists have none; the ids have an index.
 _DRY_RUNS = "SELECT execution_id FROM executions FINAL WHERE dry_run AND execution_id IN {ids:Array(String)}"
@@ -41,12 +39,16 @@ def executions(
         str | None, typer.Option("--since", metavar="AGO", help="That ended since: 10m, 2h, 7d, a time.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many.")] = 20,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Show the tree of executions that ID belongs to, with its costs.")
+    ] = False,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List executions, the latest first; or show one, with every attempt it took.
+    """List executions, the latest first; or show one, with every attempt it took, or with its tree.
 
     An execution is the record of a job, and has the job's id. It appears about a second after the job was decided.
+    A job that names a `parent_execution_id` stands below that execution in its tree.
 
     For example:
 
@@ -54,21 +56,15 @@ def executions(
 
         breakwater executions order-4711
 
+        breakwater executions order-4711 --tree
+
         breakwater executions --agent content-writer --json | jq '.[].total_cost'
     """
+    if tree and execution_id is None:
+        raise wrong_usage("--tree needs the id of an execution", "Try `breakwater executions ID --tree`.")
     url = Plane(data).clickhouse_url
     if execution_id is not None:
-        found = run(_find(url, execution_id))
-        if found is None:
-            raise CliError(
-                "unknown_execution",
-                f"there is no execution {execution_id!r}",
-                "A job appears here about a second after it was decided; `breakwater tail` shows what is going on.",
-            )
-        if as_json:
-            output.json_document(found)
-        else:
-            _show(found)
+        _print_tree(url, execution_id, as_json) if tree else _print_one(url, execution_id, as_json)
         return
     begin = formats.since(since, datetime.now(UTC)) if since is not None else None
     lines, dry = run(_list(url, agent, status, begin, limit))
@@ -76,6 +72,28 @@ def executions(
         output.json_document([_line_json(line) | {"dry_run": line.execution_id in dry} for line in lines])
     else:
         _show_list(lines, dry)
+
+
+def _print_one(url: str, execution_id: str, as_json: bool) -> None:
+    found = run(_find(url, execution_id))
+    if found is None:
+        raise _unknown(execution_id)
+    output.json_document(found) if as_json else execution_page.show(found)
+
+
+def _print_tree(url: str, execution_id: str, as_json: bool) -> None:
+    found = run(execution_tree.find(url, execution_id))
+    if found is None:
+        raise _unknown(execution_id)
+    output.json_document(execution_tree.document(found)) if as_json else execution_tree.show(found)
+
+
+def _unknown(execution_id: str) -> CliError:
+    return CliError(
+        "unknown_execution",
+        f"there is no execution {execution_id!r}",
+        "A job appears here about a second after it was decided; `breakwater tail` shows what is going on.",
+    )
 
 
 async def _find(url: str, execution_id: str) -> Execution | None:
@@ -123,80 +141,12 @@ def _show_list(lines: tuple[ExecutionLine, ...], dry: frozenset[str]) -> None:
                 str(line.attempts_count),
                 formats.money(line.total_cost),
                 formats.duration(line.duration_ms),
-                _shortened(": ".join(_remarks(line, dry))),
+                execution_page.shortened(": ".join(_remarks(line, dry))),
             )
             for line in lines
         ],
         empty="no executions",
     )
-
-
-def _show(execution: Execution) -> None:
-    now = datetime.now(UTC)
-    error = execution.error
-    facts: list[tuple[str, output.Cell]] = [
-        ("agent", execution.agent),
-        ("status", output.state(execution.status)),
-        ("reason", execution.reason or ""),
-        ("error", "" if error is None else f"{error.class_}: {error.message}"),
-        ("model", execution.chosen_model or ""),
-        ("models to try", " > ".join(execution.fallback_chain)),
-        ("tokens", f"{execution.input_tokens:,} in, {execution.output_tokens:,} out" if execution.total_tokens else ""),
-        ("cost", _cost(execution)),
-        ("queued", formats.clock(execution.queued_at, now)),
-        ("took", formats.duration(execution.duration_ms)),
-        ("tenant", execution.tenant or ""),
-        ("task", execution.task_id or ""),
-        ("dry run", "yes" if execution.dry_run else ""),
-        ("answer", execution.output if isinstance(execution.output, str) else ""),
-    ]
-    output.styled((execution.execution_id, "bold"))
-    for name, value in facts:
-        if value:
-            output.styled((f"  {name:<14}", "dim"), value)
-    if execution.attempts:
-        output.write("")
-        output.table(
-            [
-                output.Column("#", right=True),
-                output.Column("model"),
-                output.Column("why", drop=4),
-                output.Column("outcome"),
-                output.Column("took", right=True, drop=2),
-                output.Column("waited", right=True, drop=5),
-                output.Column("cost", right=True, drop=1),
-                output.Column("error", drop=3),
-            ],
-            [_attempt(attempt) for attempt in execution.attempts],
-        )
-
-
-def _attempt(attempt: Attempt) -> tuple[output.Cell, ...]:
-    error = attempt.error
-    status = f" {error.status_code}" if error is not None and error.status_code else ""
-    return (
-        str(attempt.number),
-        attempt.model,
-        attempt.cause,
-        output.state(attempt.outcome),
-        formats.duration(attempt.duration_ms),
-        formats.duration(attempt.backoff_ms) if attempt.backoff_ms else "",
-        "" if attempt.short_circuited else formats.money(attempt.cost),
-        "" if error is None else _shortened(f"{error.kind}{status}: {error.message}"),
-    )
-
-
-def _cost(execution: Execution) -> str:
-    if execution.total_cost is None:
-        return "unknown"
-    basis = "" if execution.cost_basis == "billed" else f" ({execution.cost_basis})"
-    wasted = f", of it {formats.money(execution.wasted_cost)} wasted" if execution.wasted_cost else ""
-    return f"{formats.money(execution.total_cost)}{basis}{wasted}"
-
-
-def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _ERROR_WIDTH else line[: _ERROR_WIDTH - 1] + "…"
 
 
 def _remarks(line: ExecutionLine, dry: frozenset[str]) -> list[str]:

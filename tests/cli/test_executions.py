@@ -1,0 +1,179 @@
+"""`breakwater executions ID`, alone and with its tree, from rows of the real engine."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import AsyncGenerator, Iterable
+from datetime import timedelta
+
+import pytest
+
+from breakwater.analytics import rows, schema
+from breakwater.analytics.client import Analytics
+from breakwater.cli import execution_tree
+from breakwater.cli.errors import ExitCode
+from breakwater.contracts.execution import Execution
+from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution, new_database
+from tests.cli.conftest import Run, in_thread
+from tests.server_sources import RunningServer
+
+
+@pytest.fixture
+async def analytics(
+    run: Run, clickhouse_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[Analytics]:
+    """A database that the commands read."""
+    async with new_database(clickhouse_server.url) as found:
+        monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", f"{clickhouse_server.url.rstrip('/')}/{found.database}")
+        yield found
+
+
+async def store(analytics: Analytics, records: Iterable[Execution]) -> None:
+    for record in records:
+        await analytics.insert(schema.EXECUTIONS, [rows.execution_row(record, 1)])
+        await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(one, 1) for one in record.attempts])
+
+
+FAMILY = [
+    execution("root", total_cost=1_000, completed_at=NOON + timedelta(seconds=9), duration_ms=9_000),
+    execution("b", agent="tagger", parent_execution_id="root", total_cost=20, wasted_cost=5, duration_ms=10),
+    execution("a", parent_execution_id="root", total_cost=0, cache_hit=True, duration_ms=20),
+    execution(
+        "a1",
+        parent_execution_id="a",
+        total_cost=None,
+        wasted_cost=None,
+        cost_basis="unknown",
+        status="dead_lettered",
+        reason="timeout",
+        chosen_model=None,
+    ),
+]
+DRAWN = """\
+root  writer  succeeded  gpt-4.1  $0.000001  9.0 s  with those below $0.00000102+
+├── a  writer  succeeded  gpt-4.1  from the cache  $0.00  20 ms  with those below $0.00+
+│   └── a1  writer  dead_lettered: timeout  unknown  1.0 s
+└── b  tagger  succeeded  gpt-4.1  $0.00000002  10 ms
+total  4 executions, $0.00000102+, of it $0.000000005 wasted
+"""
+
+
+async def test_waste_is_told_with_its_causes(run: Run, analytics: Analytics) -> None:
+    wasted = {"fallback": 700_000, "retry": 1_400_000, "worker_lost": 0}
+    await store(analytics, [execution(total_cost=3_000_000, wasted_cost=2_100_000, wasted_by_cause=wasted)])
+    shown = (await in_thread(run, "executions", "e1")).out
+    assert "  cost          $0.003\n  wasted        $0.0021 (retry $0.0014, fallback $0.0007)\n" in shown
+    told = (await in_thread(run, "executions", "e1", "--json")).json
+    assert told["wasted_by_cause"] == {
+        "fallback": "0.000700000",
+        "retry": "0.001400000",
+        "worker_lost": "0.000000000",
+    }
+
+
+async def test_waste_of_before_its_causes_were_kept_is_told_without_them(run: Run, analytics: Analytics) -> None:
+    await store(analytics, [execution(wasted_cost=2_100_000)])
+    assert "  wasted        $0.0021\n" in (await in_thread(run, "executions", "e1")).out
+
+
+async def test_an_answer_from_the_cache_names_its_source(run: Run, analytics: Analytics) -> None:
+    await store(analytics, [execution("hit", cache_hit=True, cached_from="e1", total_cost=0, attempts_count=0)])
+    shown = (await in_thread(run, "executions", "hit")).out
+    assert "  cache         answered from the cache of e1, nothing was called\n" in shown
+    assert "  cost          $0.00\n" in shown
+    assert "wasted" not in shown
+
+
+async def test_what_a_call_left_out_is_told(run: Run, analytics: Analytics) -> None:
+    attempts = (
+        attempt(number=1, outcome="error", error=RATE_LIMITED),
+        attempt(number=2, cause="context_trim", dropped_messages=1, started_at=NOON + timedelta(seconds=1)),
+        attempt(number=3, cause="orphan_recovery", dropped_messages=4, started_at=NOON + timedelta(seconds=2)),
+    )
+    await store(analytics, [execution(attempts=attempts), execution("e2", attempts=(attempt("e2"),))])
+    shown = (await in_thread(run, "executions", "e1")).out
+    assert "  left out      1 message in attempt 2, 4 messages in attempt 3\n" in shown
+    assert "left out" not in (await in_thread(run, "executions", "e2")).out
+
+
+@pytest.mark.parametrize("asked", ["root", "a1"])
+async def test_a_tree_in_a_pipe_has_a_line_for_each_execution(run: Run, analytics: Analytics, asked: str) -> None:
+    await store(analytics, FAMILY)
+    ran = await in_thread(run, "executions", asked, "--tree")
+    assert (ran.code, ran.out, ran.err) == (ExitCode.OK, DRAWN, "")
+
+
+async def test_lines_of_a_tree_in_a_pipe_are_never_folded(run: Run, analytics: Analytics) -> None:
+    long = "x" * 128
+    await store(analytics, [execution(long), execution("child", parent_execution_id=long, agent=f"[red]{'y' * 100}")])
+    first, second, _ = (await in_thread(run, "executions", long, "--tree")).out.splitlines()
+    assert first.startswith(f"{long}  writer  succeeded  ")
+    assert second.startswith(f"└── child  [red]{'y' * 100}  ")
+
+
+async def test_a_tree_as_json_is_nested(run: Run, analytics: Analytics) -> None:
+    await store(analytics, FAMILY)
+    tree = (await in_thread(run, "executions", "a1", "--tree", "--json")).json
+    assert (tree["execution_id"], tree["cut"], tree["circular"]) == ("a1", [], False)
+    root = tree["root"]
+    sums = {"executions": 4, "total_cost": "0.000001020", "wasted_cost": "0.000000005", "unknown_costs": 1}
+    assert root["subtree"] == sums
+    assert (root["recorded"], root["total_cost"], root["completed_at"]) == (
+        True,
+        "0.000001000",
+        "2026-11-21T12:00:09.000Z",
+    )
+    (leaf,) = root["children"][0]["children"]
+    assert (leaf["execution_id"], leaf["reason"], leaf["total_cost"], leaf["children"]) == ("a1", "timeout", None, [])
+
+
+async def test_a_parent_that_still_runs_is_shown_and_what_is_missing_is_said(run: Run, analytics: Analytics) -> None:
+    await store(analytics, [execution("child", parent_execution_id="running")])
+    ran = await in_thread(run, "executions", "running", "--tree")
+    assert ran.out.startswith("running  not recorded, or not yet  with those below $0.001000001\n└── child  ")
+    assert ran.out.endswith("total  1 execution, $0.001000001\n")
+    told = (await in_thread(run, "executions", "child", "--tree", "--json")).json
+    assert (told["root"]["recorded"], "agent" in told["root"]) == (False, False)
+
+    await store(analytics, [execution("egg", parent_execution_id="hen"), execution("hen", parent_execution_id="egg")])
+    circular = await in_thread(run, "executions", "egg", "--tree")
+    assert circular.out.startswith("hen  ")
+    assert "these jobs name each other as parents" in circular.err
+
+
+async def test_a_tree_needs_an_execution_that_somebody_knows(run: Run, analytics: Analytics) -> None:
+    ran = await in_thread(run, "executions", "nobody", "--tree", "--json")
+    assert (ran.code, ran.error["code"], ran.out) == (ExitCode.FAILED, "unknown_execution", "")
+
+
+def test_a_tree_of_nothing_is_wrong_usage(run: Run) -> None:
+    ran = run("executions", "--tree")
+    assert ran.code == ExitCode.USAGE
+    assert "--tree needs the id of an execution" in ran.err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+async def test_a_tree_on_a_terminal_has_colours_and_marks_the_one_asked_for(
+    analytics: Analytics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from breakwater.analytics.tree import execution_tree as find
+
+    await store(analytics, FAMILY)
+    tree = await find(analytics, "b")
+    assert tree is not None
+    screen = Terminal()
+    for name, value in {"TERM": "xterm", "COLUMNS": "200"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", screen)
+        execution_tree.show(tree)
+    lines = screen.getvalue().splitlines()
+    assert "└── \x1b[1mb\x1b[0m  tagger  \x1b[32msucceeded\x1b[0m" in lines[3]
+    assert "\x1b[31mdead_lettered: timeout\x1b[0m" in lines[2]
+    assert "\x1b[1mtotal  4 executions" in lines[4]
