@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from breakwater.config import ModelSettings
 from breakwater.contracts.types import NANO_PER_USD
-from breakwater.policy.price import Price, Usage, cost_nano, estimate_input_tokens
+from breakwater.policy.price import Price, Usage, cost_nano, estimate_input_tokens, worst_case_nano
 
-Pricing = Callable[[Usage], int | None]
+if TYPE_CHECKING:
+    from genai_prices.types import ModelInfo, Provider, TieredPrices
+
+    Rate = Decimal | TieredPrices | None
+
+
+class Pricing(Protocol):
+    """The prices of one model."""
+
+    def cost(self, usage: Usage) -> int | None:
+        """What a call costs in nano-dollars; None where its usage was not reported."""
+        ...
+
+    def worst_case(self, body_bytes: int, max_tokens: int) -> int | None:
+        """The most that a call can cost in nano-dollars."""
+        ...
 
 
 class PriceBook:
@@ -25,42 +42,96 @@ class PriceBook:
     def cost(self, model: str, usage: Usage) -> int | None:
         """The cost of a call in nano-dollars; None where the model has no price or the usage was not reported."""
         pricing = self._pricing(model)
-        if pricing is None or usage.input_tokens is None or usage.output_tokens is None:
-            return None
-        return pricing(usage)
+        return None if pricing is None else pricing.cost(usage)
 
     def worst_case(self, model: str, body_bytes: int, max_tokens: int) -> int | None:
         """The most a call can cost in nano-dollars; None where the model has no price."""
-        return self.cost(model, Usage(estimate_input_tokens(body_bytes), max_tokens))
+        pricing = self._pricing(model)
+        return None if pricing is None else pricing.worst_case(body_bytes, max_tokens)
 
     def _pricing(self, model: str) -> Pricing | None:
         if model not in self._known:
             settings = self._models.get(model)
             own = settings.price if settings is not None else None
-            self._known[model] = _listed(model) if own is None else _from_config(own)
+            self._known[model] = _find(model, settings) if own is None else _Configured(own)
         return self._known[model]
 
 
-def _from_config(price: Price) -> Pricing:
-    return lambda usage: cost_nano(usage, price)
+@dataclass(frozen=True, slots=True)
+class _Configured:
+    price: Price
+
+    def cost(self, usage: Usage) -> int | None:
+        return cost_nano(usage, self.price)
+
+    def worst_case(self, body_bytes: int, max_tokens: int) -> int | None:
+        return worst_case_nano(body_bytes, max_tokens, self.price)
 
 
-def _listed(model: str) -> Pricing | None:
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    provider: Provider
+    info: ModelInfo
+
+    def cost(self, usage: Usage) -> int | None:
+        from genai_prices import Usage as Counts
+
+        if usage.input_tokens is None or usage.output_tokens is None:
+            return None
+        # The list refuses parts that are more than the whole; some providers report such.
+        cached = min(usage.cached_tokens or 0, usage.input_tokens)
+        counts = Counts(
+            input_tokens=usage.input_tokens,
+            cache_read_tokens=cached,
+            cache_write_tokens=min(usage.cache_write_tokens or 0, usage.input_tokens - cached),
+            output_tokens=usage.output_tokens,
+            output_reasoning_tokens=min(usage.reasoning_tokens or 0, usage.output_tokens),
+        )
+        found = self.info.calc_price(counts, self.provider)
+        if found.model_price.input_mtok is None or found.model_price.output_mtok is None:
+            return None  # sold by the hour or the page; the list would say that its tokens are free
+        return int((found.total_price * NANO_PER_USD).quantize(Decimal(1), ROUND_HALF_UP))
+
+    def worst_case(self, body_bytes: int, max_tokens: int) -> int | None:
+        from genai_prices.types import calc_unit_price
+
+        tokens = estimate_input_tokens(body_bytes)
+        prices = self.info.get_prices(datetime.now(UTC))
+
+        def is_dearer(part: Rate, whole: Rate) -> bool:
+            return calc_unit_price(part, 1, tokens, 1) > calc_unit_price(whole, 1, tokens, 1)
+
+        # A provider may put the whole input into its cache by itself, and may charge more for that.
+        written = is_dearer(prices.cache_write_mtok, prices.input_mtok)
+        cached = not written and is_dearer(prices.cache_read_mtok, prices.input_mtok)
+        thought = is_dearer(prices.output_reasoning_mtok, prices.output_mtok)
+        return self.cost(
+            Usage(tokens, max_tokens, tokens if cached else 0, tokens if written else 0, max_tokens if thought else 0)
+        )
+
+
+def _find(model: str, settings: ModelSettings | None) -> Pricing | None:
     # A second to import, so only for a model that the config does not price.
-    import genai_prices
     from genai_prices.data_snapshot import get_snapshot
 
-    try:
-        provider, _ = get_snapshot().find_provider_model(model, None, None, None)
-    except LookupError:
-        structlog.get_logger().warning("model_without_price", model=model, what_to_do=f"set models.{model}.price")
-        return None
+    prices = get_snapshot()
+    for name, provider_id in _names(model, settings):
+        try:
+            provider, info = prices.find_provider_model(name, None, provider_id, None)
+        except LookupError:
+            continue
+        return _Listed(provider, info)
+    structlog.get_logger().warning("model_without_price", model=model, what_to_do=f"set models.{model}.price")
+    return None
 
-    def pricing(usage: Usage) -> int | None:
-        counts: dict[str, Any] = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-        if usage.cached_tokens is not None:
-            counts["cache_read_tokens"] = usage.cached_tokens
-        total = genai_prices.calc_price(genai_prices.Usage(**counts), model, provider_id=provider.id).total_price
-        return int((total * NANO_PER_USD).quantize(Decimal(1), ROUND_HALF_UP))
 
-    return pricing
+def _names(model: str, settings: ModelSettings | None) -> Iterator[tuple[str, str | None]]:
+    """What the list may have a model under, and by which provider; the surest first."""
+    prefix, _, name = model.partition("/")
+    if settings is not None and settings.name is not None:
+        yield settings.name, settings.provider or (prefix if name else None)
+        yield settings.name, None
+    yield model, None
+    if name:
+        yield name, prefix
+        yield name, None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
-from breakwater.contracts.execution import Attempt, CostBasis
+from breakwater.contracts.execution import Attempt, CostBasis, Waste
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class Totals:
     total_cost: int | None
     wasted_cost: int | None
     cost_basis: CostBasis
+    wasted_by_cause: dict[Waste, int]
+    """The known part of `wasted_cost`."""
 
 
 def totals(attempts: Iterable[Attempt], *, answered: bool) -> Totals:
@@ -42,7 +45,28 @@ def totals(attempts: Iterable[Attempt], *, answered: bool) -> Totals:
         _sum(attempt.cost for attempt in called),
         _sum(attempt.cost for attempt in called if attempt is not useful),
         basis,
+        _wasted_by_cause(called, useful),
     )
+
+
+def _wasted_by_cause(called: Sequence[Attempt], useful: Attempt | None) -> dict[Waste, int]:
+    wasted: dict[Waste, int] = {}
+    for attempt, following in zip_longest(called, called[1:]):
+        if attempt is not useful and attempt.cost:
+            cause = _why_wasted(attempt, following)
+            wasted[cause] = wasted.get(cause, 0) + attempt.cost
+    return wasted
+
+
+def _why_wasted(attempt: Attempt, following: Attempt | None) -> Waste:
+    """What made an attempt useless, or else what was done about its failure."""
+    if attempt.outcome in {"worker_lost", "success"}:
+        return "worker_lost"  # a success that is not the answer is one whose answer was lost with its worker
+    if attempt.error is not None and attempt.error.kind == "logic":
+        return "self_correction"
+    if following is None:
+        return "failed"
+    return "retry" if following.model == attempt.model else "fallback"
 
 
 def _sum(costs: Iterable[int | None]) -> int | None:

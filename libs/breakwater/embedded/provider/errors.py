@@ -78,5 +78,5 @@ def error_headers(status: int, retry_after_s: float | None) -> dict[str, str]:
     if status == 429:
         headers["x-ratelimit-limit-requests"] = str(REQUESTS_PER_MINUTE)
         headers["x-ratelimit-remaining-requests"] = "0"
-        headers["x-ratelimit-reset-requests"] = f"{retry_after_s if retry_after_s is not None else 60:.10g}s"
+        headers["x-ratelimit-reset-requests"] = f"{retry_after_s if retry_after_s is not None else 1:.10g}s"
     return headers

@@ -1,0 +1,240 @@
+"""Mends conversations that a provider refuses: torn tool calls are taken out, and too long ones are shortened.
+
+Messages are plain JSON in OpenAI's chat format. Its older function calls and Anthropic's content blocks are understood,
+too: a provider may take them, and a torn pair of them is refused in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+Message = Mapping[str, JsonValue]
+
+_Key = tuple[str, str] | None
+"""Which result belongs to which call: the form and the id. None belongs to nothing."""
+_Place = tuple[int, int]
+"""A call or a result: the message's index, and the how-manieth one in it."""
+
+
+def prune_orphans(messages: Sequence[Message]) -> tuple[list[Message], int]:
+    """Takes out tool calls that have no result and results that have no call.
+
+    A result counts if it follows its call with nothing but other results in between, as providers demand; of several
+    results for one call, the first. A message of which nothing is left goes too.
+
+    Returns:
+        The conversation, and how many calls and results were taken out. Nothing that was given is changed.
+    """
+    paired = _pairs(messages)
+    kept: list[Message] = []
+    count = 0
+    for index, message in enumerate(messages):
+        parts = len(_calls(message)) + len(_results(message))
+        lost = parts - sum((index, part) in paired for part in range(parts))
+        count += lost
+        rest = message if not lost else _without(message, lambda part, index=index: (index, part) not in paired)
+        if rest is not None:
+            kept.append(rest)
+    return kept, count
+
+
+def _pairs(messages: Sequence[Message]) -> set[_Place]:
+    """The calls that have a result, and the results that have a call."""
+    paired: set[_Place] = set()
+    waiting: dict[_Key, list[_Place]] = {}
+    for index, message in enumerate(messages):
+        answered = False
+        results = _results(message)
+        for part, key in enumerate(results):
+            if key is not None and waiting.get(key):
+                paired |= {waiting[key].pop(0), (index, part)}
+                answered = True
+        if not answered and not (results and _is_only_results(message)):
+            # Something else follows: what has no result by now gets none. A message of orphans alone will be gone.
+            waiting = {}
+        for part, key in enumerate(_calls(message)):
+            waiting.setdefault(key, []).append((index, part))
+    return paired
+
+
+def _calls(message: Message) -> list[_Key]:
+    if message.get("role") != "assistant":
+        return []
+    calls = [_key("call", _field(call, "id")) for call in _list(message.get("tool_calls"))]
+    calls += [_key("call", _field(block, "id")) for block in _blocks(message, "tool_use")]
+    if message.get("function_call"):
+        calls.append(_key("function", _field(message["function_call"], "name")))
+    return calls
+
+
+def _results(message: Message) -> list[_Key]:
+    match message.get("role"):
+        case "tool":
+            return [_key("call", message.get("tool_call_id"))]
+        case "function":
+            return [_key("function", message.get("name"))]
+        case "user":
+            return [_key("call", _field(block, "tool_use_id")) for block in _blocks(message, "tool_result")]
+        case _:
+            return []
+
+
+def _key(form: str, name: JsonValue) -> _Key:
+    return (form, name) if isinstance(name, str) else None
+
+
+def _is_only_results(message: Message) -> bool:
+    return message.get("role") != "user" or len(_results(message)) == len(_list(message.get("content")))
+
+
+def _without(message: Message, is_lost: Callable[[int], bool]) -> Message | None:
+    """The message without its lost calls and results; None where it then says nothing."""
+    if message.get("role") in {"tool", "function"}:
+        return None
+    rest = dict(message)
+    parts = iter(range(len(_calls(message)) + len(_results(message))))
+    if isinstance(calls := message.get("tool_calls"), list):
+        rest["tool_calls"] = [call for call in calls if not is_lost(next(parts))]
+        if calls and not rest["tool_calls"]:
+            del rest["tool_calls"]  # providers refuse an empty list
+    if isinstance(content := message.get("content"), list):
+        kind = "tool_use" if message.get("role") == "assistant" else "tool_result"
+        rest["content"] = [block for block in content if _field(block, "type") != kind or not is_lost(next(parts))]
+    if message.get("role") == "assistant" and message.get("function_call") and is_lost(next(parts)):
+        del rest["function_call"]
+    return rest if _says_something(rest) else None
+
+
+def _says_something(message: Message) -> bool:
+    content = message.get("content")
+    if isinstance(content, list):
+        # A model's thoughts alone are no message: Anthropic refuses them without what they led to.
+        content = [block for block in content if _field(block, "type") not in {"thinking", "redacted_thinking"}]
+    return any((content, *(message.get(name) for name in ("tool_calls", "function_call", "refusal", "audio"))))
+
+
+def trim(messages: Sequence[Message], keep_ratio: float) -> tuple[list[Message], int]:
+    """Drops the oldest turns until no more than a part of the conversation is left.
+
+    A turn is a user's message and all up to the next one. System messages stay, and so does the last turn; where that
+    alone is too long, its older tool calls go, each with all its results. No call is parted from its results.
+
+    Args:
+        messages: the conversation.
+        keep_ratio: how much may be left, as a part of the bytes of all but the system messages.
+
+    Returns:
+        The conversation, and how many messages were dropped: 0 where nothing may be. Nothing given is changed.
+    """
+    sizes = [0 if _is_system(message) else _size(message) for message in messages]
+    excess = sum(sizes) - keep_ratio * sum(sizes)
+    dropped: set[int] = set()
+    for group in _droppable(messages):
+        if excess <= 0:
+            break
+        dropped.update(group)
+        excess -= sum(sizes[index] for index in group)
+    return [message for index, message in enumerate(messages) if index not in dropped], len(dropped)
+
+
+def _droppable(messages: Sequence[Message]) -> Iterator[list[int]]:
+    """What may be dropped together, the first to go first: indexes of messages."""
+    indexes = [index for index, message in enumerate(messages) if not _is_system(message)]
+    starts = [place for place, index in enumerate(indexes) if _starts_turn(messages[index])]
+    bounds = [0, *starts] if starts and starts[0] > 0 else starts or [0]
+    for first, following in pairwise(bounds):
+        yield indexes[first:following]
+    exchanges: list[list[int]] = []
+    group: list[int] | None = None
+    for index in indexes[bounds[-1] :]:
+        message = messages[index]
+        if _calls(message):
+            group = [index]
+            exchanges.append(group)
+        elif group is not None and _results(message):
+            group.append(index)
+        else:
+            group = None
+    # The last one is what the model has just learnt: without it, it would only call again.
+    for exchange in exchanges[:-1]:
+        if len(exchange) > 1 and all(_is_only_results(messages[index]) for index in exchange[1:]):
+            yield exchange
+
+
+def _starts_turn(message: Message) -> bool:
+    return message.get("role") == "user" and not _results(message)
+
+
+def _is_system(message: Message) -> bool:
+    return message.get("role") in {"system", "developer"}
+
+
+def _size(message: Message) -> int:
+    text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+    return len(text.encode(errors="surrogatepass"))
+
+
+def _blocks(message: Message, kind: str) -> list[JsonValue]:
+    return [block for block in _list(message.get("content")) if _field(block, "type") == kind]
+
+
+def _list(value: JsonValue) -> list[JsonValue]:
+    return value if isinstance(value, list) else []
+
+
+def _field(value: Any, name: str) -> JsonValue:
+    return cast(Mapping[str, JsonValue], value).get(name) if isinstance(value, Mapping) else None
+
+
+_SAFETY = 0.9
+"""Tokens aren't bytes: a part of the text that should just fit may not."""
+_LEAST, _MOST = 0.1, 0.9
+_READ = 4_000
+"""Characters of a provider's text that are looked at."""
+_N = r"(?P<{}>\d[\d,]{{0,14}})"
+_LIMIT, _USED, _INPUT, _OUTPUT = (_N.format(name) for name in ("limit", "used", "input", "output"))
+_OVERFLOWS = tuple(
+    re.compile(pattern, re.I | re.S)
+    for pattern in (
+        # OpenAI, DeepSeek, vLLM, OpenRouter
+        rf"maximum context length is {_LIMIT} tokens.{{1,80}}?requested (about )?\d[\d,]* tokens"
+        rf" \({_INPUT} (of text input|in (the|your) \w+)[,;] {_OUTPUT} (in|for) ",
+        rf"maximum context length is {_LIMIT} tokens.{{1,80}}?(resulted in|requested) (about )?{_USED} tokens",
+        rf"too large: {_OUTPUT}\. .{{1,40}}?context length is {_LIMIT} tokens and your request has {_INPUT} input",
+        # xAI
+        rf"maximum prompt length is {_LIMIT} .{{1,40}}?contains {_USED} tokens",
+        # Anthropic
+        rf"exceed context limit: {_INPUT} \+ {_OUTPUT} > {_LIMIT}",
+        rf"too long: {_USED} tokens > {_LIMIT}",
+        # Gemini
+        rf"token count \({_USED}\) exceeds .{{1,60}}? \({_LIMIT}\)",
+        # Mistral
+        rf"contains {_USED} tokens.{{1,80}}?model with {_LIMIT} maximum",
+        # llama.cpp
+        rf"\({_USED} tokens\) exceeds .{{1,40}}?\({_LIMIT} tokens\)",
+        # Text Generation Inference, Together
+        rf"must be <= {_LIMIT}\. Given: {_INPUT} `inputs` tokens and {_OUTPUT} `max_new_tokens`",
+    )
+)
+
+
+def keep_ratio_from(message: str) -> float | None:
+    """How much of a conversation fits, going by the limit and the tokens that a provider's refusal names.
+
+    Returns:
+        A part for `trim`, from 0.1 to 0.9 and with something to spare; None where the text has no such numbers.
+    """
+    for pattern in _OVERFLOWS:
+        if (found := pattern.search(message[:_READ])) is not None:
+            numbers = {name: int(text.replace(",", "")) for name, text in found.groupdict().items()}
+            # What the answer may take of the window is no room for the conversation.
+            room = numbers["limit"] - numbers.get("output", 0)
+            used = numbers.get("input", numbers.get("used", 0))
+            return min(max(room / used * _SAFETY, _LEAST), _MOST) if used else None
+    return None

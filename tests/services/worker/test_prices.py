@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from genai_prices.data_snapshot import get_snapshot
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from breakwater.config import ModelSettings
+from breakwater.policy.price import Usage, estimate_input_tokens
+from services.worker.prices import PriceBook
+
+LISTED = PriceBook({})
+NANO = 10**9
+
+
+def listed_nano(provider: str, name: str, **tokens: int) -> int:
+    """What the price list has for a model, by its prices and not by its own calculation."""
+    _, model = get_snapshot().find_provider_model(name, None, provider, None)
+    prices = model.prices
+    assert not isinstance(prices, list), "the test is of a model with one price"
+    total = Decimal(0)
+    for key, count in tokens.items():
+        rate = getattr(prices, key)
+        assert isinstance(rate, Decimal)
+        total += rate * count / 1_000_000
+    return int(total * NANO)
+
+
+@pytest.mark.parametrize("model", ["openai/gpt-4o", "gpt-4o", "sim/gpt-4o", "my-openai/gpt-4o", "azure/gpt-4o"])
+def test_a_model_is_found_by_its_id_its_provider_or_its_bare_name(model: str) -> None:
+    expected = listed_nano("openai", "gpt-4o", input_mtok=1000, output_mtok=100)
+    assert LISTED.cost(model, Usage(1000, 100)) == expected > 0
+
+
+def test_the_provider_in_the_id_tells_which_of_several_prices_it_is() -> None:
+    own = listed_nano("groq", "llama-3.3-70b-versatile", input_mtok=1000, output_mtok=100)
+    assert LISTED.cost("groq/llama-3.3-70b-versatile", Usage(1000, 100)) == own
+    assert LISTED.cost("llama-3.3-70b-versatile", Usage(1000, 100)) is None
+    assert LISTED.cost("openrouter/openai/gpt-4o", Usage(1000, 100)) is not None, "a name may have a slash itself"
+
+
+def test_what_the_provider_calls_a_model_is_looked_up_first() -> None:
+    book = PriceBook(
+        {"fast": ModelSettings(provider="openai", name="gpt-4o-mini"), "p/gpt-4o": ModelSettings(name="gpt-4")}
+    )
+    assert book.cost("fast", Usage(1000, 100)) == LISTED.cost("openai/gpt-4o-mini", Usage(1000, 100)) is not None
+    assert book.cost("p/gpt-4o", Usage(1000, 100)) == LISTED.cost("openai/gpt-4", Usage(1000, 100)) is not None
+
+
+def test_a_model_that_nobody_prices_costs_none_and_is_told_once() -> None:
+    book = PriceBook({})
+    with capture_logs() as logs:
+        assert book.cost("sim/none-such", Usage(1, 1)) is None
+        assert book.worst_case("sim/none-such", 1, 1) is None
+    assert [(entry["event"], entry["model"]) for entry in logs] == [("model_without_price", "sim/none-such")]
+
+
+@pytest.mark.parametrize("model", ["x-ai/grok-voice-latest", "openai/text-embedding-3-small"])
+def test_a_model_whose_tokens_have_no_price_is_not_free(model: str) -> None:
+    assert LISTED.cost(model, Usage(1000, 100)) is None
+    assert LISTED.worst_case(model, 1000, 100) is None
+
+
+def test_cached_and_written_tokens_have_their_own_prices() -> None:
+    cost = LISTED.cost("anthropic/claude-sonnet-4-0", Usage(1000, 10, cached_tokens=600, cache_write_tokens=300))
+    _, model = get_snapshot().find_provider_model("claude-sonnet-4-0", None, "anthropic", None)
+    assert cost == round((100 * 3 + 600 * 0.3 + 300 * 3.75 + 10 * 15) * 1000), model
+    config = PriceBook(
+        {
+            "p/m": ModelSettings.model_validate(
+                {
+                    "price": {
+                        "input_usd_per_mtok": 3,
+                        "output_usd_per_mtok": 15,
+                        "cached_input_usd_per_mtok": "0.3",
+                        "cache_write_usd_per_mtok": 3.75,
+                    }
+                }
+            )
+        }
+    )
+    assert config.cost("p/m", Usage(1000, 10, cached_tokens=600, cache_write_tokens=300)) == cost
+
+
+def test_reasoning_is_a_part_of_the_output_and_not_paid_twice() -> None:
+    assert LISTED.cost("openai/o3", Usage(10, 1000, reasoning_tokens=900)) == LISTED.cost("openai/o3", Usage(10, 1000))
+    thought = listed_nano(
+        "perplexity", "sonar-deep-research", input_mtok=10, output_mtok=100, output_reasoning_mtok=900
+    )
+    assert LISTED.cost("perplexity/sonar-deep-research", Usage(10, 1000, reasoning_tokens=900)) == thought
+
+
+@pytest.mark.parametrize("usage", [Usage(None, 5), Usage(5, None), Usage(None, None)])
+def test_what_was_not_reported_costs_none(usage: Usage) -> None:
+    assert LISTED.cost("openai/gpt-4o", usage) is None
+
+
+def test_parts_that_are_more_than_the_whole_are_cut() -> None:
+    whole = LISTED.cost("anthropic/claude-sonnet-4-0", Usage(100, 10, cached_tokens=100))
+    odd = Usage(100, 10, cached_tokens=150, cache_write_tokens=70, reasoning_tokens=50)
+    assert LISTED.cost("anthropic/claude-sonnet-4-0", odd) == whole
+
+
+CONFIGURED = {
+    "own/written": ModelSettings.model_validate(
+        {"price": {"input_usd_per_mtok": 1, "output_usd_per_mtok": 2, "cache_write_usd_per_mtok": 5}}
+    ),
+    "own/plain": ModelSettings.model_validate({"price": {"input_usd_per_mtok": 1, "output_usd_per_mtok": 2}}),
+}
+BOOK = PriceBook(CONFIGURED)
+MODELS = (
+    "own/written", "own/plain", "openai/gpt-4o", "anthropic/claude-sonnet-4-5", "anthropic/claude-opus-4-1",
+    "google/gemini-2.5-pro", "deepseek/deepseek-chat", "openrouter/~deepseek/deepseek-pro-latest",
+    "perplexity/sonar-deep-research", "x-ai/grok-4",
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.data(), st.sampled_from(MODELS), st.integers(0, 2_000_000), st.integers(0, 100_000))
+def test_no_use_of_a_call_costs_more_than_its_worst_case(
+    data: st.DataObject, model: str, body_bytes: int, max_tokens: int
+) -> None:
+    tokens = data.draw(st.integers(0, estimate_input_tokens(body_bytes)))
+    cached = data.draw(st.integers(0, tokens))
+    written = data.draw(st.integers(0, tokens - cached))
+    output = data.draw(st.integers(0, max_tokens))
+    usage = Usage(tokens, output, cached, written, data.draw(st.integers(0, output)))
+    worst, cost = BOOK.worst_case(model, body_bytes, max_tokens), BOOK.cost(model, usage)
+    assert worst is not None
+    assert cost is not None
+    assert cost <= worst
+
+
+def test_the_worst_case_is_that_all_of_the_input_is_written_to_a_cache_where_that_costs_more() -> None:
+    tokens = estimate_input_tokens(10_000)
+    assert BOOK.worst_case("own/written", 10_000, 7) == tokens * 5000 + 7 * 2000
+    assert BOOK.worst_case("own/plain", 10_000, 7) == tokens * 1000 + 7 * 2000
+    assert BOOK.worst_case("anthropic/claude-sonnet-4-0", 10_000, 7) == tokens * 3750 + 7 * 15_000
+    assert BOOK.worst_case("openai/gpt-4o", 10_000, 7) == tokens * 2500 + 7 * 10_000
