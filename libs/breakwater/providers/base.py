@@ -71,16 +71,24 @@ class CallFailed(Exception):  # noqa: N818  what happened, in the field's words
         failure: what happened, for `policy.classify`.
         maybe_billed: the request may have reached a model, so that the provider may bill for it.
         usage: what the provider reports to have used all the same.
+        cost: what it reports to have cost, in nano-dollars.
         credential: which reading of the key the call was made with, for `Provider.refresh_credential`.
     """
 
     def __init__(
-        self, failure: Failure, *, maybe_billed: bool, usage: Usage | None = None, credential: int | None = None
+        self,
+        failure: Failure,
+        *,
+        maybe_billed: bool,
+        usage: Usage | None = None,
+        cost: int | None = None,
+        credential: int | None = None,
     ) -> None:
         super().__init__(str(failure))
         self.failure = failure
         self.maybe_billed = maybe_billed
         self.usage = usage
+        self.cost = cost
         self.credential = credential
 
 

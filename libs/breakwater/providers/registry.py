@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, cast, get_args
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Discriminator
 
+from breakwater.providers.anthropic import AnthropicSettings
+from breakwater.providers.azure import AzureSettings
 from breakwater.providers.base import ProviderSettings
 from breakwater.providers.openai import OpenAISettings
+from breakwater.providers.process import ProcessSettings
+from breakwater.providers.python import PythonSettings
 
-AnyProvider = OpenAISettings
+AnyProvider = Annotated[
+    OpenAISettings | AzureSettings | AnthropicSettings | ProcessSettings | PythonSettings, Discriminator("kind")
+]
 DEFAULT_KIND = "openai"
 
 
@@ -17,9 +23,10 @@ def _kind(settings: type[ProviderSettings]) -> str:
     return get_args(settings.model_fields["kind"].annotation)[0]
 
 
-_ALL: tuple[type[ProviderSettings], ...] = get_args(AnyProvider) or (AnyProvider,)
-KINDS = frozenset(_kind(settings) for settings in _ALL)
-LOCAL_KINDS = frozenset(_kind(settings) for settings in _ALL if settings.local)
+_ALL: tuple[type[ProviderSettings], ...] = get_args(get_args(AnyProvider)[0])
+KINDS = {_kind(settings): settings for settings in _ALL}
+"""What can be set for each kind."""
+LOCAL_KINDS = tuple(kind for kind, settings in KINDS.items() if settings.local)
 """Programs and callables, which have no models to choose from."""
 
 

@@ -1,0 +1,232 @@
+"""One run of a child program: it gets its request on stdin, what it prints is kept, and nothing of it remains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import structlog
+
+STDERR_KEPT = 4 * 1024
+GRACE_S = 0.2
+"""How long what a program has left behind may hold its output open after the program itself has ended."""
+_REAP_S = 1.0
+_POLL_S = 0.01
+_CHUNK = 64 * 1024
+_CHUNKS_IN_A_PIPE = 16  # of the largest that Linux gives to an ordinary user
+
+
+class Child:
+    """A child program in a session of its own, so that all it starts can be ended with it.
+
+    What leaves the session with `setsid`, as daemons do, is out of reach.
+
+    Args:
+        command: the program and its arguments; no shell.
+        program: the file to run.
+        env: its whole environment.
+        cwd: where it runs.
+        max_output_bytes: a program that prints more is killed.
+
+    Attributes:
+        stdout: what it has printed.
+        stderr: the end of what it has complained.
+        flooded: it printed too much.
+
+    Raises:
+        OSError: it can't be started.
+        ValueError: there is a NUL in its arguments or its environment.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, program: Path, env: Mapping[str, str], cwd: Path, max_output_bytes: int
+    ) -> None:
+        self.stdout = bytearray()
+        self.stderr = bytearray()
+        self.flooded = False
+        self._max_output_bytes = max_output_bytes
+        self._ends: list[_Reader | _Writer] = []
+        # No preexec_fn: so CPython can vfork, and a start takes as long in a large worker as in a small one.
+        self._process = subprocess.Popen(  # noqa: S603  the command is the operator's own, from the config
+            command,
+            executable=program,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """The program's, and its group's."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """As in `subprocess.Popen`; None before `end`."""
+        return self._process.returncode
+
+    async def talk(self, request: bytes) -> None:
+        """Gives it the request, and waits until it has ended and its output was read.
+
+        Raises:
+            OSError: the event loop can't watch it.
+        """
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        outputs = (_Reader(process.stdout, self._take_stdout), _Reader(process.stderr, self._take_stderr))
+        self._ends += outputs
+        for output in outputs:
+            output.start()
+        writer = _Writer(process.stdin, request)
+        self._ends.append(writer)
+        writer.start()
+        await _until_ended(process)
+        await asyncio.wait({output.closed for output in outputs}, timeout=GRACE_S)
+        self._kill_group()
+        for output in outputs:
+            output.read_rest()
+
+    async def end(self) -> None:
+        """Kills it with all that it has started in its session, and reaps it. May be called again."""
+        for pipe_end in self._ends:
+            pipe_end.close()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+        if self._process.returncode is not None:
+            return
+        self._kill_group()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REAP_S):
+                await _until_ended(self._process)
+        if self._process.poll() is None:
+            # It runs as somebody else, or waits for a disk. `subprocess` reaps it with a later start.
+            structlog.get_logger().warning("child_not_reaped", pid=self.pid, waited_s=_REAP_S)
+
+    def _kill_group(self) -> None:
+        # As long as the program is not reaped, its number can't have become another group's.
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _take_stdout(self, data: bytes) -> None:
+        if len(self.stdout) + len(data) <= self._max_output_bytes and not self.flooded:
+            self.stdout += data
+        elif not self.flooded:
+            self.flooded = True
+            self._kill_group()
+
+    def _take_stderr(self, data: bytes) -> None:
+        self.stderr += data
+        del self.stderr[:-STDERR_KEPT]
+
+
+class _Reader:
+    """Our end of a pipe that a child writes to."""
+
+    # asyncio's transports for pipes are not used: uvloop's close their descriptor twice, and between the two another
+    # thread may have been given its number.
+
+    def __init__(self, pipe: IO[bytes], take: Callable[[bytes], None]) -> None:
+        self._pipe, self._take = pipe, take
+        self._loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+
+    def start(self) -> None:
+        os.set_blocking(self._pipe.fileno(), False)
+        self._loop.add_reader(self._pipe.fileno(), self._read)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._pipe.fileno(), _CHUNK)
+        except BlockingIOError:
+            return
+        if data:
+            self._take(data)
+        else:
+            self.close()
+
+    def read_rest(self) -> None:
+        """What is in the pipe already: a loop that was held up may come here before it has read it."""
+        for _ in range(_CHUNKS_IN_A_PIPE):
+            if self._pipe.closed:
+                return
+            self._read()
+
+    def close(self) -> None:
+        if not self._pipe.closed:
+            self._loop.remove_reader(self._pipe.fileno())
+            self._pipe.close()
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
+class _Writer:
+    """Our end of a pipe that a child reads from. A child need not read what it is asked."""
+
+    def __init__(self, pipe: IO[bytes], data: bytes) -> None:
+        self._pipe, self._left = pipe, memoryview(data)
+        self._loop = asyncio.get_running_loop()
+
+    def start(self) -> None:
+        os.set_blocking(self._pipe.fileno(), False)
+        self._write()
+        if not self._pipe.closed:
+            self._loop.add_writer(self._pipe.fileno(), self._write)
+
+    def _write(self) -> None:
+        try:
+            self._left = self._left[os.write(self._pipe.fileno(), self._left) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self.close()
+            return
+        if not self._left:
+            self.close()
+
+    def close(self) -> None:
+        if not self._pipe.closed:
+            self._loop.remove_writer(self._pipe.fileno())
+            self._pipe.close()
+
+
+async def _until_ended(process: subprocess.Popen[bytes]) -> None:
+    """Waits until a process has ended, without reaping it where the system can do that (Linux)."""
+    try:
+        await _until_readable(os.pidfd_open(process.pid))
+    except (AttributeError, OSError):  # macOS has none; or no descriptor is left, or it has been reaped meanwhile
+        while not _has_ended(process):  # noqa: ASYNC110  nothing else tells of it
+            await asyncio.sleep(_POLL_S)
+
+
+async def _until_readable(descriptor: int) -> None:
+    """Waits, and closes it."""
+    loop = asyncio.get_running_loop()
+    readable = loop.create_future()
+    try:
+        loop.add_reader(descriptor, lambda: readable.done() or readable.set_result(None))
+        await readable
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    if process.returncode is not None:
+        return True
+    if not hasattr(os, "waitid"):
+        return process.poll() is not None
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -1,0 +1,126 @@
+"""What programs and callables have in common: what they are asked, and how they report what it took."""
+
+from __future__ import annotations
+
+import copy
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
+
+from breakwater.contracts.types import nano_from_usd
+from breakwater.policy.classify import ProgramFailure
+from breakwater.policy.price import MAX_COUNTED, Usage
+from breakwater.providers.base import Answer, Call
+
+MAX_SHOWN = 500
+"""Characters of a program's own text in an error."""
+_NANO_USD = Decimal("1e-9")
+
+
+def request_of(call: Call) -> dict[str, JsonValue]:
+    """What a program reads on its stdin, and what a callable is given: its own copy.
+
+    Every key is always there, save that a job has either `input` or `messages`. One with `input` has `messages` as well
+    where its answer is to be corrected: they hold that answer, and what was wrong with it.
+    """
+    asked: dict[str, JsonValue] = {} if call.input is None else {"input": call.input}
+    if call.messages or call.input is None:
+        asked["messages"] = [dict(message) for message in call.messages]
+    return copy.deepcopy(
+        {
+            "execution_id": call.execution_id,
+            "attempt_id": call.attempt_id,
+            "agent": call.agent,
+            "model": call.model,
+            "tenant": call.tenant,
+            "task_id": call.task_id,
+            "timeout_s": call.timeout_s,
+            "traceparent": call.traceparent,
+            **asked,
+            "params": dict(call.params),
+        }
+    )
+
+
+def _nano(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+        raise ValueError("must be an amount in USD, such as '0.0123'")  # noqa: TRY004  pydantic reports ValueError
+    try:
+        # Programs multiply floats: 0.1 * 3 is 0.30000000000000004, and no worse an answer for it.
+        amount = Decimal(str(value)).quantize(_NANO_USD, ROUND_HALF_UP)
+    except InvalidOperation as error:
+        raise ValueError("must be an amount in USD, such as '0.0123'") from error
+    return nano_from_usd(amount)
+
+
+ReportedCost = Annotated[int, BeforeValidator(_nano), Field(ge=0, le=MAX_COUNTED)]
+"""Nano-dollars, from what a program reports in USD; rounded half up to whole ones."""
+Tokens = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNTED)]
+
+
+class Reported(BaseModel):
+    """Base of what others report. Further fields are their own affair."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True)
+
+
+class ReportedUsage(Reported):
+    """Tokens; those that are absent are unknown."""
+
+    input_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    cached_tokens: Tokens | None = None
+    reasoning_tokens: Tokens | None = None
+
+
+class Spent(Reported):
+    """What a call has used."""
+
+    usage: ReportedUsage | None = None
+    cost_usd: ReportedCost | None = None
+
+    def tokens(self) -> Usage:
+        """The tokens, as prices are applied to them."""
+        used = self.usage or ReportedUsage()
+        return Usage(
+            used.input_tokens,
+            used.output_tokens,
+            cached_tokens=used.cached_tokens,
+            reasoning_tokens=used.reasoning_tokens,
+        )
+
+    def answer(self, output: JsonValue, cost_per_call: int | None) -> Answer:
+        """The answer that took this, or the configured cost (nano-dollars) where the call reported none."""
+        return Answer(output, self.tokens(), cost_per_call if self.cost_usd is None else self.cost_usd)
+
+
+def failure_of_code(code: int, message: str) -> ProgramFailure:
+    """What a code that a program answers with means. Source: seed 004, section 1.5."""
+    status = code if 400 <= code < 600 else None
+    if 400 <= code < 500:
+        return ProgramFailure("InvalidRequestError", message, status, "client")
+    if code == 501:
+        return ProgramFailure("ActionNotSupportedError", message, status, "client")
+    if code == 504:
+        return ProgramFailure("TimeoutError", message, status, "timeout")
+    return ProgramFailure("BackendFailureError", message, status, "server")
+
+
+def shown(text: str) -> str:
+    """A program's own text as it may stand in an error: what is too long ends between two words.
+
+    Half a key would pass the redaction that knows whole ones.
+    """
+    text = text.strip()
+    if len(text) <= MAX_SHOWN:
+        return text
+    head, space, _ = text[:MAX_SHOWN].rpartition(" ")
+    return f"{head if space else ''}…"
+
+
+def first_problem(error: ValidationError) -> str:
+    """What is wrong with what was reported, without the values."""
+    problem = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    place = ".".join(str(part) for part in problem["loc"])
+    return f"{place}: {problem['msg']}" if place else problem["msg"]

@@ -1,0 +1,260 @@
+"""A child program for each attempt: a JSON request on its stdin, a JSON response on its stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue, StrictInt, StringConstraints, ValidationError
+from pydantic_core import from_json, to_json
+
+from breakwater.errors import ConfigError
+from breakwater.policy.classify import ProgramFailure, TransportFailure
+from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, Provider
+from breakwater.providers.child import Child
+from breakwater.providers.local import Spent, failure_of_code, first_problem, request_of, shown
+from breakwater.providers.orphans import OrphanGuard
+from breakwater.secret_refs import SecretRef
+
+INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")
+MIB = 1024 * 1024
+
+NoNul = StringConstraints(pattern=r"^[^\x00]*$")
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+def _text_or_secret(value: object) -> object:
+    # Decided here, and not by trying both: a mistake in a secret would be reported as one in a text, too.
+    if isinstance(value, dict):
+        return SecretRef.model_validate(value)
+    if not isinstance(value, str | SecretRef):
+        raise ValueError("must be a text, in quotes, or {env: NAME}, {file: PATH} or {command: [PROGRAM, …]}")  # noqa: TRY004  pydantic reports ValueError
+    return value
+
+
+EnvValue = Annotated[SecretRef | Annotated[str, NoNul], BeforeValidator(_text_or_secret)]
+
+
+class ProcessSettings(LocalSettings):
+    """A child program, started for each attempt: JSON request on stdin, JSON response on stdout.
+
+    It runs as the worker's own user: its clean environment keeps secrets out of its way, and is no sandbox.
+    """
+
+    kind: Literal["process"] = "process"
+    command: tuple[Annotated[str, NoNul], ...] = Field(
+        min_length=1, description="The program with its arguments, run without a shell."
+    )
+    cwd: Path | None = Field(
+        default=None, description="Where it runs; an empty directory of its own, removed in the end, where absent."
+    )
+    env: dict[EnvName, EnvValue] = Field(
+        default_factory=dict,
+        description="Its environment, as texts or as {env: NAME}, {file: PATH} or {command: [PROGRAM, …]}, beside "
+        f"{', '.join(INHERITED)}. It inherits nothing else of the worker's.",
+    )
+    max_output_bytes: int = Field(
+        default=4 * MIB, ge=1, le=64 * MIB, description="A program that prints more is killed."
+    )
+
+    def secrets(self) -> Mapping[str, SecretRef]:
+        """Those of its environment."""
+        return {f"env.{name}": value for name, value in self.env.items() if isinstance(value, SecretRef)}
+
+    def open(self) -> Provider:
+        """Makes the provider. Raises ConfigError: the program or the directory is not there, or a secret is missing."""
+        cwd = None if self.cwd is None else self.cwd.absolute()
+        if cwd is not None and not cwd.is_dir():
+            raise ConfigError(f"cwd of the program {self.command[0]}: there is no directory {cwd}")
+        secrets = {name: value.read() for name, value in self.env.items() if isinstance(value, SecretRef)}
+        texts = {name: value for name, value in self.env.items() if isinstance(value, str)}
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        env = {**inherited, **texts, **secrets}
+        return ProcessProvider(
+            Program(
+                command=self.command,
+                file=_find(self.command[0], cwd or Path.cwd(), env.get("PATH")),
+                env=env,
+                secrets=tuple(secrets.values()),
+                cwd=cwd,
+                max_output_bytes=self.max_output_bytes,
+                cost_per_call=self.cost_per_call_usd,
+            )
+        )
+
+
+def _find(name: str, cwd: Path, path: str | None) -> Path:
+    # Not left to exec, which would look for it in the worker's PATH, and only when the first job needs it.
+    wanted, where = (str(cwd / name), f"at {cwd / name}") if "/" in name else (name, "in its PATH")
+    found = shutil.which(wanted, path=path)
+    if found is None:
+        raise ConfigError(f"the program {name!r} can't be run: there is no such executable file {where}")
+    return Path(found).absolute()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run, and how.
+
+    Attributes:
+        command: as it sees itself in its argument list.
+        file: the file to run.
+        env: its whole environment.
+        secrets: values in it that must not be seen in an error.
+        cwd: where it runs; None for a directory of its own.
+        max_output_bytes: of its stdout.
+        cost_per_call: in nano-dollars, where it does not report its cost itself; None where that is unknown.
+    """
+
+    command: tuple[str, ...]
+    file: Path
+    env: Mapping[str, str] = field(repr=False)
+    secrets: tuple[str, ...] = field(repr=False)
+    cwd: Path | None
+    max_output_bytes: int
+    cost_per_call: int | None
+
+
+class Response(Spent):
+    """What a program prints. It succeeded if `status` is "success" and `code` is 0. Source: seed 004."""
+
+    status: str
+    code: StrictInt
+    result: JsonValue = None
+    error: str | None = None
+
+
+class ProcessProvider:
+    """Runs a program for each attempt.
+
+    A program that is out of time, or whose call is cancelled, is killed with all that it has started in its session;
+    so is what it leaves behind when it ends, and what runs when the worker itself is killed.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._children: set[Child] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._guard = OrphanGuard()
+        self._own_cwd: tempfile.TemporaryDirectory[str] | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"ProcessProvider({self._program.file})"
+
+    async def perform(self, call: Call) -> Answer:
+        """Runs the program once. Raises CallFailed."""
+        request = to_json(request_of(call))
+        child = self._start()
+        try:
+            self._guard.watch(child.pid)
+            async with asyncio.timeout(call.timeout_s):
+                await child.talk(request)
+        except TimeoutError as error:
+            text = f"no answer within {call.timeout_s:g} s; the program was killed"
+            raise CallFailed(TransportFailure("timeout", "TimeoutError", text), maybe_billed=True) from error
+        except OSError as error:
+            text = f"could not be watched: {error.strerror}"
+            raise CallFailed(TransportFailure("network", "IoError", text), maybe_billed=True) from error
+        finally:
+            # A task of its own: a call may be cancelled again while its child is being ended.
+            ending = asyncio.create_task(self._end(child))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            await asyncio.shield(ending)
+        return self._answer(child)
+
+    async def refresh_credential(self, used: int | None) -> bool:  # noqa: ARG002
+        """Its secrets are read once."""
+        return False
+
+    async def close(self) -> None:
+        """Kills what still runs, and starts no more."""
+        self._closed = True
+        await asyncio.gather(*(child.end() for child in self._children))
+        await asyncio.gather(*self._ending)
+        self._guard.close()
+        if self._own_cwd is not None:
+            await asyncio.to_thread(self._own_cwd.cleanup)
+            self._own_cwd = None
+
+    def _start(self) -> Child:
+        program = self._program
+        if self._closed:
+            text = "could not be started: the worker is stopping"
+            raise CallFailed(TransportFailure("network", "IoError", text), maybe_billed=False)
+        try:
+            self._guard.start()
+            child = Child(
+                program.command,
+                program=program.file,
+                env=program.env,
+                cwd=program.cwd or self._directory(),
+                max_output_bytes=program.max_output_bytes,
+            )
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            text = f"could not be started: {why}"
+            raise CallFailed(TransportFailure("network", "IoError", text), maybe_billed=False) from error
+        self._children.add(child)
+        return child
+
+    async def _end(self, child: Child) -> None:
+        await child.end()
+        self._guard.forget(child.pid)
+        self._children.discard(child)
+
+    def _directory(self) -> Path:
+        if self._own_cwd is None:
+            self._own_cwd = tempfile.TemporaryDirectory(prefix="breakwater-process-", ignore_cleanup_errors=True)
+        return Path(self._own_cwd.name)
+
+    def _answer(self, child: Child) -> Answer:
+        if child.flooded:
+            raise _failed(f"printed more than {self._program.max_output_bytes} bytes, and was killed")
+        if child.returncode != 0:
+            last = self._shown(child.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+            raise _failed(_ending(child.returncode) + (f": {last}" if last else ""))
+        if not child.stdout.strip():
+            raise _failed("printed nothing")
+        try:
+            printed = from_json(bytes(child.stdout), allow_inf_nan=False)
+        except ValueError as error:
+            text = self._shown(child.stdout.decode(errors="replace"))
+            raise _failed(f"printed no JSON ({error}): {text}") from error
+        try:
+            response = Response.model_validate(printed)
+        except ValidationError as error:
+            raise _failed(f"printed JSON that is no response: {first_problem(error)}") from error
+        if response.status == "success" and response.code == 0:
+            return response.answer(response.result, self._program.cost_per_call)
+        said = self._shown(response.error or "") or f"answered {self._shown(response.status)!r} with {response.code}"
+        failure = failure_of_code(response.code, said)
+        raise CallFailed(failure, maybe_billed=True, usage=response.tokens(), cost=response.cost_usd)
+
+    def _shown(self, text: str) -> str:
+        for secret in self._program.secrets:
+            text = text.replace(secret, "[secret]")
+        return shown(text)
+
+
+def _failed(message: str) -> CallFailed:
+    return CallFailed(ProgramFailure("BackendFailureError", message, None, "server"), maybe_billed=True)
+
+
+def _ending(returncode: int | None) -> str:
+    if returncode is None:
+        return "could not be killed"
+    if returncode >= 0:
+        return f"exited with {returncode}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"was killed by signal {-returncode}"

@@ -1,0 +1,184 @@
+"""An async callable for each attempt, in the worker's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from operator import attrgetter
+from typing import Any, Literal
+
+import structlog
+from pydantic import Field, JsonValue, ValidationError
+from pydantic_core import from_json
+
+from breakwater.errors import ConfigError
+from breakwater.policy.classify import ProgramFailure, TransportFailure
+from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, Provider
+from breakwater.providers.local import Spent, failure_of_code, first_problem, request_of, shown
+
+GRACE_S = 0.05
+"""How long a cancelled callable may take to end before it is left to itself."""
+
+AgentCallable = Callable[[dict[str, JsonValue]], Coroutine[Any, Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a callable returns instead of its result alone, to say what it took.
+
+    Attributes:
+        result: any JSON.
+        usage: `input_tokens`, `output_tokens`, `cached_tokens` (of the input), `reasoning_tokens` (of the output);
+            those that are absent are unknown.
+        cost_usd: such as "0.0123"; rounded to nano-dollars.
+    """
+
+    result: Any
+    usage: Mapping[str, int] | None = None
+    cost_usd: str | Decimal | None = None
+
+
+class Refused(Exception):  # noqa: N818  what happened, in the field's words
+    """What a callable raises when no further try could help: the request is wrong, or not for it.
+
+    Args:
+        message: why.
+        status: as of HTTP: 4xx, or 501 for what it does not support.
+
+    Raises:
+        ValueError: the status means anything else.
+    """
+
+    def __init__(self, message: str, *, status: int = 422) -> None:
+        if not 400 <= status < 500 and status != 501:
+            raise ValueError(
+                f"a refusal has a status of 4xx or 501, not {status}; raise any other exception to be retried"
+            )
+        super().__init__(message)
+        self.status = status
+
+
+class PythonSettings(LocalSettings):
+    """An async callable of a module that the worker can import.
+
+    It is given a dict (`execution_id`, `attempt_id`, `agent`, `model`, `tenant`, `task_id`, `timeout_s`, `traceparent`,
+    `params`, and `input` or `messages`) and returns any JSON, or a `Reply`. Any exception is a failure that is tried
+    again, except `Refused`. It shares the worker's event loop: one that blocks it stops all calls of the worker, and no
+    timeout can end it. Such code belongs into a program of its own (`kind: process`).
+    """
+
+    kind: Literal["python"] = "python"
+    callable: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$", description="package.module:function")
+
+    def open(self) -> Provider:
+        """Makes the provider. Raises ConfigError: the callable can't be imported, or is not async."""
+        return PythonProvider(self.callable, _load(self.callable), cost_per_call=self.cost_per_call_usd)
+
+
+def _load(name: str) -> AgentCallable:
+    module_name, _, path = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the module is the operator's own, and may raise anything
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"the callable {name!r}: the module {module_name} can't be imported: {what}") from error
+    try:
+        found: Any = attrgetter(path)(module)
+    except AttributeError as error:
+        raise ConfigError(f"the callable {name!r}: the module {module_name} has no {path}") from error
+    kind: type[Any] = type(found)
+    if not (inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(getattr(kind, "__call__", None))):  # noqa: B004  looked at, not called
+        raise ConfigError(f"the callable {name!r} is not async; write it with `async def`")
+    return found
+
+
+class PythonProvider:
+    """Awaits a callable for each attempt."""
+
+    def __init__(self, name: str, function: AgentCallable, *, cost_per_call: int | None) -> None:
+        self._name = name
+        self._function = function
+        self._cost_per_call = cost_per_call
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def __repr__(self) -> str:
+        return f"PythonProvider({self._name!r})"
+
+    async def perform(self, call: Call) -> Answer:
+        """Calls it once. Raises CallFailed."""
+        # A task of its own: it can be left where it ignores that it is cancelled, and its cancelling itself is no
+        # cancelling of the worker's.
+        task = asyncio.create_task(self._run(request_of(call)))
+        self._running.add(task)
+        task.add_done_callback(self._forget)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=call.timeout_s)
+        finally:
+            await self._end({task})
+        if task not in done:
+            text = f"no answer within {call.timeout_s:g} s"
+            raise CallFailed(TransportFailure("timeout", "TimeoutError", text), maybe_billed=True)
+        if task.cancelled():
+            raise _failed("CancelledError", "the callable has cancelled itself")
+        error = task.exception()
+        if isinstance(error, Refused):
+            raise CallFailed(failure_of_code(error.status, shown(str(error))), maybe_billed=True) from error
+        if error is not None:
+            name = type(error).__name__
+            raise _failed(name, shown(str(error)) or name) from error
+        return self._answer(task.result())
+
+    async def refresh_credential(self, used: int | None) -> bool:  # noqa: ARG002
+        """It has none that are known here."""
+        return False
+
+    async def close(self) -> None:
+        """Cancels what still runs."""
+        await self._end(set(self._running))
+
+    async def _run(self, request: dict[str, JsonValue]) -> Any:
+        try:
+            return await self._function(request)
+        except SystemExit as error:
+            # asyncio would end the worker with it.
+            raise RuntimeError(f"the callable tried to exit with {error.code!r}") from error
+
+    async def _end(self, tasks: set[asyncio.Task[Any]]) -> None:
+        unfinished = {task for task in tasks if not task.done()}
+        if not unfinished:
+            return
+        for task in unfinished:
+            task.cancel()
+        _, ignoring = await asyncio.wait(unfinished, timeout=GRACE_S)
+        if ignoring:
+            structlog.get_logger().warning("callable_ignores_cancelling", callable=self._name, running=len(ignoring))
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # of one that was left to itself nobody else will ask
+
+    def _answer(self, returned: Any) -> Answer:
+        reply = returned if isinstance(returned, Reply) else Reply(returned)
+        try:
+            spent = Spent.model_validate({"usage": reply.usage, "cost_usd": reply.cost_usd})
+        except ValidationError as error:
+            raise _failed("BackendFailureError", f"reported what can't be counted: {first_problem(error)}") from error
+        return spent.answer(_json(reply.result), self._cost_per_call)
+
+
+def _json(result: Any) -> JsonValue:
+    """A copy that the callable can't change any more; tuples become lists."""
+    try:
+        return from_json(json.dumps([result], allow_nan=False), allow_inf_nan=False)[0]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _failed("BackendFailureError", f"returned what is not JSON: {shown(str(error))}") from error
+
+
+def _failed(class_name: str, message: str) -> CallFailed:
+    return CallFailed(ProgramFailure(class_name, message, None, "server"), maybe_billed=True)
