@@ -50,8 +50,21 @@ async def admit(
     model: str,
     worst_case: int | None,
     timeout_s: float,
+    first_try: bool,
 ) -> Grant | Denial:
     """Asks whether an attempt may call.
+
+    Args:
+        plane: of this process.
+        holder: who holds the job.
+        checkpoint: saved in the same round trip.
+        attempt_id: what the reservation and the probe are held for.
+        agent_name: who calls.
+        agent: its settings.
+        model: to call.
+        worst_case: the most that the call can cost in nano-dollars; None where its model has no price.
+        timeout_s: how long the call may take.
+        first_try: it is the first of its job on this model, and earns retries for the fleet.
 
     Raises:
         ClaimLost: the job is no longer ours.
@@ -69,7 +82,10 @@ async def admit(
     ]
     if agent.breaker is not None:
         calls.append(plane.breakers.admit_call(key, attempt_id, lease_ms))
-    ours, reserved, *breaker = await plane.redis.run(calls)
+    if first_try and (earns := plane.retry_budgets.first_try_call(model)) is not None:
+        calls.append(earns)
+    ours, reserved, *rest = await plane.redis.run(calls)
+    breaker = rest[:1] if agent.breaker is not None else []
     over = plane.budgets.reserved(reserved, counters)
     admission = plane.breakers.admission(breaker[0]) if breaker else Admitted(False, 0, False)
     if isinstance(admission, Admitted) and admission.became_half_open:
@@ -112,6 +128,19 @@ def _over_budget(over: OverBudget) -> Denial:
             user_message=f"This agent has used up its budget for now. It can be used again after {resets}.",
         ),
         over.counter.name,
+    )
+
+
+def retry_budget_spent(model: str) -> Denial:
+    """What a retry is refused with when the fleet has made too many of them."""
+    return Denial(
+        "error",
+        ErrorInfo(
+            kind="retry_budget",
+            class_="RetryBudgetExceededError",
+            message=f"too many calls to {model} are retries already; this one was not made",
+            user_message="This agent is temporarily unavailable because of recent failures. Please try again later.",
+        ),
     )
 
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from faststream import FastStream
 
-from breakwater.bus.broker import connection_of, make_app, make_broker, on_each
+from breakwater.bus.broker import connection_of, make_app, make_broker, on_batch, on_each
 from breakwater.bus.lookup import Lookup
+from breakwater.bus.parking import WAKER_BATCH, WAKER_LINGER_S, Waker
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.topology import worker_consumer
+from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.config import Config
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
+from breakwater.metrics import WorkerMetrics
 from breakwater.patience import Patience
+from breakwater.policy.output import OutputGuard
 from breakwater.policy.redact import Redactor
 from breakwater.settings import Settings
 from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets
+from breakwater.state.cache import AnswerCache
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Executions
+from breakwater.state.retry_budget import RetryBudgets
 from services.worker.handlers import JobHandler
 from services.worker.plane import Plane
 from services.worker.prices import PriceBook
@@ -38,9 +43,15 @@ def build(settings: Settings, config: Config) -> FastStream:
         executions=Executions(redis),
         breakers=Breakers(redis),
         budgets=Budgets(redis, config.budgets.zone),
+        retry_budgets=RetryBudgets(redis, config.retry_budget),
+        cache=AnswerCache(redis),
         prices=PriceBook(config.models),
         redactor=Redactor.compile(config.redaction),
         patience=Patience(),
+        metrics=WorkerMetrics(config.known_models),
+        guards={
+            name: OutputGuard.compile(agent.output) for name, agent in config.agents.items() if agent.output is not None
+        },
     )
     for name, agent in config.agents.items():
         handler = JobHandler(plane, name, agent)
@@ -52,6 +63,16 @@ def build(settings: Settings, config: Config) -> FastStream:
             handler.handle,
             concurrency=agent.concurrency,
         )
+    waker = Waker(plane.publisher, config.agents)
+    on_batch(
+        broker,
+        Stream.PARKED,
+        "bw.parked.*.*",
+        PARKED_CONSUMER,
+        waker.handle_all,
+        size=WAKER_BATCH,
+        linger_s=WAKER_LINGER_S,
+    )
     app = make_app(broker)
 
     @app.after_shutdown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 
 from pydantic import JsonValue
@@ -12,6 +13,7 @@ from pydantic import JsonValue
 from breakwater.config import Agent
 from breakwater.contracts.execution import ErrorInfo, Reason
 from breakwater.contracts.job import Job
+from breakwater.policy.output import OutputGuard
 from breakwater.policy.price import choices_of, max_tokens_of
 from breakwater.state.executions import Holder
 from services.worker.checkpoint import Checkpoint
@@ -29,15 +31,17 @@ class Assignment:
     holder: Holder
     body_bytes: int
     """Size of the job as published: a bound for the size of its messages."""
-    deliveries: int
     traceparent: str | None
+    guard: OutputGuard | None = None
+    """What the agent's answers must satisfy."""
 
     @cached_property
     def messages(self) -> list[dict[str, JsonValue]]:
         """The conversation, under the agent's system prompt where it brings none of its own."""
         messages = self.job.chat_messages()
         prompt = self.agent.system_prompt
-        if prompt is None or any(message.get("role") in {"system", "developer"} for message in messages):
+        has_own = any(message.get("role") in {"system", "developer"} for message in messages)
+        if prompt is None or not messages or has_own:
             return messages
         return [{"role": "system", "content": prompt}, *messages]
 
@@ -77,4 +81,4 @@ class Finished:
 class Sleeping:
     """The job waits for longer than it may hold a slot."""
 
-    delay_s: float
+    due: datetime

@@ -52,6 +52,7 @@ class AttemptLog:
             input_tokens=usage.input_tokens if usage else None,
             output_tokens=usage.output_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
+            reasoning_tokens=usage.reasoning_tokens if usage else None,
             cost=cost,
             cost_basis=basis,
             outcome=outcome,
@@ -61,6 +62,7 @@ class AttemptLog:
             counts_for_breaker=counted,
             cause=flight.cause,
             backoff_ms=flight.backoff_ms,
+            dropped_messages=flight.dropped_messages,
         )
 
     async def keep(self, attempt: Attempt) -> None:

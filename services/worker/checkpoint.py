@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from breakwater.contracts.execution import Attempt, Cause
 from breakwater.contracts.types import Count, Event, Timestamp
+from services.worker.repairs import Repairs
 
 
 class InFlight(Event):
@@ -17,6 +18,7 @@ class InFlight(Event):
     backoff_ms: Count
     reserved: int | None
     """Worst-case cost in nano-dollars; None where the model has no price."""
+    dropped_messages: Count = 0
 
 
 class Checkpoint(Event):
@@ -27,8 +29,11 @@ class Checkpoint(Event):
     attempts: tuple[Attempt, ...] = ()
     model_index: int = 0
     """Where in the chain of models the job is."""
-    tries: int = 0
-    """Attempts made on that model."""
+    cause: Cause | None = None
+    """Why the next attempt is made, where it is a recovery."""
+    repairs: Repairs = Repairs()
     backoff_ms: int = 0
     """What was waited before the next attempt."""
+    resume_at: Timestamp | None = None
+    """When a long wait ends."""
     in_flight: InFlight | None = None

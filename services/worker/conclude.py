@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import structlog
 from pydantic import JsonValue
@@ -18,11 +18,13 @@ from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable
 from breakwater.config import Agent
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Execution, Progress, Result
+from breakwater.contracts.execution import Execution, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
 from breakwater.policy.record import totals
+from breakwater.policy.user_message import user_message_for
 from services.worker.assignment import Finished
+from services.worker.notices import Notices
 from services.worker.plane import Plane
 
 
@@ -47,6 +49,9 @@ class Conclusion:
     queued_at: datetime
     completed_at: datetime
     finished: Finished
+    on_error: Literal["fail", "message"]
+    cached_from: str | None = None
+    """The execution whose answer was given again."""
 
 
 def conclude(end: Conclusion) -> Result:
@@ -54,6 +59,11 @@ def conclude(end: Conclusion) -> Result:
     finished, job = end.finished, end.job
     attempts = finished.checkpoint.attempts
     sums = totals(attempts, answered=finished.reason is None)
+    error, output = finished.error, finished.output
+    if error is not None:
+        error = error.model_copy(update={"user_message": user_message_for(error)})
+        if end.on_error == "message":
+            output = error.user_message
     started = next((attempt.started_at for attempt in attempts if not attempt.short_circuited), None)
     return Result(
         job_id=end.execution_id,
@@ -75,15 +85,18 @@ def conclude(end: Conclusion) -> Result:
         total_tokens=sums.input_tokens + sums.output_tokens,
         total_cost=sums.total_cost,
         wasted_cost=sums.wasted_cost,
+        wasted_by_cause=sums.wasted_by_cause,
         cost_basis=sums.cost_basis,
-        output=finished.output,
-        error=finished.error,
+        output=output,
+        error=error,
         metadata=job.metadata,
         queued_at=end.queued_at,
         dispatched_at=finished.checkpoint.dispatched_at,
         started_at=started,
         completed_at=end.completed_at,
         duration_ms=max(0, round((end.completed_at - end.queued_at).total_seconds() * 1000)),
+        cache_hit=end.cached_from is not None,
+        cached_from=end.cached_from,
     )
 
 
@@ -135,9 +148,7 @@ async def answer(plane: Plane, ask: Ask, result: Result) -> None:
     await plane.patience.nats(lambda: _record(plane, ask, result))
     if ask.reply_to is not None:
         await plane.publisher.transient(ask.reply_to, result)
-    state = "succeeded" if result.status == "succeeded" else "dead_lettered"
-    step = Progress(execution_id=result.execution_id, agent=result.agent, state=state, at=result.completed_at)
-    await plane.publisher.transient(subjects.progress(result.agent, result.execution_id), step)
+    await Notices(plane, result.agent, result.execution_id, result.parent_execution_id).ended(result)
     if not await ask.delivery.ack_sync():
         structlog.get_logger().info("ack_unconfirmed", execution_id=result.execution_id)
 

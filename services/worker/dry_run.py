@@ -21,7 +21,7 @@ async def dry_run(plane: Plane, ask: Ask, job: Job, execution_id: str, agent_nam
     input_bytes = len(ask.delivery.data) + len((agent.system_prompt or "").encode())
     models: list[JsonValue] = []
     for model in chain:
-        worst = plane.prices.worst_case(model, input_bytes, max_tokens)
+        worst = plane.worst_case(agent, model, input_bytes, max_tokens)
         planned: dict[str, Any] = {
             "model": model,
             "provider": plane.config.provider_name(agent, model),

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from datetime import timedelta
 
 import structlog
-from pydantic import JsonValue, ValidationError
-from pydantic_core import from_json
+from pydantic import ValidationError
 
+from breakwater import tracing
 from breakwater.bus.delivery import Delivery, heartbeat
+from breakwater.bus.errors import PublishRefused
+from breakwater.bus.parking import park, parked_execution, queued_at
 from breakwater.bus.publisher import new_traceparent
 from breakwater.config import Agent, objection
-from breakwater.contracts import subjects
-from breakwater.contracts.execution import ErrorInfo, Progress, Result
+from breakwater.contracts.execution import ErrorInfo, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Header
-from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import explain
 from breakwater.state.executions import Claimed, Holder, Superseded, Taken
 from services.worker.admission import ClaimLost
-from services.worker.assignment import Assignment, Sleeping
+from services.worker.answers import Answers, answers_for
+from services.worker.assignment import Assignment, Finished, Sleeping
 from services.worker.checkpoint import Checkpoint
 from services.worker.conclude import Ask, Conclusion, answer, conclude, decided, finish, refuse_id
 from services.worker.dry_run import dry_run
+from services.worker.identity import execution_id_of, parsed_json, reply_to_of
+from services.worker.notices import Notices
 from services.worker.plane import Plane
 from services.worker.run import Run
 
@@ -66,15 +68,15 @@ class JobHandler:
         plane = self._plane
         parsed = self._parse(delivery)
         job = parsed if isinstance(parsed, Job) else None
-        ask = Ask(delivery, self._agent, job, _reply_to(delivery, job))
-        execution_id = _execution_id(delivery, job)
+        ask = Ask(delivery, self._agent, job, reply_to_of(delivery, job))
+        execution_id = execution_id_of(delivery, job)
         maybe_seen = delivery.deliveries > 1 or Header.UNIQUE_ID.value not in delivery.headers
         if maybe_seen and (known := await decided(plane, self._agent_name, execution_id)) is not None:
             await self._answer_known(ask, execution_id, known)
         elif isinstance(parsed, str):
             await self._refuse(ask, execution_id, parsed)
         elif parsed.dry_run:
-            await dry_run(plane, ask, parsed, execution_id, self._agent_name, _chain(parsed, self._agent))
+            await dry_run(plane, ask, parsed, execution_id, self._agent_name, self._agent.chain_for(parsed))
         else:
             await self._run(ask, parsed, execution_id)
 
@@ -100,43 +102,103 @@ class JobHandler:
         if checkpoint is None:
             total_s = job.total_timeout_s or self._agent.total_timeout_s
             checkpoint = Checkpoint(dispatched_at=now, deadline=now + timedelta(seconds=total_s))
+        traceparent = delivery.headers.get(Header.TRACEPARENT.value)
+        span = tracing.begin(
+            f"invoke_agent {self._agent_name}",
+            parent=traceparent,
+            kind="consumer",
+            attributes=tracing.execution_attributes(agent=self._agent_name, execution_id=execution_id),
+        )
         assignment = Assignment(
             execution_id=execution_id,
             agent_name=self._agent_name,
             agent=self._agent,
             job=job,
-            chain=_chain(job, self._agent),
+            chain=self._agent.chain_for(job),
             holder=holder,
             body_bytes=len(delivery.data),
-            deliveries=delivery.deliveries,
-            traceparent=delivery.headers.get(Header.TRACEPARENT.value) or new_traceparent(),
+            traceparent=span.traceparent or new_traceparent(),
+            guard=plane.guards.get(self._agent_name),
         )
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(_stop_renewing, asyncio.create_task(self._renew(holder)))
-            await self._tell_dispatched(execution_id)
-            outcome = await Run(plane, assignment, checkpoint, resumed=text is not None).go()
+        resumed = text is not None or delivery.deliveries > 1 or parked_execution(delivery.headers) is not None
+        result: Result | None = None
+        plane.metrics.began(self._agent_name)
+        try:
+            result = await self._execute(ask, assignment, checkpoint, resumed=resumed)
+        finally:
+            plane.metrics.ended(self._agent_name)
+            error = None if result is None or result.error is None else result.error.class_
+            span.end(error=error, attributes={} if result is None else tracing.result_attributes(result))
+
+    async def _execute(
+        self, ask: Ask, assignment: Assignment, checkpoint: Checkpoint, *, resumed: bool
+    ) -> Result | None:
+        """Runs a job and decides it. None where it was put to sleep."""
+        plane, delivery, job = self._plane, ask.delivery, assignment.job
+        outcome, cached_from = await self._perform(assignment, checkpoint, resumed=resumed)
         if isinstance(outcome, Sleeping):
-            await delivery.retry_in(outcome.delay_s)
-            return
+            await self._put_to_sleep(delivery, assignment.execution_id, outcome)
+            return None
         result = conclude(
             Conclusion(
-                execution_id=execution_id,
+                execution_id=assignment.execution_id,
                 agent_name=self._agent_name,
                 job=job,
                 chain=assignment.chain,
-                queued_at=delivery.published_at,
+                queued_at=queued_at(delivery.headers, delivery.published_at),
                 completed_at=plane.now(),
                 finished=outcome,
+                on_error=self._agent.on_error,
+                cached_from=cached_from,
             )
         )
         await finish(plane, ask, result)
-        await plane.patience.redis(lambda: plane.executions.finish(holder))
+        plane.metrics.job(result)
+        await plane.patience.redis(lambda: plane.executions.finish(assignment.holder))
+        return result
 
-    async def _renew(self, holder: Holder) -> None:
+    async def _perform(
+        self, job: Assignment, checkpoint: Checkpoint, *, resumed: bool
+    ) -> tuple[Finished | Sleeping, str | None]:
+        """Runs a job, or finds its answer; says whose it was in that case."""
+        answers = answers_for(self._plane, job)
+        notices = Notices(self._plane, self._agent_name, job.execution_id, job.job.parent_execution_id)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(_stop_renewing, asyncio.create_task(self._renew(job.holder, answers)))
+            await notices.dispatched()
+            run = Run(self._plane, job, checkpoint, notices, resumed=resumed)
+            if answers is None:
+                return await run.go(), None
+            stack.push_async_callback(answers.leave)
+            # A job that has called already must end with what it has called, and not as if it had cost nothing.
+            fresh = not checkpoint.attempts and checkpoint.in_flight is None
+            if fresh and (cached := await answers.find(checkpoint.deadline)) is not None:
+                return Finished(checkpoint, cached.output, cached.chosen_model, None, None), cached.execution_id
+            outcome = await run.go()
+            if isinstance(outcome, Finished):
+                await answers.keep(outcome, job.execution_id)
+            return outcome, None
+
+    async def _put_to_sleep(self, delivery: Delivery, execution_id: str, sleeping: Sleeping) -> None:
+        plane, agent = self._plane, self._agent_name
+        try:
+            await plane.patience.nats(
+                lambda: park(plane.publisher, delivery, agent=agent, execution_id=execution_id, due=sleeping.due)
+            )
+        except PublishRefused as error:
+            # There it would hold no slot; here it does, and waits as well.
+            structlog.get_logger().warning("job_not_parked", execution_id=execution_id, error=str(error))
+            await delivery.retry_in(max(0.0, (sleeping.due - plane.now()).total_seconds()))
+        else:
+            await delivery.ack_sync()
+
+    async def _renew(self, holder: Holder, answers: Answers | None) -> None:
         """Keeps the claim while the job runs; the delivery's own heartbeat only keeps the message."""
         while True:
             await asyncio.sleep(20)
             await self._plane.patience.redis(lambda: self._plane.executions.checkpoint(holder, ""))
+            if answers is not None:
+                await answers.renew()
 
     def _parse(self, delivery: Delivery) -> Job | str:
         """The job, or in words why it can't be run."""
@@ -146,7 +208,7 @@ class JobHandler:
         try:
             job = Job.model_validate_json(delivery.data)
         except ValidationError as error:
-            return explain(error, Job, _json(delivery.data))
+            return explain(error, Job, parsed_json(delivery.data))
         if job.agent != self._agent_name:
             return f"agent: {job.agent!r} was published on the subject of {self._agent_name!r}"
         problem = objection(self._plane.config, job)
@@ -176,8 +238,8 @@ class JobHandler:
             await delivery.retry_in(min(2.0**crashes, 60.0))
             return
         info = ErrorInfo(kind="server", class_="InternalError", message=f"{type(error).__name__} in the worker")
-        ask = Ask(delivery, self._agent, None, _reply_to(delivery, None))
-        await self._dead_end(ask, _execution_id(delivery, None), "error", info)
+        ask = Ask(delivery, self._agent, None, reply_to_of(delivery, None))
+        await self._dead_end(ask, execution_id_of(delivery, None), "error", info)
         del self._crashes[delivery.sequence]
 
     async def _dead_end(self, ask: Ask, execution_id: str, reason: str, error: ErrorInfo) -> None:
@@ -196,58 +258,14 @@ class JobHandler:
                 "total_cost": 0,
                 "wasted_cost": 0,
                 "cost_basis": "billed",
-                "queued_at": ask.delivery.published_at,
+                "queued_at": queued_at(ask.delivery.headers, ask.delivery.published_at),
                 "dispatched_at": now,
                 "completed_at": now,
                 "duration_ms": 0,
             }
         )
 
-    async def _tell_dispatched(self, execution_id: str) -> None:
-        step = Progress(execution_id=execution_id, agent=self._agent_name, state="dispatched", at=self._plane.now())
-        await self._plane.publisher.transient(subjects.progress(self._agent_name, execution_id), step)
-
 
 async def _stop_renewing(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def _chain(job: Job, agent: Agent) -> tuple[str, ...]:
-    """The models to try: the job's own wishes over the agent's, each once."""
-    first = job.model or agent.model
-    fallbacks = agent.fallback_models if job.fallback_models is None else tuple(job.fallback_models)
-    return tuple(dict.fromkeys(model for model in (first, *fallbacks) if model is not None))
-
-
-def _execution_id(delivery: Delivery, job: Job | None) -> str:
-    """The job's id: its own, else that of its message, else made from where it is stored, the same every time."""
-    if job is not None and job.job_id is not None:
-        return job.job_id
-    if job is None and (own := _field(delivery.data, "job_id")) is not None:
-        return own
-    header = delivery.headers.get(Header.MSG_ID.value, "")
-    made = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
-    return header if is_identifier(header) else made
-
-
-def _reply_to(delivery: Delivery, job: Job | None) -> str | None:
-    """Where the answer goes, also that to a job which is otherwise not valid."""
-    if job is not None:
-        return job.reply_to
-    subject = _field(delivery.data, "reply_to")
-    return subject if subject is not None and subjects.is_reply_subject(subject) else None
-
-
-def _field(data: bytes, name: str) -> str | None:
-    """A text field of a job that is otherwise not valid."""
-    body = _json(data)
-    value = body.get(name) if isinstance(body, Mapping) else None
-    return value if isinstance(value, str) and is_identifier(value) else None
-
-
-def _json(data: bytes) -> JsonValue:
-    try:
-        return from_json(data)
-    except ValueError:
-        return None

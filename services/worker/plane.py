@@ -10,14 +10,18 @@ from datetime import UTC, datetime
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Agent, Config
+from breakwater.metrics import WorkerMetrics
 from breakwater.patience import Patience
 from breakwater.policy.budget import Counter, counters
+from breakwater.policy.output import OutputGuard
 from breakwater.policy.redact import Redactor
-from breakwater.providers.base import Provider
+from breakwater.providers.base import LocalSettings, Provider
 from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets
+from breakwater.state.cache import AnswerCache
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Executions
+from breakwater.state.retry_budget import RetryBudgets
 from services.worker.prices import PriceBook
 
 
@@ -38,9 +42,14 @@ class Plane:
     executions: Executions
     breakers: Breakers
     budgets: Budgets
+    retry_budgets: RetryBudgets
+    cache: AnswerCache
     prices: PriceBook
     redactor: Redactor
     patience: Patience
+    metrics: WorkerMetrics
+    guards: Mapping[str, OutputGuard]
+    """Of the agents that have an output schema."""
     now: Callable[[], datetime] = utc_now
     jitter: Callable[[], float] = random.random
     _counters: dict[str, tuple[Counter, ...]] = field(default_factory=dict[str, "tuple[Counter, ...]"])
@@ -50,3 +59,10 @@ class Plane:
         if name not in self._counters:
             self._counters[name] = counters(name, agent.budget, self.config.budgets.total)
         return self._counters[name]
+
+    def worst_case(self, agent: Agent, model: str, input_bytes: int, max_tokens: int) -> int | None:
+        """The most that a call can cost in nano-dollars; None where that is not known."""
+        provider = self.config.providers.get(self.config.provider_name(agent, model) or "")
+        if isinstance(provider, LocalSettings) and provider.cost_per_call_usd is not None:
+            return provider.cost_per_call_usd
+        return self.prices.worst_case(model, input_bytes, max_tokens)

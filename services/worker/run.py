@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 
-from breakwater.contracts import subjects
-from breakwater.contracts.execution import Attempt, Cause, CostBasis, ErrorInfo, Progress, Reason
-from breakwater.policy.classify import Verdict, classify
-from breakwater.policy.retry import NextModel, Retry, Stop, after_failure
-from breakwater.providers.base import Answer, Call, CallFailed
-from services.worker.admission import ClaimLost, Denial, admit
+from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, Reason
+from breakwater.policy.classify import Verdict
+from breakwater.policy.retry import NextModel, Retry, Stop, after_failure, failures_on
+from services.worker.admission import ClaimLost, Denial, admit, retry_budget_spent
 from services.worker.assignment import Assignment, Finished, Sleeping
 from services.worker.attempt_log import AttemptLog
+from services.worker.call import Caller, Ended, cost_of_failure
 from services.worker.checkpoint import Checkpoint, InFlight
+from services.worker.notices import Notices
 from services.worker.plane import Plane
+from services.worker.repairs import Correction, Repairs
 
 LONG_WAIT_S = 10.0
 """A longer wait is given to the bus, so that it holds no slot here and survives a restart."""
@@ -24,14 +26,29 @@ WORKER_LOST = Verdict(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Ask the same model again, at once: what was wrong has been mended. Not counted as a try."""
+
+    cause: Cause
+    repairs: Repairs
+
+
+Step = Retry | NextModel | Stop | Again
+
+
 class Run:
     """One job on one worker. What must survive a crash is in its checkpoint; the rest is derived."""
 
-    def __init__(self, plane: Plane, job: Assignment, checkpoint: Checkpoint, *, resumed: bool) -> None:
+    def __init__(
+        self, plane: Plane, job: Assignment, checkpoint: Checkpoint, notices: Notices, *, resumed: bool
+    ) -> None:
         self._plane = plane
         self._job = job
         self._at = checkpoint
         self._log = AttemptLog(plane, job)
+        self._caller = Caller(plane, job, self._log)
+        self._tell = notices
         self._resumed = resumed
 
     async def go(self) -> Finished | Sleeping:
@@ -40,111 +57,91 @@ class Run:
         Raises:
             ClaimLost: another worker has the job.
         """
-        step = await self._resume()
+        if (waits := await self._rest_of_wait()) is not None:
+            return waits
+        step: Finished | Step | None = await self._resume()
         while True:
             if step is None:
                 step = await self._attempt()
             match step:
                 case Finished():
                     return step
-                case Stop(reason):
-                    return self._stopped(reason)
+                case Stop():
+                    return self._stopped(step.reason)
                 case NextModel():
                     self._move_on()
+                case Again(cause, repairs):
+                    self._at = self._at.model_copy(update={"cause": cause, "repairs": repairs})
                 case Retry(delay_s):
-                    waited = await self._wait(delay_s)
-                    if waited is not None:
-                        return waited
+                    if (waits := await self._wait(delay_s)) is not None:
+                        return waits
             step = None
 
     # One attempt
 
-    async def _attempt(self) -> Finished | Retry | NextModel | Stop:
+    async def _attempt(self) -> Finished | Step:
         plane, job, at = self._plane, self._job, self._at
         remaining_s = (at.deadline - plane.now()).total_seconds()
         if remaining_s <= 0:
             return Stop("timeout")
-        model = job.chain[at.model_index]
+        messages, dropped = at.repairs.applied(job.messages)
+        flight = self._prepare(dropped)
         timeout_s = min(job.agent.timeout_s, remaining_s)
-        worst_case = plane.prices.worst_case(model, job.input_bytes, job.max_output_tokens)
-        flight = InFlight(
-            number=len(at.attempts) + 1,
-            model=model,
-            provider=plane.config.provider_name(job.agent, model) or "",
-            cause=self._cause(),
-            started_at=plane.now(),
-            backoff_ms=at.backoff_ms,
-            reserved=worst_case,
-        )
         text = at.model_copy(update={"in_flight": flight}).model_dump_json(exclude_defaults=True)
-        attempt_id = f"{job.execution_id}:{flight.number}"
         asked = plane.now()
         grant = await plane.patience.redis(
             lambda: admit(
                 plane,
                 holder=job.holder,
                 checkpoint=text,
-                attempt_id=attempt_id,
+                attempt_id=f"{job.execution_id}:{flight.number}",
                 agent_name=job.agent_name,
                 agent=job.agent,
-                model=model,
-                worst_case=worst_case,
+                model=flight.model,
+                worst_case=flight.reserved,
                 timeout_s=timeout_s,
+                first_try=not self._tried(flight.model),
             )
         )
         self._extend_deadline(plane.now() - asked)
         if isinstance(grant, Denial):
-            return await self._short_circuit(flight, grant)
+            await self._short_circuit(flight, grant)
+            return Stop(grant.reason) if self._is_last_model() else NextModel()
         if grant.probe:
             flight = flight.model_copy(update={"cause": "probe"})
-        await self._progress("in_progress", model=model, attempt=flight.number)
-        started_at = plane.now()
-        try:
-            answer = await plane.providers[flight.provider].perform(
-                Call(attempt_id, model, job.messages, job.params, timeout_s, job.traceparent)
-            )
-        except CallFailed as failed:
-            return await self._failed(flight, started_at, failed, timeout_s)
-        return await self._succeeded(flight, started_at, answer)
+        await self._tell.attempt_starts(flight.number, flight.model)
+        ended = await self._caller.call(flight, messages, timeout_s)
+        await self._keep(ended.attempt)
+        if ended.verdict is None:
+            return Finished(self._at, ended.output, flight.model, None, None)
+        return await self._after(ended.attempt, ended.verdict, ended)
 
-    def _cause(self) -> Cause:
+    def _prepare(self, dropped: int) -> InFlight:
+        plane, job, at = self._plane, self._job, self._at
+        model = job.chain[at.model_index]
+        size = job.input_bytes + at.repairs.correction_bytes
+        return InFlight(
+            number=len(at.attempts) + 1,
+            model=model,
+            provider=plane.config.provider_name(job.agent, model) or "",
+            cause=self._cause(model),
+            started_at=plane.now(),
+            backoff_ms=at.backoff_ms,
+            reserved=plane.worst_case(job.agent, model, size, job.max_output_tokens),
+            dropped_messages=dropped,
+        )
+
+    def _cause(self, model: str) -> Cause:
+        if self._at.cause is not None:
+            return self._at.cause
         if not self._at.attempts:
             return "first"
-        return "retry" if self._at.tries else "fallback"
+        return "retry" if self._tried(model) else "fallback"
 
-    async def _succeeded(self, flight: InFlight, started_at: datetime, answer: Answer) -> Finished:
-        cost = self._plane.prices.cost(flight.model, answer.usage)
-        basis: CostBasis = "billed"
-        if cost is None:
-            # Priced, but the provider did not say how much was used: what was held for the call is the bound.
-            cost, basis = flight.reserved, "unknown" if flight.reserved is None else "estimated"
-        attempt = self._log.describe(flight, started_at, "success", cost=cost, basis=basis, usage=answer.usage)
-        await self._keep(attempt)
-        return Finished(self._at, answer.output, flight.model, None, None)
+    def _tried(self, model: str) -> bool:
+        return any(attempt.model == model for attempt in self._at.attempts)
 
-    async def _failed(
-        self, flight: InFlight, started_at: datetime, failed: CallFailed, timeout_s: float
-    ) -> Retry | NextModel | Stop:
-        verdict = classify(failed.failure, self._plane.now())
-        cost, basis = self._cost_of_failure(flight, maybe_billed=failed.maybe_billed)
-        counted = verdict.counts_for_breaker or (
-            self._job.agent.breaker_counts_auth_errors and verdict.status_code in {401, 402, 403}
-        )
-        if verdict.kind == "timeout" and timeout_s < self._job.agent.timeout_s:
-            counted = False  # the job's own deadline cut it short, which says nothing of the model
-        info = verdict.error_info()
-        info = info.model_copy(update={"message": self._plane.redactor.text(info.message)})
-        attempt = self._log.describe(flight, started_at, "error", cost=cost, basis=basis, error=info, counted=counted)
-        await self._keep(attempt)
-        return self._next_step(verdict)
-
-    @staticmethod
-    def _cost_of_failure(flight: InFlight, *, maybe_billed: bool) -> tuple[int | None, CostBasis]:
-        if not maybe_billed:
-            return 0, "billed"
-        return flight.reserved, "unknown" if flight.reserved is None else "estimated"
-
-    async def _short_circuit(self, flight: InFlight, denial: Denial) -> NextModel | Stop:
+    async def _short_circuit(self, flight: InFlight, denial: Denial) -> None:
         attempt = self._log.describe(
             flight,
             self._plane.now(),
@@ -155,34 +152,85 @@ class Run:
             refused_by=denial.refused_by,
         )
         await self._keep(attempt)
-        return Stop(denial.reason) if self._is_last_model() else NextModel()
-
-    def _next_step(self, verdict: Verdict) -> Retry | NextModel | Stop:
-        return after_failure(
-            verdict,
-            policy=self._job.agent.retry,
-            tries=self._at.tries,
-            is_last_model=self._is_last_model(),
-            remaining_s=(self._at.deadline - self._plane.now()).total_seconds(),
-            jitter=self._plane.jitter(),
-        )
 
     async def _keep(self, attempt: Attempt) -> None:
         """Records an attempt in the log, and then here. Raises ClaimLost."""
         asked = self._plane.now()
         await self._log.keep(attempt)
         self._extend_deadline(self._plane.now() - asked)
+        self._plane.metrics.attempt(attempt)
         self._take(attempt)
+        await self._tell.attempt_ended(attempt)
 
     def _take(self, attempt: Attempt) -> None:
         self._at = self._at.model_copy(
             update={
                 "attempts": (*self._at.attempts, attempt),
-                "tries": self._at.tries + 1,
                 "in_flight": None,
+                "cause": None,
                 "backoff_ms": 0,
+                "resume_at": None,
             }
         )
+
+    # After a failed attempt
+
+    async def _after(self, attempt: Attempt, verdict: Verdict, ended: Ended | None) -> Step:
+        """What follows a failed attempt: a repair, a retry, the next model, or the end.
+
+        Args:
+            attempt: the failed one, already taken in.
+            verdict: what its failure means.
+            ended: what is known of the call itself; None where it was made by a worker that is lost.
+        """
+        mended = await self._mend(attempt, verdict, ended)
+        if mended is not None:
+            return mended
+        step = after_failure(
+            verdict,
+            policy=self._job.agent.retry,
+            failures=failures_on(attempt.model, self._at.attempts),
+            is_last_model=self._is_last_model(),
+            remaining_s=(self._at.deadline - self._plane.now()).total_seconds(),
+            jitter=self._plane.jitter(),
+        )
+        if isinstance(step, Retry):
+            return await self._within_retry_budget(attempt, step)
+        if step.exhausted or verdict.kind == "logic":
+            await self._tell.retries_exhausted(attempt, "no tries are left on this model")
+        elif not verdict.retryable:
+            await self._tell.request_failed(attempt)
+        return step
+
+    async def _mend(self, attempt: Attempt, verdict: Verdict, ended: Ended | None) -> Again | None:
+        agent, messages, repairs = self._job.agent, self._job.messages, self._at.repairs
+        if verdict.kind == "orphan_tool_calls" and (pruned := repairs.prune(messages)) is not None:
+            await self._tell.repaired("orphan_tool_calls_pruned", attempt, pruned[1])
+            return Again("orphan_recovery", pruned[0])
+        if verdict.kind == "context_overflow" and agent.on_context_overflow == "trim":
+            shorter = repairs.shorten(messages, verdict.message)
+            if shorter is not None:
+                await self._tell.repaired("context_trimmed", attempt, shorter[1])
+                return Again("context_trim", shorter[0])
+        if verdict.kind == "logic" and agent.output is not None:
+            correction = ended.correction if ended is not None else None
+            again = repairs.correct(correction or Correction(answer=None), agent.output.max_corrections)
+            return None if again is None else Again("self_correction", again)
+        if verdict.status_code == 401 and not repairs.credential_refreshed:
+            used = ended.credential if ended is not None else None
+            if await self._plane.providers[attempt.provider].refresh_credential(used):
+                return Again("credential_refresh", repairs.model_copy(update={"credential_refreshed": True}))
+        return None
+
+    async def _within_retry_budget(self, attempt: Attempt, step: Retry) -> Step:
+        plane, job = self._plane, self._job
+        retry_id = f"{job.execution_id}:{attempt.number + 1}"
+        if await plane.patience.redis(lambda: plane.retry_budgets.may_retry(attempt.model, retry_id)):
+            await self._tell.retries(attempt, step.delay_s, long=step.delay_s >= LONG_WAIT_S)
+            return step
+        await self._tell.retries_exhausted(attempt, "the fleet's retry budget for this model is spent")
+        await self._short_circuit(self._prepare(attempt.dropped_messages), retry_budget_spent(attempt.model))
+        return Stop("error") if self._is_last_model() else NextModel()
 
     # Between attempts
 
@@ -190,7 +238,11 @@ class Run:
         return self._at.model_index + 1 >= len(self._job.chain)
 
     def _move_on(self) -> None:
-        self._at = self._at.model_copy(update={"model_index": self._at.model_index + 1, "tries": 0})
+        self._go_to(self._at.model_index + 1)
+
+    def _go_to(self, index: int) -> None:
+        update = {"model_index": index, "repairs": self._at.repairs.for_next_model()}
+        self._at = self._at.model_copy(update=update)
 
     def _extend_deadline(self, waited: timedelta) -> None:
         # What an outage of ours cost is not the job's to pay; a round trip is not worth an update.
@@ -198,58 +250,68 @@ class Run:
             self._at = self._at.model_copy(update={"deadline": self._at.deadline + waited})
 
     async def _wait(self, delay_s: float) -> Sleeping | None:
-        self._at = self._at.model_copy(update={"backoff_ms": round(delay_s * 1000)})
+        due = self._plane.now() + timedelta(seconds=delay_s)
+        self._at = self._at.model_copy(update={"backoff_ms": round(delay_s * 1000), "resume_at": due})
         if delay_s < LONG_WAIT_S:
-            await self._progress("retried", detail=f"trying again in {delay_s:.1f} s")
             await asyncio.sleep(delay_s)
             return None
+        # No lease is left on it: whoever wakes the job takes it over under another message.
         text = self._at.model_dump_json(exclude_defaults=True)
-        lease_ms = round(delay_s * 1000) + 60_000
         kept = await self._plane.patience.redis(
-            lambda: self._plane.executions.checkpoint(self._job.holder, text, lease_ms=lease_ms)
+            lambda: self._plane.executions.checkpoint(self._job.holder, text, lease_ms=0)
         )
         if not kept:
             raise ClaimLost(self._job.execution_id)
-        await self._progress("waiting", detail=f"trying again in {delay_s:.0f} s")
-        return Sleeping(delay_s)
+        return Sleeping(due)
 
-    async def _resume(self) -> Retry | NextModel | Stop | None:
-        """After a crash: takes in what was recorded, and records what was lost. None: go on as the checkpoint says."""
-        if self._job.deliveries == 1 and not self._resumed:
+    async def _rest_of_wait(self) -> Sleeping | None:
+        """A job that was delivered before its wait is over, as after a crash while it was put to sleep."""
+        due = self._at.resume_at
+        if due is None:
             return None
-        step: Retry | NextModel | Stop | None = None
+        rest_s = (due - self._plane.now()).total_seconds()
+        if rest_s >= LONG_WAIT_S:
+            await self._tell.waits(rest_s)
+            return Sleeping(due)
+        if rest_s > 0:
+            await asyncio.sleep(rest_s)
+        return None
+
+    async def _resume(self) -> Step | None:
+        """After a crash: takes in what was recorded, and records what was lost. None: go on as the checkpoint says."""
+        if not self._resumed:
+            return None
+        step: Step | None = None
         while (recorded := await self._log.find(len(self._at.attempts) + 1)) is not None:
-            step = self._take_recorded(recorded)
+            step = await self._take_recorded(recorded)
+            if isinstance(step, Again):
+                self._at = self._at.model_copy(update={"cause": step.cause, "repairs": step.repairs})
+                step = None
         flight = self._at.in_flight
         if flight is None or flight.number != len(self._at.attempts) + 1:
             return step
-        cost, basis = self._cost_of_failure(flight, maybe_billed=True)
+        cost, basis = cost_of_failure(flight, maybe_billed=True)
         lost = self._log.describe(
             flight, flight.started_at, "worker_lost", cost=cost, basis=basis, error=WORKER_LOST.error_info()
         )
         await self._keep(lost)
-        return self._next_step(WORKER_LOST)
+        return await self._after(lost, WORKER_LOST, None)
 
-    def _take_recorded(self, attempt: Attempt) -> Retry | NextModel | Stop:
+    async def _take_recorded(self, attempt: Attempt) -> Step:
         """An attempt that stands in the log and not in the checkpoint, which lags by one or was lost with Redis."""
         if attempt.model in self._job.chain:
             index = self._job.chain.index(attempt.model)
             if index != self._at.model_index:
-                self._at = self._at.model_copy(update={"model_index": index, "tries": 0})
+                self._go_to(index)
         self._take(attempt)
-        if attempt.short_circuited:
-            reason: Reason = "breaker_open"
-            if attempt.error is not None and attempt.error.kind == "budget_exceeded":
-                reason = "budget_exceeded"
-            return Stop(reason) if self._is_last_model() else NextModel()
         error = attempt.error
-        retryable = error is None or error.retryable
-        # A success without a result: the worker died between the two, and the answer died with it.
-        return self._next_step(
-            WORKER_LOST
-            if error is None
-            else Verdict(error.kind, error.class_, error.message, error.status_code, retryable, False)
-        )
+        if attempt.short_circuited:
+            return Stop(_reason_of_refusal(error)) if self._is_last_model() else NextModel()
+        if error is None:
+            # A success without a result: the worker died between the two, and the answer died with it.
+            return await self._after(attempt, WORKER_LOST, None)
+        verdict = Verdict(error.kind, error.class_, error.message, error.status_code, error.retryable, False)
+        return await self._after(attempt, verdict, None)
 
     # The end
 
@@ -272,15 +334,12 @@ class Run:
             )
         return Finished(self._at, None, None, reason, error)
 
-    async def _progress(self, state: str, **details: object) -> None:
-        job = self._job
-        step = Progress.model_validate(
-            {
-                "execution_id": job.execution_id,
-                "agent": job.agent_name,
-                "state": state,
-                "at": self._plane.now(),
-                **details,
-            }
-        )
-        await self._plane.publisher.transient(subjects.progress(job.agent_name, job.execution_id), step)
+
+def _reason_of_refusal(error: ErrorInfo | None) -> Reason:
+    match error.kind if error is not None else None:
+        case "budget_exceeded":
+            return "budget_exceeded"
+        case "retry_budget":
+            return "error"
+        case _:
+            return "breaker_open"

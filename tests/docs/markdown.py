@@ -10,7 +10,15 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
 ADRS = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
-DOCUMENTS = (README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "adr" / "README.md", *ADRS)
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = (
+    README,
+    *PAGES,
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "docs" / "adr" / "README.md",
+    *ADRS,
+)
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -19,7 +19,6 @@ from breakwater.cli.main import app
 from breakwater.contracts.channels import CHANNELS
 from breakwater.contracts.events import Scope
 from breakwater.policy.breaker import BreakerRules
-from breakwater.providers.registry import KINDS
 from breakwater.settings import Settings
 from services.__main__ import NAMES
 from services.request.openapi import document
@@ -36,8 +35,10 @@ from tests.docs.markdown import (
     rows,
     section,
 )
+from tests.flow.error_table import ROWS
 
 COMMANDS: Any = typer.main.get_command(app)
+SETTINGS = ROOT / "docs" / "settings.md"
 NOT_A_PATH = re.compile(r"[*<>{}…\s]|NNNN")
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 COMPOSE_SERVICES = set(yaml.safe_load((ROOT / "compose.yaml").read_text())["services"])
@@ -116,14 +117,14 @@ def test_the_table_of_variables_is_that_of_the_settings() -> None:
         text = default.get_secret_value() if isinstance(default, SecretStr) else str(default)
         return f"`{text.lower() if isinstance(default, bool) else text}`"
 
-    table = {name.strip("`"): default for name, default, _ in rows(README, "variable")}
+    table = {name.strip("`"): default for name, default, _ in rows(SETTINGS, "variable")}
     assert table == {
         f"BREAKWATER_{name.upper()}": shown(field.default) for name, field in Settings.model_fields.items()
     }
 
 
 def test_the_table_of_exit_codes_is_that_of_the_program() -> None:
-    assert {int(code) for code, _ in rows(README, "code")} == {int(code) for code in ExitCode}
+    assert {int(code) for code, _ in rows(SETTINGS, "code")} == {int(code) for code in ExitCode}
 
 
 def test_the_table_of_subjects_is_the_contract() -> None:
@@ -137,6 +138,13 @@ def test_the_table_of_subjects_is_the_contract() -> None:
 
     table = {subject.strip("`"): stream for subject, stream, _ in rows(README, "subject")}
     assert table == {channel.address: kept(channel.stream) for channel in CHANNELS}
+
+
+def test_the_table_of_failures_is_the_one_that_is_walked_through_the_plane() -> None:
+    yes = {True: "yes", False: "no"}
+    assert rows(README, "a call ends in") == [
+        (row.name, f"`{row.kind}`", yes[row.retried], yes[row.counted], row.cost) for row in ROWS
+    ]
 
 
 def test_the_tables_of_clickhouse_are_named_with_their_retention() -> None:
@@ -164,12 +172,11 @@ def test_what_the_readme_shows_of_the_config_stands_in_the_example() -> None:
 def test_what_is_said_to_be_missing_is_missing() -> None:
     """Whoever adds one of these takes it off the list."""
     text = section(README, "Not there yet")
-    paths, kinds = set(document()["paths"]), sorted(KINDS)
+    paths = set(document()["paths"])
     there = {
         "`dlq list`": "dlq" in COMMANDS.commands,
         "`/metrics`": "/metrics" in paths,
         "the OpenAI-compatible endpoint": "/v1/chat/completions" in paths,
-        "providers other than OpenAI-compatible ones": len(kinds) > 1,
         "budgets by tenant": "tenant" in get_args(Scope),
         "`same_error`": "same_error" in BreakerRules.model_fields,
         "`failure_rate`": "failure_rate" in BreakerRules.model_fields,
@@ -179,7 +186,7 @@ def test_what_is_said_to_be_missing_is_missing() -> None:
 
 def test_the_readme_stays_readable() -> None:
     lines = README.read_text().splitlines()
-    assert len(lines) <= 350
+    assert len(lines) <= 370
     assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
 
 

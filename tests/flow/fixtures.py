@@ -19,12 +19,14 @@ StartPlane = Callable[..., AbstractAsyncContextManager[Plane]]
 def start_plane(tmp_path: Path, own_nats_server: RunningServer, own_redis_server: RunningServer) -> StartPlane:
     """`start_plane(models={...}, agents={...})`: a plane on servers of its own."""
 
-    def start(models: dict[str, Any], agents: dict[str, Any], **more: Any) -> AbstractAsyncContextManager[Plane]:
+    def start(
+        models: dict[str, Any], agents: dict[str, Any], *, script: dict[str, Any] | None = None, **more: Any
+    ) -> AbstractAsyncContextManager[Plane]:
         return running_plane(
             tmp_path,
             nats_url=own_nats_server.url,
             redis_url=own_redis_server.url,
-            script={"models": models},
+            script={"models": models, **(script or {})},
             agents=agents,
             **more,
         )

@@ -38,9 +38,14 @@ def model(*faults: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def config_for(provider_url: str, agents: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """A config with one provider, and a price for every model that the agents name."""
-    models = {model for agent in agents.values() for model in (agent["model"], *agent.get("fallback_models", ()))}
+    models = {
+        model
+        for agent in agents.values()
+        for model in (agent.get("model"), *agent.get("fallback_models", ()), *agent.get("allowed_models", ()))
+        if model not in {None, "*"}
+    }
     return {
-        "providers": {"sim": {"base_url": provider_url}},
+        "providers": {"sim": {"base_url": provider_url}, **more.pop("more_providers", {})},
         "models": {model: {"price": PRICE} for model in sorted(models)} | more.pop("models", {}),
         "agents": dict(agents),
         **more,
@@ -149,7 +154,8 @@ async def running_plane(
     """Starts the provider and the services, and stops what is left of them afterwards."""
     async with SimulatedProvider(dict(script)) as sim:
         path = directory / "breakwater.yaml"
-        path.write_text(yaml.safe_dump(config_for(sim.url, agents, **config)))
+        text = yaml.safe_dump(config_for(sim.url, agents, **config))
+        path.write_text(text.replace("{sim_port}", str(sim.port)))
         await provision(nats_url, bus_plan(load_config(path)))
         client = await nats.connect(nats_url, max_reconnect_attempts=-1, reconnect_time_wait=0.2)
         variables = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -17,6 +18,7 @@ import redis.asyncio as aioredis
 
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
+from breakwater.analytics.schema import TABLES
 from breakwater.api_keys import create_key
 from breakwater.contracts import subjects
 from breakwater.contracts.types import NANO_PER_USD
@@ -178,24 +180,77 @@ async def test_an_outage_of_clickhouse_delays_the_books_and_loses_nothing(
         assert sum('"unavailable"' in line and "clickhouse" in line.lower() for line in lines) <= 1
 
 
-async def test_a_secret_never_reaches_an_event_a_log_or_clickhouse(start_whole: Any) -> None:
-    secret = "sk-proj-" + "a1B2c3D4" * 4
+SECRETS = {
+    "openai": "sk-proj-" + "a1B2c3D4" * 4,
+    "aws": "AKIAQ3EGRTYU7HJKLMNB",
+    "bearer": "Bearer q9W8e7R6t5Y4u3I2o1P0a9S8",
+    "json web token": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJqYW5lIn0.c2lnbmF0dXJlLW9mLWphbmU",
+    "e-mail": "jane.roe@example.org",
+    "ssn": "078-05-1120",
+    "card": "4111 1111 1111 1111",
+}
+NAMED = "correct horse battery staple"
+"""A secret that only its field's name gives away."""
+
+FAILING_PROGRAM = "import sys; sys.stderr.write(sys.argv[1]); sys.exit(3)"
+
+
+async def test_a_secret_never_reaches_an_event_a_log_a_dead_letters_reason_or_clickhouse(start_whole: Any) -> None:
+    said = "; ".join(SECRETS.values())
+    arguments = json.dumps({"password": NAMED, "deep": json.dumps({"Api-Key": NAMED, "note": said})})
+    call = {"id": "c1", "type": "function", "function": {"name": "login", "arguments": arguments}}
+    messages = [
+        {"role": "system", "content": f"you are {said}"},
+        {"role": "user", "content": [{"type": "text", "text": f"remember {said}"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": f'{{"access_token": "{NAMED}"}}'},
+    ]
+    error = {"type": "x", "code": "y", "message": f"your request {said} is bad"}
     models = {
-        "sim/bad": model({"status": 400, "error": {"type": "x", "code": "y", "message": f"your key {secret} is bad"}}),
-        "sim/echo": model(answer=f"the key is {secret}"),
+        "sim/bad": model({"status": 400, "error": error}),
+        "sim/flaky": model({"status": 500, "error": error}),
+        "sim/broken": model({"kind": "error_in_200", "error": error}),
+        "sim/echo": model(answer=f'{{"password": "{NAMED}", "all": "{said}"}}'),
+        "sim/shapeless": model(answer=said),
     }
-    agents = {"bad": {"model": "sim/bad"}, "echo": {"model": "sim/echo"}}
-    async with start_whole(models, agents) as whole:
+    quick = {"retry": {"max_attempts": 2, "backoff": "constant", "base_s": 0.01}}
+    agents: dict[str, Any] = {name.removeprefix("sim/"): {"model": name, **quick} for name in models}
+    agents["bad"]["on_error"] = "message"
+    agents["shapeless"]["output"] = {"schema": "task_result", "max_corrections": 1}
+    agents["program"] = {"provider": "program", **quick}
+    providers = {"program": {"kind": "process", "command": [sys.executable, "-c", FAILING_PROGRAM, said]}}
+    metadata = {"api_key": NAMED, "nested": {"note": said, "Authorization": NAMED}}
+    async with start_whole(models, agents, more_providers=providers) as whole:
         plane = whole.plane
+        answers: dict[str, Any] = {}
         for agent in agents:
-            job = {"agent": agent, "prompt": f"remember {secret}", "metadata": {"api_key": secret, "note": secret}}
-            status, answer = await whole.submit(job, wait_s=60)
+            job = {"agent": agent, "job_id": agent, "messages": messages, "metadata": metadata}
+            status, answers[agent] = await whole.submit(job, wait_s=60)
             assert status == 200
-        assert secret in answer["output"], "the submitter gets the answer as it is"
-        await until(lambda: _equals(whole, "SELECT count() FROM executions FINAL", (2,)), what="the executions")
+        await plane.publish({"agent": "bad", "job_id": "invalid", "prompt": said, said: {"password": NAMED}})
+        await plane.result("invalid")
+        assert SECRETS["openai"] in answers["echo"]["output"], "the submitter gets the answer as it is"
+        count = len(agents) + 1
+        await until(lambda: _equals(whole, "SELECT count() FROM executions FINAL", (count,)), what="the executions")
         events = await plane.messages("EVENTS", "bw.>")
-        assert len(events) >= 4
-        assert secret not in str(events)
-        rows = [await whole.analytics.query(f"SELECT * FROM {table}") for table in ("executions", "attempts")]
-        assert secret not in str([table.rows for table in rows])
-        assert not any(secret in plane.log(name) for name in ALL)
+        alerts = await plane.messages("ALERTS", "bw.>")
+        letters = [letter | {"payload_base64": ""} for letter in await plane.messages("DLQ", "bw.>")]
+        assert len(letters) == count - 1
+        rows = [await whole.analytics.query(f"SELECT * FROM {table.name}") for table in TABLES]
+        told = [answer["error"]["user_message"] for answer in answers.values() if answer["error"]]
+        places = {
+            "events": json.dumps(events),
+            "alerts": json.dumps(alerts),
+            "dead letters": json.dumps(letters),
+            "ClickHouse": str([table.rows for table in rows]),
+            "messages to users": json.dumps([*told, answers["bad"]["output"]]),
+            "logs": "".join(plane.log(name) for name in ALL),
+        }
+    assert len(events) >= 2 * len(agents)
+    leaks = [
+        (place, name)
+        for place, text in places.items()
+        for name, secret in {**SECRETS, "named": NAMED}.items()
+        if secret.removeprefix("Bearer ") in text
+    ]
+    assert leaks == []

@@ -1,0 +1,81 @@
+"""Answers that were given before: looked up before a job runs, kept when it has succeeded."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+
+from breakwater.config import CacheRules
+from breakwater.policy.cache_key import cache_key
+from breakwater.state.cache import Cached, Follower, Leader
+from services.worker.assignment import Assignment, Finished
+from services.worker.plane import Plane
+
+LEASE_S = 60.0
+"""How long the one that calls for all may be silent before another takes its place."""
+
+FIRST_LOOK_S, LAST_LOOK_S = 0.05, 1.0
+
+
+class Answers:
+    """The cache as one job sees it."""
+
+    def __init__(self, plane: Plane, job: Assignment, rules: CacheRules) -> None:
+        self._plane = plane
+        self._rules = rules
+        self._leads = False
+        self._holder = f"{job.execution_id}#{job.holder.sequence}"
+        self._key = cache_key(
+            agent=job.agent_name,
+            tenant=job.job.tenant,
+            requested_model=job.chain[0],
+            messages=job.messages,
+            input=job.job.input,
+            params=job.params,
+            schema=None if job.guard is None else dict(job.guard.schema),
+        )
+
+    async def find(self, until: datetime) -> Cached | None:
+        """The answer to this job, if it was given before, or is given by then to another job that asks the same."""
+        wait_s = FIRST_LOOK_S
+        while True:
+            found = await self._ask()
+            if isinstance(found, Cached):
+                return found
+            self._leads = self._rules.share_concurrent and not isinstance(found, Follower)
+            left_s = (until - self._plane.now()).total_seconds()
+            if not isinstance(found, Follower) or left_s <= 0:
+                return None
+            await asyncio.sleep(min(wait_s, left_s))
+            wait_s = min(wait_s * 2, LAST_LOOK_S)
+
+    async def renew(self) -> None:
+        """Keeps the lead while the job runs."""
+        if self._leads:
+            await self._ask()
+
+    async def keep(self, finished: Finished, execution_id: str) -> None:
+        """Keeps the answer of a job that has succeeded, and lets those go on who wait for it."""
+        if finished.reason is None:
+            answer = Cached(execution_id, finished.chosen_model, finished.output, self._plane.now())
+            flight = self._holder if self._leads else None
+            await self._plane.patience.redis(
+                lambda: self._plane.cache.put(self._key, answer, self._rules.ttl_s, flight=flight)
+            )
+        await self.leave()
+
+    async def leave(self) -> None:
+        """Lets another one lead."""
+        if self._leads:
+            self._leads = False
+            await self._plane.patience.redis(lambda: self._plane.cache.leave(self._key, self._holder))
+
+    async def _ask(self) -> Cached | Leader | Follower | None:
+        holder = self._holder if self._rules.share_concurrent else None
+        return await self._plane.patience.redis(lambda: self._plane.cache.ask(self._key, holder, round(LEASE_S * 1000)))
+
+
+def answers_for(plane: Plane, job: Assignment) -> Answers | None:
+    """The cache of a job, where its agent has one and it wants it."""
+    rules = job.agent.cache
+    return None if rules is None or job.job.skip_cache else Answers(plane, job, rules)

@@ -1,0 +1,103 @@
+"""What was done to a conversation so that a model can answer it after all. Pure; nothing here calls anybody.
+
+The repairs are kept as what was decided, not as the conversation that came of it: a checkpoint stays small, and whoever
+takes the job over derives the same conversation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from pydantic import JsonValue
+
+from breakwater.contracts.types import Count, Event
+from breakwater.policy.conversation import keep_ratio_from, prune_orphans, trim
+from breakwater.policy.output import correction_message
+
+MAX_TRIMS = 3
+"""How often a conversation is shortened for one model before it is held to be too long for it."""
+
+_HALF = 0.5
+
+Message = Mapping[str, JsonValue]
+
+
+class Correction(Event):
+    """An answer that did not satisfy the agent's schema, and what was wrong with it."""
+
+    answer: str | None
+    """None where the answer was lost with its worker: the correction counts, and nothing can be said of it."""
+    problems: tuple[str, ...] = ()
+
+
+class Repairs(Event):
+    """The repairs of one job. All but the pruning are made for one model, and end with it."""
+
+    pruned: bool = False
+    """Orphaned tool calls were taken out, once for all models."""
+    keep_ratios: tuple[float, ...] = ()
+    """How much of the conversation each trim was to keep."""
+    corrections: tuple[Correction, ...] = ()
+    credential_refreshed: bool = False
+
+    def for_next_model(self) -> Repairs:
+        """What holds for the next model, too."""
+        return Repairs(pruned=self.pruned)
+
+    @property
+    def correction_bytes(self) -> int:
+        """What the corrections add to a call, about."""
+        return sum(len(message_bytes(message)) for message in _dialogue(self.corrections))
+
+    def applied(self, messages: Sequence[Message]) -> tuple[list[Message], Count]:
+        """The conversation as it is sent, and how many messages of the job are left out of it."""
+        repaired: list[Message] = list(messages)
+        if self.pruned:
+            repaired, _ = prune_orphans(repaired)
+        for ratio in self.keep_ratios:
+            repaired, _ = trim(repaired, ratio)
+        return [*repaired, *_dialogue(self.corrections)], len(messages) - len(repaired)
+
+    def prune(self, messages: Sequence[Message]) -> tuple[Repairs, int] | None:
+        """Takes orphaned tool calls out. None where that was done before, or there are none."""
+        if self.pruned:
+            return None
+        _, count = prune_orphans(list(messages))
+        return (self.model_copy(update={"pruned": True}), count) if count else None
+
+    def shorten(self, messages: Sequence[Message], complaint: str) -> tuple[Repairs, int] | None:
+        """Drops the oldest turns. None where that was done often enough, or nothing more can go.
+
+        Args:
+            messages: of the job.
+            complaint: what the provider said, which may name its limit.
+        """
+        if len(self.keep_ratios) >= MAX_TRIMS:
+            return None
+        repaired, before = self.model_copy(update={"corrections": ()}).applied(messages)
+        ratio = keep_ratio_from(complaint) or _HALF
+        _, dropped = trim(repaired, ratio)
+        if not dropped:
+            return None
+        return self.model_copy(update={"keep_ratios": (*self.keep_ratios, ratio)}), before + dropped
+
+    def correct(self, correction: Correction, most: int) -> Repairs | None:
+        """Tells the model what was wrong. None where it was told often enough."""
+        if len(self.corrections) >= most:
+            return None
+        return self.model_copy(update={"corrections": (*self.corrections, correction)})
+
+
+def message_bytes(message: Message) -> bytes:
+    """A message as it is sent."""
+    return json.dumps(message, ensure_ascii=False).encode()
+
+
+def _dialogue(corrections: Sequence[Correction]) -> list[Message]:
+    said: list[Message] = []
+    for correction in corrections:
+        if correction.answer is not None:
+            said.append({"role": "assistant", "content": correction.answer})
+            said.append(correction_message(correction.problems))
+    return said

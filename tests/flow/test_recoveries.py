@@ -1,0 +1,178 @@
+"""What is mended instead of repeated: orphaned tool calls, long conversations, wrong answers, stale keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from breakwater.contracts import subjects
+from tests.flow.error_table import CONTEXT_OVERFLOW
+from tests.flow.fixtures import StartPlane
+from tests.flow.kit import COST, Plane, model
+
+AGENT = {"retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0.01}, "breaker": "off", "max_tokens": 100}
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+async def _heard(plane: Plane, agent: str, job: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Publishes a job; its result, and the progress that was heard of it."""
+    heard: list[dict[str, Any]] = []
+
+    async def listen(message: Any) -> None:
+        heard.append(json.loads(message.data))
+
+    subscription = await plane.client.subscribe(subjects.progress(agent, job["job_id"]), cb=listen)
+    await plane.client.flush()
+    await plane.publish(job, agent)
+    result = await plane.result(job["job_id"])
+    async with asyncio.timeout(10):
+        while not heard or heard[-1]["state"] not in {"succeeded", "dead_lettered"}:
+            await asyncio.sleep(0.02)
+    await subscription.unsubscribe()
+    return result, heard
+
+
+def _events(heard: list[dict[str, Any]]) -> list[str]:
+    return [step["event"] for step in heard if step["event"] is not None]
+
+
+async def test_orphaned_tool_calls_are_pruned_once_and_the_second_call_is_no_retry(start_plane: StartPlane) -> None:
+    agents = {"writer": {**AGENT, "model": "sim/m", "retry": {"max_attempts": 1}}}
+    fault = {"when": "orphan_tool_calls", "status": 400}
+    messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [CALL]},
+        {"role": "user", "content": "and?"},
+    ]
+    async with start_plane({"sim/m": model(fault)}, agents, services=("worker",)) as plane:
+        job = {"agent": "writer", "job_id": "j1", "messages": messages}
+        result, heard = await _heard(plane, "writer", job)
+        assert plane.sim.ledger.totals.calls == 2
+    assert result["status"] == "succeeded"
+    assert [(a["outcome"], a["cause"], a["backoff_ms"]) for a in result["attempts"]] == [
+        ("error", "first", 0),
+        ("success", "orphan_recovery", 0),
+    ]
+    [pruned] = [step for step in heard if step["event"] == "orphan_tool_calls_pruned"]
+    assert pruned["count"] == 1
+    assert "llm_request_failed" not in _events(heard)
+
+
+async def test_a_conversation_that_is_too_long_is_trimmed_where_the_agent_wants_it(start_plane: StartPlane) -> None:
+    fault = {"requests": [1, 1], "status": 400, "error": CONTEXT_OVERFLOW}
+    models = {"sim/a": model(fault), "sim/b": model(fault), "sim/c": model()}
+    agents = {
+        "trims": {**AGENT, "model": "sim/a", "on_context_overflow": "trim"},
+        "moves": {**AGENT, "model": "sim/b", "fallback_models": ["sim/c"]},
+    }
+    turns = [
+        {"role": role, "content": f"{role} {index} " + "x" * 400}
+        for index in range(10)
+        for role in ("user", "assistant")
+    ]
+    messages = [{"role": "system", "content": "be brief"}, *turns, {"role": "user", "content": "now?"}]
+    async with start_plane(models, agents, services=("worker",)) as plane:
+        trimmed, heard = await _heard(plane, "trims", {"agent": "trims", "job_id": "j1", "messages": messages})
+        moved, _ = await _heard(plane, "moves", {"agent": "moves", "job_id": "j2", "messages": messages})
+    assert (trimmed["status"], moved["status"]) == ("succeeded", "succeeded")
+    first, second = trimmed["attempts"]
+    assert (first["dropped_messages"], second["cause"]) == (0, "context_trim")
+    assert 0 < second["dropped_messages"] < len(messages) - 2
+    [told] = [step for step in heard if step["event"] == "context_trimmed"]
+    assert told["count"] == second["dropped_messages"]
+    assert [attempt["model"] for attempt in moved["attempts"]] == ["sim/b", "sim/c"]
+
+
+async def test_an_answer_of_the_wrong_shape_goes_back_to_the_model_with_what_was_wrong(
+    start_plane: StartPlane,
+) -> None:
+    good = '```json\n{"action": "refund", "reasoning": "it broke", "confidence": 0.9}\n```'
+    models = {
+        "sim/learns": model({"requests": [1, 1], "answer": '{"action": "refund", "confidence": 7}'}, answer=good),
+        "sim/stubborn": model(answer="I would rather not."),
+    }
+    agents = {
+        "learns": {**AGENT, "model": "sim/learns", "output": {"schema": "agent_decision"}},
+        "stubborn": {**AGENT, "model": "sim/stubborn", "output": {"schema": "agent_decision", "max_corrections": 1}},
+    }
+    async with start_plane(models, agents, services=("worker",)) as plane:
+        learnt, heard = await _heard(plane, "learns", {"agent": "learns", "job_id": "j1", "prompt": "decide"})
+        failed, _ = await _heard(plane, "stubborn", {"agent": "stubborn", "job_id": "j2", "prompt": "decide"})
+    assert learnt["output"] == {"action": "refund", "reasoning": "it broke", "confidence": 0.9}
+    first, second = learnt["attempts"]
+    assert (first["error"]["kind"], first["cost"], second["cause"]) == ("logic", COST, "self_correction")
+    assert not first["counts_for_breaker"]
+    assert learnt["wasted_by_cause"] == {"self_correction": COST}
+    assert "agent.attempt.error" in _events(heard)
+    assert [attempt["cause"] for attempt in failed["attempts"]] == ["first", "self_correction"]
+    assert (failed["status"], failed["error"]["class"]) == ("dead_lettered", "InvalidOutputError")
+
+
+async def test_a_key_that_was_renewed_is_read_again_and_the_call_repeated_at_once(
+    start_plane: StartPlane, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("sk-old-0123456789abcdef")
+    providers = {"keyed": {"base_url": "http://127.0.0.1:{sim_port}/v1", "api_key": {"file": str(key)}}}
+    agents = {"writer": {**AGENT, "model": "keyed/m"}}
+    script = {"api_keys": ["sk-new-0123456789abcdef"]}
+    async with start_plane(
+        {"keyed/m": model()}, agents, services=("worker",), more_providers=providers, script=script
+    ) as plane:
+        # The same key as before: one call, and nothing else.
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello"})
+        stale = await plane.result("j1")
+        key.write_text("sk-new-0123456789abcdef")
+        await plane.publish({"agent": "writer", "job_id": "j2", "prompt": "hello"})
+        renewed = await plane.result("j2")
+        log = plane.log("worker")
+    assert [attempt["error"]["status_code"] for attempt in stale["attempts"]] == [401]
+    assert renewed["status"] == "succeeded"
+    assert [(a["outcome"], a["cause"], a["backoff_ms"]) for a in renewed["attempts"]] == [
+        ("error", "first", 0),
+        ("success", "credential_refresh", 0),
+    ]
+    assert "sk-new" not in log + json.dumps(renewed)
+    assert "sk-old" not in log + json.dumps(stale)
+
+
+async def test_a_failed_job_can_answer_with_a_message_that_its_parent_can_read(start_plane: StartPlane) -> None:
+    agents = {"child": {**AGENT, "model": "sim/m", "on_error": "message"}}
+    async with start_plane({"sim/m": model({"status": 401})}, agents, services=("worker",)) as plane:
+        job = {"agent": "child", "job_id": "j1", "prompt": "hello", "parent_execution_id": "p1"}
+        result, heard = await _heard(plane, "child", job)
+    assert (result["status"], result["parent_execution_id"]) == ("dead_lettered", "p1")
+    assert result["output"] == result["error"]["user_message"]
+    assert "Unauthorized" in result["output"]
+    assert "401" in result["output"]
+    assert {step["parent_execution_id"] for step in heard} == {"p1"}
+
+
+async def test_what_happens_is_told_while_it_happens(start_plane: StartPlane) -> None:
+    models = {
+        "sim/flaky": model({"requests": [1, 1], "status": 503}),
+        "sim/down": model({"status": 500}),
+        "sim/no": model({"status": 403}),
+    }
+    agents = {
+        name: {**AGENT, "model": f"sim/{name}", "retry": {**AGENT["retry"], "max_attempts": 2}}
+        for name in ("flaky", "down", "no")
+    }
+    async with start_plane(models, agents, services=("worker",)) as plane:
+        heard = {
+            name: (await _heard(plane, name, {"agent": name, "job_id": name, "prompt": "x"}))[1] for name in agents
+        }
+    start, finish, error = "agent.attempt.start", "agent.attempt.finish", "agent.attempt.error"
+    assert _events(heard["flaky"]) == [start, error, "llm_retry_attempt", start, finish]
+    assert _events(heard["down"]) == [start, error, "llm_retry_attempt", start, error, "llm_retry_exhausted"]
+    assert _events(heard["no"]) == [start, error, "llm_request_failed"]
+    [failed] = [step for step in heard["no"] if step["event"] == "llm_request_failed"]
+    assert (failed["error_type"], failed["error_class"], failed["status_code"], failed["retryable"]) == (
+        "Forbidden",
+        "ForbiddenError",
+        403,
+        False,
+    )
