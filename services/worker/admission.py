@@ -72,7 +72,7 @@ async def admit(
     """
     counters = plane.counters(agent_name, agent)
     if worst_case is None and any(counter.hard_limit is not None for counter in counters):
-        return _unpriced(model)
+        return _unpriced(plane, agent, model)
     now = plane.now()
     lease_ms = round((timeout_s + LEASE_MARGIN_S) * 1000)
     key = BreakerKey(agent_name, model)
@@ -90,14 +90,17 @@ async def admit(
     admission = plane.breakers.admission(breaker[0]) if breaker else Admitted(False, 0, False)
     if isinstance(admission, Admitted) and admission.became_half_open:
         await _tell_half_open(plane, agent_name, agent, model, admission.version)
-    granted = ours and over is None and isinstance(admission, Admitted)
+    granted = over is None and isinstance(admission, Admitted)
+    if not ours:
+        # Nothing is given back: whoever has taken the job over may hold it for the same attempt.
+        raise ClaimLost(holder.execution_id)
     if not granted:
+        if first_try and (taken_back := plane.retry_budgets.first_try_call(model, -1)) is not None:
+            await plane.redis.run([taken_back])
         if over is None:
             await plane.budgets.release(attempt_id, counters, now=now)
         if isinstance(admission, Admitted) and admission.probe:
             await plane.breakers.return_probe(key, attempt_id)
-    if not ours:
-        raise ClaimLost(holder.execution_id)
     if isinstance(admission, Refused):
         return _breaker_open(model, admission)
     return Grant(admission.probe) if over is None else _over_budget(over)
@@ -144,13 +147,16 @@ def retry_budget_spent(model: str) -> Denial:
     )
 
 
-def _unpriced(model: str) -> Denial:
+def _unpriced(plane: Plane, agent: Agent, model: str) -> Denial:
+    provider = plane.config.provider_name(agent, model)
+    local = plane.config.is_local(provider)
+    setting = f"providers.{provider}.cost_per_call_usd" if local else f"models.{model}.price"
     return Denial(
         "budget_exceeded",
         ErrorInfo(
             kind="budget_exceeded",
             class_="UnpricedModelError",
-            message=f"{model} has no price, so a hard budget cannot hold it; set models.{model}.price",
+            message=f"{model} has no price, so a hard budget cannot hold it; set {setting}",
             user_message="This agent's model has no price set, so its budget can't be held. Please tell its owner.",
         ),
     )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from datetime import datetime
+
+import structlog
 
 from breakwater.config import CacheRules
 from breakwater.policy.cache_key import cache_key
 from breakwater.state.cache import Cached, Follower, Leader
+from breakwater.state.connection import StateUnavailable
 from services.worker.assignment import Assignment, Finished
 from services.worker.plane import Plane
 
@@ -59,16 +63,21 @@ class Answers:
         if finished.reason is None:
             answer = Cached(execution_id, finished.chosen_model, finished.output, self._plane.now())
             flight = self._holder if self._leads else None
-            await self._plane.patience.redis(
-                lambda: self._plane.cache.put(self._key, answer, self._rules.ttl_s, flight=flight)
-            )
-        await self.leave()
+            await self._once(self._plane.cache.put(self._key, answer, self._rules.ttl_s, flight=flight))
 
     async def leave(self) -> None:
         """Lets another one lead."""
         if self._leads:
             self._leads = False
-            await self._plane.patience.redis(lambda: self._plane.cache.leave(self._key, self._holder))
+            await self._once(self._plane.cache.leave(self._key, self._holder))
+
+    @staticmethod
+    async def _once(work: Awaitable[object]) -> None:
+        # An answer that is not kept costs a call some day, and a lease ends by itself: nobody waits for Redis here.
+        try:
+            await work
+        except StateUnavailable as error:
+            structlog.get_logger().info("answer_not_kept", error=str(error))
 
     async def _ask(self) -> Cached | Leader | Follower | None:
         holder = self._holder if self._rules.share_concurrent else None

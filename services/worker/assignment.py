@@ -63,7 +63,9 @@ class Assignment:
     def input_bytes(self) -> int:
         """A bound for the bytes that a call sends."""
         own = json.dumps(self.agent.params) if self.agent.params else ""
-        return self.body_bytes + len((self.agent.system_prompt or "").encode()) + len(own)
+        # Held to a schema natively, a provider counts it as input.
+        schema = json.dumps(self.guard.schema) if self.guard is not None and self.guard.rules.native else ""
+        return self.body_bytes + len((self.agent.system_prompt or "").encode()) + len(own) + len(schema)
 
 
 @dataclass(frozen=True, slots=True)

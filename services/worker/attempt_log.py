@@ -95,6 +95,18 @@ class AttemptLog:
 
     async def find(self, number: int) -> Attempt | None:
         """What is recorded of an attempt, by whomever."""
-        subject = subjects.attempt(self._job.agent_name, self._job.execution_id, number)
-        found = await self._plane.patience.nats(lambda: self._plane.lookup.last(Stream.EVENTS, subject))
-        return None if found is None else Attempt.model_validate_json(found.data)
+        return await _find(self._plane, self._job.agent_name, self._job.execution_id, number)
+
+
+async def recorded_attempts(plane: Plane, agent: str, execution_id: str) -> tuple[Attempt, ...]:
+    """All that is recorded of a job, in order."""
+    found: list[Attempt] = []
+    while (attempt := await _find(plane, agent, execution_id, len(found) + 1)) is not None:
+        found.append(attempt)
+    return tuple(found)
+
+
+async def _find(plane: Plane, agent: str, execution_id: str, number: int) -> Attempt | None:
+    subject = subjects.attempt(agent, execution_id, number)
+    found = await plane.patience.nats(lambda: plane.lookup.last(Stream.EVENTS, subject))
+    return None if found is None else Attempt.model_validate_json(found.data)

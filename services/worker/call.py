@@ -20,6 +20,11 @@ from services.worker.checkpoint import InFlight
 from services.worker.plane import Plane
 from services.worker.repairs import Correction, Message
 
+MAX_ANSWER_BYTES = 4 * 1024 * 1024
+"""As JSON. Result and record hold it beside the attempts, and the NATS servers take messages of up to 8 MB."""
+
+MAX_PROBLEMS_TEXT = 2_000
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -83,15 +88,16 @@ class Caller:
             strict_output=job.guard is not None and job.guard.rules.strict and job.guard.fits_strict_mode,
         )
         try:
-            answer = await plane.providers[flight.provider].perform(call)
-        except CallFailed as failed:
-            ended = self._failed(flight, started_at, failed, timeout_s)
+            try:
+                answer = await plane.providers[flight.provider].perform(call)
+            except CallFailed as failed:
+                ended = self._failed(flight, started_at, failed, timeout_s)
+            else:
+                ended = self._answered(flight, started_at, answer)
         except BaseException as error:
             # The worker stops, or has a fault: there will be no attempt to tell of.
             span.end(error=type(error).__name__)
             raise
-        else:
-            ended = self._answered(flight, started_at, answer)
         span.end(
             error=ended.verdict.class_name if ended.verdict is not None else None,
             attributes=tracing.outcome_attributes(ended.attempt),
@@ -101,11 +107,19 @@ class Caller:
     def _answered(self, flight: InFlight, started_at: datetime, answer: Answer) -> Ended:
         cost, basis = self._cost_of(flight, answer.usage, answer.cost)
         guard = self._job.guard
+        if (size := len(_text(answer.output).encode())) > MAX_ANSWER_BYTES:
+            text = f"the answer has {size} bytes; at most {MAX_ANSWER_BYTES} can be stored"
+            verdict = Verdict("client", "AnswerTooLargeError", text, None, retryable=False, counts_for_breaker=False)
+            attempt = self._log.describe(
+                flight, started_at, "error", cost=cost, basis=basis, usage=answer.usage, error=verdict.error_info()
+            )
+            return Ended(attempt, verdict)
         checked = Valid(answer.output) if guard is None else guard.check(answer.output)
         if isinstance(checked, Invalid):
-            problems = tuple(self._plane.redactor.text(problem) for problem in checked.problems)
-            text = f"the answer does not satisfy the output schema: {'; '.join(problems)}"
-            verdict = Verdict("logic", "InvalidOutputError", text, None, retryable=True, counts_for_breaker=False)
+            # Redacted as a whole, and cut then: a part of a secret is not known for one.
+            text = self._plane.redactor.text("; ".join(checked.problems))[:MAX_PROBLEMS_TEXT]
+            text = f"the answer does not satisfy the output schema: {text}"
+            verdict = Verdict("logic", "InvalidOutputError", text, None, retryable=False, counts_for_breaker=False)
             attempt = self._log.describe(
                 flight, started_at, "error", cost=cost, basis=basis, usage=answer.usage, error=verdict.error_info()
             )
@@ -125,7 +139,7 @@ class Caller:
         cost, basis = cost_of_failure(flight, maybe_billed=failed.maybe_billed)
         told = failed.cost
         if told is None and failed.usage is not None:
-            told = self._plane.prices.cost(flight.model, failed.usage)
+            told = self._plane.cost(flight.provider, flight.model, failed.usage)
         if told is not None:
             cost, basis = told, "billed"
         info = verdict.error_info()
@@ -136,7 +150,7 @@ class Caller:
         return Ended(attempt, verdict, credential=failed.credential)
 
     def _cost_of(self, flight: InFlight, usage: Usage, reported: int | None) -> tuple[int | None, CostBasis]:
-        cost = reported if reported is not None else self._plane.prices.cost(flight.model, usage)
+        cost = reported if reported is not None else self._plane.cost(flight.provider, flight.model, usage)
         if cost is not None:
             return cost, "billed"
         # Priced, but the provider did not say how much was used: what was held for the call is the bound.

@@ -29,6 +29,8 @@ class Checkpoint(Event):
     attempts: tuple[Attempt, ...] = ()
     model_index: int = 0
     """Where in the chain of models the job is."""
+    model: str | None = None
+    """Which model that is, while it is called or waited for: a config that changes meanwhile may change the chain."""
     cause: Cause | None = None
     """Why the next attempt is made, where it is a recovery."""
     repairs: Repairs = Repairs()

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from breakwater.bus.deadletter import dead_letter
 from breakwater.bus.delivery import Delivery
-from breakwater.bus.errors import AlreadyDecided, BusUnavailable
+from breakwater.bus.errors import AlreadyDecided, BusUnavailable, PublishRefused
 from breakwater.config import Agent
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Execution, Result
@@ -173,21 +173,33 @@ async def _decide(plane: Plane, result: Result) -> Result:
 async def _record(plane: Plane, ask: Ask, result: Result) -> None:
     record = redacted(plane, ask, result)
     subject = subjects.execution(record.agent, record.execution_id)
-    try:
-        await plane.publisher.event(subject, record, id=record.execution_id, at=record.completed_at, once=True)
-    except AlreadyDecided:
-        return  # by ourselves before a crash, or by another worker from the same result
+    # Placeholders may make it longer than the bus takes. A record without its texts is better than none.
+    shorter = record.model_copy(update={"messages": None, "input": None})
+    shortest = shorter.model_copy(update={"output": None, "metadata": {}})
+    for one in (record, shorter, shortest):
+        try:
+            await plane.publisher.event(subject, one, id=one.execution_id, at=one.completed_at, once=True)
+        except AlreadyDecided:
+            return  # by ourselves before a crash, or by another worker from the same result
+        except PublishRefused:
+            if one is shortest:
+                raise
+        else:
+            return
 
 
 def redacted(plane: Plane, ask: Ask, result: Result) -> Execution:
     """The record of a result: with the conversation if it may be kept, and nothing in it that is secret."""
     redact = plane.redactor.json
     messages: JsonValue = None
+    given: JsonValue = None
     if ask.agent.persist_prompts and ask.job is not None:
         messages = redact(cast(JsonValue, ask.job.chat_messages()))
+        given = redact(ask.job.input)
     fields = _fields(result) | {
         "output": redact(result.output) if ask.agent.persist_responses else None,
         "messages": messages,
+        "input": given,
         "metadata": redact(result.metadata),
     }
     return Execution.model_validate(fields)

@@ -7,25 +7,25 @@ from typing import Any
 from pydantic import JsonValue
 
 from breakwater.contracts.execution import Result
-from breakwater.contracts.job import Job
 from breakwater.contracts.types import usd_from_nano
-from breakwater.policy.price import choices_of, max_tokens_of
+from services.worker.assignment import Assignment
 from services.worker.conclude import Ask, finish
 from services.worker.plane import Plane
 
 
-async def dry_run(plane: Plane, ask: Ask, job: Job, execution_id: str, agent_name: str, chain: tuple[str, ...]) -> None:
+async def dry_run(plane: Plane, ask: Ask, assignment: Assignment) -> None:
     """Decides the job with the plan as its output."""
-    agent = ask.agent
-    max_tokens = max_tokens_of({**agent.params, **job.params}, agent.max_tokens) * choices_of(job.params)
-    input_bytes = len(ask.delivery.data) + len((agent.system_prompt or "").encode())
+    agent, job, chain = assignment.agent, assignment.job, assignment.chain
+    execution_id, agent_name = assignment.execution_id, assignment.agent_name
+    corrections = 0 if agent.output is None else agent.output.max_corrections
     models: list[JsonValue] = []
     for model in chain:
-        worst = plane.worst_case(agent, model, input_bytes, max_tokens)
+        worst = plane.worst_case(agent, model, assignment.input_bytes, assignment.max_output_tokens)
         planned: dict[str, Any] = {
             "model": model,
             "provider": plane.config.provider_name(agent, model),
             "max_attempts": agent.retry.max_attempts,
+            "max_corrections": corrections,
             "worst_case_cost": None if worst is None else usd_from_nano(worst),
         }
         models.append(planned)

@@ -15,7 +15,7 @@ from breakwater.bus.errors import PublishRefused
 from breakwater.bus.parking import park, parked_execution, queued_at
 from breakwater.bus.publisher import new_traceparent
 from breakwater.config import Agent, objection
-from breakwater.contracts.execution import ErrorInfo, Result
+from breakwater.contracts.execution import Attempt, ErrorInfo, Reason, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Header
 from breakwater.contracts.validation import explain
@@ -23,6 +23,7 @@ from breakwater.state.executions import Claimed, Holder, Superseded, Taken
 from services.worker.admission import ClaimLost
 from services.worker.answers import Answers, answers_for
 from services.worker.assignment import Assignment, Finished, Sleeping
+from services.worker.attempt_log import recorded_attempts
 from services.worker.checkpoint import Checkpoint
 from services.worker.conclude import Ask, Conclusion, answer, conclude, decided, finish, refuse_id
 from services.worker.dry_run import dry_run
@@ -54,6 +55,7 @@ class JobHandler:
         try:
             async with heartbeat([delivery]):
                 await self._handle(delivery)
+            self._crashes.pop(delivery.sequence, None)
         except ClaimLost:
             log.info("job_taken_over")
         except asyncio.CancelledError:
@@ -76,7 +78,7 @@ class JobHandler:
         elif isinstance(parsed, str):
             await self._refuse(ask, execution_id, parsed)
         elif parsed.dry_run:
-            await dry_run(plane, ask, parsed, execution_id, self._agent_name, self._agent.chain_for(parsed))
+            await dry_run(plane, ask, self._assignment(parsed, delivery, Holder(execution_id, 0, 0), None))
         else:
             await self._run(ask, parsed, execution_id)
 
@@ -109,17 +111,7 @@ class JobHandler:
             kind="consumer",
             attributes=tracing.execution_attributes(agent=self._agent_name, execution_id=execution_id),
         )
-        assignment = Assignment(
-            execution_id=execution_id,
-            agent_name=self._agent_name,
-            agent=self._agent,
-            job=job,
-            chain=self._agent.chain_for(job),
-            holder=holder,
-            body_bytes=len(delivery.data),
-            traceparent=span.traceparent or new_traceparent(),
-            guard=plane.guards.get(self._agent_name),
-        )
+        assignment = self._assignment(job, delivery, holder, span.traceparent)
         resumed = text is not None or delivery.deliveries > 1 or parked_execution(delivery.headers) is not None
         result: Result | None = None
         plane.metrics.began(self._agent_name)
@@ -130,64 +122,79 @@ class JobHandler:
             error = None if result is None or result.error is None else result.error.class_
             span.end(error=error, attributes={} if result is None else tracing.result_attributes(result))
 
+    def _assignment(self, job: Job, delivery: Delivery, holder: Holder, traceparent: str | None) -> Assignment:
+        return Assignment(
+            execution_id=holder.execution_id,
+            agent_name=self._agent_name,
+            agent=self._agent,
+            job=job,
+            chain=self._agent.chain_for(job),
+            holder=holder,
+            body_bytes=len(delivery.data),
+            traceparent=traceparent or new_traceparent(),
+            guard=self._plane.guards.get(self._agent_name),
+        )
+
     async def _execute(
         self, ask: Ask, assignment: Assignment, checkpoint: Checkpoint, *, resumed: bool
     ) -> Result | None:
         """Runs a job and decides it. None where it was put to sleep."""
-        plane, delivery, job = self._plane, ask.delivery, assignment.job
-        outcome, cached_from = await self._perform(assignment, checkpoint, resumed=resumed)
-        if isinstance(outcome, Sleeping):
-            await self._put_to_sleep(delivery, assignment.execution_id, outcome)
-            return None
-        result = conclude(
-            Conclusion(
-                execution_id=assignment.execution_id,
-                agent_name=self._agent_name,
-                job=job,
-                chain=assignment.chain,
-                queued_at=queued_at(delivery.headers, delivery.published_at),
-                completed_at=plane.now(),
-                finished=outcome,
-                on_error=self._agent.on_error,
-                cached_from=cached_from,
+        plane, delivery = self._plane, ask.delivery
+        answers = answers_for(plane, assignment)
+        try:
+            outcome, cached_from = await self._perform(assignment, checkpoint, answers, resumed=resumed)
+            if isinstance(outcome, Sleeping):
+                await self._put_to_sleep(delivery, assignment.holder, outcome)
+                return None
+            result = conclude(
+                Conclusion(
+                    execution_id=assignment.execution_id,
+                    agent_name=self._agent_name,
+                    job=assignment.job,
+                    chain=assignment.chain,
+                    queued_at=queued_at(delivery.headers, delivery.published_at),
+                    completed_at=plane.now(),
+                    finished=outcome,
+                    on_error=self._agent.on_error,
+                    cached_from=cached_from,
+                )
             )
-        )
-        await finish(plane, ask, result)
+            await finish(plane, ask, result)
+            if answers is not None and cached_from is None:
+                await answers.keep(outcome, assignment.execution_id)
+        finally:
+            if answers is not None:
+                await answers.leave()
         plane.metrics.job(result)
         await plane.patience.redis(lambda: plane.executions.finish(assignment.holder))
         return result
 
     async def _perform(
-        self, job: Assignment, checkpoint: Checkpoint, *, resumed: bool
+        self, job: Assignment, checkpoint: Checkpoint, answers: Answers | None, *, resumed: bool
     ) -> tuple[Finished | Sleeping, str | None]:
         """Runs a job, or finds its answer; says whose it was in that case."""
-        answers = answers_for(self._plane, job)
         notices = Notices(self._plane, self._agent_name, job.execution_id, job.job.parent_execution_id)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(_stop_renewing, asyncio.create_task(self._renew(job.holder, answers)))
             await notices.dispatched()
-            run = Run(self._plane, job, checkpoint, notices, resumed=resumed)
-            if answers is None:
-                return await run.go(), None
-            stack.push_async_callback(answers.leave)
             # A job that has called already must end with what it has called, and not as if it had cost nothing.
-            fresh = not checkpoint.attempts and checkpoint.in_flight is None
-            if fresh and (cached := await answers.find(checkpoint.deadline)) is not None:
-                return Finished(checkpoint, cached.output, cached.chosen_model, None, None), cached.execution_id
-            outcome = await run.go()
-            if isinstance(outcome, Finished):
-                await answers.keep(outcome, job.execution_id)
-            return outcome, None
+            if answers is not None and not resumed:
+                cached = await answers.find(checkpoint.deadline)
+                if cached is not None:
+                    return Finished(checkpoint, cached.output, cached.chosen_model, None, None), cached.execution_id
+            return await Run(self._plane, job, checkpoint, notices, resumed=resumed).go(), None
 
-    async def _put_to_sleep(self, delivery: Delivery, execution_id: str, sleeping: Sleeping) -> None:
+    async def _put_to_sleep(self, delivery: Delivery, holder: Holder, sleeping: Sleeping) -> None:
         plane, agent = self._plane, self._agent_name
+        # Whoever wakes the job has another message of it, and must not wait for the end of a lease.
+        await plane.patience.redis(lambda: plane.executions.checkpoint(holder, "", lease_ms=0))
         try:
             await plane.patience.nats(
-                lambda: park(plane.publisher, delivery, agent=agent, execution_id=execution_id, due=sleeping.due)
+                lambda: park(plane.publisher, delivery, agent=agent, execution_id=holder.execution_id, due=sleeping.due)
             )
         except PublishRefused as error:
             # There it would hold no slot; here it does, and waits as well.
-            structlog.get_logger().warning("job_not_parked", execution_id=execution_id, error=str(error))
+            structlog.get_logger().warning("job_not_parked", execution_id=holder.execution_id, error=str(error))
             await delivery.retry_in(max(0.0, (sleeping.due - plane.now()).total_seconds()))
         else:
             await delivery.ack_sync()
@@ -221,7 +228,7 @@ class JobHandler:
             return
         why = f"job_id: {execution_id!r} is already the id of an execution of another agent"
         error = ErrorInfo(kind="invalid", class_="InvalidJobError", message=why, user_message=why)
-        await refuse_id(self._plane, ask, self._nothing_done(ask, execution_id, "invalid", error))
+        await refuse_id(self._plane, ask, self._ended(ask, execution_id, "invalid", error))
 
     async def _refuse(self, ask: Ask, execution_id: str, why: str) -> None:
         error = ErrorInfo(
@@ -238,31 +245,35 @@ class JobHandler:
             await delivery.retry_in(min(2.0**crashes, 60.0))
             return
         info = ErrorInfo(kind="server", class_="InternalError", message=f"{type(error).__name__} in the worker")
-        ask = Ask(delivery, self._agent, None, reply_to_of(delivery, None))
-        await self._dead_end(ask, execution_id_of(delivery, None), "error", info)
+        parsed = self._parse(delivery)
+        job = parsed if isinstance(parsed, Job) else None
+        ask = Ask(delivery, self._agent, job, reply_to_of(delivery, job))
+        await self._dead_end(ask, execution_id_of(delivery, job), "error", info)
         del self._crashes[delivery.sequence]
 
-    async def _dead_end(self, ask: Ask, execution_id: str, reason: str, error: ErrorInfo) -> None:
-        await finish(self._plane, ask, self._nothing_done(ask, execution_id, reason, error))
+    async def _dead_end(self, ask: Ask, execution_id: str, reason: Reason, error: ErrorInfo) -> None:
+        # A job that was refused at first has called nobody; one that comes again may have, and that stays its cost.
+        again = ask.delivery.deliveries > 1 or parked_execution(ask.delivery.headers) is not None
+        attempts = await recorded_attempts(self._plane, self._agent_name, execution_id) if again else ()
+        await finish(self._plane, ask, self._ended(ask, execution_id, reason, error, attempts))
 
-    def _nothing_done(self, ask: Ask, execution_id: str, reason: str, error: ErrorInfo) -> Result:
+    def _ended(
+        self, ask: Ask, execution_id: str, reason: Reason, error: ErrorInfo, attempts: tuple[Attempt, ...] = ()
+    ) -> Result:
+        """The result of a job that could not be run, or not to its end."""
         now = self._plane.now()
-        return Result.model_validate(
-            {
-                "job_id": execution_id,
-                "execution_id": execution_id,
-                "agent": self._agent_name,
-                "status": "dead_lettered",
-                "reason": reason,
-                "error": error,
-                "total_cost": 0,
-                "wasted_cost": 0,
-                "cost_basis": "billed",
-                "queued_at": queued_at(ask.delivery.headers, ask.delivery.published_at),
-                "dispatched_at": now,
-                "completed_at": now,
-                "duration_ms": 0,
-            }
+        checkpoint = Checkpoint(dispatched_at=now, deadline=now, attempts=attempts)
+        return conclude(
+            Conclusion(
+                execution_id=execution_id,
+                agent_name=self._agent_name,
+                job=ask.job or Job(agent=self._agent_name, prompt=""),
+                chain=self._agent.chain if ask.job is None else self._agent.chain_for(ask.job),
+                queued_at=queued_at(ask.delivery.headers, ask.delivery.published_at),
+                completed_at=now,
+                finished=Finished(checkpoint, None, None, reason, error),
+                on_error=self._agent.on_error,
+            )
         )
 
 

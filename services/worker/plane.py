@@ -14,8 +14,9 @@ from breakwater.metrics import WorkerMetrics
 from breakwater.patience import Patience
 from breakwater.policy.budget import Counter, counters
 from breakwater.policy.output import OutputGuard
+from breakwater.policy.price import Usage
 from breakwater.policy.redact import Redactor
-from breakwater.providers.base import LocalSettings, Provider
+from breakwater.providers.base import LocalSettings, Provider, ProviderSettings
 from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets
 from breakwater.state.cache import AnswerCache
@@ -65,4 +66,14 @@ class Plane:
         provider = self.config.providers.get(self.config.provider_name(agent, model) or "")
         if isinstance(provider, LocalSettings) and provider.cost_per_call_usd is not None:
             return provider.cost_per_call_usd
-        return self.prices.worst_case(model, input_bytes, max_tokens)
+        return self.prices.worst_case(model, input_bytes, max_tokens) if self._has_price(provider, model) else None
+
+    def cost(self, provider: str, model: str, usage: Usage) -> int | None:
+        """What a call has cost in nano-dollars by what it has used; None where that is not known."""
+        settings = self.config.providers.get(provider)
+        return self.prices.cost(model, usage) if self._has_price(settings, model) else None
+
+    def _has_price(self, provider: ProviderSettings | None, model: str) -> bool:
+        # A program's name may happen to be that of a model in the price list.
+        settings = self.config.models.get(model)
+        return not isinstance(provider, LocalSettings) or (settings is not None and settings.price is not None)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
 
+from breakwater.contracts.execution import Attempt, Cause
 from breakwater.contracts.types import Count, Event
 from breakwater.policy.conversation import keep_ratio_from, prune_orphans, trim
 from breakwater.policy.output import correction_message
@@ -58,6 +59,24 @@ class Repairs(Event):
         for ratio in self.keep_ratios:
             repaired, _ = trim(repaired, ratio)
         return [*repaired, *_dialogue(self.corrections)], len(messages) - len(repaired)
+
+    def replayed(self, cause: Cause, messages: Sequence[Message], attempts: Sequence[Attempt]) -> Repairs:
+        """With the repair that led to a recorded attempt, decided anew from what was recorded before it."""
+        match cause:
+            case "orphan_recovery":
+                pruned = self.prune(messages)
+                return self if pruned is None else pruned[0]
+            case "context_trim":
+                error = attempts[-1].error if attempts else None
+                shorter = self.shorten(messages, error.message if error is not None else "")
+                return self if shorter is None else shorter[0]
+            case "self_correction":
+                # The answer itself was lost; that it was corrected counts.
+                return self.model_copy(update={"corrections": (*self.corrections, Correction(answer=None))})
+            case "credential_refresh":
+                return self.model_copy(update={"credential_refreshed": True})
+            case _:
+                return self
 
     def prune(self, messages: Sequence[Message]) -> tuple[Repairs, int] | None:
         """Takes orphaned tool calls out. None where that was done before, or there are none."""

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, Reason
 from breakwater.policy.classify import Verdict
-from breakwater.policy.retry import NextModel, Retry, Stop, after_failure, failures_on
+from breakwater.policy.retry import LONG_WAIT_S, NextModel, Retry, Stop, after_failure, failures_on
 from services.worker.admission import ClaimLost, Denial, admit, retry_budget_spent
 from services.worker.assignment import Assignment, Finished, Sleeping
 from services.worker.attempt_log import AttemptLog
@@ -17,9 +17,6 @@ from services.worker.checkpoint import Checkpoint, InFlight
 from services.worker.notices import Notices
 from services.worker.plane import Plane
 from services.worker.repairs import Correction, Repairs
-
-LONG_WAIT_S = 10.0
-"""A longer wait is given to the bus, so that it holds no slot here and survives a restart."""
 
 WORKER_LOST = Verdict(
     "worker_lost", "WorkerLostError", "the worker was lost while the call was under way", None, True, False
@@ -57,6 +54,8 @@ class Run:
         Raises:
             ClaimLost: another worker has the job.
         """
+        if self._at.model is not None and self._at.model not in self._job.chain:
+            return self._stopped("error")  # the config no longer has it: what was called stays in the record
         if (waits := await self._rest_of_wait()) is not None:
             return waits
         step: Finished | Step | None = await self._resume()
@@ -81,13 +80,13 @@ class Run:
 
     async def _attempt(self) -> Finished | Step:
         plane, job, at = self._plane, self._job, self._at
-        remaining_s = (at.deadline - plane.now()).total_seconds()
+        remaining_s = self._remaining_s()
         if remaining_s <= 0:
             return Stop("timeout")
         messages, dropped = at.repairs.applied(job.messages)
         flight = self._prepare(dropped)
         timeout_s = min(job.agent.timeout_s, remaining_s)
-        text = at.model_copy(update={"in_flight": flight}).model_dump_json(exclude_defaults=True)
+        text = at.model_copy(update={"in_flight": flight, "model": flight.model}).model_dump_json(exclude_defaults=True)
         asked = plane.now()
         grant = await plane.patience.redis(
             lambda: admit(
@@ -110,6 +109,7 @@ class Run:
         if grant.probe:
             flight = flight.model_copy(update={"cause": "probe"})
         await self._tell.attempt_starts(flight.number, flight.model)
+        timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
         ended = await self._caller.call(flight, messages, timeout_s)
         await self._keep(ended.attempt)
         if ended.verdict is None:
@@ -191,7 +191,7 @@ class Run:
             policy=self._job.agent.retry,
             failures=failures_on(attempt.model, self._at.attempts),
             is_last_model=self._is_last_model(),
-            remaining_s=(self._at.deadline - self._plane.now()).total_seconds(),
+            remaining_s=self._remaining_s(),
             jitter=self._plane.jitter(),
         )
         if isinstance(step, Retry):
@@ -218,14 +218,27 @@ class Run:
             return None if again is None else Again("self_correction", again)
         if verdict.status_code == 401 and not repairs.credential_refreshed:
             used = ended.credential if ended is not None else None
-            if await self._plane.providers[attempt.provider].refresh_credential(used):
+            if await self._refreshed(attempt.provider, used):
                 return Again("credential_refresh", repairs.model_copy(update={"credential_refreshed": True}))
         return None
+
+    async def _refreshed(self, provider: str, used: int | None) -> bool:
+        """Whether the key has changed, as far as that can be told in the time that is left."""
+        known = self._plane.providers.get(provider)
+        if known is None:
+            return False
+        # Not cancelled with the wait: others may be waiting for the same reading of the key.
+        reading = asyncio.ensure_future(known.refresh_credential(used))
+        done, _ = await asyncio.wait({reading}, timeout=max(0.0, self._remaining_s()))
+        return reading.result() if done else False
 
     async def _within_retry_budget(self, attempt: Attempt, step: Retry) -> Step:
         plane, job = self._plane, self._job
         retry_id = f"{job.execution_id}:{attempt.number + 1}"
-        if await plane.patience.redis(lambda: plane.retry_budgets.may_retry(attempt.model, retry_id)):
+        asked = plane.now()
+        granted = await plane.patience.redis(lambda: plane.retry_budgets.may_retry(attempt.model, retry_id))
+        self._extend_deadline(plane.now() - asked)
+        if granted:
             await self._tell.retries(attempt, step.delay_s, long=step.delay_s >= LONG_WAIT_S)
             return step
         await self._tell.retries_exhausted(attempt, "the fleet's retry budget for this model is spent")
@@ -241,8 +254,11 @@ class Run:
         self._go_to(self._at.model_index + 1)
 
     def _go_to(self, index: int) -> None:
-        update = {"model_index": index, "repairs": self._at.repairs.for_next_model()}
+        update = {"model_index": index, "model": None, "repairs": self._at.repairs.for_next_model()}
         self._at = self._at.model_copy(update=update)
+
+    def _remaining_s(self) -> float:
+        return (self._at.deadline - self._plane.now()).total_seconds()
 
     def _extend_deadline(self, waited: timedelta) -> None:
         # What an outage of ours cost is not the job's to pay; a round trip is not worth an update.
@@ -251,15 +267,14 @@ class Run:
 
     async def _wait(self, delay_s: float) -> Sleeping | None:
         due = self._plane.now() + timedelta(seconds=delay_s)
-        self._at = self._at.model_copy(update={"backoff_ms": round(delay_s * 1000), "resume_at": due})
+        model = self._job.chain[self._at.model_index]
+        update = {"backoff_ms": round(delay_s * 1000), "resume_at": due, "model": model}
+        self._at = self._at.model_copy(update=update)
         if delay_s < LONG_WAIT_S:
             await asyncio.sleep(delay_s)
             return None
-        # No lease is left on it: whoever wakes the job takes it over under another message.
         text = self._at.model_dump_json(exclude_defaults=True)
-        kept = await self._plane.patience.redis(
-            lambda: self._plane.executions.checkpoint(self._job.holder, text, lease_ms=0)
-        )
+        kept = await self._plane.patience.redis(lambda: self._plane.executions.checkpoint(self._job.holder, text))
         if not kept:
             raise ClaimLost(self._job.execution_id)
         return Sleeping(due)
@@ -278,39 +293,48 @@ class Run:
         return None
 
     async def _resume(self) -> Step | None:
-        """After a crash: takes in what was recorded, and records what was lost. None: go on as the checkpoint says."""
+        """After a crash: takes in what was recorded, and records what was lost. None: go on as the checkpoint says.
+
+        Only what follows the last recorded attempt is still to be decided. What followed the others stands in the log.
+        """
         if not self._resumed:
             return None
-        step: Step | None = None
+        last: Attempt | None = None
         while (recorded := await self._log.find(len(self._at.attempts) + 1)) is not None:
-            step = await self._take_recorded(recorded)
-            if isinstance(step, Again):
-                self._at = self._at.model_copy(update={"cause": step.cause, "repairs": step.repairs})
-                step = None
+            self._take_recorded(recorded)
+            last = recorded
         flight = self._at.in_flight
-        if flight is None or flight.number != len(self._at.attempts) + 1:
-            return step
-        cost, basis = cost_of_failure(flight, maybe_billed=True)
-        lost = self._log.describe(
-            flight, flight.started_at, "worker_lost", cost=cost, basis=basis, error=WORKER_LOST.error_info()
-        )
-        await self._keep(lost)
-        return await self._after(lost, WORKER_LOST, None)
+        if flight is not None and flight.number == len(self._at.attempts) + 1:
+            cost, basis = cost_of_failure(flight, maybe_billed=True)
+            lost = self._log.describe(
+                flight, flight.started_at, "worker_lost", cost=cost, basis=basis, error=WORKER_LOST.error_info()
+            )
+            await self._keep(lost)
+            return await self._after(lost, WORKER_LOST, None)
+        return None if last is None else await self._after_recorded(last)
 
-    async def _take_recorded(self, attempt: Attempt) -> Step:
+    def _take_recorded(self, attempt: Attempt) -> None:
         """An attempt that stands in the log and not in the checkpoint, which lags by one or was lost with Redis."""
         if attempt.model in self._job.chain:
             index = self._job.chain.index(attempt.model)
             if index != self._at.model_index:
                 self._go_to(index)
+        if attempt.cause != self._at.cause:
+            # Decided after the checkpoint was saved; else the repair stands in it.
+            repairs = self._at.repairs.replayed(attempt.cause, self._job.messages, self._at.attempts)
+            self._at = self._at.model_copy(update={"repairs": repairs})
         self._take(attempt)
+
+    async def _after_recorded(self, attempt: Attempt) -> Step:
         error = attempt.error
         if attempt.short_circuited:
             return Stop(_reason_of_refusal(error)) if self._is_last_model() else NextModel()
         if error is None:
             # A success without a result: the worker died between the two, and the answer died with it.
             return await self._after(attempt, WORKER_LOST, None)
-        verdict = Verdict(error.kind, error.class_, error.message, error.status_code, error.retryable, False)
+        waited_s = (self._plane.now() - attempt.completed_at).total_seconds()
+        asked_s = None if error.retry_after_s is None else max(0.0, error.retry_after_s - waited_s)
+        verdict = Verdict(error.kind, error.class_, error.message, error.status_code, error.retryable, False, asked_s)
         return await self._after(attempt, verdict, None)
 
     # The end
@@ -326,6 +350,12 @@ class Run:
         if reason == "error" and last is not None and last.outcome in {"success", "worker_lost"}:
             # A success here is one whose answer died with its worker.
             reason, error = "worker_lost", WORKER_LOST.error_info()
+        if error is None and reason == "error":
+            error = ErrorInfo(
+                kind="invalid",
+                class_="ConfigChangedError",
+                message="the config no longer has the model that this job was at",
+            )
         if error is None:
             error = ErrorInfo(
                 kind="timeout",

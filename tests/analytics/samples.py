@@ -137,6 +137,7 @@ def full_execution(execution_id: str = "e-full") -> Execution:
         output={"text": 'fünf\n\t"quoted" 🙂 \u0000', "list": [1, 2.5, None, True, 10**30]},
         error=RATE_LIMITED,
         messages=[{"role": "user", "content": "Grüße"}, {"role": "assistant", "content": None}],
+        input={"order": "Grüße", "lines": [1, 2.5]},
         metadata={"ticket": 4711, "deep": {"er": []}},
         completed_at=NOON + timedelta(milliseconds=999),
         cache_hit=True,

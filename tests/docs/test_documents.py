@@ -186,7 +186,7 @@ def test_what_is_said_to_be_missing_is_missing() -> None:
 
 def test_the_readme_stays_readable() -> None:
     lines = README.read_text().splitlines()
-    assert len(lines) <= 370
+    assert len(lines) <= 375
     assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
 
 

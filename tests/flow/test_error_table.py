@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any
 
 from tests.flow.error_table import MAX_ATTEMPTS, ROWS, Row
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import COST, model, until
+from tests.flow.kit import COST, Plane, model, until
 
 BASE_S = 0.05
 AGENT = {
@@ -148,6 +149,13 @@ async def test_retries_of_the_whole_fleet_stay_within_their_budget(start_plane: 
     assert {attempt["error"]["class"] for attempt in refused} == {"RetryBudgetExceededError"}
 
 
+def _no_job_waits(plane: Plane) -> Callable[[], Awaitable[bool]]:
+    async def none() -> bool:
+        return await plane.pending_jobs() == 0
+
+    return none
+
+
 async def test_sleeping_jobs_hold_no_slot(start_plane: StartPlane) -> None:
     models = {"sim/limited": model({"requests": [1, 4], "status": 429, "retry_after_s": 20}), "sim/m": model()}
     agents = {"writer": {**AGENT, "model": "sim/limited", "allowed_models": ["sim/m"], "concurrency": 2}}
@@ -159,7 +167,7 @@ async def test_sleeping_jobs_hold_no_slot(start_plane: StartPlane) -> None:
             return (await plane.jetstream.stream_info("PARKED")).state.messages == 4
 
         await until(asleep, timeout_s=18, what="four parked jobs of an agent that runs two at once")
-        assert await plane.pending_jobs() == 0
+        await until(_no_job_waits(plane), what="no job that holds a slot")
         await plane.publish({"agent": "writer", "job_id": "awake", "prompt": "hello", "model": "sim/m"})
         assert (await plane.result("awake", timeout_s=15))["status"] == "succeeded"
         results = [await plane.result(f"sleeper-{index}") for index in range(4)]

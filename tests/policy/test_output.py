@@ -305,7 +305,7 @@ def test_a_regular_expression_cannot_be_made_to_take_for_ever() -> None:
 
 
 def test_many_objects_are_compared_in_time() -> None:
-    many = [{"n": number, "of": ["a", {"b": number}]} for number in range(20_000)]
+    many = [{"n": number, "of": ["a", {"b": number}]} for number in range(5_000)]
     started = time.process_time()
     assert guard({"uniqueItems": True}).check([*many, {"of": ["a", {"b": 7.0}], "n": 7}]) == Invalid(
         ("$: has an item twice",)

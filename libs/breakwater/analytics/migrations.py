@@ -26,6 +26,7 @@ MIGRATIONS = (
         (
             EXECUTIONS.add_column("wasted_by_cause"),
             EXECUTIONS.add_column("cached_from"),
+            EXECUTIONS.add_column("input"),
             EXECUTIONS.add_index("parent_execution_id"),
             ATTEMPTS.add_column("reasoning_tokens"),
             ATTEMPTS.add_column("refused_by"),

@@ -37,7 +37,9 @@ _ERROR = {
 }
 
 # Long texts: several times smaller than with the default codec, at little cost in the writing.
-_LONG_TEXTS = frozenset({"output", "messages", "metadata", "error_message", "error_user_message", "text", "payload"})
+_LONG_TEXTS = frozenset(
+    {"output", "messages", "input", "metadata", "error_message", "error_user_message", "text", "payload"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ EXECUTIONS = Table(
         "output": _TEXT_OR_NULL,
         **_ERROR,
         "messages": _TEXT_OR_NULL,
+        "input": _TEXT_OR_NULL,
         "metadata": "String",
         "queued_at": _TIME,
         "dispatched_at": _TIME,

@@ -38,7 +38,7 @@ _SENDABLE = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 async def park(publisher: Publisher, delivery: Delivery, *, agent: str, execution_id: str, due: datetime) -> None:
     """Stores a job on PARKED until it is due; after that, the delivery is to be acknowledged.
 
-    Doing it twice for the same time stores one message.
+    Doing it twice for the same message and time stores one message.
 
     Args:
         publisher: of a user that may publish to `bw.parked.>`.
@@ -53,7 +53,8 @@ async def park(publisher: Publisher, delivery: Delivery, *, agent: str, executio
     """
     token = encode_token(execution_id)
     headers = _carried(delivery.headers) | {
-        Header.MSG_ID.value: f"{token}/parked/{ms_from_time(due)}",
+        # With its place in JOBS: another message of the same execution waits for an answer of its own.
+        Header.MSG_ID.value: f"{token}/parked/{delivery.sequence}/{ms_from_time(due)}",
         Header.DUE.value: format_time(due),
         Header.EXECUTION_ID.value: token,
         Header.QUEUED_AT.value: format_time(queued_at(delivery.headers, delivery.published_at)),
@@ -109,7 +110,7 @@ class Waker:
     async def _wake(self, delivery: Delivery, agent: str, execution_id: str, due: datetime) -> None:
         token = encode_token(execution_id)
         headers = _carried(delivery.headers) | {
-            Header.MSG_ID.value: f"{token}/woken/{ms_from_time(due)}",
+            Header.MSG_ID.value: f"{token}/woken/{delivery.sequence}/{ms_from_time(due)}",
             Header.EXECUTION_ID.value: token,
         }
         try:

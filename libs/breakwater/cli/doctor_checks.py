@@ -50,7 +50,7 @@ async def _guarded(area: str, check: Callable[[], Awaitable[list[Finding]]]) -> 
 
 def secrets(config: Config) -> list[Finding]:
     """Whether the secrets that the config names can be read from here."""
-    from breakwater.config import named_secrets
+    from breakwater.config import named_secrets, unusable_programs
 
     named = list(named_secrets(config))
     findings: list[Finding] = []
@@ -67,6 +67,8 @@ def secrets(config: Config) -> list[Finding]:
             findings.append(Finding("config", "warn", f"{path}: {known.message}", remedy))
     if named and not findings:
         findings.append(Finding("config", "ok", f"{len(named)} secrets can be read"))
+    remedy = "It must be there where the worker runs; what is there alone is not seen from here."
+    findings += [Finding("config", "warn", problem.strip(), remedy) for problem in unusable_programs(config)]
     return findings
 
 

@@ -70,7 +70,7 @@ def _answer(result: dict[str, Any]) -> None:
                 (
                     one["model"],
                     one["provider"] or "",
-                    str(one["max_attempts"]),
+                    f"{one['max_attempts']}{f' + {corrections}' if (corrections := one['max_corrections']) else ''}",
                     "unknown" if one["worst_case_cost"] is None else formats.dollars(one["worst_case_cost"]),
                 )
                 for one in planned
@@ -83,6 +83,8 @@ def _answer(result: dict[str, Any]) -> None:
 
 
 def _failure(result: dict[str, Any]) -> None:
+    if isinstance(result["output"], str):
+        output.write(result["output"])  # of an agent with `on_error: message`
     error = result["error"] or {}
     reason = result["reason"] or "error"
     said = error.get("message") or "no reason was given"

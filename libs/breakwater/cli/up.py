@@ -52,7 +52,7 @@ def up(
 
         breakwater up --config breakwater.yaml --data /var/lib/breakwater --workers 4
     """
-    from breakwater.config import ConfigError, load_config, unreadable_secrets
+    from breakwater.config import ConfigError, load_config, unreadable_secrets, unusable_programs
     from breakwater.embedded.datadir import DataDir
 
     if not config.exists() and str(config) == "breakwater.yaml":
@@ -64,6 +64,8 @@ def up(
     checked = load_config(config)
     if not simulate and (missing := unreadable_secrets(checked)):
         raise ConfigError("\n".join([f"{config}: secrets that the config names are missing", *missing]))
+    if wrong := unusable_programs(checked):
+        raise ConfigError("\n".join([f"{config}: programs that the config names can't be used", *wrong]))
     directory = DataDir(data)
     directory.create()
     with directory.locked() as lock:

@@ -1,7 +1,7 @@
 """The config file: what it may hold, and how it is read and checked."""
 
 from breakwater.config.agents import Agent, AgentDefaults, CacheRules
-from breakwater.config.checks import named_secrets, objection, unreadable_secrets
+from breakwater.config.checks import named_secrets, objection, unreadable_secrets, unusable_programs
 from breakwater.config.load import load_config, parse_config
 from breakwater.config.models import Alerts, Budgets, Config, Limits, ModelSettings, SlackChannel, WebhookChannel
 from breakwater.errors import ConfigError
@@ -25,4 +25,5 @@ __all__ = [
     "objection",
     "parse_config",
     "unreadable_secrets",
+    "unusable_programs",
 ]

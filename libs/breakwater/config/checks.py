@@ -24,6 +24,18 @@ def unreadable_secrets(config: Config) -> tuple[str, ...]:
     return tuple(problems)
 
 
+def unusable_programs(config: Config) -> tuple[str, ...]:
+    """The programs and callables that the config names and that can't be used here, and why."""
+    problems: list[str] = []
+    for name, provider in config.providers.items():
+        if provider.local:
+            try:
+                provider.open()
+            except ConfigError as error:
+                problems.append(f"  providers.{name}: {error}")
+    return tuple(problems)
+
+
 def named_secrets(config: Config) -> Iterator[tuple[str, SecretRef]]:
     """Every secret that the config names, with its place there."""
     for name, provider in config.providers.items():
@@ -48,8 +60,11 @@ def objection(config: Config, job: Job) -> Problem | None:
         if "*" not in allowed and model not in allowed:
             known = listing(allowed)
             return Problem(path, f"{model!r} is not allowed for agent {job.agent!r}; allowed are {known}")
-        if config.provider_name(agent, model) is None:
-            return Problem(path, f"no provider is known for {model!r}; write it as provider/model")
+        provider = config.provider_name(agent, model)
+        if provider not in config.providers:
+            return Problem(path, f"no provider is known for {model!r}; known are {listing(config.providers)}")
+        if model not in allowed and config.is_local(provider):
+            return Problem(path, f"{model!r} is a program, and has to be allowed by its name")
     if job.input is not None:
         chain = agent.chain_for(job)
         if any(not config.is_local(config.provider_name(agent, model)) for model in chain):

@@ -85,9 +85,25 @@ def _explain(problem: Mapping[str, Any]) -> list[str]:
     if not path:
         return message.splitlines()
     message = re.sub(r"^Input should be", "should be", message)
+    message = re.sub(
+        r"^should be a valid dictionary or instance of \w+$", "should be settings, as in {name: value}", message
+    )
+    message = re.sub(r"^should be a valid (tuple|list)$", "should be a list, as in [one, two]", message)
+    message = re.sub(
+        r"^(Tuple|List) should have at least (\d+) items? after .*$", r"should have at least \2 item", message
+    )
     given = None if problem["type"] == "value_error" else problem.get("input")  # our own texts say what may be shown
     shown = f" (found {given!r})" if isinstance(given, str | int | float | bool) else ""
     return [f"{path}: {message}{shown}"]
+
+
+_WORDS = (
+    (re.compile(r"^Input should be"), "should be"),
+    (re.compile(r"^should be a valid dictionary( or instance of \w+)?$"), "should be settings, as in {name: value}"),
+    (re.compile(r"^should be a valid (tuple|list)$"), "should be a list, as in [one, two]"),
+    (re.compile(r"^(Tuple|List) should have at least (\d+) items? after .*$"), r"should have at least \2 item"),
+)
+"""What pydantic says of Python's types, as said of YAML's."""
 
 
 def _written(location: Iterable[object]) -> tuple[tuple[str, ...], type[BaseModel] | None]:

@@ -124,7 +124,7 @@ class Config(Message):
                 own = _merge(cast(dict[str, Any], defaults), cast(dict[str, Any], agent))
                 if "model" not in agent and own.get("provider") in local:
                     # A program has no models to choose from: its own name stands for the only one.
-                    own |= {"model": own["provider"], "fallback_models": own.get("fallback_models", ())}
+                    own |= {"model": own["provider"], "fallback_models": agent.get("fallback_models", ())}
                 merged[name] = own
             else:
                 merged[name] = agent
@@ -139,6 +139,10 @@ class Config(Message):
 
     def _reference_problems(self) -> Iterable[str]:
         for name, agent in self.agents.items():
+            if agent.provider is not None and agent.provider not in self.providers:
+                wrong = f"{agent.provider!r} is not configured{hint(agent.provider, self.providers)}"
+                yield f"agents.{name}.provider: {wrong}"
+                continue
             if agent.model is None:
                 yield f"agents.{name}.model: is missing; name the model to call (or set defaults.model)"
             for model in agent.chain:

@@ -54,6 +54,7 @@ class ErrorInfo(Event):
     message: str
     status_code: int | None = None
     retryable: bool = False
+    retry_after_s: float | None = Field(default=None, description="What the provider asked to wait.")
     hash: str | None = Field(default=None, description="Identity of the normalised error text: 8 hex digits.")
     user_message: str | None = Field(default=None, description="What a parent agent or an end user may read.")
 
@@ -122,6 +123,7 @@ class Execution(Event):
     output: JsonValue = None
     error: ErrorInfo | None = None
     messages: list[dict[str, JsonValue]] | None = None
+    input: JsonValue = Field(default=None, description="What a process or python agent was asked.")
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
     queued_at: Timestamp
     dispatched_at: Timestamp

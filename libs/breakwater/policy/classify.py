@@ -85,6 +85,7 @@ class Verdict:
             message=self.message,
             status_code=self.status_code,
             retryable=self.retryable,
+            retry_after_s=self.retry_after_s,
             hash=error_hash(self.message),
             user_message=None if self.retryable else user_message(self.kind, self.class_name, self.status_code),
         )

@@ -1,6 +1,6 @@
 """Says what is wrong with a JSON value in words that a model or a person can act on.
 
-Of the value itself only the names of its properties are repeated, and those cut: the rest may be long, or secret.
+Of the value itself only the names of its properties are repeated: the rest may be long, or secret.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from jsonschema.exceptions import ValidationError, best_match
 
-_PATH, _NAMES, _OURS = 60, 40, 200
-"""Characters shown of a path, of names that the value brought, and of what stands in the schema."""
+_PATH, _NAMES, _OURS = 200, 200, 200
+"""Characters of a path, of a name that the value brought (longer ones are not shown), and shown of the schema."""
 
 _BOUNDS = {
     "minimum": "should be at least {}",
@@ -45,7 +45,8 @@ def describe(error: ValidationError) -> str:
     # Of the ways in which none of several forms fits, the one that comes nearest says most.
     nearest = cast(ValidationError, best_match([error]))
     path = nearest.json_path
-    path = path if len(path) <= _PATH else f"$…{path[-_PATH + 2 :]}"
+    # Whole or not at all: a part of a secret would not be known for one.
+    path = path if len(path) <= _PATH else "$…"
     return f"{path}: {_words(nearest)}"
 
 
@@ -60,7 +61,8 @@ def _words(error: ValidationError) -> str:
     if keyword == "additionalProperties":
         known = cast(Mapping[str, Any], cast(Mapping[str, Any], error.schema).get("properties", {}))
         more = [name for name in cast(Mapping[str, Any], found) if name not in known]
-        return f"may not have {_shown(', '.join(map(repr, more)), _NAMES)}"
+        named = ", ".join(map(_name, more[:5]))
+        return f"may not have {named}{f' and {len(more) - 5} more' if len(more) > 5 else ''}"
     if keyword in _FIXED:
         return _FIXED[keyword]
     if keyword in _CHOICES:
@@ -71,6 +73,11 @@ def _words(error: ValidationError) -> str:
     if keyword in _BOUNDS:
         return _BOUNDS[keyword].format(_json(asked))
     return f"does not satisfy `{keyword}`: {_json(asked)}" if keyword is not None else "is not allowed"
+
+
+def _name(name: str) -> str:
+    # Whole or not at all, as a path.
+    return repr(name) if len(name) <= _NAMES else f"a name of {len(name)} characters"
 
 
 def _types_of(forms: Iterable[Any]) -> list[str]:

@@ -70,7 +70,8 @@ def _why_wasted(attempt: Attempt, following: Attempt | None) -> Waste:
 
 
 def _sum(costs: Iterable[int | None]) -> int | None:
-    """The sum of what is known; None where there are parts and none of them is known."""
+    """The sum of what is known; None where a part is not known, and nothing else has cost anything."""
     parts = list(costs)
-    known = [cost for cost in parts if cost is not None]
-    return sum(known) if known or not parts else None
+    known = sum(cost for cost in parts if cost is not None)
+    # Never 0 for what may have cost something.
+    return known if known or None not in parts else None

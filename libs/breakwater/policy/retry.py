@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,6 +20,13 @@ _RECOVERED_FROM: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", 
 """Repeating the call would fail again: what is sent must change first, which is no retry."""
 _RECOVERED_FROM_CLASSES = frozenset({"ContextOverflow", "OrphanToolCalls"})
 _CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
+
+
+LONG_WAIT_S = 10.0
+"""A longer wait is given to the bus, so that it holds no slot of the worker and survives a restart."""
+
+LONG_WAIT_SLACK_S = 1.0
+"""What must be left after a long wait: it ends a little late, and then there is to be time for a call."""
 
 
 class KindPolicy(Message):
@@ -60,6 +67,15 @@ class RetryPolicy(Message):
         for name in on:
             _check_retryable(name)
         return on
+
+    @model_validator(mode="before")
+    @classmethod
+    def _on_as_yaml_reads_it(cls, data: Any) -> Any:
+        # YAML 1.1 reads a bare `on` as true, also as a key.
+        if isinstance(data, dict) and True in data and "on" not in data:
+            fields = cast(dict[Any, Any], data)
+            return {"on" if key is True else key: value for key, value in fields.items()}
+        return cast(Any, data)
 
     @model_validator(mode="after")
     def _ceiling_above_base(self) -> Self:
@@ -222,7 +238,7 @@ def after_failure(
     if retries >= allowed:
         return Stop("error", exhausted=True) if is_last_model else NextModel(exhausted=True)
     delay = max(backoff_s(policy.for_kind(verdict.kind), retries, jitter), verdict.retry_after_s or 0.0)
-    if delay < remaining_s:
+    if delay + (LONG_WAIT_SLACK_S if delay >= LONG_WAIT_S else 0.0) < remaining_s:
         return Retry(delay)
     # A wait that can't fit is no reason to sit it out: another model may answer now.
     return Stop("timeout") if is_last_model else NextModel()

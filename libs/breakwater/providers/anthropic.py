@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue
 
 from breakwater.policy.price import Usage
 from breakwater.providers.anthropic_request import request_body
-from breakwater.providers.base import URL, Call, HttpSettings, Provider
+from breakwater.providers.base import URL, ApiVersion, Call, HttpSettings, Provider
 from breakwater.providers.wire import UnusableAnswerError, count, fields
 
 
@@ -20,7 +20,7 @@ class AnthropicSettings(HttpSettings):
 
     kind: Literal["anthropic"]
     base_url: str = Field(default="https://api.anthropic.com/v1", pattern=URL, description="Up to and including /v1.")
-    version: str = Field(default="2023-06-01", pattern=r"^[A-Za-z0-9.-]+$", description="Sent as `anthropic-version`.")
+    version: ApiVersion = Field(default="2023-06-01", description="Sent as `anthropic-version`.")
 
     def open(self) -> Provider:
         """Makes the provider. Raises ConfigError."""

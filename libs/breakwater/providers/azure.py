@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from breakwater.providers.base import URL, HttpSettings, Provider
+from breakwater.providers.base import URL, ApiVersion, HttpSettings, Provider
 from breakwater.providers.openai import ChatCompletions
 
 
@@ -18,7 +18,7 @@ class AzureSettings(HttpSettings):
 
     kind: Literal["azure"]
     base_url: str = Field(pattern=URL, description="The resource, as in `https://NAME.openai.azure.com`.")
-    api_version: str = Field(default="2024-10-21", pattern=r"^[A-Za-z0-9.-]+$")
+    api_version: ApiVersion = "2024-10-21"
 
     def open(self) -> Provider:
         """Makes the provider. Raises ConfigError."""

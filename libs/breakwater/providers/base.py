@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from datetime import date
+from typing import Annotated, ClassVar, Protocol
 
-from pydantic import Field, JsonValue
+from pydantic import BeforeValidator, Field, JsonValue
 
 from breakwater.contracts.types import Message
 from breakwater.policy.classify import Failure
@@ -133,6 +134,14 @@ class ProviderSettings(Message):
         """The secrets it names, by their place in the settings."""
         return {}
 
+
+def _as_written(value: object) -> object:
+    # YAML reads a bare 2024-10-21 as a date.
+    return value.isoformat() if isinstance(value, date) else value
+
+
+ApiVersion = Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$"), BeforeValidator(_as_written)]
+"""Such as 2024-10-21, with quotes or without."""
 
 URL = r"^https?://[^\s]+$"
 

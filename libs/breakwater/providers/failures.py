@@ -123,15 +123,20 @@ def _first(values: Mapping[str, Any], *names: str) -> Any:
     return next((values[name] for name in names if values.get(name)), None)
 
 
+def _cut(text: str, length: int) -> str:
+    """A text that is too long ends between two words: redaction would not know a part of a key for one."""
+    return text if len(text) <= length else text[:length].rpartition(" ")[0]
+
+
 def _text(value: Any, depth: int = 4) -> str:
     """What a message says that may be nested, as FastAPI's list of what is wrong is."""
     if isinstance(value, str):
-        return value.strip()[:MAX_ERROR_TEXT]
+        return _cut(value.strip(), MAX_ERROR_TEXT)
     if isinstance(value, bool) or value is None or depth == 0:
         return ""
     if isinstance(value, list):
         texts = (_text(part, depth - 1) for part in cast(list[Any], value)[:20])
-        return "; ".join(text for text in texts if text)[:MAX_ERROR_TEXT]
+        return _cut("; ".join(text for text in texts if text), MAX_ERROR_TEXT)
     if isinstance(value, dict):
         return _text(_first(cast(dict[str, Any], value), "message", "msg", "detail", "error"), depth - 1)
     return str(value)
@@ -176,7 +181,7 @@ _TAG = re.compile(r"<[^<>]*>")
 
 
 def _plain_text(payload: bytes) -> str:
-    text = payload[: MAX_ERROR_TEXT * 4].decode(errors="replace").strip()[:MAX_ERROR_TEXT]
+    text = _cut(payload[: MAX_ERROR_TEXT * 4].decode(errors="replace").strip(), MAX_ERROR_TEXT)
     if not _MARKUP.match(text):
         return text
     page = text[:_MAX_PAGE]
@@ -184,7 +189,7 @@ def _plain_text(payload: bytes) -> str:
     words = html.unescape(title[1]).split() if title else []
     if not words:
         words = html.unescape(_TAG.sub(" ", _UNSEEN.sub(" ", page))).split()
-    return " ".join(words)[:_MAX_PAGE_TEXT]
+    return _cut(" ".join(words), _MAX_PAGE_TEXT)
 
 
 # The network

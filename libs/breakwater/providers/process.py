@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -18,7 +19,7 @@ from pydantic_core import from_json, to_json
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import ProgramFailure, TransportFailure
 from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, Provider
-from breakwater.providers.child import Child
+from breakwater.providers.child import STDERR_KEPT, Child
 from breakwater.providers.local import Spent, failure_of_code, first_problem, request_of, shown
 from breakwater.providers.orphans import OrphanGuard
 from breakwater.secret_refs import SecretRef
@@ -220,7 +221,7 @@ class ProcessProvider:
         if child.flooded:
             raise _failed(f"printed more than {self._program.max_output_bytes} bytes, and was killed")
         if child.returncode != 0:
-            last = self._shown(child.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+            last = self._shown(_last_line(bytes(child.stderr)))
             raise _failed(_ending(child.returncode) + (f": {last}" if last else ""))
         if not child.stdout.strip():
             raise _failed("printed nothing")
@@ -243,6 +244,14 @@ class ProcessProvider:
         for secret in self._program.secrets:
             text = text.replace(secret, "[secret]")
         return shown(text)
+
+
+def _last_line(stderr: bytes) -> str:
+    text = stderr.decode(errors="replace")
+    if len(stderr) >= STDERR_KEPT:
+        # It may begin within a word, and redaction would not know a part of a key for one.
+        text = re.split(r"\s", text, maxsplit=1)[-1] if re.search(r"\s", text) else ""
+    return text.strip().rpartition("\n")[2]
 
 
 def _failed(message: str) -> CallFailed:

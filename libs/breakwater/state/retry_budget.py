@@ -31,8 +31,8 @@ class RetryBudgets:
         self._redis = redis
         self._rules = rules
 
-    def first_try_call(self, model: str) -> ScriptCall | None:
-        """Counts a first try on a model; None where there is no ceiling. Its answer means nothing.
+    def first_try_call(self, model: str, count: int = 1) -> ScriptCall | None:
+        """Counts a first try on a model, or with -1 takes it back; None where there is no ceiling. It answers nothing.
 
         Made again, it counts again: that allows `ratio` of a retry more, and a key for each job would cost more than
         it is worth.
@@ -40,7 +40,7 @@ class RetryBudgets:
         rules = self._rules
         if rules is None:
             return None
-        return ScriptCall(_FIRST_TRY, [_counts(model, rules)], [_slice_ms(rules), SLICES])
+        return ScriptCall(_FIRST_TRY, [_counts(model, rules)], [_slice_ms(rules), SLICES, count])
 
     async def may_retry(self, model: str, attempt_id: str) -> bool:
         """Asks for a retry, which counts if it is granted. The same attempt gets the same answer for a minute.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -66,9 +66,15 @@ def read_request(body: bytes, model: str | None = None) -> ChatRequest:
         [{"role": "system", "content": fields.get("system")}, *_messages(fields, model)],
         max_tokens=limit,
         wants_json=bool(output.get("format")),
+        schema=_schema(output.get("format")),
         has_tools=bool(fields.get("tools")),
     )
     return replace(asked, orphan_error=_orphan_tool_calls(asked.orphans)) if asked.orphans else asked
+
+
+def _schema(output_format: Any) -> Mapping[str, Any] | None:
+    schema: Any = output_format.get("schema") if isinstance(output_format, dict) else None
+    return cast("dict[str, Any]", schema) if isinstance(schema, dict) else None
 
 
 def _messages(fields: dict[str, Any], model: str) -> Iterable[dict[str, Any]]:

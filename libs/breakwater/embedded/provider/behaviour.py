@@ -11,6 +11,7 @@ from statistics import NormalDist
 import orjson
 
 from breakwater.embedded.provider import errors
+from breakwater.embedded.provider.example import example_of
 from breakwater.embedded.provider.pricing import price_nano
 from breakwater.embedded.provider.script import (
     BrokenKind,
@@ -205,7 +206,10 @@ def _text(answer: str | None, answer_json: object, model: str, number: int, requ
         # One pass: a placeholder inside the prompt's own text stays what it is.
         return _PLACEHOLDER.sub(lambda match: values[match[0]], answer) if "{" in answer else answer
     text = f"Simulated answer {number} of {model} to: {request.prompt[:ECHOED_CHARS]}"
-    return orjson.dumps({"answer": text}).decode() if request.wants_json else text
+    if not request.wants_json:
+        return text
+    made: object = {"answer": text} if request.schema is None else example_of(request.schema, text)
+    return orjson.dumps(made).decode()
 
 
 def _cut(content: str, tokens: int, limit: int) -> str:

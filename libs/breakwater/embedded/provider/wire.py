@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,6 +27,8 @@ class ChatRequest:
     """Characters of all messages together."""
     max_tokens: int | None = None
     wants_json: bool = False
+    schema: Mapping[str, Any] | None = None
+    """What the answer must satisfy, where the request says so."""
     offers_tools: bool = False
     """Tools are offered, and the last message is not the result of one."""
     orphans: tuple[str, ...] = ()
@@ -108,12 +110,25 @@ def read_request(body: bytes, model: str | None = None) -> ChatRequest:
         max_tokens=_max_tokens(fields, model),
         wants_json=isinstance(response_format, dict)
         and cast("dict[str, Any]", response_format).get("type") in JSON_FORMATS,
+        schema=_schema(response_format),
         has_tools=bool(fields.get("tools")),
     )
 
 
+def _schema(response_format: Any) -> Mapping[str, Any] | None:
+    named: Any = response_format.get("json_schema") if isinstance(response_format, dict) else None
+    schema: Any = named.get("schema") if isinstance(named, dict) else None
+    return cast("dict[str, Any]", schema) if isinstance(schema, dict) else None
+
+
 def summarise(
-    model: str, messages: list[dict[str, Any]], *, max_tokens: int | None, wants_json: bool, has_tools: bool
+    model: str,
+    messages: list[dict[str, Any]],
+    *,
+    max_tokens: int | None,
+    wants_json: bool,
+    has_tools: bool,
+    schema: Mapping[str, Any] | None = None,
 ) -> ChatRequest:
     """What a conversation in OpenAI's format comes to for a scripted model."""
     return ChatRequest(
@@ -122,6 +137,7 @@ def summarise(
         text_length=sum(len(_text(message)) for message in messages),
         max_tokens=max_tokens,
         wants_json=wants_json,
+        schema=schema,
         offers_tools=has_tools and messages[-1]["role"] != "tool",
         orphans=find_orphans(messages),
     )

@@ -1,8 +1,8 @@
 -- Counts a first try in the slice of time that is now: field 'f<slice>'.
--- KEYS: counts   ARGV: slice_ms, slices
+-- KEYS: counts   ARGV: slice_ms, slices, how many (-1 takes one back)
 local time = redis.call('TIME')
 local slice = math.floor((time[1] * 1000 + math.floor(time[2] / 1000)) / tonumber(ARGV[1]))
-if redis.call('HINCRBY', KEYS[1], 'f' .. slice, 1) == 1 then
+if redis.call('HINCRBY', KEYS[1], 'f' .. slice, ARGV[3]) == 1 then
   -- Once in a slice: what is over goes.
   for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
     local age = slice - tonumber(string.sub(field, 2))
