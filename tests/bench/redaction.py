@@ -76,6 +76,7 @@ ADVERSARIAL: dict[str, Callable[[], JsonValue]] = {
     "password= …": lambda: _filled("password= "),
     'password="\\"\\"…': lambda: 'password="' + _filled('\\"'),
     "password=[[[…": lambda: _filled("password=" + "[" * 900 + " "),
+    "password={ …": lambda: _filled("password={a "),
     '"key":[…': lambda: _filled('"key":['),
     "BEGIN …": lambda: _filled("-----BEGIN PRIVATE KEY-----"),
     "%41%41…": lambda: _filled("%41"),

@@ -65,6 +65,7 @@ def test_what_is_no_secret_stays_byte_for_byte(text: str) -> None:
         ("OPENAI_API_KEY=abc DB_PASSWORD='x y'", "OPENAI_API_KEY=[REDACTED] DB_PASSWORD='[REDACTED]'"),
         ('os.environ["API_KEY"] = "xyz"', 'os.environ["API_KEY"] = "[REDACTED]"'),
         ('login(password=b"x y", auth=("u", "p"))', 'login(password=b"[REDACTED]", auth=[REDACTED])'),
+        ("password=['a b', 'c'], n=1", "password=[REDACTED], n=1"),
         ("run --token abc --n 5 --db-password=x", "run --token [REDACTED] --n 5 --db-password=[REDACTED]"),
         ("Authorization: Basic dXNlcjpwYXNz was refused", "Authorization: [REDACTED] was refused"),
         ('curl -H "Authorization: Bearer abc" https://x', 'curl -H "Authorization: [REDACTED]" https://x'),

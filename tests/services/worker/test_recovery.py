@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 import redis.asyncio as aioredis
 
 from breakwater.contracts import subjects
@@ -128,3 +129,26 @@ async def test_a_wait_that_does_not_fit_the_deadline_goes_to_the_next_model_at_o
         result = await plane.result("j1")
         assert result["chosen_model"] == "sim/n"
         assert [a["backoff_ms"] for a in result["attempts"]] == [0, 0]
+
+
+@pytest.mark.parametrize("second", ["refused", "failed"])
+async def test_a_resumed_job_decides_nothing_again_that_is_recorded(start_plane: StartPlane, second: str) -> None:
+    agents = {"writer": {**AGENTS["writer"], "retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0}}}
+    # No retry is granted: to ask again for the one that is recorded would end in a second attempt 2.
+    none = {"ratio": 0, "floor": 0}
+    failed = {"kind": "server", "class": "ServerError", "message": "no", "status_code": 500, "retryable": True}
+    refused = {"kind": "retry_budget", "class": "RetryBudgetExceededError", "message": "too many"}
+    async with start_plane({"sim/m": model()}, agents, services=(), retry_budget=none) as plane:
+        await publish(plane, subjects.attempt("writer", "j1", 1), attempt(1, "error", error=failed))
+        last = (
+            attempt(2, "short_circuited", short_circuited=True, error=refused, cost="0.000000000")
+            if second == "refused"
+            else attempt(2, "error", error=failed)
+        )
+        await publish(plane, subjects.attempt("writer", "j1", 2), last)
+        await redelivered(plane)
+        plane.start("worker")
+        result = await plane.result("j1", timeout_s=15)
+        assert plane.sim.ledger.totals.calls == 0
+    assert (result["status"], result["reason"], result["error"]["class"]) == ("dead_lettered", "error", "ServerError")
+    assert result["attempts_count"] == (2 if second == "refused" else 3)

@@ -22,7 +22,7 @@ _BARE = built_in(
     + "|".join(
         (
             r"(?:digest|aws4-hmac-sha256|signature|hawk|oauth)[ \t]+[^\r\n]+",
-            r"\([^()\r\n]*\)",  # auth=("user", "password")
+            r"\([^()\r\n]*\)|\[[^][\r\n]*\]|\{[^{}\r\n]*\}",  # auth=("user", "password")
             r"[+(]?[0-9][0-9().+-]*(?: [0-9().-]+)+",  # numbers in groups
             r"""(?:(?:bearer|basic|token|api-?key|negotiate|ntlm)[ \t]+)?"""
             r"""[^\s&;"'<>:=](?:[^\s&;"'<>]|["'][a-z0-9])*""",
@@ -72,15 +72,13 @@ def value_after(data: bytes, found: Found, placeholder: bytes) -> tuple[int, int
         return start, start + len(placeholder)
     if data[start : start + 1] and data[start] in _BEFORE_QUOTED and (quote := _QUOTE.match(data, start)) is not None:
         return quote.end(), _closing_quote(data, quote.end())
-    if data[start : start + 1] in {b"{", b"["}:
-        end = _json_end(data, start)
-        if end is not None or named_in_quotes:
-            return start, len(data) if end is None else end  # what is cut, or too long, reaches to the end
+    if named_in_quotes and data[start : start + 1] in {b"{", b"["}:
+        return start, _json_end(data, start)
     squashed_name = name.rstrip(b":= \t").translate(None, SEPARATORS).lower()
     pattern = _LINE if squashed_name.endswith(known.WHOLE_LINE_NAMES) else _BARE
     value = pattern.match(data, start)
     bare = b"" if value is None else data[start : value.end()]
-    if not bare.startswith(b"("):
+    if not bare.startswith((b"(", b"[", b"{")):
         bare = bare.rstrip(b",)]}")
     return start, start + (0 if bare.lower() in known.HARMLESS_VALUES else len(bare))
 
@@ -98,13 +96,13 @@ def _closing_quote(data: bytes, start: int) -> int:
     return len(data) if closing is None else max(start, closing.end() - 1 - slashes)
 
 
-def _json_end(data: bytes, start: int) -> int | None:
-    """Where an object or an array ends, if it does."""
+def _json_end(data: bytes, start: int) -> int:
+    """Where an object or an array ends. One that is cut, too long or no JSON ends with the data."""
     text = data[start : start + LONGEST].decode("utf-8", "surrogateescape")
     try:
         _, end = _JSON.raw_decode(text)
     except (ValueError, RecursionError):
-        return None
+        return len(data)
     return start + len(text[:end].encode("utf-8", "surrogateescape"))
 
 

@@ -1,0 +1,81 @@
+"""Long waits, and what may happen to a job while it sleeps."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from tests.flow.fixtures import StartPlane
+from tests.flow.kit import Plane, model, until
+
+
+def _took(result: dict[str, Any]) -> timedelta:
+    return datetime.fromisoformat(result["completed_at"]) - datetime.fromisoformat(result["dispatched_at"])
+
+
+async def _parked(plane: Plane) -> bool:
+    return (await plane.jetstream.stream_info("PARKED")).state.messages > 0
+
+
+async def test_a_second_message_of_a_sleeping_job_neither_wakes_nor_delays_it_and_is_answered(
+    start_plane: StartPlane,
+) -> None:
+    models = {"sim/m": model({"requests": [1, 1], "status": 429, "retry_after_s": 12})}
+    agents = {"writer": {"model": "sim/m", "total_timeout_s": 40, "breaker": "off"}}
+    async with start_plane(models, agents, services=("worker",)) as plane:
+        answers = [await plane.client.subscribe(f"bw.replies.{name}") for name in ("first", "second")]
+        job = {"agent": "writer", "job_id": "j1", "prompt": "hello"}
+        await plane.publish(job | {"reply_to": "bw.replies.first"})
+        await until(lambda: _parked(plane), what="a parked job")
+        await plane.publish(job | {"reply_to": "bw.replies.second"})
+        result = await plane.result("j1")
+        for answer in answers:
+            assert b'"succeeded"' in (await answer.next_msg(timeout=20)).data
+        assert plane.sim.ledger.totals.calls == 2
+    assert result["status"] == "succeeded"
+    assert timedelta(seconds=12) <= _took(result) < timedelta(seconds=30)
+
+
+async def test_a_long_wait_that_leaves_no_time_for_a_call_goes_to_the_next_model(start_plane: StartPlane) -> None:
+    models = {"sim/m": model({"status": 429, "retry_after_s": 11.9}), "sim/n": model()}
+    agents = {"writer": {"model": "sim/m", "fallback_models": ["sim/n"], "total_timeout_s": 12, "breaker": "off"}}
+    async with start_plane(models, agents, services=("worker",)) as plane:
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello"})
+        result = await plane.result("j1", timeout_s=11)
+    assert (result["status"], result["chosen_model"]) == ("succeeded", "sim/n")
+
+
+async def test_a_key_that_takes_long_to_read_takes_no_longer_than_the_job_has(
+    start_plane: StartPlane, tmp_path: Path
+) -> None:
+    script, read = tmp_path / "key.sh", tmp_path / "read"
+    script.write_text(f"#!/bin/sh\nif [ -e {read} ]; then sleep 8; fi\ntouch {read}\necho key-aaaaaaaa\n")
+    script.chmod(0o755)
+    providers = {"k": {"base_url": "http://127.0.0.1:{sim_port}/v1", "api_key": {"command": [str(script)]}}}
+    agents = {"writer": {"model": "k/m", "total_timeout_s": 2, "breaker": "off"}}
+    async with start_plane(
+        {"k/m": model({"status": 401})}, agents, services=("worker",), more_providers=providers
+    ) as plane:
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello"})
+        result = await plane.result("j1")
+    assert result["status"] == "dead_lettered"
+    assert _took(result) < timedelta(seconds=5)
+
+
+async def test_an_answer_that_can_not_be_stored_is_an_error_and_called_for_once(
+    start_plane: StartPlane, tmp_path: Path
+) -> None:
+    (tmp_path / "large_agents.py").write_text("async def large(request):\n    return 'x' * 5_000_000\n")
+    providers = {"large": {"kind": "python", "callable": "large_agents:large", "cost_per_call_usd": 1}}
+    async with start_plane(
+        {"sim/m": model()},
+        {"large": {"provider": "large"}},
+        services=("worker",),
+        more_providers=providers,
+        environment={"PYTHONPATH": str(tmp_path)},
+    ) as plane:
+        await plane.publish({"agent": "large", "job_id": "j1", "input": 1})
+        result = await plane.result("j1")
+    assert (result["status"], result["attempts_count"]) == ("dead_lettered", 1)
+    assert (result["error"]["class"], result["total_cost"]) == ("AnswerTooLargeError", "1.000000000")
