@@ -192,7 +192,7 @@ def test_a_megabyte_of_anything_is_searched_in_time(unit: str) -> None:
     for checked in (LOOSE, guard({})):
         checked.check(f"x {said}")
         checked.check(f'x {{"{said}')
-    assert time.process_time() - started < 8, "a quadratic search takes minutes"
+    assert time.process_time() - started < 30, "a quadratic search takes minutes"
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_alternatives_within_alternatives_do_not_take_for_ever() -> None:
     started = time.process_time()
     assert problems(guard(TREE).check(value)) == ("$: is too deep or too intricate to be checked",)
     assert guard(TREE).check({"child": {"a": 1}}) == Valid({"child": {"a": 1}}), "the next one has its own steps"
-    assert time.process_time() - started < 8
+    assert time.process_time() - started < 30
 
 
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
@@ -310,7 +310,7 @@ def test_many_objects_are_compared_in_time() -> None:
     assert guard({"uniqueItems": True}).check([*many, {"of": ["a", {"b": 7.0}], "n": 7}]) == Invalid(
         ("$: has an item twice",)
     )
-    assert time.process_time() - started < 8
+    assert time.process_time() - started < 30
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_a_hostile_page_is_read_in_no_time(unit: str) -> None:
     started = time.process_time()
     classify(http_failure(400, payload, {}), NOW)
     classify(http_failure(400, payload[6:], {}), NOW)
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 15, "what is quadratic takes minutes"
 
 
 # The network

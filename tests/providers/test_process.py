@@ -317,7 +317,7 @@ async def test_a_flood_is_killed_and_is_a_failure(opened: Opener, tmp_path: Path
     failed = await failure(opened(*sh(a_family(file, "exec yes")), max_output_bytes=100_000))
     assert verdict(failed).message == "printed more than 100000 bytes, and was killed"
     assert verdict(failed).kind == "server"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     await gone(await pids_in(file, 2))
 
 
@@ -385,7 +385,7 @@ async def test_what_a_program_leaves_behind_holding_its_output_is_killed_and_not
     started = time.monotonic()
     answer = await opened(*sh(a_family(file, OK))).perform(call())
     assert answer.output == "ok"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     await gone(await pids_in(file, 2))
 
 

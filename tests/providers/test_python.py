@@ -266,7 +266,7 @@ async def test_a_callable_that_hangs_is_cancelled(opened: Opener) -> None:
 
     started = time.monotonic()
     failed = await failure(opened(hang_and_tell), timeout_s=0.2)
-    assert 0.2 <= time.monotonic() - started < 5
+    assert 0.2 <= time.monotonic() - started < 20
     assert verdict(failed) == Verdict("timeout", "TimeoutError", "no answer within 0.2 s", None, True, True)
     assert failed.maybe_billed
     assert cancelled.is_set()
@@ -289,7 +289,7 @@ async def test_a_callable_that_ignores_being_cancelled_is_left_to_itself_and_tol
     provider = opened(stubborn)
     started = time.monotonic()
     assert verdict(await failure(provider, timeout_s=0.2)).kind == "timeout"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     assert not ended.is_set()
     await provider.close()
     assert ended.is_set()
