@@ -309,18 +309,23 @@ def test_a_service_serves_its_metrics_where_it_is_told(tmp_path: Path, name: str
     assert bool(own) == (name != "sink")
 
 
+def a_sink(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Runs the service until it ends."""
+    return subprocess.run(
+        [sys.executable, "-m", "services", "sink"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
 def test_a_port_that_is_taken_is_told_and_no_restart_is_asked_for(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         environment = environment_for(tmp_path, BREAKWATER_METRICS_PORT=str(port))
-        ran = subprocess.run(
-            [sys.executable, "-m", "services", "sink"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        ran = a_sink(environment)
     assert ran.returncode == os.EX_CONFIG
     assert f"metrics: can't listen on 127.0.0.1:{port}: another program listens there already" in ran.stderr
     assert "BREAKWATER_METRICS_PORT" in ran.stderr
@@ -330,14 +335,7 @@ def test_a_port_that_is_taken_is_told_and_no_restart_is_asked_for(tmp_path: Path
 @pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
 def test_an_address_that_cannot_be_had_is_told(tmp_path: Path, host: str) -> None:
     environment = environment_for(tmp_path, BREAKWATER_METRICS_PORT=str(free_port()), BREAKWATER_METRICS_HOST=host)
-    ran = subprocess.run(
-        [sys.executable, "-m", "services", "sink"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    ran = a_sink(environment)
     assert ran.returncode == os.EX_CONFIG
     assert f"can't listen on {host}:" in ran.stderr
     assert "Traceback" not in ran.stderr

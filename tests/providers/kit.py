@@ -103,3 +103,17 @@ async def silent() -> AsyncGenerator[int]:
         done.set()
         server.close()
         await server.wait_closed()
+
+
+def local_call(**more: Any) -> Call:
+    """A call of a program or a callable."""
+    fields: dict[str, Any] = {
+        "attempt_id": "j:1",
+        "model": "m",
+        "messages": [],
+        "params": {},
+        "timeout_s": 20.0,
+        "execution_id": "j",
+        "input": {"question": "why"},
+    }
+    return Call(**(fields | more))

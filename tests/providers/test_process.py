@@ -20,9 +20,10 @@ from breakwater.errors import ConfigError
 from breakwater.policy.classify import Verdict, classify
 from breakwater.policy.price import Usage
 from breakwater.providers import child as child_module
-from breakwater.providers.base import Answer, Call, CallFailed, Provider
+from breakwater.providers.base import Answer, CallFailed, Provider
 from breakwater.providers.process import ProcessProvider, ProcessSettings
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
+from tests.providers.kit import local_call as call
 
 OK = """printf '{"status":"success","code":0,"result":"ok"}'"""
 PYTHON = (sys.executable, "-I", "-S", "-c")
@@ -40,19 +41,6 @@ def settings(*command: str, **more: Any) -> ProcessSettings:
 
 def sh(script: str) -> tuple[str, ...]:
     return ("sh", "-c", script)
-
-
-def call(**more: Any) -> Call:
-    fields: dict[str, Any] = {
-        "attempt_id": "j:1",
-        "model": "m",
-        "messages": [],
-        "params": {},
-        "timeout_s": 20.0,
-        "execution_id": "j",
-        "input": {"question": "why"},
-    }
-    return Call(**(fields | more))
 
 
 def pipes() -> set[str]:

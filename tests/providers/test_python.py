@@ -14,26 +14,14 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import Verdict, classify
 from breakwater.policy.price import Usage
-from breakwater.providers.base import Answer, Call, CallFailed, Provider
+from breakwater.providers.base import Answer, CallFailed, Provider
 from breakwater.providers.python import PythonProvider, PythonSettings, Refused, Reply
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
+from tests.providers.kit import local_call as call
 
 ON_BOTH_LOOPS = True
 Opener = Callable[..., PythonProvider]
 Request = dict[str, JsonValue]
-
-
-def call(**more: Any) -> Call:
-    fields: dict[str, Any] = {
-        "attempt_id": "j:1",
-        "model": "m",
-        "messages": [],
-        "params": {},
-        "timeout_s": 20.0,
-        "execution_id": "j",
-        "input": {"question": "why"},
-    }
-    return Call(**(fields | more))
 
 
 @pytest.fixture
