@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import nats
 import pytest
@@ -8,6 +10,7 @@ import pytest_asyncio
 from nats.js import JetStreamContext
 from nats.js.errors import NoStreamResponseError
 
+from breakwater.bus.errors import BusError
 from breakwater.bus.provision import provision
 from breakwater.bus.topology import Plan, worker_consumer
 from breakwater.contracts import subjects
@@ -88,3 +91,44 @@ async def test_jobs_that_sleep_are_no_reason_to_touch_their_stream(
     config = (await jetstream.stream_info("PARKED")).config
     assert config.subjects == ["bw.parked.*.*"]
     assert (config.retention, config.discard) == ("workqueue", "new")
+
+
+@asynccontextmanager
+async def losing(nats_url: str, mark: bytes, times: int) -> AsyncGenerator[str]:
+    """A way to the server on which what holds `mark` is lost, so many times."""
+    _, _, address = nats_url.rpartition("@" if "@" in nats_url else "//")
+    host, port = address.split(":")
+    left = times
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        there, onward = await asyncio.open_connection(host, int(port))
+
+        async def back() -> None:
+            while chunk := await there.read(65536):
+                writer.write(chunk)
+            writer.close()
+
+        answers = asyncio.create_task(back())
+        while chunk := await reader.read(65536):
+            if mark in chunk and left:
+                left -= 1
+            else:
+                onward.write(chunk)
+        onward.close()
+        await answers
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield nats_url.replace(address, f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+
+async def test_a_request_without_an_answer_is_made_again(own_nats_server: RunningServer) -> None:
+    async with losing(own_nats_server.url, b"STREAM.CREATE.EVENTS", times=2) as url:
+        assert "created stream EVENTS" in await provision(url, PLAN, answer_s=0.5)
+    assert await provision(own_nats_server.url, PLAN) == ()
+
+
+async def test_a_server_that_never_answers_is_named_with_what_was_asked(own_nats_server: RunningServer) -> None:
+    async with losing(own_nats_server.url, b"STREAM.CREATE.EVENTS", times=100) as url:
+        with pytest.raises(BusError, match=r"stream EVENTS: NATS does not answer"):
+            await provision(url, PLAN, answer_s=0.1)

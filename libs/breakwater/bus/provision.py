@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
 import nats
+import nats.errors
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from breakwater.bus import topology
 from breakwater.bus.errors import BusError
 from breakwater.bus.permissions import inbox_prefix
 from breakwater.bus.topology import Plan
 
+ANSWER_S = 10.0
+"""How long one request may take; a cluster that has just begun or lost its leader leaves some without an answer."""
 
-async def provision(url: str, plan: Plan, *, replicas: int = 1) -> tuple[str, ...]:
+TRIES = 4
+
+
+async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float = ANSWER_S) -> tuple[str, ...]:
     """Creates what is missing and updates what differs; what is right is left alone.
 
     An agent that is no longer configured loses its subject in JOBS, so that publishing to it fails at once; but only
     when none of its jobs wait there, as they would be stranded. Nothing that holds messages is taken away.
 
+    Args:
+        url: of the server, with the user that may do this.
+        plan: what is to be there.
+        replicas: of each stream.
+        answer_s: how long a request may take before it is made again, up to four times in all.
+
     Returns:
         What was done, a line each; empty when everything was right.
 
     Raises:
-        BusError: the server refuses, which its text explains.
+        BusError: the server refuses, or does not answer; which, its text explains.
     """
     client = await nats.connect(
         url,
@@ -38,10 +51,10 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1) -> tuple[str, ..
         connect_timeout=5,
     )
     try:
-        jetstream = client.jetstream(timeout=10)
+        jetstream = client.jetstream(timeout=answer_s)
         done: list[str] = []
         for wanted in topology.streams(plan, replicas=replicas):
-            stream = await _with_waiting_subjects(jetstream, wanted)
+            stream = await _answered(f"stream {wanted.name}", lambda w=wanted: _with_waiting_subjects(jetstream, w))
             done += await _apply(
                 f"stream {stream.name}",
                 stream,
@@ -79,18 +92,31 @@ async def _consumer_now(jetstream: JetStreamContext, stream: str, wanted: Consum
 async def _apply(
     what: str, wanted: Any, now: Callable[[], Any], create: Callable[[Any], Any], update: Callable[[Any], Any]
 ) -> list[str]:
-    try:
-        existing = await now()
-        if existing is None:
-            await create(wanted)
-            return [f"created {what}"]
-        changed = differences(wanted, existing)
-        if not changed:
-            return []
-        await update(wanted)
-    except APIError as error:
-        raise BusError(f"{what}: NATS refuses it: {error.description}") from error
+    existing = await _answered(what, now)
+    if existing is None:
+        # Creating once more what is there already, as the answer was lost, changes nothing.
+        await _answered(what, lambda: create(wanted))
+        return [f"created {what}"]
+    changed = differences(wanted, existing)
+    if not changed:
+        return []
+    await _answered(what, lambda: update(wanted))
     return [f"updated {what} ({', '.join(changed)})"]
+
+
+async def _answered(what: str, request: Callable[[], Awaitable[Any]]) -> Any:
+    """Makes a request until it is answered. Each may be made twice: it says what is to be, not what to change."""
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            return await request()
+        except (nats.errors.TimeoutError, ServiceUnavailableError) as error:
+            if tries == TRIES:
+                raise BusError(f"{what}: NATS does not answer, after {TRIES} requests") from error
+            await asyncio.sleep(0.5)
+        except APIError as error:
+            raise BusError(f"{what}: NATS refuses it: {error.description}") from error
 
 
 def differences(wanted: Any, existing: Any) -> list[str]:
