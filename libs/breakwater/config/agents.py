@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, field_validator
+from pydantic import Field, JsonValue, field_validator
 
 from breakwater.config.params import params_objection
 from breakwater.contracts.job import Job
-from breakwater.contracts.types import Identifier, Message, ModelId
+from breakwater.contracts.types import Identifier, Message, ModelId, Off
 from breakwater.policy.breaker import BreakerRules
 from breakwater.policy.budget import Caps
+from breakwater.policy.guard import GuardRules
 from breakwater.policy.output import OutputRules
 from breakwater.policy.price import MAX_OUTPUT_TOKENS
+from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.retry import RetryPolicy
-
-
-def _off(value: object) -> object:
-    # YAML 1.1 reads a bare `off` as false; both spellings mean the same to the person who wrote them.
-    return None if value is False or value == "off" else value
-
-
-Off = BeforeValidator(_off)
 
 
 class CacheRules(Message):
@@ -64,6 +58,14 @@ class AgentDefaults(Message):
         default=16, ge=1, le=10_000, description="Jobs of this agent at once, over the whole fleet."
     )
     breaker: Annotated[BreakerRules | None, Off] = Field(default=BreakerRules(), description="Rules, or `off`.")
+    refuse_when_open: bool = Field(
+        default=False,
+        description="Refuse jobs over HTTP at once (503 `agent_unavailable`) while no model's breaker lets a call pass.",
+    )
+    guard: Annotated[GuardRules | None, Off] = Field(
+        default=GuardRules(), description="Caps on each task (`task_id`), or `off`."
+    )
+    rate_limit: Annotated[RateLimit | None, Off] = Field(default=None, description="Limits of the agent, or `off`.")
     budget: Caps = Caps()
     breaker_counts_auth_errors: bool = Field(
         default=False, description="Whether 401, 402 and 403 count as failures of the model."

@@ -8,12 +8,13 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, field_validator, model_validator
 
-from breakwater.config.agents import Agent, AgentDefaults, Off
+from breakwater.config.agents import Agent, AgentDefaults
 from breakwater.config.errors import hint, listing
 from breakwater.contracts.events import AlertEvent
-from breakwater.contracts.types import Identifier, Message, ModelId
+from breakwater.contracts.types import Identifier, Message, ModelId, Off
 from breakwater.policy.budget import Caps
 from breakwater.policy.price import Price
+from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.redact import RedactionRules
 from breakwater.policy.retry import RetryBudgetRules
 from breakwater.providers.base import URL
@@ -29,6 +30,9 @@ class ModelSettings(Message):
     )
     name: str | None = Field(default=None, min_length=1, description="What the provider calls it; by default its id.")
     price: Price | None = None
+    rate_limit: Annotated[RateLimit | None, Off] = Field(
+        default=None, description="Limits of the model over all agents, or `off`."
+    )
 
 
 class Budgets(Message):
@@ -69,7 +73,13 @@ class WebhookChannel(Message):
 class Alerts(Message):
     """Who is told what."""
 
-    on_events: tuple[AlertEvent, ...] = ("breaker_open", "breaker_closed", "budget_soft_cap", "budget_hard_cap")
+    on_events: tuple[AlertEvent, ...] = (
+        "breaker_open",
+        "breaker_closed",
+        "budget_soft_cap",
+        "budget_hard_cap",
+        "guard_tripped",
+    )
     slack: SlackChannel | None = None
     webhook: WebhookChannel | None = None
 

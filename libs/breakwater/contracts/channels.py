@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent, DeadLetter
+from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution, Progress, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
@@ -73,11 +73,11 @@ CHANNELS = (
     Channel(
         "breakers",
         "bw.breakers.{agent}.{model}",
-        {"agent": AGENT, "model": "The model's id."},
+        {"agent": f"{AGENT} `*` for all.", "model": "The model's id, or `<provider>/*`."},
         BreakerTransition,
         Stream.EVENTS,
         "send",
-        "A breaker opened, let a probe pass, or closed.",
+        "A breaker opened, let a probe pass, closed, or was forced open or reset by a person.",
     ),
     Channel(
         "budgets",
@@ -87,6 +87,15 @@ CHANNELS = (
         Stream.EVENTS,
         "send",
         "Spend crossed a threshold of a budget, told once for each period.",
+    ),
+    Channel(
+        "guards",
+        "bw.guards.{agent}",
+        {"agent": AGENT},
+        GuardEvent,
+        Stream.EVENTS,
+        "send",
+        "A task was stopped by its guard, or let go on by a person.",
     ),
     Channel(
         "alerts",

@@ -20,6 +20,7 @@ ErrorKind = Literal[
     "breaker_open",
     "budget_exceeded",
     "retry_budget",
+    "guard_tripped",
     "worker_lost",
     "invalid",
 ]
@@ -39,7 +40,9 @@ Waste = Literal["retry", "fallback", "self_correction", "worker_lost", "failed"]
 """Why the cost of an attempt was wasted: what followed it, or what was wrong with it."""
 CostBasis = Literal["billed", "estimated", "unknown"]
 Status = Literal["succeeded", "dead_lettered", "cancelled"]
-Reason = Literal["error", "timeout", "breaker_open", "budget_exceeded", "guard_tripped", "invalid", "worker_lost"]
+Reason = Literal[
+    "error", "timeout", "breaker_open", "budget_exceeded", "guard_tripped", "rate_limited", "invalid", "worker_lost"
+]
 
 
 class ErrorInfo(Event):
@@ -86,6 +89,9 @@ class Attempt(Event):
         default=None, description="The budget that refused the call: `<global or agent:NAME>/<daily or monthly>`."
     )
     counts_for_breaker: bool = Field(default=False, description="Whether the breaker counts this failure.")
+    breaker_version: Count | None = Field(
+        default=None, description="Of the breaker that let the call pass; its outcome counts for that version only."
+    )
     cause: Cause
     backoff_ms: Count = Field(default=0, description="How long the job waited before this attempt.")
     dropped_messages: Count = Field(

@@ -89,6 +89,11 @@ def breaker(agent: str, model: str) -> str:
     return f"bw.breakers.{encode_token(agent)}.{encode_token(model)}"
 
 
+def guard(agent: str) -> str:
+    """Where trips and resets of task guards are published (EVENTS)."""
+    return f"bw.guards.{encode_token(agent)}"
+
+
 def budget(scope: str, window: str) -> str:
     """Where threshold crossings of a budget are published (EVENTS)."""
     return f"bw.budgets.{encode_token(scope)}.{encode_token(window)}"

@@ -100,6 +100,15 @@ ModelId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern
 Count = Annotated[int, Field(ge=0)]
 
 
+def _off(value: object) -> object:
+    # YAML 1.1 reads a bare `off` as false; both spellings mean the same to the person who wrote them.
+    return None if value is False or value == "off" else value
+
+
+Off = BeforeValidator(_off)
+"""Lets a setting be switched off in words: `off` is None."""
+
+
 class Message(BaseModel):
     """Base of what is written by others: immutable, and a field that is not known is an error."""
 
