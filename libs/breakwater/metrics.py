@@ -70,6 +70,7 @@ class _WorkerSeries:
     in_progress: _Children[Gauge]
     cache_hits: _Children[Counter]
     short_circuits: _Children[Counter]
+    breakers_attended: Gauge
 
 
 class WorkerMetrics:
@@ -120,6 +121,10 @@ class WorkerMetrics:
                 model = attempt.model if attempt.model in self._models else OTHER
                 kind = NONE if before.error is None else before.error.kind
                 series.retries[agent, model, kind].inc()
+
+    def breakers_attended(self, attended: bool) -> None:
+        """Whether anybody looks after the breakers."""
+        self._series.breakers_attended.set(attended)
 
     def began(self, agent: str) -> None:
         """A job is being worked on."""
@@ -180,8 +185,10 @@ def _worker_series(registry: CollectorRegistry) -> _WorkerSeries:
     def seconds(name: str, what: str, *labels: str) -> _Children[Histogram]:
         return _Children(Histogram(f"breakwater_{name}", what, labels, buckets=LLM_BUCKETS_S, registry=registry))
 
+    attended = "Whether a breaker service is at work (1), so that failing models are not called on and on."
     gauge = Gauge("breakwater_jobs_in_progress", "Jobs that this process works on now.", ["agent"], registry=registry)
     return _WorkerSeries(
+        breakers_attended=Gauge("breakwater_breakers_attended", attended, registry=registry),
         jobs=counter("jobs_total", "Jobs that were decided.", "agent", "status", "reason"),
         job_seconds=seconds("job_duration_seconds", "From a job's acceptance to its decision.", "agent"),
         attempts=counter(

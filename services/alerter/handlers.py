@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 
 import structlog
@@ -13,10 +13,17 @@ from breakwater.bus.delivery import Delivery, heartbeat
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
-from breakwater.contracts.events import Alert, AlertEvent, BreakerTransition, BudgetEvent
+from breakwater.contracts.events import Alert, AlertEvent, BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.policy.alerts import alert_for
 from breakwater.telemetry import Outage
 from services.alerter.channel import FIVE_MINUTES, Channel, Pace, Schedule, SendError
+
+_MODELS: Mapping[str, type[BreakerTransition | GuardEvent | BudgetEvent]] = {
+    "breakers": BreakerTransition,
+    "guards": GuardEvent,
+    "budgets": BudgetEvent,
+}
+"""What stands on the subjects that the consumer filters, by their second token."""
 
 
 class Decisions:
@@ -65,9 +72,8 @@ class Decisions:
         self._outage.worked()
 
 
-def _event(delivery: Delivery) -> BreakerTransition | BudgetEvent:
-    model = BreakerTransition if delivery.subject.startswith("bw.breakers.") else BudgetEvent
-    return model.model_validate_json(delivery.data)
+def _event(delivery: Delivery) -> BreakerTransition | GuardEvent | BudgetEvent:
+    return _MODELS[delivery.subject.split(".")[1]].model_validate_json(delivery.data)
 
 
 class ChannelDelivery:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+import random
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 from pydantic import TypeAdapter, ValidationError
@@ -14,115 +15,142 @@ from breakwater.config import Config
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Attempt
-from breakwater.contracts.types import format_time, ms_from_time, time_from_ms
+from breakwater.contracts.types import ms_from_time
 from breakwater.patience import Patience
-from breakwater.policy.breaker import BreakerRules, Change, Observation, observe
-from breakwater.state.breakers import BreakerKey, Breakers, Loaded
+from breakwater.policy.breaker import BreakerKey, BreakerRules, Observation, observe
+from breakwater.policy.health import failed
+from breakwater.policy.transitions import transition
+from breakwater.state.breakers import Breakers, Loaded, Saving
+from breakwater.state.health import Ended, Healths
 
 _TRANSITIONS = TypeAdapter(list[BreakerTransition])
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An outcome, with the rules of the agent that called."""
+
+    observation: Observation
+    rules: BreakerRules
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a batch of attempts tells: of each breaker, and of each agent's health by model."""
+
+    breakers: dict[BreakerKey, list[Seen]] = field(default_factory=dict[BreakerKey, "list[Seen]"])
+    health: dict[str, dict[str, list[Ended]]] = field(default_factory=dict[str, "dict[str, list[Ended]]"])
 
 
 class BreakerHandler:
     """Keeps the breakers of the fleet. Any number of these may run: a save that comes second decides again."""
 
-    def __init__(self, config: Config, breakers: Breakers, publisher: Publisher) -> None:
+    def __init__(
+        self,
+        config: Config,
+        breakers: Breakers,
+        healths: Healths,
+        publisher: Publisher,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
         self._config = config
         self._breakers = breakers
+        self._healths = healths
         self._publisher = publisher
+        self._jitter = jitter
         self._patience = Patience()
 
-    async def handle(self, batch: list[Delivery]) -> None:
-        """Takes a batch of attempts into account, and acknowledges it."""
+    async def handle(self, batch: list[Delivery], once: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Takes a batch of attempts into account, and acknowledges it; `once` something else is done."""
         async with heartbeat(batch):
-            seen: defaultdict[BreakerKey, list[Observation]] = defaultdict(list)
-            for delivery in batch:
-                attempt = await self._parse(delivery)
-                if attempt is not None and self._rules(attempt.agent) is not None:
-                    seen[BreakerKey(attempt.agent, attempt.model)].append(_observation(delivery.sequence, attempt))
-            await self._patience.both(lambda: self._apply(seen))
+            if once is not None:
+                await once()
+            attempts = [(delivery, attempt) for delivery in batch if (attempt := _parse(delivery)) is not None]
+            told = self.sorted(
+                (delivery.sequence, ms_from_time(delivery.published_at), attempt) for delivery, attempt in attempts
+            )
+            await self._patience.both(lambda: self.apply(told))
         for delivery in batch:
             await delivery.ack()
 
-    def _rules(self, agent: str) -> BreakerRules | None:
-        settings = self._config.agents.get(agent)
-        return settings.breaker if settings is not None else None
+    def sorted(self, attempts: Iterable[tuple[int, int, Attempt]]) -> Batch:
+        """Attempts, each with its sequence and the time it was stored at (ms since the epoch), by whom they concern."""
+        batch = Batch()
+        for sequence, at_ms, attempt in attempts:
+            agent = self._config.agents.get(attempt.agent)
+            if agent is None:
+                continue
+            if (went_wrong := failed(attempt)) is not None:
+                models = batch.health.setdefault(attempt.agent, {})
+                models.setdefault(attempt.model, []).append(Ended(sequence, at_ms, went_wrong))
+            if agent.breaker is not None:
+                key = BreakerKey.of(agent.breaker.scope, attempt.agent, attempt.model, attempt.provider)
+                seen = Seen(_observation(sequence, at_ms, attempt), agent.breaker)
+                batch.breakers.setdefault(key, []).append(seen)
+        return batch
 
-    async def _parse(self, delivery: Delivery) -> Attempt | None:
-        try:
-            return Attempt.model_validate_json(delivery.data)
-        except ValidationError as error:
-            # Kept for whoever wrote it; the sink stores its own letter, so this one only says that it was skipped.
-            structlog.get_logger().warning(
-                "attempt_unreadable", sequence=delivery.sequence, problems=error.error_count()
-            )
-            return None
-
-    async def _apply(self, seen: dict[BreakerKey, list[Observation]]) -> None:
+    async def apply(self, batch: Batch) -> None:
         """Raises StateUnavailable, BusUnavailable; may be repeated."""
-        keys = list(seen)
-        loaded = await self._breakers.load(keys) if keys else []
-        for key, before in zip(keys, loaded, strict=True):
-            await self._apply_to(key, before, seen[key])
-            del seen[key]
+        await self._healths.note([self._healths.note_call(agent, models) for agent, models in batch.health.items()])
+        waiting: dict[BreakerKey, list[Seen]] = batch.breakers
+        while waiting:
+            loaded = dict(zip(waiting, await self._breakers.load(list(waiting)), strict=True))
+            for key, before in loaded.items():
+                if before.unpublished is not None:
+                    await self._publish(key, before.unpublished)
+            decided = [self._decide(key, before, waiting[key]) for key, before in loaded.items()]
+            changed = [one for one in decided if one.after != one.before.breaker]
+            saved = await self._breakers.save(changed)
+            for one, stands in zip(changed, saved, strict=True):
+                if stands and one.unpublished is not None:
+                    await self._publish(one.key, one.unpublished)
+            # Somebody was quicker: what they saved is decided upon anew.
+            again = {one.key for one, stands in zip(changed, saved, strict=True) if not stands}
+            waiting = {key: seen for key, seen in waiting.items() if key in again}
 
-    async def _apply_to(self, key: BreakerKey, before: Loaded, observations: Sequence[Observation]) -> None:
-        rules = self._rules(key.agent)
-        assert rules is not None
-        while True:
-            if before.unpublished is not None:
-                await self._publish(key, before.unpublished)
-            after, changes = before.breaker, list[Change]()
-            for observation in observations:
-                after, change = observe(after, observation, rules, before.now_ms)
-                if change is not None:
-                    changes.append(change)
-            if after == before.breaker:
-                return
-            transitions = [_transition(key, change, rules, before.now_ms) for change in changes]
-            pending = _TRANSITIONS.dump_json(transitions).decode() if transitions else None
-            if await self._breakers.save(key, before, after, pending):
-                break
-            [before] = await self._breakers.load([key])
-        for transition in transitions:
-            structlog.get_logger().info(
-                "breaker_" + transition.to_state, agent=key.agent, model=key.model, reason=transition.reason
-            )
-        if pending is not None:
-            await self._publish(key, pending)
+    def _decide(self, key: BreakerKey, before: Loaded, seen: Sequence[Seen]) -> Saving:
+        breaker, transitions = before.breaker, list[BreakerTransition]()
+        for one in seen:
+            breaker, change = observe(breaker, one.observation, one.rules, before.now_ms, self._jitter())
+            if change is not None:
+                transitions.append(transition(key, change, one.rules, before.now_ms))
+        unpublished = _TRANSITIONS.dump_json(transitions).decode() if transitions else None
+        return Saving(key, before, breaker, unpublished)
+
+    async def publish_pending(self) -> None:
+        """Publishes what was saved and then not published, as whoever saved it died in between.
+
+        Raises StateUnavailable, BusUnavailable; may be repeated.
+        """
+        for key, loaded in await self._breakers.all():
+            if loaded.unpublished is not None:
+                await self._publish(key, loaded.unpublished)
 
     async def _publish(self, key: BreakerKey, text: str) -> None:
-        """Publishes transitions that are saved. What a crash kept from being published is found with the breaker."""
+        """Publishes transitions that are saved. Twice is once: each has its id."""
         subject = subjects.breaker(key.agent, key.model)
-        for transition in _TRANSITIONS.validate_json(text):
-            await self._publisher.event(subject, transition, id=transition.transition_id, at=transition.at)
+        for told in _TRANSITIONS.validate_json(text):
+            await self._publisher.event(subject, told, id=told.transition_id, at=told.at)
+            structlog.get_logger().info(
+                "breaker_" + told.to_state, agent=key.agent, model=key.model, reason=told.reason
+            )
         await self._breakers.mark_published(key, text)
 
 
-def _observation(sequence: int, attempt: Attempt) -> Observation:
-    failed: bool | None = None
+def _parse(delivery: Delivery) -> Attempt | None:
+    try:
+        return Attempt.model_validate_json(delivery.data)
+    except ValidationError as error:
+        # Kept for whoever wrote it; the sink stores its own letter, so this one only says that it was skipped.
+        structlog.get_logger().warning("attempt_unreadable", sequence=delivery.sequence, problems=error.error_count())
+        return None
+
+
+def _observation(sequence: int, at_ms: int, attempt: Attempt) -> Observation:
+    failed_: bool | None = None
     if attempt.outcome == "success":
-        failed = False
+        failed_ = False
     elif attempt.outcome == "error" and attempt.counts_for_breaker:
-        failed = True
-    return Observation(sequence, attempt.attempt_id, ms_from_time(attempt.completed_at), failed)
-
-
-def _transition(key: BreakerKey, change: Change, rules: BreakerRules, now_ms: int) -> BreakerTransition:
-    at = time_from_ms(now_ms)
-    opened = change.after.state == "open"
-    return BreakerTransition(
-        transition_id=f"{key.name}#{change.after.version}@{format_time(at)}",
-        agent=key.agent,
-        model=key.model,
-        from_state=change.before.state,
-        to_state=change.after.state,
-        rule=change.rule,
-        reason=change.reason,
-        consecutive_failures=change.consecutive_failures,
-        errors=change.errors,
-        within_s=rules.within_s if rules.errors is not None else None,
-        cooldown_s=rules.cooldown_s,
-        open_until=time_from_ms(change.after.open_until_ms) if opened else None,
-        version=change.after.version,
-        at=at,
-    )
+        failed_ = True
+    error = (attempt.error.hash if attempt.error is not None else None) or ""
+    return Observation(sequence, attempt.attempt_id, at_ms, failed_, error, attempt.breaker_version)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from breakwater.api_keys import KeyRing
+from breakwater.policy.api_keys import ApiKey
 from services.request.problems import Problem
 
 GUARDED = ("/api", "/metrics")
 
 _BELOW = tuple(f"{path}/" for path in GUARDED)
+_HOLDER = "breakwater.api_key"
+
+
+def holder_of(request: Request) -> ApiKey:
+    """Whose key let this request in; only of what is guarded."""
+    return request.scope[_HOLDER]
 
 
 class RequireApiKey:
@@ -22,20 +30,22 @@ class RequireApiKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or answers it with 401."""
         if scope["type"] == "http" and _is_guarded(scope["path"]):
-            problem = self._problem(scope)
-            if problem is not None:
+            try:
+                scope[_HOLDER] = self._holder(scope)
+            except Problem as problem:
                 await problem.response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _problem(self, scope: Scope) -> Problem | None:
+    def _holder(self, scope: Scope) -> ApiKey:
         header = next((value for name, value in scope["headers"] if name == b"authorization"), None)
         if header is None:
-            return _unauthorized("an API key is needed: send the header `Authorization: Bearer bw_…`")
+            raise _unauthorized("an API key is needed: send the header `Authorization: Bearer bw_…`")
         scheme, _, key = header.decode("latin-1").partition(" ")
-        if scheme.lower() != "bearer" or self._keys.holder(key.strip()) is None:
-            return _unauthorized("this API key is not known; `breakwater keys create NAME` makes one")
-        return None
+        holder = self._keys.holder(key.strip()) if scheme.lower() == "bearer" else None
+        if holder is None:
+            raise _unauthorized("this API key is not known; `breakwater keys create NAME` makes one")
+        return holder
 
 
 def _is_guarded(path: str) -> bool:

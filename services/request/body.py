@@ -10,11 +10,21 @@ from services.request.problems import Problem
 
 READ_TIMEOUT_S = 30.0
 
+_A_JOB = (
+    "a job may have at most {limit:,} bytes (limits.max_body_bytes in Breakwater's config); "
+    "keep large inputs elsewhere and send a reference to them"
+)
 
-async def read_body(request: Request, limit: int) -> bytes:
+
+async def read_body(request: Request, limit: int, too_large: str = _A_JOB) -> bytes:
     """The whole body, at most `limit` bytes.
 
     What is left of a body that is too large is not kept: the server discards it while the answer goes out.
+
+    Args:
+        request: whose.
+        limit: in bytes.
+        too_large: what to say of a larger one; `{limit}` stands for the limit.
 
     Raises:
         Problem: 413 for a larger body, told by its Content-Length or found while reading; 408 for one that stalls.
@@ -22,17 +32,17 @@ async def read_body(request: Request, limit: int) -> bytes:
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
-        raise _too_large(limit)
+        raise Problem(413, "body_too_large", too_large.format(limit=limit))
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            return await _read(request, limit)
+            return await _read(request, limit, too_large)
     except TimeoutError:
         raise Problem(
             408, "body_timeout", f"the body did not arrive within {READ_TIMEOUT_S:g} s", headers={"Connection": "close"}
         ) from None
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def _read(request: Request, limit: int, too_large: str) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -42,16 +52,7 @@ async def _read(request: Request, limit: int) -> bytes:
         chunk: bytes = message.get("body", b"")
         size += len(chunk)
         if size > limit:
-            raise _too_large(limit)
+            raise Problem(413, "body_too_large", too_large.format(limit=limit))
         chunks.append(chunk)
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def _too_large(limit: int) -> Problem:
-    return Problem(
-        413,
-        "body_too_large",
-        f"a job may have at most {limit:,} bytes (limits.max_body_bytes in Breakwater's config); "
-        "keep large inputs elsewhere and send a reference to them",
-    )

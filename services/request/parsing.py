@@ -7,17 +7,20 @@ import json
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from pydantic import ValidationError
 
 from breakwater.contracts.job import Job
+from breakwater.contracts.types import Message
 from breakwater.contracts.validation import problems
 from services.request.problems import Detail, Problem
 
 MOST_DETAILS = 20
 MOST_EXPLAINED = 1_000
 """Explaining a mistake costs far more than finding it: a body can hold a million of them."""
+
+Form = TypeVar("Form", bound=Message)
 
 _ID_IN_HEADER = re.compile(r"[\x20-\x7e]{1,128}\Z")
 
@@ -43,10 +46,22 @@ def read_job(body: bytes) -> Job:
     try:
         job = Job.model_validate_json(body)
     except ValidationError as error:
-        _explain(error, body)
+        _explain(error, body, Job, "job")
     if b"NaN" in body or b"Infinity" in body:
         _refuse_non_numbers(body)
     return job
+
+
+def read_command(body: bytes, form: type[Form]) -> Form:
+    """Parses the body of a request that is not a job.
+
+    Raises:
+        Problem: 400 for what is not JSON in UTF-8, 422 (`invalid_request`) for what does not have the form.
+    """
+    try:
+        return form.model_validate_json(body)
+    except ValidationError as error:
+        _explain(error, body, form, "request")
 
 
 def submission(job: Job, body: bytes, *, idempotency_key: str | None, made_id: str) -> Submission:
@@ -89,23 +104,27 @@ def suggestion(wrong: str, known: Collection[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(known))}"
 
 
-def _explain(error: ValidationError, body: bytes) -> NoReturn:
+def _explain(error: ValidationError, body: bytes, form: type[Message], what: str) -> NoReturn:
     count = error.error_count()
     if count > MOST_EXPLAINED:
-        raise Problem(422, "invalid_job", f"the job has {count:,} mistakes, too many to list")
+        raise Problem(422, f"invalid_{what}", f"the {what} has {count:,} mistakes, too many to list")
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         _explain_syntax(str(first.get("ctx", {}).get("error", "")), body)
-    found = problems(error, Job, json.loads(body))
-    raise invalid_job(Detail(path=problem.path, message=problem.message) for problem in found)
+    found = problems(error, form, json.loads(body))
+    raise _invalid(what, (Detail(path=problem.path, message=problem.message) for problem in found))
 
 
 def invalid_job(details: Iterable[Detail]) -> Problem:
     """422 with the mistakes, the first of them in the message."""
+    return _invalid("job", details)
+
+
+def _invalid(what: str, details: Iterable[Detail]) -> Problem:
     listed = list(details)
     first = f"{listed[0].path}: {listed[0].message}" if listed[0].path else listed[0].message
     message = first if len(listed) == 1 else f"{len(listed)} mistakes; the first: {first}"
-    return Problem(422, "invalid_job", message, listed[:MOST_DETAILS])
+    return Problem(422, f"invalid_{what}", message, listed[:MOST_DETAILS])
 
 
 def _explain_syntax(what: str, body: bytes) -> NoReturn:

@@ -63,5 +63,5 @@ class Problem(Exception):  # noqa: N818  RFC 9457's word for an error that is an
 
 
 def unavailable(code: str, message: str) -> Problem:
-    """503: nothing was accepted; the same request may be sent again, and is best sent with the same job id."""
+    """503: the same request may be sent again; a job is best sent with the same job id."""
     return Problem(503, code, message, headers={"Retry-After": "1"})

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from breakwater.analytics import rows, schema
 from breakwater.analytics.errors import Unstorable
 from breakwater.analytics.rows import Row
-from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent
+from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.subjects import decode_token
 from breakwater.contracts.types import Event
@@ -32,11 +32,18 @@ class _Kind(Generic[E]):
 
 
 _KINDS: Mapping[
-    str, _Kind[Attempt] | _Kind[Execution] | _Kind[BreakerTransition] | _Kind[BudgetEvent] | _Kind[Alert]
+    str,
+    _Kind[Attempt]
+    | _Kind[Execution]
+    | _Kind[BreakerTransition]
+    | _Kind[GuardEvent]
+    | _Kind[BudgetEvent]
+    | _Kind[Alert],
 ] = {
     "attempts": _Kind(schema.ATTEMPTS, Attempt, rows.attempt_row),
     "executions": _Kind(schema.EXECUTIONS, Execution, rows.execution_row),
     "breakers": _Kind(schema.BREAKER_TRANSITIONS, BreakerTransition, rows.transition_row),
+    "guards": _Kind(schema.GUARD_EVENTS, GuardEvent, rows.guard_row),
     "budgets": _Kind(schema.BUDGET_EVENTS, BudgetEvent, rows.budget_row),
     "alerts": _Kind(schema.ALERTS, Alert, rows.alert_row),
 }

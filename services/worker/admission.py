@@ -1,21 +1,34 @@
-"""Before a call: the breaker admits, the budget reserves and the checkpoint is written, in one round trip to Redis."""
+"""Before a call: guard, breaker, budget and rate limits admit it and the checkpoint is written, in one round trip.
+
+What one of them grants and another one refuses is given back, in a second round trip.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from breakwater.config import Agent
 from breakwater.contracts import subjects
-from breakwater.contracts.events import BreakerTransition
-from breakwater.contracts.execution import ErrorInfo, Reason
+from breakwater.contracts.execution import Attempt, ErrorInfo, Reason
 from breakwater.contracts.types import format_time, time_from_ms
-from breakwater.state.breakers import Admitted, BreakerKey, Refused
+from breakwater.policy.breaker import BreakerKey
+from breakwater.policy.transitions import half_opened
+from breakwater.state.breakers import Admitted, Refused
 from breakwater.state.budgets import OverBudget
-from breakwater.state.executions import Holder
+from breakwater.state.connection import ScriptCall
+from breakwater.state.rate_limits import Limited, OverLimit
+from services.worker.assignment import Assignment
 from services.worker.plane import Plane
+from services.worker.task_guard import TaskGuard
 
 LEASE_MARGIN_S = 120.0
 """How much longer than its call a reservation or a probe is held: enough for a redelivery to record a lost attempt."""
+
+POLL_S = 0.25
+"""How often at most it is asked again whether fewer calls are under way; up to as much again is added at random."""
+
+NO_BREAKER = Admitted(probe=False, version=0, became_half_open=False)
 
 
 class ClaimLost(Exception):  # noqa: N818  not an error: another worker goes on
@@ -23,10 +36,34 @@ class ClaimLost(Exception):  # noqa: N818  not an error: another worker goes on
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """A call that is to be made."""
+
+    attempt_id: str
+    """What the reservation, the probe and the turn are held for."""
+    model: str
+    provider: str
+    checkpoint: str
+    """Saved in the same round trip."""
+    worst_case: int | None
+    """The most that it can cost in nano-dollars; None where its model has no price."""
+    worst_tokens: int
+    """The most tokens that it can use, input and output."""
+    timeout_s: float
+    first_try: bool
+    """The first of its job on this model: it earns retries for the fleet."""
+    attempts: Sequence[Attempt]
+    """Of the job so far."""
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
     """The call may be made."""
 
     probe: bool
+    breaker_version: int | None
+    limits: tuple[Limited, ...]
+    """Whose turn the call has: to be settled when it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,85 +73,109 @@ class Denial:
     reason: Reason
     error: ErrorInfo
     refused_by: str | None = None
-    """The budget that has no room, by its name."""
+    """The budget or the limit that has no room, by its name."""
 
 
-async def admit(
-    plane: Plane,
-    *,
-    holder: Holder,
-    checkpoint: str,
-    attempt_id: str,
-    agent_name: str,
-    agent: Agent,
-    model: str,
-    worst_case: int | None,
-    timeout_s: float,
-    first_try: bool,
-) -> Grant | Denial:
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The call may be asked for again after a while: there are too many just now."""
+
+    delay_s: float
+    denial: Denial
+    """What it is refused with where there is no time to wait."""
+
+
+async def admit(plane: Plane, job: Assignment, guard: TaskGuard | None, question: Question) -> Grant | Denial | Wait:
     """Asks whether an attempt may call.
-
-    Args:
-        plane: of this process.
-        holder: who holds the job.
-        checkpoint: saved in the same round trip.
-        attempt_id: what the reservation and the probe are held for.
-        agent_name: who calls.
-        agent: its settings.
-        model: to call.
-        worst_case: the most that the call can cost in nano-dollars; None where its model has no price.
-        timeout_s: how long the call may take.
-        first_try: it is the first of its job on this model, and earns retries for the fleet.
 
     Raises:
         ClaimLost: the job is no longer ours.
         StateUnavailable: ask again.
     """
-    counters = plane.counters(agent_name, agent)
-    if worst_case is None and any(counter.hard_limit is not None for counter in counters):
-        return _unpriced(plane, agent, model)
-    now = plane.now()
-    lease_ms = round((timeout_s + LEASE_MARGIN_S) * 1000)
-    key = BreakerKey(agent_name, model)
-    calls = [
-        plane.executions.checkpoint_call(holder, checkpoint, lease_ms=lease_ms),
-        plane.budgets.reserve_call(attempt_id, agent_name, worst_case or 0, counters, now=now, lease_ms=lease_ms),
-    ]
-    if agent.breaker is not None:
-        calls.append(plane.breakers.admit_call(key, attempt_id, lease_ms))
-    if first_try and (earns := plane.retry_budgets.first_try_call(model)) is not None:
-        calls.append(earns)
-    ours, reserved, *rest = await plane.redis.run(calls)
-    breaker = rest[:1] if agent.breaker is not None else []
-    over = plane.budgets.reserved(reserved, counters)
-    admission = plane.breakers.admission(breaker[0]) if breaker else Admitted(False, 0, False)
-    if isinstance(admission, Admitted) and admission.became_half_open:
-        await _tell_half_open(plane, agent_name, agent, model, admission.version)
-    granted = over is None and isinstance(admission, Admitted)
-    if not ours:
+    counters = plane.counters(job.agent_name, job.agent)
+    if question.worst_case is None and any(counter.hard_limit is not None for counter in counters):
+        return _unpriced(plane, job, question.model)
+    rules = job.agent.breaker
+    key = None if rules is None else BreakerKey.of(rules.scope, job.agent_name, question.model, question.provider)
+    limits = plane.limits(job.agent_name, job.agent, question.model)
+    earns = plane.retry_budgets.first_try_call(question.model) if question.first_try else None
+    attempt_id, lease_ms, now = question.attempt_id, round((question.timeout_s + LEASE_MARGIN_S) * 1000), plane.now()
+    answers = await _ask(
+        plane,
+        ours=plane.executions.checkpoint_call(job.holder, question.checkpoint, lease_ms=lease_ms),
+        reserved=plane.budgets.reserve_call(
+            attempt_id, job.agent_name, question.worst_case or 0, counters, now=now, lease_ms=lease_ms
+        ),
+        breaker=None if key is None else plane.breakers.admit_call(key, attempt_id, lease_ms),
+        turn=plane.rate_limits.admit_call(attempt_id, limits, question.worst_tokens, lease_ms) if limits else None,
+        task=None if guard is None else guard.ask(),
+        earned=earns,
+    )
+    over_budget = plane.budgets.reserved(answers["reserved"], counters)
+    breaker = NO_BREAKER if key is None else plane.breakers.admission(answers["breaker"])
+    over_limit = plane.rate_limits.admitted(answers["turn"], limits) if limits else None
+    if key is not None and isinstance(breaker, Admitted) and breaker.became_half_open:
+        await _tell_half_open(plane, job, key)
+    if not answers["ours"]:
         # Nothing is given back: whoever has taken the job over may hold it for the same attempt.
-        raise ClaimLost(holder.execution_id)
-    if not granted:
-        if first_try and (taken_back := plane.retry_budgets.first_try_call(model, -1)) is not None:
-            await plane.redis.run([taken_back])
-        if over is None:
-            await plane.budgets.release(attempt_id, counters, now=now)
-        if isinstance(admission, Admitted) and admission.probe:
-            await plane.breakers.return_probe(key, attempt_id)
-    if isinstance(admission, Refused):
-        return _breaker_open(model, admission)
-    return Grant(admission.probe) if over is None else _over_budget(over)
+        raise ClaimLost(job.execution_id)
+    allowed = guard is None or await guard.judge(answers["task"], question.attempts)
+    refused: Denial | Wait | None = None
+    if not allowed:
+        refused = TASK_STOPPED
+    elif isinstance(breaker, Refused):
+        refused = _breaker_open(question.model, breaker)
+    elif over_budget is not None:
+        refused = _over_budget(over_budget)
+    elif over_limit is not None:
+        refused = _over_limit(plane, over_limit, limits)
+    if refused is None:
+        return Grant(
+            isinstance(breaker, Admitted) and breaker.probe,
+            breaker.version if key is not None and isinstance(breaker, Admitted) else None,
+            limits,
+        )
+    back: list[ScriptCall] = []
+    if over_budget is None:
+        back.append(plane.budgets.release_call(attempt_id, counters, now=now))
+    if key is not None and isinstance(breaker, Admitted) and breaker.probe:
+        back.append(plane.breakers.return_probe_call(key, attempt_id))
+    if limits and over_limit is None:
+        back.append(plane.rate_limits.release_call(attempt_id, limits))
+    if earns is not None and (taken_back := plane.retry_budgets.first_try_call(question.model, -1)) is not None:
+        back.append(taken_back)
+    if back:
+        await plane.redis.run(back)
+    return refused
+
+
+async def _ask(plane: Plane, **calls: ScriptCall | None) -> dict[str, Any]:
+    """Runs those of the calls that there are, in one round trip, and gives their answers by name."""
+    asked = {name: call for name, call in calls.items() if call is not None}
+    return dict(zip(asked, await plane.redis.run(list(asked.values())), strict=True))
+
+
+TASK_STOPPED = Denial(
+    "guard_tripped",
+    # Read by models and end users, so it names no limit: they stand in the guard's event.
+    ErrorInfo(kind="guard_tripped", class_="GuardTrippedError", message="the task is stopped until people look at it"),
+)
 
 
 def _breaker_open(model: str, refused: Refused) -> Denial:
-    until = format_time(time_from_ms(refused.until_ms))
+    if refused.until_ms == 0:
+        until, wait_s, advice = "somebody resets it", None, "Please try again later."
+    else:
+        moment = format_time(time_from_ms(refused.until_ms))
+        until, wait_s, advice = moment, refused.wait_ms / 1000, f"Please try again after {moment}."
     return Denial(
         "breaker_open",
         ErrorInfo(
             kind="breaker_open",
             class_="CircuitBreakerOpenError",
             message=f"the breaker for {model} is open until {until}; no call was made",
-            user_message="This agent is temporarily unavailable because of recent failures. Please try again later.",
+            retry_after_s=wait_s,
+            user_message=f"This agent is temporarily unavailable because of recent failures. {advice}",
         ),
     )
 
@@ -134,6 +195,29 @@ def _over_budget(over: OverBudget) -> Denial:
     )
 
 
+def _over_limit(plane: Plane, over: OverLimit, limits: Sequence[Limited]) -> Denial | Wait:
+    kind, _, who = over.name.partition(":")
+    what = over.what.replace("_", " ")
+    wait_s = None if over.wait_ms is None else over.wait_ms / 1000
+    denial = Denial(
+        "rate_limited",
+        ErrorInfo(
+            kind="rate_limit",
+            class_="RateLimitExceededError",
+            message=f"the limit of {kind} {who} on {what} has no room for this call; no call was made",
+            retry_after_s=wait_s,
+            user_message="This agent is asked for too much just now. Please try again after a while.",
+        ),
+        over.name,
+    )
+    rule = next(limited.rule for limited in limits if limited.name == over.name)
+    if rule.on_exceeded == "fail" or wait_s is None:
+        return denial
+    # Not all at once when their time has come; and a call under way mostly ends long before its lease.
+    polled_s = min(wait_s, POLL_S) if over.what == "concurrent_calls" else wait_s
+    return Wait(polled_s + POLL_S * plane.jitter(), denial)
+
+
 def retry_budget_spent(model: str) -> Denial:
     """What a retry is refused with when the fleet has made too many of them."""
     return Denial(
@@ -147,8 +231,8 @@ def retry_budget_spent(model: str) -> Denial:
     )
 
 
-def _unpriced(plane: Plane, agent: Agent, model: str) -> Denial:
-    provider = plane.config.provider_name(agent, model)
+def _unpriced(plane: Plane, job: Assignment, model: str) -> Denial:
+    provider = plane.config.provider_name(job.agent, model)
     local = plane.config.is_local(provider)
     setting = f"providers.{provider}.cost_per_call_usd" if local else f"models.{model}.price"
     return Denial(
@@ -162,21 +246,11 @@ def _unpriced(plane: Plane, agent: Agent, model: str) -> Denial:
     )
 
 
-async def _tell_half_open(plane: Plane, agent_name: str, agent: Agent, model: str, version: int) -> None:
-    assert agent.breaker is not None
-    at = plane.now()
-    transition = BreakerTransition(
-        transition_id=f"{BreakerKey(agent_name, model).name}#{version}",
-        agent=agent_name,
-        model=model,
-        from_state="open",
-        to_state="half_open",
-        reason="the cool-down is over; one probe may call",
-        consecutive_failures=0,
-        errors=0,
-        cooldown_s=agent.breaker.cooldown_s,
-        version=version,
-        at=at,
-    )
-    subject = subjects.breaker(agent_name, model)
-    await plane.patience.nats(lambda: plane.publisher.event(subject, transition, id=transition.transition_id, at=at))
+async def _tell_half_open(plane: Plane, job: Assignment, key: BreakerKey) -> None:
+    assert job.agent.breaker is not None
+    [loaded] = await plane.breakers.load([key])
+    if loaded.breaker.state != "half_open":
+        return  # somebody forced it open or reset it meanwhile, which has been told
+    told = half_opened(key, loaded.breaker, job.agent.breaker, loaded.now_ms)
+    subject = subjects.breaker(key.agent, key.model)
+    await plane.patience.nats(lambda: plane.publisher.event(subject, told, id=told.transition_id, at=told.at))

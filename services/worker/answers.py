@@ -36,7 +36,7 @@ class Answers:
             messages=job.messages,
             input=job.job.input,
             params=job.params,
-            schema=None if job.guard is None else dict(job.guard.schema),
+            schema=None if job.output_guard is None else dict(job.output_guard.schema),
         )
 
     async def find(self, until: datetime) -> Cached | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from faststream import FastStream
 
 from breakwater.bus.broker import connection_of, make_app, make_broker, on_batch, on_each
@@ -22,10 +24,13 @@ from breakwater.state.budgets import Budgets
 from breakwater.state.cache import AnswerCache
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Executions
+from breakwater.state.rate_limits import RateLimits
 from breakwater.state.retry_budget import RetryBudgets
+from breakwater.state.tasks import Tasks
 from services.worker.handlers import JobHandler
 from services.worker.plane import Plane
 from services.worker.prices import PriceBook
+from services.worker.watch import Watch
 
 
 def build(settings: Settings, config: Config) -> FastStream:
@@ -49,7 +54,9 @@ def build(settings: Settings, config: Config) -> FastStream:
         redactor=Redactor.compile(config.redaction),
         patience=Patience(),
         metrics=WorkerMetrics(config.known_models),
-        guards={
+        tasks=Tasks(redis),
+        rate_limits=RateLimits(redis),
+        output_guards={
             name: OutputGuard.compile(agent.output) for name, agent in config.agents.items() if agent.output is not None
         },
     )
@@ -74,9 +81,18 @@ def build(settings: Settings, config: Config) -> FastStream:
         linger_s=WAKER_LINGER_S,
     )
     app = make_app(broker)
+    watching: list[asyncio.Task[None]] = []
+
+    @app.after_startup
+    async def watch() -> None:
+        if any(agent.breaker is not None for agent in config.agents.values()):
+            watching.append(asyncio.create_task(Watch(plane.breakers, plane.metrics).run()))
 
     @app.after_shutdown
     async def close() -> None:
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
         for provider in providers.values():
             await provider.close()
         await redis.close()

@@ -32,7 +32,7 @@ class Assignment:
     body_bytes: int
     """Size of the job as published: a bound for the size of its messages."""
     traceparent: str | None
-    guard: OutputGuard | None = None
+    output_guard: OutputGuard | None = None
     """What the agent's answers must satisfy."""
 
     @cached_property
@@ -64,7 +64,11 @@ class Assignment:
         """A bound for the bytes that a call sends."""
         own = json.dumps(self.agent.params) if self.agent.params else ""
         # Held to a schema natively, a provider counts it as input.
-        schema = json.dumps(self.guard.schema) if self.guard is not None and self.guard.rules.native else ""
+        schema = (
+            json.dumps(self.output_guard.schema)
+            if self.output_guard is not None and self.output_guard.rules.native
+            else ""
+        )
         return self.body_bytes + len((self.agent.system_prompt or "").encode()) + len(own) + len(schema)
 
 

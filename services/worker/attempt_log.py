@@ -60,6 +60,7 @@ class AttemptLog:
             short_circuited=outcome == "short_circuited",
             refused_by=refused_by,
             counts_for_breaker=counted,
+            breaker_version=flight.breaker_version,
             cause=flight.cause,
             backoff_ms=flight.backoff_ms,
             dropped_messages=flight.dropped_messages,

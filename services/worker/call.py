@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from pydantic import JsonValue
 
 from breakwater import tracing
-from breakwater.contracts.execution import Attempt, CostBasis
+from breakwater.contracts.execution import Attempt, CostBasis, ErrorInfo
 from breakwater.policy.classify import Verdict, classify
+from breakwater.policy.error_identity import error_identity
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer, Call, CallFailed
@@ -84,8 +85,12 @@ class Caller:
             tenant=job.job.tenant,
             task_id=job.job.task_id,
             input=job.job.input,
-            output_schema=job.guard.schema if job.guard is not None and job.guard.rules.native else None,
-            strict_output=job.guard is not None and job.guard.rules.strict and job.guard.fits_strict_mode,
+            output_schema=job.output_guard.schema
+            if job.output_guard is not None and job.output_guard.rules.native
+            else None,
+            strict_output=job.output_guard is not None
+            and job.output_guard.rules.strict
+            and job.output_guard.fits_strict_mode,
         )
         try:
             try:
@@ -106,12 +111,12 @@ class Caller:
 
     def _answered(self, flight: InFlight, started_at: datetime, answer: Answer) -> Ended:
         cost, basis = self._cost_of(flight, answer.usage, answer.cost)
-        guard = self._job.guard
+        guard = self._job.output_guard
         if (size := len(_text(answer.output).encode())) > MAX_ANSWER_BYTES:
             text = f"the answer has {size} bytes; at most {MAX_ANSWER_BYTES} can be stored"
             verdict = Verdict("client", "AnswerTooLargeError", text, None, retryable=False, counts_for_breaker=False)
             attempt = self._log.describe(
-                flight, started_at, "error", cost=cost, basis=basis, usage=answer.usage, error=verdict.error_info()
+                flight, started_at, "error", cost=cost, basis=basis, usage=answer.usage, error=_identified(verdict)
             )
             return Ended(attempt, verdict)
         checked = Valid(answer.output) if guard is None else guard.check(answer.output)
@@ -121,7 +126,7 @@ class Caller:
             text = f"the answer does not satisfy the output schema: {text}"
             verdict = Verdict("logic", "InvalidOutputError", text, None, retryable=False, counts_for_breaker=False)
             attempt = self._log.describe(
-                flight, started_at, "error", cost=cost, basis=basis, usage=answer.usage, error=verdict.error_info()
+                flight, started_at, "error", cost=cost, basis=basis, usage=answer.usage, error=_identified(verdict)
             )
             correction = Correction(answer=_text(answer.output), problems=checked.problems)
             return Ended(attempt, verdict, correction=correction)
@@ -142,12 +147,21 @@ class Caller:
             told = self._plane.cost(flight.provider, flight.model, failed.usage)
         if told is not None:
             cost, basis = told, "billed"
-        info = verdict.error_info()
-        info = info.model_copy(update={"message": self._plane.redactor.text(info.message)})
         attempt = self._log.describe(
-            flight, started_at, "error", cost=cost, basis=basis, usage=failed.usage, error=info, counted=counted
+            flight,
+            started_at,
+            "error",
+            cost=cost,
+            basis=basis,
+            usage=failed.usage,
+            error=self._told(verdict),
+            counted=counted,
         )
         return Ended(attempt, verdict, credential=failed.credential)
+
+    def _told(self, verdict: Verdict) -> ErrorInfo:
+        """The error as it may be told, with the identity of what is told: a secret must not tell errors apart."""
+        return _identified(replace(verdict, message=self._plane.redactor.text(verdict.message)))
 
     def _cost_of(self, flight: InFlight, usage: Usage, reported: int | None) -> tuple[int | None, CostBasis]:
         cost = reported if reported is not None else self._plane.cost(flight.provider, flight.model, usage)
@@ -155,6 +169,11 @@ class Caller:
             return cost, "billed"
         # Priced, but the provider did not say how much was used: what was held for the call is the bound.
         return flight.reserved, "unknown" if flight.reserved is None else "estimated"
+
+
+def _identified(verdict: Verdict) -> ErrorInfo:
+    identity = error_identity(f"{verdict.class_name}: {verdict.message}")
+    return verdict.error_info().model_copy(update={"hash": identity})
 
 
 def cost_of_failure(flight: InFlight, *, maybe_billed: bool) -> tuple[int | None, CostBasis]:

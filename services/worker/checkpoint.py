@@ -19,6 +19,7 @@ class InFlight(Event):
     reserved: int | None
     """Worst-case cost in nano-dollars; None where the model has no price."""
     dropped_messages: Count = 0
+    breaker_version: Count | None = None
 
 
 class Checkpoint(Event):

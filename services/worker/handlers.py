@@ -31,6 +31,7 @@ from services.worker.identity import execution_id_of, parsed_json, reply_to_of
 from services.worker.notices import Notices
 from services.worker.plane import Plane
 from services.worker.run import Run
+from services.worker.task_guard import guard_of
 
 ROOM_FOR_ID = 1024
 """`request` accepts a body of up to the limit, and then puts the job's id in."""
@@ -132,7 +133,7 @@ class JobHandler:
             holder=holder,
             body_bytes=len(delivery.data),
             traceparent=traceparent or new_traceparent(),
-            guard=self._plane.guards.get(self._agent_name),
+            output_guard=self._plane.output_guards.get(self._agent_name),
         )
 
     async def _execute(
@@ -159,6 +160,10 @@ class JobHandler:
                     cached_from=cached_from,
                 )
             )
+            if (guard := guard_of(plane, assignment)) is not None:
+                # Before it is decided: the task's next job may come as soon as this one is answered.
+                output = outcome.output
+                await plane.patience.redis(lambda: guard.record(result, output))
             await finish(plane, ask, result)
             if answers is not None and cached_from is None:
                 await answers.keep(outcome, assignment.execution_id)

@@ -22,7 +22,9 @@ from breakwater.state.budgets import Budgets
 from breakwater.state.cache import AnswerCache
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Executions
+from breakwater.state.rate_limits import Limited, RateLimits
 from breakwater.state.retry_budget import RetryBudgets
+from breakwater.state.tasks import Tasks
 from services.worker.prices import PriceBook
 
 
@@ -49,7 +51,9 @@ class Plane:
     redactor: Redactor
     patience: Patience
     metrics: WorkerMetrics
-    guards: Mapping[str, OutputGuard]
+    tasks: Tasks
+    rate_limits: RateLimits
+    output_guards: Mapping[str, OutputGuard]
     """Of the agents that have an output schema."""
     now: Callable[[], datetime] = utc_now
     jitter: Callable[[], float] = random.random
@@ -60,6 +64,12 @@ class Plane:
         if name not in self._counters:
             self._counters[name] = counters(name, agent.budget, self.config.budgets.total)
         return self._counters[name]
+
+    def limits(self, name: str, agent: Agent, model: str) -> tuple[Limited, ...]:
+        """The rate limits that a call is held to."""
+        settings = self.config.models.get(model)
+        rules = ((f"agent:{name}", agent.rate_limit), (f"model:{model}", settings and settings.rate_limit))
+        return tuple(Limited(who, rule) for who, rule in rules if rule is not None)
 
     def worst_case(self, agent: Agent, model: str, input_bytes: int, max_tokens: int) -> int | None:
         """The most that a call can cost in nano-dollars; None where that is not known."""

@@ -8,15 +8,17 @@ from datetime import timedelta
 
 from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, Reason
 from breakwater.policy.classify import Verdict
-from breakwater.policy.retry import LONG_WAIT_S, NextModel, Retry, Stop, after_failure, failures_on
-from services.worker.admission import ClaimLost, Denial, admit, retry_budget_spent
+from breakwater.policy.price import estimate_input_tokens
+from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
+from services.worker.admission import POLL_S, ClaimLost, Denial, Grant, Question, Wait, admit, retry_budget_spent
 from services.worker.assignment import Assignment, Finished, Sleeping
 from services.worker.attempt_log import AttemptLog
 from services.worker.call import Caller, Ended, cost_of_failure
 from services.worker.checkpoint import Checkpoint, InFlight
 from services.worker.notices import Notices
 from services.worker.plane import Plane
-from services.worker.repairs import Correction, Repairs
+from services.worker.repairs import Correction, Message, Repairs
+from services.worker.task_guard import guard_of
 
 WORKER_LOST = Verdict(
     "worker_lost", "WorkerLostError", "the worker was lost while the call was under way", None, True, False
@@ -31,7 +33,14 @@ class Again:
     repairs: Repairs
 
 
-Step = Retry | NextModel | Stop | Again
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Ask for the same call again after a while: a rate limit has no room. Not counted as a try, nor recorded."""
+
+    delay_s: float
+
+
+Step = Retry | NextModel | Stop | Again | Hold
 
 
 class Run:
@@ -46,6 +55,7 @@ class Run:
         self._log = AttemptLog(plane, job)
         self._caller = Caller(plane, job, self._log)
         self._tell = notices
+        self._guard = guard_of(plane, job)
         self._resumed = resumed
 
     async def go(self) -> Finished | Sleeping:
@@ -71,7 +81,7 @@ class Run:
                     self._move_on()
                 case Again(cause, repairs):
                     self._at = self._at.model_copy(update={"cause": cause, "repairs": repairs})
-                case Retry(delay_s):
+                case Retry(delay_s) | Hold(delay_s):
                     if (waits := await self._wait(delay_s)) is not None:
                         return waits
             step = None
@@ -87,39 +97,61 @@ class Run:
         flight = self._prepare(dropped)
         timeout_s = min(job.agent.timeout_s, remaining_s)
         text = at.model_copy(update={"in_flight": flight, "model": flight.model}).model_dump_json(exclude_defaults=True)
-        asked = plane.now()
-        grant = await plane.patience.redis(
-            lambda: admit(
-                plane,
-                holder=job.holder,
-                checkpoint=text,
-                attempt_id=f"{job.execution_id}:{flight.number}",
-                agent_name=job.agent_name,
-                agent=job.agent,
-                model=flight.model,
-                worst_case=flight.reserved,
-                timeout_s=timeout_s,
-                first_try=not self._tried(flight.model),
-            )
+        question = Question(
+            attempt_id=f"{job.execution_id}:{flight.number}",
+            model=flight.model,
+            provider=flight.provider,
+            checkpoint=text,
+            worst_case=flight.reserved,
+            worst_tokens=estimate_input_tokens(self._input_bytes()) + job.max_output_tokens,
+            timeout_s=timeout_s,
+            first_try=not self._tried(flight.model),
+            attempts=at.attempts,
         )
+        asked = plane.now()
+        answer = await plane.patience.redis(lambda: admit(plane, job, self._guard, question))
         self._extend_deadline(plane.now() - asked)
-        if isinstance(grant, Denial):
-            await self._short_circuit(flight, grant)
-            return Stop(grant.reason) if self._is_last_model() else NextModel()
-        if grant.probe:
-            flight = flight.model_copy(update={"cause": "probe"})
+        match answer:
+            case Denial():
+                return await self._refused(flight, answer)
+            case Wait():
+                return await self._hold(flight, answer)
+            case Grant():
+                return await self._call(flight, messages, timeout_s, answer)
+
+    async def _call(self, flight: InFlight, messages: list[Message], timeout_s: float, grant: Grant) -> Finished | Step:
+        flight = flight.model_copy(
+            update={"breaker_version": grant.breaker_version} | ({"cause": "probe"} if grant.probe else {})
+        )
         await self._tell.attempt_starts(flight.number, flight.model)
         timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
         ended = await self._caller.call(flight, messages, timeout_s)
+        if grant.limits:
+            attempt_id, used = ended.attempt.attempt_id, _tokens_used(ended.attempt)
+            limits = self._plane.rate_limits
+            await self._plane.patience.redis(lambda: limits.settle(attempt_id, grant.limits, used))
         await self._keep(ended.attempt)
         if ended.verdict is None:
             return Finished(self._at, ended.output, flight.model, None, None)
         return await self._after(ended.attempt, ended.verdict, ended)
 
+    async def _refused(self, flight: InFlight, denial: Denial) -> Step:
+        await self._short_circuit(flight, denial)
+        if denial.reason == "guard_tripped" or self._is_last_model():
+            return Stop(denial.reason)
+        return NextModel()
+
+    async def _hold(self, flight: InFlight, wait: Wait) -> Step:
+        slack_s = LONG_WAIT_SLACK_S if wait.delay_s >= LONG_WAIT_S else 0.0
+        if wait.delay_s + slack_s >= self._remaining_s():
+            return await self._refused(flight, wait.denial)
+        if wait.delay_s >= POLL_S * 2:
+            await self._tell.waits(wait.delay_s)
+        return Hold(wait.delay_s)
+
     def _prepare(self, dropped: int) -> InFlight:
         plane, job, at = self._plane, self._job, self._at
         model = job.chain[at.model_index]
-        size = job.input_bytes + at.repairs.correction_bytes
         return InFlight(
             number=len(at.attempts) + 1,
             model=model,
@@ -127,9 +159,12 @@ class Run:
             cause=self._cause(model),
             started_at=plane.now(),
             backoff_ms=at.backoff_ms,
-            reserved=plane.worst_case(job.agent, model, size, job.max_output_tokens),
+            reserved=plane.worst_case(job.agent, model, self._input_bytes(), job.max_output_tokens),
             dropped_messages=dropped,
         )
+
+    def _input_bytes(self) -> int:
+        return self._job.input_bytes + self._at.repairs.correction_bytes
 
     def _cause(self, model: str) -> Cause:
         if self._at.cause is not None:
@@ -268,7 +303,8 @@ class Run:
     async def _wait(self, delay_s: float) -> Sleeping | None:
         due = self._plane.now() + timedelta(seconds=delay_s)
         model = self._job.chain[self._at.model_index]
-        update = {"backoff_ms": round(delay_s * 1000), "resume_at": due, "model": model}
+        waited_ms = self._at.backoff_ms + round(delay_s * 1000)
+        update = {"backoff_ms": waited_ms, "resume_at": due, "model": model}
         self._at = self._at.model_copy(update=update)
         if delay_s < LONG_WAIT_S:
             await asyncio.sleep(delay_s)
@@ -328,7 +364,8 @@ class Run:
     async def _after_recorded(self, attempt: Attempt) -> Step:
         error = attempt.error
         if attempt.short_circuited:
-            return Stop(_reason_of_refusal(error)) if self._is_last_model() else NextModel()
+            reason = _reason_of_refusal(error)
+            return Stop(reason) if reason == "guard_tripped" or self._is_last_model() else NextModel()
         if error is None:
             # A success without a result: the worker died between the two, and the answer died with it.
             return await self._after(attempt, WORKER_LOST, None)
@@ -342,11 +379,15 @@ class Run:
     def _stopped(self, reason: Reason) -> Finished:
         attempts = self._at.attempts
         called = [attempt for attempt in attempts if not attempt.short_circuited]
-        if reason in {"breaker_open", "budget_exceeded"} and called:
+        if reason in {"breaker_open", "budget_exceeded", "rate_limited"} and called:
             # Some model was called and failed: that is why the job failed, not the refusal of the last one.
             reason = "error"
         last = called[-1] if called and reason == "error" else attempts[-1] if attempts else None
         error = last.error if last is not None else None
+        if reason == "breaker_open" and error is not None:
+            # Worth asking again as soon as the first of its models is.
+            waits = [one.error for one in attempts if one.error is not None and one.error.retry_after_s is not None]
+            error = min(waits, key=lambda one: one.retry_after_s or 0.0, default=error)
         if reason == "error" and last is not None and last.outcome in {"success", "worker_lost"}:
             # A success here is one whose answer died with its worker.
             reason, error = "worker_lost", WORKER_LOST.error_info()
@@ -365,11 +406,22 @@ class Run:
         return Finished(self._at, None, None, reason, error)
 
 
+def _tokens_used(attempt: Attempt) -> int | None:
+    """What a call used; None where that is not known."""
+    if attempt.input_tokens is None and attempt.output_tokens is None:
+        return 0 if attempt.cost_basis == "billed" and not attempt.cost else None
+    return (attempt.input_tokens or 0) + (attempt.output_tokens or 0)
+
+
 def _reason_of_refusal(error: ErrorInfo | None) -> Reason:
     match error.kind if error is not None else None:
         case "budget_exceeded":
             return "budget_exceeded"
         case "retry_budget":
             return "error"
+        case "guard_tripped":
+            return "guard_tripped"
+        case "rate_limit":
+            return "rate_limited"
         case _:
             return "breaker_open"

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
-from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent
+from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -108,6 +108,7 @@ def full_attempt(execution_id: str = "e-full", number: int = 1) -> Attempt:
         error=RATE_LIMITED,
         refused_by="agent:support/tier 1/daily",
         counts_for_breaker=True,
+        breaker_version=2**40,
         cause="retry",
         backoff_ms=512,
         dropped_messages=3,
@@ -177,6 +178,58 @@ def transition(version: int = 1, **fields: Any) -> BreakerTransition:
             "at": NOON,
             **fields,
         }
+    )
+
+
+def full_transition(version: int = 2) -> BreakerTransition:
+    """One that fills every field, as the first sample leaves open what only some transitions have."""
+    return transition(
+        version,
+        transition_id=f"%2A/openai%2F%2A#{version}@1",
+        scope="provider",
+        agent="*",
+        model="openai/*",
+        to_state="isolated",
+        rule="same_error",
+        by="ops: Zoë",
+        health="unhealthy",
+        total_failures=2**40,
+        unique_errors=100,
+        error_hash="1a2b3c4d",
+        last_failure_at=NOON - timedelta(milliseconds=1),
+        last_success_at=NOON - timedelta(days=1),
+    )
+
+
+def guard_event(event_id: str = "/task-7@1", **fields: Any) -> GuardEvent:
+    return GuardEvent.model_validate(
+        {
+            "event_id": event_id,
+            "kind": "tripped",
+            "agent": "writer",
+            "task_id": "task-7",
+            "rule": "max_cost",
+            "reason": "$1.00 spent (limit: $1.00)",
+            "iterations": 4,
+            "tokens": 2**40,
+            "cost": "1.000000001",
+            "consecutive_failures": 1,
+            "total_failures": 2,
+            "unique_errors": 2,
+            "at": NOON,
+            **fields,
+        }
+    )
+
+
+def full_guard_event() -> GuardEvent:
+    return guard_event(
+        "acme/task-7@2",
+        kind="reset",
+        tenant="acme",
+        execution_id="e1",
+        reason="reset by ops: the loop is mended",
+        by="ops",
     )
 
 

@@ -1,6 +1,7 @@
 """Setting a database up: once, twice, and by several at the same time."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 
 from breakwater.analytics import rows, schema
@@ -43,12 +44,45 @@ async def test_every_statement_can_run_again_without_losing_a_row(analytics: Ana
     assert (await analytics.query("SELECT count() FROM executions")).rows == ((1,),)
 
 
-ADDED_BY_3 = {"wasted_by_cause", "cached_from", "reasoning_tokens", "refused_by", "dropped_messages"}
+ADDED_BY_3 = {
+    "executions": {"wasted_by_cause", "cached_from", "input"},
+    "attempts": {"reasoning_tokens", "refused_by", "dropped_messages"},
+}
+ADDED_BY_4 = {
+    "attempts": {"breaker_version"},
+    "breaker_transitions": {
+        *("scope", "by", "health", "total_failures", "unique_errors"),
+        *("error_hash", "last_failure_at", "last_success_at"),
+    },
+}
 
 
 def before_3(table: Table) -> Table:
-    columns = {name: kind for name, kind in table.columns.items() if name not in ADDED_BY_3}
-    return replace(table, columns=columns, find_by=table.find_by[:1])
+    return replace(without(before_4(table), ADDED_BY_3), find_by=table.find_by[:1])
+
+
+def before_4(table: Table) -> Table:
+    return without(table, ADDED_BY_4)
+
+
+def without(table: Table, added: Mapping[str, set[str]]) -> Table:
+    names = added.get(table.name, set())
+    assert names <= table.columns.keys()
+    return replace(table, columns={name: kind for name, kind in table.columns.items() if name not in names})
+
+
+async def put_back(analytics: Analytics, table: Table, old: Table, row: rows.Row) -> None:
+    """Makes a table as it was, with a row as it was."""
+    await analytics.execute(f"DROP TABLE {table.name}")
+    await analytics.execute(old.ddl())
+    values = dict(zip(table.columns, row, strict=True))
+    await analytics.insert(old, [[values[name] for name in old.columns]])
+
+
+async def forget_from(analytics: Analytics, version: int) -> None:
+    await analytics.execute(
+        f"ALTER TABLE schema_migrations DELETE WHERE version >= {version} SETTINGS mutations_sync = 1"
+    )
 
 
 async def test_a_database_of_version_2_gets_the_columns_and_keeps_its_rows(clickhouse_server: RunningServer) -> None:
@@ -60,13 +94,8 @@ async def test_a_database_of_version_2_gets_the_columns_and_keeps_its_rows(click
         (schema.ATTEMPTS, rows.attempt_row(record.attempts[0], 2)),
     )
     for table, row in stored:
-        old = before_3(table)
-        assert old.columns != table.columns
-        await analytics.execute(f"DROP TABLE {table.name}")
-        await analytics.execute(old.ddl())
-        values = dict(zip(table.columns, row, strict=True))
-        await analytics.insert(old, [[values[name] for name in old.columns]])
-    await analytics.execute("ALTER TABLE schema_migrations DELETE WHERE version > 2 SETTINGS mutations_sync = 1")
+        await put_back(analytics, table, before_3(table), row)
+    await forget_from(analytics, 3)
 
     assert await migrate(analytics) == tuple(
         f"applied ClickHouse migration {one.version} ({one.name})" for one in MIGRATIONS[2:]
@@ -87,6 +116,41 @@ async def test_a_database_of_version_2_gets_the_columns_and_keeps_its_rows(click
     await analytics.insert(schema.EXECUTIONS, [rows.execution_row(samples.full_execution(), 3)])
     await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(samples.full_attempt(), 4)])
     assert await find_execution(analytics, "e-full") == samples.full_execution()
+    await analytics.execute(f"DROP DATABASE {analytics.database}")
+    await analytics.close()
+
+
+async def test_a_database_of_version_3_gets_the_guards_and_keeps_its_rows(clickhouse_server: RunningServer) -> None:
+    analytics = connect(samples.new_database_url(clickhouse_server.url))
+    await migrate(analytics)
+    transition, attempt = samples.transition(), samples.full_attempt()
+    stored = (
+        (schema.BREAKER_TRANSITIONS, rows.transition_row(transition, 1)),
+        (schema.ATTEMPTS, rows.attempt_row(attempt, 2)),
+    )
+    for table, row in stored:
+        await put_back(analytics, table, before_4(table), row)
+    await analytics.execute("DROP TABLE guard_events")
+    await forget_from(analytics, 4)
+
+    assert await migrate(analytics) == tuple(
+        f"applied ClickHouse migration {one.version} ({one.name})" for one in MIGRATIONS[3:]
+    )
+    assert await migrate(analytics) == ()
+    for table in schema.TABLES:
+        found = await analytics.query(f"DESCRIBE TABLE {table.name}")
+        assert [(row[0], row[1]) for row in found.rows] == list(table.columns.items())
+    # What was not told then is unknown now; only the scope is known, as there was but one.
+    unknown = dict.fromkeys(ADDED_BY_4["breaker_transitions"], None)
+    earlier = {**transition.model_dump(), **unknown, "scope": "agent_model", "event_sequence": 1}
+    assert list((await analytics.query("SELECT * FROM breaker_transitions")).named()) == [earlier]
+    kept = await analytics.query("SELECT breaker_version, error_hash FROM attempts")
+    assert kept.rows == ((None, "1a2b3c4d"),)
+
+    await analytics.insert(schema.BREAKER_TRANSITIONS, [rows.transition_row(samples.full_transition(), 3)])
+    await analytics.insert(schema.GUARD_EVENTS, [rows.guard_row(samples.full_guard_event(), 4)])
+    shared = await analytics.query("SELECT scope FROM breaker_transitions WHERE to_state = 'isolated'")
+    assert shared.rows == (("provider",),)
     await analytics.execute(f"DROP DATABASE {analytics.database}")
     await analytics.close()
 
@@ -130,5 +194,5 @@ async def test_every_table_forgets_rows_by_their_age(analytics: Analytics) -> No
 
 
 async def test_the_natural_key_is_part_of_every_sorting_key(analytics: Analytics) -> None:
-    natural = ("execution_id", "attempt_id", "transition_id", "event_id", "alert_id")
+    natural = ("execution_id", "attempt_id", "transition_id", "event_id", "event_id", "alert_id")
     assert tuple(table.order_by[-1] for table in schema.TABLES) == natural

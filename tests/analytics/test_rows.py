@@ -10,6 +10,7 @@ from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import Unstorable
 from breakwater.analytics.queries import find_execution
+from breakwater.contracts.events import BreakerTransition, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution
 from tests.analytics import samples
 
@@ -73,8 +74,36 @@ async def test_an_unknown_cost_is_null_and_a_cost_of_zero_is_zero(analytics: Ana
     assert stored.rows == (("free", Decimal(0)), ("unknown", None))
 
 
-async def test_transitions_budget_events_and_alerts_stand_in_the_right_columns(analytics: Analytics) -> None:
-    await analytics.insert(schema.BREAKER_TRANSITIONS, [rows.transition_row(samples.transition(), 3)])
+@pytest.mark.parametrize("transition", [samples.transition(), samples.full_transition()], ids=["plain", "full"])
+async def test_a_transition_stands_in_the_right_columns(analytics: Analytics, transition: BreakerTransition) -> None:
+    await analytics.insert(schema.BREAKER_TRANSITIONS, [rows.transition_row(transition, 3)])
+    found = await analytics.query("SELECT * FROM breaker_transitions FINAL")
+    assert list(found.named()) == [{**transition.model_dump(), "event_sequence": 3}]
+
+
+@pytest.mark.parametrize("event", [samples.guard_event(), samples.full_guard_event()], ids=["plain", "full"])
+async def test_a_guard_event_stands_in_the_right_columns(analytics: Analytics, event: GuardEvent) -> None:
+    await analytics.insert(schema.GUARD_EVENTS, [rows.guard_row(event, 4)])
+    found = await analytics.query("SELECT * FROM guard_events FINAL")
+    assert list(found.named()) == [{**event.model_dump(), "cost": Decimal("1.000000001"), "event_sequence": 4}]
+
+
+async def test_a_guard_event_that_arrives_twice_is_one_row(analytics: Analytics) -> None:
+    for sequence in (4, 9):
+        await analytics.insert(schema.GUARD_EVENTS, [rows.guard_row(samples.guard_event(), sequence)])
+    # As people write it: `by` is a word of SQL and a column here.
+    found = await analytics.query("SELECT task_id, by, sum(cost) FROM guard_events FINAL GROUP BY task_id, by")
+    assert found.rows == (("task-7", None, Decimal("1.000000001")),)
+
+
+async def test_an_attempt_keeps_its_breakers_version_and_its_errors_identity(analytics: Analytics) -> None:
+    attempts = [samples.full_attempt(), samples.attempt()]
+    await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(attempt, 1) for attempt in attempts])
+    found = await analytics.query("SELECT breaker_version, error_hash FROM attempts FINAL ORDER BY execution_id")
+    assert found.rows == ((2**40, "1a2b3c4d"), (None, None))
+
+
+async def test_budget_events_and_alerts_stand_in_the_right_columns(analytics: Analytics) -> None:
     await analytics.insert(schema.BUDGET_EVENTS, [rows.budget_row(samples.budget_event(), 4)])
     await analytics.insert(schema.ALERTS, [rows.alert_row(samples.alert(), 5)])
 
@@ -83,7 +112,6 @@ async def test_transitions_budget_events_and_alerts_stand_in_the_right_columns(a
         assert len(found.rows) == 1
         return dict(zip(found.columns, found.rows[0], strict=True))
 
-    assert await only_row("breaker_transitions") == {**samples.transition().model_dump(), "event_sequence": 3}
     budget = samples.budget_event().model_dump(exclude={"limit", "total"})
     amounts = {"limit_cost": Decimal(10), "total_cost": Decimal("8.000000001")}
     assert await only_row("budget_events") == {**budget, **amounts, "event_sequence": 4}

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
 
 import nats
+import nats.errors
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -17,6 +18,7 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.permissions import GRANTS, Grant, consumes, inbox_prefix, render
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
+from breakwater.bus.scan import last_of_each, scan
 from breakwater.bus.topology import Plan, consumers, worker_consumer
 from breakwater.config import Alerts
 from breakwater.contracts.subjects import Stream
@@ -33,7 +35,7 @@ MAY_PUBLISH = {
     "bw.parked.writer.e1": {"worker"},
     "bw.attempts.writer.e1.1": {"worker"},
     "bw.executions.writer.e1": {"worker"},
-    "bw.guards.writer": {"worker"},
+    "bw.guards.writer": {"request", "worker"},
     "bw.results.e1": {"worker"},
     "bw.progress.writer.e1": {"worker"},
     "bw.breakers.writer.m": {"request", "worker", "breaker"},
@@ -71,7 +73,7 @@ MAY_PUBLISH = {
     "$JS.API.DIRECT.GET.PARKED.bw.parked.writer.e1": {"setup"},
     "$JS.API.DIRECT.GET.DLQ.bw.dlq.invalid.writer": {"request", "setup"},
     "$JS.API.DIRECT.GET.RESULTS.bw.results.e1": {"request", "worker", "setup", "client"},
-    "$JS.API.DIRECT.GET.EVENTS": {"request", "worker", "budget", "setup", "client"},
+    "$JS.API.DIRECT.GET.EVENTS": {"request", "worker", "breaker", "budget", "setup", "client"},
     "$JS.API.DIRECT.GET.ALERTS": {"setup", "client"},
     "$SYS.REQ.SERVER.PING": set[str](),
     "anything.else": set[str](),
@@ -233,6 +235,20 @@ async def test_a_program_reads_stored_results_but_no_jobs(url_of: UrlOf) -> None
             await client.jetstream(timeout=0.3).get_msg(Stream.JOBS.value, seq=1, direct=True)
     assert result is not None
     assert result.data == b"42"
+
+
+async def test_the_breaker_reads_stored_events_to_rebuild_its_state(url_of: UrlOf) -> None:
+    async with connected(url_of, "worker") as (worker, _):
+        for number in range(1, 4):
+            await worker.jetstream().publish(f"bw.attempts.writer.rebuilt.{number}", b"attempt")
+        await worker.jetstream().publish("bw.breakers.writer.rebuilt", b"open")
+    async with connected(url_of, "breaker") as (breaker, refusals):
+        found = scan(lambda: breaker, Stream.EVENTS, "bw.attempts.writer.rebuilt.*")
+        attempts = [message.subject.rpartition(".")[2] async for message in found]
+        transitions = await last_of_each(lambda: breaker, Stream.EVENTS, "bw.breakers.writer.rebuilt")
+    assert attempts == ["1", "2", "3"]
+    assert [message.data for message in transitions] == [b"open"]
+    assert refusals == []
 
 
 async def test_a_worker_creates_no_stream(url_of: UrlOf) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from breakwater.cli.api import refused
 from breakwater.cli.errors import CliError, ExitCode
-from breakwater.cli.submit_answer import refused, tell_if_recorded
+from breakwater.cli.submit_answer import tell_if_recorded
 from tests.cli.conftest import Run
 
 Sent = Callable[..., dict[str, Any]]

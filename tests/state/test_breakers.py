@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from breakwater.policy.breaker import Breaker, Failure
-from breakwater.state.breakers import Admitted, BreakerKey, Breakers, Refused
+from breakwater.policy.breaker import Breaker, BreakerKey, Failure
+from breakwater.state.breakers import Admitted, Breakers, Loaded, Refused, Saving
 from breakwater.state.connection import Redis
 
 KEY = BreakerKey("an agent", "org/model:1.5")
@@ -16,10 +16,18 @@ async def admit(redis: Redis, attempt: str, lease_ms: int = 60_000) -> Admitted 
     return Breakers.admission(answer)
 
 
+async def save(redis: Redis, before: Loaded, after: Breaker, unpublished: str | None = None) -> bool:
+    [saved] = await Breakers(redis).save([Saving(KEY, before, after, unpublished)])
+    return saved
+
+
 async def put(redis: Redis, breaker: Breaker) -> None:
-    breakers = Breakers(redis)
-    [before] = await breakers.load([KEY])
-    assert await breakers.save(KEY, before, breaker, None)
+    [before] = await Breakers(redis).load([KEY])
+    assert await save(redis, before, breaker)
+
+
+async def give_back(redis: Redis, attempt: str) -> None:
+    await redis.run([Breakers.return_probe_call(KEY, attempt)])
 
 
 async def test_a_breaker_that_nobody_knows_is_closed(redis: Redis) -> None:
@@ -36,7 +44,10 @@ async def test_an_open_breaker_refuses_until_its_cooldown_is_over(redis: Redis) 
     [loaded] = await Breakers(redis).load([KEY])
     until = loaded.now_ms + 50_000
     await put(redis, replace(OPEN, open_until_ms=until))
-    assert await admit(redis, "a:1") == Refused(until)
+    answer = await admit(redis, "a:1")
+    assert isinstance(answer, Refused)
+    assert answer.until_ms == until
+    assert 0 < answer.wait_ms <= 50_000
 
 
 async def test_half_open_lets_exactly_one_of_a_whole_fleet_probe(redis: Redis) -> None:
@@ -60,9 +71,9 @@ async def test_a_probe_whose_lease_has_ended_passes_on(redis: Redis) -> None:
 async def test_a_probe_that_is_given_back_may_be_taken_at_once_but_only_by_its_holder(redis: Redis) -> None:
     await put(redis, OPEN)
     await admit(redis, "one:1")
-    await Breakers(redis).return_probe(KEY, "other:1")
+    await give_back(redis, "other:1")
     assert isinstance(await admit(redis, "two:1"), Refused)
-    await Breakers(redis).return_probe(KEY, "one:1")
+    await give_back(redis, "one:1")
     assert isinstance(await admit(redis, "two:1"), Admitted)
 
 
@@ -75,17 +86,17 @@ async def test_asking_again_for_the_probe_gives_it_again(redis: Redis) -> None:
 async def test_a_save_after_somebody_elses_is_refused(redis: Redis) -> None:
     breakers = Breakers(redis)
     [before] = await breakers.load([KEY])
-    assert await breakers.save(KEY, before, OPEN, None)
-    assert not await breakers.save(KEY, before, Breaker(), None)
+    assert await save(redis, before, OPEN)
+    assert not await save(redis, before, Breaker())
     [now] = await breakers.load([KEY])
     await admit(redis, "probe:1")
-    assert not await breakers.save(KEY, now, Breaker(), None)
+    assert not await save(redis, now, Breaker())
 
 
 async def test_a_transition_is_kept_until_it_is_published(redis: Redis) -> None:
     breakers = Breakers(redis)
     [before] = await breakers.load([KEY])
-    await breakers.save(KEY, before, OPEN, '["transition"]')
+    await save(redis, before, OPEN, '["transition"]')
     [loaded] = await breakers.load([KEY])
     assert loaded.unpublished == '["transition"]'
     await breakers.mark_published(KEY, '["another"]')

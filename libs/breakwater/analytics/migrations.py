@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.schema import ATTEMPTS, EXECUTIONS, EXECUTIONS_PER_MINUTE, TABLES
+from breakwater.analytics.schema import (
+    ATTEMPTS,
+    BREAKER_TRANSITIONS,
+    EXECUTIONS,
+    EXECUTIONS_PER_MINUTE,
+    GUARD_EVENTS,
+    TABLES,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,22 @@ MIGRATIONS = (
             ATTEMPTS.add_column("reasoning_tokens"),
             ATTEMPTS.add_column("refused_by"),
             ATTEMPTS.add_column("dropped_messages"),
+        ),
+    ),
+    Migration(
+        4,
+        "guards, and breakers that are shared, isolated or reset",
+        (
+            GUARD_EVENTS.ddl(),
+            BREAKER_TRANSITIONS.add_column("scope"),
+            BREAKER_TRANSITIONS.add_column("by"),
+            BREAKER_TRANSITIONS.add_column("health"),
+            BREAKER_TRANSITIONS.add_column("total_failures"),
+            BREAKER_TRANSITIONS.add_column("unique_errors"),
+            BREAKER_TRANSITIONS.add_column("error_hash"),
+            BREAKER_TRANSITIONS.add_column("last_failure_at"),
+            BREAKER_TRANSITIONS.add_column("last_success_at"),
+            ATTEMPTS.add_column("breaker_version"),
         ),
     ),
 )

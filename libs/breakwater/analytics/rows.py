@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from breakwater.analytics.errors import Unstorable
-from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent
+from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 from breakwater.contracts.types import nano_from_usd
 
@@ -60,7 +60,7 @@ def execution_row(record: Execution, sequence: int) -> Row:
         _json(record.metadata),
         _time(record.queued_at),
         _time(record.dispatched_at),
-        None if record.started_at is None else _time(record.started_at),
+        _time_or_null(record.started_at),
         _time(record.completed_at),
         record.duration_ms,
         record.cache_hit,
@@ -95,6 +95,7 @@ def attempt_row(attempt: Attempt, sequence: int) -> Row:
         attempt.short_circuited,
         attempt.refused_by,
         attempt.counts_for_breaker,
+        attempt.breaker_version,
         attempt.cause,
         attempt.backoff_ms,
         attempt.dropped_messages,
@@ -106,19 +107,50 @@ def transition_row(transition: BreakerTransition, sequence: int) -> Row:
     """A breaker's change of state as a row of `breaker_transitions`. Raises as `execution_row` does."""
     return (
         transition.transition_id,
+        transition.scope,
         transition.agent,
         transition.model,
         transition.from_state,
         transition.to_state,
         transition.rule,
         transition.reason,
+        transition.by,
+        transition.health,
         transition.consecutive_failures,
+        transition.total_failures,
+        transition.unique_errors,
         transition.errors,
+        transition.error_hash,
         transition.within_s,
         transition.cooldown_s,
-        None if transition.open_until is None else _time(transition.open_until),
+        _time_or_null(transition.open_until),
+        _time_or_null(transition.last_failure_at),
+        _time_or_null(transition.last_success_at),
         transition.version,
         _time(transition.at),
+        sequence,
+    )
+
+
+def guard_row(event: GuardEvent, sequence: int) -> Row:
+    """A task's stop, or its going on, as a row of `guard_events`. Raises as `execution_row` does."""
+    return (
+        event.event_id,
+        event.kind,
+        event.agent,
+        event.tenant,
+        event.task_id,
+        event.execution_id,
+        event.rule,
+        event.reason,
+        event.by,
+        event.iterations,
+        event.tokens,
+        _money(event.cost),
+        event.consecutive_failures,
+        event.total_failures,
+        event.unique_errors,
+        _time(event.at),
         sequence,
     )
 
@@ -219,6 +251,10 @@ def _money(nano: int) -> Decimal:
     if abs(nano) >= 10**_MONEY_DIGITS:
         raise Unstorable(f"an amount of {nano} nano-dollars is beyond what a column of money holds")
     return Decimal(nano).scaleb(-9)
+
+
+def _time_or_null(moment: datetime | None) -> datetime | None:
+    return None if moment is None else _time(moment)
 
 
 def _time(moment: datetime) -> datetime:

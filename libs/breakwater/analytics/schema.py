@@ -5,7 +5,7 @@ twice is replaced. Two things follow. Everything is read with FINAL, as the repl
 whatever partitions or sorts a table must never change for a key: rows are replaced within a partition only. Hence
 `executions` by `completed_at` and `attempts` by `started_at`: both stand in the one record that the bus lets exactly
 one writer publish. A job id that is used again after the bus forgot it ran again, and cost again: other times, so
-another row, as it must be for the books. The three small tables have no partition at all.
+another row, as it must be for the books. The small tables have no partition at all.
 
 `event_sequence`, the message's place in its stream, is the version: of two rows with one key the later message stays.
 """
@@ -24,6 +24,7 @@ _WORD_OR_NULL = "LowCardinality(Nullable(String))"
 _TEXT_OR_NULL = "Nullable(String)"
 _MONEY_OR_NULL = "Nullable(Decimal(18, 9))"
 _MONEY_BY_WORD = "Map(LowCardinality(String), Decimal(18, 9))"
+_TIME_OR_NULL = f"Nullable({_TIME})"
 _COUNT_OR_NULL = "Nullable(UInt64)"
 
 _ERROR = {
@@ -56,10 +57,12 @@ class Table:
     """Partitioned by the month of `time`."""
     find_by: tuple[str, ...] = field(default=())
     """Ids that rows are looked up by, though the sorting key does not begin with them."""
+    earlier: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Columns added later, with what they are in rows that were stored before, as SQL; others are NULL, 0 or empty."""
 
     def ddl(self) -> str:
         """The statement that creates the table where it is missing."""
-        lines = [f"{name} {kind}{_codec(name)}" for name, kind in self.columns.items()]
+        lines = [self._column(name) for name in self.columns]
         lines += [_index(name) for name in self.find_by]
         partition = f"PARTITION BY toYYYYMM({self.time}) " if self.monthly else ""
         # Whole partitions are dropped when all of it is too old; no part is rewritten to take single rows out.
@@ -75,7 +78,7 @@ class Table:
         """The statement that adds a column where it is missing, at its place."""
         before = list(self.columns)[: list(self.columns).index(name)]
         place = f"AFTER {before[-1]}" if before else "FIRST"
-        return f"ALTER TABLE {self.name} ADD COLUMN IF NOT EXISTS {name} {self.columns[name]}{_codec(name)} {place}"
+        return f"ALTER TABLE {self.name} ADD COLUMN IF NOT EXISTS {self._column(name)} {place}"
 
     def add_index(self, name: str) -> str:
         """The statement that adds the index of a column of `find_by` where it is missing.
@@ -83,6 +86,10 @@ class Table:
         It serves rows stored from then on, and older ones as they are merged: until then those are read in full.
         """
         return f"ALTER TABLE {self.name} ADD {_index(name, 'IF NOT EXISTS ')}"
+
+    def _column(self, name: str) -> str:
+        default = f" DEFAULT {self.earlier[name]}" if name in self.earlier else ""
+        return f"{name} {self.columns[name]}{default}{_codec(name)}"
 
 
 def _index(column: str, where: str = "") -> str:
@@ -122,7 +129,7 @@ EXECUTIONS = Table(
         "metadata": "String",
         "queued_at": _TIME,
         "dispatched_at": _TIME,
-        "started_at": f"Nullable({_TIME})",
+        "started_at": _TIME_OR_NULL,
         "completed_at": _TIME,
         "duration_ms": "UInt64",
         "cache_hit": "Bool",
@@ -161,6 +168,7 @@ ATTEMPTS = Table(
         "short_circuited": "Bool",
         "refused_by": _WORD_OR_NULL,
         "counts_for_breaker": "Bool",
+        "breaker_version": _COUNT_OR_NULL,
         "cause": _WORD,
         "backoff_ms": "UInt64",
         "dropped_messages": "UInt32",
@@ -176,22 +184,57 @@ BREAKER_TRANSITIONS = Table(
     "breaker_transitions",
     {
         "transition_id": "String",
+        "scope": _WORD,
         "agent": _WORD,
         "model": _WORD,
         "from_state": _WORD,
         "to_state": _WORD,
         "rule": _WORD_OR_NULL,
         "reason": "String",
+        "by": _TEXT_OR_NULL,
+        "health": _WORD_OR_NULL,
         "consecutive_failures": "UInt32",
+        "total_failures": _COUNT_OR_NULL,
+        "unique_errors": _COUNT_OR_NULL,
         "errors": "UInt32",
+        "error_hash": _TEXT_OR_NULL,
         "within_s": "Nullable(Float64)",
         "cooldown_s": "Float64",
-        "open_until": f"Nullable({_TIME})",
+        "open_until": _TIME_OR_NULL,
+        "last_failure_at": _TIME_OR_NULL,
+        "last_success_at": _TIME_OR_NULL,
         "version": "UInt64",
         "at": _TIME,
         "event_sequence": "UInt64",
     },
     order_by=("agent", "model", "transition_id"),
+    time="at",
+    # Before they could be shared, each was one agent's on one model.
+    earlier={"scope": "'agent_model'"},
+)
+
+GUARD_EVENTS = Table(
+    "guard_events",
+    {
+        "event_id": "String",
+        "kind": _WORD,
+        "agent": _WORD,
+        "tenant": _WORD_OR_NULL,
+        "task_id": "String",
+        "execution_id": _TEXT_OR_NULL,
+        "rule": _WORD_OR_NULL,
+        "reason": "String",
+        "by": _TEXT_OR_NULL,
+        "iterations": "UInt64",
+        "tokens": "UInt64",
+        "cost": "Decimal(18, 9)",
+        "consecutive_failures": "UInt32",
+        "total_failures": "UInt32",
+        "unique_errors": "UInt32",
+        "at": _TIME,
+        "event_sequence": "UInt64",
+    },
+    order_by=("task_id", "event_id"),
     time="at",
 )
 
@@ -234,7 +277,7 @@ ALERTS = Table(
     time="at",
 )
 
-TABLES = (EXECUTIONS, ATTEMPTS, BREAKER_TRANSITIONS, BUDGET_EVENTS, ALERTS)
+TABLES = (EXECUTIONS, ATTEMPTS, BREAKER_TRANSITIONS, GUARD_EVENTS, BUDGET_EVENTS, ALERTS)
 
 EXECUTIONS_PER_MINUTE = """
 CREATE OR REPLACE VIEW executions_per_minute AS

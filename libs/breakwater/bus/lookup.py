@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import cast
 
 import nats.errors
 from nats.aio.client import Client
-from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NotFoundError
 
 from breakwater.bus.errors import BusUnavailable
 from breakwater.contracts.subjects import Stream
 
 LOOKUP_TIMEOUT_S = 5.0
+
+Connection = Callable[[], Client]
+"""Gives the connection, once there is one: for services, which do not name NATS' own types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +28,39 @@ class Found:
     data: bytes
     sequence: int
     headers: Mapping[str, str]
+    stored_at: datetime
+    """When the server took it: UTC, by the server's clock, cut to microseconds."""
+
+
+def found(data: bytes | None, headers: Mapping[str, str]) -> Found:
+    """What a direct get answered, which says in headers of its own where the message stands."""
+    return Found(
+        subject=headers["Nats-Subject"],
+        data=data or b"",
+        sequence=int(headers["Nats-Sequence"]),
+        headers=headers,
+        stored_at=datetime.fromisoformat(headers["Nats-Time-Stamp"]),
+    )
+
+
+def no_stream(stream: Stream) -> BusUnavailable:
+    """Nobody listens for direct gets: the server can't tell a stream that was never made from one that is down."""
+    return BusUnavailable(
+        f"no server holds the stream {stream}: `breakwater setup` creates it; if it was created, wait for its servers"
+    )
 
 
 class Lookup:
     """Looks messages up by subject, served by any replica (direct get)."""
 
-    def __init__(self, connection: Callable[[], Client]) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     async def last(self, stream: Stream, subject: str) -> Found | None:
         """The last message on a subject, or None.
 
         Raises:
-            BusUnavailable: NATS does not answer.
+            BusUnavailable: NATS does not answer, or has no such stream.
         """
         try:
             message = (
@@ -47,9 +70,11 @@ class Lookup:
             )
         except NotFoundError:
             return None
+        except nats.errors.NoRespondersError as error:
+            raise no_stream(stream) from error
         except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
             raise BusUnavailable(f"NATS did not answer for {subject}: {error or type(error).__name__}") from error
-        return Found(message.subject or subject, message.data or b"", message.seq or 0, _headers(message))
+        return found(message.data, cast(Mapping[str, str], message.headers or {}))
 
     async def identity(self, stream: Stream) -> str:
         """What tells this stream from one of the same name that was made after it was deleted: when it was created.
@@ -63,7 +88,3 @@ class Lookup:
         except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
             raise BusUnavailable(f"NATS did not answer for {stream}: {error or type(error).__name__}") from error
         return format(info.created.timestamp(), ".6f") if info.created else "unknown"
-
-
-def _headers(message: RawStreamMsg) -> Mapping[str, str]:
-    return cast(Mapping[str, str], message.headers or {})

@@ -65,7 +65,7 @@ def consumes(stream: Stream, *durables: str) -> tuple[str, ...]:
 
 
 def reads(*streams: Stream) -> tuple[str, ...]:
-    """What to publish to for direct gets: by sequence, and by subject."""
+    """What to publish to for direct gets: by sequence, by subject, and in batches."""
     return tuple(
         subject for stream in streams for subject in (f"$JS.API.DIRECT.GET.{stream}", f"$JS.API.DIRECT.GET.{stream}.>")
     )
@@ -78,8 +78,8 @@ def _grant(user: str, *, publish: Iterable[str], subscribe: Iterable[str] = ()) 
 GRANTS = (
     _grant(
         "request",
-        # Breakers: one that a person resets or forces open.
-        publish=("bw.jobs.>", "bw.breakers.>", *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ)),
+        # Breakers and guards: what a person resets, or forces open.
+        publish=("bw.jobs.>", "bw.breakers.>", "bw.guards.>", *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ)),
         subscribe=("bw.results.>", "bw.progress.>"),
     ),
     _grant(
@@ -106,7 +106,13 @@ GRANTS = (
     ),
     _grant(
         "breaker",
-        publish=("bw.breakers.>", "bw.dlq.>", *consumes(Stream.EVENTS, "breaker")),
+        publish=(
+            "bw.breakers.>",
+            "bw.dlq.>",
+            *consumes(Stream.EVENTS, "breaker"),
+            # When Redis was emptied, it builds its state anew from what is stored.
+            *reads(Stream.EVENTS),
+        ),
     ),
     _grant(
         "budget",

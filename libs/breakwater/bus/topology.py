@@ -112,7 +112,7 @@ def consumers(plan: Plan) -> tuple[tuple[Stream, ConsumerConfig], ...]:
         (Stream.PARKED, _durable(PARKED_CONSUMER, ["bw.parked.*.*"], max_ack_pending=-1)),
         (Stream.EVENTS, _durable("breaker", ["bw.attempts.>"], max_ack_pending=10_000)),
         (Stream.EVENTS, _durable("budget", ["bw.attempts.>"], max_ack_pending=10_000)),
-        (Stream.EVENTS, _durable("alerter", ["bw.breakers.>", "bw.budgets.>"], max_ack_pending=1_000)),
+        (Stream.EVENTS, _durable("alerter", ["bw.breakers.>", "bw.guards.>", "bw.budgets.>"], max_ack_pending=1_000)),
         (Stream.EVENTS, _durable("sink-events", ["bw.>"], max_ack_pending=50_000)),
         (Stream.ALERTS, _durable("sink-alerts", ["bw.alerts.>"], max_ack_pending=10_000)),
         *(

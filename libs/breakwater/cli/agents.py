@@ -1,223 +1,123 @@
-"""`breakwater agents`: how every agent is doing: figures from ClickHouse, breakers and spend from Redis."""
+"""`breakwater agents`: how every agent fares, on each of its models."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from breakwater.cli import connect, formats, output
+from breakwater.cli import agent_figures, formats, output
 from breakwater.cli.connect import run
-from breakwater.cli.errors import CliError, ExitCode
-from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, Plane
+from breakwater.cli.errors import ExitCode
+from breakwater.cli.plane import ApiKeyOption, ConfigOption, DataOption, JsonOption, Plane, UrlOption
 
 if TYPE_CHECKING:
-    from breakwater.analytics.queries import AgentSummary
-    from breakwater.config import Config
-
-
-@dataclass(frozen=True, slots=True)
-class ModelBreaker:
-    """The breaker of an agent's model, as Redis has it now."""
-
-    model: str
-    state: str
-    """`open`, `half_open`, `closed`, or `off` where the config has none."""
-    open_for_ms: int | None
-    """How long calls are still refused; None unless open."""
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """What Redis knows now."""
-
-    breakers: Mapping[str, tuple[ModelBreaker, ...]]
-    spent_today: Mapping[str, int]
-    """Nano-dollars, by agent, for those that spent."""
+    from breakwater.contracts.events import AgentHealth, BreakerState, ModelHealth
 
 
 def agents(
-    since: Annotated[str, typer.Option("--since", metavar="AGO", help="Figures since: 1h, 24h, 7d, a time.")] = "24h",
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="AGO", help="Show runs, latency and cost too, since: 1h, 24h, 7d, a time."),
+    ] = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
     config: ConfigOption = None,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show every agent: successes, latency and cost, the state of its breakers now, and what it spent today.
+    """Show how every agent fares, and how on each of its models.
 
-    Figures come from ClickHouse, breakers and today's spend from Redis. Where one of the two does not answer the rest
-    is shown, and what is missing is said.
+    `healthy`; `degraded`: something is amiss; `unhealthy`: no call gets through. A model is unhealthy while its breaker
+    is not closed, an agent when all its models are. The column `fails` counts failed calls in a row.
+
+    With --since it also shows what each agent did, from ClickHouse, and what it spent today, from Redis.
 
     For example:
 
         breakwater agents
 
-        breakwater agents --since 7d --json | jq '.[] | {agent, success_rate, spend}'
+        breakwater agents --since 7d
+
+        breakwater agents --json | jq -r '.[] | select(.health != "healthy") | .agent_id'
     """
-    begin = formats.since(since, datetime.now(UTC))
+    from breakwater.cli import api
+    from breakwater.contracts.events import AgentHealth
+
+    now = datetime.now(UTC)
+    begin = None if since is None else formats.since(since, now)
     plane = Plane(data)
-    # Asked first: no running plane at all is told once, and before the config file is missed.
-    urls = plane.clickhouse_url, plane.redis_url
-    settings = plane.config(config)
-    summaries, live, missing = run(_look(*urls, settings, begin))
-    for error in missing:
-        output.note(f"{error.message}")
+    document = run(api.get(plane.door(url, api_key), "agents"))
+    told = api.read(list[AgentHealth], document)
+    names = [agent.agent_id for agent in told]
+    figures = None
+    if begin is not None:
+        where = plane.clickhouse_url, plane.redis_url, plane.config(config)
+        figures = run(agent_figures.look(*where, begin))
+        for error in figures.missing:
+            output.note(error.message)
     if as_json:
-        output.json_document([_json(name, settings, summaries, live) for name in _names(settings, summaries)])
+        if figures is not None:
+            document = [
+                *(agent | agent_figures.document(agent["agent_id"], figures) for agent in document),
+                *(
+                    {"agent_id": name, "health": None, **agent_figures.document(name, figures)}
+                    for name in agent_figures.gone(names, figures)
+                ),
+            ]
+        output.json_document(document)
     else:
-        _table(settings, summaries, live)
-    if len(missing) == 2:
+        _show_health(told, now)
+        if figures is not None:
+            output.write("")
+            agent_figures.show(names, figures)
+    if figures is not None and len(figures.missing) == 2:
         raise typer.Exit(ExitCode.UNREACHABLE)
 
 
-async def _look(
-    clickhouse_url: str, redis_url: str, config: Config, since: datetime
-) -> tuple[dict[str, AgentSummary] | None, Live | None, list[CliError]]:
-    import asyncio
-
-    from breakwater.cli.errors import expected
-
-    figures, live = await asyncio.gather(
-        _figures(clickhouse_url, since), _live(redis_url, config), return_exceptions=True
-    )
-    missing: list[CliError] = []
-    for answer in (figures, live):
-        if isinstance(answer, BaseException):
-            known = expected(answer)
-            if known is None:
-                raise answer
-            missing.append(known)
-    return (
-        None if isinstance(figures, BaseException) else figures,
-        None if isinstance(live, BaseException) else live,
-        missing,
-    )
-
-
-async def _figures(url: str, since: datetime) -> dict[str, AgentSummary]:
-    from breakwater.analytics.queries import agent_summaries
-
-    async with connect.analytics(url) as analytics:
-        return {summary.agent: summary for summary in await agent_summaries(analytics, since=since)}
-
-
-async def _live(url: str, config: Config) -> Live:
-    from breakwater.state.breakers import BreakerKey, Breakers
-    from breakwater.state.budgets import Budgets
-
-    keys = [
-        BreakerKey(name, model)
-        for name, agent in config.agents.items()
-        if agent.breaker is not None
-        for model in agent.chain
-    ]
-    async with connect.state(url) as redis:
-        loaded = await Breakers(redis).load(keys) if keys else []
-        counters = await Budgets(redis, config.budgets.zone).counters("daily", datetime.now(UTC))
-    found: dict[str, list[ModelBreaker]] = {
-        name: [ModelBreaker(model, "off", None) for model in agent.chain] if agent.breaker is None else []
-        for name, agent in config.agents.items()
-    }
-    for key, one in zip(keys, loaded, strict=True):
-        left_ms = one.breaker.open_until_ms - one.now_ms
-        is_open = one.breaker.state == "open"
-        found[key.agent].append(ModelBreaker(key.model, one.breaker.state, max(0, left_ms) if is_open else None))
-    spent = {field.removeprefix("spent:agent:"): value for field, value in counters.items() if "spent:agent:" in field}
-    return Live({name: tuple(breakers) for name, breakers in found.items()}, spent)
-
-
-def _names(config: Config, summaries: Mapping[str, AgentSummary] | None) -> list[str]:
-    gone = sorted(set(summaries or ()) - set(config.agents))
-    return [*config.agents, *gone]
-
-
-def _table(config: Config, summaries: Mapping[str, AgentSummary] | None, live: Live | None) -> None:
+def _show_health(agents: list[AgentHealth], now: datetime) -> None:
     rows: list[tuple[output.Cell, ...]] = []
-    for name in _names(config, summaries):
-        summary = (summaries or {}).get(name)
-        rows.append(
-            (
-                name if name in config.agents else (f"{name} (not configured)", "dim"),
-                _breakers(live.breakers.get(name, ())) if live else "",
-                str(summary.executions) if summary else "0" if summaries is not None else "",
-                "" if summary is None or summary.success_rate is None else _rate(summary.success_rate),
-                formats.duration(summary.p50_ms) if summary else "",
-                formats.duration(summary.p95_ms) if summary else "",
-                f"{summary.retries}/{summary.fallbacks}/{summary.short_circuits}" if summary else "",
-                _spend(summary) if summary else "",
-                formats.money(summary.wasted) if summary else "",
-                formats.money(live.spent_today.get(name, 0)) if live else "",
-            )
-        )
+    for agent in agents:
+        until = agent.circuit_open_until
+        opens = "" if until is None else open_until("open", until, now)
+        rows.append(((agent.agent_id, "bold"), output.state(agent.health), "", *_calls(agent, now), opens))
+        for model in agent.models:
+            breaker = ("off", "dim") if model.breaker is None else output.state(model.breaker)
+            opens = open_until(model.breaker, model.circuit_open_until, now)
+            rows.append((f"  {model.model}", output.state(model.health), breaker, *_calls(model, now), opens))
     output.table(
         [
-            output.Column("agent"),
-            output.Column("breakers"),
-            output.Column("runs", right=True, drop=2),
-            output.Column("ok", right=True, drop=1),
-            output.Column("p50", right=True, drop=6),
-            output.Column("p95", right=True, drop=5),
-            output.Column("retried/fell back/refused", right=True, drop=8),
-            output.Column("cost", right=True, drop=4),
-            output.Column("wasted", right=True, drop=7),
-            output.Column("today", right=True, drop=3),
+            output.Column("agent, models"),
+            output.Column("health"),
+            output.Column("breaker"),
+            output.Column("fails", right=True, drop=1),
+            output.Column("last failure", drop=2),
+            output.Column("last success", drop=3),
+            output.Column("open until"),
         ],
         rows,
+        empty="no agents are configured",
     )
 
 
-def _breakers(breakers: tuple[ModelBreaker, ...]) -> output.Cell:
-    """What is not closed, in words; else that all is well."""
-    if all(one.state == "off" for one in breakers):
-        return ("off", "dim")
-    parts = [
-        f"{one.model} half open" if one.state == "half_open" else f"{one.model} open{_for(one.open_for_ms)}"
-        for one in breakers
-        if one.state in ("open", "half_open")
-    ]
-    if not parts:
-        return output.state("closed")
-    worst = "open" if any(one.state == "open" for one in breakers) else "half_open"
-    return output.state(worst, ", ".join(parts))
+def _calls(told: AgentHealth | ModelHealth, now: datetime) -> tuple[str, str, str]:
+    failure, success = told.last_failure_at, told.last_success_at
+    return (
+        str(told.consecutive_failures),
+        "" if failure is None else formats.clock(failure, now),
+        "" if success is None else formats.clock(success, now),
+    )
 
 
-def _for(open_for_ms: int | None) -> str:
-    return f" {formats.duration(open_for_ms)}" if open_for_ms else ", next call probes"
-
-
-def _rate(rate: float) -> output.Cell:
-    # Rounded down: 99.96 % is not all.
-    text = f"{int(rate * 1000) / 10:.1f} %"
-    return (text, "green" if rate >= 0.99 else "yellow" if rate >= 0.9 else "red")
-
-
-def _spend(summary: AgentSummary) -> str:
-    more = "+" if summary.unknown_costs and summary.spend is not None else ""
-    return f"{formats.money(summary.spend)}{more}"
-
-
-def _json(name: str, config: Config, summaries: Mapping[str, AgentSummary] | None, live: Live | None) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from breakwater.contracts.types import usd_from_nano
-
-    def usd(nano: int | None) -> str | None:
-        return None if nano is None else usd_from_nano(nano)
-
-    summary = (summaries or {}).get(name)
-    figures: dict[str, Any] = {}
-    if summary is not None:
-        figures = asdict(summary) | {
-            "success_rate": summary.success_rate,
-            "spend": usd(summary.spend),
-            "wasted": usd(summary.wasted),
-        }
-    return {
-        "agent": name,
-        "configured": name in config.agents,
-        **figures,
-        "breakers": None if live is None else [asdict(one) for one in live.breakers.get(name, ())],
-        "spent_today": None if live is None else usd(live.spent_today.get(name, 0)),
-    }
+def open_until(state: BreakerState | None, until: datetime | None, now: datetime) -> str:
+    """When a breaker may let a call pass again, in words; empty where it lets calls pass."""
+    if state == "isolated":
+        return "until reset"
+    if state == "half_open":
+        return "a call probes it"
+    if state != "open":
+        return ""
+    if until is None or until <= now:
+        return "next call probes it"
+    return f"{formats.clock(until, now)}, {formats.duration((until - now).total_seconds() * 1000)}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from breakwater.cli import formats, output
+from breakwater.cli import formats, output, rules_in_words
 from breakwater.cli.plane import JsonOption
 
 if TYPE_CHECKING:
@@ -49,11 +49,13 @@ def check(
         [
             output.Column("agent"),
             output.Column("models"),
-            output.Column("retry", drop=3),
-            output.Column("timeouts", drop=4),
-            output.Column("at once", right=True, drop=5),
-            output.Column("breaker", drop=2),
+            output.Column("retry", drop=2),
+            output.Column("timeouts", drop=3),
+            output.Column("at once", right=True, drop=4),
             output.Column("budget", drop=1),
+            output.Column("breaker", below=True),
+            output.Column("guard", below=True),
+            output.Column("rate limit", below=True),
         ],
         [
             (
@@ -62,8 +64,10 @@ def check(
                 _retry(agent),
                 f"{agent.timeout_s:g} s, {agent.total_timeout_s:g} s in all",
                 str(agent.concurrency),
-                _breaker(agent),
                 _budget(agent),
+                rules_in_words.breaker(agent.breaker),
+                rules_in_words.guard(agent.guard),
+                _rate_limits(config, agent),
             )
             for name, agent in config.agents.items()
         ],
@@ -74,10 +78,20 @@ def effective(config: Config) -> dict[str, object]:
     """The agents with every default filled in."""
     return {
         name: {
-            "models": [{"model": model, "provider": config.provider_name(agent, model)} for model in agent.chain],
+            "models": [_model(config, agent, model) for model in agent.chain],
             **agent.model_dump(mode="json", exclude={"model", "fallback_models", "provider", "system_prompt"}),
         }
         for name, agent in config.agents.items()
+    }
+
+
+def _model(config: Config, agent: Agent, model: str) -> dict[str, object]:
+    settings = config.models.get(model)
+    limit = None if settings is None else settings.rate_limit
+    return {
+        "model": model,
+        "provider": config.provider_name(agent, model),
+        "rate_limit": None if limit is None else limit.model_dump(mode="json"),
     }
 
 
@@ -89,16 +103,15 @@ def _retry(agent: Agent) -> str:
     return f"{retry.max_attempts}x, {retry.base_s:g}{ceiling} s"
 
 
-def _breaker(agent: Agent) -> str:
-    rules = agent.breaker
-    if rules is None:
-        return "off"
-    parts: list[str] = []
-    if rules.consecutive_failures is not None:
-        parts.append(f"{rules.consecutive_failures} in a row")
-    if rules.errors is not None:
-        parts.append(f"{rules.errors} in {rules.within_s:g} s")
-    return f"{' or '.join(parts)}, {rules.cooldown_s:g} s"
+def _rate_limits(config: Config, agent: Agent) -> str:
+    """The agent's own, and those of its models, which it shares with others."""
+    own = rules_in_words.rate_limit(agent.rate_limit)
+    shared = [
+        f"{model}: {rules_in_words.rate_limit(settings.rate_limit)}"
+        for model in agent.chain
+        if (settings := config.models.get(model)) is not None and settings.rate_limit is not None
+    ]
+    return "; ".join(([] if shared and agent.rate_limit is None else [own]) + shared)
 
 
 def _budget(agent: Agent) -> str:

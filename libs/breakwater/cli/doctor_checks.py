@@ -73,13 +73,26 @@ def secrets(config: Config) -> list[Finding]:
 
 
 async def _redis(plane: Plane) -> list[Finding]:
+    from breakwater.state.breakers import Breakers
     from breakwater.state.inspect import inspect
 
     url = plane.redis_url
     async with connect.state(url) as redis:
         facts = await inspect(redis)
+        attended = await Breakers(redis).attended()
     answers = f"{connect.shown(url)} answers in {facts.ping_ms:.1f} ms (server {facts.version})"
-    findings = [Finding("redis", slow(facts.ping_ms), answers), clock("redis", facts.clock_ahead_s)]
+    findings = [
+        Finding("redis", slow(facts.ping_ms), answers),
+        clock("redis", facts.clock_ahead_s),
+        Finding("breakers", "ok", "a breaker service attends")
+        if attended
+        else Finding(
+            "breakers",
+            "warn",
+            "no breaker service attends: failures open no breaker, and the health of agents is out of date",
+            "Is the service `breaker` running? See its log; after an outage it makes up for what it missed first.",
+        ),
+    ]
     if facts.appendonly is None or facts.maxmemory_policy is None:
         remedy = "Make sure of appendonly (or its like) and of noeviction where it is managed."
         findings.append(Finding("redis", "warn", "its settings are hidden", remedy))

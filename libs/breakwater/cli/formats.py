@@ -25,6 +25,11 @@ def dollars(usd: Decimal | str) -> str:
     return f"{sign}${int(whole.lstrip('-')):,}.{places.rstrip('0').ljust(2, '0')}"
 
 
+def counted(number: int, what: str) -> str:
+    """`1 token`, `200,000 tokens`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def duration(ms: float | None) -> str:
     """Milliseconds as `850 ms`, `1.2 s`, `2 min 05 s` or `3 h 20 min`; empty for None."""
     if ms is None:

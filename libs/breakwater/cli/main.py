@@ -10,11 +10,13 @@ import typer
 
 from breakwater.cli import (
     agents,
+    breakers,
     config_check,
     contract,
     doctor,
     errors,
     executions,
+    guards,
     keys,
     query,
     setup,
@@ -43,6 +45,8 @@ app.command(rich_help_panel="Look")(tail.tail)
 app.command(rich_help_panel="Look")(agents.agents)
 app.command(rich_help_panel="Look")(executions.executions)
 app.command(rich_help_panel="Look")(query.query)
+app.add_typer(breakers.app, name="breakers", rich_help_panel="Look")
+app.add_typer(guards.app, name="guards", rich_help_panel="Look")
 app.command(rich_help_panel="Run")(doctor.doctor)
 app.command(rich_help_panel="Run")(setup.setup)
 app.command(rich_help_panel="Run")(contract.contract)

@@ -35,9 +35,13 @@ STYLES = {
     "short_circuited": "magenta",
     "worker_lost": "magenta",
     "cancelled": "magenta",
+    "healthy": "green",
+    "degraded": "yellow",
+    "unhealthy": "red",
     "error": "red",
     "fail": "red",
     "open": "red",
+    "isolated": "red",
     "dead_lettered": "red",
     "hard_cap": "red",
     "critical": "red",
@@ -47,11 +51,15 @@ STYLES = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. Of those that do not fit, the ones of the highest `drop` go first; 0 stays."""
+    """A column of a table. Of those that do not fit, the ones of the highest `drop` go first; 0 stays.
+
+    Where not all fit, what is `below` gets a line of its own under the row instead, and is never left out.
+    """
 
     title: str
     right: bool = False
     drop: int = 0
+    below: bool = False
 
 
 def state(name: str, text: str | None = None) -> Cell:
@@ -75,10 +83,10 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def note(text: str) -> None:
+def note(text: str, style: str = "dim") -> None:
     """Prints something that is no part of the answer, dimmed, to stderr."""
     if is_terminal(sys.stderr):
-        console(stderr=True).print(text, style="dim", highlight=False, markup=False)
+        console(stderr=True).print(text, style=style, highlight=False, markup=False)
     else:
         sys.stderr.write(text + "\n")
 
@@ -86,7 +94,7 @@ def note(text: str) -> None:
 def styled(*cells: Cell) -> None:
     """Prints cells in one line, each in its style where there is a terminal."""
     if not is_terminal(sys.stdout):
-        write("".join(_text(cell) for cell in cells))
+        write("".join(text_of(cell) for cell in cells))
         return
     from rich.text import Text
 
@@ -100,7 +108,9 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], *, empty: s
     if not listed:
         note(empty)
     elif (screen := terminal_width()) is not None:
-        _rich_table(columns, listed, screen)
+        from breakwater.cli import drawn_table
+
+        drawn_table.draw(columns, listed, screen)
     else:
         _plain_table(columns, listed)
 
@@ -109,7 +119,7 @@ def records(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], *, empty:
     """Prints a table, or each row as a list of its own where the terminal is too narrow for so many columns."""
     listed = [list(row) for row in rows]
     screen = terminal_width()
-    narrow = [min(width, _LEAST_WIDTH) for width in _widths(columns, listed)] if listed else []
+    narrow = [min(width, _LEAST_WIDTH) for width in widths(columns, listed)] if listed else []
     if screen is None or sum(narrow) + GAP * len(narrow) <= screen:
         table(columns, listed, empty=empty)
         return
@@ -156,55 +166,26 @@ def plain(value: Any) -> Any:
     return str(value) if not isinstance(value, Decimal) else f"{value:f}"
 
 
-def _text(cell: Cell) -> str:
+def text_of(cell: Cell) -> str:
+    """A cell without its style."""
     return cell if isinstance(cell, str) else cell[0]
 
 
-def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[int]:
+def widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[int]:
+    """What each column takes, its title included."""
     from rich.cells import cell_len
 
     return [
-        max(cell_len(column.title), *(cell_len(_text(row[index])) for row in rows))
+        max(cell_len(column.title), *(cell_len(text_of(row[index])) for row in rows))
         for index, column in enumerate(columns)
     ]
 
 
 def _plain_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
-    widths = _widths(columns, rows)
+    taken = widths(columns, rows)
     for cells in ([column.title for column in columns], *rows):
         line = (
-            _text(cell).rjust(width) if column.right else _text(cell).ljust(width)
-            for cell, column, width in zip(cells, columns, widths, strict=True)
+            text_of(cell).rjust(width) if column.right else text_of(cell).ljust(width)
+            for cell, column, width in zip(cells, columns, taken, strict=True)
         )
         write((" " * GAP).join(line).rstrip())
-
-
-def _rich_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], available: int) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = _fitting(columns, _widths(columns, rows), available)
-    drawn = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold dim")
-    for index in shown:
-        column = columns[index]
-        drawn.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
-    for row in rows:
-        drawn.add_row(*(Text(*_pair(row[index])) for index in shown))
-    console().print(drawn)
-    if len(shown) < len(columns):
-        left_out = ", ".join(columns[index].title for index in range(len(columns)) if index not in shown)
-        note(f"({left_out}: left out, the terminal is too narrow; --json has everything)")
-
-
-def _fitting(columns: Sequence[Column], widths: Sequence[int], available: int) -> list[int]:
-    shown = list(range(len(columns)))
-    while sum(widths[index] + GAP for index in shown) - GAP > available:
-        least = max(shown, key=lambda index: columns[index].drop)
-        if columns[least].drop == 0:
-            break
-        shown.remove(least)
-    return shown
-
-
-def _pair(cell: Cell) -> tuple[str, str]:
-    return (cell, "") if isinstance(cell, str) else cell

@@ -28,6 +28,8 @@ DataOption = Annotated[
     typer.Option("--data", metavar="DIR", help="Data directory of a running `breakwater up`. [default: .breakwater]"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON for programs, errors too (on stderr).")]
+UrlOption = Annotated[str | None, typer.Option("--url", help="The HTTP interface. [env: BREAKWATER_URL]")]
+ApiKeyOption = Annotated[str | None, typer.Option("--api-key", help="[env: BREAKWATER_API_KEY]")]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(

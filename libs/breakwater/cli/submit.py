@@ -19,7 +19,7 @@ from breakwater.cli import output
 from breakwater.cli.connect import run
 from breakwater.cli.errors import wrong_usage
 from breakwater.cli.given import read_file, read_stdin, sendable
-from breakwater.cli.plane import DataOption, JsonOption, Plane
+from breakwater.cli.plane import ApiKeyOption, DataOption, JsonOption, Plane, UrlOption
 from breakwater.cli.submit_answer import accepted, show, tell_if_recorded
 
 DEFAULT_WAIT_S = 30.0
@@ -64,8 +64,8 @@ def submit(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer.")] = True,
     wait_s: Annotated[float, typer.Option("--wait-s", metavar="SECONDS", help="How long to wait.")] = DEFAULT_WAIT_S,
     via: Annotated[Via, typer.Option("--via", help="Through the HTTP interface, or straight to NATS.")] = Via.HTTP,
-    url: Annotated[str | None, typer.Option("--url", help="The HTTP interface. [env: BREAKWATER_URL]")] = None,
-    api_key: Annotated[str | None, typer.Option("--api-key", help="[env: BREAKWATER_API_KEY]")] = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:

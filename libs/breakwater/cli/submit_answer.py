@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import datetime, timedelta
 from typing import Any, cast
@@ -10,7 +9,7 @@ from typing import Any, cast
 import typer
 
 from breakwater.cli import formats, output
-from breakwater.cli.errors import CliError, ExitCode
+from breakwater.cli.errors import ExitCode
 
 CLOCKS_DIFFER = timedelta(seconds=1)
 """The server's clock may be behind ours by so much, and a job is still no older than its submission."""
@@ -111,24 +110,3 @@ def accepted(job_id: str, *, waited_s: float, as_json: bool) -> None:
         )
         raise typer.Exit(ExitCode.UNDECIDED)
     output.note("accepted")
-
-
-def refused(status: int, body: bytes) -> CliError:
-    """What the HTTP interface said instead of an answer."""
-    try:
-        error = json.loads(body)["error"]
-        code, message = str(error["code"]), str(error["message"])
-        details = [f"{one['path']}: {one['message']}" for one in error.get("details", ()) if one["path"]]
-    except (ValueError, KeyError, TypeError):
-        return CliError(
-            "http", f"the HTTP interface answered {status}, and not in Breakwater's words; is it the right URL?"
-        )
-    # Where no name was close, the message lists all agents, as the detail does.
-    details = [one for one in details if one.partition(": ")[2].removeprefix("configured are ") not in message]
-    if status == 401:
-        return CliError(code, message, "Name one with --api-key or BREAKWATER_API_KEY.")
-    if status == 503:
-        return CliError(code, message, "Try again with the same --job-id.", ExitCode.UNREACHABLE)
-    remedy = "; ".join(details)
-    # What is no job is a wrong call, as it is where the job goes straight to NATS.
-    return CliError(code, message, remedy, ExitCode.USAGE if status in (400, 413, 422) else ExitCode.FAILED)

@@ -60,7 +60,7 @@ class AgentDefaults(Message):
     breaker: Annotated[BreakerRules | None, Off] = Field(default=BreakerRules(), description="Rules, or `off`.")
     refuse_when_open: bool = Field(
         default=False,
-        description="Refuse jobs over HTTP at once (503 `agent_unavailable`) while no model's breaker lets a call pass.",
+        description="Refuse jobs over HTTP at once (503 `agent_unavailable`) while all models' breakers are open.",
     )
     guard: Annotated[GuardRules | None, Off] = Field(
         default=GuardRules(), description="Caps on each task (`task_id`), or `off`."

@@ -49,6 +49,37 @@ class BreakerTransition(Event):
     at: Timestamp
 
 
+class BreakerStatus(Event):
+    """A breaker as it is now."""
+
+    agent: Identifier = Field(description="`*` where all agents share it.")
+    model: ModelId = Field(description="`<provider>/*` where it is a provider's.")
+    state: BreakerState = Field(description="One whose `open_until` has passed is open until a call probes it.")
+    health: Health
+    reason: str | None = Field(default=None, description="Why it is so, in words.")
+    since: Timestamp | None = None
+    open_until: Timestamp | None = None
+    probe_until: Timestamp | None = Field(default=None, description="When the lease of the probe under way ends.")
+    consecutive_failures: Count
+    total_failures: Count
+    unique_errors: Count
+    last_failure_at: Timestamp | None = None
+    last_success_at: Timestamp | None = None
+    version: Count
+
+
+class StoppedTask(Event):
+    """A task that its guard stopped."""
+
+    task_id: Identifier
+    tenant: Identifier | None = None
+    agent: Identifier
+    execution_id: Identifier | None = None
+    rule: GuardRule
+    reason: str
+    since: Timestamp
+
+
 class GuardEvent(Event):
     """The guard of a task stopped it (`tripped`), or a person let it go on (`reset`)."""
 

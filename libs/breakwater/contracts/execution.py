@@ -57,7 +57,9 @@ class ErrorInfo(Event):
     message: str
     status_code: int | None = None
     retryable: bool = False
-    retry_after_s: float | None = Field(default=None, description="What the provider asked to wait.")
+    retry_after_s: float | None = Field(
+        default=None, description="How long to wait before asking again, as far as that is known."
+    )
     hash: str | None = Field(default=None, description="Identity of the normalised error text: 8 hex digits.")
     user_message: str | None = Field(default=None, description="What a parent agent or an end user may read.")
 

@@ -1,17 +1,29 @@
 """Which events people must know of, and in which words. One incident makes one alert.
 
-A breaker's incident begins when it opens and ends when it closes; what happens in between (half-open, a probe that
-fails) is the same incident and says nothing new. A budget's incident is one threshold in one period.
+A breaker's incident begins when it opens, by a rule or by hand, and ends when it closes; what happens in between
+(half-open, a probe that fails, a person who isolates it) is the same incident and says nothing new. A task's incident
+begins when its guard stops it. A budget's incident is one threshold in one period.
+
+The texts are for the people who look after the plane: reasons have their figures and limits.
 """
 
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Collection
 from datetime import UTC, datetime
 from decimal import ROUND_DOWN, Decimal
 
-from breakwater.contracts.events import Alert, AlertEvent, BreakerTransition, BudgetEvent, Enforcement, Severity
+from breakwater.contracts.events import (
+    Alert,
+    AlertEvent,
+    BreakerTransition,
+    BudgetEvent,
+    Enforcement,
+    GuardEvent,
+    Severity,
+)
 from breakwater.contracts.types import NANO_PER_USD, format_time, usd_from_nano
 
 _SEVERITY: dict[AlertEvent, Severity] = {
@@ -19,6 +31,7 @@ _SEVERITY: dict[AlertEvent, Severity] = {
     "breaker_closed": "info",
     "budget_soft_cap": "warning",
     "budget_hard_cap": "critical",
+    "guard_tripped": "critical",
 }
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
     ("budget_soft_cap", "hard"): "Calls that might pass the cap will be refused.",
@@ -27,7 +40,7 @@ _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
 _NOT_ENFORCED = "The cap is not enforced: calls go on."
 
 
-def alert_for(event: BreakerTransition | BudgetEvent, on_events: Collection[AlertEvent]) -> Alert | None:
+def alert_for(event: BreakerTransition | GuardEvent | BudgetEvent, on_events: Collection[AlertEvent]) -> Alert | None:
     """The alert that an event calls for.
 
     Args:
@@ -38,7 +51,13 @@ def alert_for(event: BreakerTransition | BudgetEvent, on_events: Collection[Aler
         None where the event says nothing new, or nothing that people want to be told. The same event always makes
         the same alert, with the same `alert_id`.
     """
-    alert = _of_breaker(event) if isinstance(event, BreakerTransition) else _of_budget(event)
+    match event:
+        case BreakerTransition():
+            alert = _of_breaker(event)
+        case GuardEvent():
+            alert = _of_guard(event)
+        case BudgetEvent():
+            alert = _of_budget(event)
     return alert if alert is not None and alert.event in on_events else None
 
 
@@ -51,7 +70,7 @@ def alert_id(event: AlertEvent, source_id: str) -> str:
 
 
 def _of_breaker(event: BreakerTransition) -> Alert | None:
-    if event.from_state == "closed" and event.to_state == "open":
+    if event.from_state == "closed" and event.to_state in {"open", "isolated"}:
         kind, title, text = "breaker_open", "Breaker open", _opened(event)
     elif event.from_state != "closed" and event.to_state == "closed":
         kind, title, text = "breaker_closed", "Breaker closed", _closed(event)
@@ -63,7 +82,7 @@ def _of_breaker(event: BreakerTransition) -> Alert | None:
         severity=_SEVERITY[kind],
         agent=event.agent,
         model=event.model,
-        title=f"{title}: {event.agent} on {event.model}",
+        title=f"{title}: {_agents(event)} on {_models(event)}",
         text=text,
         payload={
             "agent": event.agent,
@@ -74,7 +93,11 @@ def _of_breaker(event: BreakerTransition) -> Alert | None:
             "timestamp": format_time(event.at),
             "reason": event.reason,
             "consecutive_failures": event.consecutive_failures,
+            "total_failures": event.total_failures,
+            "unique_errors": event.unique_errors,
             "open_until": None if event.open_until is None else format_time(event.open_until),
+            "scope": event.scope,
+            "by": event.by,
         },
         source_id=event.transition_id,
         at=event.at,
@@ -82,19 +105,85 @@ def _of_breaker(event: BreakerTransition) -> Alert | None:
 
 
 def _opened(event: BreakerTransition) -> str:
-    probe = "" if event.open_until is None else f" One probe call is let through after {_moment(event.open_until)}."
+    shared = event.scope != "agent_model"
+    if event.to_state == "isolated":
+        command = _command("breakers", "reset", event.agent, event.model)
+        until, advice = " It stays so until somebody resets it.", f"`{command}` once calls may go on"
+    else:
+        until = "" if event.open_until is None else f" One probe call is let through after {_moment(event.open_until)}."
+        failed = "the agents' latest failed attempts" if shared else "the agent's latest failed attempts"
+        advice = f"look at {failed} and at the provider's status page"
     return (
-        f"{_sentence(event.reason)} Since {_moment(event.at)} no call of {event.agent} goes to {event.model}; "
-        f"its jobs use the fallback models, or fail where there are none.{probe} "
-        "To do: look at the agent's latest failed attempts and at the provider's status page."
+        f"{_sentence(event.reason)} Since {_moment(event.at)} no call of {_callers(event)} goes to {_models(event)}; "
+        f"{'their' if shared else 'its'} jobs use the fallback models, or fail where there are none.{until} "
+        f"To do: {advice}."
     )
 
 
 def _closed(event: BreakerTransition) -> str:
     return (
-        f"{_sentence(event.reason)} Since {_moment(event.at)} calls of {event.agent} go to {event.model} again. "
+        f"{_sentence(event.reason)} Since {_moment(event.at)} calls of {_callers(event)} go to {_models(event)} again. "
         "Nothing to do."
     )
+
+
+def _agents(event: BreakerTransition) -> str:
+    return event.agent if event.scope == "agent_model" else "all agents"
+
+
+def _callers(event: BreakerTransition) -> str:
+    # An agent may have a breaker of its own, or none, while others share one.
+    return event.agent if event.scope == "agent_model" else "all agents that share this breaker"
+
+
+def _models(event: BreakerTransition) -> str:
+    return f"provider {event.model.removesuffix('/*')}" if event.scope == "provider" else event.model
+
+
+def _of_guard(event: GuardEvent) -> Alert | None:
+    if event.kind != "tripped":
+        return None
+    return Alert(
+        alert_id=alert_id("guard_tripped", event.event_id),
+        event="guard_tripped",
+        severity=_SEVERITY["guard_tripped"],
+        agent=event.agent,
+        title=f"Task stopped: {event.task_id} of {event.agent}",
+        text=_stopped(event),
+        payload={
+            "agent": event.agent,
+            "task_id": event.task_id,
+            "tenant": event.tenant,
+            "execution_id": event.execution_id,
+            "rule": event.rule,
+            "reason": event.reason,
+            "iterations": event.iterations,
+            "tokens": event.tokens,
+            "cost": usd_from_nano(event.cost),
+            "status": "pending",
+            "timestamp": format_time(event.at),
+        },
+        source_id=event.event_id,
+        at=event.at,
+    )
+
+
+def _stopped(event: GuardEvent) -> str:
+    tenant = "" if event.tenant is None else f" of tenant {event.tenant}"
+    reset = _command("guards", "reset", event.task_id, tenant=event.tenant)
+    iterations = f"{event.iterations:,} iteration{'' if event.iterations == 1 else 's'}"
+    return (
+        f"{_sentence(event.reason)} Since {_moment(event.at)} task {event.task_id}{tenant} makes no calls, "
+        f"and its jobs fail; so far {iterations}, {event.tokens:,} tokens, {money_text(event.cost)}. "
+        f"To do: look at the task's last executions; `{reset}` lets it go on."
+    )
+
+
+def _command(group: str, action: str, *names: str, **options: str | None) -> str:
+    # People paste it into a shell, and programs choose names: each is quoted, and none is read as an option.
+    given = [f"--{option}={value}" for option, value in options.items() if value is not None]
+    end = ["--"] if any(name.startswith("-") for name in names) else []
+    return shlex.join(["breakwater", group, action, *given, *end, *names])
 
 
 def _of_budget(event: BudgetEvent) -> Alert:

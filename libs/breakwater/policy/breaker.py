@@ -1,42 +1,149 @@
 """When a breaker opens and closes. Its state is a value; every function returns the next one.
 
-The history is a bounded set of failures, each known by its number in the event log. Adding one twice changes nothing
-and the order does not matter, so redelivered and late events need no special care.
+    closed ──a rule fires──► open ──cool-down over──► half-open ──probe succeeds──► closed
+                               ▲                          └──────probe fails──────► open
+    any ──isolate──► isolated          any ──reset──► closed
+
+The step from open to half-open is taken where a call asks to be admitted (`state.breakers`); all others are decided
+here. Outcomes are known by their number in the event log and by the version of the breaker that let the call pass, and
+never by a caller's clock. So one that is told twice, out of order or late needs no special care.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from breakwater.contracts.events import BreakerRule, BreakerState
-from breakwater.contracts.types import Message
+from breakwater.contracts.events import BreakerRule, BreakerScope, BreakerState
+from breakwater.contracts.subjects import encode_token
+from breakwater.contracts.types import Message, Off
+
+ALL = "*"
+"""Stands for the agent in the name of a breaker that all agents share."""
+
+MAX_KEPT = 1000
+"""Outcomes that are remembered one by one, the newest; no rule can ask for more."""
+
+MAX_ERRORS_SEEN = 100
+
+SLICES = 100
+"""Calls are counted in slices of the window, each 1 % of it: so exact is a failure rate's window."""
+
+Preset = Literal["feature", "tdd-red-green", "refactor", "incident-response", "migration-safety"]
+
+PRESETS: Mapping[str, Mapping[str, int]] = {
+    "feature": {"consecutive_failures": 3, "same_error": 5},
+    # Red and green in turn look like failures; the same error over and over does not belong there.
+    "tdd-red-green": {"consecutive_failures": 5, "same_error": 3},
+    "refactor": {"consecutive_failures": 2, "same_error": 3},
+    "incident-response": {"consecutive_failures": 2, "same_error": 2},
+    "migration-safety": {"consecutive_failures": 1, "same_error": 2},
+}
+
+
+def with_preset(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as written, with those of the preset they name where they say nothing themselves."""
+    preset = rules.get("preset")
+    return {**(PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **rules}
 
 
 class BreakerRules(Message):
-    """When to open, and for how long. At least one rule must be set."""
+    """When to open, and for how long. At least one rule must be set; each can be switched off with `off`."""
 
-    errors: int | None = Field(default=None, ge=1, le=1000, description="Open at this many failures within `within_s`.")
-    within_s: float = Field(default=60.0, gt=0, le=86_400)
-    consecutive_failures: int | None = Field(default=3, ge=1, le=1000, description="Open at this many in a row.")
+    preset: Preset | None = Field(default=None, description="A set of rules by name; what is set beside it wins.")
+    scope: BreakerScope = Field(
+        default="agent_model",
+        description="Whose failures count together: this agent's on a model, all agents' on a model, or all agents' on "
+        "a provider.",
+    )
+    errors: Annotated[int | None, Off] = Field(
+        default=None, ge=1, le=MAX_KEPT, description="Open at this many failures within `within_s`."
+    )
+    within_s: float = Field(
+        default=60.0, gt=0, le=86_400, description="The rolling window of errors, same_error and failure_rate."
+    )
+    consecutive_failures: Annotated[int | None, Off] = Field(
+        default=3, ge=1, le=MAX_KEPT, description="Open at this many in a row."
+    )
+    same_error: Annotated[int | None, Off] = Field(
+        default=5,
+        ge=1,
+        le=MAX_KEPT,
+        description="Open when the same error came this often within `within_s`, successes in between or not.",
+    )
+    failure_rate: Annotated[float | None, Off] = Field(
+        default=None, gt=0, le=1, description="Open when this share of the calls within `within_s` has failed."
+    )
+    minimum_calls: int = Field(default=10, ge=1, le=1_000_000, description="Calls that a failure rate needs.")
     cooldown_s: float = Field(default=60.0, gt=0, le=86_400, description="How long calls are refused before a probe.")
+    cooldown_growth: float = Field(
+        default=1.0, ge=1, le=10, description="Each probe that fails multiplies the next cool-down by this."
+    )
+    max_cooldown_s: float = Field(default=3600.0, gt=0, le=86_400, description="Where that ends.")
+    cooldown_jitter: float = Field(
+        default=0.0, ge=0, le=1, description="Up to this share of the cool-down is added to it at random."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_preset(cls, data: Any) -> Any:
+        return with_preset(cast(dict[str, Any], data)) if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _some_rule(self) -> Self:
-        if self.errors is None and self.consecutive_failures is None:
-            raise ValueError("set errors or consecutive_failures, or switch the breaker off with `breaker: off`")
+        if not any((self.errors, self.consecutive_failures, self.same_error, self.failure_rate)):
+            raise ValueError(
+                "set errors, consecutive_failures, same_error or failure_rate, "
+                "or switch the breaker off with `breaker: off`"
+            )
         return self
 
 
 @dataclass(frozen=True, slots=True)
+class BreakerKey:
+    """Whose breaker. One that agents share has the agent `*`; one of a whole provider the model `<provider>/*`."""
+
+    agent: str
+    model: str
+
+    @classmethod
+    def of(cls, scope: BreakerScope, agent: str, model: str, provider: str) -> BreakerKey:
+        """The breaker that a call belongs to."""
+        match scope:
+            case "agent_model":
+                return cls(agent, model)
+            case "model":
+                return cls(ALL, model)
+            case "provider":
+                return cls(ALL, f"{provider}/{ALL}")
+
+    @property
+    def name(self) -> str:
+        """The breaker's name: `<agent>/<model>`, each encoded as a subject token."""
+        return f"{encode_token(self.agent)}/{encode_token(self.model)}"
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
-    """A counted failure: its sequence in the event log and when it ended (milliseconds since the epoch)."""
+    """A counted failure: its sequence in the event log, when it was stored there (ms since the epoch), its error."""
 
     sequence: int
     at_ms: int
+    error: str = ""
+    """Identity of the error text; empty where it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Calls that ended within one slice of a window: `number` of slices after the epoch."""
+
+    number: int
+    calls: int
+    failed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +152,35 @@ class Breaker:
 
     state: BreakerState = "closed"
     failures: tuple[Failure, ...] = ()
-    """The latest, ordered by sequence; no more than the rules can ask for."""
+    """The latest, ordered by sequence: those in the window and those in a row; no more than `MAX_KEPT`."""
+    forgotten: int = 0
+    """Failures up to this sequence were counted, and are no longer kept."""
     last_success: int = 0
     """Sequence of the latest success."""
     open_until_ms: int = 0
+    openings: int = 0
+    """How often it has opened since it was closed last."""
     probe: str | None = None
     """The attempt that holds the half-open probe; its lease ends at `probe_until_ms`."""
     probe_until_ms: int = 0
     version: int = 0
+    """Grows with each transition. Calls carry that of their admission; their outcome counts for no other."""
     closed_at: int = 0
     """Sequence of the probe that closed it last: what the log told before is over, also when it is told again."""
+    total_failures: int = 0
+    """All that were counted; only a reset begins anew."""
+    errors_seen: tuple[str, ...] = ()
+    """The different errors among them, sorted; no more than `MAX_ERRORS_SEEN`."""
+    slices: tuple[Slice, ...] = ()
+    """Calls within the window, where a failure rate is to be known."""
+    counted: tuple[int, ...] = ()
+    """Sequences of the latest calls in `slices`, ordered."""
+    last_failure_ms: int = 0
+    last_success_ms: int = 0
+    changed_ms: int = 0
+    """When it came into this state; 0 where it never left the first."""
+    reason: str = ""
+    """Why, in words; a half-open one keeps why it opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +189,12 @@ class Observation:
 
     sequence: int
     attempt_id: str
-    ended_at_ms: int
+    at_ms: int
+    """When the event was stored, by the log's clock: workers' clocks differ."""
     failed: bool | None
+    error: str = ""
+    version: int | None = None
+    """Of the breaker that let the call pass; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,28 +207,81 @@ class Change:
     reason: str
     consecutive_failures: int
     errors: int
+    error_hash: str | None = None
+    by: str | None = None
 
 
-def observe(breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int) -> tuple[Breaker, Change | None]:
+def observe(
+    breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int, jitter: float = 0.0
+) -> tuple[Breaker, Change | None]:
     """Takes one outcome into account.
 
     While the breaker is open nothing changes: calls that were under way when it opened must not lengthen its
-    cool-down. While it is half-open only the probe's outcome decides.
+    cool-down. While it is half-open only the probe's outcome decides. And calls that began before it opened say nothing
+    once it is closed again.
+
+    Args:
+        breaker: as it was.
+        seen: the outcome.
+        rules: of the agent that called.
+        now_ms: ms since the epoch.
+        jitter: at random from 0 to 1, for the cool-down.
     """
-    if breaker.state == "open":
+    if breaker.state in {"open", "isolated"}:
         return breaker, None
     if breaker.state == "half_open":
-        return _after_probe(breaker, seen, rules, now_ms)
-    if seen.failed is None or seen.sequence <= breaker.closed_at:
+        return _after_probe(breaker, seen, rules, now_ms, jitter)
+    stale = seen.sequence <= breaker.closed_at or (seen.version is not None and seen.version != breaker.version)
+    if seen.failed is None or stale:
         return breaker, None
+    counted = _with_call(breaker, seen, rules, now_ms)
     if not seen.failed:
-        return replace(breaker, last_success=max(breaker.last_success, seen.sequence)), None
-    recorded = replace(breaker, failures=_with_failure(breaker.failures, seen, rules))
-    return _open_if_due(recorded, rules, now_ms)
+        return replace(
+            counted,
+            last_success=max(counted.last_success, seen.sequence),
+            last_success_ms=max(counted.last_success_ms, seen.at_ms),
+        ), None
+    return _open_if_due(_with_failure(counted, seen, rules, now_ms), seen.error, rules, now_ms, jitter)
+
+
+def isolate(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: int) -> tuple[Breaker, Change | None]:
+    """Forces it open until somebody resets it. Nothing changes where it is so already."""
+    if breaker.state == "isolated":
+        return breaker, None
+    reason = _by_hand("forced open", by, why)
+    after = replace(
+        breaker,
+        state="isolated",
+        open_until_ms=0,
+        probe=None,
+        probe_until_ms=0,
+        version=breaker.version + 1,
+        changed_ms=now_ms,
+        reason=reason,
+    )
+    return after, _change(breaker, after, None, reason, rules, now_ms, by=by)
+
+
+def reset(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: int) -> tuple[Breaker, Change]:
+    """Closes it and forgets all that was counted; of a closed one, too."""
+    reason = _by_hand("reset", by, why)
+    after = Breaker(
+        version=breaker.version + 1,
+        changed_ms=now_ms,
+        reason=reason,
+        closed_at=max([breaker.closed_at, breaker.last_success, *(failure.sequence for failure in breaker.failures)]),
+        last_failure_ms=breaker.last_failure_ms,
+        last_success_ms=breaker.last_success_ms,
+    )
+    return after, _change(breaker, after, None, reason, rules, now_ms, by=by)
+
+
+def _by_hand(what: str, by: str, why: str) -> str:
+    return f"{what} by {by}: {why}" if why else f"{what} by {by}"
 
 
 def _after_probe(
-    breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int
+    breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int, jitter: float
 ) -> tuple[Breaker, Change | None]:
     if seen.attempt_id != breaker.probe:
         return breaker, None
@@ -106,45 +289,172 @@ def _after_probe(
         # The probe says nothing about the model's health: the next call may probe at once.
         return replace(breaker, probe=None, probe_until_ms=0), None
     if seen.failed:
-        failures = _with_failure(breaker.failures, seen, rules)
-        opened = replace(_opened(breaker, rules, now_ms), failures=failures)
-        return opened, _change(breaker, opened, "probe_failed", "the half-open probe failed", rules, now_ms)
-    closed = Breaker(last_success=seen.sequence, closed_at=seen.sequence, version=breaker.version + 1)
-    return closed, _change(breaker, closed, None, "the half-open probe succeeded", rules, now_ms)
+        failed, reason = _with_failure(breaker, seen, rules, now_ms), "the half-open probe failed"
+        opened = _opened(failed, reason, rules, now_ms, jitter)
+        return opened, _change(breaker, opened, "probe_failed", reason, rules, now_ms)
+    reason = "the half-open probe succeeded"
+    closed = Breaker(
+        changed_ms=now_ms,
+        reason=reason,
+        last_success=seen.sequence,
+        closed_at=seen.sequence,
+        version=breaker.version + 1,
+        total_failures=breaker.total_failures,
+        errors_seen=breaker.errors_seen,
+        last_failure_ms=breaker.last_failure_ms,
+        last_success_ms=max(breaker.last_success_ms, seen.at_ms),
+    )
+    return closed, _change(breaker, closed, None, reason, rules, now_ms)
 
 
-def _open_if_due(breaker: Breaker, rules: BreakerRules, now_ms: int) -> tuple[Breaker, Change | None]:
-    consecutive = consecutive_failures(breaker)
-    errors = errors_within(breaker, rules, now_ms)
-    opened = _opened(breaker, rules, now_ms)
-    if rules.consecutive_failures is not None and consecutive >= rules.consecutive_failures:
-        reason = f"{consecutive} consecutive failures (threshold: {rules.consecutive_failures})"
-        return opened, _change(breaker, opened, "consecutive_failures", reason, rules, now_ms)
-    if rules.errors is not None and errors >= rules.errors:
-        reason = f"{errors} errors within {rules.within_s:g} s (threshold: {rules.errors})"
-        return opened, _change(breaker, opened, "errors", reason, rules, now_ms)
-    return breaker, None
+def _open_if_due(
+    breaker: Breaker, error: str, rules: BreakerRules, now_ms: int, jitter: float
+) -> tuple[Breaker, Change | None]:
+    due = _rule_that_fires(breaker, error, rules, now_ms)
+    if due is None:
+        return breaker, None
+    rule, reason = due
+    opened = _opened(breaker, reason, rules, now_ms, jitter)
+    repeated = error if rule == "same_error" else None
+    return opened, _change(breaker, opened, rule, reason, rules, now_ms, error_hash=repeated)
+
+
+def _rule_that_fires(breaker: Breaker, error: str, rules: BreakerRules, now_ms: int) -> tuple[BreakerRule, str] | None:
+    in_a_row = consecutive_failures(breaker)
+    if rules.consecutive_failures is not None and in_a_row >= rules.consecutive_failures:
+        return "consecutive_failures", f"{in_a_row} consecutive failures (threshold: {rules.consecutive_failures})"
+    recent = _within(breaker.failures, rules, now_ms)
+    times = sum(failure.error == error for failure in recent) if error else 0
+    if rules.same_error is not None and times >= rules.same_error:
+        return "same_error", f"Same error repeated {times} times (threshold: {rules.same_error})"
+    window = f"within {rules.within_s:g} s"
+    if rules.errors is not None and len(recent) >= rules.errors:
+        return "errors", f"{len(recent)} errors {window} (threshold: {rules.errors})"
+    calls, failed = calls_within(breaker, rules, now_ms)
+    if rules.failure_rate is not None and calls >= rules.minimum_calls and failed >= rules.failure_rate * calls:
+        threshold = f"{rules.failure_rate:.0%} of at least {rules.minimum_calls}"
+        return "failure_rate", f"{failed / calls:.0%} of {calls} calls failed {window} (threshold: {threshold})"
+    return None
 
 
 def _change(
-    before: Breaker, after: Breaker, rule: BreakerRule | None, reason: str, rules: BreakerRules, now_ms: int
+    before: Breaker,
+    after: Breaker,
+    rule: BreakerRule | None,
+    reason: str,
+    rules: BreakerRules,
+    now_ms: int,
+    *,
+    error_hash: str | None = None,
+    by: str | None = None,
 ) -> Change:
     figures = after if after.failures else before
-    return Change(before, after, rule, reason, consecutive_failures(figures), errors_within(figures, rules, now_ms))
+    in_a_row, errors = consecutive_failures(figures), errors_within(figures, rules, now_ms)
+    return Change(before, after, rule, reason, in_a_row, errors, error_hash, by)
 
 
-def _opened(breaker: Breaker, rules: BreakerRules, now_ms: int) -> Breaker:
-    until = now_ms + round(rules.cooldown_s * 1000)
+def cooldown_ms(rules: BreakerRules, openings: int, jitter: float) -> int:
+    """How long it stays open.
+
+    Args:
+        rules: the settings.
+        openings: how often it has opened in a row, this time included.
+        jitter: at random from 0 to 1.
+    """
+    # In floats, and capped before it is a number of milliseconds: growth**openings may be beyond any integer.
+    ceiling = max(rules.cooldown_s, rules.max_cooldown_s)
+    grown = rules.cooldown_s
+    for _ in range(openings - 1):
+        grown *= rules.cooldown_growth
+        if grown >= ceiling or rules.cooldown_growth == 1.0:
+            break
+    return round(min(grown, ceiling) * (1 + rules.cooldown_jitter * jitter) * 1000)
+
+
+def _opened(breaker: Breaker, reason: str, rules: BreakerRules, now_ms: int, jitter: float) -> Breaker:
+    openings = breaker.openings + 1
     return replace(
-        breaker, state="open", open_until_ms=until, probe=None, probe_until_ms=0, version=breaker.version + 1
+        breaker,
+        state="open",
+        open_until_ms=now_ms + cooldown_ms(rules, openings, jitter),
+        openings=openings,
+        probe=None,
+        probe_until_ms=0,
+        version=breaker.version + 1,
+        changed_ms=now_ms,
+        reason=reason,
     )
 
 
-def _with_failure(failures: Sequence[Failure], seen: Observation, rules: BreakerRules) -> tuple[Failure, ...]:
-    kept = {failure.sequence: failure for failure in failures}
-    kept[seen.sequence] = Failure(seen.sequence, seen.ended_at_ms)
-    needed = max(rules.errors or 0, rules.consecutive_failures or 0)
-    return tuple(kept[sequence] for sequence in sorted(kept))[-needed:]
+def _with_failure(breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
+    known = [failure.sequence for failure in breaker.failures]
+    place = bisect_left(known, seen.sequence)
+    if seen.sequence <= breaker.forgotten or (place < len(known) and known[place] == seen.sequence):
+        return breaker
+    failure = Failure(seen.sequence, seen.at_ms, seen.error)
+    failures = (*breaker.failures[:place], failure, *breaker.failures[place:])
+    kept = _needed(failures, breaker.last_success, rules, now_ms)
+    dropped = failures[: len(failures) - len(kept)]
+    errors = breaker.errors_seen
+    if seen.error and seen.error not in errors and len(errors) < MAX_ERRORS_SEEN:
+        errors = tuple(sorted((*errors, seen.error)))
+    return replace(
+        breaker,
+        failures=kept,
+        forgotten=dropped[-1].sequence if dropped else breaker.forgotten,
+        total_failures=breaker.total_failures + 1,
+        errors_seen=errors,
+        last_failure_ms=max(breaker.last_failure_ms, seen.at_ms),
+    )
+
+
+def _needed(failures: Sequence[Failure], last_success: int, rules: BreakerRules, now_ms: int) -> tuple[Failure, ...]:
+    """The newest, from the first on that a rule can still ask for."""
+    in_a_row = rules.consecutive_failures or 0
+    since = now_ms - round(rules.within_s * 1000)
+    windowed = rules.errors is not None or rules.same_error is not None
+    for place, failure in enumerate(failures):
+        counts_in_a_row = failure.sequence > last_success and len(failures) - place <= in_a_row
+        if counts_in_a_row or (windowed and failure.at_ms > since):
+            return tuple(failures[max(place, len(failures) - MAX_KEPT) :])
+    return ()
+
+
+def _with_call(breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
+    """Counts a call for the failure rate, where there is one."""
+    if rules.failure_rate is None:
+        return breaker if not breaker.slices else replace(breaker, slices=(), counted=())
+    counted = breaker.counted
+    place = bisect_left(counted, seen.sequence)
+    if place < len(counted) and counted[place] == seen.sequence:
+        return breaker
+    if place == 0 and len(counted) >= MAX_KEPT:
+        return breaker  # older than all that are remembered: it may have been counted
+    length_ms = _slice_ms(rules)
+    number, oldest = seen.at_ms // length_ms, _oldest_slice(rules, now_ms)
+    slices = {one.number: one for one in breaker.slices if one.number >= oldest}
+    if number >= oldest:
+        held = slices.get(number, Slice(number, 0, 0))
+        slices[number] = Slice(number, held.calls + 1, held.failed + bool(seen.failed))
+    return replace(
+        breaker,
+        slices=tuple(slices[one] for one in sorted(slices)),
+        counted=(*counted[:place], seen.sequence, *counted[place:])[-MAX_KEPT:],
+    )
+
+
+def _slice_ms(rules: BreakerRules) -> int:
+    return max(1, round(rules.within_s * 1000 / SLICES))
+
+
+def _oldest_slice(rules: BreakerRules, now_ms: int) -> int:
+    return now_ms // _slice_ms(rules) - SLICES + 1
+
+
+def calls_within(breaker: Breaker, rules: BreakerRules, now_ms: int) -> tuple[int, int]:
+    """Calls within the rolling window that ends now, and how many of them failed; to 1 % of the window."""
+    live = [one for one in breaker.slices if one.number >= _oldest_slice(rules, now_ms)]
+    return sum(one.calls for one in live), sum(one.failed for one in live)
 
 
 def consecutive_failures(breaker: Breaker) -> int:
@@ -154,5 +464,9 @@ def consecutive_failures(breaker: Breaker) -> int:
 
 def errors_within(breaker: Breaker, rules: BreakerRules, now_ms: int) -> int:
     """Failures within the rolling window that ends now."""
+    return len(_within(breaker.failures, rules, now_ms))
+
+
+def _within(failures: Sequence[Failure], rules: BreakerRules, now_ms: int) -> list[Failure]:
     since = now_ms - round(rules.within_s * 1000)
-    return sum(failure.at_ms > since for failure in breaker.failures)
+    return [failure for failure in failures if failure.at_ms > since]

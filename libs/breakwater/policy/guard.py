@@ -1,15 +1,24 @@
 """When a task is stopped: it loops, burns money, fails over and over, or grows unsure of itself.
 
-A task is the run of an agent that calls many times (`task_id`); each of its jobs is one iteration.
+A task is the run of an agent that calls many times (`task_id`); each of its jobs is one iteration. What it used and how
+it fared is counted elsewhere (`state.tasks`) and judged here: its caps before each call, its failures and its answers
+after each job. Every reason names figures and limits. It is for the people who look after the plane, and never for the
+model or the end user.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
+from breakwater.contracts.events import GuardRule
 from breakwater.contracts.types import Message, Off
+from breakwater.policy.alerts import money_text
+from breakwater.policy.output_text import NoJsonError, find_json
 from breakwater.policy.price import UsdAmount
 
 
@@ -45,3 +54,112 @@ class GuardRules(Message):
         default=5, ge=1, le=1000, description="Jobs that failed with the same error, successes in between or not."
     )
     confidence: Annotated[ConfidenceRules | None, Off] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """A rule that stops the task, and why, in words with figures: `3 consecutive failures (threshold: 3)`."""
+
+    rule: GuardRule
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is known of a task.
+
+    Attributes:
+        iterations: jobs that were let in, those under way included.
+        tokens: input and output of its concluded jobs.
+        cost: of its concluded jobs, in nano-dollars.
+        consecutive_failures: failed jobs since the last one that succeeded.
+        total_failures: failed jobs, ever.
+        errors: how many jobs failed with each error, by its identity of 8 hex digits; a success clears none of them.
+        confidences: how sure its answers said they are, 0..1, newest last.
+    """
+
+    iterations: int = 0
+    tokens: int = 0
+    cost: int = 0
+    consecutive_failures: int = 0
+    total_failures: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict[str, int])
+    confidences: tuple[float, ...] = ()
+
+
+def before_call(task: Task, number: int, rules: GuardRules, *, tokens: int, cost: int) -> Trip | None:
+    """Whether a job of the task must not call any more, as a cap is reached.
+
+    Args:
+        task: with its concluded jobs.
+        number: which iteration of the task the job is, from 1.
+        rules: of the job's agent.
+        tokens: what the job itself has used so far, by its earlier attempts.
+        cost: what those cost, in nano-dollars.
+    """
+    used, spent = task.tokens + tokens, task.cost + cost
+    if rules.max_iterations is not None and number > rules.max_iterations:
+        return Trip("max_iterations", f"{_counted(number - 1, 'iteration')} (limit: {rules.max_iterations:,})")
+    if rules.max_tokens is not None and used >= rules.max_tokens:
+        return Trip("max_tokens", f"{_counted(used, 'token')} used (limit: {rules.max_tokens:,})")
+    if rules.max_cost_usd is not None and spent >= rules.max_cost_usd:
+        return Trip("max_cost", f"{money_text(spent)} spent (limit: {money_text(rules.max_cost_usd)})")
+    return None
+
+
+def after_job(task: Task, rules: GuardRules) -> Trip | None:
+    """Whether the task must stop now that a job of it is concluded and counted.
+
+    Caps are no matter here: a task that has just finished within them needs nobody.
+    """
+    in_a_row, most = task.consecutive_failures, max(task.errors.values(), default=0)
+    if rules.consecutive_failures is not None and in_a_row >= rules.consecutive_failures:
+        reason = f"{_counted(in_a_row, 'consecutive failure')} (threshold: {rules.consecutive_failures:,})"
+        return Trip("consecutive_failures", reason)
+    if rules.same_error is not None and most >= rules.same_error:
+        reason = f"Same error repeated {_counted(most, 'time')} (threshold: {rules.same_error:,})"
+        return Trip("same_error", reason)
+    return None if rules.confidence is None else _drift(task.confidences, rules.confidence)
+
+
+def confidence_of(output: JsonValue, rules: GuardRules) -> float | None:
+    """How sure an answer says it is, 0..1.
+
+    Args:
+        output: an object, or a text that is nothing but the JSON of one, in a fenced block or not.
+        rules: which say where to look.
+
+    Returns:
+        None where it does not say, or nothing that can be meant so.
+    """
+    if rules.confidence is None:
+        return None
+    if isinstance(output, str):
+        try:
+            output = find_json(output, strict=True)
+        except NoJsonError:
+            return None
+    said = output.get(rules.confidence.field) if isinstance(output, dict) else None
+    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 <= said <= 1:
+        return None
+    return float(said)
+
+
+def _drift(confidences: tuple[float, ...], rules: ConfidenceRules) -> Trip | None:
+    last = confidences[-rules.answers :]
+    if len(last) < rules.answers:
+        return None
+    if rules.floor is not None and max(last) < rules.floor:
+        return Trip("confidence_drift", f"confidence below {rules.floor:g} in {len(last)} answers: {_listed(last)}")
+    if rules.falling and all(later < earlier for earlier, later in pairwise(last)):
+        return Trip("confidence_drift", f"confidence fell through {len(last)} answers: {_listed(last)}")
+    return None
+
+
+def _listed(confidences: tuple[float, ...]) -> str:
+    shown = ", ".join(f"{confidence:g}" for confidence in confidences[-10:])
+    return shown if len(confidences) <= 10 else f"..., {shown}"
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"

@@ -22,6 +22,10 @@ _KINDS: dict[ErrorKind, tuple[str, str]] = {
     ),
     "breaker_open": ("CircuitBreakerOpen", f"This agent is paused because of recent failures. {_LATER}"),
     "budget_exceeded": ("BudgetExceeded", "This agent has used up its budget for now. Please tell its owner."),
+    "guard_tripped": (
+        "TaskStopped",
+        "This task was stopped, and people were asked to look at it. Please do not call it again until they have.",
+    ),
     "retry_budget": ("RetryBudget", f"Too many calls fail at the moment to repeat this one. {_LATER}"),
     "worker_lost": ("WorkerLost", f"The work was interrupted and its answer was lost. {_LATER}"),
     "invalid": ("InvalidRequest", "The request was not valid and was not run. Please correct it."),

@@ -8,37 +8,28 @@ from dataclasses import dataclass
 from typing import cast
 
 from breakwater.contracts.events import BreakerState
-from breakwater.contracts.subjects import encode_token
-from breakwater.policy.breaker import Breaker, Failure
+from breakwater.contracts.subjects import decode_token
+from breakwater.policy.breaker import Breaker, BreakerKey, Failure, Slice
 from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
 KEEP_MS = 7 * 24 * 3_600_000
-"""A breaker that hears nothing for a week is forgotten, and with that closed."""
+"""A breaker that hears nothing for a week is forgotten, and with that closed; not one that was forced open."""
 
 INDEX = "bw:breakers"
+
+_FILLED = "bw:breakers:filled"
+_ATTENDED = "bw:breakers:attended"
+
+ATTENDED_MS = 10_000
+"""How long a breaker service may be silent before it counts as gone."""
+
+UNSAVED = "0"
+"""The revision of a breaker that is not there."""
 
 _ADMIT = Script.named("breaker_admit")
 _RETURN_PROBE = Script.named("breaker_return_probe")
 _LOAD = Script.named("breaker_load")
 _SAVE = Script.named("breaker_save")
-
-
-@dataclass(frozen=True, slots=True)
-class BreakerKey:
-    """Whose breaker."""
-
-    agent: str
-    model: str
-
-    @property
-    def name(self) -> str:
-        """The breaker's name: `<agent>/<model>`, each encoded as a subject token."""
-        return f"{encode_token(self.agent)}/{encode_token(self.model)}"
-
-    @property
-    def redis_key(self) -> str:
-        """Its key in Redis."""
-        return f"bw:breaker:{{{self.name}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +43,14 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The breaker is open, or another attempt holds the probe, at least until then (ms since the epoch)."""
+    """The breaker is open, or another attempt holds the probe, at least until then (ms since the epoch).
+
+    0 where it was forced open: until somebody resets it.
+    """
 
     until_ms: int
+    wait_ms: int
+    """How long that is from now, by Redis' clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +64,16 @@ class Loaded:
     """Transitions that were saved and perhaps not published, as JSON."""
 
 
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A breaker to be saved, as it was read and as it is to be, with the transitions to be published, as JSON."""
+
+    key: BreakerKey
+    before: Loaded
+    after: Breaker
+    unpublished: str | None
+
+
 class Breakers:
     """The breakers of the fleet."""
 
@@ -77,70 +83,135 @@ class Breakers:
     @staticmethod
     def admit_call(key: BreakerKey, attempt_id: str, probe_lease_ms: int) -> ScriptCall:
         """Asks whether an attempt may call; read its answer with `admission`."""
-        return ScriptCall(_ADMIT, [key.redis_key], [attempt_id, probe_lease_ms])
+        return ScriptCall(_ADMIT, [_redis_key(key)], [attempt_id, probe_lease_ms])
 
     @staticmethod
     def admission(answer: Sequence[object]) -> Admitted | Refused:
         """Reads the answer to `admit_call`."""
-        verdict, until_ms, version, changed = answer
+        verdict, until_ms, version, changed, wait_ms = answer
         if verdict == "refused":
-            return Refused(int(cast(int, until_ms)))
+            return Refused(int(cast(int, until_ms)), int(cast(int, wait_ms)))
         return Admitted(verdict == "probe", int(cast(int, version)), bool(changed))
 
-    async def return_probe(self, key: BreakerKey, attempt_id: str) -> None:
-        """Gives the probe back if this attempt holds it. Raises StateUnavailable."""
-        await self._redis.run([ScriptCall(_RETURN_PROBE, [key.redis_key], [attempt_id])])
+    @staticmethod
+    def return_probe_call(key: BreakerKey, attempt_id: str) -> ScriptCall:
+        """Gives the probe back if this attempt holds it; answers nothing."""
+        return ScriptCall(_RETURN_PROBE, [_redis_key(key)], [attempt_id])
 
     async def load(self, keys: Sequence[BreakerKey]) -> list[Loaded]:
         """Reads breakers in one round trip. Raises StateUnavailable."""
-        answers = await self._redis.run([ScriptCall(_LOAD, [key.redis_key], []) for key in keys])
+        answers = await self._redis.run([ScriptCall(_LOAD, [_redis_key(key)], []) for key in keys])
         return [_loaded(int(now), dict(zip(flat[::2], flat[1::2], strict=True))) for now, flat in answers]
 
-    async def save(self, key: BreakerKey, before: Loaded, after: Breaker, unpublished: str | None) -> bool:
-        """Saves a breaker. False when somebody changed it since it was read: read it again and decide again.
+    async def save(self, changes: Sequence[Saving]) -> list[bool]:
+        """Saves breakers in one round trip. False for each that somebody changed since it was read: decide again.
 
         Raises:
-            StateUnavailable: it may or may not be saved; reading it again tells.
+            StateUnavailable: they may or may not be saved; reading them again tells.
         """
-        fields = _fields(after) | {"unpublished": unpublished or ""}
-        flat = [part for pair in fields.items() for part in pair]
-        [saved] = await self._redis.run([ScriptCall(_SAVE, [key.redis_key], [before.revision, KEEP_MS, *flat])])
-        if saved:
+        if not changes:
+            return []
+        calls: list[ScriptCall] = []
+        for change in changes:
+            fields = _fields(change.after) | {"unpublished": change.unpublished or ""}
+            flat = [part for pair in fields.items() for part in pair]
+            keep_ms = 0 if change.after.state == "isolated" else KEEP_MS
+            calls.append(ScriptCall(_SAVE, [_redis_key(change.key)], [change.before.revision, keep_ms, *flat]))
+        saved = [bool(answer) for answer in await self._redis.run(calls)]
+        unlisted = [change.key.name for change in changes if change.before.revision == UNSAVED]
+        if unlisted:
             async with translated():
-                await self._redis.client.sadd(INDEX, f"{encode_token(key.agent)}/{encode_token(key.model)}")
-        return bool(saved)
+                await self._redis.client.sadd(INDEX, *unlisted)
+        return saved
+
+    async def all(self) -> list[tuple[BreakerKey, Loaded]]:
+        """Every breaker that is known, by name. Raises StateUnavailable."""
+        async with translated():
+            names = sorted(cast(set[str], await self._redis.client.smembers(INDEX)))
+        keys = [_key(name) for name in names]
+        found = list(zip(keys, await self.load(keys) if keys else [], strict=True))
+        forgotten = [key.name for key, loaded in found if loaded.revision == UNSAVED]
+        if forgotten:
+            async with translated():
+                await self._redis.client.srem(INDEX, *forgotten)
+        return [(key, loaded) for key, loaded in found if loaded.revision != UNSAVED]
+
+    async def filled_from(self) -> str | None:
+        """The log that the breakers were made from; None where they are lost. Raises StateUnavailable."""
+        async with translated():
+            return cast(str | None, await self._redis.client.get(_FILLED))
+
+    async def mark_filled(self, log: str) -> None:
+        """Notes that the breakers are what that log tells. Raises StateUnavailable."""
+        async with translated():
+            await self._redis.client.set(_FILLED, log)
+
+    async def attend(self) -> None:
+        """Says that a breaker service is at work, for the next `ATTENDED_MS`. Raises StateUnavailable."""
+        async with translated():
+            await self._redis.client.set(_ATTENDED, 1, px=ATTENDED_MS)
+
+    async def attended(self) -> bool:
+        """Whether a breaker service is at work, and the breakers are what the log tells. Raises StateUnavailable."""
+        async with translated():
+            return bool(await self._redis.client.exists(_ATTENDED))
 
     async def mark_published(self, key: BreakerKey, transition: str) -> None:
         """Notes that a transition has been published, unless another one has taken its place meanwhile."""
         async with translated():
             client = self._redis.client
             # Not atomic with the check, and need not be: a transition published twice has the same message id.
-            if await client.hget(key.redis_key, "unpublished") == transition:
-                await client.hset(key.redis_key, "unpublished", "")
+            if await client.hget(_redis_key(key), "unpublished") == transition:
+                await client.hset(_redis_key(key), "unpublished", "")
+
+
+def _redis_key(key: BreakerKey) -> str:
+    return f"bw:breaker:{{{key.name}}}"
+
+
+def _key(name: str) -> BreakerKey:
+    agent, _, model = name.partition("/")
+    return BreakerKey(decode_token(agent), decode_token(model))
+
+
+_NUMBERS = (
+    "forgotten",
+    "last_success",
+    "open_until_ms",
+    "openings",
+    "probe_until_ms",
+    "version",
+    "closed_at",
+    "total_failures",
+    "last_failure_ms",
+    "last_success_ms",
+    "changed_ms",
+)
 
 
 def _fields(breaker: Breaker) -> dict[str, str | int]:
-    return {
+    numbers: dict[str, str | int] = {name: getattr(breaker, name) for name in _NUMBERS}
+    return numbers | {
         "state": breaker.state,
-        "failures": json.dumps([[failure.sequence, failure.at_ms] for failure in breaker.failures]),
-        "last_success": breaker.last_success,
-        "open_until_ms": breaker.open_until_ms,
         "probe": breaker.probe or "",
-        "probe_until_ms": breaker.probe_until_ms,
-        "version": breaker.version,
-        "closed_at": breaker.closed_at,
+        "reason": breaker.reason,
+        "failures": json.dumps([[one.sequence, one.at_ms, one.error] for one in breaker.failures]),
+        "errors_seen": ",".join(breaker.errors_seen),
+        "slices": json.dumps([[one.number, one.calls, one.failed] for one in breaker.slices]),
+        "counted": json.dumps(breaker.counted),
     }
 
 
 def _loaded(now_ms: int, fields: dict[str, str]) -> Loaded:
+    errors_seen = fields.get("errors_seen")
     breaker = Breaker(
         state=cast(BreakerState, fields.get("state", "closed")),
-        failures=tuple(Failure(sequence, at_ms) for sequence, at_ms in json.loads(fields.get("failures", "[]"))),
-        last_success=int(fields.get("last_success", 0)),
-        open_until_ms=int(fields.get("open_until_ms", 0)),
         probe=fields.get("probe") or None,
-        probe_until_ms=int(fields.get("probe_until_ms", 0)),
-        version=int(fields.get("version", 0)),
-        closed_at=int(fields.get("closed_at", 0)),
+        reason=fields.get("reason", ""),
+        failures=tuple(Failure(*one) for one in json.loads(fields.get("failures", "[]"))),
+        errors_seen=tuple(errors_seen.split(",")) if errors_seen else (),
+        slices=tuple(Slice(*one) for one in json.loads(fields.get("slices", "[]"))),
+        counted=tuple(json.loads(fields.get("counted", "[]"))),
+        **{name: int(fields.get(name, 0)) for name in _NUMBERS},
     )
-    return Loaded(breaker, fields.get("revision", "0"), now_ms, fields.get("unpublished") or None)
+    return Loaded(breaker, fields.get("revision", UNSAVED), now_ms, fields.get("unpublished") or None)

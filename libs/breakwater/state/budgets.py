@@ -130,8 +130,8 @@ class Budgets:
         _, index, resets_at_ms, limit, spent, reserved = answer
         return OverBudget(counters[int(index) - 1], int(resets_at_ms), int(limit), int(spent), int(reserved))
 
-    async def release(self, attempt_id: str, counters: Sequence[Counter], *, now: datetime) -> None:
-        """Gives a reservation back whose call was never made. Raises StateUnavailable."""
+    def release_call(self, attempt_id: str, counters: Sequence[Counter], *, now: datetime) -> ScriptCall:
+        """Gives a reservation back whose call was never made; answers nothing."""
         (day, next_day), (month, next_month) = self._current(now)
         names = [day.name, next_day.name, month.name, next_month.name]
         keys = [
@@ -140,7 +140,7 @@ class Budgets:
             *(_period_key("daily", name) for name in names[:2]),
             *(_period_key("monthly", name) for name in names[2:]),
         ]
-        await self._redis.run([ScriptCall(_RELEASE, keys, [attempt_id, *names, *_budget_keys(counters)])])
+        return ScriptCall(_RELEASE, keys, [attempt_id, *names, *_budget_keys(counters)])
 
     async def settle(self, settlements: Sequence[Settlement], log: str) -> list[list[Totals]]:
         """Replaces reservations by what the calls cost, in two round trips. Each event counts once, ever.

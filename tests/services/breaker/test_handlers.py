@@ -6,7 +6,7 @@ from typing import Any
 import redis.asyncio as aioredis
 
 from breakwater.contracts import subjects
-from breakwater.state.breakers import BreakerKey
+from breakwater.policy.breaker import BreakerKey
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model, until
 
@@ -76,7 +76,7 @@ async def test_a_transition_that_was_saved_and_not_published_is_published_with_t
         await plane.jetstream.purge_stream("EVENTS", subject=subjects.breaker("writer", "sim/m"))
         client = aioredis.Redis.from_url(plane.environment["BREAKWATER_REDIS_URL"])
         lost = opened | {"transition_id": "the crash came here"}
-        await client.hset(KEY.redis_key, "unpublished", json.dumps([lost]))
+        await client.hset(f"bw:breaker:{{{KEY.name}}}", "unpublished", json.dumps([lost]))
         await client.aclose()
         await tell(plane, "late", "error")
         [found] = await until(

@@ -17,6 +17,7 @@ def test_every_kind_has_its_table() -> None:
         (schema.ATTEMPTS, *of_attempt(samples.full_attempt())),
         (schema.EXECUTIONS, *of_execution(samples.full_execution())),
         (schema.BREAKER_TRANSITIONS, subjects.breaker("writer", "gpt-4.1"), samples.transition().json_bytes()),
+        (schema.GUARD_EVENTS, subjects.guard("writer"), samples.guard_event().json_bytes()),
         (schema.BUDGET_EVENTS, subjects.budget("agent", "daily"), samples.budget_event().json_bytes()),
         (schema.ALERTS, subjects.alert("breaker_open"), samples.alert().json_bytes()),
     ]
@@ -38,7 +39,8 @@ def test_a_field_from_a_later_version_is_no_mistake() -> None:
     [
         ("bw.attempts.writer.e1.1", b"\x00not json", "is not a Attempt: Invalid JSON"),
         ("bw.attempts.writer.e1.1", b"{}", r"is not a Attempt at attempt_id: Field required \(and \d+ more\)"),
-        ("bw.guards.writer", b"{}", "no table keeps messages of bw.guards.writer"),
+        ("bw.guards.writer", b"{}", r"is not a GuardEvent at event_id: Field required \(and \d+ more\)"),
+        ("bw.later.writer", b"{}", "no table keeps messages of bw.later.writer"),
         ("bw", b"{}", "no table keeps"),
     ],
 )
@@ -57,6 +59,7 @@ def test_a_dead_letter_names_agent_and_execution_as_the_subject_does() -> None:
     subject = subjects.attempt("support/tier 1", "job.7", 2)
     assert (records.agent_of(subject), records.execution_of(subject)) == ("support/tier 1", "job.7")
     assert records.agent_of(subjects.breaker("writer", "gpt-4.1")) == "writer"
+    assert records.agent_of(subjects.guard("support/tier 1")) == "support/tier 1"
     assert records.agent_of(subjects.budget("global", "daily")) is None
     assert records.execution_of("bw.breakers.writer.gpt") is None
     assert records.agent_of("bw.attempts") is None

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 import signal
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -49,6 +49,7 @@ async def test_every_kind_of_event_arrives_in_its_table(plane: Plane) -> None:
             of_attempt(samples.full_attempt()),
             of_execution(samples.full_execution()),
             (subjects.breaker("writer", "gpt-4.1"), samples.transition().json_bytes()),
+            (subjects.guard("writer"), samples.guard_event().json_bytes()),
             (subjects.budget("agent", "daily"), samples.budget_event().json_bytes()),
             (subjects.alert("breaker_open"), samples.alert().json_bytes()),
         ]
@@ -60,6 +61,25 @@ async def test_every_kind_of_event_arrives_in_its_table(plane: Plane) -> None:
         assert await plane.rows(f"SELECT count() FROM {table.name} FINAL") == ((1,),), table.name
     assert await plane.rows("SELECT cost FROM attempts") == ((Decimal("123456789.123456789"),),)
     assert await plane.rows("SELECT total_cost FROM executions") == ((Decimal("999999999.999999999"),),)
+    assert await plane.dead_letters() == []
+
+
+async def test_a_stopped_task_and_a_shared_breaker_are_stored_whole(plane: Plane) -> None:
+    stop, isolated = samples.guard_event(), samples.full_transition()
+    reset = samples.full_guard_event().model_copy(update={"at": stop.at + timedelta(minutes=5)})
+    await plane.publish(
+        [
+            *((subjects.guard("writer"), event.json_bytes()) for event in (stop, reset, stop)),
+            (subjects.breaker("*", "openai/*"), isolated.json_bytes()),
+        ]
+    )
+    async with plane.sink():
+        await plane.until_done()
+    stored = "SELECT * EXCEPT (event_sequence) REPLACE (toInt64(cost * 1000000000) AS cost) FROM guard_events FINAL"
+    rows = await plane.analytics.query(f"{stored} ORDER BY at")
+    assert list(rows.named()) == [stop.model_dump(), reset.model_dump()]
+    rows = await plane.analytics.query("SELECT * EXCEPT (event_sequence) FROM breaker_transitions FINAL")
+    assert list(rows.named()) == [isolated.model_dump()]
     assert await plane.dead_letters() == []
 
 
@@ -156,7 +176,7 @@ async def test_poison_is_set_aside_whole_and_holds_up_nobody(plane: Plane) -> No
     by_subject = {letter["subject"]: letter for letter in letters}
     assert by_subject[subject]["execution_id"] == "poison"
     assert by_subject[subject]["stream"] == "EVENTS"
-    assert "no table keeps" in by_subject["bw.guards.writer"]["error"]
+    assert "is not a GuardEvent" in by_subject["bw.guards.writer"]["error"]
 
 
 async def test_the_sink_starts_before_clickhouse_and_stops_without_it(plane: Plane, tmp_path: Path) -> None:

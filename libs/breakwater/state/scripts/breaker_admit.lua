@@ -1,10 +1,14 @@
--- May this attempt call? Closed: yes. Open: no, until the cool-down is over. Half-open: one leased probe in the fleet.
+-- May this attempt call? Closed: yes. Isolated: no. Open: no, until the cool-down is over. Half-open: one leased probe
+-- in the fleet.
 -- KEYS: breaker   ARGV: attempt_id, probe_lease_ms
--- Returns {verdict, until_ms, version, changed}: verdict is 'closed', 'probe' or 'refused'.
+-- Returns {verdict, until_ms, version, changed, wait_ms}: verdict is 'closed', 'probe' or 'refused'.
 local known = redis.call('HMGET', KEYS[1], 'state', 'open_until_ms', 'probe', 'probe_until_ms', 'version')
 local state, version = known[1] or 'closed', tonumber(known[5] or '0')
 if state == 'closed' then
-  return {'closed', 0, version, 0}
+  return {'closed', 0, version, 0, 0}
+end
+if state == 'isolated' then
+  return {'refused', 0, version, 0, 0}
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -12,16 +16,19 @@ local changed = 0
 if state == 'open' then
   local open_until = tonumber(known[2])
   if now < open_until then
-    return {'refused', open_until, version, 0}
+    return {'refused', open_until, version, 0, open_until - now}
   end
   version = version + 1
   changed = 1
 elseif known[3] and known[3] ~= '' and known[3] ~= ARGV[1] and now < tonumber(known[4]) then
-  return {'refused', tonumber(known[4]), version, 0}
+  return {'refused', tonumber(known[4]), version, 0, tonumber(known[4]) - now}
 elseif known[3] == ARGV[1] then
   changed = 1 -- asked again, as the answer was lost: whoever tells of the change must hear of it
 end
 local lease_until = now + tonumber(ARGV[2])
 redis.call('HSET', KEYS[1], 'state', 'half_open', 'probe', ARGV[1], 'probe_until_ms', lease_until, 'version', version)
+if changed == 1 then
+  redis.call('HSET', KEYS[1], 'changed_ms', now)
+end
 redis.call('HINCRBY', KEYS[1], 'revision', 1)
-return {'probe', lease_until, version, changed}
+return {'probe', lease_until, version, changed, 0}

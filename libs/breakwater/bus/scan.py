@@ -1,0 +1,163 @@
+"""Reading a part of a stream from its store, without a consumer: batches of direct gets (nats-server 2.11, ADR-31).
+
+In a cluster any replica answers, and one that is some moments behind ends that much earlier. So this rebuilds what was
+lost from what was stored before; it does not tell whether a message that was just published has arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from datetime import UTC, datetime
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from breakwater.bus.errors import BusError, BusUnavailable
+from breakwater.bus.lookup import LOOKUP_TIMEOUT_S, Connection, Found, Lookup, found, no_stream
+from breakwater.contracts.subjects import Stream
+
+BATCH_MESSAGES = 1_000
+BATCH_BYTES = 4 * 1024 * 1024
+"""A batch ends with the message that goes beyond it. Memory holds two at most: one read, the next coming."""
+
+_OF_THE_BATCH = ("Nats-Num-Pending", "Nats-Last-Sequence")
+"""Headers that tell of the batch, and so differ each time the same message is read."""
+
+
+class _TooManySubjectsError(BusError):
+    """The server names the last messages of at most 1024 subjects."""
+
+
+async def scan(
+    connection: Connection, stream: Stream, subject_filter: str, *, start: datetime | int = 1
+) -> AsyncGenerator[Found]:
+    """The stored messages that match, in the stream's order, up to the last one that was there when it began.
+
+    Whoever may leave the loop early wraps it in `contextlib.aclosing`, which gives the subscription back at once.
+
+    Args:
+        connection: gives the connection, once there is one.
+        stream: where to read; it must allow direct gets.
+        subject_filter: one subject, wildcards allowed.
+        start: the first sequence, or the time (with its zone) of storing from which on to read.
+
+    Raises:
+        BusUnavailable: NATS does not answer in time, or has no such stream.
+        BusError: NATS refuses the request.
+        ValueError: the time has no zone.
+    """
+    if isinstance(start, int):
+        first: dict[str, object] = {"seq": max(start, 1)}
+    elif start.tzinfo is None:
+        raise ValueError(f"the time to start from needs a zone: {start.isoformat()}")
+    else:
+        first = {"start_time": start.astimezone(UTC).isoformat()}
+    end = await Lookup(connection).last(stream, subject_filter)
+    if end is None:
+        return
+    async with aclosing(_walk(connection(), stream, {**first, "next_by_subj": subject_filter})) as stored:
+        async for message in stored:
+            if message.sequence <= end.sequence:
+                yield message
+            if message.sequence >= end.sequence:
+                return
+
+
+async def last_of_each(connection: Connection, stream: Stream, subject_filter: str) -> tuple[Found, ...]:
+    """The newest message of every subject that matches, in the stream's order. Memory holds one of each.
+
+    Up to 1024 subjects the server picks them out. Beyond, all that matches is read, which takes as long as `scan`.
+
+    Raises:
+        BusUnavailable: NATS does not answer in time, or has no such stream.
+        BusError: NATS refuses the request.
+    """
+    end = await Lookup(connection).last(stream, subject_filter)
+    if end is None:
+        return ()
+    wanted = {"multi_last": [subject_filter], "seq": 1, "up_to_seq": end.sequence}
+    try:
+        return tuple([message async for message in _walk(connection(), stream, wanted)])
+    except _TooManySubjectsError:
+        newest = {message.subject: message async for message in scan(connection, stream, subject_filter)}
+        return tuple(sorted(newest.values(), key=lambda message: message.sequence))
+
+
+async def _walk(client: Client, stream: Stream, wanted: Mapping[str, object]) -> AsyncGenerator[Found]:
+    """Asks for batch after batch until nothing is pending."""
+    inbox = _Inbox(client, stream)
+    await inbox.open()
+    try:
+        while True:
+            messages, pending = await inbox.batch(wanted)
+            sequence = 0
+            for message in messages:
+                headers = message.headers or {}
+                for name in _OF_THE_BATCH:
+                    headers.pop(name, None)
+                stored = found(message.data, headers)
+                sequence = stored.sequence
+                yield stored
+            if not (messages and pending):
+                return
+            wanted = {name: value for name, value in wanted.items() if name != "start_time"} | {"seq": sequence + 1}
+    finally:
+        await inbox.close()
+
+
+class _Inbox:
+    """A subscription, and one batch at a time that comes to it. Waiting for each message by itself would cost more."""
+
+    def __init__(self, client: Client, stream: Stream) -> None:
+        self._client, self._stream = client, stream
+        self._name = client.new_inbox()
+        self._messages: list[Msg] = []
+        self._end: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
+
+    async def open(self) -> None:
+        try:
+            self._subscription = await self._client.subscribe(self._name, cb=self._hear)
+        except (nats.errors.Error, OSError) as error:
+            raise BusUnavailable(f"NATS is not connected: {error}") from error
+
+    async def close(self) -> None:
+        # A connection that is closed has no subscriptions left.
+        with contextlib.suppress(nats.errors.Error):
+            await self._subscription.unsubscribe()
+
+    async def batch(self, wanted: Mapping[str, object]) -> tuple[list[Msg], int]:
+        """The messages, and how many more match that come after them."""
+        self._messages, self._end = [], asyncio.get_running_loop().create_future()
+        request = {**wanted, "batch": BATCH_MESSAGES, "max_bytes": BATCH_BYTES}
+        try:
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                await self._client.publish(
+                    f"$JS.API.DIRECT.GET.{self._stream}", json.dumps(request).encode(), reply=self._name
+                )
+                end = await self._end
+        except (TimeoutError, nats.errors.Error, OSError) as error:
+            reason = str(error) or f"no whole batch in {LOOKUP_TIMEOUT_S:g} s"
+            raise BusUnavailable(f"NATS did not answer for {self._stream}: {reason}") from error
+        match end.get("Status"):
+            case "204":
+                return self._messages, int(end["Nats-Num-Pending"])
+            case "404":
+                return [], 0
+            case "413":
+                raise _TooManySubjectsError(f"too many subjects of {self._stream} match for one answer")
+            case "503":
+                raise no_stream(self._stream)
+            case status:
+                raise BusError(f"NATS refuses to read {self._stream}: {status} {end.get('Description', '')}")
+
+    async def _hear(self, message: Msg) -> None:
+        headers = message.headers or {}
+        if "Nats-Sequence" in headers:
+            self._messages.append(message)
+        elif not self._end.done():
+            self._end.set_result(headers)

@@ -1,0 +1,37 @@
+"""How an agent fares, from its breakers and its latest calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from breakwater.contracts.events import BreakerState, Health
+from breakwater.contracts.execution import Attempt, ErrorKind
+
+_OF_THE_REQUEST: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "orphan_tool_calls"})
+"""What was sent or answered was wrong, and is mended or sent back: the model serves."""
+
+
+def failed(attempt: Attempt) -> bool | None:
+    """Whether a call speaks against its model's health; None where it says nothing of it.
+
+    Wider than what a breaker counts: a key that is refused stops nobody's calls, and yet none succeeds.
+    """
+    if attempt.outcome == "success":
+        return False
+    if attempt.outcome == "short_circuited" or (attempt.error and attempt.error.kind in _OF_THE_REQUEST):
+        return None
+    return True
+
+
+def health_of_model(breaker: BreakerState | None, consecutive_failures: int) -> Health:
+    """Of an agent on one model: `unhealthy` while its breaker lets no call pass, or one probe at most."""
+    if breaker not in {None, "closed"}:
+        return "unhealthy"
+    return "degraded" if consecutive_failures else "healthy"
+
+
+def health_of_agent(models: Collection[Health], consecutive_failures: int) -> Health:
+    """Of an agent over its models: `unhealthy` when none of them serves, `degraded` when anything is amiss."""
+    if models and all(health == "unhealthy" for health in models):
+        return "unhealthy"
+    return "degraded" if consecutive_failures or "unhealthy" in models else "healthy"

@@ -1,0 +1,77 @@
+"""A breaker's change as the event that tells of it, and what an event tells of a breaker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from breakwater.contracts.events import BreakerTransition
+from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.policy.breaker import (
+    Breaker,
+    BreakerKey,
+    BreakerRules,
+    Change,
+    consecutive_failures,
+    errors_within,
+)
+from breakwater.policy.health import health_of_model
+
+
+def transition(key: BreakerKey, change: Change, rules: BreakerRules, now_ms: int) -> BreakerTransition:
+    """The event of a change that was decided at `now_ms` (ms since the epoch)."""
+    after = change.after
+    # What was counted before a reset is told with it; from then on it is forgotten.
+    figures = after if after.total_failures else change.before
+    return BreakerTransition(
+        transition_id=f"{key.name}#{after.version}@{now_ms}",
+        scope=rules.scope,
+        agent=key.agent,
+        model=key.model,
+        from_state=change.before.state,
+        to_state=after.state,
+        rule=change.rule,
+        reason=change.reason,
+        by=change.by,
+        health=health_of_model(after.state, consecutive_failures(after)),
+        consecutive_failures=change.consecutive_failures,
+        total_failures=figures.total_failures,
+        unique_errors=len(figures.errors_seen),
+        errors=change.errors,
+        error_hash=change.error_hash,
+        within_s=rules.within_s,
+        cooldown_s=rules.cooldown_s,
+        open_until=time_from_ms(after.open_until_ms) if after.state == "open" else None,
+        last_failure_at=time_from_ms(after.last_failure_ms) if after.last_failure_ms else None,
+        last_success_at=time_from_ms(after.last_success_ms) if after.last_success_ms else None,
+        version=after.version,
+        at=time_from_ms(now_ms),
+    )
+
+
+def half_opened(key: BreakerKey, half_open: Breaker, rules: BreakerRules, now_ms: int) -> BreakerTransition:
+    """The event of a breaker that let a probe pass. Told twice, it has the same id, by the end of its cool-down."""
+    before = replace(half_open, state="open", probe=None, probe_until_ms=0, version=half_open.version - 1)
+    in_a_row, errors = consecutive_failures(before), errors_within(before, rules, now_ms)
+    change = Change(before, half_open, None, "the cool-down is over; one probe may call", in_a_row, errors)
+    event = transition(key, change, rules, now_ms)
+    return event.model_copy(update={"transition_id": f"{key.name}#{half_open.version}@{half_open.open_until_ms}"})
+
+
+def recalled(told: BreakerTransition, sequence: int) -> Breaker:
+    """A breaker as its latest transition, at `sequence` of the event log, left it; for one that is known no more.
+
+    Who holds the probe of a half-open one is not told, nor when its lease ends: it is open and due for a probe.
+    """
+    half_open = told.to_state == "half_open"
+    return Breaker(
+        state="open" if half_open else told.to_state,
+        open_until_ms=0 if told.open_until is None else ms_from_time(told.open_until),
+        openings=1 if half_open or told.to_state == "open" else 0,
+        version=told.version,
+        changed_ms=ms_from_time(told.at),
+        reason=told.reason,
+        closed_at=sequence,
+        total_failures=told.total_failures,
+        last_failure_ms=0 if told.last_failure_at is None else ms_from_time(told.last_failure_at),
+        last_success_ms=0 if told.last_success_at is None else ms_from_time(told.last_success_at),
+    )

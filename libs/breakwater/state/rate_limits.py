@@ -1,0 +1,146 @@
+"""The limits of agents and models on requests, tokens and concurrent calls: over the whole fleet, by Redis' clock.
+
+Requests and tokens are counted in slices of 1 % of the window with running sums, in one hash for each name: at most
+206 small fields, however much is called. A call counts for at least the whole window and at most a slice longer, so no
+window, wherever it is laid, ever holds more than the limit. Calls under way are a sorted set of leases: those of a
+worker that died end by themselves. What a call has counted is remembered in a small hash for each attempt, as long as
+its lease stands or it counts. All keys share one hash slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from breakwater.contracts.subjects import encode_token
+from breakwater.policy.rate_limit import WINDOW_MS, RateLimit
+from breakwater.state.connection import Redis, Script, ScriptCall
+
+SLICES = 100
+"""How many make up a window."""
+
+_ADMIT = Script.named("rate_admit")
+_SETTLE = Script.named("rate_settle")
+_RELEASE = Script.named("rate_release")
+_USAGE = Script.named("rate_usage")
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """Who is limited: `agent:<agent>` or `model:<model>`. Calls are counted by name; the rule is the asker's."""
+
+    name: str
+    rule: RateLimit
+
+
+@dataclass(frozen=True, slots=True)
+class OverLimit:
+    """The call was refused: by whose limit, and on what."""
+
+    name: str
+    what: Literal["requests_per_minute", "tokens_per_minute", "concurrent_calls"]
+    wait_ms: int | None
+    """Requests and tokens: when enough of what counts now will be over; sooner only if calls use less than their worst
+    case. Concurrent calls: when enough leases will have ended, which is the latest; calls mostly end sooner. None: it
+    can never fit, as the call alone is more than a minute's tokens.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What counts towards a limit now: the requests and tokens of the window, and the calls under way."""
+
+    name: str
+    requests: int
+    tokens: int
+    concurrent_calls: int
+
+
+class RateLimits:
+    """The rate limits of the fleet. Rules are arguments: a changed one holds from the next question on."""
+
+    def __init__(self, redis: Redis, window_ms: int = WINDOW_MS) -> None:
+        """Takes the window's length: a multiple of `SLICES`, and the same for all that share a Redis."""
+        self._redis = redis
+        self._slice_ms = window_ms // SLICES
+
+    def admit_call(self, attempt_id: str, limits: Sequence[Limited], tokens: int, lease_ms: int) -> ScriptCall:
+        """Asks whether a call fits all its limits, and counts it if so; read its answer with `admitted`.
+
+        While its lease stands, the same attempt gets the same answer. After that it asks for another call.
+
+        Args:
+            attempt_id: what the call is counted for.
+            limits: of the agent and of the model, each name once.
+            tokens: the call's worst case, input and output; at least 0.
+            lease_ms: how long it counts as under way, unless it is settled or released before.
+        """
+        rules = [
+            "" if most is None else most
+            for rule in (limited.rule for limited in limits)
+            for most in (rule.requests_per_minute, rule.tokens_per_minute, rule.concurrent_calls)
+        ]
+        return ScriptCall(
+            _ADMIT, _keys(attempt_id, limits), [attempt_id, tokens, lease_ms, self._slice_ms, SLICES, *rules]
+        )
+
+    @staticmethod
+    def admitted(answer: Sequence[Any], limits: Sequence[Limited]) -> OverLimit | None:
+        """Reads the answer to `admit_call`: None when the call may be made.
+
+        Of several limits that refuse, it tells the one that does so the longest, and concurrent calls last.
+        """
+        if answer[0] == 1:
+            return None
+        _, index, what, wait_ms = answer
+        return OverLimit(limits[int(index) - 1].name, what, None if wait_ms < 0 else int(wait_ms))
+
+    async def settle(self, attempt_id: str, limits: Sequence[Limited], tokens: int | None) -> None:
+        """Ends a call: it is under way no more, and counts with the tokens it used (None: unknown, nothing changes).
+
+        Of limits that it was not admitted to nothing changes; those left out count on until they are over.
+
+        Raises:
+            StateUnavailable: settle again.
+        """
+        if limits:
+            used = "" if tokens is None else tokens
+            await self._redis.run([ScriptCall(_SETTLE, _keys(attempt_id, limits), [attempt_id, used])])
+
+    async def release(self, attempt_id: str, limits: Sequence[Limited]) -> None:
+        """Takes a call back that was never made: nothing of it counts, and the attempt may ask anew.
+
+        Raises:
+            StateUnavailable: release again.
+        """
+        if limits:
+            await self._redis.run([self.release_call(attempt_id, limits)])
+
+    @staticmethod
+    def release_call(attempt_id: str, limits: Sequence[Limited]) -> ScriptCall:
+        """`release`, to go with other calls; answers nothing."""
+        return ScriptCall(_RELEASE, _keys(attempt_id, limits), [attempt_id])
+
+    async def usage(self, limits: Sequence[Limited]) -> list[Usage]:
+        """What counts now towards each limit, in one round trip. Raises StateUnavailable."""
+        if not limits:
+            return []
+        names = [limited.name for limited in limits]
+        answers = await self._redis.run(
+            [ScriptCall(_USAGE, [_counts(name), _calls(name)], [self._slice_ms, SLICES]) for name in names]
+        )
+        return [Usage(name, *(int(count) for count in answer)) for name, answer in zip(names, answers, strict=True)]
+
+
+def _keys(attempt_id: str, limits: Sequence[Limited]) -> list[str]:
+    by_name = [key for limited in limits for key in (_counts(limited.name), _calls(limited.name))]
+    return [f"bw:{{rate}}:attempt:{attempt_id}", *by_name]
+
+
+def _counts(name: str) -> str:
+    return f"bw:{{rate}}:counts:{encode_token(name)}"
+
+
+def _calls(name: str) -> str:
+    return f"bw:{{rate}}:calls:{encode_token(name)}"

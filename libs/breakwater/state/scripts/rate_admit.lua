@@ -1,0 +1,142 @@
+-- May this call be made? If it fits all its limits; then it counts towards each of them, and otherwise towards none.
+-- Asking again while the lease stands gives the same answer, counts nothing and renews the lease.
+-- KEYS: attempt, then for each limit: counts, calls
+-- ARGV: attempt_id, tokens, lease_ms, slice_ms, slices, then for each limit: requests, tokens, concurrent calls ('' = none)
+-- Returns {1} or {0, index of the refusing limit from 1, what it limits, ms until it may fit (-1 = never)}.
+-- counts: 'r<slice>' and 't<slice>' with the requests and tokens of a slice, 'requests' and 'tokens' with the sums over
+-- all slices from 'first' to 'last'. A slice counts until a window after its end: a call never less than a window, and
+-- at most a slice more.
+-- calls: attempts by the end of their leases.   attempt: 'until', and 'slice|tokens' by the counts it is part of.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local tokens, lease_ms, slice_ms, slices = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local until_ms, slice = now + lease_ms, math.floor(now / slice_ms)
+
+local function keep(key, ms)
+  if redis.call('PTTL', key) < ms then
+    redis.call('PEXPIRE', key, ms)
+  end
+end
+
+local function counted(key)
+  local known = redis.call('HMGET', key, 'first', 'last', 'requests', 'tokens', 'r' .. slice, 't' .. slice)
+  local over = slice - slices - 1
+  local last = tonumber(known[2] or over)
+  if last <= over or last > slice + slices then -- ahead by a window: the clock was set back, and nothing can be told
+    redis.call('DEL', key)
+    return {first = slice, last = slice, requests = 0, tokens = 0, r = 0, t = 0, fresh = true}
+  end
+  if last > slice then -- another server's clock, which was a little ahead
+    known[5], known[6] = unpack(redis.call('HMGET', key, 'r' .. last, 't' .. last))
+  end
+  local sums = {
+    first = tonumber(known[1]), last = math.max(last, slice), requests = tonumber(known[3]), tokens = tonumber(known[4]),
+    r = tonumber(known[5] or 0), t = tonumber(known[6] or 0), fresh = last < slice,
+  }
+  if sums.first <= over then
+    local fields = {}
+    for old = sums.first, over do
+      fields[#fields + 1] = 'r' .. old
+      fields[#fields + 1] = 't' .. old
+    end
+    local held = redis.call('HMGET', key, unpack(fields))
+    for i = 1, #held, 2 do
+      sums.requests = sums.requests - tonumber(held[i] or 0)
+      sums.tokens = sums.tokens - tonumber(held[i + 1] or 0)
+    end
+    sums.first = over + 1
+    redis.call('HDEL', key, unpack(fields))
+    redis.call('HSET', key, 'first', sums.first, 'requests', sums.requests, 'tokens', sums.tokens)
+  end
+  return sums
+end
+
+-- When the oldest slices that make up the excess will be over. Mostly a few do, so they are read a few at a time.
+local function wait(key, kind, sums, excess)
+  for from = sums.first, sums.last, 10 do
+    local fields = {}
+    for old = from, math.min(from + 9, sums.last) do
+      fields[#fields + 1] = kind .. old
+    end
+    for i, count in ipairs(redis.call('HMGET', key, unpack(fields))) do
+      excess = excess - tonumber(count or 0)
+      if excess <= 0 then
+        return (from + i + slices) * slice_ms - now
+      end
+    end
+  end
+  return (sums.last + slices + 1) * slice_ms - now
+end
+
+local asked = redis.call('HGET', KEYS[1], 'until')
+if asked and now < tonumber(asked) then
+  for k = 3, #KEYS, 2 do
+    redis.call('ZADD', KEYS[k], 'XX', 'GT', until_ms, ARGV[1]) -- XX: it may have been settled
+    keep(KEYS[k], lease_ms)
+  end
+  redis.call('HSET', KEYS[1], 'until', math.max(until_ms, tonumber(asked)))
+  keep(KEYS[1], lease_ms)
+  return {1}
+end
+
+-- Of several that refuse, the one that does so the longest is told. A concurrent call may end at any moment.
+local refusal
+local function refuse(index, what, ms)
+  if not refusal or ms > refusal[4] then
+    refusal = {0, index, what, ms}
+  end
+end
+local limits, all = (#KEYS - 1) / 2, {}
+for i = 1, limits do
+  local rule = 3 + 3 * i
+  local most = tonumber(ARGV[rule + 1])
+  if most and tokens > most then
+    return {0, i, 'tokens_per_minute', -1}
+  end
+end
+for i = 1, limits do
+  local key, rule = KEYS[2 * i], 3 + 3 * i
+  local sums = counted(key)
+  local requests, most = tonumber(ARGV[rule]), tonumber(ARGV[rule + 1])
+  if requests and sums.requests + 1 > requests then
+    refuse(i, 'requests_per_minute', wait(key, 'r', sums, sums.requests + 1 - requests))
+  end
+  if most and sums.tokens + tokens > most then
+    refuse(i, 'tokens_per_minute', wait(key, 't', sums, sums.tokens + tokens - most))
+  end
+  all[i] = sums
+end
+if refusal then
+  return refusal
+end
+for i = 1, limits do
+  local key, most = KEYS[2 * i + 1], tonumber(ARGV[5 + 3 * i])
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
+  local calls = most and redis.call('ZCARD', key) or 0
+  if most and calls >= most then
+    local ends = redis.call('ZRANGE', key, calls - most, calls - most, 'WITHSCORES')
+    refuse(i, 'concurrent_calls', tonumber(ends[2]) - now)
+  end
+end
+if refusal then
+  return refusal
+end
+
+-- What has no limit is counted too: one that is set later holds at once.
+local memory, over_at = {}, until_ms
+for i, sums in ipairs(all) do
+  local counts, calls, ends = KEYS[2 * i], KEYS[2 * i + 1], (sums.last + slices + 1) * slice_ms
+  redis.call('HSET', counts, 'first', sums.first, 'last', sums.last, 'requests', sums.requests + 1,
+    'tokens', sums.tokens + tokens, 'r' .. sums.last, sums.r + 1, 't' .. sums.last, sums.t + tokens)
+  if sums.fresh then
+    redis.call('PEXPIREAT', counts, ends)
+  end
+  redis.call('ZADD', calls, until_ms, ARGV[1])
+  keep(calls, lease_ms)
+  memory[#memory + 1] = counts
+  memory[#memory + 1] = sums.last .. '|' .. ARGV[2]
+  over_at = math.max(over_at, ends)
+end
+redis.call('HSET', KEYS[1], 'until', until_ms, unpack(memory))
+redis.call('PEXPIREAT', KEYS[1], over_at)
+return {1}

@@ -1,0 +1,14 @@
+-- A call was never made: nothing of it counts, and the attempt may ask anew.
+-- KEYS: attempt, then for each limit: counts, calls   ARGV: attempt_id
+for k = 2, #KEYS, 2 do
+  redis.call('ZREM', KEYS[k + 1], ARGV[1])
+  local slice, tokens = string.match(redis.call('HGET', KEYS[1], KEYS[k]) or '', '^(%d+)|(%d+)$')
+  if slice and redis.call('HEXISTS', KEYS[k], 'r' .. slice) == 1 then
+    redis.call('HINCRBY', KEYS[k], 'r' .. slice, -1)
+    redis.call('HINCRBY', KEYS[k], 'requests', -1)
+    local back = 0 - tonumber(tokens) -- '-0' is no integer to Redis
+    redis.call('HINCRBY', KEYS[k], 't' .. slice, back)
+    redis.call('HINCRBY', KEYS[k], 'tokens', back)
+  end
+end
+return redis.call('DEL', KEYS[1])

@@ -1,0 +1,3 @@
+-- A task as it is.
+-- KEYS: task   ARGV: fields to read...
+return redis.call('HMGET', KEYS[1], unpack(ARGV))

@@ -1,0 +1,216 @@
+"""What tasks used and how they fared, and which of them are stopped. Counted here, judged in `policy.guard`.
+
+A task is one hash. Its life begins with its first job and ends when it is reset, or when nothing of it was heard for a
+week; a job under way meanwhile counts in the new life. All keys of a task share one hash slot. The list of stopped
+tasks is a sorted set by when they stopped, in a slot of its own: it may name too many, and whoever reads it finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from breakwater.contracts.events import GuardRule
+from breakwater.contracts.subjects import decode_token, encode_token
+from breakwater.policy.guard import Task, Trip
+from breakwater.state.connection import Redis, Script, ScriptCall, translated
+
+KEEP_MS = 7 * 24 * 3_600_000
+"""A task that hears nothing for a week is forgotten."""
+
+KEEP_DONE_MS = 3_600_000
+"""How long a counted job is known as such, for a delivery whose worker died before it published the job's record."""
+
+KEEP_ASIDE_MS = 60_000
+"""How long a reset answers the same to whoever asks again."""
+
+MAX_KEPT = 100
+"""Different errors of a task, and answers that said how sure they are."""
+
+TRIPPED = "bw:tasks:tripped"
+
+_ENTER = Script.named("task_enter")
+_RECORD = Script.named("task_record")
+_TRIP = Script.named("task_trip")
+_TOLD = Script.named("task_told")
+_RESET = Script.named("task_reset")
+_LOAD = Script.named("task_load")
+_UNLIST = Script.named("task_unlist")
+
+_COUNTS = ("iterations", "tokens", "cost", "consecutive_failures", "total_failures")
+_FIELDS = (*_COUNTS, "errors", "confidences", "rule", "reason", "agent", "execution", "at_ms", "told")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskKey:
+    """Whose task. Tenants do not share tasks, whatever they call them."""
+
+    tenant: str | None
+    task_id: str
+
+    @property
+    def name(self) -> str:
+        """The task's name: `<tenant>/<task>`, each encoded as a subject token; nothing stands for no tenant."""
+        return f"{'' if self.tenant is None else encode_token(self.tenant)}/{encode_token(self.task_id)}"
+
+    @property
+    def redis_key(self) -> str:
+        """Its key in Redis."""
+        return f"bw:task:{{{self.name}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tripped:
+    """A task is stopped: why, by which agent's job, and when (ms since the epoch, by Redis' clock)."""
+
+    trip: Trip
+    agent: str
+    execution_id: str
+    at_ms: int
+    told: bool
+    """Its event has been published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A job's turn in its task. `number` is which iteration it is, from 1; 0 while the task is tripped."""
+
+    number: int
+    task: Task
+    tripped: Tripped | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """What a concluded job used, over all its attempts, and how it ended.
+
+    Attributes:
+        tokens: input and output.
+        cost: in nano-dollars.
+        failed: whether it counts as a failure.
+        error_hash: the identity of its error, 8 hex digits; counted where it failed.
+        confidence: how sure its answer says it is, 0..1; None where it does not say.
+    """
+
+    tokens: int
+    cost: int
+    failed: bool
+    error_hash: str | None
+    confidence: float | None
+
+
+class Tasks:
+    """The tasks of the fleet. All methods that wait raise StateUnavailable, and may then be called again."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    @staticmethod
+    def enter_call(key: TaskKey, execution_id: str) -> ScriptCall:
+        """Counts a job as an iteration, once for each execution, and not while tripped; read it with `entered`."""
+        return ScriptCall(_ENTER, [key.redis_key, _marker(key, execution_id)], [KEEP_MS, KEEP_MS, *_FIELDS])
+
+    @staticmethod
+    def entered(answer: Sequence[Any]) -> Entered:
+        """Reads the answer to `enter_call`."""
+        number, values = answer
+        return Entered(int(number), *_read(values))
+
+    async def record(self, key: TaskKey, execution_id: str, outcome: JobOutcome) -> Task:
+        """Counts a concluded job, once, whether it ever entered or not, and returns the task afterwards."""
+        error = (outcome.error_hash if outcome.failed else None) or ""
+        confidence = "" if outcome.confidence is None else repr(outcome.confidence)
+        counted = [outcome.tokens, outcome.cost, int(outcome.failed), error, confidence]
+        arguments = [KEEP_MS, KEEP_DONE_MS, *counted, MAX_KEPT, *_FIELDS]
+        [values] = await self._redis.run([ScriptCall(_RECORD, [key.redis_key, _marker(key, execution_id)], arguments)])
+        return _read(values)[0]
+
+    async def trip(self, key: TaskKey, trip: Trip, *, agent: str, execution_id: str) -> Tripped:
+        """Stops a task. The first trip stands; the one that stands is returned."""
+        return await self._trip(key, trip, agent, execution_id, at_ms=None, told=False)
+
+    async def restore(self, key: TaskKey, tripped: Tripped) -> None:
+        """Puts a trip back that Redis has lost, unless the task has tripped anew."""
+        trip, agent, execution_id = tripped.trip, tripped.agent, tripped.execution_id
+        await self._trip(key, trip, agent, execution_id, at_ms=tripped.at_ms, told=tripped.told)
+
+    async def _trip(
+        self, key: TaskKey, trip: Trip, agent: str, execution_id: str, *, at_ms: int | None, told: bool
+    ) -> Tripped:
+        at = "" if at_ms is None else at_ms
+        arguments = [KEEP_MS, trip.rule, trip.reason, agent, execution_id, at, int(told), *_FIELDS]
+        [values] = await self._redis.run([ScriptCall(_TRIP, [key.redis_key], arguments)])
+        tripped = _read(values)[1]
+        assert tripped is not None
+        await self._list(key, tripped.at_ms)
+        return tripped
+
+    async def told(self, key: TaskKey) -> None:
+        """Notes that a trip's event has been published."""
+        [at_ms] = await self._redis.run([ScriptCall(_TOLD, [key.redis_key], [])])
+        if at_ms:
+            # Once more: who tripped it may have died in between, and another one told of it.
+            await self._list(key, int(at_ms))
+
+    async def reset(self, key: TaskKey) -> tuple[Task, Tripped | None]:
+        """Forgets a task, which may so go on, and returns what it was; within a minute also to who asks again."""
+        call = ScriptCall(_RESET, [key.redis_key, f"{key.redis_key}:was"], [KEEP_ASIDE_MS, *_FIELDS])
+        [values] = await self._redis.run([call])
+        task, tripped = _read(values)
+        if tripped is not None:
+            await self._redis.run([_unlist(key.name, tripped.at_ms)])
+        return task, tripped
+
+    async def load(self, key: TaskKey) -> tuple[Task, Tripped | None]:
+        """A task as it is; one that nobody knows is empty."""
+        [values] = await self._redis.run([ScriptCall(_LOAD, [key.redis_key], _FIELDS)])
+        return _read(values)
+
+    async def tripped(self) -> list[tuple[TaskKey, Tripped]]:
+        """The tasks that are stopped, in the order in which they were."""
+        async with translated():
+            found = await self._redis.client.zrange(TRIPPED, 0, -1, withscores=True)
+        listed = cast(list[tuple[str, float]], found)
+        if not listed:
+            return []
+        keys = [_key(name) for name, _ in listed]
+        answers = await self._redis.run([ScriptCall(_LOAD, [key.redis_key], _FIELDS) for key in keys])
+        states = [_read(values)[1] for values in answers]
+        gone = [
+            _unlist(name, int(at_ms)) for (name, at_ms), tripped in zip(listed, states, strict=True) if tripped is None
+        ]
+        if gone:
+            await self._redis.run(gone)
+        return [(key, tripped) for key, tripped in zip(keys, states, strict=True) if tripped is not None]
+
+    async def _list(self, key: TaskKey, at_ms: int) -> None:
+        async with translated():
+            await self._redis.client.zadd(TRIPPED, {key.name: at_ms})
+
+
+def _unlist(name: str, at_ms: int) -> ScriptCall:
+    return ScriptCall(_UNLIST, [TRIPPED], [name, at_ms])
+
+
+def _marker(key: TaskKey, execution_id: str) -> str:
+    return f"{key.redis_key}:x:{execution_id}"
+
+
+def _key(name: str) -> TaskKey:
+    tenant, _, task_id = name.partition("/")
+    return TaskKey(decode_token(tenant) if tenant else None, decode_token(task_id))
+
+
+def _read(values: Sequence[str | None]) -> tuple[Task, Tripped | None]:
+    known = dict(zip(_FIELDS, values, strict=True))
+    counts = [int(known[name] or 0) for name in _COUNTS]
+    errors = (error.split("=") for error in (known["errors"] or "").split())
+    confidences = tuple(map(float, (known["confidences"] or "").split()))
+    task = Task(*counts, errors={error: int(count) for error, count in errors}, confidences=confidences)
+    if known["rule"] is None:
+        return task, None
+    # A trip is written whole.
+    trip = Trip(cast(GuardRule, known["rule"]), cast(str, known["reason"]))
+    agent, execution_id, at_ms = (cast(str, known[name]) for name in ("agent", "execution", "at_ms"))
+    return task, Tripped(trip, agent, execution_id, int(at_ms), known["told"] == "1")

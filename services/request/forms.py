@@ -1,0 +1,52 @@
+"""What people send where they look after breakers and guards, and what they are answered."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from breakwater.contracts.events import BreakerStatus, StoppedTask
+from breakwater.contracts.types import Event, Identifier, Message, ModelId
+
+Why = Annotated[str, StringConstraints(strip_whitespace=True, max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""A person's reason, in one line."""
+
+
+class ByHand(Message):
+    """What a person wants to be done."""
+
+    reason: Why | None = Field(default=None, description="For the record, and for whoever is told of it; redacted.")
+
+
+class BreakerRequest(ByHand):
+    """Which breaker, and why."""
+
+    agent: Identifier = Field(description="`*` for one that agents share.")
+    model: ModelId = Field(description="`<provider>/*` for a provider's.")
+
+
+class GuardRequest(ByHand):
+    """Which task, and why."""
+
+    task_id: Identifier
+    tenant: Identifier | None = Field(default=None, description="Whose task; left out for one of no tenant.")
+
+
+class BreakerList(Event):
+    """The breakers as they are now."""
+
+    breakers: tuple[BreakerStatus, ...]
+    attended: bool = Field(description="Whether a breaker service is at work: without one, no failure opens a breaker.")
+
+
+class UnchangedBreaker(BreakerStatus):
+    """There was nothing to do, and nothing was published. The breaker is as it is told here."""
+
+    unchanged: Literal[True] = True
+
+
+class StoppedTasks(Event):
+    """The tasks that are stopped, in the order in which they were."""
+
+    stopped: tuple[StoppedTask, ...]

@@ -1,0 +1,118 @@
+"""The guard of the task that a job belongs to: asked before each call, told how the job ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from pydantic import JsonValue
+
+from breakwater.contracts import subjects
+from breakwater.contracts.events import GuardEvent
+from breakwater.contracts.execution import Attempt, Reason, Result
+from breakwater.contracts.types import time_from_ms
+from breakwater.policy.guard import GuardRules, Task, Trip, after_job, before_call, confidence_of
+from breakwater.state.connection import ScriptCall
+from breakwater.state.tasks import JobOutcome, TaskKey, Tripped
+from services.worker.assignment import Assignment
+from services.worker.plane import Plane
+
+_FAILURES: frozenset[Reason] = frozenset({"error", "timeout", "worker_lost"})
+"""Jobs that were refused say nothing of the task: an outage of a model must not stop it until people come."""
+
+
+class TaskGuard:
+    """Guards the task of one job."""
+
+    def __init__(self, plane: Plane, job: Assignment, rules: GuardRules, task_id: str) -> None:
+        self._plane = plane
+        self._job = job
+        self._rules = rules
+        self._key = TaskKey(job.job.tenant, task_id)
+
+    def ask(self) -> ScriptCall:
+        """What to ask Redis in the round trip of an admission; read its answer with `judge`."""
+        return self._plane.tasks.enter_call(self._key, self._job.execution_id)
+
+    async def judge(self, answer: Sequence[Any], attempts: Sequence[Attempt]) -> bool:
+        """Whether a call may be made, after these attempts of the job. A trip is told of before anything else happens.
+
+        Raises:
+            StateUnavailable: ask again.
+        """
+        entered = self._plane.tasks.entered(answer)
+        if entered.tripped is not None:
+            await self._tell(entered.tripped, entered.task)
+            return False
+        tokens = sum((attempt.input_tokens or 0) + (attempt.output_tokens or 0) for attempt in attempts)
+        cost = sum(attempt.cost or 0 for attempt in attempts)
+        trip = before_call(entered.task, entered.number, self._rules, tokens=tokens, cost=cost)
+        if trip is None:
+            return True
+        await self._trip(trip, entered.task)
+        return False
+
+    async def record(self, result: Result, answer: JsonValue) -> None:
+        """Counts a job that is about to be decided, and stops its task if that is due.
+
+        Args:
+            result: as it will be published.
+            answer: the output that was checked; its confidence counts.
+
+        Raises:
+            StateUnavailable: record again.
+        """
+        if result.reason == "guard_tripped":
+            return
+        outcome = JobOutcome(
+            tokens=result.total_tokens,
+            cost=result.total_cost or 0,
+            failed=result.reason in _FAILURES,
+            error_hash=result.error.hash if result.error is not None else None,
+            confidence=confidence_of(answer, self._rules),
+        )
+        task = await self._plane.tasks.record(self._key, self._job.execution_id, outcome)
+        trip = after_job(task, self._rules)
+        if trip is not None:
+            await self._trip(trip, task)
+
+    async def _trip(self, trip: Trip, task: Task) -> None:
+        job = self._job
+        standing = await self._plane.tasks.trip(self._key, trip, agent=job.agent_name, execution_id=job.execution_id)
+        await self._tell(standing, task)
+
+    async def _tell(self, tripped: Tripped, task: Task) -> None:
+        """Publishes a trip, unless that is done. Whoever tripped it may have died before it could."""
+        if tripped.told:
+            return
+        at = time_from_ms(tripped.at_ms)
+        event = GuardEvent(
+            event_id=f"{self._key.name}@{tripped.at_ms}",
+            kind="tripped",
+            agent=tripped.agent,
+            tenant=self._key.tenant,
+            task_id=self._key.task_id,
+            execution_id=tripped.execution_id or None,
+            rule=tripped.trip.rule,
+            reason=tripped.trip.reason,
+            iterations=task.iterations,
+            tokens=task.tokens,
+            cost=task.cost,
+            consecutive_failures=task.consecutive_failures,
+            total_failures=task.total_failures,
+            unique_errors=len(task.errors),
+            at=at,
+        )
+        subject = subjects.guard(tripped.agent)
+        await self._plane.patience.nats(lambda: self._plane.publisher.event(subject, event, id=event.event_id, at=at))
+        structlog.get_logger().warning(
+            "task_stopped", agent=tripped.agent, task_id=event.task_id, tenant=event.tenant, reason=event.reason
+        )
+        await self._plane.tasks.told(self._key)
+
+
+def guard_of(plane: Plane, job: Assignment) -> TaskGuard | None:
+    """The guard of a job's task; None where it belongs to none, or its agent has no guard."""
+    rules, task_id = job.agent.guard, job.job.task_id
+    return None if rules is None or task_id is None else TaskGuard(plane, job, rules, task_id)

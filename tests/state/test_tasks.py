@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from breakwater.policy.guard import GuardRules, Task, Trip, after_job, before_call
+from breakwater.state.connection import Redis, StateUnavailable
+from breakwater.state.tasks import (
+    KEEP_DONE_MS,
+    KEEP_MS,
+    MAX_KEPT,
+    TRIPPED,
+    Entered,
+    JobOutcome,
+    TaskKey,
+    Tasks,
+    Tripped,
+)
+
+KEY = TaskKey("acme", "nightly run")
+OTHER = TaskKey("acme", "another run")
+A, B = "a3f1b2c4", "0badc0de"
+FINE = JobOutcome(tokens=120, cost=3_000, failed=False, error_hash=None, confidence=None)
+FAILED = JobOutcome(tokens=20, cost=500, failed=True, error_hash=A, confidence=None)
+LOOPS = Trip("max_iterations", "10 iterations (limit: 10)")
+BURNS = Trip("max_cost", "$10.02 spent (limit: $10.00)")
+
+
+async def enter(redis: Redis, execution_id: str, key: TaskKey = KEY) -> Entered:
+    [answer] = await redis.run([Tasks.enter_call(key, execution_id)])
+    return Tasks.entered(answer)
+
+
+async def stop(tasks: Tasks, key: TaskKey = KEY, trip: Trip = LOOPS) -> Tripped:
+    return await tasks.trip(key, trip, agent="an agent", execution_id="job 11")
+
+
+async def clock_ms(redis: Redis) -> int:
+    seconds, microseconds = await redis.client.time()
+    return seconds * 1000 + microseconds // 1000
+
+
+# Counting
+
+
+async def test_a_task_that_nobody_knows_is_empty_and_reading_it_leaves_nothing(redis: Redis) -> None:
+    assert await Tasks(redis).load(KEY) == (Task(), None)
+    assert await redis.client.dbsize() == 0
+
+
+async def test_each_job_is_one_iteration_however_often_it_asks(redis: Redis) -> None:
+    numbers = [(await enter(redis, job)).number for job in ("a", "a", "b", "a", "c", "b")]
+    assert numbers == [1, 1, 2, 1, 3, 2]
+    assert (await Tasks(redis).load(KEY))[0] == Task(iterations=3)
+
+
+async def test_jobs_that_enter_at_once_each_have_a_number_of_their_own(redis: Redis) -> None:
+    entered = await asyncio.gather(*(enter(redis, f"e{number % 50}") for number in range(100)))
+    assert sorted(one.number for one in entered) == sorted([*range(1, 51), *range(1, 51)])
+    assert {one.number for one in entered[:50]} == set(range(1, 51))
+    assert [one.number for one in entered[:50]] == [one.number for one in entered[50:]]
+
+
+async def test_a_job_is_counted_once_however_often_it_is_recorded(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    await enter(redis, "a")
+    recorded = await asyncio.gather(*(tasks.record(KEY, "a", FAILED) for _ in range(10)))
+    expected = Task(1, 20, 500, consecutive_failures=1, total_failures=1, errors={A: 1})
+    assert recorded == [expected] * 10
+    assert await tasks.record(KEY, "a", FINE) == expected
+    assert (await enter(redis, "a")) == Entered(1, expected, None)
+    assert await tasks.record(KEY, "a", FINE) == expected
+
+
+async def test_a_job_that_never_entered_is_recorded_as_an_iteration_too(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    assert await tasks.record(KEY, "a", FINE) == Task(iterations=1, tokens=120, cost=3_000)
+    assert (await enter(redis, "b")).number == 2
+    assert (await tasks.record(KEY, "b", FINE)).iterations == 2
+    assert (await enter(redis, "a")).number == 1
+
+
+async def test_a_success_clears_the_failures_in_a_row_and_nothing_else(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    for job, error in (("a", A), ("b", B), ("c", A)):
+        task = await tasks.record(KEY, job, replace(FAILED, error_hash=error))
+    assert task == Task(3, 60, 1_500, consecutive_failures=3, total_failures=3, errors={A: 2, B: 1})
+    task = await tasks.record(KEY, "d", FINE)
+    assert task == Task(4, 180, 4_500, consecutive_failures=0, total_failures=3, errors={A: 2, B: 1})
+
+
+async def test_the_error_of_a_job_that_did_not_fail_is_not_counted(redis: Redis) -> None:
+    assert (await Tasks(redis).record(KEY, "a", replace(FINE, error_hash=A))).errors == {}
+
+
+async def test_money_beyond_what_floats_count_is_exact(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    dear = replace(FINE, cost=2**53 - 1, tokens=2**40)
+    await tasks.record(KEY, "a", dear)
+    await tasks.record(KEY, "b", dear)
+    task = await tasks.record(KEY, "c", dear)
+    assert (task.cost, task.tokens) == (3 * (2**53 - 1), 3 * 2**40)
+
+
+async def test_of_many_errors_the_rarest_that_stayed_away_longest_go(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    errors = [f"{number:08x}" for number in range(MAX_KEPT + 20)]
+    task = Task()
+    for place, error in enumerate([errors[0], errors[0], *errors[1:], errors[0]]):
+        task = await tasks.record(KEY, str(place), replace(FAILED, error_hash=error))
+    assert task.total_failures == MAX_KEPT + 22
+    assert task.errors == {errors[0]: 3} | dict.fromkeys(errors[-MAX_KEPT + 1 :], 1)
+
+
+async def test_confidences_are_kept_in_order_the_newest_last(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    said = [0.1 + 0.2, 1e-9, 1.0, 0.0, *(number / 200 for number in range(MAX_KEPT))]
+    for place, confidence in enumerate(said):
+        task = await tasks.record(KEY, str(place), replace(FINE, confidence=confidence))
+        assert task.confidences == tuple(said[: place + 1][-MAX_KEPT:])
+    assert (await tasks.record(KEY, "silent", FINE)).confidences == tuple(said[-MAX_KEPT:])
+
+
+async def test_a_task_is_forgotten_a_week_after_it_was_touched_last(redis: Redis) -> None:
+    tasks, client = Tasks(redis), redis.client
+    await enter(redis, "a")
+    for key in (KEY.redis_key, f"{KEY.redis_key}:x:a"):
+        assert KEEP_MS - 60_000 < await client.pttl(key) <= KEEP_MS
+    touches = [lambda: enter(redis, "a"), lambda: tasks.record(KEY, "a", FINE), lambda: tasks.record(KEY, "a", FINE)]
+    for touch in (*touches, lambda: stop(tasks), lambda: enter(redis, "a")):
+        await client.pexpire(KEY.redis_key, 5_000)
+        await touch()
+        assert await client.pttl(KEY.redis_key) > KEEP_MS - 60_000
+    assert KEEP_DONE_MS - 60_000 < await client.pttl(f"{KEY.redis_key}:x:a") <= KEEP_DONE_MS
+    await stop(tasks, OTHER)
+    assert await client.pttl(OTHER.redis_key) > KEEP_MS - 60_000
+
+
+# Tripping
+
+
+async def test_the_first_trip_stands_and_has_redis_time(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    before = await clock_ms(redis)
+    first = await stop(tasks)
+    assert before <= first.at_ms <= await clock_ms(redis)
+    assert first == Tripped(LOOPS, "an agent", "job 11", first.at_ms, told=False)
+    assert await tasks.trip(KEY, BURNS, agent="b", execution_id="job 12") == first
+    assert await tasks.load(KEY) == (Task(), first)
+
+
+async def test_of_many_trips_at_once_one_stands_for_all(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    trips = [tasks.trip(KEY, BURNS, agent="a", execution_id=f"e{number}") for number in range(20)]
+    assert len(set(await asyncio.gather(*trips))) == 1
+
+
+async def test_a_tripped_task_lets_no_job_in_and_counts_none(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    await enter(redis, "a")
+    tripped = await stop(tasks)
+    assert await enter(redis, "a") == await enter(redis, "b") == Entered(0, Task(iterations=1), tripped)
+
+
+async def test_what_was_under_way_when_a_task_tripped_is_counted_all_the_same(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    await enter(redis, "a")
+    tripped = await stop(tasks)
+    assert await tasks.record(KEY, "a", FINE) == Task(iterations=1, tokens=120, cost=3_000)
+    assert (await tasks.load(KEY))[1] == tripped
+
+
+async def test_a_trip_is_told_once_it_was(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    tripped = await stop(tasks)
+    await tasks.told(KEY)
+    await tasks.told(KEY)
+    assert (await enter(redis, "a")).tripped == await stop(tasks) == replace(tripped, told=True)
+
+
+async def test_telling_of_a_task_that_is_not_tripped_leaves_nothing(redis: Redis) -> None:
+    await Tasks(redis).told(KEY)
+    assert await redis.client.dbsize() == 0
+
+
+async def test_a_trip_is_put_back_after_redis_was_emptied_but_takes_no_others_place(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    lost = Tripped(BURNS, "an agent", "job 3", at_ms=1_800_000_000_123, told=True)
+    await tasks.restore(KEY, lost)
+    assert await tasks.load(KEY) == (Task(), lost)
+    assert (await enter(redis, "a")).number == 0
+    assert await tasks.tripped() == [(KEY, lost)]
+    stands = await stop(tasks, OTHER)
+    await tasks.restore(OTHER, lost)
+    assert (await tasks.load(OTHER))[1] == stands
+
+
+# Resetting
+
+
+async def test_a_reset_forgets_everything_and_says_what_it_was_also_if_asked_again(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    await tasks.record(KEY, "a", replace(FAILED, confidence=0.5))
+    tripped = await stop(tasks)
+    was = (Task(1, 20, 500, 1, 1, {A: 1}, (0.5,)), tripped)
+    assert await tasks.reset(KEY) == was
+    assert await tasks.load(KEY) == (Task(), None)
+    assert await tasks.tripped() == []
+    assert await tasks.reset(KEY) == was
+    assert 0 < await redis.client.pttl(f"{KEY.redis_key}:was") <= 60_000
+    assert await tasks.reset(OTHER) == (Task(), None)
+
+
+async def test_a_task_that_was_reset_counts_from_one_and_may_trip_again(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    for number in range(11):
+        await enter(redis, f"e{number}")
+    first = await stop(tasks)
+    await tasks.reset(KEY)
+    assert [(await enter(redis, job)).number for job in ("e10", "new", "e10")] == [1, 2, 1]
+    again = await stop(tasks, trip=BURNS)
+    assert (again.trip, first.trip) == (BURNS, LOOPS)
+    assert await tasks.tripped() == [(KEY, again)]
+    assert (await tasks.reset(KEY))[1] == again
+
+
+async def test_a_job_under_way_across_a_reset_counts_in_the_new_life(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    for job in ("a", "b", "c"):
+        await enter(redis, job)
+    await tasks.record(KEY, "c", FAILED)
+    await tasks.reset(KEY)
+    assert await tasks.record(KEY, "c", FAILED) == Task()
+    assert await tasks.record(KEY, "a", FAILED) == Task(1, 20, 500, 1, 1, {A: 1})
+    assert await tasks.record(KEY, "a", FAILED) == Task(1, 20, 500, 1, 1, {A: 1})
+    assert (await enter(redis, "b")).number == 2
+    assert (await tasks.record(KEY, "b", FINE)) == Task(2, 140, 3_500, 0, 1, {A: 1})
+
+
+async def test_a_job_that_is_done_anew_after_a_reset_counts_anew(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    await enter(redis, "x")
+    await enter(redis, "a")
+    await tasks.record(KEY, "a", FAILED)
+    await tasks.reset(KEY)
+    assert (await enter(redis, "a")).number == 1
+    assert await tasks.record(KEY, "a", FINE) == Task(iterations=1, tokens=120, cost=3_000)
+
+
+# The list
+
+
+async def test_tripped_tasks_are_listed_in_the_order_they_tripped_and_those_gone_are_dropped(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    keys = [TaskKey(None, "later"), TaskKey("b", "first"), TaskKey("b", "gone"), TaskKey("c", "let go")]
+    stopped = [Tripped(LOOPS, "a", "e", 1_800_000_000_000 + at, told=True) for at in (3, 1, 2, 0)]
+    for key, tripped in zip(keys, stopped, strict=True):
+        await tasks.restore(key, tripped)
+    await redis.client.delete(keys[2].redis_key)
+    await tasks.reset(keys[3])
+    assert await redis.client.zcard(TRIPPED) == 3
+    assert await tasks.tripped() == [(keys[1], stopped[1]), (keys[0], stopped[0])]
+    assert await redis.client.zcard(TRIPPED) == 2
+
+
+async def test_telling_lists_a_trip_whose_worker_died_before_it_did(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    tripped = await stop(tasks)
+    await redis.client.delete(TRIPPED)
+    await tasks.told(KEY)
+    assert await tasks.tripped() == [(KEY, replace(tripped, told=True))]
+
+
+# Names
+
+
+NAMES = [
+    TaskKey(None, "run"),
+    TaskKey("acme", "run"),
+    TaskKey("acme/run", "run"),
+    TaskKey("acme", "run/run"),
+    TaskKey("acme", "run:x:e"),
+    TaskKey("{acme}", "}run{"),
+    TaskKey("*", "ünï 走る %2F."),
+    TaskKey("None", "run"),
+]
+
+
+async def test_tasks_of_other_tenants_or_names_are_others_however_odd_the_names(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    for count, key in enumerate(NAMES, start=1):
+        for number in range(count):
+            await tasks.record(key, f"e}}:{{{number} was", FINE)
+        await stop(tasks, key)
+    assert [(await tasks.load(key))[0].iterations for key in NAMES] == list(range(1, len(NAMES) + 1))
+    assert {key for key, _ in await tasks.tripped()} == set(NAMES)
+    await tasks.reset(NAMES[0])
+    assert [(await tasks.load(key))[1] is None for key in NAMES] == [True] + [False] * (len(NAMES) - 1)
+
+
+async def test_all_keys_of_a_task_are_in_one_slot(redis: Redis) -> None:
+    for key in NAMES:
+        call = Tasks.enter_call(key, "e}{other}")
+        assert {name[name.index("{") : name.index("}")] for name in call.keys} == {f"{{{key.name}"}
+        assert key.name.count("/") == 1
+    assert TaskKey(None, "run").redis_key == "bw:task:{/run}"
+    assert TaskKey("a.b", "c d").redis_key == "bw:task:{a%2Eb/c%20d}"
+
+
+# With the rules
+
+
+async def test_a_loop_of_jobs_runs_until_the_eleventh(redis: Redis) -> None:
+    tasks, rules = Tasks(redis), GuardRules()
+    passed = 0
+    for number in range(20):
+        entered = await enter(redis, f"e{number}")
+        if entered.tripped is not None:
+            continue
+        if trip := before_call(entered.task, entered.number, rules, tokens=0, cost=0):
+            await tasks.trip(KEY, trip, agent="a", execution_id=f"e{number}")
+            continue
+        passed += 1
+        await tasks.record(KEY, f"e{number}", FINE)
+    task, tripped = await tasks.load(KEY)
+    assert passed == 10
+    assert tripped is not None
+    assert (tripped.trip, tripped.execution_id) == (LOOPS, "e10")
+    assert task == Task(iterations=11, tokens=1_200, cost=30_000)
+
+
+async def test_the_same_error_trips_across_successes_as_the_table_says(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    trips: list[Trip | None] = []
+    for number, error in enumerate([A, A, None, A, A, None, A]):
+        outcome = FINE if error is None else FAILED
+        trips.append(after_job(await tasks.record(KEY, f"e{number}", outcome), GuardRules()))
+    assert trips == [*[None] * 6, Trip("same_error", "Same error repeated 5 times (threshold: 5)")]
+
+
+async def test_a_redis_that_is_away_is_told_as_such() -> None:
+    away = Redis("redis://127.0.0.1:1/0")
+    tasks = Tasks(away)
+    for call in (tasks.load(KEY), tasks.record(KEY, "a", FINE), stop(tasks), tasks.reset(KEY), tasks.tripped()):
+        with pytest.raises(StateUnavailable, match="did not answer"):
+            await call
+    await away.close()
