@@ -63,8 +63,7 @@ def _agent_unavailable(agent: str, untils: dict[str, int], now_ms: int) -> Probl
     first_ms = min((until for until in untils.values() if until), default=None)
     headers = {} if first_ms is None else {"Retry-After": str(max(1, math.ceil((first_ms - now_ms) / 1000)))}
     details = [
-        Detail(path="model" if not number else "fallback_models", message=f"no call to {model!r} before {_when(until)}")
-        for number, (model, until) in enumerate(untils.items())
+        Detail(path="agent", message=f"no call to {model!r} before {_when(until)}") for model, until in untils.items()
     ]
     message = f"agent {agent!r} is temporarily unavailable due to recent failures"
     return Problem(503, "agent_unavailable", message, details, headers)

@@ -27,11 +27,18 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config
 from breakwater.metrics import HttpMetrics
+from breakwater.policy.redact import Redactor
 from breakwater.settings import Settings
 from breakwater.state.accepted import Accepted
+from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
+from breakwater.state.health import Healths
+from breakwater.state.tasks import Tasks
+from services.request.agents import Agents
 from services.request.answers import Answers
 from services.request.auth import RequireApiKey
+from services.request.breakers import BreakerRoutes
+from services.request.guards import GuardRoutes
 from services.request.handlers import Jobs
 from services.request.observe import CountRequests, show_metrics
 from services.request.openapi import document
@@ -63,8 +70,12 @@ class RequestService:
         self._accepted = Accepted(self._redis)
         self._waiters = Waiters()
         answers = Answers(Lookup(self._connection), self._reconnects)
-        queue = Queue(Publisher(self._connection, "request"))
-        self._jobs = Jobs(config, queue, answers, self._waiters, self._accepted)
+        publisher, redactor = Publisher(self._connection, "request"), Redactor.compile(config.redaction)
+        breakers = Breakers(self._redis)
+        self._agents = Agents(config, breakers, Healths(self._redis))
+        self._breakers = BreakerRoutes(config, breakers, publisher, redactor, self._connection)
+        self._guards = GuardRoutes(Tasks(self._redis), publisher, redactor)
+        self._jobs = Jobs(config, Queue(publisher), answers, self._waiters, self._accepted, self._agents)
         self._server = Server(self._app(), drain_s=config.limits.drain_s, release=self._waiters.release)
         self._connecting: asyncio.Task[None] | None = None
 
@@ -95,6 +106,12 @@ class RequestService:
         routes = [
             Route("/api/v1/jobs", self._jobs.submit, methods=["POST"]),
             Route("/api/v1/jobs/{job_id:path}", self._jobs.show, methods=["GET"]),
+            Route("/api/v1/agents", self._agents.show, methods=["GET"]),
+            Route("/api/v1/breakers", self._breakers.show, methods=["GET"]),
+            Route("/api/v1/breakers/isolate", self._breakers.isolate, methods=["POST"]),
+            Route("/api/v1/breakers/reset", self._breakers.reset, methods=["POST"]),
+            Route("/api/v1/guards", self._guards.show, methods=["GET"]),
+            Route("/api/v1/guards/reset", self._guards.reset, methods=["POST"]),
             Route("/healthz", self._alive, methods=["GET"]),
             Route("/readyz", self._ready, methods=["GET"]),
             Route("/metrics", show_metrics, methods=["GET"]),

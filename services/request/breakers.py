@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.bus.errors import BusError, BusUnavailable
+from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config
 from breakwater.contracts import subjects
@@ -88,7 +88,7 @@ class BreakerRoutes:
         who.log(what, agent=key.agent, model=key.model, changed=event is not None)
         if event is None:
             status = breaker_status(key, loaded.breaker)
-            return Response(UnchangedBreaker(**dict(status)).json_bytes(), media_type=_JSON)
+            return Response(UnchangedBreaker.model_validate(status.model_dump()).json_bytes(), media_type=_JSON)
         try:
             await self._publish(key, _TRANSITIONS.dump_json([event]).decode())
         except BusError as error:
@@ -135,17 +135,17 @@ class BreakerRoutes:
 
     def _hint(self, key: BreakerKey) -> tuple[str, str]:
         """Which field is wrong, and what would be right."""
-        agents = {ALL: None, **self._config.agents} if any(one.agent == ALL for one in self._configured) else None
         agent = self._config.agents.get(key.agent)
         if agent is not None and agent.breaker is None:
             return "agent", f"agent {key.agent!r} has `breaker: off`"
-        if agent is not None and (meant := breaker_of(self._config, key.agent, key.model)) in self._configured:
-            assert meant is not None
+        meant = None if agent is None else breaker_of(self._config, key.agent, key.model)
+        if meant is not None and meant in self._configured:
             return "agent", f"its calls meet the shared one of agent {meant.agent!r} and model {meant.model!r}"
-        models = [one.model for one in self._configured if one.agent == key.agent]
-        if models:
+        models = {one.model for one in self._configured if one.agent in (key.agent, ALL)}
+        if models and (agent is not None or key.agent == ALL):
             return "model", suggestion(key.model, models).removeprefix("; ")
-        return "agent", suggestion(key.agent, agents or self._config.agents).removeprefix("; ")
+        agents = {one.agent for one in self._configured} or set(self._config.agents)
+        return "agent", suggestion(key.agent, agents).removeprefix("; ")
 
 
 def _unconfigured(key: BreakerKey) -> BreakerRules:

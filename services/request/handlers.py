@@ -20,6 +20,7 @@ from breakwater.contracts.types import is_identifier
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailable
 from services.request import job_ids
+from services.request.agents import Agents
 from services.request.answers import Answers
 from services.request.body import read_body
 from services.request.observe import Submitting, submitting
@@ -35,8 +36,17 @@ _JSON = "application/json"
 class Jobs:
     """`/api/v1/jobs`."""
 
-    def __init__(self, config: Config, queue: Queue, answers: Answers, waiters: Waiters, accepted: Accepted) -> None:
-        self._agents = frozenset(config.agents)
+    def __init__(
+        self,
+        config: Config,
+        queue: Queue,
+        answers: Answers,
+        waiters: Waiters,
+        accepted: Accepted,
+        agents: Agents,
+    ) -> None:
+        self._agents = agents
+        self._names = frozenset(config.agents)
         self._config = config
         self._limit = config.limits.max_body_bytes
         self._queue = queue
@@ -59,6 +69,9 @@ class Jobs:
         made_id = job_ids.uuid7(time.time_ns() // 1_000_000, os.urandom(job_ids.ENTROPY_BYTES))
         sent = submission(job, body, idempotency_key=request.headers.get("idempotency-key"), made_id=made_id)
         trace.of(job.agent, sent.job_id)
+        refusal = await self._agents.refusal(job)
+        if refusal is not None and not await self._is_repeated(sent):
+            raise refusal
         if wait_s is None:
             return await self._accept(sent, trace.traceparent)
         deadline = time.monotonic() + wait_s
@@ -106,10 +119,19 @@ class Jobs:
         headers = {"Location": f"/api/v1/jobs/{quote(sent.job_id, safe='')}"}
         return Response(orjson.dumps(body), 202, headers, _JSON)
 
+    async def _is_repeated(self, sent: Submission) -> bool:
+        """Whether the job was accepted before: its sender is told how it stands, whatever its agent is at now."""
+        if sent.id_made_here:
+            return False
+        try:
+            return await self._answers.decided(sent.job_id) is not None or await self._accepted.known(sent.job_id)
+        except (BusUnavailable, StateUnavailable):
+            return False
+
     def _check_agent(self, job: Job) -> None:
-        if job.agent not in self._agents:
-            message = f"agent {job.agent!r} is not configured{suggestion(job.agent, self._agents)}"
-            listing = Detail(path="agent", message=f"configured are {', '.join(sorted(self._agents))}")
+        if job.agent not in self._names:
+            message = f"agent {job.agent!r} is not configured{suggestion(job.agent, self._names)}"
+            listing = Detail(path="agent", message=f"configured are {', '.join(sorted(self._names))}")
             raise Problem(404, "unknown_agent", message, [listing])
         if (problem := objection(self._config, job)) is not None:
             raise invalid_job([Detail(path=problem.path, message=problem.message)])

@@ -10,10 +10,11 @@ from pydantic.json_schema import models_json_schema
 from breakwater.contracts.execution import Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Event, Identifier
+from services.request import openapi_governance as governance
+from services.request import openapi_parts as parts
 from services.request.problems import ErrorBody
 
 VERSION = "3.1.0"
-_REF = "#/components/schemas/{model}"
 _UUID = "019aa8f2-7c1e-7d3a-9b54-2f6e8a1c0d37"
 
 
@@ -42,16 +43,20 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "Breakwater",
             "version": "1",
-            "description": "Submit jobs for LLM agents, read their results. `breakwater keys create NAME` makes a key.",
+            "description": (
+                "Submit jobs for LLM agents, read their results, look after their breakers and guards. "
+                "`breakwater keys create NAME` makes a key."
+            ),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": "jobs"}, {"name": "health"}, {"name": "metrics"}],
+        "tags": [{"name": "jobs"}, *governance.TAGS, {"name": "health"}, {"name": "metrics"}],
         "paths": {
             "/api/v1/jobs": {"post": _submit()},
             "/api/v1/jobs/{job_id}": {"get": _show()},
+            **governance.paths(),
             "/healthz": {"get": _health("Whether the process is alive", "alive", {})},
-            "/readyz": {"get": _health("Whether jobs can be accepted", "ready", {"503": _error("NATS is away.")})},
+            "/readyz": {"get": _health("Whether jobs can be accepted", "ready", {"503": parts.error("NATS is away.")})},
             "/metrics": {"get": _metrics()},
         },
         "components": {
@@ -69,8 +74,9 @@ def _schemas() -> dict[str, Any]:
             (AcceptedJob, "serialization"),
             (Health, "serialization"),
             (ErrorBody, "serialization"),
+            *governance.MODELS,
         ],
-        ref_template=_REF,
+        ref_template=parts.REF,
     )
     return schemas["$defs"]
 
@@ -110,7 +116,7 @@ def _submit() -> dict[str, Any]:
             "required": True,
             "content": {
                 "application/json": {
-                    "schema": _ref("Job"),
+                    "schema": parts.ref("Job"),
                     "examples": {
                         "prompt": {"value": {"agent": "content-writer", "prompt": "Write a haiku about harbours."}},
                         "messages": {
@@ -126,20 +132,24 @@ def _submit() -> dict[str, Any]:
             },
         },
         "responses": {
-            "200": _json("Decided within `wait_s`: succeeded or not, as `status` says.", "Result"),
+            "200": parts.json("Decided within `wait_s`: succeeded or not, as `status` says.", "Result"),
             "202": {
-                **_json("Accepted.", "AcceptedJob"),
+                **parts.json("Accepted.", "AcceptedJob"),
                 "headers": {"Location": {"description": "Where the result will be.", "schema": {"type": "string"}}},
             },
-            "400": _error("The body is not JSON (`not_json`) or not UTF-8 (`not_utf8`)."),
-            "401": _unauthorized(),
-            "404": _error("The agent is not configured (`unknown_agent`)."),
-            "408": _error("The body did not arrive in time (`body_timeout`)."),
-            "409": _error("The job id is that of an execution of another agent (`id_taken`)."),
-            "413": _error("The body is too large (`body_too_large`)."),
-            "422": _error("The body is not a job (`invalid_job`), or the query is wrong (`invalid_query`)."),
-            "503": _unavailable("Nothing was accepted: NATS is away (`unavailable`) or full (`refused`)."),
-            "default": _error("Any other error."),
+            "400": parts.error("The body is not JSON (`not_json`) or not UTF-8 (`not_utf8`)."),
+            "401": parts.unauthorized(),
+            "404": parts.error("The agent is not configured (`unknown_agent`)."),
+            "408": parts.error("The body did not arrive in time (`body_timeout`)."),
+            "409": parts.error("The job id is that of an execution of another agent (`id_taken`)."),
+            "413": parts.error("The body is too large (`body_too_large`)."),
+            "422": parts.error("The body is not a job (`invalid_job`), or the query is wrong (`invalid_query`)."),
+            "503": parts.unavailable(
+                "Nothing was accepted: NATS is away (`unavailable`) or full (`refused`); or no model of the agent may "
+                "be called now, and it has `refuse_when_open` (`agent_unavailable`; no Retry-After where all of them "
+                "wait for a person). A job that was accepted before is never refused so, nor is a dry run."
+            ),
+            "default": parts.error("Any other error."),
         },
     }
 
@@ -161,12 +171,12 @@ def _show() -> dict[str, Any]:
             }
         ],
         "responses": {
-            "200": _json("Decided.", "Result"),
-            "202": _json("Accepted, and not decided yet.", "AcceptedJob"),
-            "401": _unauthorized(),
-            "404": _error("There is no such job (`unknown_job`)."),
-            "503": _unavailable("How it stands can't be known now (`unavailable`)."),
-            "default": _error("Any other error."),
+            "200": parts.json("Decided.", "Result"),
+            "202": parts.json("Accepted, and not decided yet.", "AcceptedJob"),
+            "401": parts.unauthorized(),
+            "404": parts.error("There is no such job (`unknown_job`)."),
+            "503": parts.unavailable("How it stands can't be known now (`unavailable`)."),
+            "default": parts.error("Any other error."),
         },
     }
 
@@ -177,7 +187,7 @@ def _health(summary: str, status: str, responses: dict[str, Any]) -> dict[str, A
         "operationId": status,
         "summary": summary,
         "security": [],
-        "responses": {"200": _json("It is.", "Health"), **responses},
+        "responses": {"200": parts.json("It is.", "Health"), **responses},
     }
 
 
@@ -190,29 +200,7 @@ def _metrics() -> dict[str, Any]:
         "security": [{"api_key": []}],
         "responses": {
             "200": {"description": "All metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}},
-            "401": _unauthorized(),
-            "default": _error("Any other error."),
+            "401": parts.unauthorized(),
+            "default": parts.error("Any other error."),
         },
     }
-
-
-def _ref(model: str) -> dict[str, str]:
-    return {"$ref": _REF.format(model=model)}
-
-
-def _json(description: str, model: str) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": _ref(model)}}}
-
-
-def _error(description: str) -> dict[str, Any]:
-    return _json(description, "ErrorBody")
-
-
-def _unauthorized() -> dict[str, Any]:
-    header = {"description": "`Bearer`", "schema": {"type": "string"}}
-    return {**_error("No valid API key (`unauthorized`)."), "headers": {"WWW-Authenticate": header}}
-
-
-def _unavailable(description: str) -> dict[str, Any]:
-    header = {"description": "Seconds until it is worth another try.", "schema": {"type": "integer"}}
-    return {**_error(description), "headers": {"Retry-After": header}}

@@ -11,7 +11,6 @@ from pydantic import JsonValue
 from breakwater import tracing
 from breakwater.contracts.execution import Attempt, CostBasis, ErrorInfo
 from breakwater.policy.classify import Verdict, classify
-from breakwater.policy.error_identity import error_identity
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer, Call, CallFailed
@@ -116,7 +115,7 @@ class Caller:
             text = f"the answer has {size} bytes; at most {MAX_ANSWER_BYTES} can be stored"
             verdict = Verdict("client", "AnswerTooLargeError", text, None, retryable=False, counts_for_breaker=False)
             attempt = self._log.describe(
-                flight, started_at, "error", cost=cost, basis=basis, usage=answer.usage, error=_identified(verdict)
+                flight, started_at, "error", cost=cost, basis=basis, usage=answer.usage, error=verdict.error_info()
             )
             return Ended(attempt, verdict)
         checked = Valid(answer.output) if guard is None else guard.check(answer.output)
@@ -126,7 +125,7 @@ class Caller:
             text = f"the answer does not satisfy the output schema: {text}"
             verdict = Verdict("logic", "InvalidOutputError", text, None, retryable=False, counts_for_breaker=False)
             attempt = self._log.describe(
-                flight, started_at, "error", cost=cost, basis=basis, usage=answer.usage, error=_identified(verdict)
+                flight, started_at, "error", cost=cost, basis=basis, usage=answer.usage, error=verdict.error_info()
             )
             correction = Correction(answer=_text(answer.output), problems=checked.problems)
             return Ended(attempt, verdict, correction=correction)
@@ -161,7 +160,7 @@ class Caller:
 
     def _told(self, verdict: Verdict) -> ErrorInfo:
         """The error as it may be told, with the identity of what is told: a secret must not tell errors apart."""
-        return _identified(replace(verdict, message=self._plane.redactor.text(verdict.message)))
+        return replace(verdict, message=self._plane.redactor.text(verdict.message)).error_info()
 
     def _cost_of(self, flight: InFlight, usage: Usage, reported: int | None) -> tuple[int | None, CostBasis]:
         cost = reported if reported is not None else self._plane.cost(flight.provider, flight.model, usage)
@@ -169,11 +168,6 @@ class Caller:
             return cost, "billed"
         # Priced, but the provider did not say how much was used: what was held for the call is the bound.
         return flight.reserved, "unknown" if flight.reserved is None else "estimated"
-
-
-def _identified(verdict: Verdict) -> ErrorInfo:
-    identity = error_identity(f"{verdict.class_name}: {verdict.message}")
-    return verdict.error_info().model_copy(update={"hash": identity})
 
 
 def cost_of_failure(flight: InFlight, *, maybe_billed: bool) -> tuple[int | None, CostBasis]:

@@ -10,6 +10,7 @@ from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, Reason
 from breakwater.policy.classify import Verdict
 from breakwater.policy.price import estimate_input_tokens
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
+from breakwater.state.rate_limits import Limited
 from services.worker.admission import POLL_S, ClaimLost, Denial, Grant, Question, Wait, admit, retry_budget_spent
 from services.worker.assignment import Assignment, Finished, Sleeping
 from services.worker.attempt_log import AttemptLog
@@ -126,14 +127,17 @@ class Run:
         await self._tell.attempt_starts(flight.number, flight.model)
         timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
         ended = await self._caller.call(flight, messages, timeout_s)
-        if grant.limits:
-            attempt_id, used = ended.attempt.attempt_id, _tokens_used(ended.attempt)
-            limits = self._plane.rate_limits
-            await self._plane.patience.redis(lambda: limits.settle(attempt_id, grant.limits, used))
+        await self._settle(ended.attempt, grant.limits)
         await self._keep(ended.attempt)
         if ended.verdict is None:
             return Finished(self._at, ended.output, flight.model, None, None)
         return await self._after(ended.attempt, ended.verdict, ended)
+
+    async def _settle(self, attempt: Attempt, limits: tuple[Limited, ...]) -> None:
+        """Frees a call's turn, and counts what it used instead of its worst case."""
+        if limits:
+            rate_limits, used = self._plane.rate_limits, _tokens_used(attempt)
+            await self._plane.patience.redis(lambda: rate_limits.settle(attempt.attempt_id, limits, used))
 
     async def _refused(self, flight: InFlight, denial: Denial) -> Step:
         await self._short_circuit(flight, denial)
@@ -345,6 +349,8 @@ class Run:
             lost = self._log.describe(
                 flight, flight.started_at, "worker_lost", cost=cost, basis=basis, error=WORKER_LOST.error_info()
             )
+            limits = self._plane.limits(self._job.agent_name, self._job.agent, flight.model)
+            await self._settle(lost, limits)
             await self._keep(lost)
             return await self._after(lost, WORKER_LOST, None)
         return None if last is None else await self._after_recorded(last)

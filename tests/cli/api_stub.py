@@ -30,7 +30,9 @@ class Stub:
         if body is None:
             assert request.transport is not None
             request.transport.abort()
-        return web.Response(text=body, status=status) if isinstance(body, str) else web.json_response(body, status=status)
+        return (
+            web.Response(text=body, status=status) if isinstance(body, str) else web.json_response(body, status=status)
+        )
 
 
 def problem(code: str, message: str) -> dict[str, Any]:

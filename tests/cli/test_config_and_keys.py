@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,15 @@ GOOD = """
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
 defaults: {model: small}
 agents:
-  writer: {fallback_models: [large], budget: {daily_usd: 5, enforcement: hard}}
-  reader: {breaker: off, retry: {max_attempts: 1}}
+  writer:
+    fallback_models: [large]
+    budget: {daily_usd: 5, enforcement: hard}
+    breaker: {preset: refactor, scope: provider, errors: 20, failure_rate: 0.5, cooldown_growth: 2}
+    guard: {max_tokens: off, confidence: {floor: 0.4}}
+    rate_limit: {requests_per_minute: 60, concurrent_calls: 1}
+  reader: {breaker: off, guard: off, retry: {max_attempts: 1}}
+  plain: {}
+models: {large: {rate_limit: {tokens_per_minute: 9000, on_exceeded: fail}}}
 """
 BAD = """
 providers: {local: {base_url: "ftp://x"}}
@@ -27,18 +35,31 @@ def test_a_right_config_shows_the_agents_as_they_will_run(run: Run, tmp_path: Pa
     ran = run("config", "check")
     assert ran.code == ExitCode.OK
     lines = ran.out.splitlines()
-    assert lines[0] == "breakwater.yaml: ok, 2 agents"
-    writer, reader = lines[2], lines[3]
-    for part in ("small > large", "3x, 0.5-5 s", "3 in a row, 60 s", "$5.00/day hard"):
-        assert part in writer
-    for part in ("once", "off", "no cap"):
-        assert part in reader
+    assert lines[0] == "breakwater.yaml: ok, 3 agents"
+    cells = {line.split()[0]: re.split(r"  +", line) for line in lines[2:]}
+    assert cells["writer"][1:3] == ["small > large", "3x, 0.5-5 s"]
+    assert cells["writer"][5:] == [
+        "$5.00/day hard",
+        "refactor: 2 in a row, or 3 alike or 20 errors or 50% of 10 or more in 60 s; "
+        "open 60-3600 s, per provider for all agents",
+        "10 iterations, $10.00, 3 failures in a row, 5 alike, confidence below 0.4 or falling in 3 answers",
+        "60 requests/min, 1 call at once, then waits; large: 9,000 tokens/min, then the next model",
+    ]
+    assert cells["reader"][2] == "once"
+    assert cells["reader"][5:] == ["no cap", "off", "off", "none"]
+    assert cells["plain"][6:] == [
+        "3 in a row, or 5 alike in 60 s; open 60 s",
+        "10 iterations, 200,000 tokens, $10.00, 3 failures in a row, 5 alike",
+        "none",
+    ]
 
 
 def test_the_effective_config_is_there_for_programs(run: Run, tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(GOOD)
     agents = run("config", "check", "x.yaml", "--json").json["agents"]
-    assert agents["writer"]["models"][1] == {"model": "large", "provider": "local"}
+    assert agents["writer"]["models"][0] == {"model": "small", "provider": "local", "rate_limit": None}
+    assert agents["writer"]["models"][1]["rate_limit"]["tokens_per_minute"] == 9000
+    assert agents["writer"]["rate_limit"]["requests_per_minute"] == 60
     assert agents["writer"]["timeout_s"] == 30
 
 

@@ -21,7 +21,7 @@ from breakwater.cli.contract import config_schema, files
 from breakwater.config import parse_config
 from breakwater.contracts import subjects
 from breakwater.contracts.channels import CHANNELS
-from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent, DeadLetter
+from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution, Progress, Result
 from breakwater.contracts.types import Event
 from tests.cli.conftest import Run
@@ -71,6 +71,21 @@ EVENTS: list[Event] = [
         errors=3,
         cooldown_s=60,
         version=1,
+        at=NOW,
+    ),
+    GuardEvent(
+        event_id="g",
+        kind="tripped",
+        agent="a",
+        task_id="t",
+        rule="max_iterations",
+        reason="10 iterations (limit: 10)",
+        iterations=10,
+        tokens=1,
+        cost=42_000,
+        consecutive_failures=0,
+        total_failures=0,
+        unique_errors=0,
         at=NOW,
     ),
     BudgetEvent(
@@ -184,6 +199,7 @@ def test_the_addresses_are_the_subjects_that_the_code_uses_and_their_streams_tak
         "attempts": subjects.attempt("A", "E", 1),
         "executions": subjects.execution("A", "E"),
         "breakers": subjects.breaker("A", "M"),
+        "guards": subjects.guard("A"),
         "budgets": subjects.budget("global", "daily"),
         "alerts": subjects.alert("breaker_open"),
         "progress": subjects.progress("A", "E"),

@@ -40,7 +40,10 @@ AGENTS: dict[str, dict[str, Any]] = {
     "teller": {"model": "sim/good"},
     "failing": {"model": "sim/bad", **ONE_TRY},
     "breaking": {"model": "sim/bad", **ONE_TRY},
+    "forced": {"model": "sim/good"},
+    "looping": {"model": "sim/good", "guard": {"max_iterations": 1}},
 }
+NOTHING = "0.000000000"
 MODELS = {"sim/good": model(), "sim/bad": model({"rate": 1.0, "status": 500})}
 SERVICES = ("worker", "breaker", "budget", "sink", "request")
 """The alerter is missing, for the doctor to find."""
@@ -171,36 +174,76 @@ async def test_an_unknown_agent_is_refused_on_both_ways(run: Run, plane: Plane) 
     assert (await in_thread(run, "submit", "writer", "x", "--api-key", "bw_no_no")).code == ExitCode.FAILED
 
 
-async def test_agents_shows_breakers_and_spend_as_they_are_now(run: Run, plane: Plane) -> None:
+async def test_agents_shows_health_runs_and_spend_as_they_are_now(run: Run, plane: Plane) -> None:
     await in_thread(run, "submit", "spender", "x")
     for _ in range(2):
         await in_thread(run, "submit", "breaking", "x")
 
     async def opened() -> Any:
-        agents = {agent["agent"]: agent for agent in (await in_thread(run, "agents", "--json")).json}
-        rows = agents["breaking"].get("success_rate") is not None and "executions" in agents["spender"]
-        done = agents["breaking"]["breakers"][0]["state"] == "open" and rows
-        return agents if done and agents["spender"]["spent_today"] != "0.000000000" else None
+        listed = (await in_thread(run, "agents", "--since", "24h", "--json")).json
+        agents = {agent["agent_id"]: agent for agent in listed}
+        breaking, spender = agents["breaking"], agents["spender"]
+        rows = breaking["figures"] and spender["figures"]
+        return agents if breaking["health"] == "unhealthy" and rows and spender["spent_today"] != NOTHING else None
 
     agents = await until(opened, what="the breaker to open, the spend to be settled, the rows to be there")
-    assert agents["spender"]["breakers"] == [{"model": "sim/good", "state": "closed", "open_for_ms": None}]
-    assert agents["spender"]["spent_today"] == agents["spender"]["spend"] == "0.000042000"
-    assert 0 < agents["breaking"]["breakers"][0]["open_for_ms"] <= 600_000
-    assert agents["breaking"]["success_rate"] == 0
-    text = (await in_thread(run, "agents")).out
-    assert "sim/bad open 9 min" in text or "sim/bad open 10 min" in text
+    [model] = agents["spender"]["models"]
+    assert (model["model"], model["health"], model["breaker"]) == ("sim/good", "healthy", "closed")
+    assert agents["spender"]["spent_today"] == agents["spender"]["figures"]["spend"] == "0.000042000"
+    [model] = agents["breaking"]["models"]
+    assert (model["breaker"], model["consecutive_failures"]) == ("open", 2)
+    assert model["last_failure_at"] < model["circuit_open_until"]
+    assert agents["breaking"]["figures"]["success_rate"] == 0
+    lines = (await in_thread(run, "agents", "--since", "24h")).out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("breaking")] == ["unhealthy", "2"]
+
+
+async def test_a_breaker_is_forced_open_and_reset_by_hand(run: Run, plane: Plane) -> None:
+    breaker = ("forced", "sim/good")
+    assert (await in_thread(run, "submit", "forced", "x")).code == ExitCode.OK
+    forced = await in_thread(run, "breakers", "isolate", *breaker, "--reason", "garbled")
+    assert forced.code == ExitCode.OK, forced.err
+    assert "is now isolated: forced open by tests: garbled" in forced.out
+    again = await in_thread(run, "breakers", "isolate", *breaker)
+    assert "is already isolated" in again.out, again.err
+    assert (await in_thread(run, "submit", "forced", "x")).code == ExitCode.JOB_FAILED
+    listed = (await in_thread(run, "breakers")).out.splitlines()
+    assert ["forced", "sim/good", "isolated"] in [line.split()[:3] for line in listed]
+    told = (await in_thread(run, "breakers", "--json")).json
+    assert told["attended"]
+    reset = await in_thread(run, "breakers", "reset", *breaker)
+    assert "was isolated, is now closed: reset by tests" in reset.out, reset.err
+    assert (await in_thread(run, "submit", "forced", "x")).code == ExitCode.OK
+    unknown = await in_thread(run, "breakers", "reset", "nobody", "sim/good", "--json")
+    assert (unknown.code, unknown.error["code"]) == (ExitCode.FAILED, "unknown_breaker")
+    assert "breakwater breakers" in unknown.error["remedy"]
+
+
+async def test_a_task_that_its_guard_stopped_goes_on_once_it_is_reset(run: Run, plane: Plane) -> None:
+    job = ("submit", "looping", "x", "--task-id", "loop/1", "--tenant", "acme")
+    assert (await in_thread(run, *job)).code == ExitCode.OK
+    assert (await in_thread(run, *job)).code == ExitCode.JOB_FAILED
+    [task] = (await in_thread(run, "guards", "--json")).json["stopped"]
+    assert (task["task_id"], task["tenant"], task["rule"]) == ("loop/1", "acme", "max_iterations")
+    unnamed = await in_thread(run, "guards", "reset", "loop/1")
+    assert unnamed.code == ExitCode.FAILED
+    assert "--tenant" in unnamed.err
+    reset = await in_thread(run, "guards", "reset", "loop/1", "--tenant", "acme", "--reason", "mended")
+    assert reset.out == "loop/1 of acme may go on: reset by tests: mended\n", reset.err
+    assert (await in_thread(run, *job)).code == ExitCode.OK
+    assert (await in_thread(run, "guards")).err == "no task is stopped\n"
 
 
 async def test_agents_shows_what_there_is_when_clickhouse_is_away(
     run: Run, plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", "http://127.0.0.1:9/breakwater")
-    ran = await in_thread(run, "agents")
+    ran = await in_thread(run, "agents", "--since", "1h")
     assert ran.code == ExitCode.OK
     assert "ClickHouse does not answer" in ran.err
-    assert "closed" in ran.out
+    assert "healthy" in ran.out
     monkeypatch.setenv("BREAKWATER_REDIS_URL", "redis://127.0.0.1:9/0")
-    assert (await in_thread(run, "agents")).code == ExitCode.UNREACHABLE
+    assert (await in_thread(run, "agents", "--since", "1h")).code == ExitCode.UNREACHABLE
 
 
 async def test_query_prints_rows_in_three_forms_and_clickhouses_own_errors(run: Run, plane: Plane) -> None:
@@ -302,7 +345,8 @@ async def test_history_of_more_than_a_batch_is_read_whole_and_in_order(run: Run,
         await jetstream.publish(f"bw.guards.{number % 7}", json.dumps(event).encode())
     await client.close()
     ran = await in_thread(run, "tail", "--since", "1h", "--no-follow", "--events", "guards", "--json")
-    assert [json.loads(line)["data"]["n"] for line in ran.out.splitlines()] == list(range(1100))
+    told = [json.loads(line)["data"] for line in ran.out.splitlines()]
+    assert [one["n"] for one in told if one["agent"] == "crowd"] == list(range(1100))
 
 
 async def test_a_reader_that_goes_away_ends_tail_quietly(run: Run, plane: Plane) -> None:
@@ -331,6 +375,7 @@ async def test_doctor_finds_a_healthy_plane_healthy(run: Run, plane: Plane) -> N
         "worker-writer: 0 waiting",
         "appendonly yes",
         "noeviction",
+        "a breaker service attends",
         "the schema is at version",
         "the API key is accepted",
         "nothing was called",

@@ -24,13 +24,23 @@ LIVE = [
     ["executions"],
     ["executions", "x"],
     ["agents"],
+    ["breakers"],
+    ["breakers", "reset", "writer", "m"],
+    ["guards", "list"],
 ]
 
 
 def commands() -> list[list[str]]:
     groups = [[group.name or ""] for group in app.registered_groups]
     single = [[command.name or command.callback.__name__] for command in app.registered_commands if command.callback]
-    return [*single, *groups, ["keys", "create"], ["keys", "list"], ["keys", "revoke"], ["config", "check"]]
+    within = [
+        [group.name or "", command.name or command.callback.__name__]
+        for group in app.registered_groups
+        if group.typer_instance is not None
+        for command in group.typer_instance.registered_commands
+        if command.callback
+    ]
+    return [*single, *groups, *within]
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)

@@ -159,6 +159,14 @@ def test_what_a_refusal_says_is_said_once() -> None:
     assert refused(404, json.dumps({"error": body}).encode()).remedy == ""
 
 
+def test_an_agent_that_is_unavailable_is_no_outage_and_it_is_said_until_when() -> None:
+    details = [{"path": "agent", "message": "no call to 'm' before 2026-11-21T10:00:00.000Z"}]
+    body = {"code": "agent_unavailable", "message": "agent 'w' is temporarily unavailable", "details": details}
+    error = refused(503, json.dumps({"error": body}).encode(), again="Try again.")
+    assert (error.code, error.exit_code) == ("agent_unavailable", ExitCode.FAILED)
+    assert error.remedy == "agent: no call to 'm' before 2026-11-21T10:00:00.000Z"
+
+
 def test_a_job_that_nobody_waited_for_shows_its_id(run: Run, sent: Sent) -> None:
     ran = run("submit", "writer", "hi", "--job-id", "j", "--no-wait")
     assert (ran.code, ran.out, ran.err) == (ExitCode.OK, "j\n", "accepted\n")

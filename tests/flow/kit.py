@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def config_for(provider_url: str, agents: Mapping[str, Any], **more: Any) -> dic
     }
     return {
         "providers": {"sim": {"base_url": provider_url}, **more.pop("more_providers", {})},
-        "models": {model: {"price": PRICE} for model in sorted(models)} | more.pop("models", {}),
+        "models": {model: {"price": PRICE} for model in sorted(models)} | more.pop("more_models", {}),
         "agents": dict(agents),
         **more,
     }
@@ -59,6 +60,11 @@ async def until(condition: Callable[[], Awaitable[Any]], timeout_s: float = 60.0
         assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s} s"
         await asyncio.sleep(0.02)
     return value
+
+
+def seconds_between(earlier: str, later: str) -> float:
+    """How far two times of the contract are apart."""
+    return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
 
 
 class Plane:
@@ -93,6 +99,14 @@ class Plane:
     def log(self, name: str) -> str:
         """What a service has logged."""
         return (self.directory / f"{name}.log").read_text()
+
+    async def ready(self, name: str) -> None:
+        """Waits until a service says that it is ready to work."""
+
+        async def says_so() -> bool:
+            return '"service_ready"' in self.log(name)
+
+        await until(says_so, what=f"{name} to be ready")
 
     async def publish(self, job: Mapping[str, Any] | bytes, agent: str | None = None, **headers: str) -> int:
         """Publishes a job as any NATS client would, and returns its sequence in JOBS."""

@@ -1,11 +1,12 @@
 """Which events make an alert, and what it says."""
 
+import shlex
 from datetime import UTC, datetime
 from typing import Any, get_args
 
 import pytest
 
-from breakwater.contracts.events import AlertEvent, BreakerState, BreakerTransition, BudgetEvent
+from breakwater.contracts.events import AlertEvent, BreakerState, BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.types import nano_from_usd
 from breakwater.policy.alerts import alert_for, money_text
 
@@ -26,6 +27,8 @@ def transition(
         "rule": "consecutive_failures",
         "reason": "3 consecutive failures (threshold: 3)",
         "consecutive_failures": 3,
+        "total_failures": 9,
+        "unique_errors": 2,
         "errors": 5,
         "within_s": 60.0,
         "cooldown_s": 60.0,
@@ -34,6 +37,32 @@ def transition(
         "at": AT,
     }
     return BreakerTransition.model_validate(given | fields)
+
+
+def isolated(from_state: BreakerState = "closed", **fields: Any) -> BreakerTransition:
+    given = {"rule": None, "reason": "forced open by ann: garbled answers", "by": "ann", "open_until": None}
+    return transition(from_state, "isolated", **{**given, **fields})
+
+
+def stopped(**fields: Any) -> GuardEvent:
+    given: dict[str, Any] = {
+        "event_id": "acme/nightly-review-17@1795255200000",
+        "kind": "tripped",
+        "agent": "writer",
+        "tenant": "acme",
+        "task_id": "nightly-review-17",
+        "execution_id": "e11",
+        "rule": "max_iterations",
+        "reason": "10 iterations (limit: 10)",
+        "iterations": 10,
+        "tokens": 52_311,
+        "cost": "4.209",
+        "consecutive_failures": 1,
+        "total_failures": 4,
+        "unique_errors": 2,
+        "at": AT,
+    }
+    return GuardEvent.model_validate(given | fields)
 
 
 def crossing(**fields: Any) -> BudgetEvent:
@@ -62,6 +91,10 @@ def crossing(**fields: Any) -> BudgetEvent:
         ("half_open", "closed", ("breaker_closed", "info")),
         ("open", "closed", ("breaker_closed", "info")),
         ("closed", "closed", None),
+        ("closed", "isolated", ("breaker_open", "critical")),
+        ("open", "isolated", None),
+        ("half_open", "isolated", None),
+        ("isolated", "closed", ("breaker_closed", "info")),
     ],
 )
 def test_an_incident_is_told_when_it_begins_and_when_it_ends_and_not_between(
@@ -86,11 +119,15 @@ def test_a_budget_crossing_makes_an_alert_of_its_kind(kind: str, expected: tuple
     [
         (transition(), "breaker_open"),
         (transition("half_open", "closed"), "breaker_closed"),
+        (isolated(), "breaker_open"),
+        (stopped(), "guard_tripped"),
         (crossing(), "budget_soft_cap"),
         (crossing(kind="hard_cap"), "budget_hard_cap"),
     ],
 )
-def test_nobody_is_told_what_nobody_asked_for(event: BreakerTransition | BudgetEvent, kind: AlertEvent) -> None:
+def test_nobody_is_told_what_nobody_asked_for(
+    event: BreakerTransition | GuardEvent | BudgetEvent, kind: AlertEvent
+) -> None:
     assert alert_for(event, {kind}) is not None
     assert alert_for(event, set(ALL) - {kind}) is None
 
@@ -126,7 +163,11 @@ def test_a_breaker_alert_carries_the_figures() -> None:
         "timestamp": "2026-11-21T10:00:00.000Z",
         "reason": "3 consecutive failures (threshold: 3)",
         "consecutive_failures": 3,
+        "total_failures": 9,
+        "unique_errors": 2,
         "open_until": "2026-11-21T10:01:00.000Z",
+        "scope": "agent_model",
+        "by": None,
     }
     assert (alert.agent, alert.model, alert.at) == ("writer", "gpt-4.1:mini", AT)
 
@@ -164,6 +205,111 @@ def test_a_breaker_without_a_known_end_promises_no_probe() -> None:
     assert alert is not None
     assert "probe" not in alert.text
     assert alert.payload["open_until"] is None
+
+
+def test_a_breaker_forced_open_says_by_whom_and_how_it_ends_and_promises_no_probe() -> None:
+    alert = alert_for(isolated(open_until=UNTIL), ALL)
+    assert alert is not None
+    assert alert.title == "Breaker open: writer on gpt-4.1:mini"
+    assert alert.text == (
+        "Forced open by ann: garbled answers. Since 2026-11-21 10:00:00 UTC no call of writer goes to gpt-4.1:mini; "
+        "its jobs use the fallback models, or fail where there are none. It stays so until somebody resets it. "
+        "To do: `breakwater breakers reset writer gpt-4.1:mini` once calls may go on."
+    )
+    assert (alert.payload["by"], alert.payload["reason"]) == ("ann", "forced open by ann: garbled answers")
+
+
+def test_a_breaker_that_was_reset_says_by_whom() -> None:
+    alert = alert_for(transition("isolated", "closed", reason="reset by ann: answers are fine", by="ann"), ALL)
+    assert alert is not None
+    assert alert.title == "Breaker closed: writer on gpt-4.1:mini"
+    assert alert.text.startswith("Reset by ann: answers are fine. Since 2026-11-21 10:00:00 UTC calls of writer go to")
+    assert alert.payload["by"] == "ann"
+
+
+@pytest.mark.parametrize(
+    ("scope", "model", "named"), [("model", "gpt-4", "gpt-4"), ("provider", "openai/*", "provider openai")]
+)
+def test_a_breaker_that_agents_share_is_told_as_theirs(scope: str, model: str, named: str) -> None:
+    shared: dict[str, Any] = {"scope": scope, "agent": "*", "model": model}
+    opened = alert_for(transition(**shared), ALL)
+    forced = alert_for(isolated(**shared), ALL)
+    closed = alert_for(transition("half_open", "closed", reason="the half-open probe succeeded", **shared), ALL)
+    assert opened is not None
+    assert forced is not None
+    assert closed is not None
+    assert opened.title == f"Breaker open: all agents on {named}"
+    assert opened.text == (
+        "3 consecutive failures (threshold: 3). Since 2026-11-21 10:00:00 UTC no call of the agents that share this "
+        f"breaker goes to {named}; their jobs use the fallback models, or fail where there are none. "
+        "One probe call is let through after 2026-11-21 10:01:00 UTC. "
+        "To do: look at the agents' latest failed attempts and at the provider's status page."
+    )
+    quoted = model if scope == "model" else f"'{model}'"
+    assert f"`breakwater breakers reset '*' {quoted}`" in forced.text
+    assert closed.title == f"Breaker closed: all agents on {named}"
+    assert f"calls of the agents that share this breaker go to {named} again" in closed.text
+    assert [opened.payload[name] for name in ("agent", "model_id", "scope")] == ["*", model, scope]
+
+
+def test_an_agent_of_any_name_is_not_taken_for_all_of_them() -> None:
+    alert = alert_for(transition(agent="*", model="openai/*"), ALL)
+    assert alert is not None
+    assert alert.title == "Breaker open: * on openai/*"
+
+
+def test_a_stopped_task_is_told_with_what_where_since_when_why_and_what_to_do() -> None:
+    alert = alert_for(stopped(), ALL)
+    assert alert is not None
+    assert (alert.severity, alert.agent, alert.model, alert.at) == ("critical", "writer", None, AT)
+    assert alert.source_id == "acme/nightly-review-17@1795255200000"
+    assert alert.title == "Task stopped: nightly-review-17 of writer"
+    assert alert.text == (
+        "10 iterations (limit: 10). Since 2026-11-21 10:00:00 UTC task nightly-review-17 of tenant acme makes no "
+        "calls, and its jobs fail; so far 10 iterations, 52,311 tokens, $4.20. To do: look at the task's last "
+        "executions; `breakwater guards reset --tenant=acme nightly-review-17` lets it go on."
+    )
+
+
+def test_a_guard_alert_is_pending_and_carries_the_figures() -> None:
+    alert = alert_for(stopped(), ALL)
+    assert alert is not None
+    assert alert.payload == {
+        "agent": "writer",
+        "task_id": "nightly-review-17",
+        "tenant": "acme",
+        "execution_id": "e11",
+        "rule": "max_iterations",
+        "reason": "10 iterations (limit: 10)",
+        "iterations": 10,
+        "tokens": 52_311,
+        "cost": "4.209000000",
+        "status": "pending",
+        "timestamp": "2026-11-21T10:00:00.000Z",
+    }
+
+
+def test_a_task_without_a_tenant_names_none() -> None:
+    alert = alert_for(stopped(tenant=None, iterations=1), ALL)
+    assert alert is not None
+    assert "tenant" not in alert.text
+    assert "so far 1 iteration, " in alert.text
+    assert "`breakwater guards reset nightly-review-17`" in alert.text
+    assert alert.payload["tenant"] is None
+
+
+def test_a_task_that_may_go_on_makes_no_alert() -> None:
+    assert alert_for(stopped(kind="reset", reason="reset by ann", by="ann"), ALL) is None
+
+
+@pytest.mark.parametrize("tenant", ["acme", "a b; x"])
+@pytest.mark.parametrize("task_id", ["t1", "nightly; rm -rf $HOME", "it's `mine`", "--url=http://x", "задача"])
+def test_the_command_of_an_alert_resets_that_task_whatever_it_is_called(task_id: str, tenant: str) -> None:
+    alert = alert_for(stopped(task_id=task_id, tenant=tenant), ALL)
+    assert alert is not None
+    shown = alert.text.partition("executions; `")[2].removesuffix("` lets it go on.")
+    end = ["--"] if task_id.startswith("-") else []
+    assert shlex.split(shown) == ["breakwater", "guards", "reset", f"--tenant={tenant}", *end, task_id]
 
 
 def test_a_closed_breaker_says_that_nothing_is_to_be_done() -> None:

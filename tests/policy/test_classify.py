@@ -13,7 +13,6 @@ from breakwater.policy.classify import (
     ProgramFailure,
     TransportFailure,
     classify,
-    error_hash,
 )
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
@@ -183,10 +182,10 @@ def test_no_answer_is_beyond_it(status: int, message: str, code: str | None, hea
     assert verdict.retryable == (verdict.kind in {"rate_limit", "server"}) == verdict.counts_for_breaker
 
 
-def test_errors_that_differ_in_numbers_addresses_and_frames_only_are_one() -> None:
-    text = "TypeError: Cannot read property 'id' of undefined at UserController (/src/controllers/user.ts:{}:{})"
-    assert error_hash(text.format(42, 15)) == error_hash(text.format(87, 22))
-    assert error_hash("fault at 0x7f3a line 4") == error_hash("fault at 0xBEEF line 17")
-    assert error_hash("Timeout") == error_hash("  timeout ")
-    assert error_hash("no such model") != error_hash("no such key")
-    assert len(error_hash("x")) == 8
+def test_an_errors_class_and_text_are_its_identity() -> None:
+    def identity(status: int, text: str) -> str | None:
+        return classify(HttpFailure(status, text), NOW).error_info().hash
+
+    assert identity(500, "line 42") == identity(500, "line 87")
+    assert identity(500, "the same text") != identity(503, "the same text")
+    assert identity(500, "no such model") != identity(500, "no such key")

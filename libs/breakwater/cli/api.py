@@ -120,9 +120,11 @@ def refused(status: int, body: bytes, *, again: str = "Try again.") -> CliError:
     details = [one for one in details if one.partition(": ")[2].removeprefix("configured are ") not in message]
     if status == 401:
         return CliError(code, message, "Name one with --api-key or BREAKWATER_API_KEY.")
-    if status == 503:
-        return CliError(code, message, again, ExitCode.UNREACHABLE)
     remedy = "; ".join(details)
+    if status == 503:
+        # An agent whose breakers are all open is no outage of the plane.
+        exit_code = ExitCode.FAILED if code == "agent_unavailable" else ExitCode.UNREACHABLE
+        return CliError(code, message, remedy or again, exit_code)
     # What is no job is a wrong call, as it is where the job goes straight to NATS.
     return CliError(code, message, remedy, ExitCode.USAGE if status in (400, 413, 422) else ExitCode.FAILED)
 

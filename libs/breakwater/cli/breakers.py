@@ -139,8 +139,11 @@ def _change(
     if as_json:
         output.json_document(document)
         return
-    state = told.state if isinstance(told, BreakerStatus) else told.to_state
-    change = f"was {told.from_state}, is now " if isinstance(told, BreakerTransition) else "is already "
+    if isinstance(told, BreakerStatus):
+        state, change = told.state, "is already "
+    else:
+        state = told.to_state
+        change = f"was {told.from_state}, is now " if told.from_state != state else "is "
     why = f": {told.reason}" if told.reason else ""
     output.styled(f"{told.agent} on {told.model} ", change, output.state(state), why)
 

@@ -133,7 +133,7 @@ def _agents(event: BreakerTransition) -> str:
 
 def _callers(event: BreakerTransition) -> str:
     # An agent may have a breaker of its own, or none, while others share one.
-    return event.agent if event.scope == "agent_model" else "all agents that share this breaker"
+    return event.agent if event.scope == "agent_model" else "the agents that share this breaker"
 
 
 def _models(event: BreakerTransition) -> str:

@@ -31,7 +31,7 @@ MAX_KEPT = 1000
 MAX_ERRORS_SEEN = 100
 
 SLICES = 100
-"""Calls are counted in slices of the window, each 1 % of it: so exact is a failure rate's window."""
+"""Calls are counted in slices of the window, each 1 % of it, in whole ms: so exact is a failure rate's window."""
 
 Preset = Literal["feature", "tdd-red-green", "refactor", "incident-response", "migration-safety"]
 
@@ -218,7 +218,7 @@ def observe(
 
     While the breaker is open nothing changes: calls that were under way when it opened must not lengthen its
     cool-down. While it is half-open only the probe's outcome decides. And calls that began before it opened say nothing
-    once it is closed again.
+    once it is closed again. What is told again changes nothing either, though time has passed.
 
     Args:
         breaker: as it was.
@@ -227,12 +227,13 @@ def observe(
         now_ms: ms since the epoch.
         jitter: at random from 0 to 1, for the cool-down.
     """
-    if breaker.state in {"open", "isolated"}:
+    if breaker.state in {"open", "isolated"} or seen.version not in {None, breaker.version}:
         return breaker, None
+    # The log's clock may be ahead of ours; what it told must not count for longer, nor only later, because of that.
+    seen = replace(seen, at_ms=min(seen.at_ms, now_ms))
     if breaker.state == "half_open":
         return _after_probe(breaker, seen, rules, now_ms, jitter)
-    stale = seen.sequence <= breaker.closed_at or (seen.version is not None and seen.version != breaker.version)
-    if seen.failed is None or stale:
+    if seen.failed is None or seen.sequence <= breaker.closed_at or (seen.failed and _knows(breaker, seen.sequence)):
         return breaker, None
     counted = _with_call(breaker, seen, rules, now_ms)
     if not seen.failed:
@@ -269,7 +270,7 @@ def reset(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: i
         version=breaker.version + 1,
         changed_ms=now_ms,
         reason=reason,
-        closed_at=max([breaker.closed_at, breaker.last_success, *(failure.sequence for failure in breaker.failures)]),
+        closed_at=max(breaker.closed_at, breaker.last_success, breaker.forgotten, *_sequences(breaker)),
         last_failure_ms=breaker.last_failure_ms,
         last_success_ms=breaker.last_success_ms,
     )
@@ -322,19 +323,32 @@ def _open_if_due(
 def _rule_that_fires(breaker: Breaker, error: str, rules: BreakerRules, now_ms: int) -> tuple[BreakerRule, str] | None:
     in_a_row = consecutive_failures(breaker)
     if rules.consecutive_failures is not None and in_a_row >= rules.consecutive_failures:
-        return "consecutive_failures", f"{in_a_row} consecutive failures (threshold: {rules.consecutive_failures})"
+        counted = f"{in_a_row} consecutive {_plural('failure', in_a_row)}"
+        return "consecutive_failures", f"{counted} (threshold: {rules.consecutive_failures})"
     recent = _within(breaker.failures, rules, now_ms)
     times = sum(failure.error == error for failure in recent) if error else 0
     if rules.same_error is not None and times >= rules.same_error:
-        return "same_error", f"Same error repeated {times} times (threshold: {rules.same_error})"
+        counted = f"Same error repeated {times} {_plural('time', times)}"
+        return "same_error", f"{counted} (threshold: {rules.same_error})"
     window = f"within {rules.within_s:g} s"
     if rules.errors is not None and len(recent) >= rules.errors:
-        return "errors", f"{len(recent)} errors {window} (threshold: {rules.errors})"
+        counted = f"{len(recent)} {_plural('error', len(recent))}"
+        return "errors", f"{counted} {window} (threshold: {rules.errors})"
     calls, failed = calls_within(breaker, rules, now_ms)
-    if rules.failure_rate is not None and calls >= rules.minimum_calls and failed >= rules.failure_rate * calls:
-        threshold = f"{rules.failure_rate:.0%} of at least {rules.minimum_calls}"
-        return "failure_rate", f"{failed / calls:.0%} of {calls} calls failed {window} (threshold: {threshold})"
+    # Divided, not multiplied: 7 of 100 are a share of 0.07, and yet fewer than 0.07 * 100 in floats.
+    if rules.failure_rate is not None and calls >= rules.minimum_calls and failed / calls >= rules.failure_rate:
+        threshold = f"{_percent(rules.failure_rate)} of at least {rules.minimum_calls}"
+        counted = f"{_percent(failed / calls)} of {calls} {_plural('call', calls)}"
+        return "failure_rate", f"{counted} failed {window} (threshold: {threshold})"
     return None
+
+
+def _plural(thing: str, count: int) -> str:
+    return thing if count == 1 else f"{thing}s"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.3g}%"
 
 
 def _change(
@@ -386,11 +400,18 @@ def _opened(breaker: Breaker, reason: str, rules: BreakerRules, now_ms: int, jit
     )
 
 
+def _sequences(breaker: Breaker) -> list[int]:
+    return [failure.sequence for failure in breaker.failures]
+
+
+def _knows(breaker: Breaker, failure: int) -> bool:
+    """Whether a failure, by its sequence, has been counted."""
+    return failure <= breaker.forgotten or failure in _sequences(breaker)
+
+
 def _with_failure(breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
-    known = [failure.sequence for failure in breaker.failures]
-    place = bisect_left(known, seen.sequence)
-    if seen.sequence <= breaker.forgotten or (place < len(known) and known[place] == seen.sequence):
-        return breaker
+    """Counts a failure that is not known yet."""
+    place = bisect_left(_sequences(breaker), seen.sequence)
     failure = Failure(seen.sequence, seen.at_ms, seen.error)
     failures = (*breaker.failures[:place], failure, *breaker.failures[place:])
     kept = _needed(failures, breaker.last_success, rules, now_ms)
@@ -409,13 +430,13 @@ def _with_failure(breaker: Breaker, seen: Observation, rules: BreakerRules, now_
 
 
 def _needed(failures: Sequence[Failure], last_success: int, rules: BreakerRules, now_ms: int) -> tuple[Failure, ...]:
-    """The newest, from the first on that a rule can still ask for."""
-    in_a_row = rules.consecutive_failures or 0
-    since = now_ms - round(rules.within_s * 1000)
-    windowed = rules.errors is not None or rules.same_error is not None
+    """The newest, from the first on that is in a row or in the window.
+
+    Also where no rule asks for these: transitions tell how many there are.
+    """
+    since = now_ms - _window_ms(rules)
     for place, failure in enumerate(failures):
-        counts_in_a_row = failure.sequence > last_success and len(failures) - place <= in_a_row
-        if counts_in_a_row or (windowed and failure.at_ms > since):
+        if failure.sequence > last_success or failure.at_ms > since:
             return tuple(failures[max(place, len(failures) - MAX_KEPT) :])
     return ()
 
@@ -423,37 +444,45 @@ def _needed(failures: Sequence[Failure], last_success: int, rules: BreakerRules,
 def _with_call(breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
     """Counts a call for the failure rate, where there is one."""
     if rules.failure_rate is None:
-        return breaker if not breaker.slices else replace(breaker, slices=(), counted=())
+        return breaker
     counted = breaker.counted
     place = bisect_left(counted, seen.sequence)
     if place < len(counted) and counted[place] == seen.sequence:
         return breaker
     if place == 0 and len(counted) >= MAX_KEPT:
         return breaker  # older than all that are remembered: it may have been counted
-    length_ms = _slice_ms(rules)
-    number, oldest = seen.at_ms // length_ms, _oldest_slice(rules, now_ms)
-    slices = {one.number: one for one in breaker.slices if one.number >= oldest}
-    if number >= oldest:
-        held = slices.get(number, Slice(number, 0, 0))
-        slices[number] = Slice(number, held.calls + 1, held.failed + bool(seen.failed))
+    slices = {one.number: one for one in _live(breaker.slices, rules, now_ms)}
+    number = seen.at_ms // _slice_ms(rules)
+    held = slices.get(number, Slice(number, 0, 0))
+    slices[number] = Slice(number, held.calls + 1, held.failed + bool(seen.failed))
     return replace(
         breaker,
-        slices=tuple(slices[one] for one in sorted(slices)),
+        slices=tuple(_live([slices[one] for one in sorted(slices)], rules, now_ms)),
         counted=(*counted[:place], seen.sequence, *counted[place:])[-MAX_KEPT:],
     )
 
 
+def _window_ms(rules: BreakerRules) -> int:
+    return round(rules.within_s * 1000)
+
+
 def _slice_ms(rules: BreakerRules) -> int:
-    return max(1, round(rules.within_s * 1000 / SLICES))
+    return max(1, -(-_window_ms(rules) // SLICES))
 
 
-def _oldest_slice(rules: BreakerRules, now_ms: int) -> int:
-    return now_ms // _slice_ms(rules) - SLICES + 1
+def _live(slices: Sequence[Slice], rules: BreakerRules, now_ms: int) -> list[Slice]:
+    """Those that are wholly within the rolling window that ends now.
+
+    The ones that begin later have another length, from before a change of the rules: they say nothing.
+    """
+    length_ms = _slice_ms(rules)
+    since = now_ms - _window_ms(rules)
+    return [one for one in slices if since < one.number * length_ms <= now_ms]
 
 
 def calls_within(breaker: Breaker, rules: BreakerRules, now_ms: int) -> tuple[int, int]:
     """Calls within the rolling window that ends now, and how many of them failed; to 1 % of the window."""
-    live = [one for one in breaker.slices if one.number >= _oldest_slice(rules, now_ms)]
+    live = _live(breaker.slices, rules, now_ms)
     return sum(one.calls for one in live), sum(one.failed for one in live)
 
 
@@ -468,5 +497,5 @@ def errors_within(breaker: Breaker, rules: BreakerRules, now_ms: int) -> int:
 
 
 def _within(failures: Sequence[Failure], rules: BreakerRules, now_ms: int) -> list[Failure]:
-    since = now_ms - round(rules.within_s * 1000)
+    since = now_ms - _window_ms(rules)
     return [failure for failure in failures if failure.at_ms > since]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,6 +9,7 @@ from typing import Literal
 
 from breakwater.contracts.execution import ErrorInfo, ErrorKind
 from breakwater.policy.delays import retry_after_s
+from breakwater.policy.error_identity import error_identity
 from breakwater.policy.user_message import user_message
 from breakwater.policy.wordings import tells_context_overflow, tells_empty_account, tells_orphan_tool_calls
 
@@ -86,7 +85,7 @@ class Verdict:
             status_code=self.status_code,
             retryable=self.retryable,
             retry_after_s=self.retry_after_s,
-            hash=error_hash(self.message),
+            hash=error_identity(f"{self.class_name}: {self.message}"),
             user_message=None if self.retryable else user_message(self.kind, self.class_name, self.status_code),
         )
 
@@ -146,20 +145,3 @@ def _classify_status(failure: HttpFailure, now: datetime) -> Verdict:
             return Verdict("orphan_tool_calls", "OrphanToolCallsError", message, status, False, False)
     # An unknown status is handled as the caller's mistake: repeating what nobody understands helps nobody.
     return Verdict("client", _CLIENT_CLASSES.get(status, "ClientError"), message, status, False, False)
-
-
-_STACK_FRAME = re.compile(r"\bat\s+[^\s(]+\s*\([^)]*:\d+(:\d+)?\)|\bat\s+\S+:\d+:\d+")
-_HEX = re.compile(r"0x[0-9a-f]+", re.I)
-_DIGITS = re.compile(r"\d+")
-
-
-def error_hash(message: str) -> str:
-    """The identity of an error: 8 hex digits that stay the same when only numbers, addresses or frames differ.
-
-    Source: seed 002. Frames and hex go before digits, which would otherwise eat parts of them.
-    """
-    text = _STACK_FRAME.sub("STACK", message)
-    text = _HEX.sub("HEX", text)
-    text = _DIGITS.sub("N", text)
-    normalised = text.lower().strip()[:500]
-    return hashlib.md5(normalised.encode(), usedforsecurity=False).hexdigest()[:8]

@@ -20,7 +20,7 @@ from breakwater.bus.publisher import Publisher
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config
 from breakwater.contracts import subjects
-from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent, DeadLetter
+from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.types import Event
 from breakwater.embedded.ports import free_port
 from breakwater.settings import Settings
@@ -62,6 +62,26 @@ def opened(version: int = 1, **fields: Any) -> BreakerTransition:
     return BreakerTransition.model_validate(given | fields)
 
 
+def stopped(task_id: str = "t1", **fields: Any) -> GuardEvent:
+    given: dict[str, Any] = {
+        "event_id": f"/{task_id}@7",
+        "kind": "tripped",
+        "agent": "writer",
+        "task_id": task_id,
+        "execution_id": "e11",
+        "rule": "max_iterations",
+        "reason": "10 iterations (limit: 10)",
+        "iterations": 10,
+        "tokens": 52_311,
+        "cost": "4.2",
+        "consecutive_failures": 0,
+        "total_failures": 1,
+        "unique_errors": 1,
+        "at": AT,
+    }
+    return GuardEvent.model_validate(given | fields)
+
+
 def crossed(percent: int = 80, **fields: Any) -> BudgetEvent:
     given: dict[str, Any] = {
         "event_id": f"global/daily/2026-11-21/{percent}",
@@ -94,14 +114,17 @@ class Bus:
     url: str
     client: Client
 
-    async def publish(self, *events: BreakerTransition | BudgetEvent, suffix: str = "") -> None:
-        """Stores events as the breaker and budget services do; with a `suffix` to their message ids, once more."""
+    async def publish(self, *events: BreakerTransition | GuardEvent | BudgetEvent, suffix: str = "") -> None:
+        """Stores events as the services do; with a `suffix` to their message ids, once more."""
         publisher = Publisher(lambda: self.client, "test")
         for event in events:
-            if isinstance(event, BreakerTransition):
-                subject, own = subjects.breaker(event.agent, event.model), event.transition_id
-            else:
-                subject, own = subjects.budget(event.scope, event.window), event.event_id
+            match event:
+                case BreakerTransition():
+                    subject, own = subjects.breaker(event.agent, event.model), event.transition_id
+                case GuardEvent():
+                    subject, own = subjects.guard(event.agent), event.event_id
+                case BudgetEvent():
+                    subject, own = subjects.budget(event.scope, event.window), event.event_id
             await publisher.event(subject, event, id=own + suffix, at=event.at)
 
     async def publish_alert(self, alert: Alert) -> None:

@@ -5,7 +5,7 @@ import base64
 
 from breakwater.contracts.events import BreakerTransition
 from tests.server_sources import RunningServer
-from tests.services.alerter.kit import alerter, bus_of, config_of, crossed, opened
+from tests.services.alerter.kit import alerter, bus_of, config_of, crossed, opened, stopped
 
 
 async def test_three_alerters_make_one_alert_of_each_event(own_nats_server: RunningServer) -> None:
@@ -60,6 +60,62 @@ async def test_a_flapping_breaker_is_one_incident_until_it_closes(own_nats_serve
     ]
 
 
+async def test_a_breaker_forced_open_is_an_incident_until_somebody_resets_it(own_nats_server: RunningServer) -> None:
+    config = config_of()
+    shared = {"scope": "provider", "agent": "*", "model": "openai/*", "by": "ann"}
+    steps = [
+        opened(1, to_state="isolated", reason="forced open by ann: outage", **shared),
+        opened(2, from_state="isolated", to_state="closed", reason="reset by ann", **shared),
+        opened(3, from_state="closed", to_state="closed", reason="reset by ann", **shared),
+        # It was told of when it opened; by hand it only stays so.
+        opened(4),
+        opened(5, from_state="open", to_state="isolated", reason="forced open by ann"),
+        opened(6, from_state="isolated", to_state="closed", reason="reset by ann"),
+    ]
+    async with bus_of(own_nats_server.url, config) as bus:
+        await bus.publish(*steps)
+        async with alerter(bus, config):
+            await bus.finished("EVENTS", "alerter", len(steps))
+        alerts = await bus.alerts()
+    assert [(alert.event, alert.source_id) for alert in alerts] == [
+        ("breaker_open", "writer/gpt-4.1#7.1"),
+        ("breaker_closed", "writer/gpt-4.1#7.2"),
+        ("breaker_open", "writer/gpt-4.1#7.4"),
+        ("breaker_closed", "writer/gpt-4.1#7.6"),
+    ]
+    assert alerts[0].title == "Breaker open: all agents on provider openai"
+    assert alerts[0].text.startswith("Forced open by ann: outage. ")
+
+
+async def test_a_stopped_task_is_one_alert_and_its_reset_is_none(own_nats_server: RunningServer) -> None:
+    config = config_of()
+    async with bus_of(own_nats_server.url, config) as bus:
+        await bus.publish(stopped("t1"), stopped("t2", tenant="acme"))
+        await bus.publish(stopped("t1"), suffix="-again")
+        await bus.publish(stopped("t1", event_id="/t1@8", kind="reset", reason="reset by ann", by="ann"))
+        async with alerter(bus, config, processes=2):
+            await bus.finished("EVENTS", "alerter", 4)
+        first, second = sorted(await bus.alerts(), key=lambda alert: alert.title)
+        stored = await bus.client.jetstream().get_msg("ALERTS", 1)
+    assert (first.event, first.severity, first.title) == ("guard_tripped", "critical", "Task stopped: t1 of writer")
+    assert (first.payload["status"], first.payload["tenant"]) == ("pending", None)
+    assert (second.title, second.payload["tenant"]) == ("Task stopped: t2 of writer", "acme")
+    assert stored.subject == "bw.alerts.guard_tripped"
+
+
+async def test_a_consumer_from_before_the_guards_hears_of_them(own_nats_server: RunningServer) -> None:
+    config = config_of()
+    async with bus_of(own_nats_server.url, config) as bus:
+        jetstream = bus.client.jetstream()
+        now = (await jetstream.consumer_info("EVENTS", "alerter")).config
+        await jetstream.add_consumer("EVENTS", now.evolve(filter_subjects=["bw.breakers.>", "bw.budgets.>"]))
+        await bus.publish(opened())
+        async with bus_of(own_nats_server.url, config), alerter(bus, config):
+            await bus.publish(stopped())
+            await bus.finished("EVENTS", "alerter", 2)
+        assert [alert.event for alert in await bus.alerts()] == ["breaker_open", "guard_tripped"]
+
+
 async def test_budget_crossings_become_alerts_with_their_spend(own_nats_server: RunningServer) -> None:
     config = config_of()
     async with bus_of(own_nats_server.url, config) as bus:
@@ -91,16 +147,19 @@ async def test_an_unreadable_event_is_kept_and_holds_nothing_up(own_nats_server:
     async with bus_of(own_nats_server.url, config) as bus:
         await bus.client.jetstream().publish("bw.breakers.writer.gpt", b"{no json: sk-secret")
         await bus.client.jetstream().publish("bw.budgets.global.daily", b'{"kind": "sk-secret"}')
+        await bus.client.jetstream().publish("bw.guards.writer", b'{"kind": "sk-secret"}')
         await bus.publish(opened())
         async with alerter(bus, config):
-            await bus.finished("EVENTS", "alerter", 3)
-        first, second = await bus.letters()
+            await bus.finished("EVENTS", "alerter", 4)
+        first, second, third = await bus.letters()
         assert len(await bus.alerts()) == 1
     assert (first.reason, first.stream, first.sequence) == ("unreadable", "EVENTS", 1)
     assert base64.b64decode(first.payload_base64) == b"{no json: sk-secret"
     assert second.subject == "bw.budgets.global.daily"
     assert "event_id: Field required" in second.error
-    assert "sk-secret" not in first.error + second.error
+    assert third.subject == "bw.guards.writer"
+    assert "task_id: Field required" in third.error
+    assert "sk-secret" not in first.error + second.error + third.error
 
 
 async def test_an_alert_waits_for_a_server_that_is_away(own_nats_server: RunningServer) -> None:

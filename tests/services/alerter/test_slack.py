@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -12,7 +13,7 @@ from breakwater.settings import Settings
 from services.alerter.app import build
 from services.alerter.slack import message
 from tests.server_sources import RunningServer
-from tests.services.alerter.kit import Answer, Receiver, alerter, bus_of, config_of, opened
+from tests.services.alerter.kit import Answer, Receiver, alerter, bus_of, config_of, opened, stopped
 
 SLACK = {"webhook_url": {"env": "SLACK_HOOK"}}
 
@@ -21,6 +22,15 @@ def alert(**fields: Any) -> Alert:
     found = alert_for(opened(**fields), {"breaker_open"})
     assert found is not None
     return found
+
+
+def test_a_stopped_task_with_long_ids_is_told_whole_with_the_command_that_lets_it_go_on() -> None:
+    task_id, tenant = f"task-{uuid4()}", f"tenant-{uuid4()}"
+    drift = "confidence fell through 12 answers: ..., " + ", ".join(f"0.{digits}" for digits in range(9123, 9023, -10))
+    found = alert_for(stopped(task_id, tenant=tenant, agent="a" * 40, reason=drift), {"guard_tripped"})
+    assert found is not None
+    shown = message(found)["blocks"][1]["text"]["text"]
+    assert shown.endswith(f"`breakwater guards reset --tenant={tenant} {task_id}` lets it go on.")
 
 
 async def test_alerts_reach_slack_once_each_and_a_second_apart(own_nats_server: RunningServer, slack: Receiver) -> None:

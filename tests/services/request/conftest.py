@@ -20,12 +20,17 @@ from yarl import URL
 
 from breakwater.api_keys import create_key
 from breakwater.bus.provision import provision
+from breakwater.bus.scan import scan
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Result
+from breakwater.contracts.subjects import Stream
 from breakwater.embedded.ports import free_port
+from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.settings import Settings
+from breakwater.state.breakers import Breakers, Saving
+from breakwater.state.connection import Redis
 from services.request.app import build
 from tests.server_sources import RunningServer
 
@@ -35,6 +40,18 @@ providers: {{local: {{base_url: "http://127.0.0.1:9/v1"}}}}
 defaults: {{model: m, allowed_models: ["*"]}}
 agents: {{writer: {{}}, reader: {{}}, "{ODD_AGENT}": {{}}}}
 limits: {{max_body_bytes: 1000000, drain_s: 1}}
+"""
+
+GOVERNED = """
+providers: {local: {base_url: "http://127.0.0.1:9/v1"}, other: {base_url: "http://127.0.0.1:9/v1"}}
+defaults: {provider: local, model: m, allowed_models: [allowed], refuse_when_open: true}
+agents:
+  writer: {fallback_models: [other/n]}
+  reader: {}
+  patient: {refuse_when_open: false}
+  unguarded: {breaker: off}
+  by-model: {model: shared, breaker: {scope: model}}
+  by-provider: {model: any, breaker: {scope: provider, cooldown_s: 7}}
 """
 
 
@@ -55,6 +72,13 @@ class Door:
     async def ask(self, method: str, path: str, **more: Any) -> "Answer":
         async with self.http.request(method, URL(self.url + path, encoded=True), **more) as response:
             return Answer(response.status, dict(response.headers), await response.read())
+
+    async def act(self, path: str, **body: Any) -> "Answer":
+        return await self.ask("POST", f"/api/v1/{path}", data=json.dumps(body).encode())
+
+    async def events(self, subject: str) -> list[Any]:
+        """What EVENTS holds on a subject, in its order."""
+        return [json.loads(found.data) async for found in scan(lambda: self.bus, Stream.EVENTS, subject)]
 
     async def queued(self) -> int:
         return (await self.bus.jetstream().stream_info("JOBS")).state.messages
@@ -146,6 +170,52 @@ async def door(own_nats_server: RunningServer, redis_server: RunningServer, tmp_
     key = create_key(settings.api_keys_file, "tests")
     async with running(settings, config, key) as door:
         yield door
+
+
+@pytest.fixture
+async def redis(redis_server: RunningServer) -> AsyncGenerator[Redis]:
+    """An empty Redis."""
+    connection = Redis(redis_server.url)
+    await connection.client.flushall()
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def governed(
+    own_nats_server: RunningServer, redis_server: RunningServer, redis: Redis, tmp_path: Path
+) -> AsyncGenerator[Door]:
+    """A door to agents with breakers of every kind, and a Redis that was empty before."""
+    config = parse_config(GOVERNED)
+    await provision(own_nats_server.url, bus_plan(config))
+    settings = settings_for(own_nats_server.url, redis_server.url, tmp_path)
+    async with running(settings, config, create_key(settings.api_keys_file, "tests")) as door:
+        yield door
+
+
+@pytest.fixture
+async def redis_away(
+    own_nats_server: RunningServer, own_redis_server: RunningServer, tmp_path: Path
+) -> AsyncGenerator[Door]:
+    """The same door, whose Redis has died."""
+    config = parse_config(GOVERNED)
+    await provision(own_nats_server.url, bus_plan(config))
+    settings = settings_for(own_nats_server.url, own_redis_server.url, tmp_path)
+    async with running(settings, config, create_key(settings.api_keys_file, "tests")) as door:
+        own_redis_server.kill()
+        yield door
+
+
+async def put_breaker(redis: Redis, agent: str, model: str, breaker: Breaker) -> None:
+    key = BreakerKey(agent, model)
+    [before] = await Breakers(redis).load([key])
+    assert await Breakers(redis).save([Saving(key, before, breaker, before.unpublished)]) == [True]
+
+
+async def redis_ms(redis: Redis) -> int:
+    """The time on Redis' clock, which is the one of breakers."""
+    seconds, microseconds = await redis.client.time()
+    return seconds * 1000 + microseconds // 1000
 
 
 def result_of(job_id: str, agent: str, output: str = "done") -> Result:

@@ -1,0 +1,132 @@
+"""`/api/v1/guards`: the tasks that are stopped, and letting them go on by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from breakwater.bus.errors import BusError
+from breakwater.bus.publisher import Publisher
+from breakwater.contracts import subjects
+from breakwater.contracts.events import GuardEvent, StoppedTask
+from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.policy.guard import Task
+from breakwater.policy.redact import Redactor
+from breakwater.state.connection import StateUnavailable
+from breakwater.state.tasks import TaskKey, Tasks, Tripped
+from services.request.by_hand import Asked, asked, not_done, not_read
+from services.request.forms import GuardRequest, StoppedTasks
+from services.request.parsing import suggestion
+from services.request.problems import Detail, Problem
+
+NO_AGENT = "*"
+"""Stands for the agent where no job tripped the task."""
+
+_JSON = "application/json"
+
+
+class GuardRoutes:
+    """The guarded tasks, for people."""
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        publisher: Publisher,
+        redactor: Redactor,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._tasks = tasks
+        self._publisher = publisher
+        self._redactor = redactor
+        self._now = now
+
+    async def show(self, _: Request) -> Response:
+        """GET: 200 with those that are stopped."""
+        try:
+            tripped = await self._tasks.tripped()
+        except StateUnavailable as error:
+            raise not_read(error) from error
+        stopped = tuple(_stopped(key, one) for key, one in tripped)
+        return Response(StoppedTasks(stopped=stopped).json_bytes(), media_type=_JSON)
+
+    async def reset(self, request: Request) -> Response:
+        """POST: 200 once that is published and the task is forgotten."""
+        who = await asked(request, GuardRequest, self._redactor)
+        key = TaskKey(who.form.tenant, who.form.task_id)
+        try:
+            event = await self._reset(key, who)
+        except (BusError, StateUnavailable) as error:
+            raise not_done(error) from error
+        who.log("guard_reset_by_hand", task_id=key.task_id, tenant=key.tenant, agent=event.agent, rule=event.rule)
+        return Response(event.json_bytes(), media_type=_JSON)
+
+    async def _reset(self, key: TaskKey, who: Asked[GuardRequest]) -> GuardEvent:
+        """Publishes first, and forgets then: what is only published is asked for again, with the same id.
+
+        The other way round, a task that was let go on without a word in the log would be stopped again whenever Redis
+        is filled from it.
+        """
+        task, tripped = await self._tasks.load(key)
+        if (task, tripped) == (Task(), None):
+            # For a minute a reset is answered again, to whoever did not get the answer.
+            task, tripped = await self._tasks.reset(key)
+        if (task, tripped) == (Task(), None):
+            raise await self._unknown(key)
+        while True:
+            event = self._event(key, who, task, tripped)
+            await self._publisher.event(subjects.guard(event.agent), event, id=event.event_id, at=event.at)
+            task, stopped = await self._tasks.reset(key)
+            if stopped is None or (tripped is not None and stopped.at_ms == tripped.at_ms):
+                return event
+            tripped = stopped  # it has tripped in between
+
+    def _event(self, key: TaskKey, who: Asked[GuardRequest], task: Task, tripped: Tripped | None) -> GuardEvent:
+        at = self._now()
+        life = ms_from_time(at) if tripped is None else tripped.at_ms
+        return GuardEvent(
+            event_id=f"{key.name}@{life}#reset/{who.key_id}",
+            kind="reset",
+            agent=NO_AGENT if tripped is None else tripped.agent,
+            tenant=key.tenant,
+            task_id=key.task_id,
+            execution_id=(tripped.execution_id or None) if tripped is not None else None,
+            rule=None if tripped is None else tripped.trip.rule,
+            reason=who.reason("reset"),
+            by=who.by,
+            iterations=task.iterations,
+            tokens=task.tokens,
+            cost=task.cost,
+            consecutive_failures=task.consecutive_failures,
+            total_failures=task.total_failures,
+            unique_errors=len(task.errors),
+            at=at,
+        )
+
+    async def _unknown(self, key: TaskKey) -> Problem:
+        stopped = [one for one, _ in await self._tasks.tripped()]
+        whose = "" if key.tenant is None else f" of tenant {key.tenant!r}"
+        message = f"nothing is known of a task {key.task_id!r}{whose}"
+        tenants = [one.tenant for one in stopped if one.task_id == key.task_id]
+        if tenants:
+            owners = ", ".join("no tenant" if tenant is None else f"tenant {tenant!r}" for tenant in tenants)
+            detail = Detail(path="tenant", message=f"one of that id is stopped, of {owners}")
+        elif ids := {one.task_id for one in stopped if one.tenant == key.tenant}:
+            detail = Detail(path="task_id", message=suggestion(key.task_id, ids).removeprefix("; "))
+        else:
+            detail = Detail(path="task_id", message="no task is stopped")
+        return Problem(404, "unknown_task", f"{message}; {detail.message}", [detail])
+
+
+def _stopped(key: TaskKey, tripped: Tripped) -> StoppedTask:
+    return StoppedTask(
+        task_id=key.task_id,
+        tenant=key.tenant,
+        agent=tripped.agent,
+        execution_id=tripped.execution_id or None,
+        rule=tripped.trip.rule,
+        reason=tripped.trip.reason,
+        since=time_from_ms(tripped.at_ms),
+    )

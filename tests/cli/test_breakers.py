@@ -1,0 +1,194 @@
+"""`breakwater breakers`, against a stub of the HTTP interface."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from breakwater.cli import drawn_table, output
+from breakwater.cli.breakers import UNATTENDED
+from breakwater.cli.errors import ExitCode
+from breakwater.cli.formats import clock
+from breakwater.contracts.types import format_time
+from tests.cli.api_stub import KEY, Stub, problem, serving
+from tests.cli.conftest import Run, in_thread
+
+NOW = datetime.now(UTC)
+SINCE, LATER = NOW - timedelta(minutes=3), NOW + timedelta(hours=2)
+
+
+def breaker(agent: str, model: str, state: str, **more: Any) -> dict[str, Any]:
+    counts = {"consecutive_failures": 0, "total_failures": 0, "unique_errors": 0, "version": 1}
+    health = "healthy" if state == "closed" else "unhealthy"
+    return {"agent": agent, "model": model, "state": state, "health": health, **counts, **more}
+
+
+BREAKERS = [
+    breaker("a-writer", "a/small", "closed", total_failures=2),
+    breaker(
+        "writer",
+        "a/large",
+        "open",
+        reason="3 consecutive failures (threshold: 3)",
+        since=format_time(SINCE),
+        open_until=format_time(LATER),
+        consecutive_failures=3,
+        total_failures=12,
+    ),
+    breaker("*", "b/*", "isolated", reason="forced open by ops: outage"),
+]
+TRANSITION = {
+    "transition_id": "writer/a%2Flarge#4@1",
+    "agent": "writer",
+    "model": "a/large",
+    "from_state": "open",
+    "to_state": "isolated",
+    "reason": "forced open by ops: garbled",
+    "by": "ops",
+    "consecutive_failures": 3,
+    "errors": 3,
+    "cooldown_s": 60,
+    "version": 4,
+    "at": format_time(NOW),
+}
+
+
+@pytest.fixture
+async def stub(run: Run, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Stub]:
+    async with serving() as stub:
+        stub.answers["GET breakers"] = (200, {"breakers": BREAKERS, "attended": True})
+        monkeypatch.setenv("BREAKWATER_URL", stub.url)
+        monkeypatch.setenv("BREAKWATER_API_KEY", KEY)
+        yield stub
+
+
+@pytest.mark.parametrize("command", [["breakers"], ["breakers", "list"]], ids=" ".join)
+async def test_breakers_that_are_not_closed_come_first(run: Run, stub: Stub, command: list[str]) -> None:
+    ran = await in_thread(run, *command)
+    assert (ran.code, ran.err) == (ExitCode.OK, "")
+    _, shared, large, small = ran.out.splitlines()
+    assert shared.split()[:5] == ["*", "b/*", "isolated", "until", "reset"]
+    assert large.split()[:3] == ["writer", "a/large", "open"]
+    for part in (clock(LATER, NOW), clock(SINCE, NOW), "3      12  3 consecutive failures (threshold: 3)"):
+        assert part in large
+    assert small.split() == ["a-writer", "a/small", "closed", "0", "2"]
+
+
+@pytest.mark.parametrize("command", [["breakers", "--json"], ["breakers", "list", "--json"]], ids=" ".join)
+async def test_json_is_what_the_interface_told(run: Run, stub: Stub, command: list[str]) -> None:
+    stub.answers["GET breakers"] = (200, {"breakers": BREAKERS, "attended": False})
+    ran = await in_thread(run, *command)
+    assert ran.json == {"breakers": BREAKERS, "attended": False}
+    assert ran.err == ""
+
+
+async def test_that_nobody_attends_is_said_in_one_line(run: Run, stub: Stub) -> None:
+    stub.answers["GET breakers"] = (200, {"breakers": BREAKERS, "attended": False})
+    ran = await in_thread(run, "breakers")
+    assert (ran.code, ran.err) == (ExitCode.OK, f"{UNATTENDED}\n")
+    assert len(ran.out.splitlines()) == 4
+
+
+async def test_no_breakers_are_told_from_no_answer(run: Run, stub: Stub) -> None:
+    stub.answers["GET breakers"] = (200, {"breakers": [], "attended": True})
+    ran = await in_thread(run, "breakers")
+    assert (ran.code, ran.out) == (ExitCode.OK, "")
+    assert "no breaker has heard of a call yet" in ran.err
+    stub.answers["GET breakers"] = (200, [])
+    assert (await in_thread(run, "breakers")).code == ExitCode.FAILED
+
+
+async def test_one_is_forced_open_and_it_is_said_for_how_long(run: Run, stub: Stub) -> None:
+    stub.answers["POST breakers/isolate"] = (200, TRANSITION)
+    ran = await in_thread(run, "breakers", "isolate", "writer", "a/large", "--reason", "garbled")
+    assert stub.asked == [("POST breakers/isolate", {"agent": "writer", "model": "a/large", "reason": "garbled"})]
+    assert ran.out == "writer on a/large was open, is now isolated: forced open by ops: garbled\n"
+    assert ran.err == "it stays so until `breakwater breakers reset writer a/large`\n"
+
+
+async def test_one_is_reset_and_programs_get_the_transition(run: Run, stub: Stub) -> None:
+    told = TRANSITION | {"agent": "*", "model": "b/*", "to_state": "closed", "reason": "reset by ops"}
+    stub.answers["POST breakers/reset"] = (200, told)
+    ran = await in_thread(run, "breakers", "reset", "*", "b/*")
+    assert stub.asked == [("POST breakers/reset", {"agent": "*", "model": "b/*"})]
+    assert (ran.out, ran.err) == ("* on b/* was open, is now closed: reset by ops\n", "")
+    assert (await in_thread(run, "breakers", "reset", "*", "b/*", "--json")).json == told
+
+
+async def test_what_to_type_to_undo_it_can_be_pasted_into_a_shell(run: Run, stub: Stub) -> None:
+    stub.answers["POST breakers/isolate"] = (200, TRANSITION | {"agent": "*", "model": "b/*"})
+    ran = await in_thread(run, "breakers", "isolate", "*", "b/*")
+    assert "`breakwater breakers reset '*' 'b/*'`" in ran.err
+
+
+async def test_where_there_was_nothing_to_do_that_is_said(run: Run, stub: Stub) -> None:
+    as_it_is = breaker("writer", "a/large", "isolated", reason="forced open by ops", unchanged=True)
+    stub.answers["POST breakers/isolate"] = (200, as_it_is)
+    ran = await in_thread(run, "breakers", "isolate", "writer", "a/large")
+    assert ran.out == "writer on a/large is already isolated: forced open by ops\n"
+
+
+async def test_an_unknown_breaker_is_refused_with_where_to_look(run: Run, stub: Stub) -> None:
+    stub.answers["POST breakers/reset"] = (404, problem("unknown_breaker", "there is no breaker of 'x' on 'y'"))
+    ran = await in_thread(run, "breakers", "reset", "x", "y", "--json")
+    assert ran.code == ExitCode.FAILED
+    assert ran.error == {
+        "code": "unknown_breaker",
+        "message": "there is no breaker of 'x' on 'y'",
+        "remedy": "`breakwater breakers` lists those that are known.",
+    }
+
+
+async def test_a_reset_whose_answer_got_lost_says_how_to_find_out(run: Run, stub: Stub) -> None:
+    stub.answers["POST breakers/reset"] = (200, None)
+    ran = await in_thread(run, "breakers", "reset", "writer", "a/large")
+    assert ran.code == ExitCode.UNREACHABLE
+    assert "`breakwater breakers` tells whether it is done" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rest"], "Did you mean 'reset'"),
+        (["reset", "writer"], "Missing argument 'MODEL'"),
+        (["isolate", "writer", "\udcff", "--url", "http://127.0.0.1:9"], "model is not UTF-8 text"),
+        (["--nope"], "No such option"),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_is_asked(run: Run, arguments: list[str], said: str) -> None:
+    ran = run("breakers", *arguments)
+    assert ran.code == ExitCode.USAGE
+    assert said in ran.err
+
+
+def test_on_a_narrow_terminal_a_long_reason_goes_below_its_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    columns = [output.Column("agent"), output.Column("since", drop=1), output.Column("why", below=True)]
+    rows = [("writer", "10:00:00", "an error that takes more room than there is"), ("reader", "10:00:01", "")]
+    drawn_table.draw(columns, rows, 40)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "agent   since",
+        "writer  10:00:00",
+        "    why  an error that takes more room",
+        "         than there is",
+        "reader  10:00:01",
+    ]
+    monkeypatch.setenv("COLUMNS", "80")
+    drawn_table.draw(columns, rows, 80)
+    assert capsys.readouterr().out.splitlines()[1].rstrip() == f"writer  10:00:00  {rows[0][2]}"
+
+
+def test_columns_that_do_not_fit_at_all_are_folded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    columns = [output.Column("agent"), output.Column("model"), output.Column("why", below=True)]
+    drawn_table.draw(columns, [("writer", "a-model-of-a-long-name", "x")], 20)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["agent   model", "writer  a-model-of-a", "        -long-name", "    why  x"]

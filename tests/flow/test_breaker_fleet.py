@@ -1,0 +1,207 @@
+"""One breaker for a whole fleet of workers, while its upstream fails and comes back.
+
+The tests print what they measured; see it with `pytest -s tests/flow/test_breaker_fleet.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+from breakwater.bus.topology import ACK_WAIT_S
+from breakwater.contracts.types import format_time
+from services.worker.admission import LEASE_MARGIN_S
+from tests.flow.fixtures import StartPlane
+from tests.flow.kit import Plane, model, seconds_between, until
+
+WORKERS = tuple(f"worker-{number}" for number in range(1, 5))
+IN_FLIGHT = 200
+PER_S = 90
+CALL_S = 3.0
+"""What a call takes while the upstream is well: 90 jobs a second for 3 s are 270 in flight."""
+
+FAILED_CALL_S, RECOVERED_CALL_S = 1.0, 0.5
+COOLDOWN_S = 2.0
+SLACK_S = 3.0
+"""For all that is no cool-down and no call: five processes and a load on as few as two busy cores."""
+
+ONE_TRY = {"retry": {"max_attempts": 1}}
+BREAKERS = "bw.breakers.writer.*"
+
+
+async def test_calls_stop_when_the_breaker_opens_and_one_probe_at_a_time_finds_the_recovery(
+    start_plane: StartPlane,
+) -> None:
+    well = {"models": {"sim/m": model(latency_ms=CALL_S * 1000)}}
+    ill = {"models": {"sim/m": model({"status": 503}, latency_ms=FAILED_CALL_S * 1000)}}
+    well_again = {"models": {"sim/m": model(latency_ms=RECOVERED_CALL_S * 1000)}}
+    # Old calls that succeed and new ones that fail end side by side for a while: only a count can tell.
+    rules = {"errors": 20, "consecutive_failures": "off", "same_error": "off", "cooldown_s": COOLDOWN_S}
+    agents = {"writer": {"model": "sim/m", **ONE_TRY, "breaker": rules, "concurrency": 400, "timeout_s": 60}}
+    async with start_plane(well["models"], agents, services=("breaker",)) as plane:
+        for name in WORKERS:
+            plane.start("worker", name)
+        for name in WORKERS:
+            await plane.ready(name)
+        async with jobs_coming(plane) as job_ids:
+            await until(lambda: _calling(plane, IN_FLIGHT), what=f"{IN_FLIGHT} calls in flight")
+            plane.sim.use(ill)
+            await until(lambda: _reopened(plane, 2), what="two probes that failed")
+            recovered_at = datetime.now(UTC)
+            plane.sim.use(well_again)
+            await until(lambda: _state(plane, "closed"), what="the breaker to close")
+            closed_for_all = len(job_ids)
+            await until(lambda: _more(job_ids, closed_for_all + PER_S), what="jobs after the closing")
+        results = {job_id: await plane.result(job_id) for job_id in job_ids}
+        transitions = await plane.messages("EVENTS", BREAKERS)
+
+        attempts = [attempt for result in results.values() for attempt in result["attempts"]]
+        assert len(attempts) == len(job_ids)
+        calls = {call.client_request_id: call for call in plane.sim.ledger.calls}
+        made = {attempt["attempt_id"]: attempt for attempt in attempts if not attempt["short_circuited"]}
+        assert calls.keys() == made.keys()  # what is recorded as a call was one, and nothing else reached the upstream
+
+        opened, *_, closed = transitions
+        half_opens = [event for event in transitions if event["to_state"] == "half_open"]
+        states = [event["to_state"] for event in transitions]
+        assert states == ["open", *["half_open", "open"] * (len(half_opens) - 1), "half_open", "closed"]
+        assert opened["rule"] == "errors"
+        assert {event["rule"] for event in transitions[2:-1:2]} == {"probe_failed"}
+
+        # Calls by the version of the breaker that let them pass: decided in Redis, atomically with the state.
+        let_pass = Counter(attempt["breaker_version"] for attempt in made.values())
+        before, after = opened["version"] - 1, closed["version"]
+        assert let_pass.keys() == {before, after, *(event["version"] for event in half_opens)}
+        for event in half_opens:
+            [probe] = [attempt for attempt in made.values() if attempt["breaker_version"] == event["version"]]
+            assert probe["cause"] == "probe"
+        assert Counter(attempt["cause"] for attempt in attempts)["probe"] == len(half_opens)
+
+        # And as the upstream saw it.
+        first_probe = calls[_of_version(made, half_opens[0]["version"])]
+        in_flight = [c for c in calls.values() if c.received_at <= opened["at"] <= c.answered_at]
+        late = [c for c in calls.values() if opened["at"] < c.received_at < first_probe.received_at]
+        assert len(in_flight) >= IN_FLIGHT
+        assert {made[call.client_request_id]["breaker_version"] for call in late} <= {before}
+        meanwhile = [c for c in calls.values() if first_probe.received_at <= c.received_at <= closed["at"]]
+        assert [made[call.client_request_id]["cause"] for call in meanwhile] == ["probe"] * len(half_opens)
+        latest_ms = max([0.0, *(seconds_between(opened["at"], call.received_at) * 1000 for call in late)])
+
+        refused = [result for result in results.values() if result["reason"] == "breaker_open"]
+        for result in refused:
+            [attempt] = result["attempts"]
+            assert (attempt["outcome"], attempt["cost"]) == ("short_circuited", "0.000000000")
+            assert attempt["error"]["retry_after_s"] >= 0
+            assert result["error"]["retry_after_s"] >= 0
+            assert "Please try again after" in result["error"]["user_message"]
+        assert len(refused) + len(made) == len(job_ids)
+        assert len(refused) > PER_S * COOLDOWN_S
+
+        recovery_s = seconds_between(format_time(recovered_at), closed["at"])
+        assert recovery_s <= COOLDOWN_S + RECOVERED_CALL_S + SLACK_S
+        assert {results[job_id]["status"] for job_id in list(job_ids)[closed_for_all:]} == {"succeeded"}
+
+        print(
+            f"\n{len(job_ids)} jobs over {len(WORKERS)} workers: {len(made)} called, {len(refused)} refused\n"
+            f"calls in flight at the opening: {len(in_flight)}\n"
+            f"calls that came after the opening: {len(late)}, the last {latest_ms:.0f} ms after it; all were let pass "
+            "before it\n"
+            f"probes: {len(half_opens)}, a call each; other calls while it was not closed: 0\n"
+            f"from the recovery to the closing: {recovery_s:.2f} s "
+            f"(cool-down {COOLDOWN_S:g} s, the probe's call {RECOVERED_CALL_S:g} s)"
+        )
+
+
+async def test_the_probe_of_a_killed_worker_passes_on_with_the_redelivery_of_its_job(start_plane: StartPlane) -> None:
+    models = {"sim/m": model({"requests": [1, 3], "status": 500}, {"requests": [4, 4], "hang_s": 600})}
+    rules = {"consecutive_failures": 3, "cooldown_s": 1}
+    agents = {"writer": {"model": "sim/m", **ONE_TRY, "breaker": rules, "timeout_s": 300}}
+    async with start_plane(models, agents) as plane:
+        for number in range(3):
+            await plane.publish({"agent": "writer", "job_id": f"f{number}", "prompt": "x"})
+        await until(lambda: _state(plane, "open"), what="the breaker to open")
+        await asyncio.sleep(1)  # the cool-down itself
+        await plane.publish({"agent": "writer", "job_id": "probe", "prompt": "x"})
+        await until(lambda: _calling(plane, 1), what="the probe's call")
+        plane.start("worker", "second")
+        await plane.ready("second")
+
+        plane.kill("worker")
+        killed = datetime.now(UTC)
+        asked: list[str] = []
+        while not await _state(plane, "closed"):
+            asked.append(f"n{len(asked)}")
+            await plane.publish({"agent": "writer", "job_id": asked[-1], "prompt": "x"})
+            await plane.result(asked[-1])
+            await asyncio.sleep(0.1)  # as often as a job comes
+            assert (datetime.now(UTC) - killed).total_seconds() < LEASE_MARGIN_S, "the probe waits for its lease"
+
+        lost = await plane.result("probe")
+        results = [await plane.result(job_id) for job_id in asked]
+        transitions = await plane.messages("EVENTS", BREAKERS)
+        assert [event["to_state"] for event in transitions] == ["open", "half_open", "closed"]
+        assert [attempt["outcome"] for attempt in lost["attempts"]] == ["worker_lost"]
+        assert lost["reason"] == "worker_lost"
+        outcomes = [(attempt["outcome"], attempt["cause"]) for result in results for attempt in result["attempts"]]
+        refusals = outcomes.index(("success", "probe"))
+        assert refusals > 0
+        assert set(outcomes[:refusals]) == {("short_circuited", "first")}
+        assert {outcome for outcome, _ in outcomes[refusals + 1 :]} <= {"short_circuited", "success"}
+        assert plane.sim.ledger.totals.by_status["500"] == 3
+
+        told_at = lost["attempts"][0]["completed_at"]
+        probed_at = next(a["started_at"] for result in results for a in result["attempts"] if a["cause"] == "probe")
+        since = format_time(killed)
+        print(
+            f"\nfrom the kill to worker_lost: {seconds_between(since, told_at):.1f} s (redelivery after {ACK_WAIT_S:g} "
+            f"s without a sign of life)\nto the next probe: {seconds_between(since, probed_at):.1f} s\n"
+            f"to the closing: {seconds_between(since, transitions[-1]['at']):.1f} s; {refusals} jobs refused meanwhile"
+        )
+
+
+@asynccontextmanager
+async def jobs_coming(plane: Plane) -> AsyncGenerator[list[str]]:
+    """A steady stream of jobs; gives the ids of those that were accepted."""
+    accepted: list[str] = []
+
+    async def load() -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        for number in count():
+            await asyncio.sleep(max(0.0, begun + number / PER_S - loop.time()))
+            await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": "x"})
+            accepted.append(f"j{number}")
+
+    coming = asyncio.create_task(load())
+    try:
+        yield accepted
+    finally:
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
+
+
+async def _calling(plane: Plane, number: int) -> bool:
+    return plane.sim.ledger.totals.in_progress >= number
+
+
+async def _state(plane: Plane, state: str) -> bool:
+    last = await plane.last("EVENTS", BREAKERS)
+    return last is not None and last["to_state"] == state
+
+
+async def _reopened(plane: Plane, times: int) -> bool:
+    last = await plane.last("EVENTS", BREAKERS)
+    return last is not None and last["to_state"] == "open" and last["version"] >= 1 + 2 * times
+
+
+async def _more(items: list[str], number: int) -> bool:
+    return len(items) >= number
+
+
+def _of_version(made: dict[str, Any], version: int) -> str:
+    return next(attempt_id for attempt_id, attempt in made.items() if attempt["breaker_version"] == version)

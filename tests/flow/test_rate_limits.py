@@ -1,0 +1,82 @@
+"""Rate limits on a whole plane: jobs wait for their turn, or fail, as configured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.flow.fixtures import StartPlane
+from tests.flow.kit import PRICE, Plane, model, until
+
+FAIL = {"on_exceeded": "fail"}
+
+
+async def submit(plane: Plane, count: int, prefix: str = "j", **more: Any) -> list[dict[str, Any]]:
+    for number in range(count):
+        await plane.publish({"agent": "writer", "job_id": f"{prefix}{number}", "prompt": "x", **more})
+    return [await plane.result(f"{prefix}{number}") for number in range(count)]
+
+
+async def test_over_the_limit_a_job_fails_at_once_where_that_is_asked_for(start_plane: StartPlane) -> None:
+    agents = {"writer": {"model": "sim/m", "rate_limit": {"requests_per_minute": 5, **FAIL}}}
+    async with start_plane({"sim/m": model()}, agents, services=("worker",)) as plane:
+        results = await submit(plane, 20)
+        assert sum(result["status"] == "succeeded" for result in results) == 5
+        refused = next(result for result in results if result["reason"] == "rate_limited")
+        [attempt] = refused["attempts"]
+        assert (attempt["outcome"], attempt["refused_by"]) == ("short_circuited", "agent:writer")
+        assert attempt["error"]["class"] == "RateLimitExceededError"
+        assert 0 < attempt["error"]["retry_after_s"] <= 61
+        assert plane.sim.ledger.totals.calls == 5
+
+
+async def test_a_models_limit_holds_over_all_agents_and_the_chain_goes_on(start_plane: StartPlane) -> None:
+    agents = {name: {"model": "sim/m", "fallback_models": ["sim/n"]} for name in ("writer", "reader")}
+    limited = {"sim/m": {"price": PRICE, "rate_limit": {"requests_per_minute": 4, **FAIL}}}
+    models = {"sim/m": model(), "sim/n": model()}
+    async with start_plane(models, agents, services=("worker",), more_models=limited) as plane:
+        results = await submit(plane, 5) + await submit(plane, 5, "r", agent="reader")
+        assert {result["status"] for result in results} == {"succeeded"}
+        assert sorted(result["chosen_model"] for result in results) == ["sim/m"] * 4 + ["sim/n"] * 6
+
+
+async def test_a_job_waits_for_its_turn_and_no_more_calls_are_under_way_than_allowed(start_plane: StartPlane) -> None:
+    agents = {"writer": {"model": "sim/m", "rate_limit": {"concurrent_calls": 2}}}
+    async with start_plane({"sim/m": model(latency_ms=100)}, agents, services=("worker",)) as plane:
+        results = await submit(plane, 10)
+        assert {result["status"] for result in results} == {"succeeded"}
+        spans = sorted((a["started_at"], a["completed_at"]) for result in results for a in result["attempts"])
+        most = max(sum(began <= moment < ended for began, ended in spans) for moment, _ in spans)
+        assert most <= 2
+        assert any(result["attempts"][0]["backoff_ms"] for result in results)
+        assert {result["attempts_count"] for result in results} == {1}
+
+
+async def test_a_long_wait_for_a_turn_sleeps_on_the_bus_and_does_not_fit_a_short_timeout(
+    start_plane: StartPlane,
+) -> None:
+    agents = {"writer": {"model": "sim/m", "rate_limit": {"requests_per_minute": 1}}}
+    async with start_plane({"sim/m": model()}, agents, services=("worker",)) as plane:
+        [first] = await submit(plane, 1)
+        assert first["status"] == "succeeded"
+        await plane.publish({"agent": "writer", "job_id": "sleeper", "prompt": "x"})
+
+        async def parked() -> int:
+            return (await plane.jetstream.stream_info("PARKED")).state.messages
+
+        await until(parked, what="the job to be parked")
+        assert await plane.pending_jobs() == 0
+        # Nothing waits that could not be done in time.
+        [hasty] = await submit(plane, 1, "hasty", total_timeout_s=5)
+        assert hasty["reason"] == "rate_limited"
+
+
+async def test_tokens_count_as_used_and_not_as_feared(start_plane: StartPlane) -> None:
+    # A call may use some 4,100 tokens and does use 160: by its worst case one fits, by its use many do.
+    agents = {"writer": {"model": "sim/m", "rate_limit": {"tokens_per_minute": 5000, **FAIL}}}
+    async with start_plane({"sim/m": model()}, agents, services=("worker",)) as plane:
+        for number in range(5):
+            [result] = await submit(plane, 1, f"one-{number}-")
+            assert result["status"] == "succeeded", number
+        [result] = await submit(plane, 1, "big", params={"max_tokens": 6000})
+        assert result["reason"] == "rate_limited"
+        assert result["error"]["retry_after_s"] is None

@@ -1,0 +1,107 @@
+"""How agents fare, over HTTP."""
+
+import re
+
+from breakwater.contracts.types import format_time, time_from_ms
+from breakwater.policy.breaker import Breaker
+from breakwater.state.connection import Redis
+from breakwater.state.health import Ended, Healths
+from services.request.openapi import document
+from tests.server_sources import RunningServer
+from tests.services.request.conftest import Door, put_breaker, redis_ms
+
+
+async def test_every_agent_is_told_with_its_health_in_a_bare_array(governed: Door, redis: Redis) -> None:
+    now = await redis_ms(redis)
+    await put_breaker(redis, "reader", "m", Breaker(state="open", open_until_ms=now + 60_000, version=1))
+    calls = [Ended(1, now - 2000, False), Ended(2, now - 1000, True)]
+    await Healths(redis).note([Healths.note_call("writer", {"m": calls})])
+    answer = await governed.ask("GET", "/api/v1/agents")
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
+    by_id = {agent["agent_id"]: agent for agent in answer.json}
+    assert list(by_id) == ["writer", "reader", "patient", "unguarded", "by-model", "by-provider"]
+    assert {name: agent["health"] for name, agent in by_id.items() if agent["health"] != "healthy"} == {
+        "writer": "degraded",
+        "reader": "unhealthy",
+    }
+    assert by_id["reader"] == {
+        "agent_id": "reader",
+        "health": "unhealthy",
+        "consecutive_failures": 0,
+        "last_failure_at": None,
+        "last_success_at": None,
+        "circuit_open_until": format_time(time_from_ms(now + 60_000)),
+        "models": [
+            {
+                "model": "m",
+                "health": "unhealthy",
+                "breaker": "open",
+                "consecutive_failures": 0,
+                "last_failure_at": None,
+                "last_success_at": None,
+                "circuit_open_until": format_time(time_from_ms(now + 60_000)),
+            }
+        ],
+    }
+    assert by_id["writer"]["consecutive_failures"] == 1
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", by_id["writer"]["last_failure_at"])
+    assert by_id["writer"]["last_success_at"] == format_time(time_from_ms(now - 2000))
+
+
+async def test_nobody_is_told_without_a_key_and_nothing_is_done(governed: Door) -> None:
+    for method, path in [
+        ("GET", "agents"),
+        ("GET", "breakers"),
+        ("POST", "breakers/isolate"),
+        ("POST", "breakers/reset"),
+        ("GET", "guards"),
+        ("POST", "guards/reset"),
+    ]:
+        body = b'{"agent": "writer", "model": "m"}'
+        answer = await governed.ask(method, f"/api/v1/{path}", data=body, headers={"Authorization": ""})
+        assert (answer.status, answer.code) == (401, "unauthorized"), path
+    assert await governed.events("bw.breakers.>") == []
+
+
+async def test_other_methods_are_refused_by_name(governed: Door) -> None:
+    for method, path in [("POST", "agents"), ("GET", "breakers/isolate"), ("DELETE", "breakers"), ("PUT", "guards")]:
+        answer = await governed.ask(method, f"/api/v1/{path}")
+        assert (answer.status, answer.code) == (405, "method_not_allowed")
+
+
+async def test_the_document_tells_every_status_and_its_examples_are_what_they_are_examples_of() -> None:
+    paths, schemas = document()["paths"], document()["components"]["schemas"]
+    for path in ("agents", "breakers", "guards"):
+        assert set(paths[f"/api/v1/{path}"]["get"]["responses"]) == {"200", "401", "503", "default"}
+    for path in ("breakers/isolate", "breakers/reset", "guards/reset"):
+        responses = paths[f"/api/v1/{path}"]["post"]["responses"]
+        assert set(responses) == {"200", "400", "401", "404", "408", "413", "422", "503", "default"}
+
+    def fields(name: str) -> set[str]:
+        return set(schemas[name]["properties"])
+
+    isolate = paths["/api/v1/breakers/isolate"]["post"]
+    answers = isolate["responses"]["200"]["content"]["application/json"]["examples"]
+    assert set(answers["changed"]["value"]) <= fields("BreakerTransition")
+    assert set(answers["unchanged"]["value"]) == fields("UnchangedBreaker")
+    for path, name in [("breakers/isolate", "BreakerRequest"), ("guards/reset", "GuardRequest")]:
+        content = paths[f"/api/v1/{path}"]["post"]["requestBody"]["content"]["application/json"]
+        assert content["schema"] == {"$ref": f"#/components/schemas/{name}"}
+        assert all(set(example["value"]) <= fields(name) for example in content["examples"].values())
+    [agent] = paths["/api/v1/agents"]["get"]["responses"]["200"]["content"]["application/json"]["examples"].values()
+    assert set(agent["value"][0]) == fields("AgentHealth")
+    assert set(agent["value"][0]["models"][0]) == fields("ModelHealth")
+
+
+async def test_without_redis_nothing_is_claimed(own_nats_server: RunningServer, redis_away: Door) -> None:
+    for path in ("agents", "breakers", "guards"):
+        answer = await redis_away.ask("GET", f"/api/v1/{path}")
+        assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
+    for path, body in [
+        ("breakers/isolate", {"agent": "writer", "model": "m"}),
+        ("breakers/reset", {"agent": "writer", "model": "m"}),
+        ("guards/reset", {"task_id": "t"}),
+    ]:
+        answer = await redis_away.act(path, **body)
+        assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
+    assert await redis_away.events("bw.>") == []

@@ -1,0 +1,244 @@
+"""Breakers by hand, over HTTP: what becomes of them, who is told, and what is on record."""
+
+import asyncio
+
+import structlog.testing
+
+from breakwater.api_keys import create_key
+from breakwater.contracts import subjects
+from breakwater.contracts.events import BreakerTransition
+from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Failure
+from breakwater.policy.transitions import half_opened
+from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Refused, Saving
+from breakwater.state.connection import Redis
+from tests.server_sources import RunningServer
+from tests.services.request.conftest import Door, put_breaker, redis_ms, until
+
+WRITER_M = {"agent": "writer", "model": "m"}
+SUBJECT = subjects.breaker("writer", "m")
+
+
+async def load(redis: Redis, agent: str = "writer", model: str = "m") -> Loaded:
+    [loaded] = await Breakers(redis).load([BreakerKey(agent, model)])
+    return loaded
+
+
+async def test_breakers_are_listed_with_whether_anybody_attends_them(governed: Door, redis: Redis) -> None:
+    now = await redis_ms(redis)
+    await put_breaker(redis, "writer", "m", Breaker(state="open", open_until_ms=now, version=1, reason="why"))
+    await put_breaker(redis, "gone", "old", Breaker(version=3))
+    listed = await governed.ask("GET", "/api/v1/breakers")
+    assert (listed.status, listed.json["attended"]) == (200, False)
+    told = {(one["agent"], one["model"]): (one["state"], one["reason"]) for one in listed.json["breakers"]}
+    assert told[("writer", "m")] == ("open", "why")
+    assert told[("gone", "old")] == ("closed", None)
+    assert {("*", "shared"), ("*", "local/*"), ("writer", "other/n")} <= set(told)
+    await Breakers(redis).attend()
+    assert (await governed.ask("GET", "/api/v1/breakers")).json["attended"] is True
+
+
+async def test_a_breaker_is_forced_open_before_it_ever_failed(governed: Door, redis: Redis) -> None:
+    answer = await governed.act("breakers/isolate", **WRITER_M, reason=" the provider has an incident ")
+    assert answer.status == 200
+    told = BreakerTransition.model_validate_json(answer.body)
+    assert (told.from_state, told.to_state, told.by, told.version) == ("closed", "isolated", "tests", 1)
+    assert (told.agent, told.model, told.health) == ("writer", "m", "unhealthy")
+    assert told.reason == "forced open by tests: the provider has an incident"
+    assert await governed.events(SUBJECT) == [answer.json]
+    loaded = await load(redis)
+    assert (loaded.breaker.state, loaded.unpublished) == ("isolated", None)
+    [admission] = await redis.run([Breakers.admit_call(BreakerKey("writer", "m"), "x:1", 1000)])
+    assert isinstance(Breakers.admission(admission), Refused)
+    listed = (await governed.ask("GET", "/api/v1/breakers")).json["breakers"]
+    assert [one["reason"] for one in listed if one["state"] == "isolated"] == [told.reason]
+
+
+async def test_one_that_is_forced_open_already_stays_as_it_is_and_nothing_is_published(governed: Door) -> None:
+    first = await governed.act("breakers/isolate", **WRITER_M, reason="first")
+    second = await governed.act("breakers/isolate", **WRITER_M, reason="second")
+    assert (second.status, second.json["unchanged"], second.json["state"]) == (200, True, "isolated")
+    assert second.json["reason"] == "forced open by tests: first"
+    assert "unchanged" not in first.json
+    assert await governed.events(SUBJECT) == [first.json]
+
+
+async def test_a_reset_closes_it_and_forgets_what_was_counted(governed: Door, redis: Redis) -> None:
+    now = await redis_ms(redis)
+    failures = tuple(Failure(number, now - 1000, "aaaaaaaa") for number in (1, 2, 3))
+    opened = Breaker(state="open", failures=failures, open_until_ms=now + 60_000, version=4, total_failures=3)
+    await put_breaker(redis, "writer", "m", opened)
+    answer = await governed.act("breakers/reset", **WRITER_M, reason="deployed a fix")
+    told = BreakerTransition.model_validate_json(answer.body)
+    assert (told.from_state, told.to_state, told.by, told.version) == ("open", "closed", "tests", 5)
+    assert (told.reason, told.total_failures, told.health) == ("reset by tests: deployed a fix", 3, "healthy")
+    breaker = (await load(redis)).breaker
+    assert (breaker.state, breaker.failures, breaker.total_failures) == ("closed", (), 0)
+    assert await governed.events(SUBJECT) == [answer.json]
+
+
+async def test_a_reset_of_what_counted_nothing_is_no_event(governed: Door, redis: Redis) -> None:
+    answer = await governed.act("breakers/reset", **WRITER_M)
+    assert (answer.status, answer.json["unchanged"], answer.json["state"]) == (200, True, "closed")
+    assert await governed.events("bw.breakers.>") == []
+    assert (await load(redis)).revision == UNSAVED
+
+
+async def test_shared_breakers_are_named_by_stars(governed: Door, redis: Redis) -> None:
+    for model, scope in (("shared", "model"), ("local/*", "provider")):
+        answer = await governed.act("breakers/isolate", agent="*", model=model)
+        assert (answer.status, answer.json["scope"], answer.json["reason"]) == (200, scope, "forced open by tests")
+        assert (await load(redis, "*", model)).breaker.state == "isolated"
+        assert await governed.events(subjects.breaker("*", model)) == [answer.json]
+    [cooldown] = {event["cooldown_s"] for event in await governed.events(subjects.breaker("*", "local/*"))}
+    assert cooldown == 7  # by the rules of the agents that share it
+
+
+async def test_one_that_only_redis_knows_can_be_reset(governed: Door, redis: Redis) -> None:
+    await put_breaker(redis, "gone", "old", Breaker(state="isolated", version=1))
+    assert (await governed.act("breakers/reset", agent="gone", model="old")).json["to_state"] == "closed"
+    await put_breaker(redis, "*", "old/*", Breaker(state="isolated", version=1))
+    assert (await governed.act("breakers/reset", agent="*", model="old/*")).json["scope"] == "provider"
+
+
+async def test_a_model_that_jobs_may_ask_for_has_a_breaker_too(governed: Door) -> None:
+    assert (await governed.act("breakers/isolate", agent="writer", model="allowed")).status == 200
+
+
+UNKNOWN = [
+    ("writr", "m", "agent", "did you mean 'writer'?"),
+    ("writer", "mm", "model", "did you mean 'm'?"),
+    ("*", "share", "model", "did you mean 'shared'?"),
+    ("by-provider", "any", "agent", "its calls meet the shared one of agent '*' and model 'local/*'"),
+    ("by-model", "shred", "model", "did you mean 'shared'?"),
+    ("unguarded", "m", "agent", "agent 'unguarded' has `breaker: off`"),
+]
+
+
+async def test_what_nobody_knows_is_answered_with_what_may_be_meant(governed: Door, redis: Redis) -> None:
+    for path in ("breakers/isolate", "breakers/reset"):
+        for agent, model, field, hint in UNKNOWN:
+            answer = await governed.act(path, agent=agent, model=model)
+            assert (answer.status, answer.code, answer.paths) == (404, "unknown_breaker", [field]), answer.json
+            assert answer.message == f"no breaker is known for agent {agent!r} and model {model!r}; {hint}"
+    assert await governed.events("bw.breakers.>") == []
+    assert await Breakers(redis).all() == []
+
+
+WRONG = [
+    (b"agent=writer", 400, "not_json", []),
+    (b'{"agent": "\xff"}', 400, "not_utf8", []),
+    (b"[]", 422, "invalid_request", [""]),
+    (b'{"agent": "writer"}', 422, "invalid_request", ["model"]),
+    (b'{"agent": "", "model": 1}', 422, "invalid_request", ["agent", "model"]),
+    (b'{"agent": "writer", "model": "m", "reson": "x"}', 422, "invalid_request", ["reson"]),
+    (b'{"agent": "writer", "model": "m", "reason": "%s"}' % (b"x" * 501), 422, "invalid_request", ["reason"]),
+    (b'{"agent": "writer", "model": "m", "reason": "a\\nb"}', 422, "invalid_request", ["reason"]),
+    (b" " * 20_000, 413, "body_too_large", []),
+]
+
+
+async def test_a_body_that_is_wrong_is_told_what_is_and_changes_nothing(governed: Door, redis: Redis) -> None:
+    for body, status, code, paths in WRONG:
+        answer = await governed.ask("POST", "/api/v1/breakers/isolate", data=body)
+        assert (answer.status, answer.code, sorted(answer.paths)) == (status, code, paths), (body[:60], answer.json)
+    assert "did you mean 'reason'?" in (await governed.act("breakers/isolate", **WRITER_M, reson="x")).message
+    assert (await load(redis)).revision == UNSAVED
+
+
+async def test_of_two_who_force_it_open_at_once_one_does_and_the_other_is_told(governed: Door, redis: Redis) -> None:
+    other = f"Bearer {create_key(governed.settings.api_keys_file, 'somebody else')}"
+    posting = [
+        governed.ask(
+            "POST",
+            "/api/v1/breakers/isolate",
+            data=b'{"agent": "writer", "model": "m"}',
+            headers={"Authorization": other} if number % 2 else {},
+        )
+        for number in range(20)
+    ]
+    answers = await asyncio.gather(*posting)
+    assert {answer.status for answer in answers} == {200}
+    [changed] = [answer.json for answer in answers if "unchanged" not in answer.json]
+    assert await governed.events(SUBJECT) == [changed]
+    assert {answer.json["reason"] for answer in answers} == {changed["reason"]}
+    assert (await load(redis)).breaker.version == 1
+
+
+async def test_a_reset_meanwhile_loses_no_change(governed: Door, redis: Redis) -> None:
+    await governed.act("breakers/isolate", **WRITER_M)
+    acts = ["isolate", "reset"] * 10
+    answers = await asyncio.gather(*(governed.act(f"breakers/{act}", **WRITER_M) for act in acts))
+    told = await governed.events(SUBJECT)
+    versions = [event["version"] for event in told]
+    assert sorted(versions) == list(range(1, len(told) + 1))
+    assert len(told) == 1 + sum("unchanged" not in answer.json for answer in answers)
+    states = {event["version"]: event for event in told}
+    assert all(states[number]["from_state"] == states[number - 1]["to_state"] for number in range(2, len(told) + 1))
+    assert (await load(redis)).breaker.state == states[len(told)]["to_state"]
+
+
+async def test_what_somebody_saved_and_could_not_publish_is_published_before(governed: Door, redis: Redis) -> None:
+    key, rules, now = BreakerKey("writer", "m"), BreakerRules(), await redis_ms(redis)
+    half_open = Breaker(state="half_open", probe="x:1", probe_until_ms=now + 60_000, open_until_ms=now, version=2)
+    left = half_opened(key, half_open, rules, now)
+    before = await load(redis)
+    await Breakers(redis).save([Saving(key, before, half_open, f"[{left.model_dump_json()}]")])
+    answer = await governed.act("breakers/isolate", **WRITER_M)
+    told = await governed.events(SUBJECT)
+    assert [(event["to_state"], event["version"]) for event in told] == [("half_open", 2), ("isolated", 3)]
+    assert told[1] == answer.json
+    # And where there is nothing to be done, too.
+    before = await load(redis)
+    await Breakers(redis).save([Saving(key, before, before.breaker, f"[{replace_id(left, 'again')}]")])
+    assert (await governed.act("breakers/isolate", **WRITER_M)).json["unchanged"] is True
+    assert (await governed.events(SUBJECT))[2]["transition_id"] == "again"
+    assert (await load(redis)).unpublished is None
+
+
+def replace_id(told: BreakerTransition, text: str) -> str:
+    return told.model_copy(update={"transition_id": text}).model_dump_json()
+
+
+async def test_every_act_is_on_record_and_no_secret_is(governed: Door, redis: Redis) -> None:
+    secret = "sk-proj-" + "a1B2c3D4" * 6
+    key_id = str(governed.http.headers["Authorization"]).split("_")[1]
+    with structlog.testing.capture_logs() as logs:
+        answer = await governed.act("breakers/isolate", **WRITER_M, reason=f"key {secret} leaked")
+        await governed.act("breakers/isolate", **WRITER_M)
+        await governed.act("breakers/reset", **WRITER_M, reason="rotated")
+    noted = [log for log in logs if log["event"].endswith("_by_hand")]
+    who = {"by": "tests", "key_id": key_id, "agent": "writer", "model": "m", "log_level": "info"}
+    assert noted == [
+        {"event": "breaker_isolated_by_hand", "why": "key [REDACTED] leaked", "changed": True, **who},
+        {"event": "breaker_isolated_by_hand", "why": None, "changed": False, **who},
+        {"event": "breaker_reset_by_hand", "why": "rotated", "changed": True, **who},
+    ]
+    assert answer.json["reason"] == "forced open by tests: key [REDACTED] leaked"
+    assert secret not in str(await governed.events(SUBJECT))
+    assert secret not in (await load(redis)).breaker.reason
+
+
+async def test_without_nats_nothing_is_changed(governed: Door, redis: Redis, own_nats_server: RunningServer) -> None:
+    own_nats_server.kill()
+
+    async def noticed() -> bool:
+        return (await governed.ask("GET", "/readyz")).status == 503
+
+    await until(noticed)
+    answer = await governed.act("breakers/isolate", **WRITER_M)
+    assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
+    assert (await load(redis)).revision == UNSAVED
+    assert (await governed.ask("GET", "/api/v1/breakers")).status == 200
+
+
+async def test_a_change_that_could_not_be_published_is_told_so_and_waits_for_a_breaker_service(
+    governed: Door, redis: Redis
+) -> None:
+    await governed.bus.jetstream().delete_stream("EVENTS")
+    answer = await governed.act("breakers/isolate", **WRITER_M)
+    assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "not_published", "1")
+    assert "is isolated from now on" in answer.message
+    loaded = await load(redis)
+    assert loaded.breaker.state == "isolated"
+    assert loaded.unpublished is not None
+    assert '"to_state":"isolated"' in loaded.unpublished

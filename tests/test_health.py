@@ -1,0 +1,225 @@
+"""How agents and breakers are said to stand, from what Redis knows of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+import pytest
+
+from breakwater.config import Config, parse_config
+from breakwater.contracts.events import AgentHealth
+from breakwater.contracts.types import time_from_ms
+from breakwater.health import agents_health, breaker_statuses, breakers_of, refused_until
+from breakwater.policy.breaker import Breaker, BreakerKey, Failure
+from breakwater.state.breakers import Breakers, Loaded, Saving
+from breakwater.state.connection import Redis
+from breakwater.state.health import Ended, Healths
+from tests.servers import RunningServer
+
+CONFIG = parse_config("""
+providers: {local: {base_url: "http://127.0.0.1:9/v1"}, other: {base_url: "http://127.0.0.1:9/v1"}}
+models: {elsewhere: {provider: other}}
+defaults: {provider: local, model: m}
+agents:
+  writer: {fallback_models: [other/n], allowed_models: [allowed]}
+  anything: {allowed_models: ["*"]}
+  unguarded: {breaker: off}
+  by-model: {breaker: {scope: model, cooldown_s: 5}}
+  by-provider: {breaker: {scope: provider}}
+""")
+NOW = 1_795_255_200_000
+SOON, LATER, PAST = 60_000, 120_000, -1
+
+
+@pytest.fixture
+async def redis(redis_server: RunningServer) -> AsyncGenerator[Redis]:
+    """An empty Redis."""
+    connection = Redis(redis_server.url)
+    await connection.client.flushall()
+    yield connection
+    await connection.close()
+
+
+async def now_ms(redis: Redis) -> int:
+    [loaded] = await Breakers(redis).load([BreakerKey("nobody", "nothing")])
+    return loaded.now_ms
+
+
+async def put(redis: Redis, agent: str, model: str, breaker: Breaker) -> None:
+    key = BreakerKey(agent, model)
+    [before] = await Breakers(redis).load([key])
+    assert await Breakers(redis).save([Saving(key, before, breaker, None)]) == [True]
+
+
+async def note(redis: Redis, agent: str, **calls: list[Ended]) -> None:
+    await Healths(redis).note(
+        [Healths.note_call(agent, {name.replace("_", "/"): told for name, told in calls.items()})]
+    )
+
+
+async def told(redis: Redis, config: Config = CONFIG) -> dict[str, AgentHealth]:
+    healths = await agents_health(config, Breakers(redis), Healths(redis))
+    return {health.agent_id: health for health in healths}
+
+
+async def test_agents_that_never_called_are_healthy_and_all_are_told_in_the_configs_order(redis: Redis) -> None:
+    healths = await told(redis)
+    assert list(healths) == ["writer", "anything", "unguarded", "by-model", "by-provider"]
+    assert {health.health for health in healths.values()} == {"healthy"}
+    writer = healths["writer"]
+    assert [(model.model, model.breaker, model.health) for model in writer.models] == [
+        ("m", "closed", "healthy"),
+        ("other/n", "closed", "healthy"),
+    ]
+    assert (writer.consecutive_failures, writer.last_failure_at, writer.last_success_at) == (0, None, None)
+    assert [model.breaker for model in healths["unguarded"].models] == [None]
+
+
+async def test_an_agent_whose_calls_fail_is_degraded_until_one_succeeds(redis: Redis) -> None:
+    await note(redis, "writer", m=[Ended(1, NOW, False), Ended(2, NOW + 5, True), Ended(3, NOW + 9, True)])
+    writer = (await told(redis))["writer"]
+    assert (writer.health, writer.consecutive_failures, writer.circuit_open_until) == ("degraded", 2, None)
+    assert (writer.last_success_at, writer.last_failure_at) == (time_from_ms(NOW), time_from_ms(NOW + 9))
+    assert [(model.health, model.consecutive_failures) for model in writer.models] == [("degraded", 2), ("healthy", 0)]
+    await note(redis, "writer", other_n=[Ended(4, NOW + 20, False)])
+    writer = (await told(redis))["writer"]
+    assert (writer.health, writer.consecutive_failures, writer.last_success_at) == (
+        "healthy",
+        0,
+        time_from_ms(NOW + 20),
+    )
+    assert [model.health for model in writer.models] == ["degraded", "healthy"]
+
+
+async def test_one_open_breaker_of_two_is_degraded_and_has_no_time_for_the_agent(redis: Redis) -> None:
+    until = await now_ms(redis) + SOON
+    await put(redis, "writer", "m", Breaker(state="open", open_until_ms=until))
+    writer = (await told(redis))["writer"]
+    assert (writer.health, writer.circuit_open_until) == ("degraded", None)
+    assert [(one.breaker, one.health, one.circuit_open_until) for one in writer.models] == [
+        ("open", "unhealthy", time_from_ms(until)),
+        ("closed", "healthy", None),
+    ]
+
+
+async def test_an_agent_none_of_whose_models_may_be_called_is_unhealthy_until_the_first_may(redis: Redis) -> None:
+    now = await now_ms(redis)
+    await put(redis, "writer", "m", Breaker(state="open", open_until_ms=now + LATER))
+    half_open = Breaker(state="half_open", probe="x:1", probe_until_ms=now + SOON)
+    await put(redis, "writer", "other/n", half_open)
+    writer = (await told(redis))["writer"]
+    assert (writer.health, writer.circuit_open_until) == ("unhealthy", time_from_ms(now + SOON))
+    assert [one.circuit_open_until for one in writer.models] == [time_from_ms(now + LATER), time_from_ms(now + SOON)]
+    await put(redis, "writer", "other/n", Breaker(state="isolated"))
+    writer = (await told(redis))["writer"]
+    assert (writer.health, writer.circuit_open_until) == ("unhealthy", time_from_ms(now + LATER))
+    await put(redis, "writer", "m", Breaker(state="isolated"))
+    writer = (await told(redis))["writer"]
+    assert (writer.health, writer.circuit_open_until) == ("unhealthy", None)
+    assert [(one.breaker, one.circuit_open_until) for one in writer.models] == [("isolated", None)] * 2
+
+
+async def test_a_time_that_has_passed_is_not_told_as_a_probe_may_call_now(redis: Redis) -> None:
+    now = await now_ms(redis)
+    await put(redis, "writer", "m", Breaker(state="open", open_until_ms=now + PAST))
+    await put(redis, "writer", "other/n", Breaker(state="open", open_until_ms=now + LATER))
+    writer = (await told(redis))["writer"]
+    assert (writer.health, writer.circuit_open_until) == ("unhealthy", None)
+    assert [(one.breaker, one.circuit_open_until) for one in writer.models] == [
+        ("open", None),
+        ("open", time_from_ms(now + LATER)),
+    ]
+
+
+async def test_shared_breakers_show_at_every_agent_that_shares_them(redis: Redis) -> None:
+    until = await now_ms(redis) + SOON
+    await put(redis, "*", "m", Breaker(state="open", open_until_ms=until))
+    await put(redis, "*", "local/*", Breaker(state="isolated"))
+    healths = await told(redis)
+    states = {name: [model.breaker for model in health.models] for name, health in healths.items()}
+    assert states["by-model"] == ["open"]
+    assert states["by-provider"] == ["isolated"]
+    assert states["writer"] == ["closed", "closed"]
+
+
+async def test_agents_take_two_round_trips_however_many_there_are(redis: Redis) -> None:
+    many = ", ".join(f"agent{number}: {{}}" for number in range(30))
+    config = parse_config(f'providers: {{p: {{base_url: "http://x/v1"}}}}\ndefaults: {{model: m}}\nagents: {{{many}}}')
+    await told(redis, config)
+
+    async def reads() -> int:
+        return (await redis.client.info())["total_reads_processed"]
+
+    # Each look at the counter is one of them itself.
+    idle = -await reads() + await reads()
+    before = await reads()
+    await told(redis, config)
+    assert await reads() - before - idle <= 2
+
+
+async def test_statuses_name_the_agents_own_breakers_and_all_that_are_known(redis: Redis) -> None:
+    failures = (Failure(1, NOW, "aaaaaaaa"), Failure(2, NOW + 7, "bbbbbbbb"))
+    opened = Breaker(
+        state="open",
+        failures=failures,
+        open_until_ms=NOW + 60_000,
+        version=1,
+        total_failures=2,
+        errors_seen=("aaaaaaaa", "bbbbbbbb"),
+        last_failure_ms=NOW + 7,
+        changed_ms=NOW + 8,
+        reason="2 consecutive failures (threshold: 2)",
+    )
+    await put(redis, "writer", "m", opened)
+    await put(redis, "gone", "old", replace(opened, state="half_open", probe="x:1", probe_until_ms=NOW + 90_000))
+    statuses = await breaker_statuses(CONFIG, Breakers(redis))
+    assert [(one.agent, one.model, one.state) for one in statuses] == [
+        ("*", "local/*", "closed"),
+        ("*", "m", "closed"),
+        ("anything", "m", "closed"),
+        ("gone", "old", "half_open"),
+        ("writer", "m", "open"),
+        ("writer", "other/n", "closed"),
+    ]
+    of_writer = statuses[4]
+    assert of_writer.model_dump(exclude={"agent", "model", "state"}) == {
+        "health": "unhealthy",
+        "reason": "2 consecutive failures (threshold: 2)",
+        "since": time_from_ms(NOW + 8),
+        "open_until": time_from_ms(NOW + 60_000),
+        "probe_until": None,
+        "consecutive_failures": 2,
+        "total_failures": 2,
+        "unique_errors": 2,
+        "last_failure_at": time_from_ms(NOW + 7),
+        "last_success_at": None,
+        "version": 1,
+    }
+    assert (statuses[3].open_until, statuses[3].probe_until) == (None, time_from_ms(NOW + 90_000))
+    assert (statuses[5].reason, statuses[5].since, statuses[5].version) == (None, None, 0)
+
+
+def test_what_a_job_may_ask_for_has_breakers_as_well_as_far_as_the_config_names_it() -> None:
+    own = {(key.agent, key.model) for key in breakers_of(CONFIG)}
+    assert own == {("writer", "m"), ("writer", "other/n"), ("anything", "m"), ("*", "m"), ("*", "local/*")}
+    more = {(key.agent, key.model) for key in breakers_of(CONFIG, of_allowed=True)} - own
+    named = {("anything", model) for model in ("allowed", "elsewhere", "other/n")}
+    assert more == {("writer", "allowed"), *named}
+    assert breakers_of(CONFIG)[BreakerKey("*", "m")].cooldown_s == 5
+
+
+@pytest.mark.parametrize(
+    ("breaker", "until"),
+    [
+        (Breaker(), None),
+        (Breaker(state="isolated"), 0),
+        (Breaker(state="open", open_until_ms=NOW + 1), NOW + 1),
+        (Breaker(state="open", open_until_ms=NOW), None),
+        (Breaker(state="half_open", probe="x:1", probe_until_ms=NOW + 1), NOW + 1),
+        (Breaker(state="half_open", probe="x:1", probe_until_ms=NOW), None),
+        (Breaker(state="half_open", open_until_ms=NOW + 1), None),
+    ],
+)
+def test_a_breaker_refuses_as_long_as_admission_would(breaker: Breaker, until: int | None) -> None:
+    assert refused_until(Loaded(breaker, "1", NOW, None)) == until
