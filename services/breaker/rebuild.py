@@ -37,8 +37,8 @@ from services.breaker.handlers import BreakerHandler
 Event = TypeVar("Event", bound=BaseModel)
 
 LOOK_EVERY_S = 1.0
-PENDING_EVERY = 10
-"""Every so many looks, what was saved and not published is published."""
+LONG_LOOK_EVERY = 10
+"""Every so many looks, it is also asked whether the log is the same, and what was saved and not published is published."""
 
 HEALTH_FROM_S = 600.0
 """How far back an agent's health is read, at least."""
@@ -68,37 +68,50 @@ class Attendance:
         self._lookup = Lookup(connection)
         self._now = now
         self._patience = Patience()
-        self._refused = Outage("filling breakers from EVENTS")
-        self._filled = asyncio.Event()
+        self._failing = Outage("filling breakers from EVENTS")
+        self._log: str | None = None
+        self._looked = asyncio.Event()
 
     async def filled(self) -> None:
-        """Waits until the breakers are what the log tells: no outcome is to meet an empty one before."""
-        await self._filled.wait()
+        """Waits until the breakers are what the log tells: no outcome is to meet an empty one before.
+
+        Asked for each batch: one that met the breakers just lost could open one anew that somebody has forced open.
+        """
+        while self._log is None or await self._patience.redis(self._breakers.filled_from) != self._log:
+            self._looked.clear()
+            await self._looked.wait()
 
     async def run(self) -> None:
         """Looks every second, until cancelled."""
-        log = await self._patience.nats(lambda: self._lookup.identity(Stream.EVENTS))
         looks = 0
         while True:
             try:
-                await self._patience.both(lambda: self.look(log))
+                if looks % LONG_LOOK_EVERY == 0:
+                    self._log = await self._patience.nats(lambda: self._lookup.identity(Stream.EVENTS))
+                    await self._patience.both(self._handler.publish_pending)
+                await self._patience.both(self.look)
             except BusError as error:
                 # Refused, not away: a right is missing. Nobody is let at empty breakers in silence.
-                self._refused.failed(error)
+                self._failing.failed(error)
+            except Exception as error:
+                # Whatever it is, workers are not told that somebody is at work, and say so.
+                if not self._failing.lasting:
+                    structlog.get_logger().exception("breakers_not_looked_after")
+                self._failing.failed(error)
             else:
-                self._refused.worked()
-            if looks % PENDING_EVERY == 0:
-                await self._patience.both(self._handler.publish_pending)
+                self._failing.worked()
             looks += 1
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def look(self, log: str) -> None:
+    async def look(self) -> None:
         """Fills what is lost. Raises StateUnavailable, BusUnavailable; may be repeated."""
+        log = self._log or await self._lookup.identity(Stream.EVENTS)
         known = await self._breakers.filled_from()
         if known != log:
             await self._fill(log, known)
         await self._breakers.attend()
-        self._filled.set()
+        self._log = log
+        self._looked.set()
 
     async def _fill(self, log: str, known: str | None) -> None:
         logger = structlog.get_logger()
@@ -115,9 +128,10 @@ class Attendance:
         logger.info("breakers_filled", breakers=breakers, stopped_tasks=tasks, attempts=attempts)
 
     async def _forget_sequences(self) -> None:
-        for key, loaded in await self._breakers.all():
-            fresh = replace(loaded.breaker, failures=(), forgotten=0, last_success=0, closed_at=0, counted=())
-            await self._breakers.save([Saving(key, loaded, fresh, loaded.unpublished)])
+        for key, found in await self._breakers.all():
+            loaded = found
+            while not await self._breakers.save([Saving(key, loaded, without_sequences(loaded.breaker), loaded.unpublished)]):
+                [loaded] = await self._breakers.load([key])
         await self._healths.forget(list(self._config.agents))
 
     async def _recall_breakers(self) -> int:

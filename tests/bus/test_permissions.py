@@ -246,6 +246,7 @@ async def test_the_breaker_reads_stored_events_to_rebuild_its_state(url_of: UrlO
         found = scan(lambda: breaker, Stream.EVENTS, "bw.attempts.writer.rebuilt.*")
         attempts = [message.subject.rpartition(".")[2] async for message in found]
         transitions = await last_of_each(lambda: breaker, Stream.EVENTS, "bw.breakers.writer.rebuilt")
+        assert await Lookup(lambda: breaker).identity(Stream.EVENTS)
     assert attempts == ["1", "2", "3"]
     assert [message.data for message in transitions] == [b"open"]
     assert refusals == []

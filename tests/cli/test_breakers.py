@@ -13,8 +13,11 @@ from breakwater.cli.breakers import UNATTENDED
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.formats import clock
 from breakwater.contracts.types import format_time
+from breakwater.state.breakers import Breakers
+from breakwater.state.connection import Redis
 from tests.cli.api_stub import KEY, Stub, problem, serving
 from tests.cli.conftest import Run, in_thread
+from tests.server_sources import RunningServer
 
 NOW = datetime.now(UTC)
 SINCE, LATER = NOW - timedelta(minutes=3), NOW + timedelta(hours=2)
@@ -96,7 +99,7 @@ async def test_no_breakers_are_told_from_no_answer(run: Run, stub: Stub) -> None
     stub.answers["GET breakers"] = (200, {"breakers": [], "attended": True})
     ran = await in_thread(run, "breakers")
     assert (ran.code, ran.out) == (ExitCode.OK, "")
-    assert "no breaker has heard of a call yet" in ran.err
+    assert "no agent has a breaker" in ran.err
     stub.answers["GET breakers"] = (200, [])
     assert (await in_thread(run, "breakers")).code == ExitCode.FAILED
 
@@ -162,6 +165,25 @@ def test_wrong_usage_is_told_before_anything_is_asked(run: Run, arguments: list[
     ran = run("breakers", *arguments)
     assert ran.code == ExitCode.USAGE
     assert said in ran.err
+
+
+async def test_doctor_finds_that_no_breaker_service_attends(
+    run: Run, own_redis_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BREAKWATER_REDIS_URL", own_redis_server.url)
+
+    async def found() -> tuple[str, str]:
+        findings = (await in_thread(run, "doctor", "--json")).json["findings"]
+        [one] = [one for one in findings if one["area"] == "breakers"]
+        return one["verdict"], one["text"]
+
+    verdict, text = await found()
+    assert verdict == "warn"
+    assert text.startswith("no breaker service attends")
+    redis = Redis(own_redis_server.url)
+    await Breakers(redis).attend()
+    await redis.close()
+    assert await found() == ("ok", "a breaker service attends")
 
 
 def test_on_a_narrow_terminal_a_long_reason_goes_below_its_row(

@@ -58,9 +58,10 @@ async def test_tokens_and_costs_are_capped_also_within_one_job(start_plane: Star
     agents = {
         "writer": {"model": "sim/m", "guard": {"max_tokens": 300}},
         "spender": {"model": "sim/m", "guard": {"max_cost_usd": "0.00008", "max_tokens": "off"}},
-        "stubborn": {"model": "sim/m", "guard": {"max_tokens": 300}, "output": never_json},
+        "stubborn": {"model": "sim/no", "guard": {"max_tokens": 300}, "output": never_json},
     }
-    async with start_plane({"sim/m": model()}, agents, services=("worker",)) as plane:
+    models = {"sim/m": model(), "sim/no": model(answer="I would rather not.")}
+    async with start_plane(models, agents, services=("worker",)) as plane:
         # 160 tokens and $0.000042 a call: the second passes the cap, the third is refused.
         for agent in ("writer", "spender"):
             results = [await run(plane, f"{agent}{n}", task=agent, agent=agent) for n in range(3)]

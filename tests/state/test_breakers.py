@@ -3,12 +3,35 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from breakwater.policy.breaker import Breaker, BreakerKey, Failure
-from breakwater.state.breakers import Admitted, Breakers, Loaded, Refused, Saving
-from breakwater.state.connection import Redis
+import pytest
+
+from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Failure, Slice, isolate, reset
+from breakwater.state.breakers import ATTENDED_MS, KEEP_MS, Admitted, Breakers, Loaded, Refused, Saving
+from breakwater.state.connection import Redis, StateUnavailable
 
 KEY = BreakerKey("an agent", "org/model:1.5")
-OPEN = Breaker(state="open", failures=(Failure(3, 1000),), last_success=2, open_until_ms=1, version=1)
+OTHER = BreakerKey("*", "provider/*")
+OPEN = Breaker(state="open", failures=(Failure(3, 1000, "a3f1b2c4"),), last_success=2, open_until_ms=1, version=1)
+FULL = Breaker(
+    state="half_open",
+    failures=tuple(Failure(number, 10 * number, f"{number:08x}") for number in range(1, 1001)),
+    forgotten=3,
+    last_success=1,
+    open_until_ms=1_795_000_000_000,
+    openings=4,
+    probe="job/1:2",
+    probe_until_ms=1_795_000_100_000,
+    version=9,
+    closed_at=2,
+    total_failures=5000,
+    errors_seen=tuple(f"{number:08x}" for number in range(100)),
+    slices=tuple(Slice(2_991_666_666 + number, 10, 3) for number in range(100)),
+    counted=tuple(range(1, 1001)),
+    last_failure_ms=1_794_999_999_999,
+    last_success_ms=1_794_999_999_990,
+    changed_ms=1_795_000_000_001,
+    reason="3 consecutive failures (threshold: 3), “so”",
+)
 
 
 async def admit(redis: Redis, attempt: str, lease_ms: int = 60_000) -> Admitted | Refused:
@@ -21,9 +44,13 @@ async def save(redis: Redis, before: Loaded, after: Breaker, unpublished: str | 
     return saved
 
 
+async def load(redis: Redis) -> Loaded:
+    [loaded] = await Breakers(redis).load([KEY])
+    return loaded
+
+
 async def put(redis: Redis, breaker: Breaker) -> None:
-    [before] = await Breakers(redis).load([KEY])
-    assert await save(redis, before, breaker)
+    assert await save(redis, await load(redis), breaker)
 
 
 async def give_back(redis: Redis, attempt: str) -> None:
@@ -34,15 +61,15 @@ async def test_a_breaker_that_nobody_knows_is_closed(redis: Redis) -> None:
     assert await admit(redis, "a:1") == Admitted(probe=False, version=0, became_half_open=False)
 
 
-async def test_what_is_saved_comes_back(redis: Redis) -> None:
-    await put(redis, OPEN)
-    [loaded] = await Breakers(redis).load([KEY])
-    assert loaded.breaker == OPEN
+@pytest.mark.parametrize("breaker", [Breaker(), OPEN, FULL])
+async def test_what_is_saved_comes_back(redis: Redis, breaker: Breaker) -> None:
+    assert (await load(redis)).breaker == Breaker()
+    await put(redis, breaker)
+    assert (await load(redis)).breaker == breaker
 
 
 async def test_an_open_breaker_refuses_until_its_cooldown_is_over(redis: Redis) -> None:
-    [loaded] = await Breakers(redis).load([KEY])
-    until = loaded.now_ms + 50_000
+    until = (await load(redis)).now_ms + 50_000
     await put(redis, replace(OPEN, open_until_ms=until))
     answer = await admit(redis, "a:1")
     assert isinstance(answer, Refused)
@@ -55,8 +82,7 @@ async def test_half_open_lets_exactly_one_of_a_whole_fleet_probe(redis: Redis) -
     answers = await asyncio.gather(*(admit(redis, f"a{number}:1") for number in range(200)))
     probes = [answer for answer in answers if isinstance(answer, Admitted)]
     assert probes == [Admitted(probe=True, version=2, became_half_open=True)]
-    [loaded] = await Breakers(redis).load([KEY])
-    assert loaded.breaker.state == "half_open"
+    assert (await load(redis)).breaker.state == "half_open"
 
 
 async def test_a_probe_whose_lease_has_ended_passes_on(redis: Redis) -> None:
@@ -77,10 +103,44 @@ async def test_a_probe_that_is_given_back_may_be_taken_at_once_but_only_by_its_h
     assert isinstance(await admit(redis, "two:1"), Admitted)
 
 
-async def test_asking_again_for_the_probe_gives_it_again(redis: Redis) -> None:
+async def test_asking_again_for_the_probe_gives_it_again_and_tells_of_the_change_again(redis: Redis) -> None:
     await put(redis, OPEN)
-    await admit(redis, "one:1")
-    assert isinstance(await admit(redis, "one:1"), Admitted)
+    first = await admit(redis, "one:1")
+    half_open = (await load(redis)).breaker
+    assert await admit(redis, "one:1") == first == Admitted(probe=True, version=2, became_half_open=True)
+    again = (await load(redis)).breaker
+    assert (again.version, again.changed_ms) == (2, half_open.changed_ms)
+    await give_back(redis, "one:1")
+    assert await admit(redis, "two:1") == Admitted(probe=True, version=2, became_half_open=False)
+
+
+async def test_the_wait_that_is_told_ends_with_the_lease_of_the_probe(redis: Redis) -> None:
+    await put(redis, OPEN)
+    await admit(redis, "one:1", lease_ms=40_000)
+    refused = await admit(redis, "two:1")
+    assert isinstance(refused, Refused)
+    assert refused.until_ms == (await load(redis)).breaker.probe_until_ms
+    assert 0 < refused.wait_ms <= 40_000
+
+
+async def test_one_that_was_forced_open_admits_nobody_until_it_is_reset(redis: Redis) -> None:
+    for state in (Breaker(), OPEN, FULL):
+        forced, _ = isolate(state, by="ops", why="", rules=BreakerRules(), now_ms=1)
+        await put(redis, forced)
+        assert await admit(redis, "one:1") == await admit(redis, "job/1:2") == Refused(0, 0)
+        assert (await load(redis)).breaker == forced
+        after, _ = reset(forced, by="ops", why="", rules=BreakerRules(), now_ms=1)
+        await put(redis, after)
+        assert await admit(redis, "one:1") == Admitted(False, after.version, became_half_open=False)
+
+
+async def test_what_hears_nothing_for_a_week_is_forgotten_but_not_what_was_forced_open(redis: Redis) -> None:
+    forced, _ = isolate(OPEN, by="ops", why="", rules=BreakerRules(), now_ms=1)
+    after, _ = reset(forced, by="ops", why="", rules=BreakerRules(), now_ms=1)
+    for breaker, kept in ((OPEN, True), (forced, False), (after, True)):
+        await put(redis, breaker)
+        left_ms = await redis.client.pttl(f"bw:breaker:{{{KEY.name}}}")
+        assert (KEEP_MS - 60_000 < left_ms <= KEEP_MS) if kept else left_ms == -1
 
 
 async def test_a_save_after_somebody_elses_is_refused(redis: Redis) -> None:
@@ -88,20 +148,83 @@ async def test_a_save_after_somebody_elses_is_refused(redis: Redis) -> None:
     [before] = await breakers.load([KEY])
     assert await save(redis, before, OPEN)
     assert not await save(redis, before, Breaker())
-    [now] = await breakers.load([KEY])
+    now = await load(redis)
     await admit(redis, "probe:1")
     assert not await save(redis, now, Breaker())
+    now = await load(redis)
+    await give_back(redis, "probe:1")
+    assert not await save(redis, now, Breaker())
+    now = await load(redis)
+    await give_back(redis, "nobody:1")
+    assert await save(redis, now, OPEN)
+
+
+async def test_of_many_saves_each_stands_or_falls_by_itself(redis: Redis) -> None:
+    breakers = Breakers(redis)
+    mine, other = await breakers.load([KEY, OTHER])
+    assert await save(redis, mine, OPEN)
+    assert await breakers.save([Saving(KEY, mine, FULL, None), Saving(OTHER, other, FULL, None)]) == [False, True]
+    assert [loaded.breaker for loaded in await breakers.load([KEY, OTHER])] == [OPEN, FULL]
+    assert await breakers.save([]) == []
+
+
+async def test_every_breaker_is_listed_also_after_a_crash_and_none_that_is_forgotten(redis: Redis) -> None:
+    breakers = Breakers(redis)
+    assert await breakers.all() == []
+    await put(redis, OPEN)
+    [other] = await breakers.load([OTHER])
+    await breakers.save([Saving(OTHER, other, FULL, None)])
+    assert [(key, loaded.breaker) for key, loaded in await breakers.all()] == [(OTHER, FULL), (KEY, OPEN)]
+    await redis.client.delete("bw:breakers")  # who saved it first died too early
+    await put(redis, OPEN)
+    assert [key for key, _ in await breakers.all()] == [KEY]
+    await redis.client.delete(f"bw:breaker:{{{KEY.name}}}")
+    assert await breakers.all() == []
+    assert await redis.client.exists("bw:breakers") == 0
+
+
+async def test_breakers_are_filled_and_attended_once_somebody_says_so(redis: Redis) -> None:
+    breakers = Breakers(redis)
+    assert (await breakers.filled_from(), await breakers.attended()) == (None, False)
+    await breakers.mark_filled("log 1")
+    await breakers.attend()
+    assert (await breakers.filled_from(), await breakers.attended()) == ("log 1", True)
+    assert 0 < await redis.client.pttl("bw:breakers:attended") <= ATTENDED_MS
 
 
 async def test_a_transition_is_kept_until_it_is_published(redis: Redis) -> None:
     breakers = Breakers(redis)
-    [before] = await breakers.load([KEY])
-    await save(redis, before, OPEN, '["transition"]')
-    [loaded] = await breakers.load([KEY])
-    assert loaded.unpublished == '["transition"]'
+    await save(redis, await load(redis), OPEN, '["transition"]')
+    before = await load(redis)
+    assert before.unpublished == '["transition"]'
     await breakers.mark_published(KEY, '["another"]')
-    [loaded] = await breakers.load([KEY])
-    assert loaded.unpublished is not None
+    assert (await load(redis)).unpublished is not None
     await breakers.mark_published(KEY, '["transition"]')
-    [loaded] = await breakers.load([KEY])
-    assert loaded.unpublished is None
+    assert (await load(redis)).unpublished is None
+    assert await save(redis, before, FULL)  # it is the same breaker still
+
+
+async def test_nothing_is_left_of_a_note_upon_a_breaker_that_is_forgotten(redis: Redis) -> None:
+    await Breakers(redis).mark_published(KEY, '["transition"]')
+    await give_back(redis, "one:1")
+    assert await admit(redis, "one:1") == Admitted(probe=False, version=0, became_half_open=False)
+    assert await redis.client.dbsize() == 0
+
+
+async def test_a_redis_that_is_away_is_told_as_such() -> None:
+    away = Redis("redis://127.0.0.1:1/0")
+    breakers = Breakers(away)
+    saving = Saving(KEY, Loaded(Breaker(), "0", 0, None), OPEN, None)
+    for work in (
+        lambda: breakers.load([KEY]),
+        lambda: breakers.save([saving]),
+        breakers.all,
+        breakers.filled_from,
+        breakers.attend,
+        breakers.attended,
+        lambda: breakers.mark_filled("log"),
+        lambda: breakers.mark_published(KEY, "x"),
+    ):
+        with pytest.raises(StateUnavailable, match="did not answer"):
+            await work()
+    await away.close()

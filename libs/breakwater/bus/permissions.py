@@ -111,6 +111,7 @@ GRANTS = (
             "bw.dlq.>",
             *consumes(Stream.EVENTS, "breaker"),
             # When Redis was emptied, it builds its state anew from what is stored.
+            f"$JS.API.STREAM.INFO.{Stream.EVENTS}",
             *reads(Stream.EVENTS),
         ),
     ),

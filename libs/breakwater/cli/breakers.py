@@ -173,5 +173,5 @@ def _show(breakers: list[BreakerStatus], now: datetime) -> None:
             )
             for one in sorted(breakers, key=lambda one: (one.state == "closed", one.agent, one.model))
         ],
-        empty="no breaker has heard of a call yet; each appears here with its first one",
+        empty="no agent has a breaker: the config has `breaker: off` for all",
     )

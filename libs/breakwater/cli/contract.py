@@ -70,11 +70,6 @@ def config_schema() -> dict[str, Any]:
     from breakwater.contracts.schemas import identified
 
     schema = Config.model_json_schema(mode="validation", by_alias=True)
-    for name in ("Agent", "AgentDefaults"):
-        # `breaker: off` is a validator's doing, and YAML 1.1 makes it `false`.
-        for field in ("breaker", "output", "cache"):
-            schema["$defs"][name]["properties"][field]["anyOf"].append({"enum": ["off", False]})
-    schema["properties"]["retry_budget"]["anyOf"].append({"enum": ["off", False]})
     return identified(schema, "Config")
 
 

@@ -12,6 +12,7 @@ from breakwater.config.agents import Agent, AgentDefaults
 from breakwater.config.errors import hint, listing
 from breakwater.contracts.events import AlertEvent
 from breakwater.contracts.types import Identifier, Message, ModelId, Off
+from breakwater.policy.breaker import ALL, with_preset
 from breakwater.policy.budget import Caps
 from breakwater.policy.price import Price
 from breakwater.policy.rate_limit import RateLimit
@@ -131,7 +132,7 @@ class Config(Message):
         merged: dict[str, Any] = {}
         for name, agent in cast(dict[str, Any], agents).items():
             if isinstance(agent, dict):
-                own = _merge(cast(dict[str, Any], defaults), cast(dict[str, Any], agent))
+                own = _merge(_with_preset(cast(dict[str, Any], defaults)), _with_preset(cast(dict[str, Any], agent)))
                 if "model" not in agent and own.get("provider") in local:
                     # A program has no models to choose from: its own name stands for the only one.
                     own |= {"model": own["provider"], "fallback_models": agent.get("fallback_models", ())}
@@ -149,6 +150,8 @@ class Config(Message):
 
     def _reference_problems(self) -> Iterable[str]:
         for name, agent in self.agents.items():
+            if name == ALL:
+                yield f"agents.{name}: {ALL!r} stands for all agents in the names of shared breakers; choose another"
             if agent.provider is not None and agent.provider not in self.providers:
                 wrong = f"{agent.provider!r} is not configured{hint(agent.provider, self.providers)}"
                 yield f"agents.{name}.provider: {wrong}"
@@ -209,6 +212,12 @@ def _local_providers(providers: object) -> set[str]:
     return {
         name for name, one in found if isinstance(one, dict) and cast(dict[str, Any], one).get("kind") in LOCAL_KINDS
     }
+
+
+def _with_preset(agent: dict[str, Any]) -> dict[str, Any]:
+    """Settings whose breaker's preset is written out: a preset that an agent names wins over what `defaults` sets."""
+    breaker = agent.get("breaker")
+    return {**agent, "breaker": with_preset(cast(dict[str, Any], breaker))} if isinstance(breaker, dict) else agent
 
 
 def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

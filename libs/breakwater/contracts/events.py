@@ -85,7 +85,7 @@ class GuardEvent(Event):
 
     event_id: str = Field(description="Unique for the trip, or the reset.")
     kind: Literal["tripped", "reset"]
-    agent: Identifier = Field(description="Whose job tripped it.")
+    agent: Identifier = Field(description="Whose job tripped it; `*` where none did, in a reset.")
     tenant: Identifier | None = None
     task_id: Identifier
     execution_id: Identifier | None = Field(default=None, description="The job that tripped it.")

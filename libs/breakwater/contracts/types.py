@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainSerializer,
     StringConstraints,
     TypeAdapter,
     ValidationError,
     WithJsonSchema,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 NANO_PER_USD = 1_000_000_000
 MAX_NANO = 10**18 - 1
@@ -100,13 +104,25 @@ ModelId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern
 Count = Annotated[int, Field(ge=0)]
 
 
-def _off(value: object) -> object:
+class _Off:
+    """Reads `off` as None, and says so in the JSON schema."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_none_for_off, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        known = handler(schema)
+        known["anyOf"].append({"enum": ["off", False]})
+        return known
+
+
+def _none_for_off(value: object) -> object:
     # YAML 1.1 reads a bare `off` as false; both spellings mean the same to the person who wrote them.
     return None if value is False or value == "off" else value
 
 
-Off = BeforeValidator(_off)
-"""Lets a setting be switched off in words: `off` is None."""
+Off = _Off()
+"""Lets a setting that may be None be switched off in words: `off`."""
 
 
 class Message(BaseModel):

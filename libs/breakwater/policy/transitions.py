@@ -63,6 +63,7 @@ def recalled(told: BreakerTransition, sequence: int) -> Breaker:
     Who holds the probe of a half-open one is not told, nor when its lease ends: it is open and due for a probe.
     """
     half_open = told.to_state == "half_open"
+    was_reset = told.to_state == "closed" and told.by is not None
     return Breaker(
         state="open" if half_open else told.to_state,
         open_until_ms=0 if told.open_until is None else ms_from_time(told.open_until),
@@ -71,7 +72,7 @@ def recalled(told: BreakerTransition, sequence: int) -> Breaker:
         changed_ms=ms_from_time(told.at),
         reason=told.reason,
         closed_at=sequence,
-        total_failures=told.total_failures,
+        total_failures=0 if was_reset else told.total_failures,
         last_failure_ms=0 if told.last_failure_at is None else ms_from_time(told.last_failure_at),
         last_success_ms=0 if told.last_success_at is None else ms_from_time(told.last_success_at),
     )

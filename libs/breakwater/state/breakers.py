@@ -30,6 +30,7 @@ _ADMIT = Script.named("breaker_admit")
 _RETURN_PROBE = Script.named("breaker_return_probe")
 _LOAD = Script.named("breaker_load")
 _SAVE = Script.named("breaker_save")
+_PUBLISHED = Script.named("breaker_published")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +118,10 @@ class Breakers:
             flat = [part for pair in fields.items() for part in pair]
             keep_ms = 0 if change.after.state == "isolated" else KEEP_MS
             calls.append(ScriptCall(_SAVE, [_redis_key(change.key)], [change.before.revision, keep_ms, *flat]))
-        saved = [bool(answer) for answer in await self._redis.run(calls)]
-        unlisted = [change.key.name for change in changes if change.before.revision == UNSAVED]
-        if unlisted:
-            async with translated():
-                await self._redis.client.sadd(INDEX, *unlisted)
-        return saved
+        async with translated():
+            # First, and each time: the list may name too many, but none that is there may be missing after a crash.
+            await self._redis.client.sadd(INDEX, *(change.key.name for change in changes))
+        return [bool(answer) for answer in await self._redis.run(calls)]
 
     async def all(self) -> list[tuple[BreakerKey, Loaded]]:
         """Every breaker that is known, by name. Raises StateUnavailable."""
@@ -157,12 +156,12 @@ class Breakers:
             return bool(await self._redis.client.exists(_ATTENDED))
 
     async def mark_published(self, key: BreakerKey, transition: str) -> None:
-        """Notes that a transition has been published, unless another one has taken its place meanwhile."""
-        async with translated():
-            client = self._redis.client
-            # Not atomic with the check, and need not be: a transition published twice has the same message id.
-            if await client.hget(_redis_key(key), "unpublished") == transition:
-                await client.hset(_redis_key(key), "unpublished", "")
+        """Notes that a transition has been published, unless another one has taken its place meanwhile.
+
+        Raises:
+            StateUnavailable: it may be published once more, which changes nothing.
+        """
+        await self._redis.run([ScriptCall(_PUBLISHED, [_redis_key(key)], [transition])])
 
 
 def _redis_key(key: BreakerKey) -> str:

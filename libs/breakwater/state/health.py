@@ -40,11 +40,11 @@ class Healths:
 
     @staticmethod
     def note_call(agent: str, by_model: Mapping[str, Sequence[Ended]]) -> ScriptCall:
-        """Takes an agent's calls into account, each once; those of one model in the order of their sequence."""
-        together = sorted((one for calls in by_model.values() for one in calls), key=lambda one: one.sequence)
+        """Takes an agent's calls into account, each once."""
+        together = [one for calls in by_model.values() for one in calls]
         arguments: list[str | int] = [KEEP_MS]
         for model, calls in (("", together), *by_model.items()):
-            told = _that_matter(calls)
+            told = _that_matter(sorted(calls, key=lambda one: one.sequence))
             arguments += [model, len(told)]
             arguments += [part for one in told for part in (one.sequence, one.at_ms, int(one.failed))]
         return ScriptCall(_NOTE, [_key(agent)], arguments)

@@ -166,7 +166,7 @@ def config(surroundings: Surroundings, jobs: int) -> dict[str, Any]:
         "agents": agents,
         "budgets": {"global": {"daily_usd": "25.00", "monthly_usd": "300.00", "enforcement": "soft"}},
         "alerts": {
-            "on_events": ["breaker_open", "breaker_closed", "budget_soft_cap", "budget_hard_cap"],
+            "on_events": ["breaker_open", "breaker_closed", "budget_soft_cap", "budget_hard_cap", "guard_tripped"],
             "webhook": {"url": surroundings.receiver_url, "secret": {"file": str(surroundings.webhook_secret)}},
         },
     }

@@ -20,6 +20,7 @@ if state == 'open' then
   end
   version = version + 1
   changed = 1
+  redis.call('HSET', KEYS[1], 'changed_ms', now)
 elseif known[3] and known[3] ~= '' and known[3] ~= ARGV[1] and now < tonumber(known[4]) then
   return {'refused', tonumber(known[4]), version, 0, tonumber(known[4]) - now}
 elseif known[3] == ARGV[1] then
@@ -27,8 +28,5 @@ elseif known[3] == ARGV[1] then
 end
 local lease_until = now + tonumber(ARGV[2])
 redis.call('HSET', KEYS[1], 'state', 'half_open', 'probe', ARGV[1], 'probe_until_ms', lease_until, 'version', version)
-if changed == 1 then
-  redis.call('HSET', KEYS[1], 'changed_ms', now)
-end
 redis.call('HINCRBY', KEYS[1], 'revision', 1)
 return {'probe', lease_until, version, changed, 0}

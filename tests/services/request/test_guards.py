@@ -1,0 +1,213 @@
+"""Stopped tasks by hand, over HTTP: who is told of, who goes on, and what is on record."""
+
+import asyncio
+
+import pytest
+import structlog.testing
+
+from breakwater.api_keys import create_key
+from breakwater.contracts import subjects
+from breakwater.contracts.events import GuardEvent, StoppedTask
+from breakwater.contracts.types import time_from_ms
+from breakwater.policy.guard import Task, Trip
+from breakwater.state.connection import Redis, StateUnavailable
+from breakwater.state.tasks import JobOutcome, TaskKey, Tasks, Tripped
+from tests.server_sources import RunningServer
+from tests.services.request.conftest import Door, until
+
+KEY = TaskKey("acme", "research 4711")
+OF_ACME = {"task_id": "research 4711", "tenant": "acme"}
+
+
+async def trip(redis: Redis, key: TaskKey = KEY, agent: str = "writer") -> Tripped:
+    tasks = Tasks(redis)
+    await redis.run([tasks.enter_call(key, "x")])
+    await tasks.record(key, "x", JobOutcome(tokens=40, cost=1_500_000, failed=True, error_hash="aa", confidence=None))
+    return await tasks.trip(key, Trip("max_iterations", "1 iteration (limit: 1)"), agent=agent, execution_id="x")
+
+
+async def test_stopped_tasks_are_listed_in_the_order_in_which_they_were(governed: Door, redis: Redis) -> None:
+    assert (await governed.ask("GET", "/api/v1/guards")).json == {"stopped": []}
+    first = await trip(redis)
+    await Tasks(redis).restore(
+        TaskKey(None, "nightly"), Tripped(Trip("max_cost", "why"), "reader", "", first.at_ms + 5, told=True)
+    )
+    answer = await governed.ask("GET", "/api/v1/guards")
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
+    assert [StoppedTask.model_validate(one) for one in answer.json["stopped"]] == [
+        StoppedTask(
+            task_id="research 4711",
+            tenant="acme",
+            agent="writer",
+            execution_id="x",
+            rule="max_iterations",
+            reason="1 iteration (limit: 1)",
+            since=time_from_ms(first.at_ms),
+        ),
+        StoppedTask(
+            task_id="nightly", agent="reader", rule="max_cost", reason="why", since=time_from_ms(first.at_ms + 5)
+        ),
+    ]
+
+
+async def test_a_task_that_is_reset_goes_on_and_everybody_is_told(governed: Door, redis: Redis) -> None:
+    tripped = await trip(redis)
+    key_id = str(governed.http.headers["Authorization"]).split("_")[1]
+    with structlog.testing.capture_logs() as logs:
+        answer = await governed.act("guards/reset", **OF_ACME, reason="the loop was a bug")
+    assert answer.status == 200
+    told = GuardEvent.model_validate_json(answer.body)
+    assert told.event_id == f"{KEY.name}@{tripped.at_ms}#reset/{key_id}"
+    assert (told.kind, told.agent, told.tenant, told.task_id) == ("reset", "writer", "acme", "research 4711")
+    assert (told.execution_id, told.rule, told.by) == ("x", "max_iterations", "tests")
+    assert told.reason == "reset by tests: the loop was a bug"
+    assert (told.iterations, told.tokens, told.cost, told.total_failures, told.unique_errors) == (
+        1,
+        40,
+        1_500_000,
+        1,
+        1,
+    )
+    assert answer.json["cost"] == "0.001500000"
+    assert await governed.events(subjects.guard("writer")) == [answer.json]
+    assert await Tasks(redis).load(KEY) == (Task(), None)
+    assert (await governed.ask("GET", "/api/v1/guards")).json == {"stopped": []}
+    [noted] = [log for log in logs if log["event"] == "guard_reset_by_hand"]
+    assert noted == {
+        "event": "guard_reset_by_hand",
+        "log_level": "info",
+        "by": "tests",
+        "key_id": key_id,
+        "why": "the loop was a bug",
+        "task_id": "research 4711",
+        "tenant": "acme",
+        "agent": "writer",
+        "rule": "max_iterations",
+    }
+
+
+async def test_a_reset_whose_answer_was_lost_is_answered_again_and_published_once(governed: Door, redis: Redis) -> None:
+    await trip(redis)
+    first = await governed.act("guards/reset", **OF_ACME)
+    again = await governed.act("guards/reset", **OF_ACME)
+    assert (first.status, again.status) == (200, 200)
+    assert again.json["event_id"] == first.json["event_id"]
+    assert await governed.events("bw.guards.>") == [first.json]
+
+
+async def test_many_who_reset_it_at_once_are_each_on_record_once(governed: Door, redis: Redis) -> None:
+    await trip(redis)
+    other = {"Authorization": f"Bearer {create_key(governed.settings.api_keys_file, 'other')}"}
+    body = b'{"task_id": "research 4711", "tenant": "acme"}'
+    answers = await asyncio.gather(
+        *(
+            governed.ask("POST", "/api/v1/guards/reset", data=body, headers=other if number % 2 else {})
+            for number in range(10)
+        )
+    )
+    assert {answer.status for answer in answers} == {200}
+    assert sorted(event["by"] for event in await governed.events("bw.guards.>")) == ["other", "tests"]
+
+
+async def test_a_task_that_trips_anew_can_be_reset_anew(governed: Door, redis: Redis) -> None:
+    first = await trip(redis)
+    await governed.act("guards/reset", **OF_ACME)
+    while (await trip(redis)).at_ms == first.at_ms:
+        await Tasks(redis).reset(KEY)
+    await governed.act("guards/reset", **OF_ACME)
+    told = await governed.events("bw.guards.>")
+    assert len({event["event_id"] for event in told}) == len(told) == 2
+
+
+async def test_a_task_that_is_not_stopped_may_be_given_a_fresh_start(governed: Door, redis: Redis) -> None:
+    await redis.run([Tasks(redis).enter_call(TaskKey(None, "t"), "x")])
+    answer = await governed.act("guards/reset", task_id="t", reason="wants more turns")
+    assert (answer.status, answer.json["agent"], answer.json["rule"]) == (200, "*", None)
+    assert (answer.json["execution_id"], answer.json["iterations"]) == (None, 1)
+    assert await governed.events(subjects.guard("*")) == [answer.json]
+    assert await Tasks(redis).load(TaskKey(None, "t")) == (Task(), None)
+
+
+async def test_what_nobody_knows_is_answered_with_what_may_be_meant(governed: Door, redis: Redis) -> None:
+    nothing = await governed.act("guards/reset", task_id="t")
+    assert (nothing.status, nothing.code, nothing.paths) == (404, "unknown_task", ["task_id"])
+    assert nothing.message == "nothing is known of a task 't'; no task is stopped"
+    await trip(redis)
+    for body, path, hint in [
+        ({"task_id": "research 4711"}, "tenant", "one of that id is stopped, of tenant 'acme'"),
+        ({"task_id": "research 471", "tenant": "acme"}, "task_id", "did you mean 'research 4711'?"),
+    ]:
+        answer = await governed.act("guards/reset", **body)
+        assert (answer.status, answer.code, answer.paths) == (404, "unknown_task", [path])
+        assert answer.message.endswith(f"; {hint}")
+    assert await governed.events("bw.guards.>") == []
+
+
+async def test_a_body_that_is_wrong_is_told_what_is(governed: Door) -> None:
+    for body, status, code, paths in [
+        (b"task_id=t", 400, "not_json", []),
+        (b"{}", 422, "invalid_request", ["task_id"]),
+        (b'{"task_id": "t", "tennant": "x"}', 422, "invalid_request", ["tennant"]),
+        (b'{"task_id": "t", "reason": "%s"}' % (b"x" * 501), 422, "invalid_request", ["reason"]),
+    ]:
+        answer = await governed.ask("POST", "/api/v1/guards/reset", data=body)
+        assert (answer.status, answer.code, answer.paths) == (status, code, paths), body[:40]
+
+
+async def test_without_nats_the_task_stays_stopped_and_asking_again_lets_it_go(
+    governed: Door, redis: Redis, own_nats_server: RunningServer
+) -> None:
+    await trip(redis)
+    own_nats_server.kill()
+
+    async def noticed() -> bool:
+        return (await governed.ask("GET", "/readyz")).status == 503
+
+    await until(noticed)
+    answer = await governed.act("guards/reset", **OF_ACME)
+    assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
+    assert len((await governed.ask("GET", "/api/v1/guards")).json["stopped"]) == 1
+    await own_nats_server.restart_async()
+
+    async def done() -> bool:
+        return (await governed.act("guards/reset", **OF_ACME)).status == 200
+
+    await until(done)
+    assert len(await governed.events("bw.guards.>")) == 1
+    assert (await governed.ask("GET", "/api/v1/guards")).json == {"stopped": []}
+
+
+async def test_one_that_is_published_but_not_done_is_published_once_when_it_is_done(
+    governed: Door, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await trip(redis)
+
+    async def away(_tasks: Tasks, _key: TaskKey) -> tuple[Task, Tripped | None]:
+        raise StateUnavailable("Redis did not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tasks, "reset", away)
+        answer = await governed.act("guards/reset", **OF_ACME)
+    assert (answer.status, answer.code) == (503, "unavailable")
+    assert (await Tasks(redis).load(KEY))[1] is not None
+    assert (await governed.act("guards/reset", **OF_ACME)).status == 200
+    assert len(await governed.events("bw.guards.>")) == 1
+    assert await Tasks(redis).load(KEY) == (Task(), None)
+
+
+async def test_a_trip_that_a_reset_meets_on_its_way_is_told_as_reset_too(
+    governed: Door, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await redis.run([Tasks(redis).enter_call(KEY, "x")])
+    resetting, tripped = Tasks.reset, list[Tripped]()
+
+    async def tripping_before(tasks: Tasks, key: TaskKey) -> tuple[Task, Tripped | None]:
+        if not tripped:
+            tripped.append(await trip(redis))
+        return await resetting(tasks, key)
+
+    monkeypatch.setattr(Tasks, "reset", tripping_before)
+    answer = await governed.act("guards/reset", **OF_ACME)
+    told = await governed.events("bw.guards.>")
+    assert [(event["agent"], event["rule"]) for event in told] == [("*", None), ("writer", "max_iterations")]
+    assert told[1] == answer.json

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from breakwater.state.connection import Redis, ScriptCall, StateUnavailable
+from breakwater.state.health import KEEP_MS, Ended, Healths, Lately
+
+AGENT, MODEL, OTHER = "support/triage {1}", "openai/gpt-4.1:mini", "org/model"
+
+
+def calls(*outcomes: bool, first: int = 1) -> list[Ended]:
+    """One call after the other, each 10 ms later; True failed."""
+    return [Ended(number, 1_000 + 10 * number, failed) for number, failed in enumerate(outcomes, first)]
+
+
+async def note(redis: Redis, by_model: Mapping[str, Sequence[Ended]], agent: str = AGENT) -> None:
+    healths = Healths(redis)
+    await healths.note([healths.note_call(agent, by_model)])
+
+
+async def lately(redis: Redis, agent: str = AGENT) -> dict[str, Lately]:
+    [found] = await Healths(redis).of([agent])
+    return found
+
+
+async def test_an_agent_that_nobody_heard_of_has_no_calls(redis: Redis) -> None:
+    assert await lately(redis) == {}
+    assert await Healths(redis).of([]) == []
+    await Healths(redis).note([])
+
+
+async def test_failures_since_the_latest_success_are_counted_by_model_and_together(redis: Redis) -> None:
+    first, second = calls(True, False, True, True), [Ended(5, 1_050, failed=True), Ended(6, 1_060, failed=False)]
+    await note(redis, {MODEL: first, OTHER: second})
+    assert await lately(redis) == {
+        MODEL: Lately(2, 1_040, 1_020),
+        OTHER: Lately(0, 1_050, 1_060),
+        "": Lately(0, 1_050, 1_060),
+    }
+    await note(redis, {MODEL: calls(True, first=7)})
+    found = await lately(redis)
+    assert (found[MODEL], found[""]) == (Lately(3, 1_070, 1_020), Lately(1, 1_070, 1_060))
+
+
+async def test_what_never_happened_is_not_known(redis: Redis) -> None:
+    await note(redis, {MODEL: calls(True), OTHER: calls(False, first=2)})
+    assert await lately(redis) == {
+        MODEL: Lately(1, 1_010, None),
+        OTHER: Lately(0, None, 1_020),
+        "": Lately(0, 1_010, 1_020),
+    }
+
+
+async def test_what_is_told_again_changes_nothing(redis: Redis) -> None:
+    told = {MODEL: calls(True, False, True, True)}
+    for _ in range(3):
+        await note(redis, told)
+    await note(redis, {MODEL: calls(False)})
+    assert (await lately(redis))[MODEL] == Lately(2, 1_040, 1_020)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(outcomes=st.lists(st.tuples(st.booleans(), st.sampled_from([MODEL, OTHER])), max_size=30), data=st.data())
+async def test_however_calls_are_batched_and_shuffled_within_a_batch_the_figures_are_right(
+    redis: Redis, outcomes: list[tuple[bool, str]], data: st.DataObject
+) -> None:
+    await redis.client.flushall()
+    ended = [(Ended(number, 10 * number, failed), model) for number, (failed, model) in enumerate(outcomes, 1)]
+    rest = list(ended)
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        batch, rest = rest[:size], rest[size:]
+        random.Random(size).shuffle(batch)
+        by_model: dict[str, list[Ended]] = {}
+        for one, model in batch:
+            by_model.setdefault(model, []).append(one)
+        await note(redis, by_model)
+    found = await lately(redis)
+    for name in (MODEL, OTHER, ""):
+        mine = [one for one, model in ended if name in {"", model}]
+        successes = [one for one in mine if not one.failed]
+        last = successes[-1].sequence if successes else 0
+        expected = Lately(
+            sum(one.sequence > last for one in mine),
+            max((one.at_ms for one in mine if one.failed), default=None),
+            successes[-1].at_ms if successes else None,
+        )
+        assert found.get(name, Lately()) == expected
+
+
+async def test_of_a_long_batch_only_what_leaves_a_trace_is_sent() -> None:
+    call = Healths.note_call(AGENT, {MODEL: calls(*[True, False] * 500, True)})
+    assert isinstance(call, ScriptCall)
+    assert len(call.arguments) == 1 + 2 * (2 + 3 * 3)
+
+
+async def test_agents_are_told_apart_and_forgotten_by_name_or_when_nothing_was_heard_for_long(redis: Redis) -> None:
+    await note(redis, {MODEL: calls(True)}, "one")
+    await note(redis, {MODEL: calls(False)}, "two")
+    for key in await redis.client.keys("*"):
+        assert 0 < await redis.client.pttl(key) <= KEEP_MS
+    assert await Healths(redis).of(["two", "three", "one"]) == [
+        {"": Lately(0, None, 1_010), MODEL: Lately(0, None, 1_010)},
+        {},
+        {"": Lately(1, 1_010, None), MODEL: Lately(1, 1_010, None)},
+    ]
+    await Healths(redis).forget(["one", "three"])
+    assert [bool(found) for found in await Healths(redis).of(["one", "two"])] == [False, True]
+
+
+async def test_a_redis_that_is_away_is_told_as_such() -> None:
+    away = Redis("redis://127.0.0.1:1/0")
+    for work in (lambda: note(away, {MODEL: calls(True)}), lambda: lately(away), lambda: Healths(away).forget(["a"])):
+        with pytest.raises(StateUnavailable, match="did not answer"):
+            await work()
+    await away.close()

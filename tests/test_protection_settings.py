@@ -1,0 +1,75 @@
+"""What may be said of breakers, guards and rate limits, and what is said of mistakes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from breakwater.config import Config, parse_config
+from breakwater.errors import ConfigError
+
+
+def config(agent: dict[str, Any], defaults: dict[str, Any] | None = None, name: str = "a") -> Config:
+    document = {
+        "providers": {"p": {"base_url": "http://127.0.0.1:9/v1"}},
+        "defaults": {"model": "p/m", **(defaults or {})},
+        "agents": {name: agent},
+    }
+    return parse_config(yaml.safe_dump(document))
+
+
+@pytest.mark.parametrize(
+    ("defaults", "own", "expected"),
+    [
+        ({}, {"preset": "refactor"}, (2, 3)),
+        ({}, {"preset": "refactor", "same_error": 9}, (2, 9)),
+        ({"preset": "refactor"}, {}, (2, 3)),
+        ({"preset": "refactor"}, {"consecutive_failures": 7}, (7, 3)),
+        ({"consecutive_failures": 7, "same_error": 8}, {"preset": "refactor"}, (2, 3)),
+        ({"preset": "feature"}, {"preset": "migration-safety"}, (1, 2)),
+    ],
+)
+def test_a_preset_is_the_rules_it_stands_for_and_the_nearer_setting_wins(
+    defaults: dict[str, Any], own: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    rules = config({"breaker": own}, {"breaker": defaults}).agents["a"].breaker
+    assert rules is not None
+    assert (rules.consecutive_failures, rules.same_error) == expected
+
+
+def test_what_protects_is_on_where_nothing_is_set_and_off_where_that_is_said() -> None:
+    agent = config({}).agents["a"]
+    assert agent.breaker is not None
+    assert agent.guard is not None
+    assert (agent.guard.max_iterations, agent.guard.max_tokens, agent.guard.max_cost_usd) == (10, 200_000, 10 * 10**9)
+    off = config({"breaker": "off", "guard": "off", "rate_limit": "off"}).agents["a"]
+    assert (off.breaker, off.guard, off.rate_limit) == (None, None, None)
+    one_off = config({"guard": {"max_tokens": "off"}}).agents["a"].guard
+    assert one_off is not None
+    assert (one_off.max_tokens, one_off.max_iterations) == (None, 10)
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        ({"breaker": {"preset": "refactr"}}, "agents.a.breaker.preset"),
+        ({"breaker": {"consecutive_failures": "off", "same_error": "off"}}, "breaker: off"),
+        ({"breaker": {"failure_rate": 50}}, "agents.a.breaker.failure_rate"),
+        ({"breaker": {"scope": "world"}}, "agents.a.breaker.scope"),
+        ({"guard": {"max_iteration": 3}}, "did you mean 'max_iterations'"),
+        ({"guard": {"confidence": {"falling": False}}}, "confidence: off"),
+        ({"rate_limit": {}}, "rate_limit: off"),
+        ({"rate_limit": {"requests_per_minute": 0}}, "agents.a.rate_limit.requests_per_minute"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place_or_its_remedy(agent: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(agent)
+    assert said in str(error.value)
+
+
+def test_no_agent_is_named_as_all_of_them_are() -> None:
+    with pytest.raises(ConfigError, match="stands for all agents"):
+        config({}, name="*")
