@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 from faststream import FastStream
 
+from breakwater import background
 from breakwater.bus.broker import connection_of, make_app, make_broker, on_batch
 from breakwater.bus.delivery import Delivery
+from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config
 from breakwater.contracts.subjects import Stream
@@ -17,8 +18,9 @@ from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
 from breakwater.state.health import Healths
 from breakwater.state.tasks import Tasks
+from services.breaker.attendance import Attendance
 from services.breaker.handlers import BreakerHandler
-from services.breaker.rebuild import Attendance
+from services.breaker.rebuild import Rebuild
 
 LINGER_S = 0.05
 """How long attempts are gathered; what a breaker may be late by."""
@@ -31,7 +33,8 @@ def build(settings: Settings, config: Config) -> FastStream:
     connection = connection_of(broker)
     breakers, healths = Breakers(redis), Healths(redis)
     handler = BreakerHandler(config, breakers, healths, Publisher(connection, "breaker"))
-    attendance = Attendance(config, handler, breakers, healths, Tasks(redis), connection)
+    rebuild = Rebuild(config, handler, breakers, healths, Tasks(redis), connection)
+    attendance = Attendance(handler, breakers, rebuild, Lookup(connection))
 
     async def handle(batch: list[Delivery]) -> None:
         await handler.handle(batch, once=attendance.filled)
@@ -46,10 +49,7 @@ def build(settings: Settings, config: Config) -> FastStream:
 
     @app.on_shutdown
     async def stop() -> None:
-        for task in attending:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await background.stop(*attending)
 
     app.after_shutdown(redis.close)
     return app

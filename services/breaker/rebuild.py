@@ -1,13 +1,13 @@
-"""Filling an empty Redis from the event log, and saying that the breakers are looked after.
+"""Filling an empty Redis from the event log.
 
 Redis is a view that can be lost. What a breaker was at is told by its latest transition, what it had counted since by
-the attempts of the last while, and which tasks are stopped by the guards' events.
+the attempts of the last while; which tasks are stopped by the guards' events, and what the others have used by the
+records of their jobs.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -16,38 +16,34 @@ from typing import TypeVar
 import structlog
 from pydantic import BaseModel, ValidationError
 
-from breakwater.bus.errors import BusError
-from breakwater.bus.lookup import Connection, Found, Lookup
+from breakwater.bus.lookup import Connection, Found
 from breakwater.bus.scan import last_of_each, scan
 from breakwater.config import Config
 from breakwater.contracts.events import BreakerTransition, GuardEvent
-from breakwater.contracts.execution import Attempt
+from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import ms_from_time
-from breakwater.patience import Patience
 from breakwater.policy.breaker import BreakerKey
-from breakwater.policy.guard import Trip
+from breakwater.policy.guard import Trip, outcome_of
 from breakwater.policy.transitions import recalled
 from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.health import Healths
 from breakwater.state.tasks import TaskKey, Tasks, Tripped
-from breakwater.telemetry import Outage
 from services.breaker.handlers import BreakerHandler
 
 Event = TypeVar("Event", bound=BaseModel)
 
-LOOK_EVERY_S = 1.0
-LONG_LOOK_EVERY = 10
-"""Every so many looks, it is also asked whether the log is the same, and what was saved and not published is published."""
-
 HEALTH_FROM_S = 600.0
 """How far back an agent's health is read, at least."""
+
+TASKS_FROM_S = 3600.0
+"""How far back it is read what running tasks have used."""
 
 BATCH = 500
 
 
-class Attendance:
-    """Looks after the breakers: fills them where Redis is empty, and tells workers that somebody is at work."""
+class Rebuild:
+    """Fills breakers, health and tasks. All of it may be repeated, also by several at once."""
 
     def __init__(
         self,
@@ -65,76 +61,45 @@ class Attendance:
         self._healths = healths
         self._tasks = tasks
         self._connection = connection
-        self._lookup = Lookup(connection)
         self._now = now
-        self._patience = Patience()
-        self._failing = Outage("filling breakers from EVENTS")
-        self._log: str | None = None
-        self._looked = asyncio.Event()
 
-    async def filled(self) -> None:
-        """Waits until the breakers are what the log tells: no outcome is to meet an empty one before.
+    async def fill(self, log: str, known: str | None) -> None:
+        """Makes Redis what a log tells.
 
-        Asked for each batch: one that met the breakers just lost could open one anew that somebody has forced open.
+        Args:
+            log: the log's identity.
+            known: that of the log that Redis was filled from; None where Redis is empty.
+
+        Raises:
+            StateUnavailable, BusUnavailable: fill again.
         """
-        while self._log is None or await self._patience.redis(self._breakers.filled_from) != self._log:
-            self._looked.clear()
-            await self._looked.wait()
-
-    async def run(self) -> None:
-        """Looks every second, until cancelled."""
-        looks = 0
-        while True:
-            try:
-                if looks % LONG_LOOK_EVERY == 0:
-                    self._log = await self._patience.nats(lambda: self._lookup.identity(Stream.EVENTS))
-                    await self._patience.both(self._handler.publish_pending)
-                await self._patience.both(self.look)
-            except BusError as error:
-                # Refused, not away: a right is missing. Nobody is let at empty breakers in silence.
-                self._failing.failed(error)
-            except Exception as error:
-                # Whatever it is, workers are not told that somebody is at work, and say so.
-                if not self._failing.lasting:
-                    structlog.get_logger().exception("breakers_not_looked_after")
-                self._failing.failed(error)
-            else:
-                self._failing.worked()
-            looks += 1
-            await asyncio.sleep(LOOK_EVERY_S)
-
-    async def look(self) -> None:
-        """Fills what is lost. Raises StateUnavailable, BusUnavailable; may be repeated."""
-        log = self._log or await self._lookup.identity(Stream.EVENTS)
-        known = await self._breakers.filled_from()
-        if known != log:
-            await self._fill(log, known)
-        await self._breakers.attend()
-        self._log = log
-        self._looked.set()
-
-    async def _fill(self, log: str, known: str | None) -> None:
         logger = structlog.get_logger()
         if known is not None:
             logger.warning("log_replaced", what="EVENTS", effect="breakers keep their state and count anew")
             await self._forget_sequences()
-        breakers = await self._recall_breakers()
-        tasks = await self._recall_tasks()
+        breakers = await self.recall_breakers()
+        guards = await self._latest_of_guards()
+        tasks = await self._recall_trips(guards)
         if breakers or tasks:
             # Not for the first start of a plane, where there is nothing to be lost.
             logger.warning("breakers_lost", effect="calls were not held back", remedy="filling them from EVENTS")
         attempts = await self._replay()
+        jobs = await self._recall_usage(guards)
         await self._breakers.mark_filled(log)
-        logger.info("breakers_filled", breakers=breakers, stopped_tasks=tasks, attempts=attempts)
+        logger.info("breakers_filled", breakers=breakers, stopped_tasks=tasks, attempts=attempts, jobs_of_tasks=jobs)
 
     async def _forget_sequences(self) -> None:
         for key, found in await self._breakers.all():
-            loaded = found
-            while not await self._breakers.save([Saving(key, loaded, without_sequences(loaded.breaker), loaded.unpublished)]):
-                [loaded] = await self._breakers.load([key])
+            loaded, saved = found, False
+            while not saved:
+                fresh = replace(loaded.breaker, failures=(), forgotten=0, last_success=0, closed_at=0, counted=())
+                [saved] = await self._breakers.save([Saving(key, loaded, fresh, loaded.unpublished)])
+                if not saved:
+                    [loaded] = await self._breakers.load([key])
         await self._healths.forget(list(self._config.agents))
 
-    async def _recall_breakers(self) -> int:
+    async def recall_breakers(self) -> int:
+        """Brings breakers that are behind the log to where their latest transition left them; how many that were."""
         told = await last_of_each(self._connection, Stream.EVENTS, "bw.breakers.>")
         latest: dict[BreakerKey, tuple[BreakerTransition, int]] = {}
         for found in told:
@@ -154,19 +119,49 @@ class Attendance:
             [loaded] = await self._breakers.load([key])
         return False
 
-    async def _recall_tasks(self) -> int:
+    async def _latest_of_guards(self) -> dict[TaskKey, GuardEvent]:
         latest: dict[TaskKey, GuardEvent] = {}
         async with aclosing(scan(self._connection, Stream.EVENTS, "bw.guards.>")) as stored:
             async for found in stored:
                 if (event := _read(found, GuardEvent)) is not None:
                     latest[TaskKey(event.tenant, event.task_id)] = event
-        tripped = {key: event for key, event in latest.items() if event.kind == "tripped" and event.rule is not None}
-        for key, event in tripped.items():
-            assert event.rule is not None
-            trip = Trip(event.rule, event.reason)
-            stopped = Tripped(trip, event.agent, event.execution_id or "", ms_from_time(event.at), told=True)
-            await self._tasks.restore(key, stopped)
-        return len(tripped)
+        return latest
+
+    async def _recall_trips(self, guards: Mapping[TaskKey, GuardEvent]) -> int:
+        count = 0
+        for key, event in guards.items():
+            if event.kind == "tripped" and event.rule is not None:
+                trip = Trip(event.rule, event.reason)
+                stopped = Tripped(trip, event.agent, event.execution_id or "", ms_from_time(event.at), told=True)
+                await self._tasks.restore(key, stopped)
+                count += 1
+        return count
+
+    async def _recall_usage(self, guards: Mapping[TaskKey, GuardEvent]) -> int:
+        """Counts the jobs of tasks again that were decided lately; those that were counted since stay counted once."""
+        if all(agent.guard is None for agent in self._config.agents.values()):
+            return 0
+        since = self._now() - timedelta(seconds=TASKS_FROM_S)
+        count = 0
+        async with aclosing(scan(self._connection, Stream.EVENTS, "bw.executions.>", start=since)) as stored:
+            async for found in stored:
+                # Records hold conversations, and few belong to a task: most need not be parsed.
+                if b'"task_id":"' in found.data and (record := _read(found, Execution)) is not None:
+                    count += await self._recount(record, guards)
+        return count
+
+    async def _recount(self, record: Execution, guards: Mapping[TaskKey, GuardEvent]) -> bool:
+        agent = self._config.agents.get(record.agent)
+        if agent is None or agent.guard is None or record.task_id is None or record.dry_run:
+            return False
+        key = TaskKey(record.tenant, record.task_id)
+        last = guards.get(key)
+        before_reset = last is not None and last.kind == "reset" and record.completed_at <= last.at
+        outcome = outcome_of(record, record.output, agent.guard)
+        if before_reset or outcome is None:
+            return False
+        await self._tasks.record(key, record.execution_id, outcome)
+        return True
 
     async def _replay(self) -> int:
         rules = [agent.breaker for agent in self._config.agents.values() if agent.breaker is not None]

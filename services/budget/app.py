@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 from faststream import FastStream
 
+from breakwater import background
 from breakwater.bus.broker import connection_of, make_app, make_broker, on_batch
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
@@ -38,10 +38,7 @@ def build(settings: Settings, config: Config) -> FastStream:
 
     @app.on_shutdown
     async def stop() -> None:
-        for task in sweeping:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await background.stop(*sweeping)
 
     app.after_shutdown(redis.close)
     return app

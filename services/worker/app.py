@@ -6,6 +6,7 @@ import asyncio
 
 from faststream import FastStream
 
+from breakwater import background
 from breakwater.bus.broker import connection_of, make_app, make_broker, on_batch, on_each
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.parking import WAKER_BATCH, WAKER_LINGER_S, Waker
@@ -90,9 +91,7 @@ def build(settings: Settings, config: Config) -> FastStream:
 
     @app.after_shutdown
     async def close() -> None:
-        for task in watching:
-            task.cancel()
-        await asyncio.gather(*watching, return_exceptions=True)
+        await background.stop(*watching)
         for provider in providers.values():
             await provider.close()
         await redis.close()

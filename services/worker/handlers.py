@@ -9,7 +9,7 @@ from datetime import timedelta
 import structlog
 from pydantic import ValidationError
 
-from breakwater import tracing
+from breakwater import background, tracing
 from breakwater.bus.delivery import Delivery, heartbeat
 from breakwater.bus.errors import PublishRefused
 from breakwater.bus.parking import park, parked_execution, queued_at
@@ -180,7 +180,7 @@ class JobHandler:
         """Runs a job, or finds its answer; says whose it was in that case."""
         notices = Notices(self._plane, self._agent_name, job.execution_id, job.job.parent_execution_id)
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(_stop_renewing, asyncio.create_task(self._renew(job.holder, answers)))
+            stack.push_async_callback(background.stop, asyncio.create_task(self._renew(job.holder, answers)))
             await notices.dispatched()
             # A job that has called already must end with what it has called, and not as if it had cost nothing.
             if answers is not None and not resumed:
@@ -280,8 +280,3 @@ class JobHandler:
                 on_error=self._agent.on_error,
             )
         )
-
-
-async def _stop_renewing(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

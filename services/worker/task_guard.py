@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -10,16 +11,13 @@ from pydantic import JsonValue
 
 from breakwater.contracts import subjects
 from breakwater.contracts.events import GuardEvent
-from breakwater.contracts.execution import Attempt, Reason, Result
+from breakwater.contracts.execution import Attempt, Result
 from breakwater.contracts.types import time_from_ms
-from breakwater.policy.guard import GuardRules, Task, Trip, after_job, before_call, confidence_of
+from breakwater.policy.guard import GuardRules, Task, Trip, after_job, before_call, outcome_of
 from breakwater.state.connection import ScriptCall
-from breakwater.state.tasks import JobOutcome, TaskKey, Tripped
+from breakwater.state.tasks import TaskKey, Tripped
 from services.worker.assignment import Assignment
 from services.worker.plane import Plane
-
-_FAILURES: frozenset[Reason] = frozenset({"error", "timeout", "worker_lost"})
-"""Jobs that were refused say nothing of the task: an outage of a model must not stop it until people come."""
 
 
 class TaskGuard:
@@ -50,7 +48,9 @@ class TaskGuard:
         trip = before_call(entered.task, entered.number, self._rules, tokens=tokens, cost=cost)
         if trip is None:
             return True
-        await self._trip(trip, entered.task)
+        # A job that was refused its first call was no iteration.
+        done = entered.task if attempts else replace(entered.task, iterations=entered.number - 1)
+        await self._trip(trip, done)
         return False
 
     async def record(self, result: Result, answer: JsonValue) -> None:
@@ -63,15 +63,9 @@ class TaskGuard:
         Raises:
             StateUnavailable: record again.
         """
-        if result.reason == "guard_tripped":
+        outcome = outcome_of(result, answer, self._rules)
+        if outcome is None:
             return
-        outcome = JobOutcome(
-            tokens=result.total_tokens,
-            cost=result.total_cost or 0,
-            failed=result.reason in _FAILURES,
-            error_hash=result.error.hash if result.error is not None else None,
-            confidence=confidence_of(answer, self._rules),
-        )
         task = await self._plane.tasks.record(self._key, self._job.execution_id, outcome)
         trip = after_job(task, self._rules)
         if trip is not None:

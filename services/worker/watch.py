@@ -36,6 +36,8 @@ class Watch:
                 attended = await self._breakers.attended()
             except StateUnavailable:
                 attended = None  # told by whoever waits for Redis
+                # A breaker service may notice later than we do that it is back.
+                patient_until = loop.time() + self._grace_s
             if attended:
                 patient_until = 0.0
                 self._outage.worked()

@@ -37,7 +37,7 @@ async def test_a_task_that_loops_is_stopped_and_told_once(start_plane: StartPlan
         [event] = await events(plane)
         assert (event["kind"], event["rule"], event["task_id"]) == ("tripped", "max_iterations", "t")
         assert (event["reason"], event["execution_id"]) == ("3 iterations (limit: 3)", "j3")
-        assert (event["tokens"], event["cost"], event["iterations"]) == (480, "0.000126000", 4)
+        assert (event["tokens"], event["cost"], event["iterations"]) == (480, "0.000126000", 3)
         # Another task, and the same name of another tenant, know nothing of it.
         assert (await run(plane, "other", task="u"))["status"] == "succeeded"
         assert (await run(plane, "tenant", tenant="acme"))["status"] == "succeeded"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from breakwater.policy.guard import GuardRules, Task, Trip, after_job, before_call
+from breakwater.policy.guard import GuardRules, JobOutcome, Task, Trip, after_job, before_call
 from breakwater.state.connection import Redis, StateUnavailable
 from breakwater.state.tasks import (
     KEEP_DONE_MS,
@@ -13,7 +13,6 @@ from breakwater.state.tasks import (
     MAX_KEPT,
     TRIPPED,
     Entered,
-    JobOutcome,
     TaskKey,
     Tasks,
     Tripped,

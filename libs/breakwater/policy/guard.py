@@ -16,6 +16,7 @@ from typing import Annotated, Self
 from pydantic import Field, JsonValue, model_validator
 
 from breakwater.contracts.events import GuardRule
+from breakwater.contracts.execution import Execution, Reason
 from breakwater.contracts.types import Message, Off
 from breakwater.policy.alerts import money_text
 from breakwater.policy.output_text import NoJsonError, find_json
@@ -85,6 +86,48 @@ class Task:
     total_failures: int = 0
     errors: Mapping[str, int] = field(default_factory=dict[str, int])
     confidences: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """What a concluded job used, over all its attempts, and how it ended.
+
+    Attributes:
+        tokens: input and output.
+        cost: in nano-dollars.
+        failed: whether it counts as a failure.
+        error_hash: the identity of its error, 8 hex digits; counted where it failed.
+        confidence: how sure its answer says it is, 0..1; None where it does not say.
+    """
+
+    tokens: int
+    cost: int
+    failed: bool
+    error_hash: str | None
+    confidence: float | None
+
+
+_FAILURES: frozenset[Reason] = frozenset({"error", "timeout", "worker_lost"})
+"""Jobs that were refused say nothing of the task: an outage of a model must not stop it until people come."""
+
+
+def outcome_of(record: Execution, output: JsonValue, rules: GuardRules) -> JobOutcome | None:
+    """What a concluded job adds to its task; None for one that the guard itself refused.
+
+    Args:
+        record: of the job, or its result.
+        output: the answer that was checked; its confidence counts.
+        rules: of the job's agent.
+    """
+    if record.reason == "guard_tripped":
+        return None
+    return JobOutcome(
+        tokens=record.total_tokens,
+        cost=record.total_cost or 0,
+        failed=record.reason in _FAILURES,
+        error_hash=record.error.hash if record.error is not None else None,
+        confidence=confidence_of(output, rules),
+    )
 
 
 def before_call(task: Task, number: int, rules: GuardRules, *, tokens: int, cost: int) -> Trip | None:

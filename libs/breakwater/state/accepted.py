@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
+from breakwater import background
 from breakwater.state.connection import Redis, StateUnavailable, translated
 from breakwater.state.executions import Holder
 from breakwater.telemetry import Outage
@@ -60,8 +61,7 @@ class Accepted:
         if self._saving is None:
             return
         await asyncio.wait([self._saving], timeout=CLOSE_S)
-        self._saving.cancel()
-        await asyncio.gather(self._saving, return_exceptions=True)
+        await background.stop(self._saving)
 
     async def _found(self, execution_id: str) -> bool:
         async with translated(), self._redis.client.pipeline(transaction=False) as pipe:

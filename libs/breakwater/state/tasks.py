@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from breakwater.contracts.events import GuardRule
 from breakwater.contracts.subjects import decode_token, encode_token
-from breakwater.policy.guard import Task, Trip
+from breakwater.policy.guard import JobOutcome, Task, Trip
 from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
 KEEP_MS = 7 * 24 * 3_600_000
@@ -79,25 +79,6 @@ class Entered:
     number: int
     task: Task
     tripped: Tripped | None
-
-
-@dataclass(frozen=True, slots=True)
-class JobOutcome:
-    """What a concluded job used, over all its attempts, and how it ended.
-
-    Attributes:
-        tokens: input and output.
-        cost: in nano-dollars.
-        failed: whether it counts as a failure.
-        error_hash: the identity of its error, 8 hex digits; counted where it failed.
-        confidence: how sure its answer says it is, 0..1; None where it does not say.
-    """
-
-    tokens: int
-    cost: int
-    failed: bool
-    error_hash: str | None
-    confidence: float | None
 
 
 class Tasks:

@@ -1,0 +1,230 @@
+"""What it costs to ask whether a call may be made, with everything on that can hold it back.
+
+    python -m tests.bench.admission [calls]
+
+Starts the embedded Redis in a temporary directory and asks, one call after the other, for a job with a task guard, a
+breaker, a daily and a monthly hard cap of its agent and of all agents, rate limits of agent and model, and a retry
+budget; its checkpoint of 2 KB is saved in the same round trip. What was granted is given back in between, which is not
+measured. `in Redis` is what Redis itself counts for the scripts of one admission, in a pass of its own. Nothing is asserted.
+
+Measured on FIGURES_MACHINE:
+
+FIGURES
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from breakwater.bus.broker import connection_of, make_broker
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.publisher import Publisher
+from breakwater.config import Config, parse_config
+from breakwater.contracts.job import Job
+from breakwater.metrics import WorkerMetrics
+from breakwater.patience import Patience
+from breakwater.policy.breaker import Breaker, BreakerKey
+from breakwater.policy.guard import Trip
+from breakwater.policy.redact import Redactor
+from breakwater.state.breakers import Breakers, Saving
+from breakwater.state.budgets import Budgets
+from breakwater.state.cache import AnswerCache
+from breakwater.state.connection import Redis, ScriptCall
+from breakwater.state.executions import Executions, Holder
+from breakwater.state.rate_limits import RateLimits
+from breakwater.state.retry_budget import RetryBudgets
+from breakwater.state.tasks import TaskKey, Tasks, Tripped
+from services.worker.admission import Denial, Grant, Question, admit
+from services.worker.assignment import Assignment
+from services.worker.plane import Plane
+from services.worker.prices import PriceBook
+from services.worker.task_guard import guard_of
+from tests.server_sources import EmbeddedServers
+
+CONFIG = """
+providers: {sim: {kind: openai, base_url: "http://127.0.0.1:1/v1"}}
+models:
+  sim/m:
+    price: {input_usd_per_mtok: 1, output_usd_per_mtok: 4}
+    rate_limit: {requests_per_minute: 1000000, tokens_per_minute: 10000000000, concurrent_calls: 1000}
+budgets: {global: {daily_usd: 1000000, monthly_usd: 1000000, enforcement: hard}}
+agents:
+  writer:
+    model: sim/m
+    breaker: {consecutive_failures: 3, same_error: 5, errors: 10, failure_rate: 0.5}
+    guard: {max_iterations: 1000000, max_tokens: 1000000000}
+    budget: {daily_usd: 1000000, monthly_usd: 1000000, enforcement: hard}
+    rate_limit: {requests_per_minute: 1000000, tokens_per_minute: 10000000000, concurrent_calls: 1000}
+  poor: {model: sim/m, guard: {max_iterations: 1000000}, budget: {daily_usd: 0.000001, enforcement: hard}}
+  throttled: {model: sim/m, guard: {max_iterations: 1000000}, rate_limit: {requests_per_minute: 100, on_exceeded: fail}}
+"""
+CHECKPOINT = "x" * 2_000
+TASK = "the task"
+WARM_UP = 300
+
+
+class CountingRedis(Redis):
+    """Counts its round trips."""
+
+    round_trips = 0
+
+    async def run(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        self.round_trips += 1
+        return await super().run(calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one admission: round trips at most, ms by the worker's clock, and ms within Redis (median)."""
+
+    round_trips: int
+    p50: float
+    p99: float
+    in_redis: float
+
+
+def plane_of(redis: Redis, config: Config) -> Plane:
+    """A worker's plane that never connects to NATS: nothing is told here."""
+    connection = connection_of(make_broker("nats://127.0.0.1:1", "bench"))
+    return Plane(
+        config=config,
+        providers={},
+        publisher=Publisher(connection, "bench"),
+        lookup=Lookup(connection),
+        redis=redis,
+        executions=Executions(redis),
+        breakers=Breakers(redis),
+        budgets=Budgets(redis, config.budgets.zone),
+        retry_budgets=RetryBudgets(redis, config.retry_budget),
+        cache=AnswerCache(redis),
+        prices=PriceBook(config.models),
+        redactor=Redactor.compile(config.redaction),
+        patience=Patience(),
+        metrics=WorkerMetrics(config.known_models),
+        tasks=Tasks(redis),
+        rate_limits=RateLimits(redis),
+        output_guards={},
+    )
+
+
+def figures(round_trips: int, took: Sequence[float], in_redis: Sequence[float]) -> Figures:
+    """From seconds."""
+    ordered = sorted(took)
+    p50, p99 = ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
+    return Figures(round_trips, p50 * 1e3, p99 * 1e3, statistics.median(in_redis) * 1e3)
+
+
+class Bench:
+    """Asks again and again."""
+
+    def __init__(self, redis: CountingRedis, calls: int) -> None:
+        self._redis = redis
+        self._plane = plane_of(redis, parse_config(CONFIG))
+        self._calls = calls
+        self._number = 0
+
+    async def admissions(self, agent_name: str, expected: str) -> Figures:
+        """Of calls that are all answered with `expected`: a reason, or `grant`."""
+        for _ in range(WARM_UP):
+            await self._ask(agent_name)
+        asked = [await self._ask(agent_name) for _ in range(self._calls)]
+        assert {reason for _, _, reason, _ in asked} == {expected}
+        in_redis = [(await self._ask(agent_name, look_into_redis=True))[3] for _ in range(self._calls // 10)]
+        round_trips = max(trips for _, trips, _, _ in asked)
+        return figures(round_trips, [elapsed for elapsed, _, _, _ in asked], in_redis)
+
+    async def _ask(self, agent_name: str, *, look_into_redis: bool = False) -> tuple[float, int, str, float]:
+        """Seconds, round trips, why it was refused or `grant`, and seconds within Redis if asked for."""
+        plane = self._plane
+        self._number += 1
+        holder = Holder(f"job-{self._number}", self._number, 1)
+        agent = plane.config.agents[agent_name]
+        job = Job.model_validate({"agent": agent_name, "prompt": "How do I return a parcel?", "task_id": TASK})
+        assignment = Assignment(holder.execution_id, agent_name, agent, job, agent.chain, holder, 200, None)
+        question = Question(f"{holder.execution_id}:1", "sim/m", "sim", CHECKPOINT, 20_000_000, 5_000, 30.0, True, ())
+        await plane.executions.claim(holder)
+        trips, spent = self._redis.round_trips, await self._spent() if look_into_redis else 0.0
+        began = time.perf_counter()
+        answer = await admit(plane, assignment, guard_of(plane, assignment), question)
+        elapsed = time.perf_counter() - began
+        trips, spent = self._redis.round_trips - trips, await self._spent() - spent if look_into_redis else 0.0
+        if isinstance(answer, Grant) and agent_name != "throttled":
+            counters = plane.counters(agent_name, agent)
+            back = [plane.budgets.release_call(question.attempt_id, counters, now=plane.now())]
+            back.append(plane.rate_limits.release_call(question.attempt_id, answer.limits))
+            await self._redis.run(back)
+        await plane.executions.finish(holder)
+        return elapsed, trips, answer.reason if isinstance(answer, Denial) else type(answer).__name__.lower(), spent
+
+    async def _spent(self) -> float:
+        """Seconds that Redis has spent on scripts so far."""
+        stats = await self._redis.client.info("commandstats")
+        return float(stats.get("cmdstat_evalsha", {}).get("usec", 0)) / 1e6
+
+    async def ping(self) -> Figures:
+        """A round trip that does nothing."""
+        took: list[float] = []
+        for _ in range(self._calls):
+            began = time.perf_counter()
+            await self._redis.ping()
+            took.append(time.perf_counter() - began)
+        return figures(1, took, [0.0])
+
+    async def open_breaker(self) -> None:
+        key = BreakerKey("writer", "sim/m")
+        [before] = await self._plane.breakers.load([key])
+        is_open = replace(before.breaker, state="open", version=1, open_until_ms=before.now_ms + 3_600_000)
+        await self._plane.breakers.save([Saving(key, before, is_open, None)])
+
+    async def close_breaker(self) -> None:
+        key = BreakerKey("writer", "sim/m")
+        [before] = await self._plane.breakers.load([key])
+        await self._plane.breakers.save([Saving(key, before, Breaker(version=2), None)])
+
+    async def stop_task(self) -> None:
+        trip = Trip("max_iterations", "10 iterations (limit: 10)")
+        await self._plane.tasks.restore(TaskKey(None, TASK), Tripped(trip, "writer", "job", 1, told=True))
+
+
+async def measure(url: str, calls: int) -> dict[str, Figures]:
+    redis = CountingRedis(url)
+    try:
+        bench = Bench(redis, calls)
+        found = {"a PING, to compare": await bench.ping()}
+        found["granted"] = await bench.admissions("writer", "grant")
+        found["refused: rate limit"] = await bench.admissions("throttled", "rate_limited")
+        found["refused: budget"] = await bench.admissions("poor", "budget_exceeded")
+        await bench.open_breaker()
+        found["refused: open breaker"] = await bench.admissions("writer", "breaker_open")
+        await bench.close_breaker()
+        await bench.stop_task()
+        found["refused: stopped task"] = await bench.admissions("writer", "guard_tripped")
+    finally:
+        await redis.close()
+    return found
+
+
+def main() -> None:
+    """Prints the figures."""
+    calls = int(sys.argv[1]) if len(sys.argv) > 1 else 2_000
+    with tempfile.TemporaryDirectory() as temporary:
+        servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=temporary)))
+        try:
+            measured = asyncio.run(measure(servers.redis().url, calls))
+        finally:
+            servers.stop()
+    print(f"{'':24} {'round trips':>11} {'p50 ms':>8} {'p99 ms':>8} {'in Redis ms':>12}")
+    for what, found in measured.items():
+        print(f"{what:24} {found.round_trips:>11} {found.p50:>8.3f} {found.p99:>8.3f} {found.in_redis:>12.3f}")
+
+
+if __name__ == "__main__":
+    main()

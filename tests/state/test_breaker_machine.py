@@ -1,0 +1,421 @@
+"""A fleet of workers, two breaker services and the people who look after it, against one breaker in the real Redis.
+
+Whatever happens in whatever order, the breaker must be what a simple model in Python says. Time passes by moving the
+moments that are stored into the past, as if they had been stored earlier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from breakwater.contracts.events import BreakerState
+from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Observation, isolate, observe, reset
+from breakwater.state.breakers import Admitted, Breakers, Loaded, Refused, Saving
+from breakwater.state.connection import Redis
+from tests.servers import RunningServer
+
+Answer = TypeVar("Answer")
+Step = tuple[BreakerState, BreakerState]
+
+KEY = BreakerKey("support/triage {1}", "openai/gpt-4.1:mini")
+HASH = f"bw:breaker:{{{KEY.name}}}"
+IN_A_ROW, COOLDOWN_MS, LEASE_MS, SKEW_MS = 2, 60_000, 100_000, 300_000
+RULES = BreakerRules(consecutive_failures=IN_A_ROW, same_error=None, cooldown_s=COOLDOWN_MS / 1000)
+EXAMPLES, LENGTH, STEPS = 15, 200, 10_000
+"""Examples of a run, steps of an example at most, and steps of all runs together at least."""
+
+OF_ADMISSIONS: set[Step] = {("open", "half_open")}
+OF_OUTCOMES: set[Step] = {("closed", "open"), ("half_open", "open"), ("half_open", "closed")}
+OF_ISOLATING: set[Step] = {("closed", "isolated"), ("open", "isolated"), ("half_open", "isolated")}
+OF_RESETTING: set[Step] = {
+    ("closed", "closed"), ("open", "closed"), ("half_open", "closed"), ("isolated", "closed")
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What the breaker must be."""
+
+    state: BreakerState = "closed"
+    version: int = 0
+    open_until_ms: int = 0
+    probe: str | None = None
+    probe_until_ms: int = 0
+    over: int = 0
+    """What the log told up to here counts no more."""
+    failed: dict[int, bool] = field(default_factory=dict[int, bool])
+    """Outcomes that were taken into account since, by their sequence."""
+
+    def after(self, outcomes: Sequence[Observation], now_ms: int) -> Model:
+        model = self
+        for outcome in outcomes:
+            model = model._after(outcome, now_ms)
+        return model
+
+    def _after(self, outcome: Observation, now_ms: int) -> Model:
+        if outcome.version not in {None, self.version}:
+            return self
+        if self.state == "half_open" and outcome.attempt_id == self.probe:
+            if outcome.failed is None:
+                return replace(self, probe=None, probe_until_ms=0)
+            if outcome.failed:
+                return self._opened({**self.failed, outcome.sequence: True}, now_ms)
+            return Model(version=self.version + 1, over=outcome.sequence)
+        if (
+            self.state != "closed"
+            or outcome.failed is None
+            or outcome.sequence in {*self.failed, *range(self.over + 1)}
+        ):
+            return self
+        failed = {**self.failed, outcome.sequence: outcome.failed}
+        success = max((sequence for sequence, it_failed in failed.items() if not it_failed), default=0)
+        if outcome.failed and sum(sequence > success for sequence in failed) >= IN_A_ROW:
+            return self._opened(failed, now_ms)
+        return replace(self, failed=failed)
+
+    def _opened(self, failed: dict[int, bool], now_ms: int) -> Model:
+        return Model("open", self.version + 1, now_ms + COOLDOWN_MS, over=self.over, failed=failed)
+
+    def isolated(self) -> Model:
+        if self.state == "isolated":
+            return self
+        return Model("isolated", self.version + 1, over=self.over, failed=self.failed)
+
+    def closed_by_hand(self) -> Model:
+        return Model(version=self.version + 1, over=max([self.over, *self.failed]))
+
+    def earlier(self, by_ms: int) -> Model:
+        """The same, some time later."""
+        return replace(
+            self,
+            open_until_ms=max(0, self.open_until_ms - by_ms),
+            probe_until_ms=max(0, self.probe_until_ms - by_ms),
+        )
+
+    def same_as(self, breaker: Breaker) -> bool:
+        seen = (breaker.state, breaker.version, breaker.probe, breaker.probe_until_ms)
+        until_ms = breaker.open_until_ms if breaker.state == "open" else self.open_until_ms
+        return (self.state, self.version, self.probe, self.probe_until_ms, self.open_until_ms) == (*seen, until_ms)
+
+
+@dataclass(slots=True)
+class Call:
+    """An attempt. `version` is None until it was let pass, as far as its worker knows."""
+
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What somebody has read and decided, and not saved yet."""
+
+    before: Loaded
+    changes: int
+    """How often the breaker had been changed when it was read."""
+    outcomes: Sequence[Observation] = ()
+    by_hand: Literal["isolate", "reset"] | None = None
+    """What a person wants; None for a breaker service, which takes outcomes into account."""
+
+
+ANY = st.integers(0, 50)
+SERVICES = st.sampled_from(["breaker-1", "breaker-2"])
+OUTCOMES = st.sampled_from([True, True, True, False, False, None])
+
+
+class Fleet(RuleBasedStateMachine):
+    """One breaker and all that happens to it."""
+
+    redis: Redis
+    loop: asyncio.AbstractEventLoop
+    steps = 0
+    taken: Counter[Step]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run(self.redis.client.flushall())
+        self.model = self.before = Model()
+        self.last = self.load()
+        """The breaker as it stood after the last step: nobody else is here."""
+        self.may: set[Step] = set()
+        self.calls: dict[str, Call] = {}
+        self.probing: dict[str, int] = {}
+        """Who was let probe, and until when; less those that are over."""
+        self.log: list[Observation] = []
+        self.decided: dict[str, Decision] = {}
+        self.number = self.changes = 0
+
+    def run(self, work: Awaitable[Answer]) -> Answer:
+        return self.loop.run_until_complete(work)
+
+    def load(self) -> Loaded:
+        [loaded] = self.run(Breakers(self.redis).load([KEY]))
+        return loaded
+
+    def save(self, before: Loaded, after: Breaker) -> bool:
+        [saved] = self.run(Breakers(self.redis).save([Saving(KEY, before, after, None)]))
+        return saved
+
+    # Workers
+
+    def pick(self, which: int, *, passed: bool) -> str:
+        found = [attempt for attempt, call in self.calls.items() if (call.version is not None) == passed]
+        return found[which % len(found)]
+
+    def any_passed(self) -> bool:
+        return any(call.version is not None for call in self.calls.values())
+
+    def any_waiting(self) -> bool:
+        return any(call.version is None for call in self.calls.values())
+
+    def ask(self, attempt: str, *, answer_is_lost: bool = False) -> Admitted | Refused:
+        # The breaker may have been read some time ago, and Redis' clock goes on.
+        [answer] = self.run(self.redis.run([Breakers.admit_call(KEY, attempt, LEASE_MS)]))
+        verdict, asked, after = Breakers.admission(answer), self.last.now_ms, self.load()
+        self.may = OF_ADMISSIONS
+        self.calls[attempt] = Call()
+        match self.model.state:
+            case "closed":
+                assert verdict == Admitted(probe=False, version=self.model.version, became_half_open=False)
+            case "isolated":
+                assert verdict == Refused(0, 0)
+            case "open":
+                self.judge(verdict, self.model.open_until_ms, asked, after.now_ms)
+            case "half_open":
+                is_held = self.model.probe not in {None, attempt}
+                self.judge(verdict, self.model.probe_until_ms if is_held else 0, asked, after.now_ms)
+        if isinstance(verdict, Admitted):
+            if verdict.probe:
+                self.probe_begins(attempt, verdict, asked, after)
+            if not answer_is_lost:
+                self.calls[attempt].version = verdict.version
+        return verdict
+
+    def judge(self, verdict: Admitted | Refused, until_ms: int, asked: int, answered: int) -> None:
+        """Nobody passes before the cool-down or the other's lease is over, and whoever asks from then on does.
+
+        Args:
+            verdict: of an admission between the other two moments of Redis' clock.
+            until_ms: when it is over.
+            asked: the moment before.
+            answered: the moment after.
+        """
+        if isinstance(verdict, Refused):
+            assert (verdict.until_ms, asked < until_ms) == (until_ms, True)
+            assert until_ms - answered <= verdict.wait_ms <= until_ms - asked
+        else:
+            assert verdict.probe
+            assert until_ms <= answered
+
+    def probe_begins(self, attempt: str, verdict: Admitted, asked: int, after: Loaded) -> None:
+        opens = self.model.state == "open"
+        assert verdict.version == self.model.version + opens
+        assert verdict.became_half_open == (opens or self.model.probe == attempt)
+        live = [holder for holder, until_ms in self.probing.items() if until_ms > asked and holder != attempt]
+        assert not live, f"{attempt} may probe, and so may {live}"
+        until_ms = after.breaker.probe_until_ms
+        assert asked <= until_ms - LEASE_MS <= after.now_ms
+        self.probing[attempt] = until_ms
+        self.changes += 1
+        self.model = replace(
+            self.model, state="half_open", version=verdict.version, probe=attempt, probe_until_ms=until_ms
+        )
+
+    @rule(answer_is_lost=st.sampled_from([False, False, True]))
+    def a_call_asks(self, answer_is_lost: bool) -> None:
+        self.number += 1
+        self.ask(f"job-{self.number}:1", answer_is_lost=answer_is_lost)
+
+    @precondition(any_waiting)
+    @rule(which=ANY)
+    def one_that_was_refused_or_heard_nothing_asks_again(self, which: int) -> None:
+        self.ask(self.pick(which, passed=False))
+
+    @precondition(lambda self: self.calls)
+    @rule(which=ANY)
+    def a_call_is_not_made_after_all(self, which: int) -> None:
+        attempt = list(self.calls)[which % len(self.calls)]
+        self.run(self.redis.run([Breakers.return_probe_call(KEY, attempt)]))
+        self.calls[attempt] = Call()
+        if self.model.probe == attempt:
+            self.model = replace(self.model, probe=None, probe_until_ms=0)
+            self.probing.pop(attempt)
+            self.changes += 1
+
+    @precondition(any_passed)
+    @rule(which=ANY, failed=OUTCOMES, skew_ms=st.integers(-SKEW_MS, SKEW_MS))
+    def a_call_ends(self, which: int, failed: bool | None, skew_ms: int) -> None:
+        self.end(self.pick(which, passed=True), failed, skew_ms)
+
+    def end(self, attempt: str, failed: bool | None, skew_ms: int = 0) -> Observation:
+        at_ms, version = self.last.now_ms + skew_ms, self.calls.pop(attempt).version
+        self.log.append(Observation(len(self.log) + 1, attempt, at_ms, failed, "a3f1b2c4", version))
+        return self.log[-1]
+
+    @precondition(any_passed)
+    @rule(which=ANY, is_told=st.booleans())
+    def a_worker_dies_with_its_call(self, which: int, is_told: bool) -> None:
+        attempt = self.pick(which, passed=True)
+        self.calls[attempt].version = None  # its checkpoint is older than its admission
+        if is_told:
+            self.end(attempt, None)
+        else:
+            self.calls.pop(attempt)
+
+    # Breaker services and people: results come late, again, in any order, or never, and one is quicker than the other
+
+    @precondition(lambda self: self.log)
+    @rule(who=SERVICES, which=st.lists(ANY, min_size=1, max_size=4))
+    def a_service_reads_and_decides(self, who: str, which: list[int]) -> None:
+        self.decided[who] = self.decision(*(self.log[-1 - place % len(self.log)] for place in which))
+
+    @rule(by_hand=st.sampled_from(["isolate", "reset", "reset"]))
+    def somebody_reads_and_decides(self, by_hand: Literal["isolate", "reset"]) -> None:
+        self.decided["ops"] = replace(self.decision(), by_hand=by_hand)
+
+    @precondition(lambda self: self.decided)
+    @rule(which=ANY)
+    def what_was_decided_is_saved_or_decided_anew(self, which: int) -> None:
+        decision = self.decided.pop(sorted(self.decided)[which % len(self.decided)])
+        if not self.carry_out(decision):
+            assert self.carry_out(replace(decision, before=self.last, changes=self.changes))
+
+    def decision(self, *outcomes: Observation) -> Decision:
+        return Decision(self.last, self.changes, outcomes)
+
+    def carry_out(self, decision: Decision) -> bool:
+        """Saves a decision, if it is one; False if somebody was quicker."""
+        before, after = decision.before, decision.before.breaker
+        if decision.by_hand == "isolate":
+            after, _ = isolate(after, by="ops", why="", rules=RULES, now_ms=before.now_ms)
+        elif decision.by_hand == "reset":
+            after, _ = reset(after, by="ops", why="", rules=RULES, now_ms=before.now_ms)
+        for outcome in decision.outcomes:
+            after, _ = observe(after, outcome, RULES, before.now_ms)
+        if after == before.breaker:
+            return True
+        is_unchanged = decision.changes == self.changes
+        assert self.save(before, after) == is_unchanged
+        if is_unchanged:
+            self.changes += 1
+            self.take_in(decision)
+        return is_unchanged
+
+    def take_in(self, decision: Decision) -> None:
+        if decision.by_hand == "isolate":
+            self.model, self.may = self.model.isolated(), OF_ISOLATING
+        elif decision.by_hand == "reset":
+            self.model, self.may = self.model.closed_by_hand(), OF_RESETTING
+        else:
+            if self.model.state == "half_open":
+                assert self.model.probe in {outcome.attempt_id for outcome in decision.outcomes}
+            self.model, self.may = self.model.after(decision.outcomes, decision.before.now_ms), OF_OUTCOMES
+        if self.model.probe is None:
+            self.probing.clear()
+
+    @precondition(any_passed)
+    @rule(which=ANY, failed=OUTCOMES, times=st.integers(1, 2))
+    def a_call_ends_late_and_is_told_at_once(self, which: int, failed: bool | None, times: int) -> None:
+        outcome = self.end(self.pick(which, passed=True), failed)
+        for _ in range(times):
+            assert self.carry_out(self.decision(outcome))
+            self.check()
+
+    @rule(outcomes=st.lists(OUTCOMES, min_size=1, max_size=4))
+    def calls_end_and_are_told_at_once(self, outcomes: list[bool | None]) -> None:
+        for failed in outcomes[:1] if self.model.state != "closed" else outcomes:
+            self.number += 1
+            attempt = f"job-{self.number}:1"
+            if isinstance(self.ask(attempt), Admitted):
+                self.check()
+                assert self.carry_out(self.decision(self.end(attempt, failed)))
+                self.check()
+
+    @precondition(lambda self: self.model.state == "isolated")
+    @rule()
+    def somebody_resets_it_again(self) -> None:
+        assert self.carry_out(replace(self.decision(), by_hand="reset"))
+
+    @precondition(lambda self: self.model.state in {"open", "half_open"})
+    @rule(seconds=st.sampled_from([20, 40, 60, 100]))
+    def time_passes(self, seconds: int) -> None:
+        self.later(seconds * 1000)
+
+    def later(self, by_ms: int) -> None:
+        self.model = self.model.earlier(by_ms)
+        self.probing = {holder: until_ms - by_ms for holder, until_ms in self.probing.items()}
+        for name in ("open_until_ms", "probe_until_ms"):
+            stored: int = getattr(self.last.breaker, name)
+            if stored:
+                self.run(self.redis.client.hset(HASH, name, str(max(0, stored - by_ms))))
+
+    # What always holds
+
+    @invariant()
+    def the_breaker_is_what_it_must_be(self) -> None:
+        type(self).steps += 1
+        self.check()
+
+    def check(self) -> None:
+        self.last = self.load()
+        now = self.last.breaker
+        assert self.model.same_as(now), f"{now} is not {self.model}"
+        step = self.before.state, now.state
+        assert now.version - self.before.version in {0, 1}
+        if now.version != self.before.version:
+            assert step in self.may
+            self.taken[step] += 1
+        else:
+            assert now.state == self.before.state
+        self.before, self.may = self.model, set()
+
+    def teardown(self) -> None:
+        """Once everybody is gone, the next call passes, and if it goes well, so do all."""
+        self.later(COOLDOWN_MS + LEASE_MS)
+        self.check()
+        verdict = self.ask("last:1")
+        self.check()
+        for decision in self.decided.values():
+            self.carry_out(decision)
+            self.check()
+        if self.model.state == "isolated":
+            assert isinstance(verdict, Refused) or "ops" in self.decided
+            return
+        if self.model.version != self.calls["last:1"].version:
+            return
+        assert self.carry_out(self.decision(self.end("last:1", failed=False)))
+        self.check()
+        assert self.model.state == "closed"
+
+
+@pytest.mark.timeout(600)  # where it fails, Hypothesis looks for the shortest way there for up to five minutes
+def test_a_breaker_stays_right_whatever_happens_in_whatever_order(own_redis_server: RunningServer) -> None:
+    Fleet.steps, Fleet.taken, Fleet.redis = 0, Counter(), Redis(own_redis_server.url)
+    Fleet.loop = asyncio.new_event_loop()
+    try:
+        while Fleet.steps < STEPS:
+            run_state_machine_as_test(
+                Fleet,
+                settings=settings(
+                    max_examples=EXAMPLES,
+                    stateful_step_count=LENGTH,
+                    deadline=None,
+                    derandomize=False,
+                    suppress_health_check=[HealthCheck.too_slow],
+                ),
+            )
+    finally:
+        Fleet.loop.run_until_complete(Fleet.redis.close())
+        Fleet.loop.close()
+    # The machine has been everywhere.
+    assert set(Fleet.taken) >= OF_ADMISSIONS | OF_OUTCOMES
+    assert OF_ISOLATING & set(Fleet.taken)
+    assert OF_RESETTING & set(Fleet.taken)
