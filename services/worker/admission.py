@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, ErrorInfo, Reason
 from breakwater.contracts.types import format_time, time_from_ms
-from breakwater.policy.breaker import BreakerKey
+from breakwater.policy.breaker import BreakerKey, BreakerRules
 from breakwater.policy.transitions import half_opened
 from breakwater.state.breakers import Admitted, Refused
 from breakwater.state.budgets import OverBudget
@@ -124,7 +125,7 @@ async def admit(plane: Plane, job: Assignment, guard: TaskGuard | None, question
     if not allowed:
         refused = TASK_STOPPED
     elif isinstance(breaker, Refused):
-        refused = _breaker_open(question.model, breaker)
+        refused = _breaker_open(plane, question.model, breaker, rules)
     elif over_budget is not None:
         refused = _over_budget(over_budget)
     elif over_limit is not None:
@@ -162,18 +163,22 @@ TASK_STOPPED = Denial(
 )
 
 
-def _breaker_open(model: str, refused: Refused) -> Denial:
+def _breaker_open(plane: Plane, model: str, refused: Refused, rules: BreakerRules | None) -> Denial:
     if refused.until_ms == 0:
-        until, wait_s, advice = "somebody resets it", None, "Please try again later."
+        state, wait_s, advice = "open until somebody resets it", None, "Please try again later."
     else:
-        moment = format_time(time_from_ms(refused.until_ms))
-        until, wait_s, advice = moment, refused.wait_ms / 1000, f"Please try again after {moment}."
+        wait_s, moment = refused.wait_ms / 1000, format_time(time_from_ms(refused.until_ms))
+        if refused.probing and rules is not None and rules.cooldown_s < wait_s:
+            # Long before its lease a probe ends, and with it the waiting, or another cool-down begins.
+            wait_s, moment = rules.cooldown_s, format_time(plane.now() + timedelta(seconds=rules.cooldown_s))
+        state = "half-open, and its one probe is under way" if refused.probing else f"open until {moment}"
+        advice = f"Please try again after {moment}."
     return Denial(
         "breaker_open",
         ErrorInfo(
             kind="breaker_open",
             class_="CircuitBreakerOpenError",
-            message=f"the breaker for {model} is open until {until}; no call was made",
+            message=f"the breaker for {model} is {state}; no call was made",
             retry_after_s=wait_s,
             user_message=f"This agent is temporarily unavailable because of recent failures. {advice}",
         ),

@@ -127,7 +127,7 @@ async def test_one_that_was_forced_open_admits_nobody_until_it_is_reset(redis: R
     for state in (Breaker(), OPEN, FULL):
         forced, _ = isolate(state, by="ops", why="", rules=BreakerRules(), now_ms=1)
         await put(redis, forced)
-        assert await admit(redis, "one:1") == await admit(redis, "job/1:2") == Refused(0, 0)
+        assert await admit(redis, "one:1") == await admit(redis, "job/1:2") == Refused(0, 0, probing=False)
         assert (await load(redis)).breaker == forced
         after, _ = reset(forced, by="ops", why="", rules=BreakerRules(), now_ms=1)
         await put(redis, after)

@@ -52,6 +52,8 @@ class Refused:
     until_ms: int
     wait_ms: int
     """How long that is from now, by Redis' clock."""
+    probing: bool
+    """Another attempt holds the probe: its lease ends then, and its call mostly long before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,8 @@ class Breakers:
     def admission(answer: Sequence[object]) -> Admitted | Refused:
         """Reads the answer to `admit_call`."""
         verdict, until_ms, version, changed, wait_ms = answer
-        if verdict == "refused":
-            return Refused(int(cast(int, until_ms)), int(cast(int, wait_ms)))
+        if verdict in {"refused", "probing"}:
+            return Refused(int(cast(int, until_ms)), int(cast(int, wait_ms)), verdict == "probing")
         return Admitted(verdict == "probe", int(cast(int, version)), bool(changed))
 
     @staticmethod

@@ -1,7 +1,8 @@
 -- May this attempt call? Closed: yes. Isolated: no. Open: no, until the cool-down is over. Half-open: one leased probe
 -- in the fleet.
 -- KEYS: breaker   ARGV: attempt_id, probe_lease_ms
--- Returns {verdict, until_ms, version, changed, wait_ms}: verdict is 'closed', 'probe' or 'refused'.
+-- Returns {verdict, until_ms, version, changed, wait_ms}: verdict is 'closed', 'probe', 'refused' or 'probing' (refused,
+-- as another attempt holds the probe).
 local known = redis.call('HMGET', KEYS[1], 'state', 'open_until_ms', 'probe', 'probe_until_ms', 'version')
 local state, version = known[1] or 'closed', tonumber(known[5] or '0')
 if state == 'closed' then
@@ -22,7 +23,7 @@ if state == 'open' then
   changed = 1
   redis.call('HSET', KEYS[1], 'changed_ms', now)
 elseif known[3] and known[3] ~= '' and known[3] ~= ARGV[1] and now < tonumber(known[4]) then
-  return {'refused', tonumber(known[4]), version, 0, tonumber(known[4]) - now}
+  return {'probing', tonumber(known[4]), version, 0, tonumber(known[4]) - now}
 elseif known[3] == ARGV[1] then
   changed = 1 -- asked again, as the answer was lost: whoever tells of the change must hear of it
 end
