@@ -5,7 +5,7 @@ What one of them grants and another one refuses is given back, in a second round
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -45,7 +45,9 @@ class Question:
     model: str
     provider: str
     checkpoint: str
-    """Saved in the same round trip."""
+    """Saved in the same round trip: the call may be under way."""
+    at_rest: Callable[[], str]
+    """Gives the checkpoint for when it is refused: after a crash nobody must think that it was made."""
     worst_case: int | None
     """The most that it can cost in nano-dollars; None where its model has no price."""
     worst_tokens: int
@@ -136,7 +138,7 @@ async def admit(plane: Plane, job: Assignment, guard: TaskGuard | None, question
             breaker.version if key is not None and isinstance(breaker, Admitted) else None,
             limits,
         )
-    back: list[ScriptCall] = []
+    back = [plane.executions.checkpoint_call(job.holder, question.at_rest(), lease_ms=lease_ms)]
     if over_budget is None:
         back.append(plane.budgets.release_call(attempt_id, counters, now=now))
     if key is not None and isinstance(breaker, Admitted) and breaker.probe:
@@ -145,8 +147,7 @@ async def admit(plane: Plane, job: Assignment, guard: TaskGuard | None, question
         back.append(plane.rate_limits.release_call(attempt_id, limits))
     if earns is not None and (taken_back := plane.retry_budgets.first_try_call(question.model, -1)) is not None:
         back.append(taken_back)
-    if back:
-        await plane.redis.run(back)
+    await plane.redis.run(back)
     return refused
 
 

@@ -103,6 +103,7 @@ class Run:
             model=flight.model,
             provider=flight.provider,
             checkpoint=text,
+            at_rest=lambda: at.model_dump_json(exclude_defaults=True),
             worst_case=flight.reserved,
             worst_tokens=estimate_input_tokens(self._input_bytes()) + job.max_output_tokens,
             timeout_s=timeout_s,

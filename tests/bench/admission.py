@@ -5,7 +5,8 @@
 Starts the embedded Redis in a temporary directory and asks, one call after the other, for a job with a task guard, a
 breaker, a daily and a monthly hard cap of its agent and of all agents, rate limits of agent and model, and a retry
 budget; its checkpoint of 2 KB is saved in the same round trip. What was granted is given back in between, which is not
-measured. `in Redis` is what Redis itself counts for the scripts of one admission, in a pass of its own. Nothing is asserted.
+measured. `in Redis` is what Redis itself counts for the scripts of one admission, in a pass of its own. Nothing is
+asserted.
 
 Measured on FIGURES_MACHINE:
 
@@ -14,7 +15,6 @@ FIGURES
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import sys
 import tempfile
@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import uvloop
 
 from breakwater.bus.broker import connection_of, make_broker
 from breakwater.bus.lookup import Lookup
@@ -149,7 +151,18 @@ class Bench:
         agent = plane.config.agents[agent_name]
         job = Job.model_validate({"agent": agent_name, "prompt": "How do I return a parcel?", "task_id": TASK})
         assignment = Assignment(holder.execution_id, agent_name, agent, job, agent.chain, holder, 200, None)
-        question = Question(f"{holder.execution_id}:1", "sim/m", "sim", CHECKPOINT, 20_000_000, 5_000, 30.0, True, ())
+        question = Question(
+            attempt_id=f"{holder.execution_id}:1",
+            model="sim/m",
+            provider="sim",
+            checkpoint=CHECKPOINT,
+            at_rest=lambda: CHECKPOINT,
+            worst_case=20_000_000,
+            worst_tokens=5_000,
+            timeout_s=30.0,
+            first_try=True,
+            attempts=(),
+        )
         await plane.executions.claim(holder)
         trips, spent = self._redis.round_trips, await self._spent() if look_into_redis else 0.0
         began = time.perf_counter()
@@ -218,7 +231,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=temporary)))
         try:
-            measured = asyncio.run(measure(servers.redis().url, calls))
+            measured = uvloop.run(measure(servers.redis().url, calls))
         finally:
             servers.stop()
     print(f"{'':24} {'round trips':>11} {'p50 ms':>8} {'p99 ms':>8} {'in Redis ms':>12}")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import redis.asyncio as aioredis
+
+from breakwater.state.executions import Holder
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import PRICE, Plane, model, until
 
@@ -49,6 +53,25 @@ async def test_a_job_waits_for_its_turn_and_no_more_calls_are_under_way_than_all
         assert most <= 2
         assert any(result["attempts"][0]["backoff_ms"] for result in results)
         assert {result["attempts_count"] for result in results} == {1}
+
+
+async def test_whoever_waits_for_a_turn_has_no_call_under_way(start_plane: StartPlane) -> None:
+    # A worker that takes it over after a crash would take such a call for lost, and its worst case for spent.
+    agents = {"writer": {"model": "sim/m", "rate_limit": {"concurrent_calls": 1}}}
+    async with start_plane({"sim/m": model(latency_ms=3000)}, agents, services=("worker",)) as plane:
+        for name in ("first", "second"):
+            await plane.publish({"agent": "writer", "job_id": name, "prompt": "x"})
+        async with aioredis.from_url(plane.environment["BREAKWATER_REDIS_URL"], decode_responses=True) as redis:
+
+            async def under_way() -> list[bool]:
+                texts = [await redis.hget(Holder(name, 0, 0).key, "checkpoint") for name in ("first", "second")]
+                return ["in_flight" in json.loads(text) for text in texts if text]
+
+            async def one_waits() -> bool:
+                return sorted(await under_way()) == [False, True]
+
+            await until(one_waits, what="one call under way and one job that waits")
+        assert (await plane.result("second"))["attempts_count"] == 1
 
 
 async def test_a_long_wait_for_a_turn_sleeps_on_the_bus_and_does_not_fit_a_short_timeout(

@@ -211,6 +211,7 @@ class Fleet(RuleBasedStateMachine):
         """
         if isinstance(verdict, Refused):
             assert (verdict.until_ms, asked < until_ms) == (until_ms, True)
+            assert verdict.probing == (self.model.state == "half_open")
             assert until_ms - answered <= verdict.wait_ms <= until_ms - asked
         else:
             assert verdict.probe
@@ -243,7 +244,9 @@ class Fleet(RuleBasedStateMachine):
     @precondition(lambda self: self.calls)
     @rule(which=ANY)
     def a_call_is_not_made_after_all(self, which: int) -> None:
-        attempt = list(self.calls)[-1 - which % len(self.calls)]
+        self.give_back(list(self.calls)[-1 - which % len(self.calls)])
+
+    def give_back(self, attempt: str) -> None:
         self.run(self.redis.run([Breakers.return_probe_call(KEY, attempt)]))
         self.calls[attempt] = Call()
         if self.model.probe == attempt:
@@ -277,13 +280,19 @@ class Fleet(RuleBasedStateMachine):
     # Breaker services and people: results come late, again, in any order, or never, and one is quicker than the other
 
     @precondition(lambda self: self.log)
-    @rule(who=SERVICES, which=st.lists(ANY, min_size=1, max_size=4))
+    @rule(who=SERVICES, which=st.lists(ANY | st.integers(0, 60), min_size=1, max_size=4))
     def a_service_reads_and_decides(self, who: str, which: list[int]) -> None:
         self.decided[who] = self.decision(*(self.log[-1 - place % len(self.log)] for place in which))
 
     @rule(by_hand=st.sampled_from(["isolate", "reset", "reset"]))
     def somebody_reads_and_decides(self, by_hand: Literal["isolate", "reset"]) -> None:
         self.decided["ops"] = replace(self.decision(), by_hand=by_hand)
+
+    @precondition(lambda self: self.model.probe in self.calls)
+    @rule(by_hand=st.sampled_from(["isolate", "reset"]))
+    def the_probe_is_given_back_while_somebody_decides(self, by_hand: Literal["isolate", "reset"]) -> None:
+        self.somebody_reads_and_decides(by_hand)
+        self.give_back(str(self.model.probe))
 
     @precondition(lambda self: self.decided)
     @rule(which=ANY)
