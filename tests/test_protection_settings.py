@@ -70,6 +70,25 @@ def test_a_mistake_is_named_with_its_place_or_its_remedy(agent: dict[str, Any], 
     assert said in str(error.value)
 
 
+def test_agents_that_share_a_breaker_have_the_same_rules() -> None:
+    def agents(scope: str, **other: Any) -> str:
+        document = {
+            "providers": {"p": {"base_url": "http://127.0.0.1:9/v1"}},
+            "agents": {
+                "a": {"model": "p/m", "breaker": {"scope": scope, "preset": "feature"}},
+                "b": {"model": "p/n", "breaker": {"scope": scope, **other}},
+            },
+        }
+        return yaml.safe_dump(document)
+
+    parse_config(agents("provider", consecutive_failures=3, same_error=5))
+    parse_config(agents("model", within_s=5))  # of another model
+    with pytest.raises(
+        ConfigError, match=r"agents\.b\.breaker: agent 'a' shares the breaker of p/\* and has other rules"
+    ):
+        parse_config(agents("provider", within_s=5))
+
+
 def test_no_agent_is_named_as_all_of_them_are() -> None:
     with pytest.raises(ConfigError, match="stands for all agents"):
         config({}, name="*")

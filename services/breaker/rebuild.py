@@ -112,7 +112,8 @@ class Rebuild:
         return list(zip(keys, await self._breakers.load(keys) if keys else [], strict=True))
 
     async def _recall(self, key: BreakerKey, told: BreakerTransition, sequence: int, loaded: Loaded) -> bool:
-        while loaded.breaker.version < told.version:
+        # One that is isolated, or not told of yet, is somebody's latest word, whatever its version.
+        while loaded.breaker.version < told.version and not (loaded.unpublished or loaded.breaker.state == "isolated"):
             [saved] = await self._breakers.save([Saving(key, loaded, recalled(told, sequence), None)])
             if saved:
                 return True
@@ -157,10 +158,9 @@ class Rebuild:
         key = TaskKey(record.tenant, record.task_id)
         last = guards.get(key)
         before_reset = last is not None and last.kind == "reset" and record.completed_at <= last.at
-        outcome = outcome_of(record, record.output, agent.guard)
-        if before_reset or outcome is None:
+        if before_reset:
             return False
-        await self._tasks.record(key, record.execution_id, outcome)
+        await self._tasks.record(key, record.execution_id, outcome_of(record, record.output, agent.guard))
         return True
 
     async def _replay(self) -> int:

@@ -117,38 +117,48 @@ async def admit(plane: Plane, job: Assignment, guard: TaskGuard | None, question
     over_budget = plane.budgets.reserved(answers["reserved"], counters)
     breaker = NO_BREAKER if key is None else plane.breakers.admission(answers["breaker"])
     over_limit = plane.rate_limits.admitted(answers["turn"], limits) if limits else None
-    if key is not None and isinstance(breaker, Admitted) and breaker.became_half_open:
-        await _tell_half_open(plane, job, key)
+    half_opened_now = isinstance(breaker, Admitted) and breaker.became_half_open
     if not answers["ours"]:
         # Nothing is given back: whoever has taken the job over may hold it for the same attempt.
+        if key is not None and half_opened_now:
+            await _tell_half_open(plane, job, key)
         raise ClaimLost(job.execution_id)
-    allowed = guard is None or await guard.judge(answers["task"], question.attempts)
+    stopped = None if guard is None else guard.judge(answers["task"], question.attempts)
     refused: Denial | Wait | None = None
-    if not allowed:
+    if stopped is not None:
         refused = TASK_STOPPED
     elif isinstance(breaker, Refused):
         refused = _breaker_open(plane, question.model, breaker, rules)
     elif over_budget is not None:
         refused = _over_budget(over_budget)
     elif over_limit is not None:
-        refused = _over_limit(plane, over_limit, limits)
-    if refused is None:
-        return Grant(
-            isinstance(breaker, Admitted) and breaker.probe,
-            breaker.version if key is not None and isinstance(breaker, Admitted) else None,
-            limits,
-        )
-    back = [plane.executions.checkpoint_call(job.holder, question.at_rest(), lease_ms=lease_ms)]
-    if over_budget is None:
-        back.append(plane.budgets.release_call(attempt_id, counters, now=now))
-    if key is not None and isinstance(breaker, Admitted) and breaker.probe:
-        back.append(plane.breakers.return_probe_call(key, attempt_id))
-    if limits and over_limit is None:
-        back.append(plane.rate_limits.release_call(attempt_id, limits))
-    if earns is not None and (taken_back := plane.retry_budgets.first_try_call(question.model, -1)) is not None:
-        back.append(taken_back)
-    await plane.redis.run(back)
-    return refused
+        refused = await _over_limit(plane, over_limit, limits)
+    if refused is not None:
+        back = [plane.executions.checkpoint_call(job.holder, question.at_rest(), lease_ms=lease_ms)]
+        if over_budget is None:
+            back.append(plane.budgets.release_call(attempt_id, counters, now=now))
+        if key is not None and isinstance(breaker, Admitted) and breaker.probe:
+            back.append(plane.breakers.return_probe_call(key, attempt_id))
+        if limits and over_limit is None:
+            back.append(plane.rate_limits.release_call(attempt_id, limits))
+        if earns is not None and (taken_back := plane.retry_budgets.first_try_call(question.model, -1)) is not None:
+            back.append(taken_back)
+        await plane.redis.run(back)
+    # Told only now: it may take as long as NATS is away, and a call that is not made must hold nothing meanwhile.
+    if key is not None and half_opened_now:
+        await _tell_half_open(plane, job, key)
+    if guard is not None and stopped is not None:
+        await guard.stop(stopped)
+    if refused is not None:
+        return refused
+    if plane.now() - now > timedelta(seconds=LEASE_MARGIN_S / 2):
+        # What was granted may have lapsed while it was told, and somebody else be probing.
+        return await admit(plane, job, guard, question)
+    return Grant(
+        isinstance(breaker, Admitted) and breaker.probe,
+        breaker.version if key is not None and isinstance(breaker, Admitted) else None,
+        limits,
+    )
 
 
 async def _ask(plane: Plane, **calls: ScriptCall | None) -> dict[str, Any]:
@@ -201,7 +211,7 @@ def _over_budget(over: OverBudget) -> Denial:
     )
 
 
-def _over_limit(plane: Plane, over: OverLimit, limits: Sequence[Limited]) -> Denial | Wait:
+async def _over_limit(plane: Plane, over: OverLimit, limits: Sequence[Limited]) -> Denial | Wait:
     kind, _, who = over.name.partition(":")
     what = over.what.replace("_", " ")
     wait_s = None if over.wait_ms is None else over.wait_ms / 1000
@@ -216,12 +226,16 @@ def _over_limit(plane: Plane, over: OverLimit, limits: Sequence[Limited]) -> Den
         ),
         over.name,
     )
-    rule = next(limited.rule for limited in limits if limited.name == over.name)
-    if rule.on_exceeded == "fail" or wait_s is None:
+    limited = next(limited for limited in limits if limited.name == over.name)
+    if limited.rule.on_exceeded == "fail" or wait_s is None:
         return denial
-    # Not all at once when their time has come; and a call under way mostly ends long before its lease.
-    polled_s = min(wait_s, POLL_S) if over.what == "concurrent_calls" else wait_s
-    return Wait(polled_s + POLL_S * plane.jitter(), denial)
+    # A call under way mostly ends long before its lease, and with fewer tokens than it may use.
+    soon = over.what == "concurrent_calls"
+    if over.what == "tokens_per_minute":
+        [usage] = await plane.rate_limits.usage([limited])
+        soon = usage.concurrent_calls > 0
+    # Not all at once when their time has come.
+    return Wait((min(wait_s, POLL_S) if soon else wait_s) + POLL_S * plane.jitter(), denial)
 
 
 def retry_budget_spent(model: str) -> Denial:

@@ -128,8 +128,8 @@ class Run:
         await self._tell.attempt_starts(flight.number, flight.model)
         timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
         ended = await self._caller.call(flight, messages, timeout_s)
-        await self._settle(ended.attempt, grant.limits)
         await self._keep(ended.attempt)
+        await self._settle(ended.attempt, grant.limits)
         if ended.verdict is None:
             return Finished(self._at, ended.output, flight.model, None, None)
         return await self._after(ended.attempt, ended.verdict, ended)
@@ -138,7 +138,9 @@ class Run:
         """Frees a call's turn, and counts what it used instead of its worst case."""
         if limits:
             rate_limits, used = self._plane.rate_limits, _tokens_used(attempt)
+            asked = self._plane.now()
             await self._plane.patience.redis(lambda: rate_limits.settle(attempt.attempt_id, limits, used))
+            self._extend_deadline(self._plane.now() - asked)
 
     async def _refused(self, flight: InFlight, denial: Denial) -> Step:
         await self._short_circuit(flight, denial)
@@ -351,8 +353,8 @@ class Run:
                 flight, flight.started_at, "worker_lost", cost=cost, basis=basis, error=WORKER_LOST.error_info()
             )
             limits = self._plane.limits(self._job.agent_name, self._job.agent, flight.model)
-            await self._settle(lost, limits)
             await self._keep(lost)
+            await self._settle(lost, limits)
             return await self._after(lost, WORKER_LOST, None)
         return None if last is None else await self._after_recorded(last)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -20,6 +20,14 @@ from services.worker.assignment import Assignment
 from services.worker.plane import Plane
 
 
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A task that makes no more calls: as it is to be stopped now, or was before."""
+
+    why: Trip | Tripped
+    task: Task
+
+
 class TaskGuard:
     """Guards the task of one job."""
 
@@ -33,25 +41,33 @@ class TaskGuard:
         """What to ask Redis in the round trip of an admission; read its answer with `judge`."""
         return self._plane.tasks.enter_call(self._key, self._job.execution_id)
 
-    async def judge(self, answer: Sequence[Any], attempts: Sequence[Attempt]) -> bool:
-        """Whether a call may be made, after these attempts of the job. A trip is told of before anything else happens.
-
-        Raises:
-            StateUnavailable: ask again.
-        """
+    def judge(self, answer: Sequence[Any], attempts: Sequence[Attempt]) -> Stopped | None:
+        """Why no call may be made, after these attempts of the job; None where one may. To be told with `stop`."""
         entered = self._plane.tasks.entered(answer)
         if entered.tripped is not None:
-            await self._tell(entered.tripped, entered.task)
-            return False
+            return Stopped(entered.tripped, entered.task)
         tokens = sum((attempt.input_tokens or 0) + (attempt.output_tokens or 0) for attempt in attempts)
         cost = sum(attempt.cost or 0 for attempt in attempts)
         trip = before_call(entered.task, entered.number, self._rules, tokens=tokens, cost=cost)
         if trip is None:
-            return True
-        # A job that was refused its first call was no iteration.
-        done = entered.task if attempts else replace(entered.task, iterations=entered.number - 1)
-        await self._trip(trip, done)
-        return False
+            return None
+        # With what this job has used; but one that was refused its first call is no iteration.
+        done = entered.task.iterations if attempts else entered.number - 1
+        task = replace(
+            entered.task, iterations=done, tokens=entered.task.tokens + tokens, cost=entered.task.cost + cost
+        )
+        return Stopped(trip, task)
+
+    async def stop(self, stopped: Stopped) -> None:
+        """Stops the task, and tells people, unless both is done.
+
+        Raises:
+            StateUnavailable: stop it again.
+        """
+        if isinstance(stopped.why, Trip):
+            await self._trip(stopped.why, stopped.task)
+        else:
+            await self._tell(stopped.why, stopped.task)
 
     async def record(self, result: Result, answer: JsonValue) -> None:
         """Counts a job that is about to be decided, and stops its task if that is due.
@@ -64,10 +80,8 @@ class TaskGuard:
             StateUnavailable: record again.
         """
         outcome = outcome_of(result, answer, self._rules)
-        if outcome is None:
-            return
         task = await self._plane.tasks.record(self._key, self._job.execution_id, outcome)
-        trip = after_job(task, self._rules)
+        trip = after_job(task, self._rules) if outcome.failed is not None else None
         if trip is not None:
             await self._trip(trip, task)
 

@@ -8,9 +8,18 @@ budget; its checkpoint of 2 KB is saved in the same round trip. What was granted
 measured. `in Redis` is what Redis itself counts for the scripts of one admission, in a pass of its own. Nothing is
 asserted.
 
-Measured on FIGURES_MACHINE:
+Measured on two cores of a Xeon at 2.5 GHz that other work kept busy (load average 5), so quiet ones do better:
 
-FIGURES
+                             round trips   p50 ms   p99 ms  in Redis ms
+    a PING, to compare                 1    0.201    0.760        0.000
+    granted                            1    0.873    2.907        0.221
+    refused: rate limit                2    1.353    9.559        0.314
+    refused: budget                    2    1.419    6.724        0.324
+    refused: open breaker              2    1.692    5.962        0.533
+    refused: stopped task              2    1.523    4.700        0.438
+
+Of a granted one, the scripts take a quarter, most of it rate limits and budget; making the calls takes 0.09 ms of the
+worker's CPU, and their packing, which redis-py does in Python, 0.2 ms.
 """
 
 from __future__ import annotations

@@ -138,3 +138,15 @@ async def test_fifty_jobs_of_one_task_at_once_are_ten_iterations(start_plane: St
         assert sum(result["status"] == "succeeded" for result in results) == 10
         assert plane.sim.ledger.totals.calls == 10
         assert len(await events(plane)) == 1
+
+
+async def test_an_outage_stops_no_task_and_hides_no_failure(start_plane: StartPlane) -> None:
+    models = {"sim/m": model({"requests": [1, 99], "status": 500})}
+    agents = {"writer": {"model": "sim/m", "breaker": {"consecutive_failures": 3, "cooldown_s": 300}}}
+    async with start_plane(models, agents, services=("worker", "breaker")) as plane:
+        # Its three tries open the breaker.
+        assert (await run(plane, "failed"))["reason"] == "error"
+        await until(lambda: plane.last("EVENTS", "bw.breakers.writer.*"), what="the breaker to open")
+        refused = [(await run(plane, f"r{number}"))["reason"] for number in range(12)]
+        assert set(refused) == {"breaker_open"}
+        assert await events(plane) == []

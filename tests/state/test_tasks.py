@@ -21,8 +21,8 @@ from breakwater.state.tasks import (
 KEY = TaskKey("acme", "nightly run")
 OTHER = TaskKey("acme", "another run")
 A, B = "a3f1b2c4", "0badc0de"
-FINE = JobOutcome(tokens=120, cost=3_000, failed=False, error_hash=None, confidence=None)
-FAILED = JobOutcome(tokens=20, cost=500, failed=True, error_hash=A, confidence=None)
+FINE = JobOutcome(tokens=120, cost=3_000, failed=False, called=True, error_hash=None, confidence=None)
+FAILED = JobOutcome(tokens=20, cost=500, failed=True, called=True, error_hash=A, confidence=None)
 LOOPS = Trip("max_iterations", "10 iterations (limit: 10)")
 BURNS = Trip("max_cost", "$10.02 spent (limit: $10.00)")
 
@@ -346,3 +346,23 @@ async def test_a_redis_that_is_away_is_told_as_such() -> None:
         with pytest.raises(StateUnavailable, match="did not answer"):
             await call
     await away.close()
+
+
+REFUSED = JobOutcome(tokens=0, cost=0, failed=None, called=False, error_hash=None, confidence=None)
+
+
+async def test_a_job_that_was_refused_without_a_call_is_neither_an_iteration_nor_a_success(redis: Redis) -> None:
+    tasks, key = Tasks(redis), TaskKey(None, "outage")
+    await tasks.record(key, "failed", FAILED)
+    for number in range(3):
+        await redis.run([Tasks.enter_call(key, f"refused{number}")])
+        await tasks.record(key, f"refused{number}", REFUSED)
+        await tasks.record(key, f"refused{number}", REFUSED)
+    await tasks.record(key, "never entered", REFUSED)
+    task, _ = await tasks.load(key)
+    assert (task.iterations, task.consecutive_failures, task.total_failures) == (1, 1, 1)
+    # Refused in the middle, after paid calls: it has used something, and says nothing of the task all the same.
+    [answer] = await redis.run([Tasks.enter_call(key, "half")])
+    assert Tasks.entered(answer).number == 2
+    task = await tasks.record(key, "half", replace(REFUSED, tokens=50, cost=7, called=True))
+    assert (task.iterations, task.consecutive_failures, task.tokens) == (2, 1, FAILED.tokens + 50)

@@ -12,7 +12,7 @@ from breakwater.config.agents import Agent, AgentDefaults
 from breakwater.config.errors import hint, listing
 from breakwater.contracts.events import AlertEvent
 from breakwater.contracts.types import Identifier, Message, ModelId, Off
-from breakwater.policy.breaker import ALL, with_preset
+from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, with_preset
 from breakwater.policy.budget import Caps
 from breakwater.policy.price import Price
 from breakwater.policy.rate_limit import RateLimit
@@ -167,12 +167,30 @@ class Config(Message):
                     )
                 elif provider not in self.providers:
                     yield f"agents.{name}.provider: {provider!r} is not configured{hint(provider, self.providers)}"
+        yield from self._shared_breaker_problems()
         for model, settings in self.models.items():
             if settings.provider is not None and settings.provider not in self.providers:
                 yield (
                     f"models.{model}.provider: {settings.provider!r} is not configured"
                     f"{hint(settings.provider, self.providers)}"
                 )
+
+    def _shared_breaker_problems(self) -> Iterable[str]:
+        """Each outcome is judged by the rules of its agent: with windows of two lengths neither would be kept."""
+        first: dict[BreakerKey, tuple[str, BreakerRules]] = {}
+        for name, agent in self.agents.items():
+            if agent.breaker is None or agent.breaker.scope == "agent_model":
+                continue
+            rules = agent.breaker.model_copy(update={"preset": None})
+            for model in (*agent.chain, *agent.allowed_models):
+                key = BreakerKey.of(rules.scope, name, model, self.provider_name(agent, model) or "")
+                other, others = first.setdefault(key, (name, rules))
+                if others != rules:
+                    yield (
+                        f"agents.{name}.breaker: agent {other!r} shares the breaker of {key.model} and has other "
+                        "rules; give both the same, as under `defaults`"
+                    )
+                    break
 
     def provider_name(self, agent: Agent, model: str) -> str | None:
         """Which provider serves a model of an agent; None where that can't be told.

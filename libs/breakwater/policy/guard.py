@@ -95,36 +95,37 @@ class JobOutcome:
     Attributes:
         tokens: input and output.
         cost: in nano-dollars.
-        failed: whether it counts as a failure.
+        failed: whether it counts as a failure, or as a success; None where it was refused, which is neither.
+        called: whether any call was made. A job that was refused without one is no iteration.
         error_hash: the identity of its error, 8 hex digits; counted where it failed.
         confidence: how sure its answer says it is, 0..1; None where it does not say.
     """
 
     tokens: int
     cost: int
-    failed: bool
+    failed: bool | None
+    called: bool
     error_hash: str | None
     confidence: float | None
 
 
 _FAILURES: frozenset[Reason] = frozenset({"error", "timeout", "worker_lost"})
-"""Jobs that were refused say nothing of the task: an outage of a model must not stop it until people come."""
+"""The others were refused, which says nothing of the task: an outage must not stop it until people come."""
 
 
-def outcome_of(record: Execution, output: JsonValue, rules: GuardRules) -> JobOutcome | None:
-    """What a concluded job adds to its task; None for one that the guard itself refused.
+def outcome_of(record: Execution, output: JsonValue, rules: GuardRules) -> JobOutcome:
+    """What a concluded job adds to its task.
 
     Args:
         record: of the job, or its result.
         output: the answer that was checked; its confidence counts.
         rules: of the job's agent.
     """
-    if record.reason == "guard_tripped":
-        return None
     return JobOutcome(
         tokens=record.total_tokens,
         cost=record.total_cost or 0,
-        failed=record.reason in _FAILURES,
+        failed=record.reason in _FAILURES if record.reason in {None, *_FAILURES} else None,
+        called=any(not attempt.short_circuited for attempt in record.attempts),
         error_hash=record.error.hash if record.error is not None else None,
         confidence=confidence_of(output, rules),
     )

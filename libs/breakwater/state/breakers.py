@@ -123,7 +123,13 @@ class Breakers:
         async with translated():
             # First, and each time: the list may name too many, but none that is there may be missing after a crash.
             await self._redis.client.sadd(INDEX, *(change.key.name for change in changes))
-        return [bool(answer) for answer in await self._redis.run(calls)]
+        saved = [bool(answer) for answer in await self._redis.run(calls)]
+        made = [change.key.name for change in changes if change.before.revision == UNSAVED]
+        if made:
+            # Again: whoever found it not there yet may have taken it off the list.
+            async with translated():
+                await self._redis.client.sadd(INDEX, *made)
+        return saved
 
     async def all(self) -> list[tuple[BreakerKey, Loaded]]:
         """Every breaker that is known, by name. Raises StateUnavailable."""
@@ -135,6 +141,12 @@ class Breakers:
         if forgotten:
             async with translated():
                 await self._redis.client.srem(INDEX, *forgotten)
+            # One that was made meanwhile belongs there.
+            lost = [_key(name) for name in forgotten]
+            again = [key.name for key, one in zip(lost, await self.load(lost), strict=True) if one.revision != UNSAVED]
+            if again:
+                async with translated():
+                    await self._redis.client.sadd(INDEX, *again)
         return [(key, loaded) for key, loaded in found if loaded.revision != UNSAVED]
 
     async def filled_from(self) -> str | None:

@@ -102,7 +102,8 @@ class Tasks:
         """Counts a concluded job, once, whether it ever entered or not, and returns the task afterwards."""
         error = (outcome.error_hash if outcome.failed else None) or ""
         confidence = "" if outcome.confidence is None else repr(outcome.confidence)
-        counted = [outcome.tokens, outcome.cost, int(outcome.failed), error, confidence]
+        failed = "" if outcome.failed is None else int(outcome.failed)
+        counted = [outcome.tokens, outcome.cost, failed, int(outcome.called), error, confidence]
         arguments = [KEEP_MS, KEEP_DONE_MS, *counted, MAX_KEPT, *_FIELDS]
         [values] = await self._redis.run([ScriptCall(_RECORD, [key.redis_key, _marker(key, execution_id)], arguments)])
         return _read(values)[0]

@@ -22,7 +22,9 @@ OF_ACME = {"task_id": "research 4711", "tenant": "acme"}
 async def trip(redis: Redis, key: TaskKey = KEY, agent: str = "writer") -> Tripped:
     tasks = Tasks(redis)
     await redis.run([tasks.enter_call(key, "x")])
-    await tasks.record(key, "x", JobOutcome(tokens=40, cost=1_500_000, failed=True, error_hash="aa", confidence=None))
+    await tasks.record(
+        key, "x", JobOutcome(tokens=40, cost=1_500_000, failed=True, called=True, error_hash="aa", confidence=None)
+    )
     return await tasks.trip(key, Trip("max_iterations", "1 iteration (limit: 1)"), agent=agent, execution_id="x")
 
 
