@@ -241,6 +241,7 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
     metrics = WorkerMetrics(["m"], registry)
     metrics.attempt(attempt(input_tokens=1, cost=1))
     metrics.attempt(attempt("short_circuited", "breaker_open"))
+    metrics.breakers_attended(True)
     metrics.began("writer")
     retried = (attempt("error", "server"), attempt(cause="retry"))
     metrics.job(result(cache_hit=True, wasted_by_cause={"retry": 1}, attempts=retried))

@@ -70,7 +70,6 @@ class _WorkerSeries:
     in_progress: _Children[Gauge]
     cache_hits: _Children[Counter]
     short_circuits: _Children[Counter]
-    breakers_attended: Gauge
 
 
 class WorkerMetrics:
@@ -84,6 +83,7 @@ class WorkerMetrics:
             registry: what is scraped.
         """
         self._models = frozenset(models)
+        self._registry = registry
         self._series = _worker_series(registry)
 
     def attempt(self, attempt: Attempt) -> None:
@@ -124,7 +124,7 @@ class WorkerMetrics:
 
     def breakers_attended(self, attended: bool) -> None:
         """Whether anybody looks after the breakers."""
-        self._series.breakers_attended.set(attended)
+        _attended_series(self._registry).set(attended)
 
     def began(self, agent: str) -> None:
         """A job is being worked on."""
@@ -178,6 +178,13 @@ def exposition(accept: str) -> tuple[bytes, str]:
 
 
 @cache
+def _attended_series(registry: CollectorRegistry) -> Gauge:
+    """Apart from the others: it has no labels, and so would say 0 before anybody has looked."""
+    what = "Whether a breaker service is at work (1), so that failing models are not called on and on."
+    return Gauge("breakwater_breakers_attended", what, registry=registry)
+
+
+@cache
 def _worker_series(registry: CollectorRegistry) -> _WorkerSeries:
     def counter(name: str, what: str, *labels: str) -> _Children[Counter]:
         return _Children(Counter(f"breakwater_{name}", what, labels, registry=registry))
@@ -185,10 +192,8 @@ def _worker_series(registry: CollectorRegistry) -> _WorkerSeries:
     def seconds(name: str, what: str, *labels: str) -> _Children[Histogram]:
         return _Children(Histogram(f"breakwater_{name}", what, labels, buckets=LLM_BUCKETS_S, registry=registry))
 
-    attended = "Whether a breaker service is at work (1), so that failing models are not called on and on."
     gauge = Gauge("breakwater_jobs_in_progress", "Jobs that this process works on now.", ["agent"], registry=registry)
     return _WorkerSeries(
-        breakers_attended=Gauge("breakwater_breakers_attended", attended, registry=registry),
         jobs=counter("jobs_total", "Jobs that were decided.", "agent", "status", "reason"),
         job_seconds=seconds("job_duration_seconds", "From a job's acceptance to its decision.", "agent"),
         attempts=counter(

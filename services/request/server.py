@@ -43,6 +43,9 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
+KEEP_ALIVE_S = 120
+
+
 class Server(uvicorn.Server):
     """uvicorn, which on SIGTERM or SIGINT stops accepting, lets requests finish for a while, then ends all waiting."""
 
@@ -57,6 +60,9 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                # Longer than clients keep an idle connection: whoever closes first must not be us, as a job that is
+                # just being sent would meet a closed door.
+                timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=round(drain_s + _WRITE_S),
             )
         )

@@ -157,7 +157,7 @@ def _no_job_waits(plane: Plane) -> Callable[[], Awaitable[bool]]:
 
 
 async def test_sleeping_jobs_hold_no_slot(start_plane: StartPlane) -> None:
-    models = {"sim/limited": model({"requests": [1, 4], "status": 429, "retry_after_s": 20}), "sim/m": model()}
+    models = {"sim/limited": model({"requests": [1, 4], "status": 429, "retry_after_s": 30}), "sim/m": model()}
     agents = {"writer": {**AGENT, "model": "sim/limited", "allowed_models": ["sim/m"], "concurrency": 2}}
     async with start_plane(models, agents, services=("worker",)) as plane:
         for index in range(4):
@@ -166,7 +166,7 @@ async def test_sleeping_jobs_hold_no_slot(start_plane: StartPlane) -> None:
         async def asleep() -> bool:
             return (await plane.jetstream.stream_info("PARKED")).state.messages == 4
 
-        await until(asleep, timeout_s=18, what="four parked jobs of an agent that runs two at once")
+        await until(asleep, timeout_s=28, what="four parked jobs of an agent that runs two at once")
         await until(_no_job_waits(plane), what="no job that holds a slot")
         await plane.publish({"agent": "writer", "job_id": "awake", "prompt": "hello", "model": "sim/m"})
         assert (await plane.result("awake", timeout_s=15))["status"] == "succeeded"
@@ -175,5 +175,5 @@ async def test_sleeping_jobs_hold_no_slot(start_plane: StartPlane) -> None:
     for result in results:
         first, second = result["attempts"]
         waited = datetime.fromisoformat(second["started_at"]) - datetime.fromisoformat(first["completed_at"])
-        assert timedelta(seconds=20) <= waited < timedelta(seconds=40)
-        assert second["backoff_ms"] >= 20_000
+        assert timedelta(seconds=30) <= waited < timedelta(seconds=50)
+        assert second["backoff_ms"] >= 30_000

@@ -89,7 +89,7 @@ async def test_settling_replaces_the_reservation_by_the_cost_in_all_budgets_once
 async def test_a_released_reservation_leaves_no_trace(redis: Redis) -> None:
     held = capped(10)
     await reserve(redis, "j:1", 7, held)
-    await Budgets(redis, ZONE).release("j:1", held, now=now())
+    await redis.run([Budgets(redis, ZONE).release_call("j:1", held, now=now())])
     assert (await books(redis))["reserved:global"] == 0
     assert await Budgets(redis, ZONE).lapsed(now() + timedelta(days=1)) == []
 
@@ -135,7 +135,7 @@ async def test_the_settlement_of_free_and_of_unpriced_reservations_works_too(red
         await budgets.settle([settlement(attempt, sequence, 3)], "log")
     assert (await books(redis))["spent:global"] == 6
     await reserve(redis, "l:1", 0, capped(10))
-    await budgets.release("l:1", capped(10), now=now())
+    await redis.run([budgets.release_call("l:1", capped(10), now=now())])
 
 
 async def test_memory_of_settled_events_stays_small(redis: Redis) -> None:
@@ -190,7 +190,7 @@ class Money(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("abcdef"))
     def release(self, name: str) -> None:
-        self.run(Budgets(self.redis, ZONE).release(f"{name}:1", capped(self.CAP), now=now()))
+        self.run(self.redis.run([Budgets(self.redis, ZONE).release_call(f"{name}:1", capped(self.CAP), now=now())]))
         self.held.pop(f"{name}:1", None)
 
     @rule(name=st.sampled_from("abcdef"))
