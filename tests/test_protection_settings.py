@@ -92,3 +92,23 @@ def test_agents_that_share_a_breaker_have_the_same_rules() -> None:
 def test_no_agent_is_named_as_all_of_them_are() -> None:
     with pytest.raises(ConfigError, match="stands for all agents"):
         config({}, name="*")
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        ({"breaker": None}, "agents.a.breaker: is empty"),
+        ({"guard": None}, "agents.a.guard: is empty"),
+        ({"guard": {"max_cost_usd": 0}}, "agents.a.guard.max_cost_usd: must be more than 0"),
+        (
+            {"breaker": {"cooldown_growth": 2, "cooldown_s": 60, "max_cooldown_s": 10}},
+            "max_cooldown_s must not be less",
+        ),
+    ],
+)
+def test_what_would_protect_nothing_or_work_otherwise_than_it_reads_is_refused(
+    agent: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(agent)
+    assert said in str(error.value)

@@ -175,15 +175,17 @@ TASK_STOPPED = Denial(
 
 
 def _breaker_open(plane: Plane, model: str, refused: Refused, rules: BreakerRules | None) -> Denial:
+    user_message = "This agent is paused for now. Please try again later."
     if refused.until_ms == 0:
-        state, wait_s, advice = "open until somebody resets it", None, "Please try again later."
+        state, wait_s = "forced open until somebody resets it", None
     else:
         wait_s, moment = refused.wait_ms / 1000, format_time(time_from_ms(refused.until_ms))
         if refused.probing and rules is not None and rules.cooldown_s < wait_s:
             # Long before its lease a probe ends, and with it the waiting, or another cool-down begins.
             wait_s, moment = rules.cooldown_s, format_time(plane.now() + timedelta(seconds=rules.cooldown_s))
         state = "half-open, and its one probe is under way" if refused.probing else f"open until {moment}"
-        advice = f"Please try again after {moment}."
+        why = "temporarily unavailable because of recent failures"
+        user_message = f"This agent is {why}. Please try again after {moment}."
     return Denial(
         "breaker_open",
         ErrorInfo(
@@ -191,7 +193,7 @@ def _breaker_open(plane: Plane, model: str, refused: Refused, rules: BreakerRule
             class_="CircuitBreakerOpenError",
             message=f"the breaker for {model} is {state}; no call was made",
             retry_after_s=wait_s,
-            user_message=f"This agent is temporarily unavailable because of recent failures. {advice}",
+            user_message=user_message,
         ),
     )
 

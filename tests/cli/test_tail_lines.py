@@ -85,7 +85,12 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
         ["progress", "retried", "attempt 2", "in 500 ms"],
         [],
     ),
-    ("guards", {"agent": "writer", "reason": "max_iterations", "at": AT}, ["guard", "writer", "max_iterations"], []),
+    (
+        "guards",
+        {"agent": "writer", "kind": "tripped", "task_id": "t-1", "tenant": "acme", "reason": "10 iterations", "at": AT},
+        ["guard", "writer", "tripped", "task t-1 of acme", "10 iterations"],
+        [],
+    ),
 ]
 
 

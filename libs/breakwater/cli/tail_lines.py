@@ -91,6 +91,11 @@ def _breaker(event: Mapping[str, Any]) -> _Parts:
     return (to, to), [event["model"], f"was {event['from_state']}:", event["reason"]]
 
 
+def _guard(event: Mapping[str, Any]) -> _Parts:
+    whose = f"task {event['task_id']}" + (f" of {event['tenant']}" if event.get("tenant") else "")
+    return (event["kind"], event["kind"]), [whose, event["reason"]]
+
+
 def _budget(event: Mapping[str, Any]) -> _Parts:
     spent = f"{formats.dollars(event['total'])} of {formats.dollars(event['limit'])}"
     return (event["kind"], event["kind"]), [
@@ -124,6 +129,7 @@ _KINDS: Mapping[str, Callable[[Mapping[str, Any]], _Parts]] = {
     "attempts": _attempt,
     "executions": _execution,
     "breakers": _breaker,
+    "guards": _guard,
     "budgets": _budget,
     "alerts": _alert,
     "progress": _progress,

@@ -73,6 +73,14 @@ class AgentDefaults(Message):
     persist_prompts: bool = True
     persist_responses: bool = True
 
+    @field_validator("breaker", "guard", mode="before")
+    @classmethod
+    def _not_off_by_mistake(cls, value: object) -> object:
+        if value is None:
+            # As YAML reads a key whose lines are all commented out.
+            raise ValueError("is empty; give settings, write `off`, or leave it out")
+        return value
+
     @field_validator("params")
     @classmethod
     def _params_that_can_be_sent(cls, params: dict[str, JsonValue]) -> dict[str, JsonValue]:

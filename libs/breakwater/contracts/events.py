@@ -41,7 +41,7 @@ class BreakerTransition(Event):
     errors: Count = Field(description="Failures within the window.")
     error_hash: str | None = Field(default=None, description="The error that came again and again (`same_error`).")
     within_s: float | None = None
-    cooldown_s: float
+    cooldown_s: float = Field(description="Of an opening how long it lasts, growth and jitter included.")
     open_until: Timestamp | None = None
     last_failure_at: Timestamp | None = None
     last_success_at: Timestamp | None = None

@@ -100,6 +100,8 @@ class BreakerRules(Message):
                 "set errors, consecutive_failures, same_error or failure_rate, "
                 "or switch the breaker off with `breaker: off`"
             )
+        if self.cooldown_growth > 1 and self.max_cooldown_s < self.cooldown_s:
+            raise ValueError("max_cooldown_s must not be less than cooldown_s, or the cool-down can't grow")
         return self
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from breakwater.contracts.events import GuardRule
 from breakwater.contracts.execution import Execution, Reason
@@ -55,6 +55,13 @@ class GuardRules(Message):
         default=5, ge=1, le=1000, description="Jobs that failed with the same error, successes in between or not."
     )
     confidence: Annotated[ConfidenceRules | None, Off] = None
+
+    @field_validator("max_cost_usd")
+    @classmethod
+    def _something(cls, cap: int | None) -> int | None:
+        if cap == 0:
+            raise ValueError("must be more than 0, as nothing would be left for the first call; `off` means no cap")
+        return cap
 
 
 @dataclass(frozen=True, slots=True)

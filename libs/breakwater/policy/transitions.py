@@ -39,7 +39,7 @@ def transition(key: BreakerKey, change: Change, rules: BreakerRules, now_ms: int
         errors=change.errors,
         error_hash=change.error_hash,
         within_s=rules.within_s,
-        cooldown_s=rules.cooldown_s,
+        cooldown_s=(after.open_until_ms - now_ms) / 1000 if after.state == "open" else rules.cooldown_s,
         open_until=time_from_ms(after.open_until_ms) if after.state == "open" else None,
         last_failure_at=time_from_ms(after.last_failure_ms) if after.last_failure_ms else None,
         last_success_at=time_from_ms(after.last_success_ms) if after.last_success_ms else None,

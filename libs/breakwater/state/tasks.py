@@ -1,8 +1,9 @@
 """What tasks used and how they fared, and which of them are stopped. Counted here, judged in `policy.guard`.
 
 A task is one hash. Its life begins with its first job and ends when it is reset, or when nothing of it was heard for a
-week; a job under way meanwhile counts in the new life. All keys of a task share one hash slot. The list of stopped
-tasks is a sorted set by when they stopped, in a slot of its own: it may name too many, and whoever reads it finds out.
+week; a job under way then counts for nothing in the next one. All keys of a task share one hash slot. The list of
+stopped tasks is a sorted set by when they stopped, in a slot of its own: it may name too many, and whoever reads it
+finds out.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Tripped:
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """A job's turn in its task. `number` is which iteration it is, from 1; 0 while the task is tripped."""
+    """A job's turn in its task. `number`: which iteration it is, from 1; 0 while tripped, or in a life that is over."""
 
     number: int
     task: Task

@@ -5,9 +5,12 @@
 --       the error or '', confidence or '', most errors and confidences kept, fields to read...
 -- Returns the fields.
 local life, number, state = string.match(redis.call('GET', KEYS[2]) or '', '^([^:]+):(%d+):(%a+)$')
+local task = KEYS[1]
+local known = redis.call('HMGET', task, 'life', 'errors', 'confidences')
+if life and life ~= known[1] then
+  state = 'done' -- of a life that is over: the task was reset while the job ran
+end
 if state ~= 'done' then
-  local task = KEYS[1]
-  local known = redis.call('HMGET', task, 'life', 'errors', 'confidences')
   local now_life, most = known[1], tonumber(ARGV[9])
   if not now_life then
     local time = redis.call('TIME')
