@@ -8,7 +8,8 @@ from datetime import datetime
 from breakwater.config import Agent, Config
 from breakwater.contracts.events import AgentHealth, BreakerStatus, ModelHealth
 from breakwater.contracts.types import time_from_ms
-from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, consecutive_failures
+from breakwater.policy.breaker import Breaker, consecutive_failures
+from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
 from breakwater.policy.health import health_of_agent, health_of_model
 from breakwater.state.breakers import Breakers, Loaded
 from breakwater.state.health import Healths, Lately

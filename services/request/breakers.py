@@ -15,7 +15,8 @@ from breakwater.config import Config
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
 from breakwater.health import breaker_of, breaker_status, breaker_statuses, breakers_of
-from breakwater.policy.breaker import ALL, Breaker, BreakerKey, BreakerRules, Change, isolate, reset
+from breakwater.policy.breaker import Breaker, Change, isolate, reset
+from breakwater.policy.breaker_rules import ALL, BreakerKey, BreakerRules
 from breakwater.policy.redact import Redactor
 from breakwater.policy.transitions import transition
 from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving

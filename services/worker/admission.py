@@ -13,7 +13,7 @@ from typing import Any
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, ErrorInfo, Reason
 from breakwater.contracts.types import format_time, time_from_ms
-from breakwater.policy.breaker import BreakerKey, BreakerRules
+from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
 from breakwater.policy.transitions import half_opened
 from breakwater.state.breakers import Admitted, Refused
 from breakwater.state.budgets import OverBudget

@@ -42,7 +42,8 @@ from breakwater.config import Config, parse_config
 from breakwater.contracts.job import Job
 from breakwater.metrics import WorkerMetrics
 from breakwater.patience import Patience
-from breakwater.policy.breaker import Breaker, BreakerKey
+from breakwater.policy.breaker import Breaker
+from breakwater.policy.breaker_rules import BreakerKey
 from breakwater.policy.guard import Trip
 from breakwater.policy.redact import Redactor
 from breakwater.state.breakers import Breakers, Saving

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from breakwater.contracts.events import BreakerState
-from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Observation, isolate, observe, reset
+from breakwater.policy.breaker import Breaker, Observation, isolate, observe, reset
+from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
 from breakwater.state.breakers import Admitted, Breakers, Loaded, Refused, Saving
 from breakwater.state.connection import Redis
 from tests.servers import RunningServer

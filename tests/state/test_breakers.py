@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Failure, Slice, isolate, reset
+from breakwater.policy.breaker import Breaker, Failure, Slice, isolate, reset
+from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
 from breakwater.state.breakers import ATTENDED_MS, KEEP_MS, Admitted, Breakers, Loaded, Refused, Saving
 from breakwater.state.connection import Redis, StateUnavailable
 

@@ -8,7 +8,7 @@ from breakwater.cli import formats
 from breakwater.cli.formats import counted
 
 if TYPE_CHECKING:
-    from breakwater.policy.breaker import BreakerRules
+    from breakwater.policy.breaker_rules import BreakerRules
     from breakwater.policy.guard import ConfidenceRules, GuardRules
     from breakwater.policy.rate_limit import RateLimit
 

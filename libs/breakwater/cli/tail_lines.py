@@ -92,8 +92,9 @@ def _breaker(event: Mapping[str, Any]) -> _Parts:
 
 
 def _guard(event: Mapping[str, Any]) -> _Parts:
-    whose = f"task {event['task_id']}" + (f" of {event['tenant']}" if event.get("tenant") else "")
-    return (event["kind"], event["kind"]), [whose, event["reason"]]
+    kind, task, tenant = str(event.get("kind", "")), event.get("task_id"), event.get("tenant")
+    whose = f"task {task}" + (f" of {tenant}" if tenant else "") if task else ""
+    return (kind, kind), [whose, str(event.get("reason", ""))]
 
 
 def _budget(event: Mapping[str, Any]) -> _Parts:

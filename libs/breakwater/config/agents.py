@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, field_validator
 from breakwater.config.params import params_objection
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Identifier, Message, ModelId, Off
-from breakwater.policy.breaker import BreakerRules
+from breakwater.policy.breaker_rules import BreakerRules
 from breakwater.policy.budget import Caps
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.output import OutputRules

@@ -12,7 +12,7 @@ from breakwater.config.agents import Agent, AgentDefaults
 from breakwater.config.errors import hint, listing
 from breakwater.contracts.events import AlertEvent
 from breakwater.contracts.types import Identifier, Message, ModelId, Off
-from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, with_preset
+from breakwater.policy.breaker_rules import ALL, BreakerKey, BreakerRules, with_preset
 from breakwater.policy.budget import Caps
 from breakwater.policy.price import Price
 from breakwater.policy.rate_limit import RateLimit

@@ -27,7 +27,8 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Result
 from breakwater.contracts.subjects import Stream
 from breakwater.embedded.ports import free_port
-from breakwater.policy.breaker import Breaker, BreakerKey
+from breakwater.policy.breaker import Breaker
+from breakwater.policy.breaker_rules import BreakerKey
 from breakwater.settings import Settings
 from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.connection import Redis
