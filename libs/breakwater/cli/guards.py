@@ -29,7 +29,7 @@ app = typer.Typer(cls=ListsByItself, help=_HELP)
 def list_(
     url: UrlOption = None, api_key: ApiKeyOption = None, data: DataOption = None, as_json: JsonOption = False
 ) -> None:
-    """List the stopped tasks, in the order in which they were, each with the rule that stopped it.
+    """List the stopped tasks, the latest first, each with the rule that stopped it. `--json` begins with the earliest.
 
     For example:
 
