@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,8 +12,9 @@ from pydantic import JsonValue
 from breakwater.config import Agent
 from breakwater.contracts.execution import ErrorInfo, Reason
 from breakwater.contracts.job import Job
+from breakwater.policy.input_size import InputSize, size_of_call
 from breakwater.policy.output import OutputGuard
-from breakwater.policy.price import choices_of, max_tokens_of
+from breakwater.policy.price import max_output_of
 from breakwater.state.executions import Holder
 from services.worker.checkpoint import Checkpoint
 
@@ -29,8 +29,6 @@ class Assignment:
     job: Job
     chain: tuple[str, ...]
     holder: Holder
-    body_bytes: int
-    """Size of the job as published: a bound for the size of its messages."""
     traceparent: str | None
     output_guard: OutputGuard | None = None
     """What the agent's answers must satisfy."""
@@ -57,19 +55,14 @@ class Assignment:
     @cached_property
     def max_output_tokens(self) -> int:
         """The most tokens that a call may give, over all its choices."""
-        return max_tokens_of(dict(self.params), self.agent.max_tokens) * choices_of(self.params)
+        return max_output_of(self.params, self.agent.max_tokens)
 
     @cached_property
-    def input_bytes(self) -> int:
-        """A bound for the bytes that a call sends."""
-        own = json.dumps(self.agent.params) if self.agent.params else ""
-        # Held to a schema natively, a provider counts it as input.
-        schema = (
-            json.dumps(self.output_guard.schema)
-            if self.output_guard is not None and self.output_guard.rules.native
-            else ""
-        )
-        return self.body_bytes + len((self.agent.system_prompt or "").encode()) + len(own) + len(schema)
+    def input_size(self) -> InputSize:
+        """What a call sends, before any repair: the conversation, the params, and the schema where it is sent too."""
+        guard = self.output_guard
+        schema = guard.schema if guard is not None and guard.rules.native else None
+        return size_of_call(self.messages, self.params, schema=schema, input=self.job.input)
 
 
 @dataclass(frozen=True, slots=True)

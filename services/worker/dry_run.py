@@ -20,7 +20,7 @@ async def dry_run(plane: Plane, ask: Ask, assignment: Assignment) -> None:
     corrections = 0 if agent.output is None else agent.output.max_corrections
     models: list[JsonValue] = []
     for model in chain:
-        worst = plane.worst_case(agent, model, assignment.input_bytes, assignment.max_output_tokens)
+        worst = plane.worst_case(agent, model, assignment.input_size, assignment.max_output_tokens)
         planned: dict[str, Any] = {
             "model": model,
             "provider": plane.config.provider_name(agent, model),

@@ -79,7 +79,7 @@ class JobHandler:
         elif isinstance(parsed, str):
             await self._refuse(ask, execution_id, parsed)
         elif parsed.dry_run:
-            await dry_run(plane, ask, self._assignment(parsed, delivery, Holder(execution_id, 0, 0), None))
+            await dry_run(plane, ask, self._assignment(parsed, Holder(execution_id, 0, 0), None))
         else:
             await self._run(ask, parsed, execution_id)
 
@@ -112,7 +112,7 @@ class JobHandler:
             kind="consumer",
             attributes=tracing.execution_attributes(agent=self._agent_name, execution_id=execution_id),
         )
-        assignment = self._assignment(job, delivery, holder, span.traceparent)
+        assignment = self._assignment(job, holder, span.traceparent)
         resumed = text is not None or delivery.deliveries > 1 or parked_execution(delivery.headers) is not None
         result: Result | None = None
         plane.metrics.began(self._agent_name)
@@ -123,7 +123,7 @@ class JobHandler:
             error = None if result is None or result.error is None else result.error.class_
             span.end(error=error, attributes={} if result is None else tracing.result_attributes(result))
 
-    def _assignment(self, job: Job, delivery: Delivery, holder: Holder, traceparent: str | None) -> Assignment:
+    def _assignment(self, job: Job, holder: Holder, traceparent: str | None) -> Assignment:
         return Assignment(
             execution_id=holder.execution_id,
             agent_name=self._agent_name,
@@ -131,7 +131,6 @@ class JobHandler:
             job=job,
             chain=self._agent.chain_for(job),
             holder=holder,
-            body_bytes=len(delivery.data),
             traceparent=traceparent or new_traceparent(),
             output_guard=self._plane.output_guards.get(self._agent_name),
         )

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from breakwater.config import ModelSettings
+from breakwater.config import Agent, Config, ModelSettings
 from breakwater.contracts.types import NANO_PER_USD
-from breakwater.policy.price import Price, Usage, cost_nano, estimate_input_tokens, worst_case_nano
+from breakwater.policy.estimate import TokenRules, rules_for
+from breakwater.policy.price import Price, Usage, cost_nano, worst_case_nano
+from breakwater.providers.base import HttpSettings
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, Provider, TieredPrices
@@ -27,8 +29,8 @@ class Pricing(Protocol):
         """What a call costs in nano-dollars; None where its usage was not reported."""
         ...
 
-    def worst_case(self, body_bytes: int, max_tokens: int) -> int | None:
-        """The most that a call can cost in nano-dollars."""
+    def worst_case(self, input_tokens: int, max_tokens: int) -> int | None:
+        """The most that a call can cost in nano-dollars, by a high estimate of its input."""
         ...
 
 
@@ -44,10 +46,10 @@ class PriceBook:
         pricing = self._pricing(model)
         return None if pricing is None else pricing.cost(usage)
 
-    def worst_case(self, model: str, body_bytes: int, max_tokens: int) -> int | None:
+    def worst_case(self, model: str, input_tokens: int, max_tokens: int) -> int | None:
         """The most a call can cost in nano-dollars; None where the model has no price."""
         pricing = self._pricing(model)
-        return None if pricing is None else pricing.worst_case(body_bytes, max_tokens)
+        return None if pricing is None else pricing.worst_case(input_tokens, max_tokens)
 
     def _pricing(self, model: str) -> Pricing | None:
         if model not in self._known:
@@ -64,8 +66,8 @@ class _Configured:
     def cost(self, usage: Usage) -> int | None:
         return cost_nano(usage, self.price)
 
-    def worst_case(self, body_bytes: int, max_tokens: int) -> int | None:
-        return worst_case_nano(body_bytes, max_tokens, self.price)
+    def worst_case(self, input_tokens: int, max_tokens: int) -> int | None:
+        return worst_case_nano(input_tokens, max_tokens, self.price)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +94,39 @@ class _Listed:
             return None  # sold by the hour or the page; the list would say that its tokens are free
         return int((found.total_price * NANO_PER_USD).quantize(Decimal(1), ROUND_HALF_UP))
 
-    def worst_case(self, body_bytes: int, max_tokens: int) -> int | None:
+    def worst_case(self, input_tokens: int, max_tokens: int) -> int | None:
         from genai_prices.types import calc_unit_price
 
-        tokens = estimate_input_tokens(body_bytes)
         prices = self.info.get_prices(datetime.now(UTC))
 
         def is_dearer(part: Rate, whole: Rate) -> bool:
-            return calc_unit_price(part, 1, tokens, 1) > calc_unit_price(whole, 1, tokens, 1)
+            return calc_unit_price(part, 1, input_tokens, 1) > calc_unit_price(whole, 1, input_tokens, 1)
 
         # A provider may put the whole input into its cache by itself, and may charge more for that.
         written = is_dearer(prices.cache_write_mtok, prices.input_mtok)
         cached = not written and is_dearer(prices.cache_read_mtok, prices.input_mtok)
         thought = is_dearer(prices.output_reasoning_mtok, prices.output_mtok)
         return self.cost(
-            Usage(tokens, max_tokens, tokens if cached else 0, tokens if written else 0, max_tokens if thought else 0)
+            Usage(
+                input_tokens,
+                max_tokens,
+                cached_tokens=input_tokens if cached else 0,
+                cache_write_tokens=input_tokens if written else 0,
+                reasoning_tokens=max_tokens if thought else 0,
+            )
         )
+
+
+def token_rules(config: Config, agent: Agent, model: str) -> TokenRules:
+    """How the tokens of a call are estimated: by its provider, and by what the model goes by there."""
+    name = config.provider_name(agent, model) or ""
+    provider, settings = config.providers.get(name), config.models.get(model)
+    return rules_for(
+        "" if provider is None else provider.kind,
+        provider.base_url if isinstance(provider, HttpSettings) else "",
+        (config.name_at_provider(name, model), model),
+        None if settings is None else settings.image_tokens,
+    )
 
 
 def _find(model: str, settings: ModelSettings | None) -> Pricing | None:

@@ -6,7 +6,6 @@ takes the job over derives the same conversation.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
@@ -14,6 +13,7 @@ from pydantic import JsonValue
 from breakwater.contracts.execution import Attempt, Cause
 from breakwater.contracts.types import Count, Event
 from breakwater.policy.conversation import keep_ratio_from, prune_orphans, trim
+from breakwater.policy.input_size import InputSize, size_of_messages
 from breakwater.policy.output import correction_message
 
 MAX_TRIMS = 3
@@ -47,9 +47,9 @@ class Repairs(Event):
         return Repairs(pruned=self.pruned)
 
     @property
-    def correction_bytes(self) -> int:
-        """What the corrections add to a call, about."""
-        return sum(len(message_bytes(message)) for message in _dialogue(self.corrections))
+    def correction_size(self) -> InputSize:
+        """What the corrections add to a call."""
+        return size_of_messages(_dialogue(self.corrections))
 
     def applied(self, messages: Sequence[Message]) -> tuple[list[Message], Count]:
         """The conversation as it is sent, and how many messages of the job are left out of it."""
@@ -106,11 +106,6 @@ class Repairs(Event):
         if len(self.corrections) >= most:
             return None
         return self.model_copy(update={"corrections": (*self.corrections, correction)})
-
-
-def message_bytes(message: Message) -> bytes:
-    """A message as it is sent."""
-    return json.dumps(message, ensure_ascii=False).encode()
 
 
 def _dialogue(corrections: Sequence[Correction]) -> list[Message]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -81,20 +80,17 @@ def _or(price: int | None, default: int) -> int:
     return default if price is None else price
 
 
-def estimate_input_tokens(body_bytes: int) -> int:
-    """A high estimate of the input tokens of a request whose messages and tools take `body_bytes` of JSON.
+def worst_case_nano(input_tokens: int, max_tokens: int, price: Price | None) -> int | None:
+    """The most a call can cost. None where the model has no price.
 
-    One token is rarely fewer than three bytes of text in any script; JSON's own punctuation and the providers'
-    per-message overhead are covered by the constant.
+    Args:
+        input_tokens: a high estimate, of `policy.estimate`.
+        max_tokens: all the output that it may have.
+        price: of the model.
     """
-    return math.ceil(body_bytes / 2.5) + 16
-
-
-def worst_case_nano(body_bytes: int, max_tokens: int, price: Price | None) -> int | None:
-    """The most a call can cost: a high estimate of its input, and all the output it may have. None if unpriced."""
-    tokens = estimate_input_tokens(body_bytes)
-    dearest = None if price is None or (price.cache_write_usd_per_mtok or 0) <= price.input_usd_per_mtok else tokens
-    return cost_nano(Usage(tokens, max_tokens, cache_write_tokens=dearest), price)
+    # A provider may write the whole input into its cache by itself, and charge more for that.
+    dearer = price is not None and (price.cache_write_usd_per_mtok or 0) > price.input_usd_per_mtok
+    return cost_nano(Usage(input_tokens, max_tokens, cache_write_tokens=input_tokens if dearer else None), price)
 
 
 def choices_of(params: Mapping[str, JsonValue]) -> int:
@@ -102,15 +98,34 @@ def choices_of(params: Mapping[str, JsonValue]) -> int:
     return _positive(params.get("n")) or 1
 
 
-def max_tokens_of(params: dict[str, JsonValue], default: int) -> int:
+def max_tokens_of(params: Mapping[str, JsonValue], default: int) -> int:
     """The output limit of a request: the higher one where it has two, else the default."""
     given = [value for name in OUTPUT_LIMITS if (value := _positive(params.get(name))) is not None]
     return max(given, default=default)
 
 
+def max_output_of(params: Mapping[str, JsonValue], default: int) -> int:
+    """The most tokens that a call may give: all of its choices, and what it may think.
+
+    Thinking is within the limit of the output wherever that is documented. Two budgets of it are not: Anthropic's may
+    be more than the limit where a model thinks between tool calls, and Alibaba's comes on top of it.
+    """
+    within = max(max_tokens_of(params, default), *(_budget(_part(params.get(name), key)) for name, key in _THINKING))
+    return (within + _budget(params.get("thinking_budget"))) * choices_of(params)
+
+
+_THINKING = (("thinking", "budget_tokens"), ("reasoning", "max_tokens"))
 OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens")
 MAX_OUTPUT_TOKENS = 10_000_000
 
 
 def _positive(value: JsonValue) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _budget(value: JsonValue) -> int:
+    return min(_positive(value) or 0, MAX_OUTPUT_TOKENS)
+
+
+def _part(value: JsonValue, key: str) -> JsonValue:
+    return value.get(key) if isinstance(value, dict) else None

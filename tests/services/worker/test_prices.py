@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from genai_prices.data_snapshot import get_snapshot
@@ -8,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from breakwater.config import ModelSettings
-from breakwater.policy.price import Usage, estimate_input_tokens
-from services.worker.prices import PriceBook
+from breakwater.config import Config, ModelSettings
+from breakwater.policy.estimate import estimate_input_tokens
+from breakwater.policy.input_size import size_of_call
+from breakwater.policy.price import Usage
+from services.worker.prices import PriceBook, token_rules
 
 LISTED = PriceBook({})
 NANO = 10**9
@@ -121,22 +124,75 @@ MODELS = (
 @settings(deadline=None)
 @given(st.data(), st.sampled_from(MODELS), st.integers(0, 2_000_000), st.integers(0, 100_000))
 def test_no_use_of_a_call_costs_more_than_its_worst_case(
-    data: st.DataObject, model: str, body_bytes: int, max_tokens: int
+    data: st.DataObject, model: str, most: int, max_tokens: int
 ) -> None:
-    tokens = data.draw(st.integers(0, estimate_input_tokens(body_bytes)))
+    tokens = data.draw(st.integers(0, most))
     cached = data.draw(st.integers(0, tokens))
     written = data.draw(st.integers(0, tokens - cached))
     output = data.draw(st.integers(0, max_tokens))
     usage = Usage(tokens, output, cached, written, data.draw(st.integers(0, output)))
-    worst, cost = BOOK.worst_case(model, body_bytes, max_tokens), BOOK.cost(model, usage)
+    worst, cost = BOOK.worst_case(model, most, max_tokens), BOOK.cost(model, usage)
     assert worst is not None
     assert cost is not None
     assert cost <= worst
 
 
 def test_the_worst_case_is_that_all_of_the_input_is_written_to_a_cache_where_that_costs_more() -> None:
-    tokens = estimate_input_tokens(10_000)
+    tokens = 10_000
     assert BOOK.worst_case("own/written", 10_000, 7) == tokens * 5000 + 7 * 2000
     assert BOOK.worst_case("own/plain", 10_000, 7) == tokens * 1000 + 7 * 2000
     assert BOOK.worst_case("anthropic/claude-sonnet-4-0", 10_000, 7) == tokens * 3750 + 7 * 15_000
     assert BOOK.worst_case("openai/gpt-4o", 10_000, 7) == tokens * 2500 + 7 * 10_000
+
+
+CONFIG = Config.model_validate(
+    {
+        "providers": {
+            "openai": {"base_url": "https://api.openai.com/v1"},
+            "azure": {"kind": "azure", "base_url": "https://x.openai.azure.com"},
+            "anthropic": {"kind": "anthropic"},
+            "gemini": {"base_url": "https://generativelanguage.googleapis.com/v1beta/openai"},
+            "vllm": {"base_url": "http://127.0.0.1:8000/v1"},
+            "script": {"kind": "process", "command": ["true"]},
+        },
+        "models": {
+            "azure/prod": {"name": "gpt-4o"},
+            "vllm/qwen": {"price": {"input_usd_per_mtok": 1, "output_usd_per_mtok": 1}},
+            "vllm/small": {"image_tokens": 256, "price": {"input_usd_per_mtok": 1, "output_usd_per_mtok": 1}},
+            "script": {"price": {"input_usd_per_mtok": 1, "output_usd_per_mtok": 1}},
+        },
+        "agents": {"a": {"provider": "script", "model": "script"}},
+    }
+)
+IMAGE: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 1_000_000}}
+ASKED = "What does this picture show, and who may have taken it? " * 20
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "image"),
+    [
+        ("openai/gpt-4o-mini", 48_169),
+        ("openai/gpt-5", 12_000),
+        ("azure/prod", 1_445),
+        ("anthropic/claude-sonnet-4-5", 5_000),
+        ("gemini/gemini-2.5-pro", 5_000),
+        ("vllm/qwen", 16_384),
+        ("vllm/small", 256),
+        ("script", 16_384),
+    ],
+)
+def test_the_worst_case_of_a_call_goes_by_its_provider(model: str, image: int) -> None:
+    book, rules = PriceBook(CONFIG.models), token_rules(CONFIG, CONFIG.agents["a"], model)
+    content: list[Any] = [{"type": "text", "text": ASKED}, IMAGE]
+    size = size_of_call([{"role": "user", "content": content}], {"tools": [TOOL], "max_tokens": 1})
+    tokens = estimate_input_tokens(size, rules)
+    text = tokens - image
+    assert len(ASKED) / 4 < text < len(ASKED) + 1_500, "the picture is not counted as text"
+    worst, cost = book.worst_case(model, tokens, 1), book.cost(model, Usage(len(ASKED) // 4 + image, 1))
+    assert worst is not None
+    assert cost is not None
+    assert cost <= worst

@@ -1,0 +1,66 @@
+"""What a job's calls send, as far as it is known before they are made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from breakwater.config import Config
+from breakwater.contracts.job import Job
+from breakwater.policy.estimate import GENERIC, estimate_input_tokens
+from breakwater.policy.output import OutputGuard
+from breakwater.state.executions import Holder
+from services.worker.assignment import Assignment
+from services.worker.repairs import Correction, Repairs
+
+
+def assignment(agent: dict[str, Any] | None = None, **job: Any) -> Assignment:
+    config = Config.model_validate(
+        {
+            "providers": {"sim": {"base_url": "http://127.0.0.1:1/v1"}},
+            "agents": {"a": {"model": "sim/m", **(agent or {})}},
+        }
+    )
+    own = config.agents["a"]
+    asked = Job.model_validate({"agent": "a", **(job or {"prompt": "hello"})})
+    guard = None if own.output is None else OutputGuard.compile(own.output)
+    return Assignment("e1", "a", own, asked, own.chain, Holder("e1", 1, 1), None, guard)
+
+
+def tokens(of: Assignment) -> int:
+    return estimate_input_tokens(of.input_size, GENERIC)
+
+
+def test_the_system_prompt_the_params_and_the_schema_count_beside_the_conversation() -> None:
+    plain = tokens(assignment())
+    tool = {"type": "function", "function": {"name": "look_up", "description": "find an order " * 10}}
+    assert tokens(assignment({"system_prompt": "be kind " * 50})) > plain + 100
+    assert tokens(assignment({"params": {"tools": [tool]}})) > plain + GENERIC.tool_tokens + 100
+    assert tokens(assignment(prompt="hello", params={"tools": [tool]})) > plain + GENERIC.tool_tokens + 100
+    assert tokens(assignment({"output": {"schema": "task_result"}})) > plain + GENERIC.tool_tokens + 100
+    assert tokens(assignment({"output": {"schema": "task_result", "native": False}})) == plain
+
+
+def test_the_input_of_a_program_counts() -> None:
+    assert tokens(assignment(input={"order": "x" * 1000})) > tokens(assignment(input={"order": "x"})) + 500
+
+
+def test_what_is_around_a_job_does_not_count() -> None:
+    assert tokens(assignment(prompt="hello", metadata={"note": "x" * 10_000})) == tokens(assignment())
+
+
+def test_corrections_count_with_the_answer_that_they_correct() -> None:
+    job = assignment()
+    repairs = Repairs(corrections=(Correction(answer="not json at all " * 50, problems=("is no JSON",)),))
+    whole = job.input_size + repairs.correction_size
+    assert whole.messages == 3
+    assert estimate_input_tokens(whole, GENERIC) > tokens(job) + 400
+    assert Repairs(corrections=(Correction(answer=None),)).correction_size.messages == 0
+
+
+def test_the_most_that_a_call_may_answer_is_what_is_sent_as_its_limit() -> None:
+    assert assignment().max_output_tokens == assignment().params["max_tokens"] == 4096
+    own = assignment(prompt="x", params={"max_completion_tokens": 9, "n": 2})
+    assert own.max_output_tokens == 18
+    assert "max_tokens" not in own.params
+    thinking = {"type": "enabled", "budget_tokens": 9000}
+    assert assignment(prompt="x", params={"max_tokens": 5000, "thinking": thinking}).max_output_tokens == 9000
