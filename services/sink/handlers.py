@@ -70,7 +70,7 @@ class Sink:
         refused: list[Delivery] = []
         for delivery in deliveries:
             try:
-                table, row = records.read(delivery.subject, delivery.data, delivery.sequence)
+                table, row = records.read(delivery.subject, delivery.data, delivery.sequence, delivery.published_at)
             except Unstorable as error:
                 if not await self._set_aside(delivery, str(error)):
                     refused.append(delivery)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Generic, TypeVar
 
 from pydantic import ValidationError
@@ -25,10 +26,15 @@ class _Kind(Generic[E]):
 
     table: schema.Table
     model: type[E]
-    row: Callable[[E, int], Row]
+    row: Callable[[E, int, datetime], Row]
 
-    def read(self, data: bytes, sequence: int) -> Row:
-        return self.row(self.model.model_validate_json(data), sequence)
+    def read(self, data: bytes, sequence: int, stored_at: datetime) -> Row:
+        return self.row(self.model.model_validate_json(data), sequence, stored_at)
+
+
+def _timeless(row: Callable[[E, int], Row]) -> Callable[[E, int, datetime], Row]:
+    """For kinds that keep no time of storing."""
+    return lambda event, sequence, _stored_at: row(event, sequence)
 
 
 _KINDS: Mapping[
@@ -41,21 +47,22 @@ _KINDS: Mapping[
     | _Kind[Alert],
 ] = {
     "attempts": _Kind(schema.ATTEMPTS, Attempt, rows.attempt_row),
-    "executions": _Kind(schema.EXECUTIONS, Execution, rows.execution_row),
-    "breakers": _Kind(schema.BREAKER_TRANSITIONS, BreakerTransition, rows.transition_row),
-    "guards": _Kind(schema.GUARD_EVENTS, GuardEvent, rows.guard_row),
-    "budgets": _Kind(schema.BUDGET_EVENTS, BudgetEvent, rows.budget_row),
-    "alerts": _Kind(schema.ALERTS, Alert, rows.alert_row),
+    "executions": _Kind(schema.EXECUTIONS, Execution, _timeless(rows.execution_row)),
+    "breakers": _Kind(schema.BREAKER_TRANSITIONS, BreakerTransition, _timeless(rows.transition_row)),
+    "guards": _Kind(schema.GUARD_EVENTS, GuardEvent, _timeless(rows.guard_row)),
+    "budgets": _Kind(schema.BUDGET_EVENTS, BudgetEvent, _timeless(rows.budget_row)),
+    "alerts": _Kind(schema.ALERTS, Alert, _timeless(rows.alert_row)),
 }
 
 
-def read(subject: str, data: bytes, sequence: int) -> tuple[schema.Table, Row]:
+def read(subject: str, data: bytes, sequence: int, stored_at: datetime) -> tuple[schema.Table, Row]:
     """A message as a row, with the table where it belongs.
 
     Args:
         subject: such as `bw.attempts.<agent>.<execution>.<n>`; its second token is the kind.
         data: the message as it stands on the bus.
         sequence: its place in the stream.
+        stored_at: when the stream took it, by the NATS server's clock.
 
     Raises:
         Unstorable: the kind has no table, the message is not what its kind says, or a value fits no column.
@@ -64,7 +71,7 @@ def read(subject: str, data: bytes, sequence: int) -> tuple[schema.Table, Row]:
     if kind is None:
         raise Unstorable(f"no table keeps messages of {subject}")
     try:
-        return kind.table, kind.read(data, sequence)
+        return kind.table, kind.read(data, sequence, stored_at)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
         first = problems[0]

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
+from breakwater.analytics import rows
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
 from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent, GuardEvent
@@ -65,6 +66,11 @@ def attempt(execution_id: str = "e1", number: int = 1, **fields: Any) -> Attempt
     )
 
 
+def attempt_row(tried: Attempt, sequence: int) -> rows.Row:
+    """A row whose message was stored just when the attempt was over."""
+    return rows.attempt_row(tried, sequence, tried.completed_at)
+
+
 def execution(execution_id: str = "e1", **fields: Any) -> Execution:
     completed_at = fields.pop("completed_at", NOON)
     duration_ms = fields.pop("duration_ms", 1000)
@@ -104,6 +110,8 @@ def full_attempt(execution_id: str = "e-full", number: int = 1) -> Attempt:
         reasoning_tokens=7,
         cost=123_456_789_123_456_789,
         cost_basis="estimated",
+        reserved=123_456_789_123_456_790,
+        reserved_at=NOON - timedelta(milliseconds=3),
         outcome="error",
         error=RATE_LIMITED,
         refused_by="agent:support/tier 1/daily",
@@ -249,6 +257,40 @@ def budget_event(event_id: str = "agent:writer:daily:2026-11-21:80", **fields: A
             "at": NOON,
             **fields,
         }
+    )
+
+
+def full_budget_event() -> BudgetEvent:
+    """A raise, which fills what a crossing leaves open."""
+    return budget_event(
+        "tenant:acme:monthly:2026-11:raised:1",
+        kind="raised",
+        scope="tenant",
+        tenant="acme",
+        window="monthly",
+        period="2026-11",
+        limit="999999999.999999999",
+        previous="10.000000001",
+        enforcement="hard",
+        by="ops: Zoë",
+        reason="the launch",
+        resets_at=datetime(2026, 11, 30, 23, tzinfo=UTC),
+        at=NOON + timedelta(milliseconds=1),
+    )
+
+
+def repair() -> BudgetEvent:
+    """A repair of a budget that has no cap."""
+    return budget_event(
+        "global:daily:2026-11-21:repaired:1",
+        kind="repaired",
+        scope="global",
+        agent=None,
+        threshold_percent=None,
+        limit=None,
+        previous="9.5",
+        enforcement="none",
+        reason="the counter was lost",
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from breakwater.analytics import rows, schema
+from breakwater.analytics import schema
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed, RowsRejected
 from breakwater.embedded.ports import free_port
@@ -16,8 +16,8 @@ from tests.server_sources import PASSWORD, RunningServer
 
 
 async def test_a_value_that_does_not_fit_its_column_is_about_the_rows(analytics: Analytics) -> None:
-    good = rows.attempt_row(samples.attempt("good"), 1)
-    bad = rows.attempt_row(samples.attempt("bad", number=2**40), 2)
+    good = samples.attempt_row(samples.attempt("good"), 1)
+    bad = samples.attempt_row(samples.attempt("bad", number=2**40), 2)
     with pytest.raises(RowsRejected, match=r"attempts\.number"):
         await analytics.insert(schema.ATTEMPTS, [good, bad])
     assert (await analytics.query("SELECT count() FROM attempts")).rows == ((0,),)
@@ -25,27 +25,27 @@ async def test_a_value_that_does_not_fit_its_column_is_about_the_rows(analytics:
 
 async def test_what_the_server_has_against_a_row_is_about_the_rows(analytics: Analytics) -> None:
     await analytics.execute("ALTER TABLE attempts MODIFY COLUMN provider Enum8('openai' = 1)")
-    await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(samples.attempt("good"), 1)])
+    await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt("good"), 1)])
     with pytest.raises(RowsRejected, match="Unknown element 'unheard-of'"):
-        await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(samples.attempt(provider="unheard-of"), 2)])
+        await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(provider="unheard-of"), 2)])
 
 
 async def test_a_missing_table_is_not_about_the_rows(analytics: Analytics) -> None:
     await analytics.execute("DROP TABLE attempts")
     with pytest.raises(AnalyticsUnavailable, match="attempts"):
-        await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(samples.attempt(), 1)])
+        await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(), 1)])
 
 
 async def test_a_missing_column_is_not_about_the_rows(analytics: Analytics) -> None:
     await analytics.execute("ALTER TABLE attempts DROP COLUMN backoff_ms")
     with pytest.raises(AnalyticsUnavailable, match="backoff_ms"):
-        await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(samples.attempt(), 1)])
+        await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(), 1)])
 
 
 async def test_a_wrong_password_is_not_about_the_rows_and_is_not_repeated(clickhouse_server: RunningServer) -> None:
     analytics = connect(clickhouse_server.url.replace(PASSWORD, "wrong-secret"))
     with pytest.raises(AnalyticsUnavailable) as failure:
-        await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(samples.attempt(), 1)])
+        await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(), 1)])
     assert "wrong-secret" not in str(failure.value)
     with pytest.raises(QueryFailed) as refusal:
         await analytics.ping()
@@ -57,7 +57,7 @@ async def test_a_server_that_is_not_there_is_unavailable_for_everything() -> Non
     with pytest.raises(AnalyticsUnavailable):
         await analytics.ping()
     with pytest.raises(AnalyticsUnavailable):
-        await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(samples.attempt(), 1)])
+        await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(), 1)])
     await analytics.close()
 
 
@@ -74,19 +74,19 @@ async def test_a_gateway_that_answers_for_a_dead_server_is_unavailable() -> None
     port = runner.addresses[0][1]
     analytics = connect(f"http://127.0.0.1:{port}/breakwater")
     with pytest.raises(AnalyticsUnavailable):
-        await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(samples.attempt(), 1)])
+        await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(), 1)])
     await runner.cleanup()
 
 
 async def test_one_client_works_on_after_the_server_was_killed(
     analytics: Analytics, clickhouse_server: RunningServer
 ) -> None:
-    await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(samples.attempt("before"), 1)])
+    await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt("before"), 1)])
     clickhouse_server.kill()
     with pytest.raises(AnalyticsUnavailable):
-        await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(samples.attempt("during"), 2)])
+        await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt("during"), 2)])
     await clickhouse_server.restart_async()
-    await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(samples.attempt("after"), 3)])
+    await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt("after"), 3)])
     found = await analytics.query("SELECT execution_id FROM attempts FINAL ORDER BY execution_id")
     assert found.rows == (("after",), ("before",))
 
@@ -112,7 +112,7 @@ def test_the_driver_does_not_load_data_frames_for_rows() -> None:
 import sys
 from breakwater.analytics import client, rows, schema
 from tests.analytics import samples
-client._native(schema.ATTEMPTS, [rows.attempt_row(samples.attempt(), 1)])
+client._native(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(), 1)])
 print({"numpy", "pandas", "pyarrow"} & sys.modules.keys())
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

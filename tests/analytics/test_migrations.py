@@ -55,6 +55,11 @@ ADDED_BY_4 = {
         *("error_hash", "last_failure_at", "last_success_at"),
     },
 }
+ADDED_BY_5 = {
+    "attempts": {"reserved", "reserved_at", "stored_at"},
+    "budget_events": {"tenant", "previous_cost", "by", "reason", "resets_at"},
+}
+NARROWER_BEFORE_5 = {"threshold_percent": "UInt32", "limit_cost": "Decimal(18, 9)"}
 
 
 def before_3(table: Table) -> Table:
@@ -62,7 +67,13 @@ def before_3(table: Table) -> Table:
 
 
 def before_4(table: Table) -> Table:
-    return without(table, ADDED_BY_4)
+    return without(before_5(table), ADDED_BY_4)
+
+
+def before_5(table: Table) -> Table:
+    old = without(table, ADDED_BY_5)
+    narrower = NARROWER_BEFORE_5 if table is schema.BUDGET_EVENTS else {}
+    return replace(old, columns={**old.columns, **narrower}, earlier={})
 
 
 def without(table: Table, added: Mapping[str, set[str]]) -> Table:
@@ -91,7 +102,7 @@ async def test_a_database_of_version_2_gets_the_columns_and_keeps_its_rows(click
     record = samples.execution(parent_execution_id="e0", attempts=(samples.attempt(cached_tokens=5, backoff_ms=9),))
     stored = (
         (schema.EXECUTIONS, rows.execution_row(record, 1)),
-        (schema.ATTEMPTS, rows.attempt_row(record.attempts[0], 2)),
+        (schema.ATTEMPTS, samples.attempt_row(record.attempts[0], 2)),
     )
     for table, row in stored:
         await put_back(analytics, table, before_3(table), row)
@@ -114,7 +125,7 @@ async def test_a_database_of_version_2_gets_the_columns_and_keeps_its_rows(click
     assert indices.rows == (("by_execution_id", kind, 1), ("by_parent_execution_id", kind, 1))
 
     await analytics.insert(schema.EXECUTIONS, [rows.execution_row(samples.full_execution(), 3)])
-    await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(samples.full_attempt(), 4)])
+    await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.full_attempt(), 4)])
     assert await find_execution(analytics, "e-full") == samples.full_execution()
     await analytics.execute(f"DROP DATABASE {analytics.database}")
     await analytics.close()
@@ -126,7 +137,7 @@ async def test_a_database_of_version_3_gets_the_guards_and_keeps_its_rows(clickh
     transition, attempt = samples.transition(), samples.full_attempt()
     stored = (
         (schema.BREAKER_TRANSITIONS, rows.transition_row(transition, 1)),
-        (schema.ATTEMPTS, rows.attempt_row(attempt, 2)),
+        (schema.ATTEMPTS, samples.attempt_row(attempt, 2)),
     )
     for table, row in stored:
         await put_back(analytics, table, before_4(table), row)
@@ -153,6 +164,73 @@ async def test_a_database_of_version_3_gets_the_guards_and_keeps_its_rows(clickh
     assert shared.rows == (("provider",),)
     await analytics.execute(f"DROP DATABASE {analytics.database}")
     await analytics.close()
+
+
+async def a_database_of_version_4(url: str) -> Analytics:
+    """With an attempt, and an event of a budget, as they were stored then."""
+    analytics = connect(url)
+    await migrate(analytics)
+    stored = (
+        (schema.ATTEMPTS, samples.attempt_row(samples.full_attempt(), 2)),
+        (schema.BUDGET_EVENTS, rows.budget_row(samples.budget_event(), 3)),
+    )
+    for table, row in stored:
+        await put_back(analytics, table, before_5(table), row)
+    await forget_from(analytics, 5)
+    return analytics
+
+
+async def test_a_database_of_version_4_gets_the_columns_of_money_and_keeps_its_rows(
+    clickhouse_server: RunningServer,
+) -> None:
+    analytics = await a_database_of_version_4(samples.new_database_url(clickhouse_server.url))
+    assert await migrate(analytics) == tuple(
+        f"applied ClickHouse migration {one.version} ({one.name})" for one in MIGRATIONS[4:]
+    )
+    assert await migrate(analytics) == ()
+    for table in schema.TABLES:
+        found = await analytics.query(f"DESCRIBE TABLE {table.name}")
+        assert [(row[0], row[1]) for row in found.rows] == list(table.columns.items())
+    tried, crossed = samples.full_attempt(), samples.budget_event()
+    # Worked out while it is read, and then written by a merge.
+    for _ in range(2):
+        ((stored_at,),) = (await analytics.query("SELECT stored_at FROM attempts")).rows
+        assert stored_at == tried.completed_at
+        await analytics.execute("OPTIMIZE TABLE attempts FINAL")
+    assert list(map(rows.attempt_of, (await analytics.query("SELECT * FROM attempts")).named())) == [
+        tried.model_copy(update={"reserved": None, "reserved_at": None})
+    ]
+    assert list(map(rows.budget_of, (await analytics.query("SELECT * FROM budget_events")).named())) == [crossed]
+
+    later = [samples.full_budget_event(), samples.repair()]
+    await analytics.insert(schema.BUDGET_EVENTS, [rows.budget_row(event, 9) for event in later])
+    found = await analytics.query("SELECT * FROM budget_events WHERE event_sequence = 9 ORDER BY at DESC")
+    assert list(map(rows.budget_of, found.named())) == later
+    await analytics.execute(f"DROP DATABASE {analytics.database}")
+    await analytics.close()
+
+
+async def test_several_at_once_bring_version_4_up_to_date(clickhouse_server: RunningServer) -> None:
+    url = samples.new_database_url(clickhouse_server.url)
+    first = await a_database_of_version_4(url)
+    several = [connect(url) for _ in range(5)]
+    await asyncio.gather(*(migrate(analytics) for analytics in several))
+    for table in schema.TABLES:
+        found = await first.query(f"DESCRIBE TABLE {table.name}")
+        assert [(row[0], row[1]) for row in found.rows] == list(table.columns.items())
+    kept = await first.query("SELECT * FROM budget_events")
+    assert list(map(rows.budget_of, kept.named())) == [samples.budget_event()]
+    await first.execute(f"DROP DATABASE {first.database}")
+    for analytics in (first, *several):
+        await analytics.close()
+
+
+async def test_a_service_of_version_4_goes_on_storing_its_rows(analytics: Analytics) -> None:
+    values = dict(zip(schema.BUDGET_EVENTS.columns, rows.budget_row(samples.budget_event(), 3), strict=True))
+    old = before_5(schema.BUDGET_EVENTS)
+    await analytics.insert(old, [[values[name] for name in old.columns]])
+    kept = await analytics.query("SELECT * FROM budget_events")
+    assert list(map(rows.budget_of, kept.named())) == [samples.budget_event()]
 
 
 async def test_what_somebody_took_away_is_made_again(analytics: Analytics) -> None:

@@ -8,7 +8,7 @@ import pytest
 from breakwater.analytics import queries, rows, schema
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.queries import AgentSummary, CauseOfWaste, ModelBooks
-from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution
+from tests.analytics.samples import NOON, RATE_LIMITED, attempt, attempt_row, execution
 
 DAY = timedelta(days=1)
 
@@ -62,7 +62,7 @@ async def filled(analytics: Analytics) -> Analytics:
     for table in ("executions", "attempts"):
         await analytics.execute(f"SYSTEM STOP MERGES {analytics.database}.{table}")
     for _ in range(2):
-        await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(one, n) for n, one in enumerate(ATTEMPTS)])
+        await analytics.insert(schema.ATTEMPTS, [attempt_row(one, n) for n, one in enumerate(ATTEMPTS)])
         await analytics.insert(schema.EXECUTIONS, [rows.execution_row(one, n) for n, one in enumerate(EXECUTIONS)])
     copies = await analytics.query("SELECT count() FROM attempts")
     assert copies.rows == ((2 * len(ATTEMPTS),),)
@@ -182,7 +182,7 @@ async def test_a_job_id_that_ran_again_cost_again(analytics: Analytics) -> None:
     for day in (0, 40):
         at = NOON + day * DAY
         await analytics.insert(schema.EXECUTIONS, [rows.execution_row(execution("e1", completed_at=at), day)])
-        await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(attempt("e1", started_at=at, cost=3), day)])
+        await analytics.insert(schema.ATTEMPTS, [attempt_row(attempt("e1", started_at=at, cost=3), day)])
     (books,) = await queries.books(analytics)
     assert (books.cost, books.billed_calls) == (6, 2)
     found = await queries.find_execution(analytics, "e1")

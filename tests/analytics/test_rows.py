@@ -1,7 +1,7 @@
 """Messages become rows and come back the same, through the real engine."""
 
 import random
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
@@ -10,14 +10,14 @@ from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import Unstorable
 from breakwater.analytics.queries import find_execution
-from breakwater.contracts.events import BreakerTransition, GuardEvent
+from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution
 from tests.analytics import samples
 
 
 async def stored_and_read(analytics: Analytics, record: Execution) -> Execution | None:
     await analytics.insert(schema.EXECUTIONS, [rows.execution_row(record, 1)])
-    await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(attempt, 2) for attempt in record.attempts])
+    await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(attempt, 2) for attempt in record.attempts])
     return await find_execution(analytics, record.execution_id)
 
 
@@ -45,7 +45,7 @@ async def test_money_is_exact_to_the_nano_dollar(analytics: Analytics) -> None:
     edges = [0, 1, 999_999_999, 1_000_000_000, 10**18 - 1, -1, -(10**18) + 1]
     costs = edges + [picked.randrange(10 ** picked.randint(1, 18)) for _ in range(500)]
     attempts = [samples.attempt(f"e{index}", cost=cost) for index, cost in enumerate(costs)]
-    await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(attempt, 1) for attempt in attempts])
+    await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(attempt, 1) for attempt in attempts])
     stored = await analytics.query("SELECT execution_id, cost FROM attempts FINAL")
     assert {id_: rows.nano_or_none(cost) for id_, cost in stored.rows} == {
         f"e{index}": cost for index, cost in enumerate(costs)
@@ -67,9 +67,15 @@ async def test_waste_by_cause_is_exact_to_the_nano_dollar(analytics: Analytics) 
     assert found == {record.execution_id: record for record in records}
 
 
+async def test_an_attempt_keeps_when_its_message_was_stored(analytics: Analytics) -> None:
+    stored_at = samples.NOON + timedelta(hours=3, milliseconds=7)
+    await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(samples.attempt(), 1, stored_at)])
+    assert (await analytics.query("SELECT stored_at FROM attempts")).rows == ((stored_at,),)
+
+
 async def test_an_unknown_cost_is_null_and_a_cost_of_zero_is_zero(analytics: Analytics) -> None:
     attempts = [samples.attempt("unknown", cost=None, cost_basis="unknown"), samples.attempt("free", cost=0)]
-    await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(attempt, 1) for attempt in attempts])
+    await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(attempt, 1) for attempt in attempts])
     stored = await analytics.query("SELECT execution_id, cost FROM attempts FINAL ORDER BY execution_id")
     assert stored.rows == (("free", Decimal(0)), ("unknown", None))
 
@@ -98,25 +104,34 @@ async def test_a_guard_event_that_arrives_twice_is_one_row(analytics: Analytics)
 
 async def test_an_attempt_keeps_its_breakers_version_and_its_errors_identity(analytics: Analytics) -> None:
     attempts = [samples.full_attempt(), samples.attempt()]
-    await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(attempt, 1) for attempt in attempts])
+    await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(attempt, 1) for attempt in attempts])
     found = await analytics.query("SELECT breaker_version, error_hash FROM attempts FINAL ORDER BY execution_id")
     assert found.rows == ((2**40, "1a2b3c4d"), (None, None))
 
 
-async def test_budget_events_and_alerts_stand_in_the_right_columns(analytics: Analytics) -> None:
-    await analytics.insert(schema.BUDGET_EVENTS, [rows.budget_row(samples.budget_event(), 4)])
+@pytest.mark.parametrize(
+    "event",
+    [samples.budget_event(), samples.full_budget_event(), samples.repair()],
+    ids=["a crossing", "a raise", "a repair"],
+)
+async def test_what_happened_to_a_budget_comes_back_as_it_went_in(analytics: Analytics, event: BudgetEvent) -> None:
+    await analytics.insert(schema.BUDGET_EVENTS, [rows.budget_row(event, 4)])
+    (row,) = (await analytics.query("SELECT * FROM budget_events FINAL")).named()
+    assert rows.budget_of(row) == event
+    assert row["event_sequence"] == 4
+
+
+async def test_the_amounts_of_a_budget_stand_in_the_right_columns(analytics: Analytics) -> None:
+    await analytics.insert(schema.BUDGET_EVENTS, [rows.budget_row(samples.full_budget_event(), 4)])
+    found = await analytics.query("SELECT limit_cost, total_cost, previous_cost, by, reason FROM budget_events")
+    amounts = (Decimal("999999999.999999999"), Decimal("8.000000001"), Decimal("10.000000001"))
+    assert found.rows == ((*amounts, "ops: Zoë", "the launch"),)
+
+
+async def test_alerts_stand_in_the_right_columns(analytics: Analytics) -> None:
     await analytics.insert(schema.ALERTS, [rows.alert_row(samples.alert(), 5)])
-
-    async def only_row(table: str) -> dict[str, object]:
-        found = await analytics.query(f"SELECT * FROM {table} FINAL")
-        assert len(found.rows) == 1
-        return dict(zip(found.columns, found.rows[0], strict=True))
-
-    budget = samples.budget_event().model_dump(exclude={"limit", "total"})
-    amounts = {"limit_cost": Decimal(10), "total_cost": Decimal("8.000000001")}
-    assert await only_row("budget_events") == {**budget, **amounts, "event_sequence": 4}
-    alert = {**samples.alert().model_dump(), "payload": '{"failures":3}', "event_sequence": 5}
-    assert await only_row("alerts") == alert
+    found = await analytics.query("SELECT * FROM alerts FINAL")
+    assert list(found.named()) == [{**samples.alert().model_dump(), "payload": '{"failures":3}', "event_sequence": 5}]
 
 
 def test_more_waste_than_a_column_holds_is_refused() -> None:
@@ -132,9 +147,14 @@ def test_more_waste_than_a_column_holds_is_refused() -> None:
         samples.attempt(started_at=datetime(2300, 1, 1, tzinfo=UTC)),
         samples.attempt(started_at=datetime(1969, 12, 31, tzinfo=UTC)),
         samples.attempt(started_at=datetime(2026, 11, 21)),
+        samples.attempt(reserved=10**18),
+        samples.attempt(reserved_at=datetime(2300, 1, 1, tzinfo=UTC)),
     ],
-    ids=["too much money", "too much negative money", "after the calendar", "before the calendar", "no time zone"],
+    ids=[
+        *("too much money", "too much negative money", "after the calendar", "before the calendar", "no time zone"),
+        *("too much held", "held after the calendar"),
+    ],
 )
 def test_what_a_column_would_store_as_something_else_is_refused(attempt: Attempt) -> None:
     with pytest.raises(Unstorable):
-        rows.attempt_row(attempt, 1)
+        samples.attempt_row(attempt, 1)

@@ -14,7 +14,7 @@ from breakwater.analytics.client import Analytics
 from breakwater.cli import execution_tree
 from breakwater.cli.errors import ExitCode
 from breakwater.contracts.execution import Execution
-from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution, new_database
+from tests.analytics.samples import NOON, RATE_LIMITED, attempt, attempt_row, execution, new_database
 from tests.cli.conftest import Run, in_thread
 from tests.server_sources import RunningServer
 
@@ -32,7 +32,7 @@ async def analytics(
 async def store(analytics: Analytics, records: Iterable[Execution]) -> None:
     for record in records:
         await analytics.insert(schema.EXECUTIONS, [rows.execution_row(record, 1)])
-        await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(one, 1) for one in record.attempts])
+        await analytics.insert(schema.ATTEMPTS, [attempt_row(one, 1) for one in record.attempts])
 
 
 FAMILY = [

@@ -8,6 +8,7 @@ from breakwater.analytics.client import Analytics
 from breakwater.analytics.schema import (
     ATTEMPTS,
     BREAKER_TRANSITIONS,
+    BUDGET_EVENTS,
     EXECUTIONS,
     EXECUTIONS_PER_MINUTE,
     GUARD_EVENTS,
@@ -56,9 +57,26 @@ MIGRATIONS = (
             ATTEMPTS.add_column("breaker_version"),
         ),
     ),
+    Migration(
+        5,
+        "money: what was held for calls, tenants' budgets, raised caps and repairs",
+        (
+            ATTEMPTS.add_column("reserved"),
+            ATTEMPTS.add_column("reserved_at"),
+            ATTEMPTS.add_column("stored_at"),
+            BUDGET_EVENTS.add_column("tenant"),
+            BUDGET_EVENTS.modify_column("threshold_percent"),
+            BUDGET_EVENTS.modify_column("limit_cost"),
+            BUDGET_EVENTS.add_column("previous_cost"),
+            BUDGET_EVENTS.add_column("by"),
+            BUDGET_EVENTS.add_column("reason"),
+            BUDGET_EVENTS.add_column("resets_at"),
+        ),
+    ),
 )
 """In order, never changed once released. A column that is added later stands in `schema` for new databases, and in a
-migration here (`ALTER TABLE … ADD COLUMN IF NOT EXISTS`) for those that exist."""
+migration here (`ALTER TABLE … ADD COLUMN IF NOT EXISTS`) for those that exist. A column's type may only become wider:
+an older service goes on storing its rows."""
 
 # No transaction and no lock: ClickHouse has neither. Two programs at once both apply the same statements, which is
 # harmless, and both record it, of which one row stays.

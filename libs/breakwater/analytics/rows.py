@@ -70,8 +70,11 @@ def execution_row(record: Execution, sequence: int) -> Row:
     )
 
 
-def attempt_row(attempt: Attempt, sequence: int) -> Row:
-    """An attempt as a row of `attempts`. Raises as `execution_row` does."""
+def attempt_row(attempt: Attempt, sequence: int, stored_at: datetime) -> Row:
+    """An attempt as a row of `attempts`; `stored_at` is when the stream took its message, by the NATS server's clock.
+
+    Raises as `execution_row` does.
+    """
     return (
         attempt.attempt_id,
         attempt.execution_id,
@@ -90,6 +93,8 @@ def attempt_row(attempt: Attempt, sequence: int) -> Row:
         attempt.reasoning_tokens,
         _money_or_null(attempt.cost),
         attempt.cost_basis,
+        _money_or_null(attempt.reserved),
+        _time_or_null(attempt.reserved_at),
         attempt.outcome,
         *_error(attempt.error),
         attempt.short_circuited,
@@ -99,6 +104,7 @@ def attempt_row(attempt: Attempt, sequence: int) -> Row:
         attempt.cause,
         attempt.backoff_ms,
         attempt.dropped_messages,
+        _time(stored_at),
         sequence,
     )
 
@@ -156,18 +162,23 @@ def guard_row(event: GuardEvent, sequence: int) -> Row:
 
 
 def budget_row(event: BudgetEvent, sequence: int) -> Row:
-    """A threshold that was crossed, as a row of `budget_events`. Raises as `execution_row` does."""
+    """What happened to a budget, as a row of `budget_events`. Raises as `execution_row` does."""
     return (
         event.event_id,
         event.kind,
         event.scope,
         event.agent,
+        event.tenant,
         event.window,
         event.period,
         event.threshold_percent,
-        _money(event.limit),
+        _money_or_null(event.limit),
         _money(event.total),
+        _money_or_null(event.previous),
         event.enforcement,
+        event.by,
+        event.reason,
+        _time_or_null(event.resets_at),
         _time(event.at),
         sequence,
     )
@@ -208,7 +219,13 @@ def execution_of(row: Mapping[str, Any], attempts: Iterable[Attempt] = ()) -> Ex
 
 def attempt_of(row: Mapping[str, Any]) -> Attempt:
     """The attempt that a row of `attempts` was made from."""
-    return Attempt.model_validate({**in_nano(row, "cost"), "error": _error_of(row)})
+    return Attempt.model_validate({**in_nano(row, "cost", "reserved"), "error": _error_of(row)})
+
+
+def budget_of(row: Mapping[str, Any]) -> BudgetEvent:
+    """The event that a row of `budget_events` was made from."""
+    amounts = {"limit": row["limit_cost"], "total": row["total_cost"], "previous": row["previous_cost"]}
+    return BudgetEvent.model_validate({**row, **amounts})
 
 
 def nano_or_none(amount: Decimal | None) -> int | None:

@@ -8,6 +8,7 @@ one writer publish. A job id that is used again after the bus forgot it ran agai
 another row, as it must be for the books. The small tables have no partition at all.
 
 `event_sequence`, the message's place in its stream, is the version: of two rows with one key the later message stays.
+It begins again at 1 when the stream is made anew; `stored_at`, by the NATS server's clock, tells which one it is of.
 """
 
 from __future__ import annotations
@@ -79,6 +80,10 @@ class Table:
         before = list(self.columns)[: list(self.columns).index(name)]
         place = f"AFTER {before[-1]}" if before else "FIRST"
         return f"ALTER TABLE {self.name} ADD COLUMN IF NOT EXISTS {self._column(name)} {place}"
+
+    def modify_column(self, name: str) -> str:
+        """The statement that gives a column the type it has here; it changes nothing where it has it."""
+        return f"ALTER TABLE {self.name} MODIFY COLUMN {self._column(name)}"
 
     def add_index(self, name: str) -> str:
         """The statement that adds the index of a column of `find_by` where it is missing.
@@ -163,6 +168,8 @@ ATTEMPTS = Table(
         "reasoning_tokens": _COUNT_OR_NULL,
         "cost": _MONEY_OR_NULL,
         "cost_basis": _WORD,
+        "reserved": _MONEY_OR_NULL,
+        "reserved_at": _TIME_OR_NULL,
         "outcome": _WORD,
         **_ERROR,
         "short_circuited": "Bool",
@@ -172,12 +179,15 @@ ATTEMPTS = Table(
         "cause": _WORD,
         "backoff_ms": "UInt64",
         "dropped_messages": "UInt32",
+        "stored_at": _TIME,
         "event_sequence": "UInt64",
     },
     order_by=("agent", "started_at", "attempt_id"),
     time="started_at",
     monthly=True,
     find_by=("execution_id",),
+    # An attempt is published when it is over. That is by another clock, a worker's, but as near as can be told now.
+    earlier={"stored_at": "completed_at"},
 )
 
 BREAKER_TRANSITIONS = Table(
@@ -245,12 +255,17 @@ BUDGET_EVENTS = Table(
         "kind": _WORD,
         "scope": _WORD,
         "agent": _WORD_OR_NULL,
+        "tenant": _WORD_OR_NULL,
         "window": _WORD,
         "period": "String",
-        "threshold_percent": "UInt32",
-        "limit_cost": "Decimal(18, 9)",
+        "threshold_percent": "Nullable(UInt32)",
+        "limit_cost": _MONEY_OR_NULL,
         "total_cost": "Decimal(18, 9)",
+        "previous_cost": _MONEY_OR_NULL,
         "enforcement": _WORD,
+        "by": _TEXT_OR_NULL,
+        "reason": _TEXT_OR_NULL,
+        "resets_at": _TIME_OR_NULL,
         "at": _TIME,
         "event_sequence": "UInt64",
     },

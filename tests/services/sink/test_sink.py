@@ -12,6 +12,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from breakwater.analytics import schema
+from breakwater.analytics.rows import budget_of
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
@@ -80,6 +81,28 @@ async def test_a_stopped_task_and_a_shared_breaker_are_stored_whole(plane: Plane
     assert list(rows.named()) == [stop.model_dump(), reset.model_dump()]
     rows = await plane.analytics.query("SELECT * EXCEPT (event_sequence) FROM breaker_transitions FINAL")
     assert list(rows.named()) == [isolated.model_dump()]
+    assert await plane.dead_letters() == []
+
+
+async def test_an_attempt_is_stored_with_the_time_of_its_message_however_late_it_is_read(plane: Plane) -> None:
+    await plane.publish([of_attempt(samples.attempt())])
+    message = await plane.jetstream.get_last_msg("EVENTS", "bw.attempts.>")
+    assert message.time is not None
+    async with plane.sink():
+        await plane.until_done()
+    ((stored_at, sequence),) = await plane.rows("SELECT stored_at, event_sequence FROM attempts FINAL")
+    # The column has milliseconds, and the client reads the server's nanoseconds through a float.
+    assert abs(stored_at - message.time) <= timedelta(milliseconds=1)
+    assert sequence == message.seq
+
+
+async def test_raises_and_repairs_of_budgets_are_stored_whole(plane: Plane) -> None:
+    events = [samples.full_budget_event(), samples.repair(), samples.budget_event()]
+    await plane.publish((subjects.budget(event.scope, event.window), event.json_bytes()) for event in events)
+    async with plane.sink():
+        await plane.until_done()
+    found = await plane.analytics.query("SELECT * FROM budget_events FINAL ORDER BY event_sequence")
+    assert list(map(budget_of, found.named())) == events
     assert await plane.dead_letters() == []
 
 
