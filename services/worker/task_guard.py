@@ -13,7 +13,8 @@ from breakwater.contracts import subjects
 from breakwater.contracts.events import GuardEvent
 from breakwater.contracts.execution import Attempt, Result
 from breakwater.contracts.types import time_from_ms
-from breakwater.policy.guard import GuardRules, Task, Trip, after_job, before_call, outcome_of
+from breakwater.policy.caps import spent_by
+from breakwater.policy.guard import Crowded, GuardRules, Task, Trip, after_job, before_call, outcome_of
 from breakwater.state.connection import ScriptCall
 from breakwater.state.tasks import TaskKey, Tripped
 from services.worker.assignment import Assignment
@@ -37,18 +38,40 @@ class TaskGuard:
         self._rules = rules
         self._key = TaskKey(job.job.tenant, task_id)
 
-    def ask(self) -> ScriptCall:
-        """What to ask Redis in the round trip of an admission; read its answer with `judge`."""
-        return self._plane.tasks.enter_call(self._key, self._job.execution_id)
+    def ask(self, attempts: Sequence[Attempt], worst_case: int | None) -> ScriptCall:
+        """What to ask Redis in the round trip of an admission; read its answer with `judge`.
 
-    def judge(self, answer: Sequence[Any], attempts: Sequence[Attempt]) -> Stopped | None:
-        """Why no call may be made, after these attempts of the job; None where one may. To be told with `stop`."""
+        Args:
+            attempts: of the job so far.
+            worst_case: the most that the call can cost; None where its model has no price.
+        """
+        hold, cap = spent_by(attempts) + (worst_case or 0), self._rules.max_cost_usd
+        return self._plane.tasks.enter_call(self._key, self._job.execution_id, hold=hold, cap=cap)
+
+    def let_go(self, attempts: Sequence[Attempt]) -> ScriptCall:
+        """Holds no more than what these attempts have cost: the job is at no call, and may not be for long."""
+        return self._plane.tasks.shrink_call(self._key, self._job.execution_id, spent=spent_by(attempts))
+
+    def judge(
+        self, answer: Sequence[Any], attempts: Sequence[Attempt], worst_case: int | None
+    ) -> Stopped | Crowded | None:
+        """Why no call may be made, as asked; None where one may. What is stopped is to be told with `stop`."""
         entered = self._plane.tasks.entered(answer)
         if entered.tripped is not None:
             return Stopped(entered.tripped, entered.task)
         tokens = sum((attempt.input_tokens or 0) + (attempt.output_tokens or 0) for attempt in attempts)
-        cost = sum(attempt.cost or 0 for attempt in attempts)
-        trip = before_call(entered.task, entered.number, self._rules, tokens=tokens, cost=cost)
+        cost = spent_by(attempts)
+        trip = before_call(
+            entered.task,
+            entered.number,
+            self._rules,
+            tokens=tokens,
+            cost=cost,
+            worst_case=worst_case,
+            held=entered.held,
+        )
+        if isinstance(trip, Crowded):
+            return trip
         if trip is None:
             return None
         # With what this job has used; but one that was refused its first call is no iteration.

@@ -7,9 +7,10 @@ from typing import Any
 
 from breakwater.contracts import subjects
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import Plane, model, until
+from tests.flow.kit import COST, Plane, model, until
 
 ONE_TRY = {"retry": {"max_attempts": 1}, "breaker": "off"}
+SPENDS = {"max_cost_usd": "0.001", "max_iterations": "off", "max_tokens": "off"}
 LIMITS = ("10", "200", "limit", "threshold", "iterations")
 
 
@@ -57,7 +58,7 @@ async def test_tokens_and_costs_are_capped_also_within_one_job(start_plane: Star
     never_json = {"schema": "agent_decision", "max_corrections": 9}
     agents = {
         "writer": {"model": "sim/m", "guard": {"max_tokens": 300}},
-        "spender": {"model": "sim/m", "guard": {"max_cost_usd": "0.00008", "max_tokens": "off"}},
+        "spender": {"model": "sim/m", "max_tokens": 40, "guard": {"max_cost_usd": "0.00008", "max_tokens": "off"}},
         "stubborn": {"model": "sim/no", "guard": {"max_tokens": 300}, "output": never_json},
     }
     models = {"sim/m": model(), "sim/no": model(answer="I would rather not.")}
@@ -75,6 +76,57 @@ async def test_tokens_and_costs_are_capped_also_within_one_job(start_plane: Star
             "$0.000084 spent (limit: $0.00008)",
             "320 tokens used (limit: 300)",
         ]
+
+
+async def test_a_call_that_might_pass_the_cost_cap_is_not_made(start_plane: StartPlane) -> None:
+    # 4,096 tokens of output may cost $0.0024576, and the call itself costs $0.000042.
+    agents = {"writer": {"model": "sim/m", "guard": {"max_cost_usd": "0.0025"}}}
+    async with start_plane({"sim/m": model()}, agents, services=("worker",)) as plane:
+        assert (await run(plane, "first"))["status"] == "succeeded"
+        refused = await run(plane, "second")
+        assert refused["reason"] == "guard_tripped"
+        [event] = await events(plane)
+        assert (event["rule"], event["cost"], event["iterations"]) == ("max_cost", COST, 1)
+        assert event["reason"].startswith("$0.000042 spent, and the next call may cost up to $0.0024")
+        assert event["reason"].endswith(" (limit: $0.0025)")
+        assert "$" not in refused["error"]["message"]
+
+
+async def test_jobs_at_the_same_time_do_not_pass_the_cost_cap_together(start_plane: StartPlane) -> None:
+    # One call holds a little more than $0.0006 and costs $0.0003015: there is room for one at a time, and for two.
+    slow = model(usage={"input_tokens": 10, "output_tokens": 500}, latency_ms=300)
+    agents = {"writer": {"model": "sim/m", "max_tokens": 1000, "concurrency": 50, "guard": SPENDS}}
+    async with start_plane({"sim/m": slow}, agents, services=()) as plane:
+        for name in ("worker", "worker-2"):
+            plane.start("worker", name)
+        for number in range(20):
+            await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": "x", "task_id": "t"})
+        results = [await plane.result(f"j{number}") for number in range(20)]
+        reasons = [result["reason"] for result in results]
+        assert sorted(map(str, reasons)) == ["None"] * 2 + ["guard_tripped"] * 18
+        assert plane.sim.ledger.totals.cost_nano == 2 * 301_500
+        # Waiting for the others is no trip: people hear of the task when its money is spent.
+        [event] = await events(plane)
+        assert event["reason"].startswith("$0.0006 spent, and the next call may cost up to $0.0006")
+
+
+async def test_a_job_without_time_to_wait_for_the_others_is_refused(start_plane: StartPlane) -> None:
+    slow = model(usage={"input_tokens": 10, "output_tokens": 500}, latency_ms=4000)
+    agents = {"writer": {"model": "sim/m", "max_tokens": 1000, "guard": SPENDS, "on_error": "message"}}
+    async with start_plane({"sim/m": slow}, agents, services=("worker",)) as plane:
+        await plane.publish({"agent": "writer", "job_id": "first", "prompt": "x", "task_id": "t"})
+
+        async def calling() -> bool:
+            return plane.sim.ledger.totals.in_progress == 1
+
+        await until(calling, what="the first call")
+        refused = await run(plane, "second", total_timeout_s=1)
+        assert (refused["reason"], refused["error"]["class"]) == ("budget_exceeded", "BudgetExceededError")
+        assert [attempt["refused_by"] for attempt in refused["attempts"]] == ["task"]
+        assert "while its other jobs are under way" in refused["output"]
+        assert not any(figure.isdigit() for figure in refused["output"])
+        assert (await plane.result("first"))["status"] == "succeeded"
+        assert await events(plane) == []
 
 
 async def test_a_task_that_fails_in_a_row_is_stopped_with_its_last_failure(start_plane: StartPlane) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from breakwater.policy.guard import GuardRules, Task, Trip, after_job, before_call, confidence_of
+from breakwater.policy.guard import Crowded, GuardRules, Task, Trip, after_job, before_call, confidence_of
 
 USD = 1_000_000_000
 A, B = "a3f1b2c4", "0badc0de"
@@ -81,12 +81,50 @@ def test_the_caps_nobody_set_let_ten_jobs_two_hundred_thousand_tokens_and_ten_do
 )
 def test_a_cap_is_told_as_people_write_it(settings: dict[str, Any], reason: str) -> None:
     trip = before_call(Task(tokens=1, cost=1_500_000), 2, rules(**settings), tokens=0, cost=0)
-    assert trip is not None
+    assert isinstance(trip, Trip)
     assert trip.reason == reason
 
 
+CENT = USD // 100
+
+
+@pytest.mark.parametrize(
+    ("concluded", "own", "worst_case", "held", "expected"),
+    [
+        (0, 0, 10 * USD, 0, None),
+        (0, 0, 10 * USD + 1, 0, "$0.00 spent, and the next call may cost up to $10.00 (limit: $10.00)"),
+        (9 * USD, 80 * CENT, 20 * CENT, 0, None),
+        (9 * USD, 80 * CENT, 40 * CENT, 0, "$9.80 spent, and the next call may cost up to $0.40 (limit: $10.00)"),
+        (9 * USD, 80 * CENT, 40 * CENT, 9 * USD, "$9.80 spent, and the next call may cost up to $0.40 (limit: $10.00)"),
+        # Others may end cheaper than what they hold: only then is it known whether there is room.
+        (9 * USD, 0, 40 * CENT, 60 * CENT, None),
+        (9 * USD, 0, 40 * CENT, 60 * CENT + 1, Crowded(60 * CENT + 1)),
+        (0, 0, 1, 10 * USD, Crowded(10 * USD)),
+        # A model without a price: nothing can be said of its next call.
+        (9 * USD, 80 * CENT, None, 0, None),
+        (9 * USD, USD, None, 0, "$10.00 spent (limit: $10.00)"),
+        (9 * USD, 0, None, 2 * USD, Crowded(2 * USD)),
+        (10 * USD, 0, 0, 0, "$10.00 spent (limit: $10.00)"),
+    ],
+)
+def test_the_cost_cap_counts_what_the_next_call_may_cost_and_what_others_hold(
+    concluded: int, own: int, worst_case: int | None, held: int, expected: str | Crowded | None
+) -> None:
+    judged = before_call(Task(cost=concluded), 1, GuardRules(), tokens=0, cost=own, worst_case=worst_case, held=held)
+    assert judged == (Trip("max_cost", expected) if isinstance(expected, str) else expected)
+
+
+def test_what_others_hold_never_trips_a_task() -> None:
+    held = before_call(Task(), 1, rules(max_cost_usd=1), tokens=0, cost=0, worst_case=1, held=10**18)
+    assert held == Crowded(10**18)
+
+
 def test_caps_that_are_off_never_trip() -> None:
-    assert before_call(Task(tokens=10**12, cost=10**18), 10**9, rules(), tokens=10**12, cost=10**18) is None
+    most = 10**18
+    judged = before_call(
+        Task(10**9, 10**12, most), 10**9, rules(), tokens=10**12, cost=most, worst_case=most, held=most
+    )
+    assert judged is None
 
 
 def test_a_job_that_passed_the_caps_last_is_not_held_against_the_task() -> None:

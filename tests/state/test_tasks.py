@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from breakwater.policy.guard import GuardRules, JobOutcome, Task, Trip, after_job, before_call
 from breakwater.state.connection import Redis, StateUnavailable
@@ -17,6 +21,7 @@ from breakwater.state.tasks import (
     Tasks,
     Tripped,
 )
+from tests.servers import RunningServer
 
 KEY = TaskKey("acme", "nightly run")
 OTHER = TaskKey("acme", "another run")
@@ -27,9 +32,23 @@ LOOPS = Trip("max_iterations", "10 iterations (limit: 10)")
 BURNS = Trip("max_cost", "$10.02 spent (limit: $10.00)")
 
 
-async def enter(redis: Redis, execution_id: str, key: TaskKey = KEY) -> Entered:
-    [answer] = await redis.run([Tasks.enter_call(key, execution_id)])
+async def enter(
+    redis: Redis, execution_id: str, key: TaskKey = KEY, *, hold: int = 0, cap: int | None = None
+) -> Entered:
+    [answer] = await redis.run([Tasks.enter_call(key, execution_id, hold=hold, cap=cap)])
     return Tasks.entered(answer)
+
+
+async def shrink(redis: Redis, execution_id: str, spent: int) -> None:
+    await redis.run([Tasks.shrink_call(KEY, execution_id, spent=spent)])
+
+
+async def holds(redis: Redis) -> dict[str, int]:
+    """What each job holds; their sum stands beside them."""
+    fields = cast(dict[str, str], await redis.client.hgetall(KEY.redis_key))
+    held = {name.removeprefix("h:"): int(value) for name, value in fields.items() if name.startswith("h:")}
+    assert sum(held.values()) == int(fields.get("held_cost", 0))
+    return held
 
 
 async def stop(tasks: Tasks, key: TaskKey = KEY, trip: Trip = LOOPS) -> Tripped:
@@ -240,6 +259,194 @@ async def test_a_job_under_way_across_a_reset_counts_for_nothing_after_it(redis:
     assert await tasks.record(KEY, "new", FINE) == Task(iterations=1, tokens=120, cost=3_000)
 
 
+# Holds
+
+
+async def test_of_two_hundred_jobs_at_once_as_many_hold_as_the_cap_has_room_for(redis: Redis) -> None:
+    asked = await asyncio.gather(*(enter(redis, f"e{number}", hold=5, cap=104) for number in range(200)))
+    assert sum(not one.over_cap for one in asked) == 20
+    assert set((await holds(redis)).values()) == {5}
+    assert {one.held for one in asked if one.over_cap} == {100}
+    # A job that has no room is an iteration all the same: it waits.
+    assert sorted(one.number for one in asked) == list(range(1, 201))
+
+
+async def test_a_job_has_one_hold_however_often_it_asks_and_for_whatever(redis: Redis) -> None:
+    for hold in (40, 40, 60, 10, 100, 0):
+        entered = await enter(redis, "a", hold=hold, cap=100)
+        assert (entered.held, entered.over_cap) == (0, False)
+        assert await holds(redis) == ({"a": hold} if hold else {})
+    await enter(redis, "a", hold=70, cap=100)
+    refused = await enter(redis, "b", hold=31, cap=100)
+    assert (refused.held, refused.over_cap) == (70, True)
+    # One that gets no room for more keeps what it had.
+    assert (await enter(redis, "a", hold=101, cap=100)).over_cap
+    assert await holds(redis) == {"a": 70}
+    # What is held is held also for those who have no cap, or another one.
+    assert not (await enter(redis, "b", hold=1_000)).over_cap
+    assert (await enter(redis, "a", hold=1, cap=1_000)).over_cap
+    assert not (await enter(redis, "a", hold=1, cap=1_001)).over_cap
+
+
+async def test_a_job_that_ends_counts_with_its_cost_instead_of_its_hold(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    for job in ("a", "b"):
+        await enter(redis, job, hold=50, cap=100)
+    for _ in range(2):
+        assert (await tasks.record(KEY, "a", replace(FINE, cost=20))).cost == 20
+        assert await holds(redis) == {"b": 50}
+    # A worker that died before it published the record asks once more: its job is counted, and holds nothing.
+    assert (await enter(redis, "a", hold=30, cap=100)).number == 1
+    assert await holds(redis) == {"b": 50}
+    assert (await enter(redis, "c", hold=31, cap=100)).over_cap
+    assert not (await enter(redis, "c", hold=30, cap=100)).over_cap
+
+
+async def test_a_hold_shrinks_to_what_was_spent_and_never_grows_by_it(redis: Redis) -> None:
+    await shrink(redis, "a", 5)
+    assert await redis.client.dbsize() == 0
+    await enter(redis, "a", hold=50)
+    await enter(redis, "b", hold=7)
+    for spent, held in ((60, 50), (50, 50), (20, 20), (20, 20), (30, 20)):
+        await shrink(redis, "a", spent)
+        assert await holds(redis) == {"a": held, "b": 7}
+    await shrink(redis, "a", 0)
+    assert await holds(redis) == {"b": 7}
+
+
+async def test_a_stopped_task_holds_nothing_more_and_frees_what_it_held(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    for job in ("a", "b"):
+        await enter(redis, job, hold=50)
+    await stop(tasks)
+    await enter(redis, "a", hold=80)
+    await enter(redis, "c", hold=80)
+    assert await holds(redis) == {"a": 50, "b": 50}
+    await shrink(redis, "a", 3)
+    await tasks.record(KEY, "b", FINE)
+    assert await holds(redis) == {"a": 3}
+
+
+async def test_a_job_of_a_life_that_is_over_touches_no_hold_of_the_next(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    for job in ("old", "older"):
+        await enter(redis, job, hold=50)
+    await tasks.reset(KEY)
+    assert await holds(redis) == {}
+    await enter(redis, "old", hold=50)
+    assert await holds(redis) == {}
+    await enter(redis, "new", hold=60, cap=100)
+    for job in ("old", "older"):
+        asked = await enter(redis, job, hold=10, cap=100)
+        assert (asked.number, asked.held, asked.over_cap) == (0, 60, False)
+        await shrink(redis, job, 1)
+        await tasks.record(KEY, job, FINE)
+    assert await holds(redis) == {"new": 60}
+    assert (await tasks.load(KEY))[0] == Task(iterations=1)
+
+
+async def test_holds_beyond_what_floats_count_are_exact(redis: Redis) -> None:
+    most = 2**53 - 1
+    for job in ("a", "b", "c"):
+        await enter(redis, job, hold=most)
+    assert await holds(redis) == dict.fromkeys("abc", most)
+    for job in ("a", "b"):
+        await Tasks(redis).record(KEY, job, replace(FINE, cost=most))
+    assert await holds(redis) == {"c": most}
+
+
+class Spending(RuleBasedStateMachine):
+    """Jobs of one task that call, wait, end and are repeated at will, against a model in Python."""
+
+    redis: Redis
+    runner: asyncio.Runner
+    CAP = 100
+    JOBS = st.sampled_from("abcdef")
+    NANO = st.integers(0, 60)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cost = 0
+        self.spent: dict[str, int] = {}
+        self.held: dict[str, int] = {}
+        self.done: set[str] = set()
+        self.life = 0
+        self.run(self.redis.client.flushall())
+
+    def run(self, work: Any) -> Any:
+        return self.runner.run(work)
+
+    def name(self, job: str, *, old: bool) -> str:
+        return f"{job}{self.life - 1 if old else self.life}"
+
+    @rule(job=JOBS, worst_case=NANO, share=st.integers(0, 4), twice=st.booleans())
+    def call(self, job: str, worst_case: int, share: int, twice: bool) -> None:
+        name = self.name(job, old=False)
+        if name in self.done:
+            return
+        hold = self.spent.get(name, 0) + worst_case
+        others = sum(self.held.values()) - self.held.get(name, 0)
+        fits = self.cost + others + hold <= self.CAP
+        for _ in range(1 + twice):
+            entered = self.run(enter(self.redis, name, hold=hold, cap=self.CAP))
+            assert (entered.over_cap, entered.held, entered.task.cost) == (not fits, others, self.cost)
+        if fits:
+            self.held[name] = hold
+            self.spent[name] = self.spent.get(name, 0) + worst_case * share // 4
+
+    @rule(job=JOBS)
+    def wait(self, job: str) -> None:
+        name = self.name(job, old=False)
+        self.run(shrink(self.redis, name, self.spent.get(name, 0)))
+        if name in self.held:
+            self.held[name] = self.spent[name]
+
+    @rule(job=JOBS, twice=st.booleans())
+    def end(self, job: str, twice: bool) -> None:
+        name = self.name(job, old=False)
+        if name not in self.done:
+            self.cost += self.spent.get(name, 0)
+        for _ in range(1 + twice):
+            outcome = replace(FINE, cost=self.spent.get(name, 0))
+            assert self.run(Tasks(self.redis).record(KEY, name, outcome)).cost == self.cost
+        self.held.pop(name, None)
+        self.done.add(name)
+
+    @rule(job=JOBS, hold=NANO)
+    def come_late(self, job: str, hold: int) -> None:
+        """A job of the life before goes on, if it had entered that one."""
+        name = self.name(job, old=True)
+        if name in self.spent or name in self.done:
+            assert self.run(enter(self.redis, name, hold=hold, cap=self.CAP)).number == 0
+            self.run(shrink(self.redis, name, 0))
+            self.run(Tasks(self.redis).record(KEY, name, replace(FINE, cost=hold)))
+
+    @rule()
+    def reset(self) -> None:
+        self.run(Tasks(self.redis).reset(KEY))
+        self.cost, self.held = 0, {}
+        self.life += 1
+
+    @invariant()
+    def nothing_passes_the_cap(self) -> None:
+        assert self.run(holds(self.redis)) == {name: held for name, held in self.held.items() if held}
+        assert self.run(Tasks(self.redis).load(KEY))[0].cost == self.cost
+        assert self.cost + sum(self.held.values()) <= self.CAP
+
+
+def test_a_cap_is_kept_whatever_happens_in_whatever_order(redis_server: RunningServer) -> None:
+    with asyncio.Runner() as runner:
+        Spending.runner = runner
+        Spending.redis = Redis(redis_server.url)
+        run_state_machine_as_test(
+            Spending,
+            settings=settings(
+                max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+            ),
+        )
+        runner.run(Spending.redis.close())
+
+
 # The list
 
 
@@ -310,7 +517,7 @@ async def test_a_loop_of_jobs_runs_until_the_eleventh(redis: Redis) -> None:
         entered = await enter(redis, f"e{number}")
         if entered.tripped is not None:
             continue
-        if trip := before_call(entered.task, entered.number, rules, tokens=0, cost=0):
+        if isinstance(trip := before_call(entered.task, entered.number, rules, tokens=0, cost=0), Trip):
             await tasks.trip(KEY, trip, agent="a", execution_id=f"e{number}")
             continue
         passed += 1

@@ -19,6 +19,7 @@ from breakwater.contracts.events import GuardRule
 from breakwater.contracts.execution import Execution, Reason
 from breakwater.contracts.types import Message, Off
 from breakwater.policy.alerts import money_text
+from breakwater.policy.caps import fits
 from breakwater.policy.output_text import NoJsonError, find_json
 from breakwater.policy.price import UsdAmount
 
@@ -46,7 +47,8 @@ class GuardRules(Message):
         default=200_000, ge=1, le=10_000_000_000, description="Input and output, over all its calls."
     )
     max_cost_usd: Annotated[UsdAmount | None, Off] = Field(
-        default=10_000_000_000, description="Over all its calls; $10 where nothing is set."
+        default=10_000_000_000,
+        description="Over all its calls, with the worst case of those to come; $10 where nothing is set.",
     )
     consecutive_failures: Annotated[int | None, Off] = Field(
         default=3, ge=1, le=1000, description="Failed jobs in a row."
@@ -70,6 +72,17 @@ class Trip:
 
     rule: GuardRule
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Crowded:
+    """The cost cap has room for a call, but not while other jobs of the task hold what they do.
+
+    Attributes:
+        held: by the others: what they have spent, and the worst case of their calls under way; in nano-dollars.
+    """
+
+    held: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +151,10 @@ def outcome_of(record: Execution, output: JsonValue, rules: GuardRules) -> JobOu
     )
 
 
-def before_call(task: Task, number: int, rules: GuardRules, *, tokens: int, cost: int) -> Trip | None:
-    """Whether a job of the task must not call any more, as a cap is reached.
+def before_call(
+    task: Task, number: int, rules: GuardRules, *, tokens: int, cost: int, worst_case: int | None = None, held: int = 0
+) -> Trip | Crowded | None:
+    """Whether a job of the task must not call any more, as a cap is reached or the call might pass it.
 
     Args:
         task: with its concluded jobs.
@@ -147,15 +162,24 @@ def before_call(task: Task, number: int, rules: GuardRules, *, tokens: int, cost
         rules: of the job's agent.
         tokens: what the job itself has used so far, by its earlier attempts.
         cost: what those cost, in nano-dollars.
+        worst_case: the most that the call can cost, in nano-dollars. None, where its model has no price, counts as
+            nothing: a cap that nobody set must not refuse such models.
+        held: for the other jobs of the task that are under way, in nano-dollars.
     """
-    used, spent = task.tokens + tokens, task.cost + cost
+    used, spent, limit = task.tokens + tokens, task.cost + cost, rules.max_cost_usd
     if rules.max_iterations is not None and number > rules.max_iterations:
         return Trip("max_iterations", f"{_counted(number - 1, 'iteration')} (limit: {rules.max_iterations:,})")
     if rules.max_tokens is not None and used >= rules.max_tokens:
         return Trip("max_tokens", f"{_counted(used, 'token')} used (limit: {rules.max_tokens:,})")
-    if rules.max_cost_usd is not None and spent >= rules.max_cost_usd:
-        return Trip("max_cost", f"{money_text(spent)} spent (limit: {money_text(rules.max_cost_usd)})")
-    return None
+    if limit is None:
+        return None
+    if spent >= limit:
+        return Trip("max_cost", f"{money_text(spent)} spent (limit: {money_text(limit)})")
+    most = worst_case or 0
+    if not fits(most, limit=limit, spent=spent):
+        next_call = f"the next call may cost up to {money_text(most)}"
+        return Trip("max_cost", f"{money_text(spent)} spent, and {next_call} (limit: {money_text(limit)})")
+    return None if fits(most, limit=limit, spent=spent, reserved=held) else Crowded(held)
 
 
 def after_job(task: Task, rules: GuardRules) -> Trip | None:

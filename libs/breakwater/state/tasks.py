@@ -1,7 +1,8 @@
 """What tasks used and how they fared, and which of them are stopped. Counted here, judged in `policy.guard`.
 
 A task is one hash. Its life begins with its first job and ends when it is reset, or when nothing of it was heard for a
-week; a job under way then counts for nothing in the next one. All keys of a task share one hash slot. The list of
+week; a job under way then counts for nothing in the next one. Each job under way has one hold in it: what the job has
+spent so far, and the worst case of the call it is at. All keys of a task share one hash slot. The list of
 stopped tasks is a sorted set by when they stopped, in a slot of its own: it may name too many, and whoever reads it
 finds out.
 """
@@ -32,6 +33,7 @@ MAX_KEPT = 100
 TRIPPED = "bw:tasks:tripped"
 
 _ENTER = Script.named("task_enter")
+_SHRINK = Script.named("task_shrink")
 _RECORD = Script.named("task_record")
 _TRIP = Script.named("task_trip")
 _TOLD = Script.named("task_told")
@@ -75,11 +77,21 @@ class Tripped:
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """A job's turn in its task. `number`: which iteration it is, from 1; 0 while tripped, or in a life that is over."""
+    """A job's turn in its task.
+
+    Attributes:
+        number: which iteration it is, from 1; 0 while tripped, or in a life that is over.
+        task: with its concluded jobs.
+        tripped: set where it is stopped.
+        held: for the task's other jobs under way, in nano-dollars.
+        over_cap: the cost cap has no room for the hold that was asked for, and the job's hold is what it was.
+    """
 
     number: int
     task: Task
     tripped: Tripped | None
+    held: int = 0
+    over_cap: bool = False
 
 
 class Tasks:
@@ -89,23 +101,40 @@ class Tasks:
         self._redis = redis
 
     @staticmethod
-    def enter_call(key: TaskKey, execution_id: str) -> ScriptCall:
-        """Counts a job as an iteration, once for each execution, and not while tripped; read it with `entered`."""
-        return ScriptCall(_ENTER, [key.redis_key, _marker(key, execution_id)], [KEEP_MS, KEEP_MS, *_FIELDS])
+    def enter_call(key: TaskKey, execution_id: str, *, hold: int = 0, cap: int | None = None) -> ScriptCall:
+        """Counts a job as an iteration, once for each execution, and holds what its next call may bring it to.
+
+        Not while tripped, and the hold only where the cap has room for it. Read the answer with `entered`.
+
+        Args:
+            key: the task.
+            execution_id: the job.
+            hold: what the job has spent so far and the worst case of its next call, in nano-dollars.
+            cap: what the task may cost; None where it has no cap.
+        """
+        limit = "" if cap is None else cap
+        keys = [key.redis_key, _marker(key, execution_id)]
+        return ScriptCall(_ENTER, keys, [KEEP_MS, KEEP_MS, execution_id, hold, limit, *_FIELDS])
 
     @staticmethod
     def entered(answer: Sequence[Any]) -> Entered:
         """Reads the answer to `enter_call`."""
-        number, values = answer
-        return Entered(int(number), *_read(values))
+        number, held, over_cap, values = answer
+        task, tripped = _read(values)
+        return Entered(int(number), task, tripped, int(held), bool(over_cap))
+
+    @staticmethod
+    def shrink_call(key: TaskKey, execution_id: str, *, spent: int) -> ScriptCall:
+        """Holds no more for a job than it has spent (nano-dollars), as it is at no call; answers nothing."""
+        return ScriptCall(_SHRINK, [key.redis_key], [execution_id, spent])
 
     async def record(self, key: TaskKey, execution_id: str, outcome: JobOutcome) -> Task:
-        """Counts a concluded job, once, whether it ever entered or not, and returns the task afterwards."""
+        """Counts a concluded job instead of its hold, once, whether it ever entered or not; returns the task then."""
         error = (outcome.error_hash if outcome.failed else None) or ""
         confidence = "" if outcome.confidence is None else repr(outcome.confidence)
         failed = "" if outcome.failed is None else int(outcome.failed)
         counted = [outcome.tokens, outcome.cost, failed, int(outcome.called), error, confidence]
-        arguments = [KEEP_MS, KEEP_DONE_MS, *counted, MAX_KEPT, *_FIELDS]
+        arguments = [KEEP_MS, KEEP_DONE_MS, *counted, MAX_KEPT, execution_id, *_FIELDS]
         [values] = await self._redis.run([ScriptCall(_RECORD, [key.redis_key, _marker(key, execution_id)], arguments)])
         return _read(values)[0]
 

@@ -1,8 +1,8 @@
--- Counts what a job of a task used and how it ended, once. A job that never asked to call is an iteration all the same,
+-- Counts what a job of a task used and how it ended, once, in place of what it holds. A job that never asked to call is an iteration all the same,
 -- and one that was refused without a call is none.
 -- KEYS: task, marker of the execution (see task_enter)
 -- ARGV: keep_ms, marker's keep_ms, tokens, cost, failed (1 or 0, '' where it was refused), called (1 or 0), identity of
---       the error or '', confidence or '', most errors and confidences kept, fields to read...
+--       the error or '', confidence or '', most errors and confidences kept, execution, fields to read...
 -- Returns the fields.
 local life, number, state = string.match(redis.call('GET', KEYS[2]) or '', '^([^:]+):(%d+):(%a+)$')
 local task = KEYS[1]
@@ -24,6 +24,12 @@ if state ~= 'done' then
     number = 0
   elseif life ~= now_life then
     number = redis.call('HINCRBY', task, 'iterations', 1)
+  end
+  local hold = 'h:' .. ARGV[10]
+  local held = redis.call('HGET', task, hold)
+  if held then
+    redis.call('HINCRBY', task, 'held_cost', '-' .. held)
+    redis.call('HDEL', task, hold)
   end
   redis.call('HINCRBY', task, 'tokens', ARGV[3])
   redis.call('HINCRBY', task, 'cost', ARGV[4])
@@ -64,4 +70,4 @@ if state ~= 'done' then
   redis.call('SET', KEYS[2], now_life .. ':' .. number .. ':done', 'PX', ARGV[2])
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
-return redis.call('HMGET', KEYS[1], unpack(ARGV, 10))
+return redis.call('HMGET', KEYS[1], unpack(ARGV, 11))
