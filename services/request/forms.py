@@ -1,4 +1,4 @@
-"""What people send where they look after breakers and guards, and what they are answered."""
+"""What people send where they look after breakers, guards and budgets, and what they are answered."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from breakwater.contracts.events import BreakerStatus, StoppedTask
+from breakwater.contracts.events import BreakerStatus, BudgetStatus, StoppedTask
 from breakwater.contracts.types import Event, Identifier, Message, ModelId
+from breakwater.policy.price import UsdAmount
 
 Why = Annotated[str, StringConstraints(strip_whitespace=True, max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """A person's reason, in one line."""
@@ -33,6 +34,21 @@ class GuardRequest(ByHand):
     tenant: Identifier | None = Field(default=None, description="Whose task; left out for one of no tenant.")
 
 
+class RaiseRequest(ByHand):
+    """Which cap, to what, and why."""
+
+    budget: Annotated[str, StringConstraints(min_length=1, max_length=160, pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(
+        description="Its name: `global/daily`, `agent:<name>/monthly`, `tenant:<name>/daily`.",
+        examples=["global/daily"],
+    )
+    limit_usd: UsdAmount = Field(
+        description="What it is raised to; what the config says takes an earlier raise back.", examples=["50.00"]
+    )
+    reason: Annotated[Why, Field(min_length=1)] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]  # is frozen
+        description="For the record, as it is money; redacted."
+    )
+
+
 class BreakerList(Event):
     """The breakers as they are now."""
 
@@ -50,3 +66,19 @@ class StoppedTasks(Event):
     """The tasks that are stopped, in the order in which they were."""
 
     stopped: tuple[StoppedTask, ...]
+
+
+class BudgetList(Event):
+    """The budgets of the current day and month."""
+
+    filled: bool = Field(
+        description="Whether the counters are there. While they are rebuilt from the record, the figures tell nothing, "
+        "and no call passes a hard cap."
+    )
+    budgets: tuple[BudgetStatus, ...]
+
+
+class UnchangedBudget(BudgetStatus):
+    """The cap is that already, and nothing was published. The budget is as it is told here."""
+
+    unchanged: Literal[True] = True

@@ -118,7 +118,7 @@ def _agents() -> dict[str, Any]:
         "schema": {"type": "array", "items": parts.ref("AgentHealth")},
         "examples": {"unhealthy": {"value": [_AGENT_HEALTH]}},
     }
-    return _read(
+    return parts.read(
         "agents",
         "list_agents",
         "How every agent fares",
@@ -130,12 +130,12 @@ def _agents() -> dict[str, Any]:
 
 def _breakers() -> dict[str, Any]:
     value = {"breakers": [_BREAKER], "attended": True}
-    return _read(
+    return parts.read(
         "breakers",
         "list_breakers",
         "How every breaker stands",
         "Those of the agents' own models, and all others that were ever heard of within a week.",
-        _with_examples(parts.json("By agent and model.", "BreakerList"), {"isolated": value}),
+        parts.with_examples(parts.json("By agent and model.", "BreakerList"), {"isolated": value}),
     )
 
 
@@ -167,7 +167,7 @@ def _act_on_breaker(operation: str, summary: str, description: str) -> dict[str,
             "unchanged": {"value": {**_BREAKER, "unchanged": True}},
         },
     }
-    return _act(
+    return parts.act(
         "breakers",
         operation,
         summary,
@@ -190,19 +190,19 @@ def _act_on_breaker(operation: str, summary: str, description: str) -> dict[str,
 
 
 def _guards() -> dict[str, Any]:
-    return _read(
+    return parts.read(
         "guards",
         "list_stopped_tasks",
         "The tasks that their guard stopped",
         "Jobs of these tasks are answered with `guard_tripped` and call no model.",
-        _with_examples(
+        parts.with_examples(
             parts.json("In the order in which they were stopped.", "StoppedTasks"), {"one": {"stopped": [_STOPPED]}}
         ),
     )
 
 
 def _reset_guard() -> dict[str, Any]:
-    return _act(
+    return parts.act(
         "guards",
         "reset_task",
         "Let a stopped task go on",
@@ -218,7 +218,7 @@ def _reset_guard() -> dict[str, Any]:
             "of no tenant": {"task_id": "nightly-report"},
         },
         {
-            "200": _with_examples(parts.json("Done and published.", "GuardEvent"), {"reset": _RESET}),
+            "200": parts.with_examples(parts.json("Done and published.", "GuardEvent"), {"reset": _RESET}),
             "404": parts.error("Nothing is known of the task (`unknown_task`)."),
             "503": parts.unavailable(
                 "Redis or NATS is away (`unavailable`). The task may be stopped still: ask again; what was published "
@@ -226,56 +226,3 @@ def _reset_guard() -> dict[str, Any]:
             ),
         },
     )
-
-
-def _read(tag: str, operation: str, summary: str, description: str, answer: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "tags": [tag],
-        "operationId": operation,
-        "summary": summary,
-        "description": description,
-        "security": [{"api_key": []}],
-        "responses": {
-            "200": answer,
-            "401": parts.unauthorized(),
-            "503": parts.unavailable("Redis is away (`unavailable`)."),
-            "default": parts.error("Any other error."),
-        },
-    }
-
-
-def _act(
-    tag: str,
-    operation: str,
-    summary: str,
-    description: str,
-    schema: dict[str, str],
-    examples: dict[str, Any],
-    responses: dict[str, Any],
-) -> dict[str, Any]:
-    content = {"schema": schema, "examples": {name: {"value": value} for name, value in examples.items()}}
-    return {
-        "tags": [tag],
-        "operationId": operation,
-        "summary": summary,
-        "description": f"{description} Who did it is told by the name of the API key.",
-        "security": [{"api_key": []}],
-        "requestBody": {"required": True, "content": {"application/json": content}},
-        "responses": {
-            "200": responses["200"],
-            "400": parts.error("The body is not JSON (`not_json`) or not UTF-8 (`not_utf8`)."),
-            "401": parts.unauthorized(),
-            "404": responses["404"],
-            "408": parts.error("The body did not arrive in time (`body_timeout`)."),
-            "413": parts.error("The body is too large (`body_too_large`)."),
-            "422": parts.error("The body does not have this form (`invalid_request`)."),
-            "503": responses["503"],
-            "default": parts.error("Any other error."),
-        },
-    }
-
-
-def _with_examples(answer: dict[str, Any], examples: dict[str, Any]) -> dict[str, Any]:
-    content = answer["content"]["application/json"]
-    told = {name: {"value": value} for name, value in examples.items()}
-    return {**answer, "content": {"application/json": {**content, "examples": told}}}

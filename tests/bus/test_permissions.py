@@ -39,7 +39,7 @@ MAY_PUBLISH = {
     "bw.results.e1": {"worker"},
     "bw.progress.writer.e1": {"worker"},
     "bw.breakers.writer.m": {"request", "worker", "breaker"},
-    "bw.budgets.global.daily": {"budget"},
+    "bw.budgets.global.daily": {"request", "budget"},
     "bw.alerts.breaker_open": {"alerter"},
     "bw.dlq.invalid.writer": ALL_OF_DLQ,
     "bw.replies.mine": {"worker"},

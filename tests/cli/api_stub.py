@@ -15,15 +15,17 @@ KEY = "bw_stub_key"
 
 @dataclass(slots=True)
 class Stub:
-    """What it answers, `(status, body)` by method and path below `api/v1`; and what it was asked."""
+    """What it answers, `(status, body)` by method and path below `api/v1`; what it was asked, and with which query."""
 
     url: str = ""
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict[str, "tuple[int, Any]"])
     asked: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
+    queries: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
 
     async def answer(self, request: web.Request) -> web.Response:
         asked = f"{request.method} {request.path.removeprefix('/api/v1/')}"
         self.asked.append((asked, await request.json() if request.can_read_body else None))
+        self.queries.append(dict(request.query))
         if request.headers.get("Authorization") != f"Bearer {KEY}":
             return web.json_response(problem("unauthorized", "the API key is missing or wrong"), status=401)
         status, body = self.answers.get(asked, (404, "Not Found"))

@@ -27,6 +27,9 @@ LIVE = [
     ["breakers"],
     ["breakers", "reset", "writer", "m"],
     ["guards", "list"],
+    ["budgets"],
+    ["budgets", "reconcile"],
+    ["budgets", "raise", "global/daily", "50", "--reason", "x"],
 ]
 
 

@@ -78,8 +78,14 @@ def _grant(user: str, *, publish: Iterable[str], subscribe: Iterable[str] = ()) 
 GRANTS = (
     _grant(
         "request",
-        # Breakers and guards: what a person resets, or forces open.
-        publish=("bw.jobs.>", "bw.breakers.>", "bw.guards.>", *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ)),
+        publish=(
+            "bw.jobs.>",
+            # What a person resets, or forces open; budgets: a cap that a person raises.
+            "bw.breakers.>",
+            "bw.guards.>",
+            "bw.budgets.>",
+            *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
+        ),
         subscribe=("bw.results.>", "bw.progress.>"),
     ),
     _grant(

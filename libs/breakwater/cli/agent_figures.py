@@ -105,11 +105,14 @@ async def _summaries(url: str, since: datetime) -> dict[str, AgentSummary]:
 
 
 async def _spent_today(url: str, config: Config) -> dict[str, int]:
-    from breakwater.state.budgets import Budgets
+    from breakwater.policy.periods import period
+    from breakwater.state.budget_books import BudgetBooks
 
+    zone = config.budgets.zone
     async with connect.state(url) as redis:
-        counters = await Budgets(redis, config.budgets.zone).counters("daily", datetime.now(UTC))
-    return {field.removeprefix("spent:agent:"): value for field, value in counters.items() if "spent:agent:" in field}
+        snapshot = await BudgetBooks(redis, zone).snapshot([period("daily", datetime.now(UTC), zone)])
+    sums = snapshot.periods[0].figures
+    return {key.removeprefix("agent:"): one.spent for key, one in sums.items() if key.startswith("agent:")}
 
 
 def _known(error: BaseException) -> CliError:

@@ -11,6 +11,7 @@ import typer
 from breakwater.cli import (
     agents,
     breakers,
+    budgets,
     config_check,
     contract,
     doctor,
@@ -47,6 +48,7 @@ app.command(rich_help_panel="Look")(executions.executions)
 app.command(rich_help_panel="Look")(query.query)
 app.add_typer(breakers.app, name="breakers", rich_help_panel="Look")
 app.add_typer(guards.app, name="guards", rich_help_panel="Look")
+app.add_typer(budgets.app, name="budgets", rich_help_panel="Look")
 app.command(rich_help_panel="Run")(doctor.doctor)
 app.command(rich_help_panel="Run")(setup.setup)
 app.command(rich_help_panel="Run")(contract.contract)

@@ -98,12 +98,18 @@ def _guard(event: Mapping[str, Any]) -> _Parts:
 
 
 def _budget(event: Mapping[str, Any]) -> _Parts:
-    spent = f"{formats.dollars(event['total'])} of {formats.dollars(event['limit'])}"
-    return (event["kind"], event["kind"]), [
-        f"{event['window']} {event['period']}",
+    kind, limit = str(event["kind"]), event.get("limit")
+    when = f"{event['window']} {event['period']}"
+    if kind in {"raised", "repaired"}:
+        was, now = event.get("previous"), limit if kind == "raised" else event["total"]
+        change = f"{formats.dollars(was)} is now {formats.dollars(now)}" if was is not None and now is not None else ""
+        return (kind, kind), [when, change, str(event.get("reason") or "")]
+    spent = formats.dollars(event["total"]) + (f" of {formats.dollars(limit)}" if limit is not None else "")
+    return (kind, kind), [
+        when,
         spent,
         f"passed {event['threshold_percent']} %",
-        "calls are refused" if event["kind"] == "hard_cap" and event["enforcement"] == "hard" else "",
+        "calls are refused" if kind == "hard_cap" and event["enforcement"] == "hard" else "",
     ]
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import aiohttp
 
@@ -15,8 +14,9 @@ from breakwater.analytics.queries import AgentSummary, agent_summaries
 from breakwater.cli.demo.books import Counters, ProviderCall
 from breakwater.cli.errors import unreachable
 from breakwater.contracts.types import nano_from_usd
-from breakwater.policy.budget import period
-from breakwater.state.budgets import Budgets
+from breakwater.policy.ledger import Figures
+from breakwater.policy.periods import periods_since
+from breakwater.state.budget_books import BudgetBooks
 
 _PATIENCE = aiohttp.ClientTimeout(total=10)
 
@@ -147,15 +147,18 @@ async def _provider(method: str, url: str) -> Any:
         raise unreachable(f"the simulated provider does not answer {url}: {error or type(error).__name__}") from error
 
 
-async def read_counters(budgets: Budgets, zone: ZoneInfo, begun: datetime, now: datetime) -> dict[str, Counters]:
+async def read_counters(counters: BudgetBooks, begun: datetime, now: datetime) -> dict[str, Counters]:
     """Redis' counters by budget key (`global`, `agent:<name>`), over the run's days. Raises StateUnavailable."""
     # A run across midnight has two days.
-    moments = {period("daily", moment, zone).name: moment for moment in (begun, now)}
-    sums: dict[str, dict[str, int]] = {}
-    for moment in moments.values():
-        for field, value in (await budgets.counters("daily", moment)).items():
-            kind, _, key = field.partition(":")
-            if kind in ("calls", "spent", "reserved"):
-                of_key = sums.setdefault(key, {})
-                of_key[kind] = of_key.get(kind, 0) + value
-    return {key: Counters(**values) for key, values in sums.items()}
+    days = [period for period in periods_since(begun, now, counters.zone) if period.window == "daily"]
+    snapshot = await counters.snapshot(days)
+    sums: dict[str, Counters] = {}
+    for book in snapshot.periods:
+        for key in {*book.figures, *book.reserved}:
+            known, added = sums.get(key, Counters()), book.figures.get(key, Figures())
+            sums[key] = Counters(
+                calls=known.calls + added.calls,
+                spent=known.spent + added.spent,
+                reserved=known.reserved + book.reserved.get(key, 0),
+            )
+    return sums

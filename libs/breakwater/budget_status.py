@@ -1,0 +1,93 @@
+"""How budgets stand, as people and programs are told: the config's caps with what Redis has counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import get_args
+
+from breakwater.contracts.events import BudgetStatus, EstimateAccuracy, Scope
+from breakwater.contracts.types import time_from_ms
+from breakwater.policy.budget import CapTable, Counter
+from breakwater.policy.ledger import Figures
+from breakwater.policy.periods import Period, periods_at
+from breakwater.state.budget_books import BudgetBooks, PeriodBook, Snapshot
+
+_SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+
+async def budget_statuses(caps: CapTable, counters: BudgetBooks, now: datetime) -> tuple[BudgetStatus, ...]:
+    """Every budget of the current day and month: those that the config names, and those that anything is counted of.
+
+    Args:
+        caps: the config's.
+        counters: in Redis.
+        now: which day and month it is.
+
+    Returns:
+        Global first, then agents, then tenants; the daily budget of each before its monthly one.
+
+    Raises:
+        StateUnavailable: Redis does not answer.
+    """
+    snapshot = await counters.snapshot(current(counters, now))
+    return statuses(caps, snapshot, known_keys(caps, snapshot))
+
+
+def current(counters: BudgetBooks, now: datetime) -> tuple[Period, Period]:
+    """The day and the month whose counters budgets are held against."""
+    periods = periods_at(now, counters.zone)
+    return periods.day, periods.month
+
+
+def known_keys(caps: CapTable, snapshot: Snapshot) -> tuple[str, ...]:
+    """The scopes that the config names or that something stands of in Redis: global, agents, tenants."""
+    counted = {key for book in snapshot.periods for key in (*book.figures, *book.reserved, *book.notes.raises)}
+    # The sort is stable: the config's own come first, in its order.
+    return tuple(sorted(caps.keys(counted), key=lambda key: _SCOPES.index(caps.counters_of(key)[0].scope)))
+
+
+def statuses(caps: CapTable, snapshot: Snapshot, keys: Iterable[str]) -> tuple[BudgetStatus, ...]:
+    """The budgets of some scopes in the periods of a snapshot."""
+    return tuple(
+        budget_status(caps.counter(key, book.period.window), book) for key in keys for book in snapshot.periods
+    )
+
+
+def budget_status(counter: Counter, book: PeriodBook) -> BudgetStatus:
+    """A budget in the contract's words."""
+    figures = book.figures.get(counter.key, Figures())
+    held, raised = book.reserved.get(counter.key, 0), book.notes.raises.get(counter.key)
+    if raised is not None and (counter.limit is None or raised.limit <= counter.limit):
+        raised = None  # the config has got ahead of it since, or has taken the cap away
+    limit = counter.limit if raised is None else raised.limit
+    return BudgetStatus(
+        budget=counter.name,
+        scope=counter.scope,
+        agent=counter.agent,
+        tenant=counter.tenant,
+        window=counter.window,
+        period=book.period.name,
+        enforcement=counter.caps.enforcement,
+        limit=limit,
+        raised=raised,
+        spent=figures.spent,
+        reserved=held,
+        remaining=None if limit is None else max(0, limit - figures.spent - held),
+        calls=figures.calls,
+        calls_of_unknown_cost=figures.unpriced,
+        resets_at=time_from_ms(book.period.end_ms),
+        estimate=_accuracy(figures),
+    )
+
+
+def _accuracy(figures: Figures) -> EstimateAccuracy | None:
+    if not figures.gauged:
+        return None
+    return EstimateAccuracy(
+        calls=figures.gauged,
+        reserved=figures.foreseen,
+        cost=figures.measured,
+        percent=round(100 * figures.measured / figures.foreseen, 1) if figures.foreseen else None,
+        exceeded=figures.exceeded,
+    )

@@ -1,0 +1,150 @@
+"""`breakwater budgets`: what is left of every budget, whether the books agree, and raising a cap."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import typer
+
+from breakwater.cli import budget_tables, output
+from breakwater.cli.connect import run
+from breakwater.cli.errors import ExitCode
+from breakwater.cli.given import sendable
+from breakwater.cli.groups import ListsByItself
+from breakwater.cli.plane import ApiKeyOption, DataOption, JsonOption, Plane, UrlOption
+
+NOT_FILLED = "the counters are being rebuilt: the figures tell nothing, and hard caps refuse calls until it is done"
+
+_HELP = """See what is left of every budget, compare the books, raise a cap. Without a command it lists them.
+
+For example:
+
+    breakwater budgets
+
+    breakwater budgets reconcile
+
+    breakwater budgets raise agent:content-writer/daily 50 --reason "launch day"
+"""
+
+app = typer.Typer(cls=ListsByItself, help=_HELP)
+
+
+@app.command(name="list")
+def list_(
+    agent: Annotated[
+        str | None, typer.Option("--agent", metavar="NAME", help="Only what a call of this agent is held against.")
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", metavar="NAME", help="Only what a call for this tenant is held against.")
+    ] = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the budgets of this day and month. `mode` is how a cap is enforced: hard, soft or none.
+
+    `reserved` is held for calls under way. `est.` is what calls cost in percent of what was held for them. A `+` behind
+    the spend stands for calls of unknown cost.
+
+    For example:
+
+        breakwater budgets list
+
+        breakwater budgets list --agent content-writer --tenant acme
+
+        breakwater budgets list --json | jq '.budgets[] | select(.remaining == "0.000000000")'
+    """
+    from breakwater.cli import api
+    from breakwater.contracts.events import BudgetStatus
+
+    wanted = {name: value for name, value in (("agent", agent), ("tenant", tenant)) if value is not None}
+    for name, value in wanted.items():
+        sendable(f"--{name}", value)
+    path = f"budgets?{urlencode(wanted)}" if wanted else "budgets"
+    document = run(api.get(Plane(data).door(url, api_key), path))
+    answer = api.read(dict[str, Any], document)
+    budgets = api.read(list[BudgetStatus], answer.get("budgets"))
+    filled = api.read(bool, answer.get("filled"))
+    if as_json:
+        output.json_document(document)
+        return
+    now = datetime.now(UTC)
+    budget_tables.show(budgets, now)
+    if not filled:
+        output.note(NOT_FILLED, "yellow")
+    budget_tables.note_raises(budgets, now)
+    budget_tables.note_exceeded(budgets)
+
+
+@app.command()
+def reconcile(
+    url: UrlOption = None, api_key: ApiKeyOption = None, data: DataOption = None, as_json: JsonOption = False
+) -> None:
+    """Set what Redis has counted beside what is on record, in ClickHouse and in EVENTS. It changes nothing.
+
+    It ends with code 1 where they differ. `unrecorded` is counted for calls whose worker died, at their estimate.
+
+    For example:
+
+        breakwater budgets reconcile
+
+        breakwater budgets reconcile --json | jq '.books[] | select(.difference != "0.000000000")'
+    """
+    from breakwater.cli import api
+    from breakwater.contracts.events import BudgetBooks
+
+    document = run(api.get(Plane(data).door(url, api_key), "budgets/books"))
+    books = api.read(BudgetBooks, document)
+    if as_json:
+        output.json_document(document)
+    else:
+        budget_tables.show_books(books)
+    if not books.equal:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command(name="raise")
+def raise_(
+    budget: Annotated[
+        str, typer.Argument(metavar="BUDGET", help="Its name as `breakwater budgets` shows it, such as global/daily.")
+    ],
+    limit: Annotated[str, typer.Argument(metavar="LIMIT", help="The new cap in USD.")],
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept on record.")],
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Raise a cap until its day or month ends. The cap of the config takes a raise back.
+
+    For example:
+
+        breakwater budgets raise agent:content-writer/daily 50 --reason "launch day"
+    """
+    from breakwater.cli import api
+    from breakwater.contracts.events import BudgetEvent, BudgetStatus
+
+    body = {"budget": budget, "limit_usd": limit, "reason": reason}
+    for name, value in body.items():
+        sendable(name, value)
+    document = run(
+        api.post(
+            Plane(data).door(url, api_key),
+            "budgets/raise",
+            body,
+            unanswered="`breakwater budgets` tells whether it is done; to do it again does no harm.",
+            unknown="`breakwater budgets` lists them.",
+        )
+    )
+    unchanged = bool(api.read(dict[str, Any], document).get("unchanged"))
+    told = api.read(BudgetStatus, document) if unchanged else api.read(BudgetEvent, document)
+    if as_json:
+        output.json_document(document)
+        return
+    if isinstance(told, BudgetStatus):
+        budget_tables.tell_unchanged(told)
+    else:
+        budget_tables.tell_raised(told, budget, datetime.now(UTC))

@@ -1,0 +1,297 @@
+"""`breakwater budgets`, against a stub of the HTTP interface."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from breakwater.cli import drawn_table, output
+from breakwater.cli.budgets import NOT_FILLED
+from breakwater.cli.errors import ExitCode
+from breakwater.cli.formats import clock
+from breakwater.contracts.types import format_time
+from tests.cli.api_stub import KEY, Stub, problem, serving
+from tests.cli.conftest import Run, in_thread
+
+NOW = datetime.now(UTC)
+TONIGHT, LATER = NOW + timedelta(hours=9, minutes=30), NOW + timedelta(days=12, hours=1)
+LAUNCH = {"limit": "50.000000000", "by": "ops", "reason": "launch day", "at": format_time(NOW)}
+
+
+def budget(name: str, **more: Any) -> dict[str, Any]:
+    key, window = name.rsplit("/", 1)
+    scope, _, of = key.partition(":")
+    given = {
+        "budget": name,
+        "scope": scope,
+        "agent": of if scope == "agent" else None,
+        "tenant": of if scope == "tenant" else None,
+        "window": window,
+        "period": "2026-11-21" if window == "daily" else "2026-11",
+        "enforcement": "none",
+        "limit": None,
+        "raised": None,
+        "spent": "0.000000000",
+        "reserved": "0.000000000",
+        "remaining": None,
+        "calls": 0,
+        "calls_of_unknown_cost": 0,
+        "resets_at": format_time(TONIGHT if window == "daily" else LATER),
+        "estimate": None,
+    }
+    return given | more
+
+
+def accuracy(percent: float, exceeded: int = 0) -> dict[str, Any]:
+    return {"calls": 1_200, "reserved": "1.000000000", "cost": "0.210000000", "percent": percent, "exceeded": exceeded}
+
+
+BUDGETS = [
+    budget("global/daily", limit="1000.000000000", remaining="200.000000000", spent="800.000000000"),
+    budget("global/monthly", spent="1234.560000000", calls_of_unknown_cost=2),
+    budget(
+        "agent:writer/daily",
+        enforcement="hard",
+        limit="50.000000000",
+        spent="8.412300000",
+        reserved="0.001234567",
+        remaining="41.586465433",
+        raised=LAUNCH,
+        estimate=accuracy(21.04),
+    ),
+]
+BOOK = {
+    "budget": "agent:writer/daily",
+    "period": "2026-11-21",
+    "counted": "8.412300001",
+    "recorded": "8.412300000",
+    "stored": "8.000000000",
+    "logged": "0.412300000",
+    "unrecorded": "0.000000000",
+    "difference": "0.000000001",
+    "counted_calls": 12,
+    "recorded_calls": 12,
+}
+EQUAL = BOOK | {"budget": "global/daily", "counted": "8.412300000", "difference": "0.000000000"}
+BOOKS = {
+    "equal": True,
+    "books": [EQUAL],
+    "reserved": "0.120000000",
+    "held": "0.120000000",
+    "at": format_time(NOW),
+}
+RAISED = {
+    "event_id": "x",
+    "kind": "raised",
+    "scope": "agent",
+    "agent": "writer",
+    "window": "daily",
+    "period": "2026-11-21",
+    "limit": "50.000000000",
+    "total": "8.412300000",
+    "previous": "1010.500000000",
+    "enforcement": "hard",
+    "by": "ops",
+    "reason": "launch day",
+    "resets_at": format_time(TONIGHT),
+    "at": format_time(NOW),
+}
+RAISE = ["budgets", "raise", "agent:writer/daily", "50", "--reason", "launch day"]
+
+
+def listed(*budgets: dict[str, Any], filled: bool = True) -> tuple[int, Any]:
+    return 200, {"filled": filled, "budgets": list(budgets)}
+
+
+@pytest.fixture
+async def stub(run: Run, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Stub]:
+    async with serving() as stub:
+        stub.answers["GET budgets"] = listed(*BUDGETS)
+        stub.answers["GET budgets/books"] = (200, BOOKS)
+        stub.answers["POST budgets/raise"] = (200, RAISED)
+        monkeypatch.setenv("BREAKWATER_URL", stub.url)
+        monkeypatch.setenv("BREAKWATER_API_KEY", KEY)
+        yield stub
+
+
+@pytest.mark.parametrize("command", [["budgets"], ["budgets", "list"]], ids=" ".join)
+async def test_budgets_are_listed_with_what_is_left_of_them(run: Run, stub: Stub, command: list[str]) -> None:
+    ran = await in_thread(run, *command)
+    assert ran.code == ExitCode.OK
+    titles, day, month, writer = ran.out.splitlines()
+    assert titles.split() == ["budget", "limit", "spent", "reserved", "left", "resets", "mode", "est."]
+    assert day.split() == ["global/daily", "$1,000.00", "$800.00", "$0.00", "$200.00", "in", "9", "h", "none"]
+    assert month.split() == ["global/monthly", "$1,234.56+", "$0.00", "in", "12", "d", "none"]
+    assert writer.split()[:5] == ["agent:writer/daily", "$50.00", "$8.41", "$0.0012", "$41.58"]
+    assert writer.split()[5:] == ["in", "9", "h", "hard", "21", "%"]
+    until = clock(TONIGHT, NOW)
+    assert ran.err == f"agent:writer/daily is raised to $50.00 until {until}, by ops: launch day\n"
+
+
+@pytest.mark.parametrize("command", [["budgets", "--json"], ["budgets", "list", "--json"]], ids=" ".join)
+async def test_json_is_what_the_interface_told(run: Run, stub: Stub, command: list[str]) -> None:
+    stub.answers["GET budgets"] = listed(*BUDGETS, filled=False)
+    ran = await in_thread(run, *command)
+    assert (ran.json, ran.err) == ({"filled": False, "budgets": BUDGETS}, "")
+
+
+async def test_what_a_call_is_held_against_is_asked_for_by_name(run: Run, stub: Stub) -> None:
+    await in_thread(run, "budgets", "--agent", "écrivain & co", "--tenant", "a+b=c")
+    assert stub.queries == [{"agent": "écrivain & co", "tenant": "a+b=c"}]
+    stub.answers["GET budgets"] = (404, problem("unknown_agent", "no agent 'x' is known; did you mean 'y'?"))
+    ran = await in_thread(run, "budgets", "--agent", "x", "--json")
+    assert (ran.code, ran.error["message"]) == (ExitCode.FAILED, "no agent 'x' is known; did you mean 'y'?")
+
+
+async def test_that_the_counters_are_not_there_is_said(run: Run, stub: Stub) -> None:
+    stub.answers["GET budgets"] = listed(BUDGETS[0], filled=False)
+    ran = await in_thread(run, "budgets")
+    assert (ran.code, ran.err) == (ExitCode.OK, f"{NOT_FILLED}\n")
+
+
+async def test_that_calls_cost_more_than_was_held_is_said_once_for_an_agent(run: Run, stub: Stub) -> None:
+    names = ("global/monthly", "agent:writer/daily", "agent:writer/monthly", "tenant:acme/monthly")
+    stub.answers["GET budgets"] = listed(*(budget(name, estimate=accuracy(104.0, 3)) for name in names))
+    ran = await in_thread(run, "budgets")
+    [line] = ran.err.splitlines()
+    assert line.startswith("agent:writer/monthly: of 1,200 calls 3 cost more than was held for them")
+    stub.answers["GET budgets"] = listed(*(budget(name, estimate=accuracy(104.0, 3)) for name in names[::3]))
+    assert (await in_thread(run, "budgets")).err.startswith("global/monthly: of 1,200 calls 3 cost more")
+
+
+async def test_a_budget_is_coloured_by_what_is_left(run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(output, "table", lambda _, rows, **__: drawn.extend(rows))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]  # stands for a terminal
+    ten = {"limit": "10.000000000"}
+    stub.answers["GET budgets"] = listed(
+        budget("global/daily", **ten, remaining="2.000000000"),
+        budget("global/daily", **ten, remaining="1.999999999"),
+        budget("global/daily", **ten, remaining="0.000000000"),
+        budget("global/daily", limit="0.000000000", remaining="0.000000000"),
+        budget("global/daily"),
+    )
+    await in_thread(run, "budgets")
+    assert [(row[2][1], row[4][1]) for row in drawn] == [
+        ("", ""),
+        ("yellow", "yellow"),
+        ("red", "red"),
+        ("red", "red"),
+        ("", ""),
+    ]
+
+
+async def test_on_eighty_columns_nothing_is_left_out(
+    run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(output, "table", lambda columns, rows, **_: drawn_table.draw(columns, rows, 80))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]  # stands for a terminal
+    stub.answers["GET budgets"] = listed(*BUDGETS[1:])
+    ran = await in_thread(run, "budgets")
+    assert "left out" not in ran.err
+    assert max(len(line.rstrip()) for line in ran.out.splitlines()) <= 80
+    # With longer names, what is held for a moment goes first; it is taken from what is left.
+    stub.answers["GET budgets"] = listed(*BUDGETS, BUDGETS[2] | {"budget": "agent:content-writer/daily"})
+    assert "(reserved: left out" in (await in_thread(run, "budgets")).err
+
+
+async def test_books_that_agree_are_said_to(run: Run, stub: Stub) -> None:
+    ran = await in_thread(run, "budgets", "reconcile")
+    assert (ran.code, ran.err) == (ExitCode.OK, "")
+    titles, book, verdict = ran.out.splitlines()
+    assert titles.split() == ["budget", "period", "Redis", "ClickHouse", "EVENTS", "unrecorded", "difference"]
+    assert book.split() == ["global/daily", "2026-11-21", "$8.4123", "$8.00", "$0.4123", "$0.00", "$0.00"]
+    assert verdict == "the books agree"
+    assert (await in_thread(run, "budgets", "reconcile", "--json")).json == BOOKS
+
+
+async def test_books_that_differ_by_a_nano_dollar_end_it_with_an_error(run: Run, stub: Stub) -> None:
+    books = BOOKS | {"equal": False, "books": [EQUAL, BOOK]}
+    stub.answers["GET budgets/books"] = (200, books)
+    ran = await in_thread(run, "budgets", "reconcile")
+    assert ran.code == ExitCode.FAILED
+    assert ran.out.splitlines()[2].split()[2:] == ["$8.412300001", "$8.00", "$0.4123", "$0.00", "$0.000000001"]
+    assert ran.out.splitlines()[3] == "the books differ: agent:writer/daily of 2026-11-21"
+    assert "the budget service compares them by itself and repairs the counters" in ran.err
+    as_json = await in_thread(run, "budgets", "reconcile", "--json")
+    assert (as_json.code, as_json.json, as_json.err) == (ExitCode.FAILED, books, "")
+
+
+async def test_what_else_can_differ_is_told(run: Run, stub: Stub) -> None:
+    for change, said in [
+        ({"reserved": "0.130000000"}, "$0.13 reserved for calls that hold $0.12"),
+        ({"books": [EQUAL | {"counted_calls": 13}]}, "global/daily of 2026-11-21"),
+        ({}, "not in what is spent, but in what is held for calls, or was estimated for them"),
+    ]:
+        stub.answers["GET budgets/books"] = (200, BOOKS | {"equal": False} | change)
+        ran = await in_thread(run, "budgets", "reconcile")
+        assert (ran.code, ran.out.splitlines()[-1]) == (ExitCode.FAILED, f"the books differ: {said}")
+
+
+async def test_books_that_can_not_be_compared_now_are_no_books_that_differ(run: Run, stub: Stub) -> None:
+    stub.answers["GET budgets/books"] = (503, problem("not_filled", "the counters are being rebuilt"))
+    ran = await in_thread(run, "budgets", "reconcile")
+    assert (ran.code, ran.out) == (ExitCode.UNREACHABLE, "")
+    assert "the counters are being rebuilt" in ran.err
+
+
+async def test_a_cap_is_raised_and_it_is_said_for_how_long(run: Run, stub: Stub) -> None:
+    ran = await in_thread(run, *RAISE)
+    assert stub.asked == [
+        ("POST budgets/raise", {"budget": "agent:writer/daily", "limit_usd": "50", "reason": "launch day"})
+    ]
+    until = clock(TONIGHT, NOW)
+    assert ran.out == (
+        f"the cap of agent:writer/daily was $1,010.50, is now $50.00 until {until}, by ops: launch day\n"
+    )
+    undo = "`breakwater budgets raise agent:writer/daily 1010.50 --reason TEXT`"
+    assert ran.err == f"$8.41 of it is spent; {undo} sets it back\n"
+    assert (await in_thread(run, *RAISE, "--json")).json == RAISED
+
+
+async def test_what_to_type_to_set_it_back_can_be_pasted_into_a_shell(run: Run, stub: Stub) -> None:
+    ran = await in_thread(run, "budgets", "raise", "agent:my writer/daily", "50", "--reason", "x")
+    assert "`breakwater budgets raise 'agent:my writer/daily' 1010.50 " in ran.err
+
+
+async def test_where_the_cap_is_that_already_it_is_said_who_raised_it(run: Run, stub: Stub) -> None:
+    stub.answers["POST budgets/raise"] = (200, BUDGETS[2] | {"unchanged": True})
+    ran = await in_thread(run, *RAISE)
+    assert (ran.out, ran.err) == ("the cap of agent:writer/daily is $50.00 already, by ops: launch day\n", "")
+    stub.answers["POST budgets/raise"] = (200, BUDGETS[0] | {"unchanged": True})
+    assert (await in_thread(run, *RAISE)).out == "the cap of global/daily is $1,000.00 already\n"
+
+
+async def test_what_can_not_be_raised_is_refused_with_what_to_do(run: Run, stub: Stub) -> None:
+    for status, code, exit_code in [
+        (404, "unknown_budget", ExitCode.FAILED),
+        (409, "no_cap", ExitCode.FAILED),
+        (422, "below_cap", ExitCode.USAGE),
+        (503, "not_filled", ExitCode.UNREACHABLE),
+    ]:
+        stub.answers["POST budgets/raise"] = (status, problem(code, "why not"))
+        ran = await in_thread(run, *RAISE, "--json")
+        assert (ran.code, ran.error["code"], ran.error["message"]) == (exit_code, code, "why not")
+    stub.answers["POST budgets/raise"] = (404, problem("unknown_budget", "there is no such budget"))
+    assert "`breakwater budgets` lists them." in (await in_thread(run, *RAISE)).err
+    stub.answers["POST budgets/raise"] = (200, None)
+    assert "`breakwater budgets` tells whether it is done" in (await in_thread(run, *RAISE)).err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rais"], "Did you mean 'raise'"),
+        (["raise", "global/daily"], "Missing argument 'LIMIT'"),
+        (["raise", "global/daily", "50"], "Missing option '--reason'"),
+        (["raise", "\udcff", "50", "--reason", "x", "--url", "http://127.0.0.1:9"], "budget is not UTF-8 text"),
+        (["--agent", "\udcff", "--url", "http://127.0.0.1:9"], "--agent is not UTF-8 text"),
+        (["--nope"], "No such option"),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_is_asked(run: Run, arguments: list[str], said: str) -> None:
+    ran = run("budgets", *arguments)
+    assert ran.code == ExitCode.USAGE
+    assert said in ran.err

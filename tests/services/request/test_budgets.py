@@ -1,0 +1,448 @@
+"""Budgets over HTTP: how they stand, whether the books agree, and caps that a person raises."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+import structlog.testing
+from starlette.requests import Request
+
+from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
+from breakwater.api_keys import create_key
+from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.provision import provision
+from breakwater.bus.publisher import Publisher
+from breakwater.cli.setup import bus_plan
+from breakwater.config import parse_config
+from breakwater.contracts import subjects
+from breakwater.contracts.events import BudgetBook, BudgetEvent, CapRaise
+from breakwater.contracts.events import BudgetBooks as Books
+from breakwater.contracts.types import NANO_PER_USD
+from breakwater.policy.ledger import Figures, Ledger
+from breakwater.policy.periods import Periods, periods_at
+from breakwater.policy.redact import Redactor
+from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budgets import FILLED, NotFilled
+from breakwater.state.connection import Redis, StateUnavailable
+from services.request.budgets import BudgetRoutes
+from services.request.openapi import document
+from services.request.problems import Problem
+from tests.server_sources import RunningServer
+from tests.services.request.conftest import Door, running, settings_for, until
+
+BERLIN = ZoneInfo("Europe/Berlin")
+CONFIG = """
+providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
+defaults: {model: m}
+budgets:
+  timezone: Europe/Berlin
+  global: {daily_usd: 100, enforcement: hard}
+  tenants: {acme: {monthly_usd: 20}, "*": {daily_usd: 1, enforcement: hard}}
+agents:
+  writer: {budget: {daily_usd: 10, enforcement: hard}}
+  reader: {}
+"""
+CAPS = parse_config(CONFIG).caps
+RAISE = {"budget": "agent:writer/daily", "limit_usd": "50.00", "reason": "launch day"}
+SUBJECT = subjects.budget("agent", "daily")
+
+
+@pytest.fixture
+async def capped(
+    own_nats_server: RunningServer, redis_server: RunningServer, redis: Redis, tmp_path: Path
+) -> AsyncGenerator[Door]:
+    """A door to agents with caps, and a Redis that was empty before."""
+    config = parse_config(CONFIG)
+    await provision(own_nats_server.url, bus_plan(config))
+    settings = settings_for(own_nats_server.url, redis_server.url, tmp_path)
+    async with running(settings, config, create_key(settings.api_keys_file, "tests")) as door:
+        yield door
+
+
+def periods() -> Periods:
+    return periods_at(datetime.now(UTC), BERLIN)
+
+
+async def fill(redis: Redis, figures: Ledger | None = None, log: str = "log") -> None:
+    books = BudgetBooks(redis, BERLIN)
+    assert await books.fill(await books.filled(), log, 0, books.periods(datetime.now(UTC)), figures or {}, {})
+
+
+async def standing(door: Door, budget: str = "agent:writer/daily") -> dict[str, Any]:
+    listed = (await door.ask("GET", "/api/v1/budgets")).json["budgets"]
+    [one] = [one for one in listed if one["budget"] == budget]
+    return one
+
+
+async def noted(redis: Redis, key: str = "agent:writer") -> CapRaise | None:
+    books = BudgetBooks(redis, BERLIN)
+    [book] = (await books.snapshot([periods().day])).periods
+    return book.notes.raises.get(key)
+
+
+async def test_budgets_are_listed_with_whether_their_counters_are_there(capped: Door, redis: Redis) -> None:
+    answer = await capped.ask("GET", "/api/v1/budgets")
+    assert (answer.status, answer.json["filled"]) == (200, False)
+    await fill(redis, {(periods().day.name, "agent:writer"): Figures(spent=4 * NANO_PER_USD, calls=3)})
+    answer = await capped.ask("GET", "/api/v1/budgets")
+    assert (answer.status, answer.headers["Content-Type"], answer.json["filled"]) == (200, "application/json", True)
+    names = [one["budget"] for one in answer.json["budgets"]]
+    assert names == [
+        f"{key}/{window}"
+        for key in ("global", "agent:writer", "agent:reader", "tenant:acme")
+        for window in ("daily", "monthly")
+    ]
+    writer = await standing(capped)
+    assert (writer["limit"], writer["spent"], writer["reserved"], writer["remaining"]) == (
+        "10.000000000",
+        "4.000000000",
+        "0.000000000",
+        "6.000000000",
+    )
+    assert (writer["enforcement"], writer["calls"], writer["raised"], writer["estimate"]) == ("hard", 3, None, None)
+
+
+async def test_what_a_call_is_held_against_can_be_asked_for(capped: Door, redis: Redis) -> None:
+    await fill(redis, {(periods().month.name, "agent:gone"): Figures(calls=1)})
+    for query, keys in [
+        ("agent=writer", ["global", "agent:writer"]),
+        ("agent=gone", ["global", "agent:gone"]),
+        ("tenant=never%20seen%2Fyet", ["global", "tenant:never seen/yet"]),
+        ("tenant=acme&agent=reader", ["global", "agent:reader", "tenant:acme"]),
+    ]:
+        answer = await capped.ask("GET", f"/api/v1/budgets?{query}")
+        assert [one["budget"] for one in answer.json["budgets"]] == [
+            f"{key}/{window}" for key in keys for window in ("daily", "monthly")
+        ]
+    [new] = [
+        one
+        for one in (await capped.ask("GET", "/api/v1/budgets?tenant=new")).json["budgets"]
+        if one["budget"] == "tenant:new/daily"
+    ]
+    assert (new["tenant"], new["limit"], new["remaining"]) == ("new", "1.000000000", "1.000000000")
+
+
+async def test_a_name_that_nobody_has_is_no_filter(capped: Door) -> None:
+    answer = await capped.ask("GET", "/api/v1/budgets?agent=writr")
+    assert (answer.status, answer.code, answer.paths) == (404, "unknown_agent", ["agent"])
+    assert answer.message == "no agent 'writr' is known; did you mean 'writer'?"
+    for query, path in [("agent=", "agent"), ("tenant=%0A", "tenant"), (f"tenant={'x' * 129}", "tenant")]:
+        answer = await capped.ask("GET", f"/api/v1/budgets?{query}")
+        assert (answer.status, answer.code, answer.paths) == (422, "invalid_query", [path])
+
+
+async def test_a_cap_is_raised_until_its_day_ends_with_who_and_why_on_record(capped: Door, redis: Redis) -> None:
+    await fill(redis, {(periods().day.name, "agent:writer"): Figures(spent=NANO_PER_USD * 9, calls=3)})
+    day, key_id = periods().day, str(capped.http.headers["Authorization"]).split("_")[1]
+    with structlog.testing.capture_logs() as logs:
+        answer = await capped.act("budgets/raise", **RAISE)
+    assert answer.status == 200
+    told = BudgetEvent.model_validate_json(answer.body)
+    assert (told.kind, told.scope, told.agent, told.tenant, told.window) == ("raised", "agent", "writer", None, "daily")
+    assert (told.limit, told.previous, told.total) == (50 * NANO_PER_USD, 10 * NANO_PER_USD, 9 * NANO_PER_USD)
+    assert (told.by, told.reason, told.enforcement, told.period) == ("tests", "launch day", "hard", day.name)
+    assert told.resets_at is not None
+    assert told.resets_at.timestamp() * 1000 == day.end_ms
+    assert told.event_id.startswith(f"agent:writer/daily/{day.name}/raised/")
+    assert await capped.events("bw.budgets.>") == [answer.json]
+    assert await capped.events(SUBJECT) == [answer.json]
+    raised = await noted(redis)
+    assert raised == CapRaise(limit=50 * NANO_PER_USD, by="tests", reason="launch day", at=told.at)
+    stands = await standing(capped)
+    assert (stands["limit"], stands["remaining"]) == ("50.000000000", "41.000000000")
+    assert CapRaise.model_validate(stands["raised"]) == raised
+    assert (await standing(capped, "agent:writer/monthly"))["limit"] is None
+    assert [log for log in logs if log["event"] == "cap_raised_by_hand"] == [
+        {
+            "event": "cap_raised_by_hand",
+            "log_level": "info",
+            "by": "tests",
+            "key_id": key_id,
+            "why": "launch day",
+            "budget": "agent:writer/daily",
+            "limit": "50.000000000",
+            "changed": True,
+        }
+    ]
+
+
+async def test_budgets_of_all_agents_and_of_tenants_can_be_raised(capped: Door, redis: Redis) -> None:
+    await fill(redis)
+    for budget, limit, agent, tenant in [
+        ("global/daily", 200, None, None),
+        ("tenant:acme/monthly", 30, None, "acme"),
+        ("tenant:new/daily", "1.5", None, "new"),
+    ]:
+        answer = await capped.act("budgets/raise", budget=budget, limit_usd=limit, reason="x")
+        assert (answer.status, answer.json["agent"], answer.json["tenant"]) == (200, agent, tenant), answer.body
+        stands = await standing(capped, budget)
+        assert (stands["limit"], stands["raised"]["by"]) == (answer.json["limit"], "tests")
+    month = await capped.events(subjects.budget("tenant", "monthly"))
+    assert [(event["previous"], event["limit"]) for event in month] == [("20.000000000", "30.000000000")]
+
+
+async def test_to_raise_it_again_to_the_same_changes_nothing(capped: Door, redis: Redis) -> None:
+    await fill(redis)
+    first = await capped.act("budgets/raise", **RAISE)
+    again = await capped.act("budgets/raise", **RAISE | {"reason": "another"})
+    assert (again.status, again.json["unchanged"], again.json["raised"]["reason"]) == (200, True, "launch day")
+    assert "unchanged" not in first.json
+    assert await capped.events(SUBJECT) == [first.json]
+
+
+async def test_a_raise_is_changed_or_taken_back_by_another(capped: Door, redis: Redis) -> None:
+    await fill(redis)
+    for limit in ("50", "20", "10"):
+        assert (await capped.act("budgets/raise", **RAISE | {"limit_usd": limit})).status == 200
+    told = await capped.events(SUBJECT)
+    assert [(event["previous"], event["limit"]) for event in told] == [
+        ("10.000000000", "50.000000000"),
+        ("50.000000000", "20.000000000"),
+        ("20.000000000", "10.000000000"),
+    ]
+    assert len({event["event_id"] for event in told}) == 3
+    stands = await standing(capped)
+    assert (stands["limit"], stands["raised"], await noted(redis)) == ("10.000000000", None, None)
+    nothing_to_take_back = await capped.act("budgets/raise", **RAISE | {"limit_usd": "10.000"})
+    assert (nothing_to_take_back.status, nothing_to_take_back.json["unchanged"]) == (200, True)
+
+
+async def test_of_many_who_raise_it_at_once_all_are_on_record_and_the_last_holds(capped: Door, redis: Redis) -> None:
+    await fill(redis)
+    asked = [capped.act("budgets/raise", **RAISE | {"limit_usd": str(20 + number)}) for number in range(8)]
+    answers = await asyncio.gather(*asked)
+    assert {answer.status for answer in answers} == {200}
+    told = await capped.events(SUBJECT)
+    assert {event["limit"] for event in told} == {f"{20 + number}.000000000" for number in range(8)}
+    assert (await standing(capped))["limit"] == told[-1]["limit"]
+
+
+UNKNOWN = [
+    ("agent:writr/daily", "did you mean 'agent:writer/daily'?"),
+    ("agent:writer/weekly", "did you mean 'agent:writer/daily'?"),
+    ("agent:writer", "did you mean 'agent:writer/daily'?"),
+    ("tenant:new/yearly", "did you mean 'tenant:new/"),
+    ("tenant:*/daily", "name one of them"),
+    ("global", "did you mean 'global/daily'?"),
+    ("tenant:/daily", "did you mean"),
+    ("?", "known are agent:reader/daily, agent:reader/monthly"),
+]
+
+
+@pytest.mark.parametrize(("budget", "hint"), UNKNOWN)
+async def test_a_budget_that_is_not_there_is_answered_with_what_may_be_meant(
+    capped: Door, redis: Redis, budget: str, hint: str
+) -> None:
+    await fill(redis)
+    answer = await capped.act("budgets/raise", **RAISE | {"budget": budget})
+    assert (answer.status, answer.code, answer.paths) == (404, "unknown_budget", ["budget"])
+    assert f"; {hint}" in answer.message or answer.message.endswith(hint)
+    assert await capped.events("bw.budgets.>") == []
+
+
+async def test_what_can_not_be_raised_is_refused_and_nothing_is_told(capped: Door, redis: Redis) -> None:
+    await fill(redis, {(periods().day.name, "agent:gone"): Figures(calls=1)})
+    for budget, where in [
+        ("agent:reader/daily", "agents.reader.budget.daily_usd"),
+        ("agent:gone/daily", "agents.gone.budget.daily_usd"),
+        ("global/monthly", "budgets.global.monthly_usd"),
+        ("tenant:acme/daily", "budgets.tenants.acme.daily_usd"),
+    ]:
+        answer = await capped.act("budgets/raise", **RAISE | {"budget": budget})
+        assert (answer.status, answer.code, answer.paths) == (409, "no_cap", ["budget"])
+        assert where in answer.json["error"]["details"][0]["message"]
+    answer = await capped.act("budgets/raise", **RAISE | {"limit_usd": "9.999999999"})
+    assert (answer.status, answer.code, answer.paths) == (422, "below_cap", ["limit_usd"])
+    assert "$10.00" in answer.json["error"]["details"][0]["message"]
+    assert await capped.events("bw.budgets.>") == []
+
+
+async def test_a_body_that_is_wrong_is_told_what_is(capped: Door, redis: Redis) -> None:
+    await fill(redis)
+    for change, paths in [
+        ({"reason": " "}, ["reason"]),
+        ({"reason": None}, ["reason"]),
+        ({"limit_usd": "much"}, ["limit_usd"]),
+        ({"limit_usd": "-1"}, ["limit_usd"]),
+        ({"limit_usd": "0.0000000001"}, ["limit_usd"]),
+        ({"budget": ""}, ["budget"]),
+        ({"limit": "5"}, ["limit"]),
+    ]:
+        answer = await capped.act("budgets/raise", **RAISE | change)
+        assert (answer.status, answer.code, answer.paths) == (422, "invalid_request", paths), answer.body
+    without_reason = {name: value for name, value in RAISE.items() if name != "reason"}
+    assert (await capped.act("budgets/raise", **without_reason)).paths == ["reason"]
+    assert await capped.events("bw.budgets.>") == []
+
+
+async def test_secrets_in_a_reason_stay_here(capped: Door, redis: Redis) -> None:
+    await fill(redis)
+    secret = "sk-abcdefghijklmnopqrstuvwx"
+    answer = await capped.act("budgets/raise", **RAISE | {"reason": f"key {secret} leaked"})
+    assert answer.json["reason"] == "key [REDACTED] leaked"
+    assert secret not in str(await capped.events(SUBJECT))
+    assert secret not in str(await noted(redis))
+
+
+async def test_nothing_is_raised_while_the_counters_are_not_there(capped: Door, redis: Redis) -> None:
+    answer = await capped.act("budgets/raise", **RAISE)
+    assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "not_filled", "1")
+    assert await capped.events("bw.budgets.>") == []
+    assert await noted(redis) is None
+
+
+@pytest.mark.parametrize("filled_anew", [False, True])
+async def test_a_raise_that_meets_a_loss_of_the_counters_is_to_be_asked_for_again(
+    capped: Door, redis: Redis, monkeypatch: pytest.MonkeyPatch, filled_anew: bool
+) -> None:
+    await fill(redis)
+    publishing = Publisher.event
+
+    async def losing(*given: Any, **more: Any) -> Any:
+        stored = await publishing(*given, **more)
+        await redis.client.delete(FILLED)
+        if filled_anew:
+            await fill(redis, log="another")
+        return stored
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Publisher, "event", losing)
+        answer = await capped.act("budgets/raise", **RAISE)
+    assert (answer.status, answer.code) == (503, "not_filled")
+    if not filled_anew:
+        await fill(redis)
+    assert (await capped.act("budgets/raise", **RAISE)).status == 200
+    assert (await standing(capped))["limit"] == "50.000000000"
+
+
+async def test_without_nats_the_cap_stays_and_asking_again_raises_it(
+    capped: Door, redis: Redis, own_nats_server: RunningServer
+) -> None:
+    await fill(redis)
+    own_nats_server.kill()
+
+    async def noticed() -> bool:
+        return (await capped.ask("GET", "/readyz")).status == 503
+
+    await until(noticed)
+    answer = await capped.act("budgets/raise", **RAISE)
+    assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
+    assert await noted(redis) is None
+    assert (await capped.ask("GET", "/api/v1/budgets")).status == 200
+    await own_nats_server.restart_async()
+
+    async def done() -> bool:
+        return (await capped.act("budgets/raise", **RAISE)).status == 200
+
+    await until(done)
+    assert (await standing(capped))["limit"] == "50.000000000"
+
+
+async def test_one_that_is_published_but_not_noted_is_noted_when_it_is_asked_for_again(
+    capped: Door, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(redis)
+
+    async def away(*_: object) -> None:
+        raise StateUnavailable("Redis did not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BudgetBooks, "note_raise", away)
+        answer = await capped.act("budgets/raise", **RAISE)
+    assert (answer.status, answer.code) == (503, "unavailable")
+    assert await noted(redis) is None
+    assert (await capped.act("budgets/raise", **RAISE)).status == 200
+    assert (await standing(capped))["limit"] == "50.000000000"
+
+
+async def test_nobody_is_told_of_money_without_a_key(capped: Door, redis: Redis) -> None:
+    await fill(redis)
+    for method, path in [("GET", "budgets"), ("GET", "budgets/books"), ("POST", "budgets/raise")]:
+        answer = await capped.ask(method, f"/api/v1/{path}", headers={"Authorization": ""})
+        assert (answer.status, answer.code) == (401, "unauthorized")
+        other = await capped.ask("PUT", f"/api/v1/{path}")
+        assert (other.status, other.code) == (405, "method_not_allowed")
+
+
+async def test_without_redis_nothing_is_claimed_of_money(redis_away: Door) -> None:
+    for answer in (await redis_away.ask("GET", "/api/v1/budgets"), await redis_away.act("budgets/raise", **RAISE)):
+        assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
+
+
+def routes(redis: Redis, compare: Callable[[], Awaitable[Books]]) -> BudgetRoutes:
+    def nobody() -> Any:
+        raise BusUnavailable("NATS is not connected")
+
+    publisher, redactor = Publisher(nobody, "request"), Redactor.compile(parse_config(CONFIG).redaction)
+    return BudgetRoutes(lambda: CAPS, BudgetBooks(redis, BERLIN), publisher, redactor, compare)
+
+
+async def test_the_books_are_told_side_by_side_whether_they_agree_or_not(redis: Redis) -> None:
+    book = BudgetBook(
+        budget="global/daily",
+        period="2026-11-21",
+        counted=5,
+        recorded=4,
+        stored=3,
+        logged=1,
+        unrecorded=0,
+        difference=1,
+        counted_calls=2,
+        recorded_calls=1,
+    )
+    books = Books(equal=False, books=(book,), reserved=0, held=0, at=datetime(2026, 11, 21, tzinfo=UTC))
+
+    async def compare() -> Books:
+        return books
+
+    answer = await routes(redis, compare).books(Request({"type": "http"}))
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/json")
+    assert Books.model_validate_json(bytes(answer.body)) == books
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (StateUnavailable("Redis did not answer"), "unavailable", "can't be compared now: Redis did not answer"),
+        (BusUnavailable("NATS did not answer"), "unavailable", "NATS did not answer"),
+        (AnalyticsUnavailable("ClickHouse did not answer"), "unavailable", "ClickHouse did not answer"),
+        (QueryFailed(60, "no such table"), "unavailable", "no such table"),
+        (NotFilled(), "not_filled", "the counters are being rebuilt"),
+    ],
+)
+async def test_books_that_can_not_be_compared_now_are_said_to_be_so(
+    redis: Redis, error: Exception, code: str, said: str
+) -> None:
+    async def compare() -> Books:
+        raise error
+
+    with pytest.raises(Problem) as raised:
+        await routes(redis, compare).books(Request({"type": "http"}))
+    assert (raised.value.status, raised.value.code, raised.value.headers["Retry-After"]) == (503, code, "1")
+    assert said in raised.value.message
+
+
+async def test_the_document_tells_what_is_answered_of_budgets() -> None:
+    paths, schemas = document()["paths"], document()["components"]["schemas"]
+
+    def fields(name: str) -> set[str]:
+        return set(schemas[name]["properties"])
+
+    listing, books = paths["/api/v1/budgets"]["get"], paths["/api/v1/budgets/books"]["get"]
+    raising = paths["/api/v1/budgets/raise"]["post"]
+    assert set(listing["responses"]) == {"200", "401", "404", "422", "503", "default"}
+    assert set(books["responses"]) == {"200", "401", "503", "default"}
+    assert set(raising["responses"]) == {"200", "400", "401", "404", "408", "409", "413", "422", "503", "default"}
+    [example] = listing["responses"]["200"]["content"]["application/json"]["examples"].values()
+    assert set(example["value"]["budgets"][0]) == fields("BudgetStatus")
+    [example] = books["responses"]["200"]["content"]["application/json"]["examples"].values()
+    assert (set(example["value"]), set(example["value"]["books"][0])) == (fields("BudgetBooks"), fields("BudgetBook"))
+    answers = raising["responses"]["200"]["content"]["application/json"]["examples"]
+    assert set(answers["raised"]["value"]) == fields("BudgetEvent")
+    assert set(answers["unchanged"]["value"]) == fields("UnchangedBudget")
+    for sent in raising["requestBody"]["content"]["application/json"]["examples"].values():
+        assert set(sent["value"]) == fields("RaiseRequest")

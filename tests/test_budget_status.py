@@ -1,0 +1,154 @@
+"""How budgets are said to stand, from the config's caps and what Redis has counted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from breakwater.budget_status import budget_statuses
+from breakwater.config import parse_config
+from breakwater.contracts.events import BudgetStatus, CapRaise, EstimateAccuracy
+from breakwater.contracts.types import NANO_PER_USD
+from breakwater.policy.budget import CapTable
+from breakwater.policy.ledger import Figures, Ledger
+from breakwater.policy.periods import periods_at
+from breakwater.state.budget_books import BudgetBooks, Notes
+from breakwater.state.budgets import Budgets
+from breakwater.state.connection import Redis
+from tests.servers import RunningServer
+
+CAPS = parse_config("""
+providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
+defaults: {model: m}
+budgets:
+  timezone: Europe/Berlin
+  global: {monthly_usd: 100}
+  tenants: {zeta: {daily_usd: 1, enforcement: hard}, "*": {daily_usd: 2}}
+agents:
+  writer: {budget: {daily_usd: 10, enforcement: hard}}
+  reader: {}
+""").caps
+ZONE = ZoneInfo("Europe/Berlin")
+
+
+@pytest.fixture
+async def redis(redis_server: RunningServer) -> AsyncGenerator[Redis]:
+    """An empty Redis."""
+    connection = Redis(redis_server.url)
+    await connection.client.flushall()
+    yield connection
+    await connection.close()
+
+
+async def told(
+    redis: Redis,
+    figures: Ledger | None = None,
+    notes: dict[str, CapRaise] | None = None,
+    caps: CapTable = CAPS,
+    now: datetime | None = None,
+) -> dict[str, BudgetStatus]:
+    books, moment = BudgetBooks(redis, ZONE), now or datetime.now(UTC)
+    day = periods_at(moment, ZONE).day
+    noted = {day.name: Notes(notes or {})}
+    assert await books.fill(await books.filled(), "log", 0, books.periods(moment), figures or {}, noted)
+    return {status.budget: status for status in await budget_statuses(caps, books, moment)}
+
+
+async def test_every_budget_that_the_config_names_is_told_before_anything_is_spent(redis: Redis) -> None:
+    now = datetime(2026, 11, 30, 22, 30, tzinfo=UTC)
+    budgets = await told(redis, now=now)
+    assert list(budgets) == [
+        f"{key}/{window}"
+        for key in ("global", "agent:writer", "agent:reader", "tenant:zeta")
+        for window in ("daily", "monthly")
+    ]
+    writer = budgets["agent:writer/daily"]
+    assert (writer.scope, writer.agent, writer.tenant, writer.window) == ("agent", "writer", None, "daily")
+    assert (writer.limit, writer.spent, writer.reserved, writer.remaining) == (
+        10 * NANO_PER_USD,
+        0,
+        0,
+        10 * NANO_PER_USD,
+    )
+    assert (writer.enforcement, writer.raised, writer.estimate, writer.calls) == ("hard", None, None, 0)
+    assert (writer.period, writer.resets_at) == ("2026-11-30", datetime(2026, 11, 30, 23, tzinfo=UTC))
+    assert (budgets["global/monthly"].period, budgets["global/monthly"].resets_at) == (
+        "2026-11",
+        datetime(2026, 11, 30, 23, tzinfo=UTC),
+    )
+    uncapped = budgets["agent:reader/daily"]
+    assert (uncapped.limit, uncapped.remaining) == (None, None)
+
+
+async def test_whoever_has_called_is_told_after_those_of_the_config(redis: Redis) -> None:
+    now = datetime.now(UTC)
+    month = periods_at(now, ZONE).month.name
+    ledger = {(month, key): Figures(spent=5, calls=1) for key in ("tenant:beta", "tenant:alpha", "agent:gone")}
+    budgets = await told(redis, ledger, now=now)
+    keys = [name.removesuffix("/daily") for name in budgets if name.endswith("/daily")]
+    assert keys == [
+        "global",
+        "agent:writer",
+        "agent:reader",
+        "agent:gone",
+        "tenant:zeta",
+        "tenant:alpha",
+        "tenant:beta",
+    ]
+    gone, beta = budgets["agent:gone/monthly"], budgets["tenant:beta/daily"]
+    assert (gone.limit, gone.enforcement, gone.spent, gone.calls) == (None, "none", 5, 1)
+    assert (beta.tenant, beta.limit, beta.enforcement, beta.spent) == ("beta", 2 * NANO_PER_USD, "soft", 0)
+
+
+async def test_what_is_held_and_spent_is_taken_from_what_remains_and_never_below_nothing(redis: Redis) -> None:
+    now = datetime.now(UTC)
+    day = periods_at(now, ZONE).day.name
+    spent = Figures(spent=9 * NANO_PER_USD, calls=7, unpriced=2)
+    assert (await told(redis, {(day, "agent:writer"): spent}, now=now))["agent:writer/daily"].remaining == NANO_PER_USD
+    held, counters = NANO_PER_USD // 4, CAPS.counters("writer", None)
+    call = Budgets(redis, ZONE).reserve_call("x:1", "writer", None, held, counters, now=now, lease_ms=60_000)
+    await redis.run([call])
+    [writer] = [
+        one for one in await budget_statuses(CAPS, BudgetBooks(redis, ZONE), now) if one.budget == "agent:writer/daily"
+    ]
+    assert (writer.spent, writer.reserved, writer.remaining) == (9 * NANO_PER_USD, held, NANO_PER_USD - held)
+    assert (writer.calls, writer.calls_of_unknown_cost) == (7, 2)
+    too_much = Figures(spent=11 * NANO_PER_USD)
+    assert (await told(redis, {(day, "agent:writer"): too_much}, now=now))["agent:writer/daily"].remaining == 0
+
+
+async def test_a_raised_cap_holds_where_it_is_above_the_configs(redis: Redis) -> None:
+    def raised(usd: int) -> CapRaise:
+        at = datetime(2026, 11, 21, tzinfo=UTC)
+        return CapRaise(limit=usd * NANO_PER_USD, by="ops", reason="launch day", at=at)
+
+    notes = {"agent:writer": raised(50), "tenant:zeta": raised(1), "agent:reader": raised(5), "tenant:new": raised(7)}
+    budgets = await told(redis, notes=notes)
+    writer = budgets["agent:writer/daily"]
+    assert (writer.limit, writer.remaining, writer.raised) == (50 * NANO_PER_USD, 50 * NANO_PER_USD, raised(50))
+    assert (budgets["agent:writer/monthly"].limit, budgets["agent:writer/monthly"].raised) == (None, None)
+    overtaken, uncapped = budgets["tenant:zeta/daily"], budgets["agent:reader/daily"]
+    assert (overtaken.limit, overtaken.raised) == (NANO_PER_USD, None)
+    assert (uncapped.limit, uncapped.raised) == (None, None)
+    assert budgets["tenant:new/daily"].limit == 7 * NANO_PER_USD
+
+
+async def test_how_good_the_estimates_are_is_told_where_any_call_tells_it(redis: Redis) -> None:
+    now = datetime.now(UTC)
+    day = periods_at(now, ZONE).day.name
+    ledger = {
+        (day, "global"): Figures(calls=4, gauged=3, foreseen=3000, measured=631, exceeded=1),
+        (day, "agent:writer"): Figures(calls=1, gauged=1, foreseen=0, measured=0),
+        (day, "agent:reader"): Figures(calls=5),
+    }
+    budgets = await told(redis, ledger, now=now)
+    assert budgets["global/daily"].estimate == EstimateAccuracy(
+        calls=3, reserved=3000, cost=631, percent=21.0, exceeded=1
+    )
+    free = budgets["agent:writer/daily"].estimate
+    assert free is not None
+    assert (free.calls, free.percent) == (1, None)
+    assert budgets["agent:reader/daily"].estimate is None
