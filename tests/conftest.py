@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.servers", "tests.flow.fixtures"]
+pytest_plugins = ["tests.servers", "tests.flow.fixtures", "tests.shown"]
 
 # How long one example takes says more of the machine than of the code; benchmarks measure, and pytest has a timeout.
 settings.register_profile("breakwater", deadline=None)

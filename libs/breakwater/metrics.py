@@ -10,6 +10,7 @@ import errno
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from typing import Generic, TypeVar
 
@@ -154,6 +155,25 @@ class HttpMetrics:
         self._seconds[route, method].observe(seconds)
 
 
+class BudgetMetrics:
+    """Tells how the budgets' counters are."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._filled, self._repairs, self._compared = _budget_series(registry)
+
+    def filled(self, *, yes: bool) -> None:
+        """Whether the counters are there."""
+        self._filled.set(yes)
+
+    def repaired(self) -> None:
+        """A counter differed from the record."""
+        self._repairs.inc()
+
+    def compared(self, at: datetime) -> None:
+        """All counters were compared with the record."""
+        self._compared.set(at.timestamp())
+
+
 def serve(host: str, port: int) -> None:
     """Serves /metrics from a thread, until the process ends.
 
@@ -215,6 +235,19 @@ def _worker_series(registry: CollectorRegistry) -> _WorkerSeries:
         cache_hits=counter("cache_hits_total", "Jobs that were answered from the cache.", "agent"),
         short_circuits=counter(
             "short_circuits_total", "Calls that were refused and not made.", "agent", "model", "kind"
+        ),
+    )
+
+
+@cache
+def _budget_series(registry: CollectorRegistry) -> tuple[Gauge, Counter, Gauge]:
+    return (
+        Gauge("breakwater_budgets_filled", "1 while the budgets' counters are there.", registry=registry),
+        Counter("breakwater_budget_repairs_total", "Counters that differed from the record.", registry=registry),
+        Gauge(
+            "breakwater_budgets_compared_timestamp_seconds",
+            "When the counters were last compared with the record.",
+            registry=registry,
         ),
     )
 

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
@@ -20,12 +21,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from breakwater import background
+from breakwater.analytics.client import connect
 from breakwater.api_keys import KeyRing
+from breakwater.books import Record, compare
 from breakwater.bus.broker import make_broker
 from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
-from breakwater.config import Config
+from breakwater.config import Config, LiveCaps
 from breakwater.contracts.events import BudgetBooks as Books
 from breakwater.metrics import HttpMetrics
 from breakwater.policy.redact import Redactor
@@ -33,7 +37,7 @@ from breakwater.settings import Settings
 from breakwater.state.accepted import Accepted
 from breakwater.state.breakers import Breakers
 from breakwater.state.budget_books import BudgetBooks
-from breakwater.state.connection import Redis, StateUnavailable
+from breakwater.state.connection import Redis
 from breakwater.state.health import Healths
 from breakwater.state.tasks import Tasks
 from services.request.agents import Agents
@@ -78,8 +82,15 @@ class RequestService:
         self._agents = Agents(config, breakers, Healths(self._redis))
         self._breakers = BreakerRoutes(config, breakers, publisher, redactor, self._connection)
         self._guards = GuardRoutes(Tasks(self._redis), publisher, redactor)
-        caps, books = config.caps, BudgetBooks(self._redis, config.budgets.zone)
-        self._budgets = BudgetRoutes(lambda: caps, books, publisher, redactor, _compare)
+        self._analytics = connect(settings.clickhouse_url)
+        self._caps = LiveCaps(config, settings.config)
+        counters = BudgetBooks(self._redis, config.budgets.zone)
+        record = Record(self._connection, self._analytics, config.budgets.zone)
+
+        async def compared() -> Books:
+            return (await compare(record, counters, datetime.now(UTC))).side_by_side()
+
+        self._budgets = BudgetRoutes(self._caps, counters, publisher, redactor, compared)
         self._jobs = Jobs(config, Queue(publisher), answers, self._waiters, self._accepted, self._agents)
         self._server = Server(self._app(), drain_s=config.limits.drain_s, release=self._waiters.release)
         self._connecting: asyncio.Task[None] | None = None
@@ -144,6 +155,7 @@ class RequestService:
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:  # noqa: ARG002  Starlette passes it
         # Not waited for: without NATS the door still answers, with 503 and the reason.
         self._connecting = asyncio.create_task(self._connect())
+        watching = asyncio.create_task(self._caps.run())
         self._connecting.add_done_callback(self._stop_if_failed)
         structlog.get_logger().info(
             "listening", url=f"http://{self._settings.http_host}:{self._settings.http_port}", docs="/docs"
@@ -151,11 +163,13 @@ class RequestService:
         try:
             yield
         finally:
+            await background.stop(watching)
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
             await self._broker.stop()
             await self._accepted.close()
             await self._redis.close()
+            await self._analytics.close()
 
     async def _connect(self) -> None:
         slow = asyncio.get_running_loop().call_later(
@@ -199,11 +213,6 @@ class RequestService:
         except BusUnavailable as error:
             raise unavailable("not_ready", str(error)) from None
         return JSONResponse({"status": "ready"})
-
-
-async def _compare() -> Books:
-    # The lead puts breakwater.books here: it sets the counters beside the record.
-    raise StateUnavailable("nothing compares them in this version")
 
 
 async def _problem(_: Request, error: Exception) -> Response:

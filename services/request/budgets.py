@@ -121,7 +121,7 @@ class BudgetRoutes:
         before = budget_status(counter, book)
         if limit == before.limit:
             return UnchangedBudget.model_validate(before.model_dump())
-        event = _event(counter, book, before, who, now)
+        event = _event(counter, book, before, who, now, ends=limit == configured)
         subject = subjects.budget(counter.scope, counter.window)
         await self._publisher.event(subject, event, id=event.event_id, at=event.at)
         raised = CapRaise(limit=limit, by=who.by, reason=who.why, at=event.at)
@@ -160,11 +160,11 @@ def _counter(budget: str, caps: CapTable, snapshot: Snapshot) -> Counter:
 
 
 def _event(
-    counter: Counter, book: PeriodBook, before: BudgetStatus, who: Asked[RaiseRequest], now: datetime
+    counter: Counter, book: PeriodBook, before: BudgetStatus, who: Asked[RaiseRequest], now: datetime, *, ends: bool
 ) -> BudgetEvent:
     return BudgetEvent(
         event_id=f"{counter.name}/{book.period.name}/raised/{ms_from_time(now)}/{who.key_id}",
-        kind="raised",
+        kind="raise_ended" if ends else "raised",
         scope=counter.scope,
         agent=counter.agent,
         tenant=counter.tenant,

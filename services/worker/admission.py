@@ -7,24 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, ErrorInfo, Reason
 from breakwater.contracts.types import format_time, time_from_ms
+from breakwater.policy.alerts import money_text
 from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
+from breakwater.policy.caps import fits, spent_by
+from breakwater.policy.guard import Crowded
 from breakwater.policy.transitions import half_opened
 from breakwater.state.breakers import Admitted, Refused
-from breakwater.state.budgets import OverBudget
+from breakwater.state.budgets import Elsewhen, OverBudget, Reserved, Unfilled
 from breakwater.state.connection import ScriptCall
 from breakwater.state.rate_limits import Limited, OverLimit
 from services.worker.assignment import Assignment
 from services.worker.plane import Plane
 from services.worker.task_guard import TaskGuard
 
+BY_EXECUTION = "execution"
+"""Names the cap of the job itself, as what refused a call."""
+
 LEASE_MARGIN_S = 120.0
 """How much longer than its call a reservation or a probe is held: enough for a redelivery to record a lost attempt."""
+
+REBUILDING_POLL_S = 0.5
+"""How often at most it is asked again whether the budgets are rebuilt; up to as much again is added at random."""
 
 POLL_S = 0.25
 """How often at most it is asked again whether fewer calls are under way; up to as much again is added at random."""
@@ -65,6 +74,8 @@ class Grant:
 
     probe: bool
     breaker_version: int | None
+    reserved_at: datetime
+    """By Redis' clock: its day and month are those of the call."""
     limits: tuple[Limited, ...]
     """Whose turn the call has: to be settled when it has ended."""
 
@@ -77,6 +88,8 @@ class Denial:
     error: ErrorInfo
     refused_by: str | None = None
     """The budget or the limit that has no room, by its name."""
+    final: bool = False
+    """No other model is to be tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +108,30 @@ async def admit(plane: Plane, job: Assignment, guard: TaskGuard | None, question
         ClaimLost: the job is no longer ours.
         StateUnavailable: ask again.
     """
-    counters = plane.counters(job.agent_name, job.agent)
+    if (over_own_cap := _over_own_cap(plane, job, question)) is not None:
+        return over_own_cap
+    agent_name, tenant = job.agent_name, job.job.tenant
+    counters = plane.caps().counters(agent_name, tenant)
     if question.worst_case is None and any(counter.hard_limit is not None for counter in counters):
         return _unpriced(plane, job, question.model)
     rules = job.agent.breaker
     key = None if rules is None else BreakerKey.of(rules.scope, job.agent_name, question.model, question.provider)
     limits = plane.limits(job.agent_name, job.agent, question.model)
     earns = plane.retry_budgets.first_try_call(question.model) if question.first_try else None
-    attempt_id, lease_ms, now = question.attempt_id, round((question.timeout_s + LEASE_MARGIN_S) * 1000), plane.now()
+    attempt_id, lease_ms, now = question.attempt_id, lease_ms_of(question.timeout_s), plane.now()
+    amount = question.worst_case or 0
     answers = await _ask(
         plane,
         ours=plane.executions.checkpoint_call(job.holder, question.checkpoint, lease_ms=lease_ms),
         reserved=plane.budgets.reserve_call(
-            attempt_id, job.agent_name, question.worst_case or 0, counters, now=now, lease_ms=lease_ms
+            attempt_id, agent_name, tenant, amount, counters, now=now, lease_ms=lease_ms
         ),
         breaker=None if key is None else plane.breakers.admit_call(key, attempt_id, lease_ms),
         turn=plane.rate_limits.admit_call(attempt_id, limits, question.worst_tokens, lease_ms) if limits else None,
-        task=None if guard is None else guard.ask(),
+        task=None if guard is None else guard.ask(question.attempts, question.worst_case),
         earned=earns,
     )
-    over_budget = plane.budgets.reserved(answers["reserved"], counters)
+    reserved = plane.budgets.reserved(answers["reserved"], counters, amount, now=now)
     breaker = NO_BREAKER if key is None else plane.breakers.admission(answers["breaker"])
     over_limit = plane.rate_limits.admitted(answers["turn"], limits) if limits else None
     half_opened_now = isinstance(breaker, Admitted) and breaker.became_half_open
@@ -123,20 +140,29 @@ async def admit(plane: Plane, job: Assignment, guard: TaskGuard | None, question
         if key is not None and half_opened_now:
             await _tell_half_open(plane, job, key)
         raise ClaimLost(job.execution_id)
-    stopped = None if guard is None else guard.judge(answers["task"], question.attempts)
+    judged = None if guard is None else guard.judge(answers["task"], question.attempts, question.worst_case)
+    stopped = None if isinstance(judged, Crowded) else judged
     refused: Denial | Wait | None = None
     if stopped is not None:
         refused = TASK_STOPPED
     elif isinstance(breaker, Refused):
         refused = _breaker_open(plane, question.model, breaker, rules)
-    elif over_budget is not None:
-        refused = _over_budget(over_budget)
+    elif isinstance(reserved, OverBudget):
+        refused = _over_budget(plane, reserved, question.model)
+    elif isinstance(reserved, Unfilled):
+        refused = Wait(REBUILDING_POLL_S * (1 + plane.jitter()), REBUILDING)
+    elif isinstance(reserved, Elsewhen):
+        refused = Wait(0.0, REBUILDING)  # midnight: the day is known now, so ask at once
+    elif isinstance(judged, Crowded):
+        refused = Wait(POLL_S * (1 + plane.jitter()), TASK_CROWDED)
     elif over_limit is not None:
         refused = await _over_limit(plane, over_limit, limits)
     if refused is not None:
         back = [plane.executions.checkpoint_call(job.holder, question.at_rest(), lease_ms=lease_ms)]
-        if over_budget is None:
-            back.append(plane.budgets.release_call(attempt_id, counters, now=now))
+        if guard is not None:
+            back.append(guard.let_go(question.attempts))
+        if isinstance(reserved, Reserved):
+            back.append(plane.budgets.release_call(attempt_id, agent_name, tenant, reserved.at))
         if key is not None and isinstance(breaker, Admitted) and breaker.probe:
             back.append(plane.breakers.return_probe_call(key, attempt_id))
         if limits and over_limit is None:
@@ -151,14 +177,21 @@ async def admit(plane: Plane, job: Assignment, guard: TaskGuard | None, question
         await guard.stop(stopped)
     if refused is not None:
         return refused
+    assert isinstance(reserved, Reserved)
     if plane.now() - now > timedelta(seconds=LEASE_MARGIN_S / 2):
         # What was granted may have lapsed while it was told, and somebody else be probing.
         return await admit(plane, job, guard, question)
     return Grant(
         isinstance(breaker, Admitted) and breaker.probe,
         breaker.version if key is not None and isinstance(breaker, Admitted) else None,
+        reserved.at,
         limits,
     )
+
+
+def lease_ms_of(timeout_s: float) -> int:
+    """How long what a call holds is held, by how long the call may take."""
+    return round((timeout_s + LEASE_MARGIN_S) * 1000)
 
 
 async def _ask(plane: Plane, **calls: ScriptCall | None) -> dict[str, Any]:
@@ -172,6 +205,40 @@ TASK_STOPPED = Denial(
     # Read by models and end users, so it names no limit: they stand in the guard's event.
     ErrorInfo(kind="guard_tripped", class_="GuardTrippedError", message="the task is stopped until people look at it"),
 )
+
+TASK_CROWDED = Denial(
+    "budget_exceeded",
+    ErrorInfo(
+        kind="budget_exceeded",
+        class_="BudgetExceededError",
+        message="other jobs of the task may use up what its guard lets it cost; no call was made",
+        user_message="This task has no budget left while its other jobs are under way. Please try again after a while.",
+    ),
+    "task",
+)
+
+
+def _over_own_cap(plane: Plane, job: Assignment, question: Question) -> Denial | None:
+    """Why a job's own cap refuses a call. One worker runs a job at a time, so its attempts say what counts."""
+    cap = job.agent.max_cost_usd
+    if cap is None:
+        return None
+    if question.worst_case is None:
+        return _unpriced(plane, job, question.model, "max_cost_usd", BY_EXECUTION)
+    spent = spent_by(question.attempts)
+    if fits(question.worst_case, limit=cap, spent=spent):
+        return None
+    next_call = f"a call to {question.model} may cost up to {money_text(question.worst_case)}"
+    return Denial(
+        "budget_exceeded",
+        ErrorInfo(
+            kind="budget_exceeded",
+            class_="BudgetExceededError",
+            message=f"the job has cost {money_text(spent)}, and {next_call}; max_cost_usd is {money_text(cap)}",
+            user_message="This request would cost more than one request may. Please make it shorter or simpler.",
+        ),
+        BY_EXECUTION,
+    )
 
 
 def _breaker_open(plane: Plane, model: str, refused: Refused, rules: BreakerRules | None) -> Denial:
@@ -198,18 +265,41 @@ def _breaker_open(plane: Plane, model: str, refused: Refused, rules: BreakerRule
     )
 
 
-def _over_budget(over: OverBudget) -> Denial:
-    resets = format_time(time_from_ms(over.resets_at_ms))
-    who = "all agents" if over.counter.agent is None else f"agent {over.counter.agent}"
+REBUILDING = Denial(
+    "budget_exceeded",
+    ErrorInfo(
+        kind="budget_exceeded",
+        class_="BudgetsRebuildingError",
+        message="the budgets' counters are lost and being rebuilt; until then no call is made under a hard cap",
+        user_message="This agent's budget can't be checked just now. Please try again in a minute.",
+    ),
+)
+
+
+def _over_budget(plane: Plane, over: OverBudget, model: str) -> Denial:
+    counter, resets = over.counter, format_time(time_from_ms(over.resets_at_ms))
+    who = "all agents" if counter.of is None else f"{counter.scope} {counter.of}"
+    what = f"the {counter.window} budget of {who}"
+    worst = f"a call to {model} may cost up to {money_text(over.amount)}"
+    left = max(0, over.limit - over.spent - over.reserved)
+    if over.amount > over.limit:
+        message = f"{worst}, and {what} is {money_text(over.limit)} in all; no such call ever fits"
+        user_message, wait_s = "This request would cost more than this agent may spend. Please make it shorter.", None
+    else:
+        message = f"{what} has {money_text(left)} of {money_text(over.limit)} left, and {worst}; it resets at {resets}"
+        user_message = f"This agent has used up its budget for now. It can be used again after {resets}."
+        wait_s = max(0.0, over.resets_at_ms / 1000 - plane.now().timestamp())
     return Denial(
         "budget_exceeded",
         ErrorInfo(
             kind="budget_exceeded",
             class_="BudgetExceededError",
-            message=f"the {over.counter.window} budget of {who} has no room for this call; it resets at {resets}",
-            user_message=f"This agent has used up its budget for now. It can be used again after {resets}.",
+            message=message,
+            retry_after_s=wait_s,
+            user_message=user_message,
         ),
-        over.counter.name,
+        counter.name,
+        final=counter.caps.on_exceeded == "fail",
     )
 
 
@@ -253,7 +343,9 @@ def retry_budget_spent(model: str) -> Denial:
     )
 
 
-def _unpriced(plane: Plane, job: Assignment, model: str) -> Denial:
+def _unpriced(
+    plane: Plane, job: Assignment, model: str, cap: str = "a hard budget", refused_by: str | None = None
+) -> Denial:
     provider = plane.config.provider_name(job.agent, model)
     local = plane.config.is_local(provider)
     setting = f"providers.{provider}.cost_per_call_usd" if local else f"models.{model}.price"
@@ -262,9 +354,10 @@ def _unpriced(plane: Plane, job: Assignment, model: str) -> Denial:
         ErrorInfo(
             kind="budget_exceeded",
             class_="UnpricedModelError",
-            message=f"{model} has no price, so a hard budget cannot hold it; set {setting}",
+            message=f"{model} has no price, so {cap} cannot hold it; set {setting}",
             user_message="This agent's model has no price set, so its budget can't be held. Please tell its owner.",
         ),
+        refused_by,
     )
 
 

@@ -12,7 +12,7 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.parking import WAKER_BATCH, WAKER_LINGER_S, Waker
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
-from breakwater.config import Config
+from breakwater.config import Config, LiveCaps
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
 from breakwater.metrics import WorkerMetrics
@@ -29,7 +29,8 @@ from breakwater.state.rate_limits import RateLimits
 from breakwater.state.retry_budget import RetryBudgets
 from breakwater.state.tasks import Tasks
 from services.worker.handlers import JobHandler
-from services.worker.plane import Plane
+from services.worker.holdings import Holdings
+from services.worker.plane import Plane, utc_now
 from services.worker.prices import PriceBook
 from services.worker.watch import Watch
 
@@ -39,6 +40,7 @@ def build(settings: Settings, config: Config) -> FastStream:
     broker = make_broker(settings.nats_url.get_secret_value(), "worker", graceful_timeout_s=config.limits.drain_s)
     redis = Redis(settings.redis_url.get_secret_value())
     connection = connection_of(broker)
+    budgets, caps = Budgets(redis, config.budgets.zone), LiveCaps(config, settings.config)
     providers = {name: settings.open() for name, settings in config.providers.items()}
     plane = Plane(
         config=config,
@@ -48,7 +50,7 @@ def build(settings: Settings, config: Config) -> FastStream:
         redis=redis,
         executions=Executions(redis),
         breakers=Breakers(redis),
-        budgets=Budgets(redis, config.budgets.zone),
+        budgets=budgets,
         retry_budgets=RetryBudgets(redis, config.retry_budget),
         cache=AnswerCache(redis),
         prices=PriceBook(config.models),
@@ -57,6 +59,8 @@ def build(settings: Settings, config: Config) -> FastStream:
         metrics=WorkerMetrics(config.known_models),
         tasks=Tasks(redis),
         rate_limits=RateLimits(redis),
+        caps=caps,
+        holdings=Holdings(redis, budgets, caps, utc_now),
         output_guards={
             name: OutputGuard.compile(agent.output) for name, agent in config.agents.items() if agent.output is not None
         },
@@ -86,6 +90,8 @@ def build(settings: Settings, config: Config) -> FastStream:
 
     @app.after_startup
     async def watch() -> None:
+        watching.append(asyncio.create_task(caps.run()))
+        watching.append(asyncio.create_task(plane.holdings.run()))
         if any(agent.breaker is not None for agent in config.agents.values()):
             watching.append(asyncio.create_task(Watch(plane.breakers, plane.metrics).run()))
 

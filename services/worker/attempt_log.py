@@ -55,6 +55,8 @@ class AttemptLog:
             reasoning_tokens=usage.reasoning_tokens if usage else None,
             cost=cost,
             cost_basis=basis,
+            reserved=None if flight.reserved_at is None else flight.reserved,
+            reserved_at=flight.reserved_at,
             outcome=outcome,
             error=error,
             short_circuited=outcome == "short_circuited",

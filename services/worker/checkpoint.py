@@ -18,6 +18,8 @@ class InFlight(Event):
     backoff_ms: Count
     reserved: int | None
     """Worst-case cost in nano-dollars; None where the model has no price."""
+    reserved_at: Timestamp | None = None
+    """By Redis' clock; not known yet when the checkpoint is saved."""
     dropped_messages: Count = 0
     breaker_version: Count | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from breakwater.bus.lookup import Lookup
@@ -12,7 +12,9 @@ from breakwater.bus.publisher import Publisher
 from breakwater.config import Agent, Config
 from breakwater.metrics import WorkerMetrics
 from breakwater.patience import Patience
-from breakwater.policy.budget import Counter, counters
+from breakwater.policy.budget import CapTable
+from breakwater.policy.estimate import estimate_input_tokens
+from breakwater.policy.input_size import InputSize
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.price import Usage
 from breakwater.policy.redact import Redactor
@@ -25,7 +27,8 @@ from breakwater.state.executions import Executions
 from breakwater.state.rate_limits import Limited, RateLimits
 from breakwater.state.retry_budget import RetryBudgets
 from breakwater.state.tasks import Tasks
-from services.worker.prices import PriceBook
+from services.worker.holdings import Holdings
+from services.worker.prices import PriceBook, token_rules
 
 
 def utc_now() -> datetime:
@@ -55,15 +58,12 @@ class Plane:
     rate_limits: RateLimits
     output_guards: Mapping[str, OutputGuard]
     """Of the agents that have an output schema."""
+    caps: Callable[[], CapTable]
+    """Gives the caps that hold now."""
+    holdings: Holdings
+    """What its calls under way hold in the budgets."""
     now: Callable[[], datetime] = utc_now
     jitter: Callable[[], float] = random.random
-    _counters: dict[str, tuple[Counter, ...]] = field(default_factory=dict[str, "tuple[Counter, ...]"])
-
-    def counters(self, name: str, agent: Agent) -> tuple[Counter, ...]:
-        """The budgets that an agent's calls are held against."""
-        if name not in self._counters:
-            self._counters[name] = counters(name, agent.budget, self.config.budgets.total)
-        return self._counters[name]
 
     def limits(self, name: str, agent: Agent, model: str) -> tuple[Limited, ...]:
         """The rate limits that a call is held to."""
@@ -71,12 +71,25 @@ class Plane:
         rules = ((f"agent:{name}", agent.rate_limit), (f"model:{model}", settings and settings.rate_limit))
         return tuple(Limited(who, rule) for who, rule in rules if rule is not None)
 
-    def worst_case(self, agent: Agent, model: str, input_bytes: int, max_tokens: int) -> int | None:
-        """The most that a call can cost in nano-dollars; None where that is not known."""
+    def input_tokens(self, agent: Agent, model: str, size: InputSize) -> int:
+        """A high estimate of what a call's input will be counted as."""
+        return estimate_input_tokens(size, token_rules(self.config, agent, model))
+
+    def worst_case(self, agent: Agent, model: str, size: InputSize, max_tokens: int) -> int | None:
+        """The most that a call can cost in nano-dollars; None where that is not known.
+
+        Args:
+            agent: who calls.
+            model: the one to call.
+            size: what is sent.
+            max_tokens: the most it may answer, over all its choices.
+        """
         provider = self.config.providers.get(self.config.provider_name(agent, model) or "")
         if isinstance(provider, LocalSettings) and provider.cost_per_call_usd is not None:
             return provider.cost_per_call_usd
-        return self.prices.worst_case(model, input_bytes, max_tokens) if self._has_price(provider, model) else None
+        if not self._has_price(provider, model):
+            return None
+        return self.prices.worst_case(model, self.input_tokens(agent, model, size), max_tokens)
 
     def cost(self, provider: str, model: str, usage: Usage) -> int | None:
         """What a call has cost in nano-dollars by what it has used; None where that is not known."""

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, Reason
 from breakwater.policy.classify import Verdict
-from breakwater.policy.price import estimate_input_tokens
+from breakwater.policy.input_size import InputSize
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.state.rate_limits import Limited
-from services.worker.admission import POLL_S, ClaimLost, Denial, Grant, Question, Wait, admit, retry_budget_spent
+from services.worker.admission import (
+    BY_EXECUTION,
+    POLL_S,
+    ClaimLost,
+    Denial,
+    Grant,
+    Question,
+    Wait,
+    admit,
+    lease_ms_of,
+    retry_budget_spent,
+)
 from services.worker.assignment import Assignment, Finished, Sleeping
 from services.worker.attempt_log import AttemptLog
 from services.worker.call import Caller, Ended, cost_of_failure
 from services.worker.checkpoint import Checkpoint, InFlight
+from services.worker.holdings import Holding
 from services.worker.notices import Notices
 from services.worker.plane import Plane
 from services.worker.repairs import Correction, Message, Repairs
@@ -105,7 +117,7 @@ class Run:
             checkpoint=text,
             at_rest=lambda: at.model_dump_json(exclude_defaults=True),
             worst_case=flight.reserved,
-            worst_tokens=estimate_input_tokens(self._input_bytes()) + job.max_output_tokens,
+            worst_tokens=plane.input_tokens(job.agent, flight.model, self._input_size()) + job.max_output_tokens,
             timeout_s=timeout_s,
             first_try=not self._tried(flight.model),
             attempts=at.attempts,
@@ -122,17 +134,23 @@ class Run:
                 return await self._call(flight, messages, timeout_s, answer)
 
     async def _call(self, flight: InFlight, messages: list[Message], timeout_s: float, grant: Grant) -> Finished | Step:
-        flight = flight.model_copy(
-            update={"breaker_version": grant.breaker_version} | ({"cause": "probe"} if grant.probe else {})
-        )
+        granted = {"breaker_version": grant.breaker_version, "reserved_at": grant.reserved_at}
+        flight = flight.model_copy(update=granted | ({"cause": "probe"} if grant.probe else {}))
         await self._tell.attempt_starts(flight.number, flight.model)
         timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
-        ended = await self._caller.call(flight, messages, timeout_s)
-        await self._keep(ended.attempt)
+        with self._plane.holdings.during(self._holding(flight, grant.reserved_at, timeout_s)):
+            ended = await self._caller.call(flight, messages, timeout_s)
+            await self._keep(ended.attempt)
         await self._settle(ended.attempt, grant.limits)
         if ended.verdict is None:
             return Finished(self._at, ended.output, flight.model, None, None)
         return await self._after(ended.attempt, ended.verdict, ended)
+
+    def _holding(self, flight: InFlight, at: datetime, timeout_s: float) -> Holding:
+        job = self._job
+        until = self._plane.now() + timedelta(milliseconds=lease_ms_of(timeout_s))
+        attempt_id = f"{job.execution_id}:{flight.number}"
+        return Holding(attempt_id, job.agent_name, job.job.tenant, flight.reserved or 0, at, until)
 
     async def _settle(self, attempt: Attempt, limits: tuple[Limited, ...]) -> None:
         """Frees a call's turn, and counts what it used instead of its worst case."""
@@ -144,7 +162,7 @@ class Run:
 
     async def _refused(self, flight: InFlight, denial: Denial) -> Step:
         await self._short_circuit(flight, denial)
-        if denial.reason == "guard_tripped" or self._is_last_model():
+        if denial.final or denial.reason == "guard_tripped" or self._is_last_model():
             return Stop(denial.reason)
         return NextModel()
 
@@ -166,12 +184,12 @@ class Run:
             cause=self._cause(model),
             started_at=plane.now(),
             backoff_ms=at.backoff_ms,
-            reserved=plane.worst_case(job.agent, model, self._input_bytes(), job.max_output_tokens),
+            reserved=plane.worst_case(job.agent, model, self._input_size(), job.max_output_tokens),
             dropped_messages=dropped,
         )
 
-    def _input_bytes(self) -> int:
-        return self._job.input_bytes + self._at.repairs.correction_bytes
+    def _input_size(self) -> InputSize:
+        return self._job.input_size + self._at.repairs.correction_size
 
     def _cause(self, model: str) -> Cause:
         if self._at.cause is not None:
@@ -320,7 +338,14 @@ class Run:
         kept = await self._plane.patience.redis(lambda: self._plane.executions.checkpoint(self._job.holder, text))
         if not kept:
             raise ClaimLost(self._job.execution_id)
+        await self._let_go()
         return Sleeping(due)
+
+    async def _let_go(self) -> None:
+        """Leaves the task's cost cap to its other jobs while this one sleeps."""
+        guard = self._guard
+        if guard is not None:
+            await self._plane.patience.redis(lambda: self._plane.redis.run([guard.let_go(self._at.attempts)]))
 
     async def _rest_of_wait(self) -> Sleeping | None:
         """A job that was delivered before its wait is over, as after a crash while it was put to sleep."""
@@ -349,6 +374,7 @@ class Run:
         flight = self._at.in_flight
         if flight is not None and flight.number == len(self._at.attempts) + 1:
             cost, basis = cost_of_failure(flight, maybe_billed=True)
+            flight = flight.model_copy(update={"reserved_at": await self._reserved_at(flight)})
             lost = self._log.describe(
                 flight, flight.started_at, "worker_lost", cost=cost, basis=basis, error=WORKER_LOST.error_info()
             )
@@ -357,6 +383,13 @@ class Run:
             await self._settle(lost, limits)
             return await self._after(lost, WORKER_LOST, None)
         return None if last is None else await self._after_recorded(last)
+
+    async def _reserved_at(self, flight: InFlight) -> datetime | None:
+        """When a lost call was reserved, which its checkpoint could not say yet."""
+        attempt_id = f"{self._job.execution_id}:{flight.number}"
+        budgets = self._plane.budgets
+        [held] = await self._plane.patience.redis(lambda: budgets.reservations([attempt_id]))
+        return None if held is None else held.at
 
     def _take_recorded(self, attempt: Attempt) -> None:
         """An attempt that stands in the log and not in the checkpoint, which lags by one or was lost with Redis."""
@@ -374,7 +407,8 @@ class Run:
         error = attempt.error
         if attempt.short_circuited:
             reason = _reason_of_refusal(error)
-            return Stop(reason) if reason == "guard_tripped" or self._is_last_model() else NextModel()
+            ends = reason == "guard_tripped" or self._ends_chain(attempt.refused_by) or self._is_last_model()
+            return Stop(reason) if ends else NextModel()
         if error is None:
             # A success without a result: the worker died between the two, and the answer died with it.
             return await self._after(attempt, WORKER_LOST, None)
@@ -383,12 +417,19 @@ class Run:
         verdict = Verdict(error.kind, error.class_, error.message, error.status_code, error.retryable, False, asked_s)
         return await self._after(attempt, verdict, None)
 
+    def _ends_chain(self, refused_by: str | None) -> bool:
+        """Whether what refused a call is a budget that ends the job."""
+        caps = self._plane.caps()
+        counters = caps.counters(self._job.agent_name, self._job.job.tenant)
+        return any(one.name == refused_by and one.caps.on_exceeded == "fail" for one in counters)
+
     # The end
 
     def _stopped(self, reason: Reason) -> Finished:
         attempts = self._at.attempts
         called = [attempt for attempt in attempts if not attempt.short_circuited]
-        if reason in {"breaker_open", "budget_exceeded", "rate_limited"} and called:
+        over_own_cap = bool(attempts) and attempts[-1].refused_by == BY_EXECUTION
+        if reason in {"breaker_open", "budget_exceeded", "rate_limited"} and called and not over_own_cap:
             # Some model was called and failed: that is why the job failed, not the refusal of the last one.
             reason = "error"
         last = called[-1] if called and reason == "error" else attempts[-1] if attempts else None

@@ -161,7 +161,7 @@ class Bench:
         holder = Holder(f"job-{self._number}", self._number, 1)
         agent = plane.config.agents[agent_name]
         job = Job.model_validate({"agent": agent_name, "prompt": "How do I return a parcel?", "task_id": TASK})
-        assignment = Assignment(holder.execution_id, agent_name, agent, job, agent.chain, holder, 200, None)
+        assignment = Assignment(holder.execution_id, agent_name, agent, job, agent.chain, holder, None)
         question = Question(
             attempt_id=f"{holder.execution_id}:1",
             model="sim/m",

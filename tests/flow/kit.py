@@ -177,6 +177,8 @@ async def running_plane(
             "BREAKWATER_CONFIG": str(path),
             "BREAKWATER_NATS_URL": nats_url,
             "BREAKWATER_REDIS_URL": redis_url,
+            # None, unless a test brings one: nobody listens there, and no other plane of this machine is asked.
+            "BREAKWATER_CLICKHOUSE_URL": "http://127.0.0.1:9/none",
             **(environment or {}),
         }
         plane = Plane(directory, variables, client, sim)

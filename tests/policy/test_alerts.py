@@ -181,11 +181,29 @@ def test_a_budget_alert_carries_the_figures_with_money_as_exact_text() -> None:
         "total": "4.000000001",
         "window": "daily",
         "agent": "writer",
+        "tenant": None,
         "period": "2026-11-21",
         "threshold_percent": 80,
         "enforcement": "hard",
+        "resets_at": None,
         "timestamp": "2026-11-21T10:00:00.000Z",
     }
+
+
+def test_a_budget_of_a_tenant_or_of_all_is_told_as_theirs_with_the_agent_that_reached_it() -> None:
+    tenant = alert_for(crossing(scope="tenant", tenant="acme"), ALL)
+    assert tenant is not None
+    assert tenant.title == "Budget at 80 %: tenant acme, daily"
+    assert "spent by tenant acme in 2026-11-21, last by agent writer, as of" in tenant.text
+    assert (tenant.agent, tenant.payload["agent"], tenant.payload["tenant"]) == (None, "writer", "acme")
+    everyone = alert_for(crossing(scope="global", threshold_percent=100), ALL)
+    assert everyone is not None
+    assert (everyone.event, everyone.title) == ("budget_soft_cap", "Budget used up: all agents, daily")
+
+
+@pytest.mark.parametrize("kind", ["raised", "repaired"])
+def test_what_people_and_services_did_to_a_budget_alerts_nobody(kind: str) -> None:
+    assert alert_for(crossing(kind=kind, previous="4", by="ops", reason="launch day"), ALL) is None
 
 
 def test_an_open_breaker_is_told_with_what_where_since_when_and_what_to_do() -> None:
@@ -341,13 +359,15 @@ def test_a_closed_breaker_says_that_nothing_is_to_be_done() -> None:
             {"kind": "hard_cap", "threshold_percent": 100, "total": "5"},
             "Budget used up: writer, daily",
             "$5.00 of $5.00 (100 %) spent by writer in 2026-11-21, as of 2026-11-21 10:00:00 UTC. "
-            "Calls are refused until the period ends or the cap is raised. To do: raise the cap, or find what spends.",
+            "Calls are refused until the period ends or the cap is raised. To do: find what spends, or raise "
+            "the cap: `breakwater budgets raise agent:writer/daily USD --reason WHY`.",
         ),
         (
             {"kind": "hard_cap", "threshold_percent": 100, "total": "6.019", "enforcement": "soft"},
             "Budget used up: writer, daily",
             "$6.01 of $5.00 (120 %) spent by writer in 2026-11-21, as of 2026-11-21 10:00:00 UTC. "
-            "The cap is not enforced: calls go on. To do: raise the cap, or find what spends.",
+            "The cap is not enforced: calls go on. To do: find what spends, or raise "
+            "the cap: `breakwater budgets raise agent:writer/daily USD --reason WHY`.",
         ),
     ],
 )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import cast
 
 import nats.errors
 from nats.aio.client import Client
+from nats.js.api import StreamInfo
 from nats.js.errors import APIError, NotFoundError
 
 from breakwater.bus.errors import BusUnavailable
@@ -30,6 +31,18 @@ class Found:
     headers: Mapping[str, str]
     stored_at: datetime
     """When the server took it: UTC, by the server's clock, cut to microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a stream is, and holds."""
+
+    identity: str
+    """Tells it from one of the same name that was made after it was deleted."""
+    created: datetime
+    first: int
+    """The oldest sequence that is stored; 0 or 1 where nothing was ever removed."""
+    last: int
 
 
 def found(data: bytes | None, headers: Mapping[str, str]) -> Found:
@@ -76,15 +89,40 @@ class Lookup:
             raise BusUnavailable(f"NATS did not answer for {subject}: {error or type(error).__name__}") from error
         return found(message.data, cast(Mapping[str, str], message.headers or {}))
 
+    async def facts(self, stream: Stream) -> Facts:
+        """What a stream is and holds now. Raises BusUnavailable: NATS does not answer."""
+        info = await self._info(stream)
+        created = info.created or datetime.fromtimestamp(0, UTC)
+        return Facts(_identity(info), created, info.state.first_seq, info.state.last_seq)
+
+    async def acknowledged(self, stream: Stream, durable: str) -> int:
+        """Up to which sequence a durable consumer has acknowledged all that it was to get; 0 for nothing yet.
+
+        Raises:
+            BusUnavailable: NATS does not answer, or has no such consumer.
+        """
+        jetstream = self._connection().jetstream(timeout=LOOKUP_TIMEOUT_S)
+        try:
+            info = await jetstream.consumer_info(stream.value, durable)
+        except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
+            raise BusUnavailable(f"NATS did not answer for {durable}: {error or type(error).__name__}") from error
+        return info.ack_floor.stream_seq if info.ack_floor is not None else 0
+
     async def identity(self, stream: Stream) -> str:
         """What tells this stream from one of the same name that was made after it was deleted: when it was created.
 
         Raises:
             BusUnavailable: NATS does not answer.
         """
+        return _identity(await self._info(stream))
+
+    async def _info(self, stream: Stream) -> StreamInfo:
         jetstream = self._connection().jetstream(timeout=LOOKUP_TIMEOUT_S)
         try:
-            info = await jetstream.stream_info(stream.value)
+            return await jetstream.stream_info(stream.value)
         except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
             raise BusUnavailable(f"NATS did not answer for {stream}: {error or type(error).__name__}") from error
-        return format(info.created.timestamp(), ".6f") if info.created else "unknown"
+
+
+def _identity(info: StreamInfo) -> str:
+    return format(info.created.timestamp(), ".6f") if info.created else "unknown"

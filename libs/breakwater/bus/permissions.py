@@ -75,6 +75,12 @@ def _grant(user: str, *, publish: Iterable[str], subscribe: Iterable[str] = ()) 
     return Grant(user, tuple(publish), (f"{inbox_prefix(user)}.>", *subscribe))
 
 
+BOOKS = (
+    f"$JS.API.STREAM.INFO.{Stream.EVENTS}",
+    *(f"$JS.API.CONSUMER.INFO.{Stream.EVENTS}.{consumer}" for consumer in ("sink-events", "budget")),
+)
+"""What the record of attempts is, and up to where it is stored and counted."""
+
 GRANTS = (
     _grant(
         "request",
@@ -85,6 +91,8 @@ GRANTS = (
             "bw.guards.>",
             "bw.budgets.>",
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
+            # It compares the budgets' books for whoever asks.
+            *BOOKS,
         ),
         subscribe=("bw.results.>", "bw.progress.>"),
     ),
@@ -126,8 +134,9 @@ GRANTS = (
         publish=(
             "bw.budgets.>",
             "bw.dlq.>",
-            f"$JS.API.STREAM.INFO.{Stream.EVENTS}",
             *consumes(Stream.EVENTS, "budget"),
+            # When Redis was emptied, it builds its state anew from what is stored; else it compares the two.
+            *BOOKS,
             *reads(Stream.EVENTS),
         ),
     ),

@@ -100,8 +100,8 @@ def _guard(event: Mapping[str, Any]) -> _Parts:
 def _budget(event: Mapping[str, Any]) -> _Parts:
     kind, limit = str(event["kind"]), event.get("limit")
     when = f"{event['window']} {event['period']}"
-    if kind in {"raised", "repaired"}:
-        was, now = event.get("previous"), limit if kind == "raised" else event["total"]
+    if kind in {"raised", "raise_ended", "repaired"}:
+        was, now = event.get("previous"), event["total"] if kind == "repaired" else limit
         change = f"{formats.dollars(was)} is now {formats.dollars(now)}" if was is not None and now is not None else ""
         return (kind, kind), [when, change, str(event.get("reason") or "")]
     spent = formats.dollars(event["total"]) + (f" of {formats.dollars(limit)}" if limit is not None else "")

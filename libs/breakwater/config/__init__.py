@@ -2,6 +2,7 @@
 
 from breakwater.config.agents import Agent, AgentDefaults, CacheRules
 from breakwater.config.checks import named_secrets, objection, unreadable_secrets, unusable_programs
+from breakwater.config.live import LiveCaps
 from breakwater.config.load import load_config, parse_config
 from breakwater.config.models import Alerts, Budgets, Config, Limits, ModelSettings, SlackChannel, WebhookChannel
 from breakwater.errors import ConfigError
@@ -16,6 +17,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Limits",
+    "LiveCaps",
     "ModelSettings",
     "SecretRef",
     "SlackChannel",

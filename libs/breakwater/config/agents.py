@@ -13,7 +13,7 @@ from breakwater.policy.breaker_rules import BreakerRules
 from breakwater.policy.budget import Caps
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.output import OutputRules
-from breakwater.policy.price import MAX_OUTPUT_TOKENS
+from breakwater.policy.price import MAX_OUTPUT_TOKENS, UsdAmount
 from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.retry import RetryPolicy
 
@@ -67,6 +67,10 @@ class AgentDefaults(Message):
     )
     rate_limit: Annotated[RateLimit | None, Off] = Field(default=None, description="Limits of the agent, or `off`.")
     budget: Caps = Caps()
+    max_cost_usd: Annotated[UsdAmount | None, Off] = Field(
+        default=None,
+        description="What one job may cost over all its attempts; a call that might pass it is not made.",
+    )
     breaker_counts_auth_errors: bool = Field(
         default=False, description="Whether 401, 402 and 403 count as failures of the model."
     )

@@ -13,7 +13,7 @@ from breakwater.config.errors import hint, listing
 from breakwater.contracts.events import AlertEvent
 from breakwater.contracts.types import Identifier, Message, ModelId, Off
 from breakwater.policy.breaker_rules import ALL, BreakerKey, BreakerRules, with_preset
-from breakwater.policy.budget import Caps
+from breakwater.policy.budget import Caps, CapTable
 from breakwater.policy.price import Price
 from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.redact import RedactionRules
@@ -34,6 +34,12 @@ class ModelSettings(Message):
     rate_limit: Annotated[RateLimit | None, Off] = Field(
         default=None, description="Limits of the model over all agents, or `off`."
     )
+    image_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="What one image is estimated at before a call; by default the most its provider documents.",
+    )
 
 
 class Budgets(Message):
@@ -41,6 +47,9 @@ class Budgets(Message):
 
     timezone: str = Field(default="UTC", description="Where days and months begin, as in `Europe/Berlin`.")
     total: Caps = Field(default=Caps(), alias="global")
+    tenants: dict[Identifier, Caps] = Field(
+        default_factory=dict, description="Caps of each tenant; `*` stands for every other one, each by itself."
+    )
 
     @field_validator("timezone")
     @classmethod
@@ -212,6 +221,12 @@ class Config(Message):
         """Every model that the config names."""
         named = (model for agent in self.agents.values() for model in (*agent.chain, *agent.allowed_models))
         return frozenset(self.models).union(named) - {"*"}
+
+    @property
+    def caps(self) -> CapTable:
+        """All caps."""
+        agents = {name: agent.budget for name, agent in self.agents.items()}
+        return CapTable(self.budgets.total, agents, self.budgets.tenants)
 
     def name_at_provider(self, provider: str, model: str) -> str:
         """What a provider calls a model: its id without the provider's name, where nothing else is set."""

@@ -15,7 +15,7 @@ Health = Literal["healthy", "degraded", "unhealthy"]
 GuardRule = Literal[
     "max_iterations", "max_tokens", "max_cost", "consecutive_failures", "same_error", "confidence_drift"
 ]
-Scope = Literal["global", "agent"]
+Scope = Literal["global", "agent", "tenant"]
 Window = Literal["daily", "monthly"]
 Enforcement = Literal["none", "soft", "hard"]
 AlertEvent = Literal["breaker_open", "breaker_closed", "budget_soft_cap", "budget_hard_cap", "guard_tripped"]
@@ -130,18 +130,102 @@ class AgentHealth(Event):
 
 
 class BudgetEvent(Event):
-    """Spend crossed a threshold. Published once for each threshold, scope and period."""
+    """A budget reached a threshold, a person raised its cap or took that back, or its counter was repaired.
 
-    event_id: str = Field(description="Unique for the crossing.")
-    kind: Literal["soft_cap", "hard_cap"]
+    Published once for each threshold, scope and period. A threshold of a hard budget's cap itself is `hard_cap`; all
+    others are `soft_cap`, as they refuse nothing.
+    """
+
+    event_id: str = Field(description="Unique for the crossing, the raise or the repair.")
+    kind: Literal["soft_cap", "hard_cap", "raised", "raise_ended", "repaired"]
     scope: Scope
-    agent: Identifier | None = Field(default=None, description="For scope `agent`.")
+    agent: Identifier | None = Field(
+        default=None, description="Whose budget it is, for scope `agent`; else whose call reached the threshold."
+    )
+    tenant: Identifier | None = Field(default=None, description="Whose budget it is, for scope `tenant`.")
     window: Window
     period: str = Field(description="`2026-11-21` or `2026-11`, in the budget's time zone.")
-    threshold_percent: Count
-    limit: Money
-    total: Money
+    threshold_percent: Count | None = Field(default=None, description="For `soft_cap` and `hard_cap`.")
+    limit: Money | None = Field(default=None, description="The cap; None only where a budget without one is repaired.")
+    total: Money = Field(description="Spent in the period, as of `at`.")
+    previous: Money | None = Field(
+        default=None, description="The cap before that, or what stood for `total` before the repair."
+    )
     enforcement: Enforcement
+    by: str | None = Field(default=None, description="Who raised the cap, or took that back.")
+    reason: str | None = Field(default=None, description="Why it was raised, or what was wrong.")
+    resets_at: Timestamp | None = Field(default=None, description="When the period ends, and a raise with it.")
+    at: Timestamp
+
+
+class CapRaise(Event):
+    """A cap that a person raised until its period ends."""
+
+    limit: Money
+    by: str
+    reason: str
+    at: Timestamp
+
+
+class EstimateAccuracy(Event):
+    """How the worst case that was held for calls compares with what they cost. Over calls that succeeded."""
+
+    calls: Count
+    reserved: Money = Field(description="Held for them.")
+    cost: Money = Field(description="What they cost.")
+    percent: float | None = Field(
+        description="`cost` in percent of `reserved`: 25 means that four times as much is held."
+    )
+    exceeded: Count = Field(
+        description="Calls that cost more than was held for them. A hard cap counts on there being none."
+    )
+
+
+class BudgetStatus(Event):
+    """A budget as it is now."""
+
+    budget: str = Field(description="Its name: `global/daily`, `agent:<name>/monthly`, `tenant:<name>/daily`.")
+    scope: Scope
+    agent: Identifier | None = None
+    tenant: Identifier | None = None
+    window: Window
+    period: str = Field(description="`2026-11-21` or `2026-11`, in the budget's time zone.")
+    enforcement: Enforcement
+    limit: Money | None = Field(default=None, description="The cap that holds now; None where there is none.")
+    raised: CapRaise | None = Field(default=None, description="Who raised the cap for this period.")
+    spent: Money
+    reserved: Money = Field(description="Held for calls under way.")
+    remaining: Money | None = Field(default=None, description="What a call may still cost; None without a cap.")
+    calls: Count
+    calls_of_unknown_cost: Count
+    resets_at: Timestamp
+    estimate: EstimateAccuracy | None = Field(default=None, description="None before the first call.")
+
+
+class BudgetBook(Event):
+    """What two books say of one budget in one period: the counter in Redis, and the record of attempts."""
+
+    budget: str
+    period: str
+    counted: Money = Field(description="In Redis.")
+    recorded: Money = Field(description="In the record: `stored` and `logged` together.")
+    stored: Money = Field(description="The part of it that was read from ClickHouse.")
+    logged: Money = Field(description="The part of it that was read from EVENTS.")
+    unrecorded: Money = Field(
+        description="Counted for calls whose worker died and of which the record tells nothing yet, at their estimate."
+    )
+    difference: Money = Field(description="`counted` less `unrecorded` and `recorded`: what a repair takes away.")
+    counted_calls: Count
+    recorded_calls: Count
+
+
+class BudgetBooks(Event):
+    """The books side by side, as of one moment."""
+
+    equal: bool
+    books: tuple[BudgetBook, ...]
+    reserved: Money = Field(description="Held for calls under way, by the counters of all agents together.")
+    held: Money = Field(description="The same by the calls' own leases.")
     at: Timestamp
 
 

@@ -84,11 +84,17 @@ class Attempt(Event):
     reasoning_tokens: Count | None = Field(default=None, description="Part of the output tokens.")
     cost: Money | None = Field(default=None, description="None where it is unknown; never zero for unknown.")
     cost_basis: CostBasis = "unknown"
+    reserved: Money | None = Field(
+        default=None, description="The worst case, held in the budgets while it was called. None without a price."
+    )
+    reserved_at: Timestamp | None = Field(
+        default=None, description="By Redis' clock: its cost counts in the day and the month of this moment."
+    )
     outcome: Outcome
     error: ErrorInfo | None = None
     short_circuited: bool = False
     refused_by: str | None = Field(
-        default=None, description="The budget that refused the call: `<global or agent:NAME>/<daily or monthly>`."
+        default=None, description="What refused the call: a budget's name, such as `agent:writer/daily`, or a limit's."
     )
     counts_for_breaker: bool = Field(default=False, description="Whether the breaker counts this failure.")
     breaker_version: Count | None = Field(

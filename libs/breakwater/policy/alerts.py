@@ -186,26 +186,30 @@ def _command(group: str, action: str, *names: str, **options: str | None) -> str
     return shlex.join(["breakwater", group, action, *given, *end, *names])
 
 
-def _of_budget(event: BudgetEvent) -> Alert:
+def _of_budget(event: BudgetEvent) -> Alert | None:
+    if event.kind not in {"soft_cap", "hard_cap"} or event.limit is None:
+        return None
     kind: AlertEvent = "budget_hard_cap" if event.kind == "hard_cap" else "budget_soft_cap"
-    who = event.agent or "all agents"
-    what = "Budget used up" if kind == "budget_hard_cap" else f"Budget at {event.threshold_percent} %"
+    who = _whose(event)
+    what = "Budget used up" if event.threshold_percent == 100 else f"Budget at {event.threshold_percent} %"
     return Alert(
         alert_id=alert_id(kind, event.event_id),
         event=kind,
         severity=_SEVERITY[kind],
-        agent=event.agent,
+        agent=event.agent if event.scope == "agent" else None,
         title=f"{what}: {who}, {event.window}",
-        text=_spent(event, kind, who),
+        text=_spent(event, kind, who, event.limit),
         payload={
             "scope": event.scope,
             "limit": usd_from_nano(event.limit),
             "total": usd_from_nano(event.total),
             "window": event.window,
             "agent": event.agent,
+            "tenant": event.tenant,
             "period": event.period,
             "threshold_percent": event.threshold_percent,
             "enforcement": event.enforcement,
+            "resets_at": None if event.resets_at is None else format_time(event.resets_at),
             "timestamp": format_time(event.at),
         },
         source_id=event.event_id,
@@ -213,12 +217,29 @@ def _of_budget(event: BudgetEvent) -> Alert:
     )
 
 
-def _spent(event: BudgetEvent, kind: AlertEvent, who: str) -> str:
-    share = f" ({event.total * 100 // event.limit} %)" if event.limit else ""
+def _whose(event: BudgetEvent) -> str:
+    match event.scope:
+        case "global":
+            return "all agents"
+        case "tenant":
+            return f"tenant {event.tenant}"
+        case "agent":
+            return str(event.agent)
+
+
+def _spent(event: BudgetEvent, kind: AlertEvent, who: str, limit: int) -> str:
+    share = f" ({event.total * 100 // limit} %)" if limit else ""
     consequence = _CONSEQUENCE.get((kind, event.enforcement), _NOT_ENFORCED)
-    advice = "raise the cap, or find what spends" if kind == "budget_hard_cap" else "check whether this is expected"
+    advice = "check whether this is expected"
+    if kind == "budget_hard_cap":
+        names = {"global": "global", "agent": f"agent:{event.agent}", "tenant": f"tenant:{event.tenant}"}
+        budget = f"{names[event.scope]}/{event.window}"
+        advice = (
+            f"find what spends, or raise the cap: `breakwater budgets raise {shlex.quote(budget)} USD --reason WHY`"
+        )
+    last = "" if event.agent is None or event.scope == "agent" else f", last by agent {event.agent}"
     return (
-        f"{money_text(event.total)} of {money_text(event.limit)}{share} spent by {who} in {event.period}, "
+        f"{money_text(event.total)} of {money_text(limit)}{share} spent by {who} in {event.period}{last}, "
         f"as of {_moment(event.at)}. {consequence} To do: {advice}."
     )
 

@@ -1,16 +1,20 @@
-"""Which counters a call is held against, in which period, and which thresholds a new total crosses."""
+"""Which budgets a call is held against, and which thresholds a new total reaches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from zoneinfo import ZoneInfo
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 from pydantic import Field, field_validator
 
 from breakwater.contracts.events import Enforcement, Scope, Window
 from breakwater.contracts.types import Message
+from breakwater.policy.periods import WINDOWS
 from breakwater.policy.price import UsdAmount
+
+OTHERS = "*"
+"""Among the tenants of the config: every one that is not named there, each by itself."""
 
 
 class Caps(Message):
@@ -22,7 +26,13 @@ class Caps(Message):
         default="soft",
         description="none: track; soft: alert at the thresholds; hard: refuse calls that might pass the cap.",
     )
-    soft_at_percent: tuple[int, ...] = Field(default=(80,), description="Thresholds that raise a soft-cap alert.")
+    soft_at_percent: tuple[int, ...] = Field(
+        default=(50, 80, 100), description="Thresholds that raise an alert. A hard cap raises one at 100, too."
+    )
+    on_exceeded: Literal["cheaper_model", "fail"] = Field(
+        default="cheaper_model",
+        description="Where a hard cap has no room for a call: try the next model of the chain, or end the job.",
+    )
 
     @field_validator("soft_at_percent")
     @classmethod
@@ -41,17 +51,15 @@ class Counter:
     """One budget that a call is held against."""
 
     scope: Scope
-    agent: str | None
+    of: str | None
+    """The agent or the tenant; None for scope `global`."""
     window: Window
-    limit: int | None
-    """Nano-dollars; None where there is no cap."""
-    enforcement: Enforcement
-    soft_at_percent: tuple[int, ...]
+    caps: Caps
 
     @property
     def key(self) -> str:
-        """The scope's name among the counters of a period: `global`, or `agent:<name>`."""
-        return self.scope if self.agent is None else f"{self.scope}:{self.agent}"
+        """The scope's name among the counters of a period: `global`, `agent:<name>` or `tenant:<name>`."""
+        return self.scope if self.of is None else f"{self.scope}:{self.of}"
 
     @property
     def name(self) -> str:
@@ -59,62 +67,97 @@ class Counter:
         return f"{self.key}/{self.window}"
 
     @property
+    def limit(self) -> int | None:
+        """Nano-dollars; None where there is no cap."""
+        return self.caps.limit(self.window)
+
+    @property
     def hard_limit(self) -> int | None:
         """The cap where it must hold, in nano-dollars."""
-        return self.limit if self.enforcement == "hard" else None
+        return self.limit if self.caps.enforcement == "hard" else None
+
+    @property
+    def agent(self) -> str | None:
+        """Whose it is, for scope `agent`."""
+        return self.of if self.scope == "agent" else None
+
+    @property
+    def tenant(self) -> str | None:
+        """Whose it is, for scope `tenant`."""
+        return self.of if self.scope == "tenant" else None
 
 
-def counters(agent: str, agent_caps: Caps, global_caps: Caps) -> tuple[Counter, ...]:
-    """The four budgets of an agent's call: global and agent, daily and monthly."""
-    windows: tuple[Window, Window] = ("daily", "monthly")
-    scopes: tuple[tuple[Scope, str | None, Caps], ...] = (("global", None, global_caps), ("agent", agent, agent_caps))
-    return tuple(
-        Counter(scope, name, window, caps.limit(window), caps.enforcement, caps.soft_at_percent)
-        for scope, name, caps in scopes
-        for window in windows
+_UNCAPPED = Caps(enforcement="none")
+
+
+@dataclass(frozen=True)
+class CapTable:
+    """All caps of a config."""
+
+    total: Caps
+    agents: Mapping[str, Caps]
+    tenants: Mapping[str, Caps]
+    _known: dict[tuple[str, str | None], tuple[Counter, ...]] = field(
+        default_factory=dict[tuple[str, "str | None"], "tuple[Counter, ...]"], compare=False, repr=False
     )
 
+    def counters(self, agent: str, tenant: str | None) -> tuple[Counter, ...]:
+        """The budgets that a call is held against: global, the agent's and the tenant's, each daily and monthly."""
+        known = self._known.get((agent, tenant))
+        if known is None:
+            known = tuple(counter for key in scope_keys(agent, tenant) for counter in self.counters_of(key))
+            if len(self._known) < MAX_KNOWN:  # programs choose the names of tenants
+                self._known[agent, tenant] = known
+        return known
 
-@dataclass(frozen=True, slots=True)
-class Period:
-    """A calendar day or month: its name (`2026-11-21`, `2026-11`) and its end in milliseconds since the epoch."""
+    def counters_of(self, key: str) -> tuple[Counter, Counter]:
+        """The daily and the monthly budget of a scope, by its key. Whatever the config does not know has no caps."""
+        scope, _, name = key.partition(":")
+        if scope == "agent":
+            caps = self.agents.get(name, _UNCAPPED)
+            return Counter("agent", name, WINDOWS[0], caps), Counter("agent", name, WINDOWS[1], caps)
+        if scope == "tenant":
+            caps = self.tenants.get(name) or self.tenants.get(OTHERS, _UNCAPPED)
+            return Counter("tenant", name, WINDOWS[0], caps), Counter("tenant", name, WINDOWS[1], caps)
+        return Counter("global", None, WINDOWS[0], self.total), Counter("global", None, WINDOWS[1], self.total)
 
-    window: Window
-    name: str
-    end_ms: int
+    def counter(self, key: str, window: Window) -> Counter:
+        """One budget, by its scope's key."""
+        daily, monthly = self.counters_of(key)
+        return daily if window == "daily" else monthly
+
+    def keys(self, more: Iterable[str] = ()) -> tuple[str, ...]:
+        """The keys of all scopes that the config names, and of those that are given, each once: global first."""
+        named = (f"tenant:{name}" for name in self.tenants if name != OTHERS)
+        return tuple(dict.fromkeys(("global", *(f"agent:{name}" for name in self.agents), *named, *sorted(more))))
+
+    @property
+    def any_hard(self) -> bool:
+        """Whether any cap must hold."""
+        every = (self.total, *self.agents.values(), *self.tenants.values())
+        return any(caps.enforcement == "hard" and (caps.daily_usd, caps.monthly_usd) != (None, None) for caps in every)
 
 
-def period(window: Window, now: datetime, zone: ZoneInfo) -> Period:
-    """The calendar period of a time zone in which a moment lies. Days of 23 and 25 hours are handled by the zone."""
-    midnight = now.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0)
-    if window == "daily":
-        name = f"{midnight:%Y-%m-%d}"
-        following = midnight + timedelta(days=1)
-    else:
-        first = midnight.replace(day=1)
-        name = f"{first:%Y-%m}"
-        following = (first + timedelta(days=32)).replace(day=1)
-    # Wall-clock arithmetic above, so that the end is midnight there whatever the offset is by then.
-    return Period(window, name, int(following.timestamp()) * 1000)
+MAX_KNOWN = 10_000
 
 
-def current_and_next(window: Window, now: datetime, zone: ZoneInfo) -> tuple[Period, Period]:
-    """The period of `now` and the one after it; Redis' clock then chooses, not the caller's."""
-    current = period(window, now, zone)
-    return current, period(window, datetime.fromtimestamp(current.end_ms / 1000, zone), zone)
+def scope_keys(agent: str, tenant: str | None) -> tuple[str, ...]:
+    """The scopes whose budgets a call is held against, by their keys."""
+    return ("global", f"agent:{agent}") if tenant is None else ("global", f"agent:{agent}", f"tenant:{tenant}")
 
 
-def reached(counter: Counter, spent: int, *, refused: bool = False) -> tuple[int, ...]:
-    """The thresholds (percent, ascending) that a spend in nano-dollars has reached; the cap itself is 100.
+def reached(counter: Counter, limit: int | None, spent: int, *, refused: bool = False) -> tuple[int, ...]:
+    """The thresholds (percent, ascending) that a spend in nano-dollars has reached.
 
     Args:
         counter: the budget.
+        limit: its cap as it holds now, in nano-dollars: the config's, or what a person raised it to.
         spent: nano-dollars.
         refused: the cap has refused a call: it is reached, though the spend stays below it, as a hard cap sees to.
     """
-    if not counter.limit or counter.enforcement == "none":
+    if not limit or counter.caps.enforcement == "none":
         return ()
-    percents = (*(percent for percent in counter.soft_at_percent if percent < 100), 100)
+    percents = {*counter.caps.soft_at_percent, *((100,) if counter.caps.enforcement == "hard" else ())}
     # In hundredths of the limit, so that no threshold is rounded.
-    by_spend = tuple(percent for percent in percents if spent * 100 >= counter.limit * percent)
-    return (*by_spend, 100) if refused and 100 not in by_spend else by_spend
+    by_spend = {percent for percent in percents if spent * 100 >= limit * percent}
+    return tuple(sorted({*by_spend, 100} if refused else by_spend))

@@ -1,7 +1,9 @@
 """Spend and reservations: integer nano-dollars in Redis, changed by atomic scripts over all budgets of a call.
 
-A period's counters are one hash (`bw:{budget}:daily:2026-11-21`) with the fields `spent:`, `reserved:`, `calls:` and
-`unpriced:` followed by the budget's key (`global`, `agent:<name>`). All keys share one hash slot.
+A period's counters are one hash (`bw:{budget}:daily:2026-11-21`). Its fields are the names of `policy.ledger.Figures`
+and `reserved`, each followed by the scope's key: `spent:global`, `reserved:agent:<name>`, `calls:tenant:<name>`. Beside
+them stand a cap that a person raised (`cap:`, `raised:`) and the thresholds that were told (`announced:`). All keys
+share one hash slot. Filling, comparing and repairing the counters is in `state.budget_books`.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 from breakwater.contracts.events import Window
-from breakwater.contracts.subjects import decode_token, encode_token
-from breakwater.contracts.types import ms_from_time
-from breakwater.policy.budget import Counter, Period, current_and_next, period
-from breakwater.state.connection import Redis, Script, ScriptCall, translated
+from breakwater.contracts.execution import Attempt
+from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.policy.budget import Counter, scope_keys
+from breakwater.policy.ledger import Figures, charged_at, figures_of
+from breakwater.policy.periods import WINDOWS, Period, Periods, period, periods_at
+from breakwater.state.connection import Argument, Redis, Script, ScriptCall, translated
 
 KEEP_MS = 3 * 24 * 3_600_000
 """Counters outlive their period by the longest job and then some, so that late calls still find them."""
@@ -24,8 +28,9 @@ KEEP_MS = 3 * 24 * 3_600_000
 BLOCK = 65_536
 """Events of the log whose settlement is remembered in one bitmap, 8 KB."""
 
-_RESERVATIONS = "bw:{budget}:reservations"
-_LEASES = "bw:{budget}:leases"
+RESERVATIONS = "bw:{budget}:reservations"
+LEASES = "bw:{budget}:leases"
+FILLED = "bw:{budget}:filled"
 
 _RESERVE = Script.named("budget_reserve")
 _RELEASE = Script.named("budget_release")
@@ -33,8 +38,25 @@ _SETTLE = Script.named("budget_settle")
 _LAPSE = Script.named("budget_lapse")
 
 
-def _period_key(window: Window, name: str) -> str:
+class NotFilled(Exception):  # noqa: N818  a state of the world, as StateUnavailable is
+    """The counters are not those of the log: they are lost, or still to be rebuilt. Ask again when they are."""
+
+
+def period_key(window: Window, name: str) -> str:
+    """Where the counters of a period stand."""
     return f"bw:{{budget}}:{window}:{name}"
+
+
+def block_key(log: str, block: int) -> str:
+    """Where it stands which of a block of events are settled."""
+    return f"bw:{{budget}}:settled:{log}:{block}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The reservation was granted, or had been, at this moment of Redis' clock."""
+
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,40 +68,62 @@ class OverBudget:
     limit: int
     spent: int
     reserved: int
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhen:
+    """By Redis' clock it is another day or month than was asked for; now it is known, so ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfilled:
+    """A hard cap can't be held, as the counters are lost until the budget service has rebuilt them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What is held for an attempt, and in which periods."""
+    """What is held for an attempt, since when, and in which periods."""
 
     attempt_id: str
     charged: bool
     """Its lease ended, and it was charged at the estimate."""
     amount: int
+    at: datetime
     day: str
     month: str
     agent: str
+    tenant: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What an attempt's event says: it made a call, which cost so much (nano-dollars; None = unknown)."""
+    """What an attempt's event says: it made a call, which adds so much to its budgets."""
 
     attempt_id: str
     sequence: int
     agent: str
-    cost: int | None
-    started_at: datetime
+    tenant: str | None
+    figures: Figures
+    charged_at: datetime
+
+    @classmethod
+    def of(cls, sequence: int, attempt: Attempt) -> Settlement:
+        """The settlement of an attempt that made a call, by its event's place in the log."""
+        figures, moment = figures_of(attempt), charged_at(attempt)
+        return cls(attempt.attempt_id, sequence, attempt.agent, attempt.tenant, figures, moment)
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The spend of one budget in one period, after a settlement."""
+    """The spend of one budget in one period, after a settlement, and the cap that a person raised, if any did."""
 
-    window: Window
-    period: str
+    period: Period
     key: str
     spent: int
+    raised_to: int | None
+    agent: str
+    """Whose call was settled."""
 
 
 class Budgets:
@@ -88,62 +132,73 @@ class Budgets:
     def __init__(self, redis: Redis, zone: ZoneInfo) -> None:
         self._redis = redis
         self._zone = zone
-        self._periods: tuple[tuple[Period, Period], tuple[Period, Period]] | None = None
-
-    def _current(self, now: datetime) -> tuple[tuple[Period, Period], tuple[Period, Period]]:
-        # Calendar arithmetic once a day, not once a call.
-        known = self._periods
-        if known is None or ms_from_time(now) >= known[0][0].end_ms:
-            known = (current_and_next("daily", now, self._zone), current_and_next("monthly", now, self._zone))
-            self._periods = known
-        return known
+        self._behind = timedelta(0)
+        self._known: Periods | None = None
 
     def reserve_call(
-        self, attempt_id: str, agent: str, amount: int, counters: Sequence[Counter], *, now: datetime, lease_ms: int
+        self,
+        attempt_id: str,
+        agent: str,
+        tenant: str | None,
+        amount: int,
+        counters: Sequence[Counter],
+        *,
+        now: datetime,
+        lease_ms: int,
+        at: datetime | None = None,
     ) -> ScriptCall:
-        """Holds an attempt's worst case (nano-dollars) against all its budgets; read its answer with `reserved`."""
-        (day, next_day), (month, next_month) = self._current(now)
-        budgets = [
-            part
-            for counter in counters
-            for part in (counter.window, counter.key, "" if counter.hard_limit is None else str(counter.hard_limit))
-        ]
-        keys = [
-            _RESERVATIONS,
-            _LEASES,
-            _period_key("daily", day.name),
-            _period_key("daily", next_day.name),
-            _period_key("monthly", month.name),
-            _period_key("monthly", next_month.name),
-        ]
-        names = [day.name, next_day.name, month.name, next_month.name]
-        ends = [day.end_ms, next_day.end_ms, month.end_ms, next_month.end_ms]
-        return ScriptCall(
-            _RESERVE, keys, [attempt_id, amount, lease_ms, *names, *ends, KEEP_MS, encode_token(agent), *budgets]
-        )
+        """Holds an attempt's worst case against all its budgets; read its answer with `reserved`.
 
-    @staticmethod
-    def reserved(answer: Sequence[Any], counters: Sequence[Counter]) -> OverBudget | None:
-        """Reads the answer to `reserve_call`: None when it was granted."""
-        if answer[0] == 1:
-            return None
-        _, index, resets_at_ms, limit, spent, reserved = answer
-        return OverBudget(counters[int(index) - 1], int(resets_at_ms), int(limit), int(spent), int(reserved))
-
-    def release_call(self, attempt_id: str, counters: Sequence[Counter], *, now: datetime) -> ScriptCall:
-        """Gives a reservation back whose call was never made; answers nothing."""
-        (day, next_day), (month, next_month) = self._current(now)
-        names = [day.name, next_day.name, month.name, next_month.name]
-        keys = [
-            _RESERVATIONS,
-            _LEASES,
-            *(_period_key("daily", name) for name in names[:2]),
-            *(_period_key("monthly", name) for name in names[2:]),
+        Args:
+            attempt_id: what it is held for. Asking again holds nothing more.
+            agent: whose call it is.
+            tenant: for whom.
+            amount: nano-dollars.
+            counters: from `CapTable.counters`: two for each scope, daily and monthly.
+            now: by the caller's clock; which day and month it is, Redis' clock decides.
+            lease_ms: how long it is held for sure.
+            at: when it was reserved, where Redis has lost that it was. Caps are of no matter then.
+        """
+        periods = self._current(now) if at is None else periods_at(at, self._zone)
+        day, month = periods.day, periods.month
+        arguments: list[Argument] = [
+            *(attempt_id, amount, lease_ms, "" if at is None else ms_from_time(at), day.name, month.name),
+            *(day.start_ms, day.end_ms, month.start_ms, month.end_ms, day.end_ms + KEEP_MS, month.end_ms + KEEP_MS),
+            f"{agent}\n{tenant or ''}",
         ]
-        return ScriptCall(_RELEASE, keys, [attempt_id, *names, *_budget_keys(counters)])
+        for daily, monthly in zip(counters[::2], counters[1::2], strict=True):
+            caps = (None, None) if at is not None else (daily.hard_limit, monthly.hard_limit)
+            arguments += [daily.key, *("" if cap is None else cap for cap in caps)]
+        keys = [RESERVATIONS, LEASES, FILLED, period_key("daily", day.name), period_key("monthly", month.name)]
+        return ScriptCall(_RESERVE, keys, arguments)
+
+    def reserved(
+        self, answer: Sequence[Any], counters: Sequence[Counter], amount: int, *, now: datetime
+    ) -> Reserved | OverBudget | Elsewhen | Unfilled:
+        """Reads the answer to `reserve_call`, asked with the same arguments."""
+        match answer[0]:
+            case 1:
+                return Reserved(time_from_ms(int(answer[1])))
+            case 2:
+                self._behind = time_from_ms(int(answer[1])) - now
+                return Elsewhen()
+            case 3:
+                return Unfilled()
+            case _:
+                _, scope, window, limit, spent, reserved = answer
+                counter = counters[2 * (int(scope) - 1) + WINDOWS.index(window)]
+                ends = self._current(now).of(counter.window).end_ms
+                return OverBudget(counter, ends, int(limit), int(spent), int(reserved), amount)
+
+    def release_call(self, attempt_id: str, agent: str, tenant: str | None, at: datetime) -> ScriptCall:
+        """Gives back what was reserved at a moment for a call that was never made; answers nothing."""
+        periods = periods_at(at, self._zone)
+        keys = [RESERVATIONS, LEASES, *(period_key(window, periods.of(window).name) for window in WINDOWS)]
+        names = [periods.day.name, periods.month.name]
+        return ScriptCall(_RELEASE, keys, [attempt_id, *names, *scope_keys(agent, tenant)])
 
     async def settle(self, settlements: Sequence[Settlement], log: str) -> list[list[Totals]]:
-        """Replaces reservations by what the calls cost, in two round trips. Each event counts once, ever.
+        """Replaces reservations by what the calls cost, in one round trip. Each event counts once, ever.
 
         Args:
             settlements: what the events say.
@@ -153,117 +208,105 @@ class Budgets:
             For each settlement the spend of its budgets afterwards, also when it had been counted before.
 
         Raises:
+            NotFilled: the counters are to be filled from this log first. Nothing is counted.
             StateUnavailable: settle again.
         """
-        reservations = await self.reservations([settlement.attempt_id for settlement in settlements])
-        calls: list[ScriptCall] = []
-        places: list[tuple[Period, Period, list[str]]] = []
-        for settlement, reservation in zip(settlements, reservations, strict=True):
-            day, month = self._periods_of(settlement, reservation)
-            budget_keys = ["global", f"agent:{settlement.agent}"]
-            block, bit = divmod(settlement.sequence, BLOCK)
-            keys = [
-                _RESERVATIONS,
-                _LEASES,
-                f"bw:{{budget}}:settled:{log}:{block}",
-                _period_key("daily", day.name),
-                _period_key("monthly", month.name),
-            ]
-            cost = "" if settlement.cost is None else str(settlement.cost)
-            arguments = [settlement.attempt_id, bit, cost, KEEP_MS, day.end_ms, month.end_ms, 2 * KEEP_MS, *budget_keys]
-            calls.append(ScriptCall(_SETTLE, keys, arguments))
-            places.append((day, month, budget_keys))
-        answers = await self._redis.run(calls) if calls else []
-        return [_totals(answer, *place) for answer, place in zip(answers, places, strict=True)]
+        places = [periods_at(settlement.charged_at, self._zone) for settlement in settlements]
+        pairs = list(zip(settlements, places, strict=True))
+        answers = await self._settled(pairs, log)
+        if elsewhere := [index for index, answer in enumerate(answers) if answer[0] == 2]:
+            # Of a worker that died before it could say when it had reserved: a call belongs where its reservation is.
+            for index in elsewhere:
+                places[index] = self._named(*answers[index][1:])
+            again = await self._settled([(settlements[index], places[index]) for index in elsewhere], log)
+            for index, answer in zip(elsewhere, again, strict=True):
+                answers[index] = answer
+        if any(answer[0] == 3 for answer in answers):
+            raise NotFilled
+        return [
+            _totals(answer, *pair) for answer, pair in zip(answers, zip(settlements, places, strict=True), strict=True)
+        ]
 
-    def _periods_of(self, settlement: Settlement, reservation: Reservation | None) -> tuple[Period, Period]:
-        """A call belongs to the periods of its reservation, even if it ended in the next ones."""
-        day = period("daily", settlement.started_at, self._zone)
-        month = period("monthly", settlement.started_at, self._zone)
-        if reservation is None or (reservation.day, reservation.month) == (day.name, month.name):
-            return day, month
-        # Reserved across midnight by Redis' clock: the neighbouring period by the attempt's own.
-        later = settlement.started_at + timedelta(hours=1)
-        earlier = settlement.started_at - timedelta(hours=1)
-        days = {p.name: p for p in (period("daily", moment, self._zone) for moment in (earlier, later))}
-        months = {p.name: p for p in (period("monthly", moment, self._zone) for moment in (earlier, later))}
-        return days.get(reservation.day, day), months.get(reservation.month, month)
+    async def _settled(self, pairs: Sequence[tuple[Settlement, Periods]], log: str) -> list[Any]:
+        return await self._redis.run([self._settle_call(*pair, log) for pair in pairs]) if pairs else []
+
+    def _settle_call(self, settlement: Settlement, periods: Periods, log: str) -> ScriptCall:
+        day, month = periods.day, periods.month
+        block, bit = divmod(settlement.sequence, BLOCK)
+        figures = [(name, value) for name, value in settlement.figures.items() if value]
+        arguments: list[Argument] = [
+            *(settlement.attempt_id, log, self._zone.key, settlement.sequence, bit, 2 * KEEP_MS, day.name, month.name),
+            *(day.end_ms + KEEP_MS, month.end_ms + KEEP_MS, len(figures)),
+            *(part for figure in figures for part in figure),
+            *scope_keys(settlement.agent, settlement.tenant),
+        ]
+        places = (period_key("daily", day.name), period_key("monthly", month.name))
+        return ScriptCall(_SETTLE, [RESERVATIONS, LEASES, FILLED, block_key(log, block), *places], arguments)
+
+    def _named(self, day: str, month: str) -> Periods:
+        """The periods of those names."""
+        noons = (datetime.fromisoformat(f"{date}T12:00").replace(tzinfo=self._zone) for date in (day, f"{month}-15"))
+        return Periods(*(period(window, noon, self._zone) for window, noon in zip(WINDOWS, noons, strict=True)))
 
     async def reservations(self, attempt_ids: Sequence[str]) -> list[Reservation | None]:
         """What is held for attempts. Raises StateUnavailable."""
         if not attempt_ids:
             return []
         async with translated():
-            held = cast(list[str | None], await self._redis.client.hmget(_RESERVATIONS, list(attempt_ids)))
-        return [
-            None if text is None else _reservation(name, text) for name, text in zip(attempt_ids, held, strict=True)
-        ]
+            held = cast(list[str | None], await self._redis.client.hmget(RESERVATIONS, list(attempt_ids)))
+        return [None if text is None else reservation(name, text) for name, text in zip(attempt_ids, held, strict=True)]
 
     async def lapsed(self, now: datetime, limit: int = 500) -> list[str]:
         """Attempts whose reservation's lease has ended without a settlement. Raises StateUnavailable."""
         async with translated():
-            found = await self._redis.client.zrangebyscore(_LEASES, 0, ms_from_time(now), start=0, num=limit)
+            found = await self._redis.client.zrangebyscore(LEASES, 0, ms_from_time(now), start=0, num=limit)
         return cast(list[str], found)
 
-    async def charge_estimate(self, reservation: Reservation) -> None:
-        """Charges a lapsed reservation at its amount. Its event, if it still comes, corrects that."""
-        keys = [
-            _RESERVATIONS,
-            _LEASES,
-            _period_key("daily", reservation.day),
-            _period_key("monthly", reservation.month),
-        ]
-        arguments = [reservation.attempt_id, "global", f"agent:{reservation.agent}"]
+    async def charge_estimate(self, lapsed: Reservation) -> None:
+        """Charges a lapsed reservation at its amount. Its event, if it still comes, corrects that.
+
+        Of one that was charged before, and whose month is long over, nothing more is remembered. Raises
+        StateUnavailable; may be repeated.
+        """
+        keys = [RESERVATIONS, LEASES, period_key("daily", lapsed.day), period_key("monthly", lapsed.month)]
+        forget_at = period("monthly", lapsed.at, self._zone).end_ms + KEEP_MS
+        arguments = [lapsed.attempt_id, forget_at, *scope_keys(lapsed.agent, lapsed.tenant)]
         await self._redis.run([ScriptCall(_LAPSE, keys, arguments)])
 
     async def forget_lease(self, attempt_id: str) -> None:
-        """Takes an attempt off the list of leases: there is nothing to charge any more."""
+        """Takes an attempt off the list of leases: there is nothing to charge any more. Raises StateUnavailable."""
         async with translated():
-            await self._redis.client.zrem(_LEASES, attempt_id)
+            await self._redis.client.zrem(LEASES, attempt_id)
 
-    async def announced(self, window: Window, period_name: str, budget: str) -> int:
-        """The highest threshold (percent) of a budget that has been published in a period. Raises StateUnavailable."""
+    async def filled(self) -> bool:
+        """Whether the counters are there, from whatever log. Raises StateUnavailable."""
         async with translated():
-            percent = await self._redis.client.hget(_period_key(window, period_name), f"announced:{budget}")
-        return int(percent or 0)
+            return bool(await cast(Any, self._redis.client.hexists(FILLED, "log")))
 
-    async def announce(self, window: Window, period_name: str, budget: str, percent: int) -> None:
-        """Notes that a threshold has been published. Raises StateUnavailable."""
-        async with translated():
-            await self._redis.client.hset(_period_key(window, period_name), f"announced:{budget}", str(percent))
-
-    async def totals(self, agent: str, moment: datetime) -> list[Totals]:
-        """The spend of an agent's budgets in the periods of a moment. Raises StateUnavailable."""
-        day, month = period("daily", moment, self._zone), period("monthly", moment, self._zone)
-        keys = ["global", f"agent:{agent}"]
-        fields = [f"spent:{key}" for key in keys]
-        async with translated():
-            held = [
-                await self._redis.client.hmget(_period_key(place.window, place.name), fields) for place in (day, month)
-            ]
-        spent = [int(value or 0) for values in held for value in values]
-        return _totals([1, *spent], day, month, keys)
-
-    async def counters(self, window: Window, now: datetime) -> dict[str, int]:
-        """All counters of the current period, by field: `spent:global`, `reserved:agent:x`, `calls:global`."""
-        name = period(window, now, self._zone).name
-        async with translated():
-            held = cast(dict[str, str], await self._redis.client.hgetall(_period_key(window, name)))
-        return {field: int(value) for field, value in held.items()}
+    def _current(self, now: datetime) -> Periods:
+        # Calendar arithmetic once a day, not once a call.
+        moment = now + self._behind
+        if self._known is None or not _both_hold(self._known, ms_from_time(moment)):
+            self._known = periods_at(moment, self._zone)
+        return self._known
 
 
-def _budget_keys(counters: Sequence[Counter]) -> list[str]:
-    return list(dict.fromkeys(counter.key for counter in counters))
+def reservation(attempt_id: str, text: str) -> Reservation:
+    """What stands in Redis of a reservation."""
+    state, amount, at, day, month, owner = text.split("|", 5)
+    agent, _, tenant = owner.partition("\n")
+    return Reservation(attempt_id, state == "e", int(amount), time_from_ms(int(at)), day, month, agent, tenant or None)
 
 
-def _reservation(attempt_id: str, text: str) -> Reservation:
-    state, amount, day, month, agent = text.split("|")
-    return Reservation(attempt_id, state == "e", int(amount), day, month, decode_token(agent))
+def _both_hold(periods: Periods, moment_ms: int) -> bool:
+    return periods.day.holds(moment_ms) and periods.month.holds(moment_ms)
 
 
-def _totals(answer: Sequence[Any], day: Period, month: Period, keys: Sequence[str]) -> list[Totals]:
-    spent = [int(value) for value in answer[1:]]
-    places = [(period_, key) for period_ in (day, month) for key in keys]
+def _totals(answer: Sequence[Any], settlement: Settlement, periods: Periods) -> list[Totals]:
+    places: list[tuple[Period, str]] = [
+        (one, key) for one in (periods.day, periods.month) for key in scope_keys(settlement.agent, settlement.tenant)
+    ]
     return [
-        Totals(period_.window, period_.name, key, value) for (period_, key), value in zip(places, spent, strict=True)
+        Totals(one, key, int(spent), int(cap) if cap else None, settlement.agent)
+        for (one, key), spent, cap in zip(places, answer[1::2], answer[2::2], strict=True)
     ]

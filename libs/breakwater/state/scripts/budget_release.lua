@@ -1,17 +1,18 @@
 -- Gives a reservation back whose call was never made.
--- KEYS: reservations, leases, day, next day, month, next month   ARGV: attempt_id, names as in reserve (4), budget keys...
+-- KEYS: reservations, leases, day, month   ARGV: attempt_id, day, month (names), scope keys...
 local held = redis.call('HGET', KEYS[1], ARGV[1])
 if not held then
   return 0
 end
-local state, amount, day, month = string.match(held, '^(%a)|(%d+)|([^|]+)|([^|]+)|')
-if state ~= 'r' then
+local state, amount, day, month = string.match(held, '^(%a)|(%d+)|%d+|([^|]+)|([^|]+)|')
+if state ~= 'r' or day ~= ARGV[2] or month ~= ARGV[3] then
   return 0
 end
-local periods = {day == ARGV[2] and KEYS[3] or KEYS[4], month == ARGV[4] and KEYS[5] or KEYS[6]}
-for _, key in ipairs(periods) do
-  for i = 6, amount == '0' and 5 or #ARGV do -- '-0' is no integer to Redis
-    redis.call('HINCRBY', key, 'reserved:' .. ARGV[i], '-' .. amount)
+for k = 3, 4 do
+  -- Counters that are gone were of a period that is long over; and '-0' is no integer to Redis.
+  local is_counted = amount ~= '0' and redis.call('EXISTS', KEYS[k]) == 1
+  for i = 4, is_counted and #ARGV or 3 do
+    redis.call('HINCRBY', KEYS[k], 'reserved:' .. ARGV[i], '-' .. amount)
   end
 end
 redis.call('HDEL', KEYS[1], ARGV[1])

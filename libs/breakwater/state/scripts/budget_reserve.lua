@@ -1,34 +1,45 @@
 -- Holds the worst case of a call against all its budgets, or against none. Asking again gives the same answer.
--- KEYS: reservations, leases, day, next day, month, next month
--- ARGV: attempt_id, amount, lease_ms, day, next day, month, next month (names), day end, next day end, month end,
---       next month end (ms), keep_ms, agent token, then for each budget: window ('daily' or 'monthly'), key, hard limit ('' = none)
--- Returns {1} or {0, index of the refusing budget from 1, end of its period in ms, limit, spent, reserved}.
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then
-  return {1}
+-- KEYS: reservations, leases, filled, day, month
+-- ARGV: attempt_id, amount, lease_ms, at ('' = now), day, month (names), day's start, end, month's start, end, keep day until,
+--       keep month until (ms), owner, then for each scope: key, hard limit of the day, of the month ('' = none)
+-- Returns {1, when it was reserved} or {0, index of the refusing scope from 1, 'daily' or 'monthly', limit, spent, reserved},
+-- {2, now} where that is in another day or month, {3} where the counters are lost and a cap could not be held.
+local held = redis.call('HGET', KEYS[1], ARGV[1])
+if held then
+  return {1, string.match(held, '^%a|%d+|(%d+)|')}
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local day = now < tonumber(ARGV[8]) and 1 or 2
-local month = now < tonumber(ARGV[10]) and 1 or 2
-local period = {daily = KEYS[2 + day], monthly = KEYS[4 + month]}
-local ends = {daily = tonumber(ARGV[7 + day]), monthly = tonumber(ARGV[9 + month])}
-local amount = tonumber(ARGV[2])
+local at = tonumber(ARGV[4]) or now
+if at < tonumber(ARGV[7]) or at >= tonumber(ARGV[8]) or at < tonumber(ARGV[9]) or at >= tonumber(ARGV[10]) then
+  return {2, now}
+end
+local amount, filled = tonumber(ARGV[2]), false
 for i = 14, #ARGV, 3 do
-  if ARGV[i + 2] ~= '' then
-    local held = redis.call('HMGET', period[ARGV[i]], 'spent:' .. ARGV[i + 1], 'reserved:' .. ARGV[i + 1])
-    local spent, reserved = tonumber(held[1] or '0'), tonumber(held[2] or '0')
-    if spent + reserved + amount > tonumber(ARGV[i + 2]) then
-      return {0, (i - 11) / 3, ends[ARGV[i]], ARGV[i + 2], held[1] or '0', held[2] or '0'}
+  for window = 1, 2 do
+    local cap = ARGV[i + window]
+    if cap ~= '' then
+      filled = filled or redis.call('HEXISTS', KEYS[3], 'log') == 1
+      if not filled then
+        return {3}
+      end
+      local known = redis.call('HMGET', KEYS[3 + window], 'spent:' .. ARGV[i], 'reserved:' .. ARGV[i], 'cap:' .. ARGV[i])
+      local spent, reserved = tonumber(known[1] or '0'), tonumber(known[2] or '0')
+      local limit = math.max(tonumber(cap), tonumber(known[3] or '0')) -- raised by a person
+      if amount > limit - spent - reserved then -- added up, they might be more than a double counts exactly
+        return {0, (i - 11) / 3, window == 1 and 'daily' or 'monthly', string.format('%.0f', limit), known[1] or '0', known[2] or '0'}
+      end
     end
   end
 end
-for i = 14, #ARGV, 3 do
-  redis.call('HINCRBY', period[ARGV[i]], 'reserved:' .. ARGV[i + 1], ARGV[2])
+for window = 1, 2 do
+  for i = 14, #ARGV, 3 do
+    redis.call('HINCRBY', KEYS[3 + window], 'reserved:' .. ARGV[i], ARGV[2])
+  end
+  redis.call('PEXPIREAT', KEYS[3 + window], ARGV[10 + window])
 end
-for window, key in pairs(period) do
-  redis.call('PEXPIREAT', key, ends[window] + tonumber(ARGV[12]))
-end
+at = string.format('%.0f', at)
 -- state 'r': reserved; 'e': its lease ended and it was charged at the estimate.
-redis.call('HSET', KEYS[1], ARGV[1], 'r|' .. ARGV[2] .. '|' .. ARGV[3 + day] .. '|' .. ARGV[5 + month] .. '|' .. ARGV[13])
+redis.call('HSET', KEYS[1], ARGV[1], table.concat({'r', ARGV[2], at, ARGV[5], ARGV[6], ARGV[13]}, '|'))
 redis.call('ZADD', KEYS[2], now + tonumber(ARGV[3]), ARGV[1])
-return {1}
+return {1, at}

@@ -1,0 +1,281 @@
+"""The counters of the budgets as a book: read as of one moment, filled from the record, repaired where they differ.
+
+What they are filled from or compared with is computed in `breakwater.books`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, cast
+from zoneinfo import ZoneInfo
+
+from breakwater.contracts.events import CapRaise
+from breakwater.policy.budget import scope_keys
+from breakwater.policy.ledger import FIGURES, Figures, Ledger, Place
+from breakwater.policy.periods import Period, periods_since
+from breakwater.state.budgets import (
+    BLOCK,
+    FILLED,
+    KEEP_MS,
+    RESERVATIONS,
+    Reservation,
+    block_key,
+    period_key,
+    reservation,
+)
+from breakwater.state.connection import Argument, Redis, Script, ScriptCall, translated
+
+_SNAPSHOT = Script.named("budget_snapshot")
+_FILL = Script.named("budget_fill")
+_REPAIR = Script.named("budget_repair")
+
+KEEP = timedelta(milliseconds=KEEP_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What the counters were made from: a log, by its identity, up to a sequence, in the days of a time zone."""
+
+    log: str
+    zone: str
+    upto: int
+    repairs: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What stands beside the counters of a period, by the scope's key."""
+
+    raises: Mapping[str, CapRaise] = field(default_factory=dict[str, CapRaise])
+    announced: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The highest threshold (percent) that was told, by `<key>@<limit in nano-dollars>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodBook:
+    """The counters of one period, by the scope's key."""
+
+    period: Period
+    figures: Mapping[str, Figures]
+    reserved: Mapping[str, int]
+    notes: Notes
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All counters as of one moment, and which events of the log are counted in them."""
+
+    filled: Filled | None
+    periods: tuple[PeriodBook, ...]
+    reservations: tuple[Reservation, ...]
+    _blocks: Mapping[int, bytes]
+
+    def counts(self, sequence: int) -> bool:
+        """Whether an event of the log is counted; it must lie in what was asked for."""
+        if self.filled is not None and sequence <= self.filled.upto:
+            return True
+        block, bit = divmod(sequence, BLOCK)
+        bits = self._blocks.get(block, b"")
+        return bit // 8 < len(bits) and bool(bits[bit // 8] >> (7 - bit % 8) & 1)
+
+    @property
+    def figures(self) -> Ledger:
+        """By period and scope."""
+        return {(book.period.name, key): sums for book in self.periods for key, sums in book.figures.items()}
+
+    @property
+    def reserved(self) -> Mapping[Place, int]:
+        """What the counters say is held, by period and scope."""
+        return {(book.period.name, key): held for book in self.periods for key, held in book.reserved.items()}
+
+    def held(self, *, charged: bool) -> Mapping[Place, int]:
+        """What the reservations themselves say is held; or was charged when their leases ended, as nobody settled."""
+        sums: dict[Place, int] = defaultdict(int)
+        for one in self.reservations:
+            if one.charged == charged:
+                for name in (one.day, one.month):
+                    for key in scope_keys(one.agent, one.tenant):
+                        sums[name, key] += one.amount
+        return dict(sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What a counter lacks: to be added, or taken away where it is negative."""
+
+    period: Period
+    field: str
+    """Such as `spent:global`."""
+    add: int
+
+
+class BudgetBooks:
+    """Reads, fills and repairs the counters. All methods raise StateUnavailable, and may then be called again."""
+
+    def __init__(self, redis: Redis, zone: ZoneInfo) -> None:
+        self._redis = redis
+        self._zone = zone
+
+    @property
+    def zone(self) -> ZoneInfo:
+        """Whose days and months."""
+        return self._zone
+
+    def periods(self, now: datetime) -> tuple[Period, ...]:
+        """The current day and month, and those before whose calls may still be settled."""
+        return periods_since(now - KEEP, now, self._zone)
+
+    async def filled(self) -> Filled | None:
+        """What the counters were made from; None where they are lost."""
+        async with translated():
+            return _filled(cast(dict[str, str], await cast(Any, self._redis.client.hgetall(FILLED))))
+
+    async def snapshot(self, periods: Sequence[Period], log: str = "", first: int = 1, last: int = 0) -> Snapshot:
+        """The counters of some periods as of one moment.
+
+        Args:
+            periods: which.
+            log: whose events are asked for with `Snapshot.counts`.
+            first: the first of those, by its sequence.
+            last: the last of those. What is published within the next minute may be asked for as well.
+        """
+        blocks = range(first // BLOCK, last // BLOCK + 2) if last >= first else range(0)
+        keys = [
+            FILLED,
+            RESERVATIONS,
+            *(block_key(log, block) for block in blocks),
+            *(period_key(one.window, one.name) for one in periods),
+        ]
+        [answer] = await self._redis.run([ScriptCall(_SNAPSHOT, keys, [len(blocks)])])
+        filled, reservations, *rest = answer
+        return Snapshot(
+            _filled(_hash(filled)),
+            tuple(_book(one, _hash(fields)) for one, fields in zip(periods, rest[len(blocks) :], strict=True)),
+            tuple(reservation(name, text) for name, text in _hash(reservations).items()),
+            {block: bytes.fromhex(bits) for block, bits in zip(blocks, rest, strict=False)},
+        )
+
+    async def fill(
+        self,
+        known: Filled | None,
+        log: str,
+        upto: int,
+        periods: Sequence[Period],
+        figures: Ledger,
+        notes: Mapping[str, Notes],
+    ) -> bool:
+        """Sets the counters to what the record says. What calls under way hold stays.
+
+        Args:
+            known: what they were made from so far.
+            log: the identity of the log.
+            upto: the last event that is counted in `figures`; those after it are settled as they come.
+            periods: which; others are not touched.
+            figures: by period and scope.
+            notes: what stands beside them, by the period's name.
+
+        Returns:
+            Whether it was done; somebody else may have filled them since `known` was read.
+        """
+        before = ("", "") if known is None else (known.log, known.zone)
+        arguments: list[Argument] = [log, self._zone.key, upto, *before]
+        for one in periods:
+            fields: list[Argument] = []
+            for (name, key), sums in figures.items():
+                if name == one.name:
+                    fields += [part for figure, value in sums.items() for part in (f"{figure}:{key}", value)]
+            fields += _fields_of(notes.get(one.name, Notes()))
+            arguments += [one.name, one.end_ms + KEEP_MS, len(fields) // 2, *fields]
+        keys = [FILLED, RESERVATIONS, *(period_key(one.window, one.name) for one in periods)]
+        [done] = await self._redis.run([ScriptCall(_FILL, keys, arguments)])
+        return bool(done)
+
+    async def repair(self, known: Filled, repairs: Sequence[Repair]) -> bool:
+        """Adds to counters what they lack. Whether it was done: not where they were filled or repaired since."""
+        periods = list(dict.fromkeys(one.period for one in repairs))
+        arguments: list[Argument] = [known.log, known.zone, known.repairs]
+        for one in repairs:
+            arguments += [periods.index(one.period) + 1, one.field, one.add]
+        keys = [FILLED, *(period_key(one.window, one.name) for one in periods)]
+        [done] = await self._redis.run([ScriptCall(_REPAIR, keys, arguments)])
+        return bool(done)
+
+    async def note_raise(self, period: Period, key: str, raised: CapRaise | None) -> None:
+        """Notes a cap that a person raised until the period's end; None takes the raise back."""
+        place = period_key(period.window, period.name)
+        async with translated(), self._redis.client.pipeline(transaction=True) as pipe:
+            if raised is None:
+                pipe.hdel(place, f"cap:{key}", f"raised:{key}")
+            else:
+                pipe.hset(place, mapping=dict(_pairs(_fields_of(Notes({key: raised})))))
+                pipe.pexpireat(place, period.end_ms + KEEP_MS)
+            await pipe.execute()
+
+    async def spent(self, period: Period, key: str) -> tuple[int, int | None]:
+        """What a scope has spent in a period, and the cap that a person raised for it, if any did."""
+        async with translated():
+            spent, cap = await cast(
+                Any, self._redis.client.hmget(period_key(period.window, period.name), [f"spent:{key}", f"cap:{key}"])
+            )
+        return int(spent or 0), int(cap) if cap else None
+
+    async def announced(self, period: Period, budget: str) -> int:
+        """The highest threshold (percent) that has been told of a budget, `<key>@<limit>`, in a period."""
+        async with translated():
+            told = await cast(
+                Any, self._redis.client.hget(period_key(period.window, period.name), f"announced:{budget}")
+            )
+        return int(told or 0)
+
+    async def announce(self, period: Period, budget: str, percent: int) -> None:
+        """Notes that a threshold has been told."""
+        place = period_key(period.window, period.name)
+        async with translated(), self._redis.client.pipeline(transaction=True) as pipe:
+            pipe.hset(place, f"announced:{budget}", str(percent))
+            pipe.pexpireat(place, period.end_ms + KEEP_MS)
+            await pipe.execute()
+
+
+def _filled(fields: Mapping[str, str]) -> Filled | None:
+    if "log" not in fields:
+        return None
+    return Filled(fields["log"], fields["zone"], int(fields["upto"]), fields["repairs"])
+
+
+def _hash(flat: Sequence[str]) -> dict[str, str]:
+    return dict(_pairs(flat))
+
+
+def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _book(period: Period, fields: Mapping[str, str]) -> PeriodBook:
+    figures: dict[str, dict[str, int]] = defaultdict(dict)
+    reserved: dict[str, int] = {}
+    raises: dict[str, CapRaise] = {}
+    announced: dict[str, int] = {}
+    for name, value in fields.items():
+        what, _, key = name.partition(":")
+        if what in FIGURES:
+            figures[key][what] = int(value)
+        elif what == "reserved":
+            reserved[key] = int(value)
+        elif what == "raised":
+            raises[key] = CapRaise.model_validate_json(value)
+        elif what == "announced":
+            announced[key] = int(value)
+    sums = {key: Figures(**known) for key, known in figures.items()}
+    return PeriodBook(period, sums, reserved, Notes(raises, announced))
+
+
+def _fields_of(notes: Notes) -> list[Argument]:
+    fields: list[Argument] = []
+    for key, raised in notes.raises.items():
+        fields += [f"cap:{key}", raised.limit, f"raised:{key}", raised.model_dump_json()]
+    for budget, percent in notes.announced.items():
+        fields += [f"announced:{budget}", percent]
+    return fields

@@ -1,0 +1,13 @@
+-- Everything that is counted, as of one moment.
+-- KEYS: filled, reservations, applied blocks..., periods...   ARGV: number of blocks
+-- Returns {filled, reservations, blocks in hexadecimal..., periods...}; hashes as fields and values in turn.
+local answer = {redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[2])}
+for k = 3, #KEYS do
+  if k - 2 <= tonumber(ARGV[1]) then
+    local bits = redis.call('GET', KEYS[k]) or ''
+    answer[k] = string.gsub(bits, '.', function(byte) return string.format('%02x', string.byte(byte)) end)
+  else
+    answer[k] = redis.call('HGETALL', KEYS[k])
+  end
+end
+return answer

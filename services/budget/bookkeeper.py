@@ -1,0 +1,205 @@
+"""Keeping the counters right: made from the record where Redis has lost them, compared with it, repaired."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+
+import structlog
+
+from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
+from breakwater.books import Comparison, Record, compare
+from breakwater.bus.errors import BusError
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.publisher import Publisher
+from breakwater.contracts import subjects
+from breakwater.contracts.events import BudgetEvent
+from breakwater.contracts.subjects import Stream
+from breakwater.contracts.types import time_from_ms
+from breakwater.metrics import BudgetMetrics
+from breakwater.patience import Patience
+from breakwater.policy.alerts import money_text
+from breakwater.policy.budget import CapTable
+from breakwater.policy.ledger import Figures, Place
+from breakwater.state.budget_books import BudgetBooks, Filled
+from breakwater.state.budgets import NotFilled
+from breakwater.telemetry import Outage
+
+LOOK_EVERY_S = 1.0
+GRACE_S = 3.0
+"""How long workers get to hold anew what calls under way held: they look every second."""
+
+SWEEP_EVERY = 15
+COMPARE_EVERY = 60
+FIRST_COMPARE = 5
+"""In looks. Soon after the start, too: what has stopped this service may have stopped others."""
+
+
+class Bookkeeper:
+    """Looks after the counters. Any number of these may run: each filling and each repair is made once."""
+
+    def __init__(
+        self,
+        caps: Callable[[], CapTable],
+        counters: BudgetBooks,
+        record: Record,
+        publisher: Publisher,
+        lookup: Lookup,
+        metrics: BudgetMetrics,
+        *,
+        grace_s: float = GRACE_S,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._caps = caps
+        self._counters = counters
+        self._record = record
+        self._publisher = publisher
+        self._lookup = lookup
+        self._metrics = metrics
+        self._grace_s = grace_s
+        self._now = now
+        self._patience = Patience()
+        self._filling = Outage("rebuilding the budgets")
+        self._comparing = Outage("comparing the budgets with the record")
+        self._log: str | None = None
+        self._looked = asyncio.Event()
+
+    async def filled(self, lost: bool) -> str:
+        """Waits until the counters are what the log tells, and returns the log's identity.
+
+        Args:
+            lost: they were found not to be: what was known before is not believed.
+        """
+        if lost:
+            self._looked.clear()
+        while self._log is None or not self._looked.is_set():
+            await self._looked.wait()
+        return self._log
+
+    async def run(self, sweep: Callable[[], Awaitable[None]]) -> None:
+        """Looks every second, until cancelled.
+
+        Args:
+            sweep: charges the calls of workers that are lost; called every so often, while the counters are there.
+        """
+        looks = 0
+        while True:
+            if await self._tried(self._filling, self._look):
+                if looks % SWEEP_EVERY == 0:
+                    await self._tried(self._filling, sweep)
+                if looks % COMPARE_EVERY == FIRST_COMPARE:
+                    await self._tried(self._comparing, self.reconcile)
+                    await self._tried(self._filling, self._look_at_log)
+                looks += 1
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def reconcile(self) -> Comparison | None:
+        """Compares the counters with the record, and repairs what differs.
+
+        Returns:
+            The comparison; None where the counters were lost meanwhile.
+
+        Raises:
+            StateUnavailable, BusUnavailable, AnalyticsUnavailable, QueryFailed: nothing was repaired; ask again.
+        """
+        try:
+            found = await compare(self._record, self._counters, self._now())
+        except NotFilled:
+            return None
+        repairs, filled = found.repairs(), found.snapshot.filled
+        if repairs and filled is not None and await self._counters.repair(filled, repairs):
+            for place in {**found.differences, **found.leaks}:
+                await self._tell_repair(found, place)
+        self._metrics.compared(self._now())
+        return found
+
+    async def _tried(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> bool:
+        """Does what may be repeated; what fails is told, and tried again at the next look."""
+        try:
+            await self._patience.both(work)
+        except (AnalyticsUnavailable, QueryFailed) as error:
+            outage.failed(f"ClickHouse, which has the record of older calls, can't be asked: {error}")
+        except Exception as error:  # noqa: BLE001  whatever it is, a look that never comes again would be worse
+            if not (isinstance(error, BusError) or outage.lasting):
+                structlog.get_logger().exception("budgets_not_looked_after")
+            outage.failed(error)
+        else:
+            outage.worked()
+            return True
+        return False
+
+    async def _look_at_log(self) -> None:
+        self._log = await self._lookup.identity(Stream.EVENTS)
+
+    async def _look(self) -> None:
+        known = await self._counters.filled()
+        if self._log is None or not self._is_ours(known):
+            # Asked anew: another budget service may have seen before us that the log is another.
+            await self._look_at_log()
+            if not self._is_ours(known):
+                self._metrics.filled(yes=False)
+                await self._fill(known)
+        if self._is_ours(await self._counters.filled()):
+            self._metrics.filled(yes=True)
+            self._looked.set()
+
+    def _is_ours(self, filled: Filled | None) -> bool:
+        return filled is not None and (filled.log, filled.zone) == (self._log, self._counters.zone.key)
+
+    async def _fill(self, known: Filled | None) -> None:
+        logger, periods = structlog.get_logger(), self._counters.periods(self._now())
+        begun = self._now()
+        stored = await self._record.stored(periods)
+        if stored.log.last > 0 or stored.figures:
+            # Not for the first start of a plane, where there is nothing to be lost.
+            why = "they are lost" if known is None else "the log or the time zone is another"
+            effect = "no call is made under a hard cap until they are rebuilt" if self._caps().any_hard else "none"
+            logger.warning("budgets_rebuilding", why=why, effect=effect)
+            await asyncio.sleep(self._grace_s)
+        # What ClickHouse is given meanwhile is read from the log, as ever since it was asked.
+        logged = await self._record.logged(stored, periods)
+        notes = await self._record.notes(stored, periods)
+        figures = {
+            place: stored.figures.get(place, Figures()) + logged.figures.get(place, Figures())
+            for place in {*stored.figures, *logged.figures}
+        }
+        if await self._counters.fill(known, stored.log.identity, logged.upto, periods, figures, notes):
+            took_s = (self._now() - begun).total_seconds()
+            logger.info("budgets_filled", stored_upto=stored.upto, logged_upto=logged.upto, took_s=round(took_s, 3))
+        self._log = stored.log.identity
+
+    async def _tell_repair(self, found: Comparison, place: Place) -> None:
+        name, key = place
+        book = next(book for book in found.snapshot.periods if book.period.name == name)
+        counter = self._caps().counter(key, book.period.window)
+        was, wrong = book.figures.get(key, Figures()), found.differences.get(place, Figures())
+        reasons = [f"{figure} was {value:+,} off" for figure, value in wrong.items() if value and figure != "spent"]
+        if wrong.spent:
+            reasons.insert(0, _off(wrong.spent, "counted"))
+        if leak := found.leaks.get(place, 0):
+            reasons.append(_off(leak, "held"))
+        event = BudgetEvent(
+            event_id=f"{counter.name}/{name}/repaired/{int(found.at.timestamp() * 1000)}",
+            kind="repaired",
+            scope=counter.scope,
+            agent=counter.agent,
+            tenant=counter.tenant,
+            window=counter.window,
+            period=name,
+            limit=counter.limit,
+            total=was.spent - wrong.spent,
+            previous=was.spent,
+            enforcement=counter.caps.enforcement,
+            reason="; ".join(reasons),
+            resets_at=time_from_ms(book.period.end_ms),
+            at=found.at,
+        )
+        structlog.get_logger().warning("budget_repaired", budget=counter.name, period=name, reason=event.reason)
+        self._metrics.repaired()
+        subject = subjects.budget(counter.scope, counter.window)
+        await self._patience.nats(lambda: self._publisher.event(subject, event, id=event.event_id, at=event.at))
+
+
+def _off(nano: int, what: str) -> str:
+    return f"{money_text(abs(nano))} too {'much' if nano > 0 else 'little'} was {what}"

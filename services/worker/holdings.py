@@ -1,0 +1,88 @@
+"""What the calls under way of one worker hold in the budgets, for when Redis loses it.
+
+Nothing else remembers that: the log learns of a call when it has ended. So each worker looks every second whether the
+counters are there, and holds anew what it held; the budget service rebuilds them only after a few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from breakwater.policy.budget import CapTable
+from breakwater.state.budgets import Budgets
+from breakwater.state.connection import Redis, ScriptCall, StateUnavailable
+from breakwater.telemetry import Outage
+
+LOOK_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A reservation of a call under way; `amount` in nano-dollars."""
+
+    attempt_id: str
+    agent: str
+    tenant: str | None
+    amount: int
+    at: datetime
+    until: datetime
+
+
+class Holdings:
+    """What one worker holds."""
+
+    def __init__(
+        self, redis: Redis, budgets: Budgets, caps: Callable[[], CapTable], now: Callable[[], datetime]
+    ) -> None:
+        self._redis = redis
+        self._budgets = budgets
+        self._caps = caps
+        self._now = now
+        self._held: dict[str, Holding] = {}
+        self._lost = Outage("budget counters")
+
+    @contextmanager
+    def during(self, holding: Holding) -> Generator[None]:
+        """Remembers a reservation until its call has ended and stands in the log."""
+        self._held[holding.attempt_id] = holding
+        try:
+            yield
+        finally:
+            del self._held[holding.attempt_id]
+
+    async def run(self) -> None:
+        """Looks until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except StateUnavailable:
+                self._lost.failed("Redis does not answer")
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def look(self) -> None:
+        """Holds anew what Redis has lost. Raises StateUnavailable: look again."""
+        if await self._budgets.filled():
+            self._lost.worked()
+            return
+        if self._caps().any_hard:
+            self._lost.failed("they are lost, or not made yet; no call is made under a hard cap until they are rebuilt")
+        if self._held:
+            await self._redis.run([self._call(holding) for holding in self._held.values()])
+
+    def _call(self, held: Holding) -> ScriptCall:
+        now = self._now()
+        lease = max(timedelta(seconds=1), held.until - now)
+        return self._budgets.reserve_call(
+            held.attempt_id,
+            held.agent,
+            held.tenant,
+            held.amount,
+            self._caps().counters(held.agent, held.tenant),
+            now=now,
+            lease_ms=round(lease.total_seconds() * 1000),
+            at=held.at,
+        )

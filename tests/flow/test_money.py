@@ -1,0 +1,363 @@
+"""Money under kills and losses: what the provider billed, what stands in Redis, in EVENTS and in ClickHouse."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import nats.errors
+import nats.js.errors
+import pytest
+
+from breakwater.analytics.client import Analytics, connect
+from breakwater.analytics.migrations import migrate
+from breakwater.books import Comparison, Record, compare
+from breakwater.contracts.execution import Attempt
+from breakwater.contracts.types import usd_from_nano
+from breakwater.policy.ledger import Figures, ledger
+from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budgets import NotFilled
+from breakwater.state.connection import Redis
+from tests.flow.fixtures import StartPlane
+from tests.flow.kit import Plane, model, until
+from tests.servers import RunningServer
+from tests.shown import Show
+
+ZONE = ZoneInfo("Europe/Berlin")
+PROMPT = "Tell me of the sea. " * 30
+"""Long enough that the estimate of its tokens is above what the simulated provider counts."""
+
+SERVICES = ("worker", "budget", "sink")
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """A plane and its books."""
+
+    plane: Plane
+    redis: Redis
+    analytics: Analytics
+    record: Record
+
+    async def compared(self) -> Comparison:
+        return await compare(self.record, BudgetBooks(self.redis, ZONE), datetime.now(UTC))
+
+    async def agree(self) -> Comparison | None:
+        """The comparison, once nothing is held any more and all of it agrees."""
+        try:
+            found = await self.compared()
+        except NotFilled:
+            return None
+        return found if found.side_by_side().equal and found.side_by_side().reserved == 0 else None
+
+    async def rows(self) -> dict[str, tuple[int, str]]:
+        """Cost and basis of every call, by attempt, as ClickHouse has them."""
+        query = (
+            "SELECT attempt_id, toInt64(cost * 1000000000) AS nano, cost_basis FROM attempts FINAL "
+            "WHERE NOT short_circuited"
+        )
+        found = await self.analytics.query(query)
+        return {attempt_id: (nano, basis) for attempt_id, nano, basis in found.rows}
+
+    async def events(self) -> list[Attempt]:
+        return [Attempt.model_validate(one) for one in await self.plane.messages("EVENTS", "bw.attempts.>")]
+
+
+@pytest.fixture
+def start_money(start_plane: StartPlane, clickhouse_server: RunningServer) -> Any:
+    @asynccontextmanager
+    async def start(models: dict[str, Any], agents: dict[str, Any], **more: Any) -> AsyncGenerator[Money]:
+        url = f"{clickhouse_server.url.rstrip('/')}/bw_{uuid.uuid4().hex}"
+        analytics = connect(url)
+        await migrate(analytics)
+        environment = {"BREAKWATER_CLICKHOUSE_URL": url}
+        async with start_plane(models, agents, services=SERVICES, environment=environment, **more) as plane:
+            plane.start("worker", "worker-2")
+            plane.start("budget", "budget-2")
+            redis = Redis(plane.environment["BREAKWATER_REDIS_URL"])
+            try:
+                yield Money(plane, redis, analytics, Record(lambda: plane.client, analytics, ZONE))
+            finally:
+                await redis.close()
+                await analytics.execute(f"DROP DATABASE {analytics.database}")
+                await analytics.close()
+
+    return start
+
+
+class Load:
+    """Jobs without end; what was acknowledged is accepted."""
+
+    def __init__(self, plane: Plane, job: Callable[[int], Mapping[str, Any]], every_s: float) -> None:
+        self.accepted: list[str] = []
+        self._plane, self._job, self._every_s = plane, job, every_s
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            job_id = f"j{len(self.accepted) + 1}"
+            try:
+                await self._plane.publish(
+                    {**self._job(len(self.accepted)), "job_id": job_id}, **{"Nats-Msg-Id": job_id}
+                )
+            except (TimeoutError, nats.errors.Error, nats.js.errors.Error):
+                await asyncio.sleep(0.2)
+                continue
+            self.accepted.append(job_id)
+            await asyncio.sleep(self._every_s)
+
+    async def more(self, jobs: int) -> None:
+        """Waits until so many more are accepted."""
+        wanted = len(self.accepted) + jobs
+
+        async def there() -> bool:
+            assert not self._task.done(), self._task.exception()
+            return len(self.accepted) >= wanted
+
+        await until(there, what="load")
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+def dollars(nano: int) -> str:
+    return f"${usd_from_nano(nano)}"
+
+
+def bills(costs: Mapping[str, int], *calls: Iterable[str]) -> list[str]:
+    """What some calls cost by one of the books; those that it does not have cost nothing by it."""
+    return [dollars(sum(costs.get(name, 0) for name in names)) for names in calls]
+
+
+async def test_the_books_agree_to_the_nano_dollar_when_worker_budget_service_and_redis_are_killed_in_turn(
+    start_money: Any, own_redis_server: RunningServer, show: Show
+) -> None:
+    faults = (
+        {"status": 500, "rate": 0.15},
+        {"kind": "reset", "rate": 0.05},
+        # Billed though nobody waited for the answer.
+        {"hang_s": 3, "rate": 0.05, "billed_when_abandoned": True},
+    )
+    models = {"sim/a": model(*faults, latency_ms=40), "sim/b": model({"status": 503, "rate": 0.1}, latency_ms=20)}
+    common = {"breaker": "off", "concurrency": 12, "timeout_s": 1, "max_tokens": 100}
+    hard = {"daily_usd": 1000, "monthly_usd": 1000, "enforcement": "hard"}
+    retry = {"max_attempts": 2, "base_s": 0.05, "max_delay_s": 0.1}
+    agents = {
+        "writer": {"model": "sim/a", "fallback_models": ["sim/b"], "retry": retry, "budget": hard, **common},
+        "tagger": {"model": "sim/b", "retry": retry, **common},
+    }
+    budgets = {"timezone": ZONE.key, "global": hard, "tenants": {"*": hard}}
+
+    def job(number: int) -> dict[str, Any]:
+        given: dict[str, Any] = {"agent": ("writer", "tagger")[number % 3 == 0], "prompt": PROMPT}
+        if number % 4:
+            given["tenant"] = ("acme", "globex", "initech")[number % 3]
+        if number % 10 == 0:
+            given["total_timeout_s"] = 0.06  # cancelled in the middle of its call, often
+        return given
+
+    async with start_money(models, agents, budgets=budgets, retry_budget="off") as money:
+        plane: Plane = money.plane
+        load = Load(plane, job, every_s=0.03)
+        await plane.result("j1")
+        for _ in range(2):
+            await load.more(60)
+            plane.kill("worker")
+            await load.more(30)
+            plane.start("worker")
+            await load.more(30)
+            plane.kill("budget")
+            await load.more(30)
+            plane.start("budget")
+            own_redis_server.kill()
+            await asyncio.sleep(0.5)
+            await own_redis_server.restart_async()
+        await load.more(60)
+        await load.stop()
+        results = [await plane.result(job_id, timeout_s=120) for job_id in load.accepted]
+        compared: Comparison = await until(money.agree, timeout_s=90, what="books that agree")
+        recorded = sum(result["attempts_count"] for result in results)
+        events = await money.events()
+        assert len(events) == recorded
+
+        async def stored() -> dict[str, tuple[int, str]] | None:
+            rows = await money.rows()
+            return rows if len(rows) == sum(not one.short_circuited for one in events) else None
+
+        rows: dict[str, tuple[int, str]] = await until(stored, what="all calls in ClickHouse")
+        theirs = {call.client_request_id or "": call.cost_nano for call in plane.sim.ledger.calls}
+        billed = {name: cost for name, (cost, basis) in rows.items() if basis == "billed"}
+        estimated = {name: cost for name, (cost, basis) in rows.items() if basis == "estimated"}
+        book = {one.budget: one for one in compared.side_by_side().books if one.budget.endswith("monthly")}
+        total, told = book["global/monthly"], sum(one.cost or 0 for one in events)
+        show(
+            f"Money after {len(results)} jobs, with two workers, two budget services and redis killed in turn",
+            ["", "calls", "of known bill", f"{len(estimated)} that nobody heard of", "all"],
+            [
+                ("provider", len(theirs), *bills(theirs, billed, estimated, theirs)),
+                ("ClickHouse", len(rows), *bills({**billed, **estimated}, billed, estimated, rows)),
+                ("EVENTS", sum(not one.short_circuited for one in events), "", "", dollars(told)),
+                ("Redis", total.counted_calls, "", "", dollars(total.counted)),
+            ],
+        )
+        # Every bill is known to the nano-dollar, but for calls whose answer nobody got.
+        assert set(theirs) <= set(rows)
+        assert {name: theirs.get(name, 0) for name in billed} == billed
+        assert all(theirs.get(name, 0) <= cost for name, cost in estimated.items())
+        assert {basis for _, basis in rows.values()} <= {"billed", "estimated"}
+        # Redis, EVENTS and ClickHouse say the same of every budget.
+        assert {place: one.spent for place, one in compared.snapshot.figures.items() if one != Figures()} == {
+            place: one.spent for place, one in ledger(events, ZONE).items()
+        }
+        assert total.counted == sum(cost for cost, _ in rows.values())
+        assert {one.outcome for one in events} >= {"success", "error", "worker_lost"}
+        assert {one.cause for one in events} >= {"first", "retry", "fallback"}
+        assert set(book) >= {"agent:writer/monthly", "tenant:acme/monthly"}
+        assert not [event for event in await plane.messages("EVENTS", "bw.budgets.>") if event["kind"] == "repaired"]
+
+
+async def test_after_a_flush_no_call_is_made_before_the_budgets_are_rebuilt_and_the_cap_holds(
+    start_money: Any, show: Show
+) -> None:
+    # Some calls are under way for longer than the rebuilding takes: their reservations are lost with Redis.
+    models = {"sim/m": model({"hang_s": 8, "rate": 0.1}, latency_ms=20)}
+    cap = 30_000_000
+    agent = {
+        "model": "sim/m",
+        "max_tokens": 40,
+        "concurrency": 24,
+        "breaker": "off",
+        "budget": {"daily_usd": usd_from_nano(cap), "monthly_usd": 5, "enforcement": "hard", "soft_at_percent": [10]},
+    }
+    async with start_money(models, {"writer": agent}, budgets={"timezone": ZONE.key}) as money:
+        plane: Plane = money.plane
+        load = Load(plane, lambda _: {"agent": "writer", "prompt": PROMPT}, every_s=0.025)
+        await plane.result("j1")
+        await load.more(150)
+        told_before = await plane.messages("EVENTS", "bw.budgets.>")
+        await money.redis.client.flushall()
+        flushed_at = datetime.now(UTC)
+
+        async def filled() -> bool:
+            return await BudgetBooks(money.redis, ZONE).filled() is not None
+
+        await until(filled, what="rebuilt budgets")
+        filled_at = datetime.now(UTC)
+        await load.more(100)
+
+        async def exhausted() -> bool:
+            return any(event["threshold_percent"] == 100 for event in await plane.messages("EVENTS", "bw.budgets.>"))
+
+        await until(exhausted, timeout_s=120, what="a cap that is reached")
+        await load.stop()
+        results = [await plane.result(job_id, timeout_s=120) for job_id in load.accepted]
+        compared: Comparison = await until(money.agree, timeout_s=90, what="books that agree")
+        events = {one.attempt_id: one for one in await money.events()}
+        late = [
+            call
+            for call in plane.sim.ledger.calls
+            if flushed_at < datetime.fromisoformat(call.received_at) < filled_at - timedelta(milliseconds=50)
+            and (reserved_at := events[call.client_request_id].reserved_at) is not None
+            and reserved_at > flushed_at
+        ]
+        under_way = [one for one in events.values() if one.started_at < flushed_at and one.completed_at > filled_at]
+        spent = plane.sim.ledger.totals.cost_nano
+        refused = sum(result["reason"] == "budget_exceeded" for result in results)
+        took_s, counted = (filled_at - flushed_at).total_seconds(), _daily(compared, "agent:writer")
+        show(
+            "FLUSHALL in the middle of the load, under a hard cap",
+            ["jobs", "refused", "rebuilt in", "calls meanwhile", "calls over it", "cap", "billed", "Redis"],
+            [
+                (
+                    len(results),
+                    refused,
+                    f"{took_s:.1f} s",
+                    len(late),
+                    len(under_way),
+                    *map(dollars, (cap, spent, counted)),
+                )
+            ],
+        )
+        assert late == []
+        assert under_way, "no call was under way while the budgets were rebuilt: the test shows too little"
+        assert {result["status"] for result in results if result["reason"] is None} == {"succeeded"}
+        assert refused > 0
+        assert spent == counted <= cap
+        # What had been told stays told.
+        events_told = await plane.messages("EVENTS", "bw.budgets.>")
+        assert [one["event_id"] for one in told_before] == [
+            "agent:writer/daily/" + told_before[0]["period"] + f"/10/{cap}"
+        ]
+        assert len({one["event_id"] for one in events_told}) == len(events_told) == 2
+        assert not [one for one in events_told if one["kind"] == "repaired"]
+
+
+def _daily(compared: Comparison, key: str) -> int:
+    [spent] = [
+        book.figures[key].spent
+        for book in compared.snapshot.periods
+        if book.period.window == "daily" and key in book.figures
+    ]
+    return spent
+
+
+async def test_counters_that_are_wrong_are_repaired_from_the_record_and_the_repair_is_told(start_money: Any) -> None:
+    agents = {"writer": {"model": "sim/m", "budget": {"daily_usd": 1, "enforcement": "hard"}}}
+    async with start_money({"sim/m": model()}, agents, budgets={"timezone": ZONE.key}) as money:
+        plane: Plane = money.plane
+        for number in range(20):
+            await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": PROMPT})
+        for number in range(20):
+            await plane.result(f"j{number}")
+        right: Comparison = await until(money.agree, what="books that agree")
+        [key] = [one async for one in money.redis.client.scan_iter("bw:{budget}:daily:*")]
+        for name in ("budget", "budget-2"):
+            plane.terminate(name)
+        await money.redis.client.hincrby(key, "spent:agent:writer", 7)
+        await money.redis.client.hincrby(key, "reserved:global", 5)
+        wrong = await money.compared()
+        assert [one.difference for one in wrong.side_by_side().books if one.difference] == [7]
+        assert not wrong.side_by_side().equal
+        for name in ("budget", "budget-2"):
+            plane.start("budget", name)
+
+        async def told() -> list[dict[str, Any]]:
+            events = await plane.messages("EVENTS", "bw.budgets.>")
+            found = [event for event in events if event["kind"] == "repaired"]
+            return found if len(found) == 2 else []
+
+        repaired = await until(told, timeout_s=100, what="a repair")
+        assert {(one["scope"], one["reason"]) for one in repaired} == {
+            ("agent", "$0.000000007 too much was counted"),
+            ("global", "$0.000000005 too much was held"),
+        }
+        now = await money.compared()
+        assert now.snapshot.figures == right.snapshot.figures
+        assert now.side_by_side().equal
+
+
+async def test_a_cap_that_is_changed_in_the_file_holds_a_moment_later(start_money: Any) -> None:
+    agents = {"writer": {"model": "sim/m", "budget": {"daily_usd": "0.000001", "enforcement": "hard"}}}
+    async with start_money({"sim/m": model()}, agents) as money:
+        plane: Plane = money.plane
+        await plane.publish({"agent": "writer", "job_id": "before", "prompt": PROMPT})
+        assert (await plane.result("before"))["reason"] == "budget_exceeded"
+        file = plane.directory / "breakwater.yaml"
+        file.write_text(file.read_text().replace("'0.000001'", "'1'").replace("0.000001", "1"))
+        number = 0
+
+        async def succeeds() -> bool:
+            nonlocal number
+            number += 1
+            await plane.publish({"agent": "writer", "job_id": f"after-{number}", "prompt": PROMPT})
+            return (await plane.result(f"after-{number}"))["status"] == "succeeded"
+
+        await until(succeeds, what="the new cap")
+        assert "caps_changed" in plane.log("worker") + plane.log("worker-2")
