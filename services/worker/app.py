@@ -15,23 +15,10 @@ from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.config import Config, LiveCaps
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
-from breakwater.metrics import WorkerMetrics
-from breakwater.patience import Patience
-from breakwater.policy.output import OutputGuard
-from breakwater.policy.redact import Redactor
 from breakwater.settings import Settings
-from breakwater.state.breakers import Breakers
-from breakwater.state.budgets import Budgets
-from breakwater.state.cache import AnswerCache
 from breakwater.state.connection import Redis
-from breakwater.state.executions import Executions
-from breakwater.state.rate_limits import RateLimits
-from breakwater.state.retry_budget import RetryBudgets
-from breakwater.state.tasks import Tasks
 from services.worker.handlers import JobHandler
-from services.worker.holdings import Holdings
-from services.worker.plane import Plane, utc_now
-from services.worker.prices import PriceBook
+from services.worker.plane import plane_for
 from services.worker.watch import Watch
 
 
@@ -40,30 +27,15 @@ def build(settings: Settings, config: Config) -> FastStream:
     broker = make_broker(settings.nats_url.get_secret_value(), "worker", graceful_timeout_s=config.limits.drain_s)
     redis = Redis(settings.redis_url.get_secret_value())
     connection = connection_of(broker)
-    budgets, caps = Budgets(redis, config.budgets.zone), LiveCaps(config, settings.config)
+    caps = LiveCaps(config, settings.config)
     providers = {name: settings.open() for name, settings in config.providers.items()}
-    plane = Plane(
-        config=config,
-        providers=providers,
+    plane = plane_for(
+        config,
+        caps,
+        redis=redis,
         publisher=Publisher(connection, "worker"),
         lookup=Lookup(connection),
-        redis=redis,
-        executions=Executions(redis),
-        breakers=Breakers(redis),
-        budgets=budgets,
-        retry_budgets=RetryBudgets(redis, config.retry_budget),
-        cache=AnswerCache(redis),
-        prices=PriceBook(config.models),
-        redactor=Redactor.compile(config.redaction),
-        patience=Patience(),
-        metrics=WorkerMetrics(config.known_models),
-        tasks=Tasks(redis),
-        rate_limits=RateLimits(redis),
-        caps=caps,
-        holdings=Holdings(redis, budgets, caps, utc_now),
-        output_guards={
-            name: OutputGuard.compile(agent.output) for name, agent in config.agents.items() if agent.output is not None
-        },
+        providers=providers,
     )
     for name, agent in config.agents.items():
         handler = JobHandler(plane, name, agent)

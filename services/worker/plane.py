@@ -100,3 +100,39 @@ class Plane:
         # A program's name may happen to be that of a model in the price list.
         settings = self.config.models.get(model)
         return not isinstance(provider, LocalSettings) or (settings is not None and settings.price is not None)
+
+
+def plane_for(
+    config: Config,
+    caps: Callable[[], CapTable],
+    *,
+    redis: Redis,
+    publisher: Publisher,
+    lookup: Lookup,
+    providers: Mapping[str, Provider],
+) -> Plane:
+    """The plane of a worker, from its connections and what its config compiles to."""
+    budgets = Budgets(redis, config.budgets.zone)
+    return Plane(
+        config=config,
+        providers=providers,
+        publisher=publisher,
+        lookup=lookup,
+        redis=redis,
+        executions=Executions(redis),
+        breakers=Breakers(redis),
+        budgets=budgets,
+        retry_budgets=RetryBudgets(redis, config.retry_budget),
+        cache=AnswerCache(redis),
+        prices=PriceBook(config.models),
+        redactor=Redactor.compile(config.redaction),
+        patience=Patience(),
+        metrics=WorkerMetrics(config.known_models),
+        tasks=Tasks(redis),
+        rate_limits=RateLimits(redis),
+        caps=caps,
+        holdings=Holdings(redis, budgets, caps, utc_now),
+        output_guards={
+            name: OutputGuard.compile(agent.output) for name, agent in config.agents.items() if agent.output is not None
+        },
+    )

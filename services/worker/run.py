@@ -11,22 +11,12 @@ from breakwater.policy.classify import Verdict
 from breakwater.policy.input_size import InputSize
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.state.rate_limits import Limited
-from services.worker.admission import (
-    BY_EXECUTION,
-    POLL_S,
-    ClaimLost,
-    Denial,
-    Grant,
-    Question,
-    Wait,
-    admit,
-    lease_ms_of,
-    retry_budget_spent,
-)
+from services.worker.admission import ClaimLost, Grant, Question, admit, lease_ms_of
 from services.worker.assignment import Assignment, Finished, Sleeping
 from services.worker.attempt_log import AttemptLog
 from services.worker.call import Caller, Ended, cost_of_failure
 from services.worker.checkpoint import Checkpoint, InFlight
+from services.worker.denials import BY_EXECUTION, POLL_S, Denial, Wait, retry_budget_spent
 from services.worker.holdings import Holding
 from services.worker.notices import Notices
 from services.worker.plane import Plane

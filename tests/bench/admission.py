@@ -31,8 +31,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import uvloop
 
@@ -41,24 +43,17 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, parse_config
 from breakwater.contracts.job import Job
-from breakwater.metrics import WorkerMetrics
-from breakwater.patience import Patience
 from breakwater.policy.breaker import Breaker
 from breakwater.policy.breaker_rules import BreakerKey
 from breakwater.policy.guard import Trip
-from breakwater.policy.redact import Redactor
-from breakwater.state.breakers import Breakers, Saving
-from breakwater.state.budgets import Budgets
-from breakwater.state.cache import AnswerCache
+from breakwater.state.breakers import Saving
+from breakwater.state.budget_books import BudgetBooks
 from breakwater.state.connection import Redis, ScriptCall
-from breakwater.state.executions import Executions, Holder
-from breakwater.state.rate_limits import RateLimits
-from breakwater.state.retry_budget import RetryBudgets
-from breakwater.state.tasks import TaskKey, Tasks, Tripped
+from breakwater.state.executions import Holder
+from breakwater.state.tasks import TaskKey, Tripped
 from services.worker.admission import Denial, Grant, Question, admit
 from services.worker.assignment import Assignment
-from services.worker.plane import Plane
-from services.worker.prices import PriceBook
+from services.worker.plane import Plane, plane_for
 from services.worker.task_guard import guard_of
 from tests.server_sources import EmbeddedServers
 
@@ -107,24 +102,14 @@ class Figures:
 def plane_of(redis: Redis, config: Config) -> Plane:
     """A worker's plane that never connects to NATS: nothing is told here."""
     connection = connection_of(make_broker("nats://127.0.0.1:1", "bench"))
-    return Plane(
-        config=config,
-        providers={},
+    caps = config.caps
+    return plane_for(
+        config,
+        lambda: caps,
+        redis=redis,
         publisher=Publisher(connection, "bench"),
         lookup=Lookup(connection),
-        redis=redis,
-        executions=Executions(redis),
-        breakers=Breakers(redis),
-        budgets=Budgets(redis, config.budgets.zone),
-        retry_budgets=RetryBudgets(redis, config.retry_budget),
-        cache=AnswerCache(redis),
-        prices=PriceBook(config.models),
-        redactor=Redactor.compile(config.redaction),
-        patience=Patience(),
-        metrics=WorkerMetrics(config.known_models),
-        tasks=Tasks(redis),
-        rate_limits=RateLimits(redis),
-        output_guards={},
+        providers={},
     )
 
 
@@ -181,8 +166,7 @@ class Bench:
         elapsed = time.perf_counter() - began
         trips, spent = self._redis.round_trips - trips, await self._spent() - spent if look_into_redis else 0.0
         if isinstance(answer, Grant) and agent_name != "throttled":
-            counters = plane.counters(agent_name, agent)
-            back = [plane.budgets.release_call(question.attempt_id, counters, now=plane.now())]
+            back = [plane.budgets.release_call(question.attempt_id, agent_name, None, answer.reserved_at)]
             back.append(plane.rate_limits.release_call(question.attempt_id, answer.limits))
             await self._redis.run(back)
         await plane.executions.finish(holder)
@@ -222,6 +206,8 @@ async def measure(url: str, calls: int) -> dict[str, Figures]:
     redis = CountingRedis(url)
     try:
         bench = Bench(redis, calls)
+        books = BudgetBooks(redis, ZoneInfo("UTC"))
+        await books.fill(None, "bench", 0, books.periods(datetime.now(UTC)), {}, {})
         found = {"a PING, to compare": await bench.ping()}
         found["granted"] = await bench.admissions("writer", "grant")
         found["refused: rate limit"] = await bench.admissions("throttled", "rate_limited")
