@@ -162,11 +162,14 @@ class Bench:
         await plane.executions.claim(holder)
         trips, spent = self._redis.round_trips, await self._spent() if look_into_redis else 0.0
         began = time.perf_counter()
-        answer = await admit(plane, assignment, guard_of(plane, assignment), question)
+        guard = guard_of(plane, assignment)
+        answer = await admit(plane, assignment, guard, question)
         elapsed = time.perf_counter() - began
         trips, spent = self._redis.round_trips - trips, await self._spent() - spent if look_into_redis else 0.0
         if isinstance(answer, Grant) and agent_name != "throttled":
             back = [plane.budgets.release_call(question.attempt_id, agent_name, None, answer.reserved_at)]
+            if guard is not None:
+                back.append(guard.let_go(()))
             back.append(plane.rate_limits.release_call(question.attempt_id, answer.limits))
             await self._redis.run(back)
         await plane.executions.finish(holder)
