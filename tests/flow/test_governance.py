@@ -77,3 +77,67 @@ async def test_a_hard_budget_is_never_overrun_and_each_threshold_is_told_once(st
         thresholds = [(event["kind"], event["threshold_percent"]) for event in await told()]
         assert thresholds == [("soft_cap", 50), ("hard_cap", 100)]
         assert refused[0]["attempts"][0]["refused_by"] == "agent:writer/daily"
+
+
+async def test_a_tenants_hard_cap_refuses_its_jobs_alone_and_says_when_it_resets(start_plane: StartPlane) -> None:
+    agents = {"writer": {"model": "sim/m", "max_tokens": 40}}
+    caps = {"daily_usd": "0.0003", "enforcement": "hard"}
+    async with start_plane({"sim/m": model()}, agents, budgets={"tenants": {"*": caps, "globex": {}}}) as plane:
+        for number in range(30):
+            for tenant in ("acme", "globex", None):
+                named = {} if tenant is None else {"tenant": tenant}
+                job = {"agent": "writer", "job_id": f"{tenant}-{number}", "prompt": "x" * 300}
+                await plane.publish(job | named)
+        results = {
+            tenant: [await plane.result(f"{tenant}-{number}") for number in range(30)]
+            for tenant in ("acme", "globex", None)
+        }
+        assert {result["status"] for tenant in ("globex", None) for result in results[tenant]} == {"succeeded"}
+        refused = [result for result in results["acme"] if result["status"] != "succeeded"]
+        assert 0 < (len(results["acme"]) - len(refused)) * COST_NANO <= 300_000
+        for result in refused:
+            [attempt] = result["attempts"]
+            assert (result["reason"], attempt["refused_by"]) == ("budget_exceeded", "tenant:acme/daily")
+            assert (attempt["outcome"], attempt["cost"]) == ("short_circuited", "0.000000000")
+            assert result["error"]["class"] == "BudgetExceededError"
+            assert 0 < result["error"]["retry_after_s"] <= 86_400
+        assert "It can be used again after" in refused[0]["error"]["user_message"]
+        assert "0.0003" not in refused[0]["error"]["user_message"]
+
+        async def told() -> list:
+            return await plane.messages("EVENTS", "bw.budgets.tenant.daily")
+
+        async def cap_told() -> bool:
+            return any(event["kind"] == "hard_cap" for event in await told())
+
+        await until(cap_told, what="the hard cap's event")
+        assert {(event["tenant"], event["agent"]) for event in await told()} == {("acme", "writer")}
+
+
+async def test_where_a_cap_has_no_room_the_next_model_is_tried_or_the_job_ends_as_the_budget_says(
+    start_plane: StartPlane,
+) -> None:
+    # The dear model's worst case never fits, the cheap one's does.
+    dear = {"input_usd_per_mtok": 100, "output_usd_per_mtok": 400}
+    caps = {"daily_usd": "0.003", "enforcement": "hard"}
+    common = {"model": "sim/dear", "fallback_models": ["sim/m"], "max_tokens": 40}
+    agents = {
+        "thrifty": {**common, "budget": caps},
+        "strict": {**common, "budget": {**caps, "on_exceeded": "fail"}},
+    }
+    models = {"sim/m": model(), "sim/dear": model()}
+    async with start_plane(models, agents, more_models={"sim/dear": {"price": dear}}) as plane:
+        for agent in agents:
+            await plane.publish({"agent": agent, "job_id": agent, "prompt": "x" * 300})
+        thrifty, strict = await plane.result("thrifty"), await plane.result("strict")
+        assert (thrifty["status"], thrifty["chosen_model"]) == ("succeeded", "sim/m")
+        assert [attempt["outcome"] for attempt in thrifty["attempts"]] == ["short_circuited", "success"]
+        assert "no such call ever fits" in thrifty["attempts"][0]["error"]["message"]
+        assert (strict["status"], strict["reason"]) == ("dead_lettered", "budget_exceeded")
+        assert [attempt["model"] for attempt in strict["attempts"]] == ["sim/dear"]
+        assert strict["error"]["retry_after_s"] is None
+        assert plane.sim.ledger.totals.calls == 1
+        [called] = [one for one in thrifty["attempts"] if one["outcome"] == "success"]
+        assert int(called["reserved"].replace(".", "")) >= int(called["cost"].replace(".", ""))
+        assert called["reserved_at"] is not None
+        assert thrifty["attempts"][0]["reserved"] is None
