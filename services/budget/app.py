@@ -33,7 +33,8 @@ def build(settings: Settings, config: Config) -> FastStream:
     caps, counters = LiveCaps(config, settings.config), BudgetBooks(redis, zone)
     publisher, lookup = Publisher(connection, "budget"), Lookup(connection)
     record = Record(connection, analytics, zone)
-    bookkeeper = Bookkeeper(caps, counters, record, publisher, lookup, BudgetMetrics())
+    every_s = config.budgets.compare_every_s
+    bookkeeper = Bookkeeper(caps, counters, record, publisher, lookup, BudgetMetrics(), compare_every_s=every_s)
     handler = BudgetHandler(caps, Budgets(redis, zone), counters, publisher, lookup, bookkeeper.filled)
     on_batch(broker, Stream.EVENTS, "bw.attempts.>", "budget", handler.handle, size=500, linger_s=LINGER_S)
     app = make_app(broker)

@@ -30,10 +30,9 @@ LOOK_EVERY_S = 1.0
 GRACE_S = 3.0
 """How long workers get to hold anew what calls under way held: they look every second."""
 
-SWEEP_EVERY = 15
-COMPARE_EVERY = 60
-FIRST_COMPARE = 5
-"""In looks. Soon after the start, too: what has stopped this service may have stopped others."""
+SWEEP_EVERY_S = 15.0
+FIRST_COMPARE_AFTER_S = 5.0
+"""What has stopped this service may have stopped others."""
 
 
 class Bookkeeper:
@@ -48,6 +47,7 @@ class Bookkeeper:
         lookup: Lookup,
         metrics: BudgetMetrics,
         *,
+        compare_every_s: float,
         grace_s: float = GRACE_S,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -57,10 +57,12 @@ class Bookkeeper:
         self._publisher = publisher
         self._lookup = lookup
         self._metrics = metrics
+        self._compare_every_s = compare_every_s
         self._grace_s = grace_s
         self._now = now
         self._patience = Patience()
         self._filling = Outage("rebuilding the budgets")
+        self._sweeping = Outage("charging what lost workers held")
         self._comparing = Outage("comparing the budgets with the record")
         self._log: str | None = None
         self._looked = asyncio.Event()
@@ -83,15 +85,17 @@ class Bookkeeper:
         Args:
             sweep: charges the calls of workers that are lost; called every so often, while the counters are there.
         """
-        looks = 0
+        loop = asyncio.get_running_loop()
+        sweep_at, compare_at = loop.time(), loop.time() + FIRST_COMPARE_AFTER_S
         while True:
             if await self._tried(self._filling, self._look):
-                if looks % SWEEP_EVERY == 0:
-                    await self._tried(self._filling, sweep)
-                if looks % COMPARE_EVERY == FIRST_COMPARE:
+                if loop.time() >= sweep_at:
+                    await self._tried(self._sweeping, sweep)
+                    sweep_at = loop.time() + SWEEP_EVERY_S
+                if loop.time() >= compare_at:
                     await self._tried(self._comparing, self.reconcile)
-                    await self._tried(self._filling, self._look_at_log)
-                looks += 1
+                    compare_at = loop.time() + self._compare_every_s
+                await self._tried(self._filling, self._look_at_log)
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def reconcile(self) -> Comparison | None:

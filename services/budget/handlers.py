@@ -9,7 +9,7 @@ import structlog
 from pydantic import ValidationError
 
 from breakwater.bus.delivery import Delivery, heartbeat
-from breakwater.bus.lookup import Lookup
+from breakwater.bus.lookup import Found, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BudgetEvent
@@ -82,21 +82,28 @@ class BudgetHandler:
 
         Raises StateUnavailable, BusUnavailable; may be repeated.
         """
-        for attempt_id in await self._budgets.lapsed(datetime.now(UTC)):
-            [reservation] = await self._budgets.reservations([attempt_id])
-            if reservation is None:
-                await self._budgets.forget_lease(attempt_id)
-                continue
-            execution_id, _, number = attempt_id.rpartition(":")
-            subject = subjects.attempt(reservation.agent, execution_id, number)
-            found = await self._lookup.last(Stream.EVENTS, subject)
-            if found is not None:
-                # Its settlement is on its way through the log, or was counted before the reservation was made.
-                await self.settle([Settlement.of(found.sequence, Attempt.model_validate_json(found.data))])
-                continue
-            if not reservation.charged:
-                structlog.get_logger().warning("reservation_lapsed", attempt_id=attempt_id, agent=reservation.agent)
-            await self._budgets.charge_estimate(reservation)
+        done: set[str] = set()
+        while attempt_ids := set(await self._budgets.lapsed(datetime.now(UTC))) - done:
+            for attempt_id in attempt_ids:
+                await self._charge(attempt_id)
+            done |= attempt_ids
+
+    async def _charge(self, attempt_id: str) -> None:
+        [reservation] = await self._budgets.reservations([attempt_id])
+        if reservation is None:
+            await self._budgets.forget_lease(attempt_id)
+            return
+        execution_id, _, number = attempt_id.rpartition(":")
+        subject = subjects.attempt(reservation.agent, execution_id, number)
+        found = await self._lookup.last(Stream.EVENTS, subject)
+        attempt = None if found is None else _read(found)
+        if found is not None and attempt is not None:
+            # Its settlement is on its way through the log, or was counted before the reservation was made.
+            await self.settle([Settlement.of(found.sequence, attempt)])
+            return
+        if not reservation.charged:
+            structlog.get_logger().warning("reservation_lapsed", attempt_id=attempt_id, agent=reservation.agent)
+        await self._budgets.charge_estimate(reservation)
 
     async def _tell_refusals(self, refused: Sequence[Attempt]) -> None:
         """A cap that refuses a call has been reached, though the spend itself stays below it. May be repeated."""
@@ -133,12 +140,12 @@ class BudgetHandler:
             await self._counters.announce(total.period, name, percent)
 
 
-def _read(delivery: Delivery) -> Attempt | None:
+def _read(message: Delivery | Found) -> Attempt | None:
     try:
-        return Attempt.model_validate_json(delivery.data)
+        return Attempt.model_validate_json(message.data)
     except ValidationError as error:
         # The sink keeps a letter of it; without a readable cost there is nothing to settle, and its lease will lapse.
-        structlog.get_logger().warning("attempt_unreadable", sequence=delivery.sequence, problems=error.error_count())
+        structlog.get_logger().warning("attempt_unreadable", sequence=message.sequence, problems=error.error_count())
         return None
 
 

@@ -159,7 +159,8 @@ class JobHandler:
                     cached_from=cached_from,
                 )
             )
-            if (guard := guard_of(plane, assignment)) is not None:
+            guard = guard_of(plane, self._agent_name, self._agent, assignment.job, assignment.execution_id)
+            if guard is not None:
                 # Before it is decided: the task's next job may come as soon as this one is answered.
                 output = outcome.output
                 await plane.patience.redis(lambda: guard.record(result, output))
@@ -259,7 +260,12 @@ class JobHandler:
         # A job that was refused at first has called nobody; one that comes again may have, and that stays its cost.
         again = ask.delivery.deliveries > 1 or parked_execution(ask.delivery.headers) is not None
         attempts = await recorded_attempts(self._plane, self._agent_name, execution_id) if again else ()
-        await finish(self._plane, ask, self._ended(ask, execution_id, reason, error, attempts))
+        result = self._ended(ask, execution_id, reason, error, attempts)
+        guard = None if ask.job is None else guard_of(self._plane, self._agent_name, self._agent, ask.job, execution_id)
+        if guard is not None and attempts:
+            # What it holds of its task's cap would be held for as long as the task lives.
+            await self._plane.patience.redis(lambda: guard.record(result, None))
+        await finish(self._plane, ask, result)
 
     def _ended(
         self, ask: Ask, execution_id: str, reason: Reason, error: ErrorInfo, attempts: tuple[Attempt, ...] = ()

@@ -58,7 +58,7 @@ class Run:
         self._log = AttemptLog(plane, job)
         self._caller = Caller(plane, job, self._log)
         self._tell = notices
-        self._guard = guard_of(plane, job)
+        self._guard = guard_of(plane, job.agent_name, job.agent, job.job, job.execution_id)
         self._resumed = resumed
 
     async def go(self) -> Finished | Sleeping:

@@ -9,15 +9,16 @@ from typing import Any
 import structlog
 from pydantic import JsonValue
 
+from breakwater.config import Agent
 from breakwater.contracts import subjects
 from breakwater.contracts.events import GuardEvent
 from breakwater.contracts.execution import Attempt, Result
+from breakwater.contracts.job import Job
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.caps import spent_by
 from breakwater.policy.guard import Crowded, GuardRules, Task, Trip, after_job, before_call, outcome_of
 from breakwater.state.connection import ScriptCall
 from breakwater.state.tasks import TaskKey, Tripped
-from services.worker.assignment import Assignment
 from services.worker.plane import Plane
 
 
@@ -32,11 +33,12 @@ class Stopped:
 class TaskGuard:
     """Guards the task of one job."""
 
-    def __init__(self, plane: Plane, job: Assignment, rules: GuardRules, task_id: str) -> None:
+    def __init__(self, plane: Plane, rules: GuardRules, key: TaskKey, *, agent: str, execution_id: str) -> None:
         self._plane = plane
-        self._job = job
         self._rules = rules
-        self._key = TaskKey(job.job.tenant, task_id)
+        self._key = key
+        self._agent = agent
+        self._execution_id = execution_id
 
     def ask(self, attempts: Sequence[Attempt], worst_case: int | None) -> ScriptCall:
         """What to ask Redis in the round trip of an admission; read its answer with `judge`.
@@ -46,11 +48,11 @@ class TaskGuard:
             worst_case: the most that the call can cost; None where its model has no price.
         """
         hold, cap = spent_by(attempts) + (worst_case or 0), self._rules.max_cost_usd
-        return self._plane.tasks.enter_call(self._key, self._job.execution_id, hold=hold, cap=cap)
+        return self._plane.tasks.enter_call(self._key, self._execution_id, hold=hold, cap=cap)
 
     def let_go(self, attempts: Sequence[Attempt]) -> ScriptCall:
         """Holds no more than what these attempts have cost: the job is at no call, and may not be for long."""
-        return self._plane.tasks.shrink_call(self._key, self._job.execution_id, spent=spent_by(attempts))
+        return self._plane.tasks.shrink_call(self._key, self._execution_id, spent=spent_by(attempts))
 
     def judge(
         self, answer: Sequence[Any], attempts: Sequence[Attempt], worst_case: int | None
@@ -103,14 +105,13 @@ class TaskGuard:
             StateUnavailable: record again.
         """
         outcome = outcome_of(result, answer, self._rules)
-        task = await self._plane.tasks.record(self._key, self._job.execution_id, outcome)
+        task = await self._plane.tasks.record(self._key, self._execution_id, outcome)
         trip = after_job(task, self._rules) if outcome.failed is not None else None
         if trip is not None:
             await self._trip(trip, task)
 
     async def _trip(self, trip: Trip, task: Task) -> None:
-        job = self._job
-        standing = await self._plane.tasks.trip(self._key, trip, agent=job.agent_name, execution_id=job.execution_id)
+        standing = await self._plane.tasks.trip(self._key, trip, agent=self._agent, execution_id=self._execution_id)
         await self._tell(standing, task)
 
     async def _tell(self, tripped: Tripped, task: Task) -> None:
@@ -143,7 +144,9 @@ class TaskGuard:
         await self._plane.tasks.told(self._key)
 
 
-def guard_of(plane: Plane, job: Assignment) -> TaskGuard | None:
+def guard_of(plane: Plane, agent_name: str, agent: Agent, job: Job, execution_id: str) -> TaskGuard | None:
     """The guard of a job's task; None where it belongs to none, or its agent has no guard."""
-    rules, task_id = job.agent.guard, job.job.task_id
-    return None if rules is None or task_id is None else TaskGuard(plane, job, rules, task_id)
+    if agent.guard is None or job.task_id is None:
+        return None
+    key = TaskKey(job.tenant, job.task_id)
+    return TaskGuard(plane, agent.guard, key, agent=agent_name, execution_id=execution_id)

@@ -162,7 +162,7 @@ class Bench:
         await plane.executions.claim(holder)
         trips, spent = self._redis.round_trips, await self._spent() if look_into_redis else 0.0
         began = time.perf_counter()
-        guard = guard_of(plane, assignment)
+        guard = guard_of(plane, agent_name, agent, assignment.job, assignment.execution_id)
         answer = await admit(plane, assignment, guard, question)
         elapsed = time.perf_counter() - began
         trips, spent = self._redis.round_trips - trips, await self._spent() - spent if look_into_redis else 0.0

@@ -47,6 +47,9 @@ class Budgets(Message):
 
     timezone: str = Field(default="UTC", description="Where days and months begin, as in `Europe/Berlin`.")
     total: Caps = Field(default=Caps(), alias="global")
+    compare_every_s: float = Field(
+        default=600, ge=10, le=86_400, description="How often the counters are compared with the record, and repaired."
+    )
     tenants: dict[Identifier, Caps] = Field(
         default_factory=dict, description="Caps of each tenant; `*` stands for every other one, each by itself."
     )
