@@ -1,25 +1,22 @@
-"""Prices, budgets and totals."""
+"""Prices and totals."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
-from zoneinfo import ZoneInfo
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from breakwater.policy.budget import Caps, counters, current_and_next, period, reached
-from breakwater.policy.price import Price, Usage, cost_nano, estimate_input_tokens, max_tokens_of, worst_case_nano
+from breakwater.policy.budget import Caps
+from breakwater.policy.price import Price, Usage, cost_nano, max_output_of, max_tokens_of, worst_case_nano
 from breakwater.policy.record import totals
 from tests.contracts.test_messages import attempt
 
 TOKENS = st.integers(0, 10_000_000)
 PRICES = st.integers(0, 10**12)
-BERLIN = ZoneInfo("Europe/Berlin")
-USD = 10**9
 
 
 def price(input_nano: int, output_nano: int, cached_nano: int | None = None) -> Price:
@@ -52,13 +49,14 @@ def test_what_is_not_known_costs_none_and_not_zero(usage: Usage) -> None:
     assert cost_nano(Usage(5, 5), None) is None
 
 
-@given(st.text(max_size=300), st.integers(1, 10_000))
-def test_the_worst_case_is_never_below_what_the_text_can_cost(text: str, max_tokens: int) -> None:
-    # Byte-level tokenizers make no more tokens than bytes; ordinary text takes three bytes and more for one.
-    body = len(text.encode())
-    worst = worst_case_nano(body, max_tokens, price(10**9, 10**9))
-    assert worst == cost_nano(Usage(estimate_input_tokens(body), max_tokens), price(10**9, 10**9))
-    assert estimate_input_tokens(body) >= body / 3
+@given(TOKENS, TOKENS, PRICES, PRICES, PRICES)
+def test_the_worst_case_has_all_of_the_input_at_the_dearer_of_its_prices(
+    tokens: int, output: int, input_price: int, output_price: int, write_price: int
+) -> None:
+    written = price(input_price, output_price).model_copy(update={"cache_write_usd_per_mtok": write_price})
+    dearer = price(max(input_price, write_price), output_price)
+    assert worst_case_nano(tokens, output, written) == cost_nano(Usage(tokens, output), dearer)
+    assert worst_case_nano(tokens, output, None) is None
 
 
 def test_the_output_limit_is_the_requests_own_where_it_has_one() -> None:
@@ -68,77 +66,29 @@ def test_the_output_limit_is_the_requests_own_where_it_has_one() -> None:
     assert max_tokens_of({"max_tokens": -1}, 100) == 100
 
 
+@pytest.mark.parametrize(
+    ("params", "most"),
+    [
+        ({}, 100),
+        ({"max_tokens": 5, "n": 3}, 15),
+        ({"max_tokens": 5000, "thinking": {"type": "enabled", "budget_tokens": 2000}}, 5000),
+        ({"max_tokens": 1000, "thinking": {"type": "enabled", "budget_tokens": 2000}}, 2000),
+        ({"reasoning": {"max_tokens": 300}}, 300),
+        ({"reasoning": {"effort": "high"}, "thinking": None}, 100),
+        ({"max_tokens": 50, "thinking_budget": 30, "n": 2}, 160),
+        ({"max_tokens": 50, "thinking_budget": 10**18}, 50 + 10_000_000),
+    ],
+)
+def test_the_most_that_a_call_may_answer_has_its_choices_and_its_thinking(params: dict[str, Any], most: int) -> None:
+    assert max_output_of(params, 100) == most
+
+
 def test_an_amount_in_the_config_is_what_the_person_wrote() -> None:
     assert Caps.model_validate({"daily_usd": 0.1}).daily_usd == 100_000_000
     assert Caps.model_validate({"daily_usd": "5.00"}).daily_usd == 5_000_000_000
     for wrong in (True, None, -1, "lots", 1e12):
         with pytest.raises(ValidationError):
             Price.model_validate({"input_usd_per_mtok": wrong, "output_usd_per_mtok": 1})
-
-
-def test_a_call_is_held_against_four_budgets() -> None:
-    found = counters(
-        "a", Caps.model_validate({"daily_usd": 5, "enforcement": "hard"}), Caps.model_validate({"monthly_usd": 9})
-    )
-    assert [(c.key, c.window, c.limit, c.hard_limit) for c in found] == [
-        ("global", "daily", None, None),
-        ("global", "monthly", 9 * USD, None),
-        ("agent:a", "daily", 5 * USD, 5 * USD),
-        ("agent:a", "monthly", None, None),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("moment", "name", "end", "hours"),
-    [
-        # The clocks of Berlin go forward on 29 March 2026 and back on 25 October 2026.
-        (datetime(2026, 3, 29, 5, tzinfo=UTC), "2026-03-29", datetime(2026, 3, 29, 22, tzinfo=UTC), 23),
-        (datetime(2026, 10, 25, 5, tzinfo=UTC), "2026-10-25", datetime(2026, 10, 25, 23, tzinfo=UTC), 25),
-        (datetime(2026, 11, 21, 22, 59, 59, tzinfo=UTC), "2026-11-21", datetime(2026, 11, 21, 23, tzinfo=UTC), 24),
-        (datetime(2026, 11, 21, 23, 0, tzinfo=UTC), "2026-11-22", datetime(2026, 11, 22, 23, tzinfo=UTC), 24),
-    ],
-)
-def test_a_day_ends_at_midnight_where_the_budget_lives(moment: datetime, name: str, end: datetime, hours: int) -> None:
-    found = period("daily", moment, BERLIN)
-    assert found.name == name
-    assert found.end_ms == int(end.timestamp() * 1000)
-    before = period("daily", end - timedelta(hours=hours, seconds=1), BERLIN)
-    assert before.end_ms == found.end_ms - hours * 3_600_000
-
-
-def test_a_month_ends_with_its_last_day() -> None:
-    found = period("monthly", datetime(2026, 2, 28, 22, 59, tzinfo=UTC), BERLIN)
-    assert (found.name, found.end_ms) == ("2026-02", int(datetime(2026, 2, 28, 23, tzinfo=UTC).timestamp() * 1000))
-    assert period("monthly", datetime(2026, 12, 31, 23, 30, tzinfo=UTC), BERLIN).name == "2027-01"
-
-
-@given(st.datetimes(datetime(2020, 1, 1), datetime(2035, 1, 1)), st.sampled_from(["daily", "monthly"]))
-def test_periods_follow_each_other_without_gap(moment: datetime, window: str) -> None:
-    now = moment.replace(tzinfo=UTC)
-    current, following = current_and_next(window, now, BERLIN)  # type: ignore[arg-type]
-    assert now.timestamp() * 1000 < current.end_ms < following.end_ms
-    last_moment = datetime.fromtimestamp((current.end_ms - 1) / 1000, UTC)
-    assert period(window, last_moment, BERLIN) == current  # type: ignore[arg-type]
-
-
-def test_thresholds_are_reached_to_the_nano_dollar() -> None:
-    counter = counters("a", Caps.model_validate({"daily_usd": "0.000001", "soft_at_percent": (50, 80)}), Caps())[2]
-    assert reached(counter, 499) == ()
-    assert reached(counter, 500) == (50,)
-    assert reached(counter, 999) == (50, 80)
-    assert reached(counter, 1_000) == (50, 80, 100)
-
-
-def test_a_cap_that_refuses_is_reached_though_the_spend_is_below_it() -> None:
-    counter = counters("a", Caps.model_validate({"daily_usd": "0.000001", "soft_at_percent": (50, 80)}), Caps())[2]
-    assert reached(counter, 10, refused=True) == (100,)
-    assert reached(counter, 850, refused=True) == (50, 80, 100)
-    assert reached(counter, 1_000, refused=True) == (50, 80, 100)
-
-
-@pytest.mark.parametrize("caps", [{"enforcement": "none", "daily_usd": 1}, {}, {"daily_usd": 0}])
-def test_a_budget_without_a_cap_or_that_only_tracks_reaches_nothing(caps: dict[str, object]) -> None:
-    assert reached(counters("a", Caps.model_validate(caps), Caps())[2], 10**9) == ()
 
 
 def test_totals_tell_what_was_wasted_and_how_sure_they_are() -> None:

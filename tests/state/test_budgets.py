@@ -1,252 +1,602 @@
+"""Reserving, settling, releasing and charging against the real Redis. Fleets of them: `test_budget_processes`."""
+
 from __future__ import annotations
 
 import asyncio
+from collections import Counter as Tally
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from redis.exceptions import ResponseError
 
-from breakwater.policy.budget import Caps, Counter, counters
-from breakwater.state.budgets import Budgets, OverBudget, Settlement
+from breakwater.contracts.events import CapRaise, Enforcement, Window
+from breakwater.contracts.types import ms_from_time
+from breakwater.policy.budget import Caps, CapTable, Counter
+from breakwater.policy.ledger import Figures, Ledger
+from breakwater.policy.periods import WINDOWS, period
+from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budgets import (
+    RESERVATIONS,
+    Budgets,
+    Elsewhen,
+    NotFilled,
+    OverBudget,
+    Reserved,
+    Settlement,
+    Unfilled,
+)
 from breakwater.state.connection import Redis
-from tests.servers import RunningServer
 
 ZONE = ZoneInfo("UTC")
+LOG = "log"
+Answer = Reserved | OverBudget | Elsewhen | Unfilled
 
 
 def now() -> datetime:
     return datetime.now(UTC)
 
 
-def capped(daily_nano: int, agent: str = "a") -> tuple[Counter, ...]:
-    return counters(agent, Caps(), Caps.model_construct(daily_usd=daily_nano, enforcement="hard", soft_at_percent=()))
+def caps(daily: int | None = None, monthly: int | None = None, enforcement: Enforcement = "hard") -> Caps:
+    """In nano-dollars."""
+    return Caps.model_construct(daily_usd=daily, monthly_usd=monthly, enforcement=enforcement)
 
 
-async def reserve(
-    redis: Redis, attempt: str, amount: int, held_against: tuple[Counter, ...], lease_ms: int = 60_000
-) -> OverBudget | None:
-    budgets = Budgets(redis, ZONE)
-    call = budgets.reserve_call(attempt, "a", amount, held_against, now=now(), lease_ms=lease_ms)
+def capped(window: Window, limit: int) -> Caps:
+    return caps(daily=limit) if window == "daily" else caps(monthly=limit)
+
+
+def against(
+    total: Caps | None = None,
+    of_agent: Caps | None = None,
+    of_tenant: Caps | None = None,
+    *,
+    agent: str = "a",
+    tenant: str | None = "t",
+) -> tuple[Counter, ...]:
+    table = CapTable(total or caps(), {agent: of_agent or caps()}, {tenant or "": of_tenant or caps()})
+    return table.counters(agent, tenant)
+
+
+async def filled(redis: Redis, *, log: str = LOG, upto: int = 0, figures: Ledger | None = None) -> BudgetBooks:
+    """Makes the counters ready, as the budget service does."""
+    books = BudgetBooks(redis, ZONE)
+    assert await books.fill(await books.filled(), log, upto, books.periods(now()), figures or {}, {})
+    return books
+
+
+async def ask(
+    redis: Redis,
+    attempt_id: str,
+    amount: int,
+    counters: Sequence[Counter],
+    *,
+    agent: str = "a",
+    tenant: str | None = "t",
+    lease_ms: int = 60_000,
+    at: datetime | None = None,
+    budgets: Budgets | None = None,
+    clock: datetime | None = None,
+) -> Answer:
+    """Asks for a reservation as a worker does; `clock` is what that believes the time to be."""
+    budgets, clock = budgets or Budgets(redis, ZONE), clock or now()
+    call = budgets.reserve_call(attempt_id, agent, tenant, amount, counters, now=clock, lease_ms=lease_ms, at=at)
     [answer] = await redis.run([call])
-    return Budgets.reserved(answer, held_against)
+    return budgets.reserved(answer, counters, amount, now=clock)
 
 
-def settlement(attempt: str, sequence: int, cost: int | None, started_at: datetime | None = None) -> Settlement:
-    return Settlement(attempt, sequence, "a", cost, started_at or now())
+async def granted(redis: Redis, attempt_id: str, amount: int, **more: Any) -> datetime:
+    """Reserves where nothing is capped, and says when that was."""
+    counters = against(agent=more.get("agent", "a"), tenant=more.get("tenant", "t"))
+    answer = await ask(redis, attempt_id, amount, counters, **more)
+    assert isinstance(answer, Reserved)
+    return answer.at
 
 
-async def books(redis: Redis) -> dict[str, int]:
-    return await Budgets(redis, ZONE).counters("daily", now())
+def settlement(
+    attempt_id: str,
+    sequence: int,
+    cost: int | None,
+    *,
+    agent: str = "a",
+    tenant: str | None = "t",
+    at: datetime | None = None,
+) -> Settlement:
+    figures = Figures(spent=cost or 0, calls=1, unpriced=int(cost is None))
+    return Settlement(attempt_id, sequence, agent, tenant, figures, at or now())
+
+
+async def charge(redis: Redis, attempt_id: str) -> None:
+    """Charges a reservation as a sweep does, once its lease has ended by Redis' clock."""
+    budgets = Budgets(redis, ZONE)
+    async with asyncio.timeout(5):
+        while attempt_id not in await budgets.lapsed(await redis_time(redis)):
+            await asyncio.sleep(0.002)
+    [reservation] = await budgets.reservations([attempt_id])
+    assert reservation is not None
+    await budgets.charge_estimate(reservation)
+
+
+async def redis_time(redis: Redis) -> datetime:
+    seconds, microseconds = await cast(Any, redis.client.time())
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=microseconds // 1000 * 1000)
+
+
+async def counted(redis: Redis, window: Window = "daily", name: str = "*") -> Tally[str]:
+    """The counters of all periods of a window together; those that are zero count as absent."""
+    sums: Tally[str] = Tally()
+    for key in await redis.client.keys(f"bw:{{budget}}:{window}:{name}"):
+        for field, value in (await cast(Any, redis.client.hgetall(key))).items():
+            if field.partition(":")[0] in {"spent", "reserved", "calls", "unpriced"}:
+                sums[field] += int(value)
+    return Tally({field: value for field, value in sums.items() if value})
+
+
+async def same_in_both_windows(redis: Redis) -> Tally[str]:
+    daily, monthly = [await counted(redis, window) for window in WINDOWS]
+    assert daily == monthly
+    return daily
+
+
+def in_all(what: str, value: int) -> Mapping[str, int]:
+    return {f"{what}:{key}": value for key in ("global", "agent:a", "tenant:t")}
+
+
+# Reserving
 
 
 async def test_a_thousand_reservations_at_once_on_a_cap_for_a_hundred_grant_a_hundred(redis: Redis) -> None:
-    held = capped(100 * 7)
-    answers = await asyncio.gather(*(reserve(redis, f"j{number}:1", 7, held) for number in range(1000)))
-    assert answers.count(None) == 100
-    assert (await books(redis))["reserved:global"] == 700
+    await filled(redis)
+    counters = against(caps(daily=100 * 7, monthly=10**9))
+    answers = await asyncio.gather(*(ask(redis, f"j{number}:1", 7, counters) for number in range(1000)))
+    assert Tally(type(answer) for answer in answers) == {Reserved: 100, OverBudget: 900}
+    assert await same_in_both_windows(redis) == in_all("reserved", 700)
+    assert await redis.client.hlen(RESERVATIONS) == 100
 
 
-async def test_asking_again_for_a_reservation_gives_the_same_and_holds_it_once(redis: Redis) -> None:
-    held = capped(10)
-    assert [await reserve(redis, "j:1", 7, held) for _ in range(3)] == [None] * 3
-    assert (await books(redis))["reserved:global"] == 7
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("scope", ["global", "agent", "tenant"])
+async def test_any_budget_without_room_refuses_and_none_is_held_against(
+    redis: Redis, window: Window, scope: str
+) -> None:
+    await filled(redis)
+    tight, wide = capped(window, 10), caps(1000, 1000)
+    counters = against(*(tight if one == scope else wide for one in ("global", "agent", "tenant")))
+    assert isinstance(await ask(redis, "j:1", 7, counters), Reserved)
+    refused = await ask(redis, "k:1", 4, counters)
+    assert isinstance(refused, OverBudget)
+    assert (refused.counter.scope, refused.counter.window) == (scope, window)
+    assert (refused.limit, refused.spent, refused.reserved, refused.amount) == (10, 0, 7, 4)
+    assert await same_in_both_windows(redis) == in_all("reserved", 7)
+    assert isinstance(await ask(redis, "k:1", 3, counters), Reserved)
 
 
-async def test_a_refusal_names_the_budget_its_figures_and_its_end_and_holds_nothing(redis: Redis) -> None:
-    held = capped(10)
-    await reserve(redis, "j:1", 7, held)
-    refused = await reserve(redis, "k:1", 4, held)
-    assert refused is not None
-    assert (refused.counter.key, refused.counter.window) == ("global", "daily")
-    assert (refused.limit, refused.spent, refused.reserved) == (10, 0, 7)
-    midnight = (now() + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
-    assert refused.resets_at_ms == int(midnight.timestamp() * 1000)
-    found = await books(redis)
-    assert found["reserved:agent:a"] == 7
+async def test_a_refusal_tells_spend_and_reservations_apart_and_when_the_period_ends(redis: Redis) -> None:
+    await filled(redis)
+    await granted(redis, "i:1", 5)
+    await Budgets(redis, ZONE).settle([settlement("i:1", 1, 2)], LOG)
+    await granted(redis, "j:1", 7)
+    for window in WINDOWS:
+        refused = await ask(redis, "k:1", 4, against(of_agent=capped(window, 12)))
+        assert isinstance(refused, OverBudget)
+        assert (refused.counter.name, refused.limit, refused.spent, refused.reserved) == (f"agent:a/{window}", 12, 2, 7)
+        assert refused.resets_at_ms == period(window, await redis_time(redis), ZONE).end_ms
 
 
-async def test_settling_replaces_the_reservation_by_the_cost_in_all_budgets_once(redis: Redis) -> None:
-    budgets = Budgets(redis, ZONE)
-    await reserve(redis, "j:1", 7, capped(10))
-    for _ in range(3):
-        [totals] = await budgets.settle([settlement("j:1", 5, 4)], "log")
-        assert {(total.window, total.key): total.spent for total in totals} == {
-            ("daily", "global"): 4,
-            ("daily", "agent:a"): 4,
-            ("monthly", "global"): 4,
-            ("monthly", "agent:a"): 4,
-        }
-    found = await books(redis)
-    assert (found["reserved:global"], found["spent:global"], found["calls:global"]) == (0, 4, 1)
-    assert await budgets.reservations(["j:1"]) == [None]
+async def test_asking_again_gives_the_same_answer_and_holds_once(redis: Redis) -> None:
+    await filled(redis)
+    counters = against(caps(daily=10))
+    answers = await asyncio.gather(*(ask(redis, "j:1", 7, counters) for _ in range(50)))
+    assert len(set(answers)) == 1
+    assert isinstance(answers[0], Reserved)
+    assert await same_in_both_windows(redis) == in_all("reserved", 7)
+    [held] = await Budgets(redis, ZONE).reservations(["j:1"])
+    assert held is not None
+    assert (held.at, held.amount, held.charged) == (answers[0].at, 7, False)
+
+
+async def test_budgets_of_others_are_left_alone(redis: Redis) -> None:
+    await filled(redis)
+    await granted(redis, "j:1", 7, agent="a", tenant=None)
+    await granted(redis, "k:1", 5, agent="b", tenant="t")
+    assert await same_in_both_windows(redis) == {
+        "reserved:global": 12, "reserved:agent:a": 7, "reserved:agent:b": 5, "reserved:tenant:t": 5
+    }  # fmt: skip
+
+
+async def test_a_cap_that_a_person_raised_grants_more_until_it_is_taken_back(redis: Redis) -> None:
+    books, counters = await filled(redis), against(of_agent=caps(daily=10))
+    current = period("daily", now(), ZONE)
+    assert isinstance(await ask(redis, "j:1", 11, counters), OverBudget)
+    await books.note_raise(current, "agent:a", CapRaise(limit=15, by="ops", reason="a sale", at=now()))
+    assert isinstance(await ask(redis, "j:1", 11, counters), Reserved)
+    refused = await ask(redis, "k:1", 5, counters)
+    assert isinstance(refused, OverBudget)
+    assert refused.limit == 15
+    await books.note_raise(current, "agent:a", None)
+    refused = await ask(redis, "k:1", 1, counters)
+    assert isinstance(refused, OverBudget)
+    assert (refused.limit, refused.reserved) == (10, 11)
+
+
+async def test_a_cap_that_the_config_set_higher_since_a_raise_counts(redis: Redis) -> None:
+    books = await filled(redis)
+    raised = CapRaise(limit=15, by="ops", reason="a sale", at=now())
+    await books.note_raise(period("daily", now(), ZONE), "agent:a", raised)
+    assert isinstance(await ask(redis, "j:1", 20, against(of_agent=caps(daily=20))), Reserved)
+
+
+async def test_a_hard_cap_holds_nothing_while_the_counters_are_lost(redis: Redis) -> None:
+    counters = against(caps(enforcement="soft", daily=1), of_tenant=caps(monthly=10**9))
+    assert await ask(redis, "j:1", 7, counters) == Unfilled()
+    assert await redis.client.keys("*") == []
+    assert not await Budgets(redis, ZONE).filled()
+    await filled(redis)
+    assert await Budgets(redis, ZONE).filled()
+    assert isinstance(await ask(redis, "j:1", 7, counters), Reserved)
+
+
+@pytest.mark.parametrize("enforcement", ["soft", "none"])
+async def test_any_other_cap_holds_and_never_refuses(redis: Redis, enforcement: Enforcement) -> None:
+    one = caps(5, 5, enforcement)
+    for name in ("j:1", "k:1"):
+        assert isinstance(await ask(redis, name, 7, against(one, one, one)), Reserved)
+    assert await same_in_both_windows(redis) == in_all("reserved", 14)
+
+
+async def test_a_call_that_is_free_passes_a_cap_that_is_reached_but_not_one_that_is_passed(redis: Redis) -> None:
+    await filled(redis)
+    await granted(redis, "j:1", 10)
+    assert isinstance(await ask(redis, "k:1", 0, against(caps(10))), Reserved)
+    assert isinstance(await ask(redis, "l:1", 0, against(caps(9))), OverBudget)
+
+
+@pytest.mark.parametrize("days", [-1, 1, -45, 45])
+async def test_a_clock_that_is_off_is_told_once_and_corrected_from_then_on(redis: Redis, days: int) -> None:
+    await filled(redis)
+    budgets, counters = Budgets(redis, ZONE), against(caps(10))
+    answers = [
+        await ask(redis, f"j{number}:1", 1, counters, budgets=budgets, clock=now() + timedelta(days=days))
+        for number in range(4)
+    ]
+    assert answers[0] == Elsewhen()
+    assert all(isinstance(answer, Reserved) for answer in answers[1:])
+    assert await counted(redis, "daily", f"{await redis_time(redis):%Y-%m-%d}") == in_all("reserved", 3)
+    assert await same_in_both_windows(redis) == in_all("reserved", 3)
+
+
+async def test_what_redis_has_lost_is_held_anew_where_it_was_and_whatever_the_caps_are(redis: Redis) -> None:
+    yesterday = now().replace(microsecond=0) - timedelta(days=1)
+    for _ in range(2):
+        answer = await ask(redis, "j:1", 7, against(caps(1, 1), caps(1, 1)), at=yesterday)
+        assert answer == Reserved(yesterday)
+    assert await counted(redis, "daily", f"{yesterday:%Y-%m-%d}") == in_all("reserved", 7)
+    await filled(redis)
+    assert await same_in_both_windows(redis) == in_all("reserved", 7)
+    await Budgets(redis, ZONE).settle([settlement("j:1", 1, 4, at=yesterday)], LOG)
+    assert await counted(redis, "daily", f"{yesterday:%Y-%m-%d}") == {**in_all("spent", 4), **in_all("calls", 1)}
+
+
+# Releasing and settling
 
 
 async def test_a_released_reservation_leaves_no_trace(redis: Redis) -> None:
-    held = capped(10)
-    await reserve(redis, "j:1", 7, held)
-    await redis.run([Budgets(redis, ZONE).release_call("j:1", held, now=now())])
-    assert (await books(redis))["reserved:global"] == 0
-    assert await Budgets(redis, ZONE).lapsed(now() + timedelta(days=1)) == []
+    budgets, at = Budgets(redis, ZONE), await granted(redis, "j:1", 7)
+    for _ in range(2):
+        await redis.run([budgets.release_call("j:1", "a", "t", at)])
+        assert await same_in_both_windows(redis) == {}
+    assert await budgets.reservations(["j:1"]) == [None]
+    assert await budgets.lapsed(now() + timedelta(days=1)) == []
 
 
-async def test_a_cost_without_a_reservation_is_counted_in_the_period_of_its_start(redis: Redis) -> None:
-    budgets = Budgets(redis, ZONE)
+async def test_a_reservation_of_another_day_is_not_released(redis: Redis) -> None:
+    budgets, at = Budgets(redis, ZONE), await granted(redis, "j:1", 7)
+    await redis.run([budgets.release_call("j:1", "a", "t", at - timedelta(days=1))])
+    assert await same_in_both_windows(redis) == in_all("reserved", 7)
+
+
+async def test_a_reservation_that_was_charged_is_not_released_any_more(redis: Redis) -> None:
+    budgets, at = Budgets(redis, ZONE), await granted(redis, "j:1", 7, lease_ms=1)
+    await charge(redis, "j:1")
+    await redis.run([budgets.release_call("j:1", "a", "t", at)])
+    assert await same_in_both_windows(redis) == in_all("spent", 7)
+
+
+async def test_settling_replaces_the_reservation_by_the_cost_in_all_budgets_once(redis: Redis) -> None:
+    await filled(redis)
+    budgets, at = Budgets(redis, ZONE), await granted(redis, "j:1", 7)
+    for _ in range(3):
+        [totals] = await budgets.settle([settlement("j:1", 5, 4, at=at)], LOG)
+        assert [(total.period.window, total.key, total.spent, total.raised_to) for total in totals] == [
+            (window, key, 4, None) for window in WINDOWS for key in ("global", "agent:a", "tenant:t")
+        ]
+    assert await same_in_both_windows(redis) == {**in_all("spent", 4), **in_all("calls", 1)}
+    assert await budgets.reservations(["j:1"]) == [None]
+    assert await budgets.lapsed(now() + timedelta(days=1)) == []
+
+
+async def test_events_that_many_services_settle_at_once_are_counted_once(redis: Redis) -> None:
+    await filled(redis)
+    events = [settlement(f"j{number}:1", number, number) for number in range(1, 101)]
+    await asyncio.gather(*(Budgets(redis, ZONE).settle(events[start:], LOG) for start in range(0, 100, 10)))
+    assert (await same_in_both_windows(redis))["spent:global"] == sum(range(1, 101))
+
+
+async def test_a_settlement_tells_the_cap_that_a_person_raised(redis: Redis) -> None:
+    books = await filled(redis)
+    raised = CapRaise(limit=2**53, by="ops", reason="a sale", at=now())
+    await books.note_raise(period("monthly", now(), ZONE), "tenant:t", raised)
+    [totals] = await Budgets(redis, ZONE).settle([settlement("j:1", 5, 4)], LOG)
+    told = {(total.period.window, total.key): total.raised_to for total in totals if total.raised_to is not None}
+    assert told == {("monthly", "tenant:t"): 2**53}
+
+
+async def test_a_cost_without_a_reservation_counts_in_the_day_that_it_belongs_to(redis: Redis) -> None:
+    await filled(redis)
     yesterday = now() - timedelta(days=1)
-    await budgets.settle([settlement("j:1", 5, 4, yesterday)], "log")
-    assert "spent:global" not in await books(redis)
-    assert (await budgets.counters("daily", yesterday))["spent:global"] == 4
+    await Budgets(redis, ZONE).settle([settlement("j:1", 5, 4, at=yesterday)], LOG)
+    assert await same_in_both_windows(redis) == {**in_all("spent", 4), **in_all("calls", 1)}
+    assert await counted(redis, "daily", f"{yesterday:%Y-%m-%d}") == await counted(redis)
 
 
 async def test_an_unknown_cost_is_counted_as_unpriced_and_not_as_zero(redis: Redis) -> None:
-    await Budgets(redis, ZONE).settle([settlement("j:1", 5, None)], "log")
-    found = await books(redis)
-    assert found["unpriced:global"] == 1
-    assert "spent:global" not in found
+    await filled(redis)
+    await Budgets(redis, ZONE).settle([settlement("j:1", 5, None)], LOG)
+    assert await same_in_both_windows(redis) == {**in_all("unpriced", 1), **in_all("calls", 1)}
+    [today] = await redis.client.keys("bw:{budget}:daily:*")
+    assert not await cast(Any, redis.client.hexists(today, "spent:global"))
 
 
-async def test_a_lapsed_reservation_is_charged_at_its_estimate_and_corrected_by_a_late_event(redis: Redis) -> None:
-    budgets = Budgets(redis, ZONE)
-    await reserve(redis, "j:1", 7, capped(10), lease_ms=1)
-    assert await budgets.lapsed(now() + timedelta(seconds=1)) == ["j:1"]
-    [reservation] = await budgets.reservations(["j:1"])
-    assert reservation is not None
-    for _ in range(2):
-        await budgets.charge_estimate(reservation)
-    found = await books(redis)
-    assert (found["reserved:global"], found["spent:global"]) == (0, 7)
-    assert await budgets.lapsed(now() + timedelta(seconds=1)) == []
-    await budgets.settle([settlement("j:1", 5, 4)], "log")
-    assert (await books(redis))["spent:global"] == 4
+async def test_an_event_that_the_counters_were_filled_with_counts_no_more_but_frees_what_it_held(redis: Redis) -> None:
+    await filled(redis, upto=10)
+    at = await granted(redis, "j:1", 7)
+    await Budgets(redis, ZONE).settle([settlement("j:1", 10, 4, at=at)], LOG)
+    assert await same_in_both_windows(redis) == {}
+    await Budgets(redis, ZONE).settle([settlement("k:1", 11, 4)], LOG)
+    assert await same_in_both_windows(redis) == {**in_all("spent", 4), **in_all("calls", 1)}
 
 
-async def test_the_settlement_of_free_and_of_unpriced_reservations_works_too(redis: Redis) -> None:
-    budgets = Budgets(redis, ZONE)
-    for attempt, sequence in (("j:1", 1), ("k:1", 2)):
-        await reserve(redis, attempt, 0, capped(10), lease_ms=1)
-        if attempt == "k:1":
-            [reservation] = await budgets.reservations([attempt])
-            assert reservation is not None
-            await budgets.charge_estimate(reservation)
-        await budgets.settle([settlement(attempt, sequence, 3)], "log")
-    assert (await books(redis))["spent:global"] == 6
-    await reserve(redis, "l:1", 0, capped(10))
-    await redis.run([budgets.release_call("l:1", capped(10), now=now())])
+@pytest.mark.parametrize("days", [1, -1, 2, 40])
+async def test_a_call_counts_in_the_day_and_month_where_its_reservation_is(redis: Redis, days: int) -> None:
+    await filled(redis)
+    reserved_at = now() - timedelta(days=days) if days > 0 else now()
+    await granted(redis, "j:1", 7, at=reserved_at)
+    told = settlement("j:1", 5, 4, at=reserved_at + timedelta(days=days))
+    neighbour = settlement("k:1", 6, 2, at=reserved_at)
+    totals, others = await Budgets(redis, ZONE).settle([told, neighbour], LOG)
+    for window, one, other in zip(WINDOWS, totals[::3], others[::3], strict=True):
+        assert one.period == period(window, reserved_at, ZONE)
+        assert (one.spent, other.spent) in ({(4, 6), (6, 2)} if days < 40 else {(0, 0)})
+    assert await Budgets(redis, ZONE).reservations(["j:1"]) == [None]
+    await Budgets(redis, ZONE).settle([told], LOG)
+    expected = {**in_all("spent", 6), **in_all("calls", 2)} if days < 40 else {}
+    assert await same_in_both_windows(redis) == expected
 
 
-async def test_memory_of_settled_events_stays_small(redis: Redis) -> None:
-    budgets = Budgets(redis, ZONE)
-    await budgets.settle([settlement(f"j{number}:1", number, 1) for number in range(1, 2001)], "log")
-    assert (await books(redis))["spent:global"] == 2000
-    assert len(await redis.client.keys("*")) <= 4
-    assert await redis.client.memory_usage("bw:{budget}:settled:log:0") < 10_000
-
-
-class Money(RuleBasedStateMachine):
-    """Any mix of reserving, settling, releasing and lapsing, each repeated at will, against a model in Python."""
-
-    redis: Redis
-    runner: asyncio.Runner
-    CAP = 100
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held: dict[str, int] = {}
-        self.charged: dict[str, int] = {}
-        self.spent = 0
-        self.settled: dict[str, int] = {}
-        self.sequences: dict[str, int] = {}
-        self.run(self.redis.client.flushall())
-
-    def run(self, work: Any) -> Any:
-        return self.runner.run(work)
-
-    @rule(name=st.sampled_from("abcdef"), amount=st.integers(0, 60))
-    def reserve(self, name: str, amount: int) -> None:
-        attempt = f"{name}:1"
-        refused = self.run(reserve(self.redis, attempt, amount, capped(self.CAP), lease_ms=1))
-        if attempt in self.held or attempt in self.charged:
-            assert refused is None
-            return
-        fits = self.spent + sum(self.held.values()) + sum(self.charged.values()) + amount <= self.CAP
-        assert (refused is None) == fits
-        if fits:
-            self.held[attempt] = amount
-
-    @rule(name=st.sampled_from("abcdef"), cost=st.integers(0, 60))
-    def settle(self, name: str, cost: int) -> None:
-        attempt = f"{name}:1"
-        sequence = self.sequences.setdefault(attempt, len(self.sequences) + 1)
-        self.run(Budgets(self.redis, ZONE).settle([settlement(attempt, sequence, cost)], "log"))
-        if attempt not in self.settled:
-            self.settled[attempt] = cost
-            self.spent += cost
-        self.held.pop(attempt, None)
-        self.charged.pop(attempt, None)
-
-    @rule(name=st.sampled_from("abcdef"))
-    def release(self, name: str) -> None:
-        self.run(self.redis.run([Budgets(self.redis, ZONE).release_call(f"{name}:1", capped(self.CAP), now=now())]))
-        self.held.pop(f"{name}:1", None)
-
-    @rule(name=st.sampled_from("abcdef"))
-    def lapse(self, name: str) -> None:
-        budgets = Budgets(self.redis, ZONE)
-        [reservation] = self.run(budgets.reservations([f"{name}:1"]))
-        if reservation is None:
-            return
-        self.run(budgets.charge_estimate(reservation))
-        if f"{name}:1" in self.held:
-            self.charged[f"{name}:1"] = self.held.pop(f"{name}:1")
-
-    @invariant()
-    def the_books_are_right(self) -> None:
-        found = self.run(books(self.redis))
-        assert found.get("reserved:global", 0) == sum(self.held.values())
-        assert found.get("spent:global", 0) == self.spent + sum(self.charged.values())
-        assert found.get("reserved:agent:a", 0) == sum(self.held.values())
-
-
-def test_money_stays_right_whatever_happens_in_whatever_order(redis_server: RunningServer) -> None:
-    with asyncio.Runner() as runner:
-        Money.runner = runner
-        Money.redis = Redis(redis_server.url)
-        run_state_machine_as_test(
-            Money,
-            settings=settings(
-                max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-            ),
-        )
-        runner.run(Money.redis.close())
+async def test_nothing_is_counted_until_the_counters_are_those_of_the_log(redis: Redis) -> None:
+    budgets, at = Budgets(redis, ZONE), await granted(redis, "j:1", 7)
+    told = [settlement("j:1", 1, 4, at=at), settlement("k:1", 2, 5)]
+    with pytest.raises(NotFilled):
+        await budgets.settle(told, LOG)
+    await filled(redis, log="yesterday's")
+    with pytest.raises(NotFilled):
+        await budgets.settle(told, LOG)
+    await filled(redis)
+    with pytest.raises(NotFilled):
+        await Budgets(redis, ZoneInfo("Europe/Berlin")).settle(told, LOG)
+    assert await same_in_both_windows(redis) == in_all("reserved", 7)
+    await budgets.settle(told, LOG)
+    assert await same_in_both_windows(redis) == {**in_all("spent", 9), **in_all("calls", 2)}
 
 
 async def test_a_new_log_begins_to_count_anew(redis: Redis) -> None:
+    await filled(redis, log="yesterday's")
+    await Budgets(redis, ZONE).settle([settlement("j:1", 1, 4)], "yesterday's")
+    await filled(redis, log="today's", figures={(f"{now():%Y-%m}", "global"): Figures(spent=4, calls=1)})
+    await Budgets(redis, ZONE).settle([settlement("k:1", 1, 5)], "today's")
+    assert (await counted(redis, "monthly"))["spent:global"] == 9
+
+
+async def test_settling_nothing_asks_nobody(redis: Redis) -> None:
+    await redis.close()
+    assert await Budgets(redis, ZONE).settle([], LOG) == []
+    assert await Budgets(redis, ZONE).reservations([]) == []
+
+
+# Leases
+
+
+async def test_a_lapsed_reservation_is_charged_at_its_estimate_and_corrected_by_a_late_event(redis: Redis) -> None:
+    await filled(redis)
+    budgets, at = Budgets(redis, ZONE), await granted(redis, "j:1", 7, lease_ms=1)
+    await charge(redis, "j:1")
+    assert await same_in_both_windows(redis) == in_all("spent", 7)
+    assert await budgets.lapsed(now() + timedelta(seconds=1)) == []
+    [held] = await budgets.reservations(["j:1"])
+    assert held is not None
+    assert held.charged
+    await budgets.settle([settlement("j:1", 5, 4, at=at)], LOG)
+    assert await same_in_both_windows(redis) == {**in_all("spent", 4), **in_all("calls", 1)}
+
+
+async def test_a_charge_that_two_services_make_or_one_makes_again_is_made_once_and_can_be_corrected(
+    redis: Redis,
+) -> None:
+    await filled(redis)
+    budgets, at = Budgets(redis, ZONE), await granted(redis, "j:1", 7, lease_ms=1)
+    [read_before] = await budgets.reservations(["j:1"])
+    assert read_before is not None
+    await charge(redis, "j:1")
+    await asyncio.gather(*(Budgets(redis, ZONE).charge_estimate(read_before) for _ in range(3)))
+    assert await same_in_both_windows(redis) == in_all("spent", 7)
+    await budgets.settle([settlement("j:1", 5, 4, at=at)], LOG)
+    assert await same_in_both_windows(redis) == {**in_all("spent", 4), **in_all("calls", 1)}
+
+
+async def test_a_reservation_whose_lease_goes_on_is_not_charged(redis: Redis) -> None:
     budgets = Budgets(redis, ZONE)
-    await budgets.settle([settlement("j:1", 1, 4)], "log of yesterday")
-    await budgets.settle([settlement("k:1", 1, 5)], "log of today")
-    assert (await books(redis))["spent:global"] == 9
+    await granted(redis, "j:1", 7)
+    assert await budgets.lapsed(now()) == []
+    [held] = await budgets.reservations(["j:1"])
+    assert held is not None
+    await budgets.charge_estimate(held)
+    assert await same_in_both_windows(redis) == in_all("reserved", 7)
+    assert await budgets.reservations(["j:1"]) == [held]
+
+
+async def test_long_after_its_month_a_charge_is_forgotten(redis: Redis) -> None:
+    budgets = Budgets(redis, ZONE)
+    await granted(redis, "j:1", 7, at=now() - timedelta(days=70), lease_ms=1)
+    await charge(redis, "j:1")
+    [held] = await budgets.reservations(["j:1"])
+    assert held is not None
+    assert held.charged
+    await charge(redis, "j:1")
+    assert await budgets.reservations(["j:1"]) == [None]
+    assert await budgets.lapsed(now() + timedelta(days=365)) == []
+
+
+@pytest.mark.parametrize("end", ["settle", "settle what was counted", "release", "charge"])
+async def test_counters_of_a_period_that_is_long_over_do_not_come_back(redis: Redis, end: str) -> None:
+    await filled(redis, upto=10 if end == "settle what was counted" else 0)
+    long_ago = now() - timedelta(days=70)
+    await granted(redis, "j:1", 7, at=long_ago, lease_ms=1)
+    match end:
+        case "release":
+            await redis.run([Budgets(redis, ZONE).release_call("j:1", "a", "t", long_ago)])
+        case "charge":
+            await charge(redis, "j:1")
+        case _:
+            await Budgets(redis, ZONE).settle([settlement("j:1", 5, 4, at=long_ago)], LOG)
+    assert await redis.client.keys("bw:{budget}:daily:*") == []
+    assert await redis.client.keys("bw:{budget}:monthly:*") == []
+
+
+async def test_a_lease_without_a_reservation_is_taken_off_the_list(redis: Redis) -> None:
+    budgets = Budgets(redis, ZONE)
+    await granted(redis, "j:1", 7)
+    await budgets.forget_lease("j:1")
+    assert await budgets.lapsed(now() + timedelta(days=1)) == []
+
+
+async def test_those_that_lapsed_first_are_found_first_and_only_so_many(redis: Redis) -> None:
+    budgets = Budgets(redis, ZONE)
+    for lease_s in (30, 10, 20, 40):
+        await granted(redis, f"j{lease_s}:1", 1, lease_ms=lease_s * 1000)
+    assert await budgets.lapsed(now() + timedelta(seconds=35)) == ["j10:1", "j20:1", "j30:1"]
+    assert await budgets.lapsed(now() + timedelta(seconds=35), limit=2) == ["j10:1", "j20:1"]
 
 
 async def test_a_reservation_under_an_attempt_that_was_counted_already_is_void(redis: Redis) -> None:
-    budgets = Budgets(redis, ZONE)
-    await reserve(redis, "j:1", 7, capped(100))
-    await budgets.settle([settlement("j:1", 5, 4)], "log")
-    for lapse in (False, True):
-        await reserve(redis, "j:1", 9, capped(100), lease_ms=1)
-        if lapse:
-            [reservation] = await budgets.reservations(["j:1"])
-            assert reservation is not None
-            await budgets.charge_estimate(reservation)
-        await budgets.settle([settlement("j:1", 5, 4)], "log")
-        found = await books(redis)
-        assert (found["reserved:global"], found["spent:global"]) == (0, 4)
+    await filled(redis)
+    budgets, at = Budgets(redis, ZONE), await granted(redis, "j:1", 7)
+    told = [settlement("j:1", 5, 4, at=at)]
+    await budgets.settle(told, LOG)
+    for lapses in (False, True):
+        await granted(redis, "j:1", 9, lease_ms=1)
+        if lapses:
+            await charge(redis, "j:1")
+        await budgets.settle(told, LOG)
+        assert await same_in_both_windows(redis) == {**in_all("spent", 4), **in_all("calls", 1)}
         assert await budgets.lapsed(now() + timedelta(days=1)) == []
+
+
+async def test_reservations_of_nothing_are_settled_charged_and_released_too(redis: Redis) -> None:
+    await filled(redis)
+    budgets = Budgets(redis, ZONE)
+    for sequence, attempt_id in enumerate(("j:1", "k:1"), 1):
+        at = await granted(redis, attempt_id, 0, lease_ms=1)
+        if attempt_id == "k:1":
+            await charge(redis, attempt_id)
+        await budgets.settle([settlement(attempt_id, sequence, 3, at=at)], LOG)
+    await redis.run([budgets.release_call("l:1", "a", "t", await granted(redis, "l:1", 0))])
+    assert await same_in_both_windows(redis) == {**in_all("spent", 6), **in_all("calls", 2)}
+    assert await redis.client.hlen(RESERVATIONS) == 0
+
+
+# Amounts, names, memory
+
+
+async def test_the_highest_cap_holds_to_the_nano_dollar(redis: Redis) -> None:
+    await filled(redis)
+    top = 2**53
+    counters = against(caps(daily=top))
+    for step, amount in enumerate((top - 3, 2)):
+        assert isinstance(await ask(redis, f"j{step}:1", amount, counters), Reserved)
+    for amount in (2, 3, top):
+        refused = await ask(redis, "k:1", amount, counters)
+        assert isinstance(refused, OverBudget)
+        assert (refused.limit, refused.reserved) == (top, top - 1)
+    assert isinstance(await ask(redis, "k:1", 1, counters), Reserved)
+    refused = await ask(redis, "l:1", 1, counters)
+    assert isinstance(refused, OverBudget)
+    assert refused.reserved == top
+    budgets = Budgets(redis, ZONE)
+    await budgets.settle([settlement("j0:1", 1, top - 1), settlement("j1:1", 2, 2), settlement("k:1", 3, 4)], LOG)
+    assert (await same_in_both_windows(redis))["spent:global"] == top + 5
+    assert isinstance(await ask(redis, "l:1", 0, counters), OverBudget)
+
+
+NAMES = [
+    "a b", "a|b", "|", "::", "global", "agent:a", "50%", "%d%s", "Zürich-東京-🙂", "{x}", "*", "-1", "\\n", "'\"",
+    "x" * 128,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_any_name_is_kept_apart_and_comes_back_as_it_was(redis: Redis, name: str) -> None:
+    await filled(redis)
+    budgets, counters = Budgets(redis, ZONE), against(caps(10), caps(10), caps(10), agent=name, tenant=name)
+    who: dict[str, Any] = {"agent": name, "tenant": name}
+    attempts = [f"{name}:{number}" for number in range(1, 5)]
+    for attempt_id in attempts[:3]:
+        lease_ms = 1 if attempt_id == attempts[1] else 60_000
+        assert isinstance(await ask(redis, attempt_id, 3, counters, lease_ms=lease_ms, **who), Reserved)
+    assert isinstance(await ask(redis, attempts[3], 3, counters, **who), OverBudget)
+    held = await budgets.reservations(attempts)
+    assert [one and (one.attempt_id, one.agent, one.tenant, one.amount) for one in held] == [
+        *((attempt_id, name, name, 3) for attempt_id in attempts[:3]), None
+    ]  # fmt: skip
+    assert held[0] is not None
+    assert held[2] is not None
+    await budgets.settle([settlement(attempts[0], 1, 2, at=held[0].at, **who)], LOG)
+    await charge(redis, attempts[1])
+    await redis.run([budgets.release_call(attempts[2], name, name, held[2].at)])
+    expected = {
+        f"{what}:{key}": value
+        for what, value in (("spent", 5), ("calls", 1))
+        for key in ("global", f"agent:{name}", f"tenant:{name}")
+    }
+    assert await same_in_both_windows(redis) == expected
+    await granted(redis, attempts[2], 3, **who)
+    await filled(redis, upto=1)
+    kept = {
+        f"{what}:{key}": 3 for what in ("reserved", "spent") for key in ("global", f"agent:{name}", f"tenant:{name}")
+    }
+    assert await same_in_both_windows(redis) == kept
+
+
+async def test_memory_of_settled_events_stays_small(redis: Redis) -> None:
+    await filled(redis)
+    await Budgets(redis, ZONE).settle([settlement(f"j{number}:1", number, 1) for number in range(1, 2001)], LOG)
+    assert (await same_in_both_windows(redis))["spent:global"] == 2000
+    assert len(await redis.client.keys("*")) <= 6
+    assert (await redis.client.memory_usage("bw:{budget}:settled:log:0") or 0) < 10_000
+
+
+async def test_what_is_counted_goes_days_after_its_period(redis: Redis) -> None:
+    await filled(redis)
+    at = await granted(redis, "j:1", 7)
+    await Budgets(redis, ZONE).settle([settlement("j:1", 5, 4, at=at)], LOG)
+    for window in WINDOWS:
+        one = period(window, at, ZONE)
+        left_ms = await redis.client.pttl(f"bw:{{budget}}:{window}:{one.name}")
+        expected_ms = one.end_ms + 3 * 24 * 3_600_000 - ms_from_time(now())
+        assert abs(left_ms - expected_ms) < 10_000
 
 
 async def test_a_mistake_of_ours_is_not_taken_for_an_outage(redis: Redis) -> None:
     with pytest.raises(ResponseError, match="not an integer"):
-        await reserve(redis, "j:1", 10**30, counters("a", Caps(), Caps()))
+        await ask(redis, "j:1", 10**30, against())

@@ -1,0 +1,302 @@
+"""The counters as a book: read as of one moment, filled from the record, repaired."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from breakwater.contracts.events import CapRaise
+from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.policy.ledger import Figures, Place
+from breakwater.policy.periods import Period, periods_at
+from breakwater.state.budget_books import BudgetBooks, Filled, Notes, Repair
+from breakwater.state.budgets import BLOCK, Budgets, block_key, period_key
+from breakwater.state.connection import Redis
+from tests.state.test_budgets import (
+    LOG,
+    ZONE,
+    charge,
+    counted,
+    filled,
+    granted,
+    in_all,
+    now,
+    same_in_both_windows,
+    settlement,
+)
+
+RAISE = CapRaise(limit=15, by="Zoë | ops", reason='a "sale": 50%', at=datetime(2026, 11, 21, 10, tzinfo=UTC))
+
+
+def current() -> tuple[Period, Period]:
+    periods = periods_at(now(), ZONE)
+    return periods.day, periods.month
+
+
+# Which events are counted
+
+
+@pytest.mark.parametrize("sequence", [1, 7, 8, 65_534, 65_535, 65_536, 65_537, 131_071, 131_072, 10**12])
+async def test_an_event_is_known_to_be_counted_wherever_its_bit_lies_and_its_neighbours_are_not(
+    redis: Redis, sequence: int
+) -> None:
+    books = await filled(redis)
+    await Budgets(redis, ZONE).settle([settlement("j:1", sequence, 4)], LOG)
+    found = await books.snapshot((), LOG, max(1, sequence - 10), sequence + 10)
+    around = range(max(1, sequence - 10), sequence + 11)
+    assert [one for one in around if found.counts(one)] == [sequence]
+
+
+async def test_counted_events_are_told_exactly_across_the_borders_of_blocks(redis: Redis) -> None:
+    books = await filled(redis, upto=65_530)
+    border, next_border = BLOCK, 2 * BLOCK
+    told = [65_531, border - 1, border, border + 1, border + 300, next_border - 1, next_border, next_border + 9]
+    await Budgets(redis, ZONE).settle([settlement(f"j{sequence}:1", sequence, 1) for sequence in told], LOG)
+    found = await books.snapshot((), LOG, 65_520, next_border + 20)
+    assert [one for one in range(65_531, next_border + 21) if found.counts(one)] == told
+    assert all(found.counts(one) for one in range(65_520, 65_531))
+
+
+async def test_every_byte_of_a_block_comes_back_as_it_is(redis: Redis) -> None:
+    books = await filled(redis)
+    await redis.client.set(block_key(LOG, 0), b"".join(bytes([byte]) for byte in range(256)))
+    found = await books.snapshot((), LOG, 1, 2048)
+    bits = "".join(f"{byte:08b}" for byte in range(256))
+    assert [found.counts(one) for one in range(2048)] == [one == 0 or bit == "1" for one, bit in enumerate(bits)]
+    assert not found.counts(2048)
+
+
+async def test_events_of_another_log_are_not_counted_in_this_one(redis: Redis) -> None:
+    books = await filled(redis, log="yesterday's")
+    await Budgets(redis, ZONE).settle([settlement("j:1", 5, 4)], "yesterday's")
+    assert (await books.snapshot((), "yesterday's", 1, 9)).counts(5)
+    assert not (await books.snapshot((), "today's", 1, 9)).counts(5)
+
+
+async def test_what_is_settled_within_the_next_minute_can_be_asked_for_as_well(redis: Redis) -> None:
+    books = await filled(redis)
+    await Budgets(redis, ZONE).settle([settlement("j:1", BLOCK + 1, 4)], LOG)
+    assert (await books.snapshot((), LOG, BLOCK - 3, BLOCK - 1)).counts(BLOCK + 1)
+
+
+# Snapshots
+
+
+async def test_of_an_empty_redis_nothing_is_counted(redis: Redis) -> None:
+    books = BudgetBooks(redis, ZONE)
+    found = await books.snapshot(books.periods(now()), LOG, 1, 100)
+    assert await books.filled() is None
+    assert (found.filled, found.figures, found.reserved, found.reservations) == (None, {}, {}, ())
+    assert not found.counts(1)
+
+
+async def test_a_snapshot_has_figures_reservations_and_charges_by_period_and_scope(redis: Redis) -> None:
+    books = await filled(redis)
+    day, month = current()
+    at = await granted(redis, "j:1", 7)
+    await granted(redis, "k:1", 5, agent="b", tenant=None, lease_ms=1)
+    await charge(redis, "k:1")
+    await Budgets(redis, ZONE).settle([settlement("l:1", 9, None, at=at)], LOG)
+    found = await books.snapshot((day, month), LOG, 1, 9)
+    of_call, called = dict.fromkeys(("global", "agent:a", "tenant:t"), 7), Figures(calls=1, unpriced=1)
+    assert found.filled == Filled(LOG, "UTC", 0, "0")
+    assert found.reserved == {
+        **{(one.name, key): held for one in (day, month) for key, held in of_call.items()},
+        **{(one.name, "agent:b"): 0 for one in (day, month)},
+    }
+    assert found.held(charged=False) == {(one.name, key): 7 for one in (day, month) for key in of_call}
+    assert found.held(charged=True) == {(one.name, key): 5 for one in (day, month) for key in ("global", "agent:b")}
+    assert found.figures == {
+        (one.name, key): figures
+        for one in (day, month)
+        for key, figures in {
+            "global": called + Figures(spent=5),
+            **dict.fromkeys(("agent:a", "tenant:t"), called),
+            "agent:b": Figures(spent=5),
+        }.items()
+    }
+    assert [book.period for book in found.periods] == [day, month]
+
+
+async def test_the_periods_looked_after_are_those_whose_calls_may_still_be_settled(redis: Redis) -> None:
+    books = BudgetBooks(redis, ZoneInfo("Europe/Berlin"))
+    found = books.periods(datetime(2026, 11, 2, 22, 59, tzinfo=UTC))
+    assert [one.name for one in found] == [
+        *("2026-10-30", "2026-10-31", "2026-11-01", "2026-11-02"), "2026-10", "2026-11"
+    ]  # fmt: skip
+
+
+# Filling
+
+
+async def test_counters_become_what_the_record_says_and_what_was_there_goes(redis: Redis) -> None:
+    books = BudgetBooks(redis, ZONE)
+    day, month = current()
+    for one in (day, month):
+        wrong: dict[Any, Any] = {"spent:agent:gone": "99", "calls:global": "99"}
+        await cast(Any, redis.client.hset(period_key(one.window, one.name), mapping=wrong))
+    figures: dict[Place, Figures] = {
+        (day.name, "agent:a|:%"): Figures(1, 2, 3, 4, 5, 6, 7),
+        (month.name, "global"): Figures(spent=2**53),
+        ("1999-12", "global"): Figures(spent=5),
+    }
+    assert await books.fill(None, LOG, 17, (day, month), figures, {})
+    found = await books.snapshot((day, month), LOG, 1, 20)
+    del figures["1999-12", "global"]
+    assert found.figures == figures
+    assert await books.filled() == found.filled == Filled(LOG, "UTC", 17, "0")
+    assert [found.counts(one) for one in (1, 17, 18)] == [True, True, False]
+    for one in (day, month):
+        left_ms = await redis.client.pttl(period_key(one.window, one.name))
+        assert abs(left_ms - (one.end_ms + 3 * 24 * 3_600_000 - ms_from_time(now()))) < 10_000
+
+
+async def test_filling_keeps_what_calls_under_way_hold_and_what_was_charged_for_lost_ones(redis: Redis) -> None:
+    books = BudgetBooks(redis, ZONE)
+    at = await granted(redis, "j:1", 7)
+    await granted(redis, "k:1", 5, lease_ms=1)
+    await charge(redis, "k:1")
+    await granted(redis, "l:1", 3, tenant=None)
+    day, month = current()
+    figures = {(one.name, key): Figures(100, 1) for one in (day, month) for key in ("global", "agent:a", "tenant:t")}
+    assert await books.fill(None, LOG, 1, (day, month), figures, {})
+    expected = {**in_all("spent", 105), **in_all("calls", 1), **in_all("reserved", 10), "reserved:tenant:t": 7}
+    assert await same_in_both_windows(redis) == expected
+    events = [
+        settlement("j:1", 2, 4, at=at),
+        settlement("k:1", 3, 2, at=at),
+        settlement("l:1", 4, 1, tenant=None, at=at),
+    ]
+    await Budgets(redis, ZONE).settle(events, LOG)
+    expected = {**in_all("spent", 107), **in_all("calls", 4), "spent:tenant:t": 106, "calls:tenant:t": 3}
+    assert await same_in_both_windows(redis) == expected
+
+
+async def test_periods_that_are_not_filled_are_left_alone(redis: Redis) -> None:
+    books = BudgetBooks(redis, ZONE)
+    await granted(redis, "j:1", 7)
+    day, month = current()
+    assert await books.fill(None, LOG, 0, (month,), {(day.name, "global"): Figures(spent=9)}, {})
+    assert await counted(redis, "daily", day.name) == in_all("reserved", 7)
+    assert await counted(redis, "monthly", month.name) == in_all("reserved", 7)
+
+
+async def test_of_many_services_that_fill_at_once_one_does(redis: Redis) -> None:
+    books = BudgetBooks(redis, ZONE)
+    day, month = current()
+
+    async def fill(spent: int) -> bool:
+        return await books.fill(None, LOG, spent, (day, month), {(day.name, "global"): Figures(spent=spent)}, {})
+
+    done = await asyncio.gather(*(fill(spent) for spent in range(1, 9)))
+    assert sorted(done) == [False] * 7 + [True]
+    found = await books.filled()
+    assert found is not None
+    assert (await counted(redis))["spent:global"] == found.upto == done.index(True) + 1
+
+
+async def test_another_log_or_time_zone_is_filled_by_who_knows_what_was_there(redis: Redis) -> None:
+    books = await filled(redis)
+    known = await books.filled()
+    assert not await books.fill(None, "new", 0, current(), {}, {})
+    assert await books.fill(known, "new", 0, current(), {}, {})
+    assert not await books.fill(known, "newer", 0, current(), {}, {})
+    berlin, known = BudgetBooks(redis, ZoneInfo("Europe/Berlin")), await books.filled()
+    assert await berlin.fill(known, "new", 3, (), {}, {})
+    assert not await books.fill(known, "new", 0, (), {}, {})
+    assert await books.filled() == Filled("new", "Europe/Berlin", 3, "0")
+
+
+# Repairing
+
+
+async def test_a_repair_adds_what_is_missing_and_takes_away_what_is_too_much_once_for_each_snapshot(
+    redis: Redis,
+) -> None:
+    books = await filled(redis)
+    await Budgets(redis, ZONE).settle([settlement("j:1", 1, 40)], LOG)
+    await granted(redis, "k:1", 7)
+    day, month = current()
+    known = (await books.snapshot((day, month))).filled
+    assert known is not None
+    repairs = [
+        Repair(month, "spent:global", -15),
+        Repair(day, "spent:agent:a", 2**53),
+        Repair(month, "calls:global", 2),
+        Repair(day, "reserved:tenant:t", -7),
+        Repair(day, "unpriced:agent:|:%", 1),
+    ]
+    done = await asyncio.gather(*(books.repair(known, repairs) for _ in range(5)))
+    assert sorted(done) == [False] * 4 + [True]
+    of_day, of_month = await counted(redis, "daily"), await counted(redis, "monthly")
+    before = {**in_all("spent", 40), **in_all("calls", 1), **in_all("reserved", 7)}
+    assert of_month == {**before, "spent:global": 25, "calls:global": 3}
+    expected = {**before, "spent:agent:a": 40 + 2**53, "unpriced:agent:|:%": 1}
+    del expected["reserved:tenant:t"]
+    assert of_day == expected
+    again = (await books.snapshot((day, month))).filled
+    assert again is not None
+    assert again != known
+    assert await books.repair(again, [Repair(month, "spent:global", 15)])
+
+
+async def test_counters_that_were_lost_or_filled_since_are_not_repaired(redis: Redis) -> None:
+    books = await filled(redis)
+    known = await books.filled()
+    assert known is not None
+    await filled(redis, log="new")
+    assert not await books.repair(known, [Repair(current()[0], "spent:global", 5)])
+    await redis.client.flushall()
+    assert not await books.repair(known, [Repair(current()[0], "spent:global", 5)])
+    assert await redis.client.keys("*") == []
+
+
+# What stands beside the counters
+
+
+async def test_raised_caps_and_told_thresholds_come_back_and_survive_a_filling(redis: Redis) -> None:
+    books = await filled(redis)
+    day, month = current()
+    await books.note_raise(day, "tenant:Zoë|:%", RAISE)
+    await books.announce(month, "agent:a@15", 50)
+    await books.announce(month, "agent:a@15", 80)
+    assert await books.spent(day, "tenant:Zoë|:%") == (0, 15)
+    assert (await books.announced(month, "agent:a@15"), await books.announced(month, "agent:a@16")) == (80, 0)
+    found = await books.snapshot((day, month))
+    notes = {book.period.name: book.notes for book in found.periods}
+    assert notes == {day.name: Notes({"tenant:Zoë|:%": RAISE}, {}), month.name: Notes({}, {"agent:a@15": 80})}
+    await redis.client.flushall()
+    assert await books.fill(None, LOG, 0, (day, month), {}, notes)
+    assert (await books.snapshot((day, month))).periods == found.periods
+    assert await books.spent(day, "tenant:Zoë|:%") == (0, 15)
+    await books.note_raise(day, "tenant:Zoë|:%", None)
+    assert await books.spent(day, "tenant:Zoë|:%") == (0, None)
+
+
+async def test_notes_stay_through_settlements_and_repairs_and_go_with_their_period(redis: Redis) -> None:
+    books = await filled(redis)
+    day, _ = current()
+    await books.note_raise(day, "global", RAISE)
+    await books.announce(day, "global@15", 50)
+    await Budgets(redis, ZONE).settle([settlement("j:1", 1, 40)], LOG)
+    known = await books.filled()
+    assert known is not None
+    await books.repair(known, [Repair(day, "spent:global", 2)])
+    assert await books.spent(day, "global") == (42, 15)
+    assert await books.announced(day, "global@15") == 50
+
+
+@pytest.mark.parametrize("note", ["raise", "announce"])
+async def test_a_note_beside_no_counters_goes_with_its_period_too(redis: Redis, note: str) -> None:
+    books, (day, _) = BudgetBooks(redis, ZONE), current()
+    if note == "raise":
+        await books.note_raise(day, "global", RAISE)
+    else:
+        await books.announce(day, "global@15", 50)
+    left_ms = await redis.client.pttl(period_key("daily", day.name))
+    assert timedelta(days=3) < timedelta(milliseconds=left_ms) <= timedelta(days=4, hours=1)
+    assert time_from_ms(day.end_ms) > now()

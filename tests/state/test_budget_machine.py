@@ -1,0 +1,441 @@
+"""Calls of several agents and tenants, budget services, people, and a Redis that loses everything, against a model.
+
+Whatever happens in whatever order and how often, the counters in the real Redis must be what simple sums in Python say,
+and what is committed (spent and reserved) passes a hard cap by nothing but what calls cost beyond what was held for
+them, what is held anew after a loss, or a cap that somebody lowered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter as Tally
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar, cast
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from breakwater.contracts.events import CapRaise, Enforcement, Window
+from breakwater.contracts.execution import Attempt
+from breakwater.policy.budget import Caps, CapTable, Counter, scope_keys
+from breakwater.policy.caps import fits
+from breakwater.policy.ledger import Figures, Place, figures_of, ledger, places_of
+from breakwater.policy.periods import WINDOWS, periods_at, periods_since
+from breakwater.state.budget_books import KEEP, BudgetBooks, Notes
+from breakwater.state.budgets import LEASES, Budgets, NotFilled, OverBudget, Reserved, Settlement, Unfilled
+from breakwater.state.connection import Redis
+from tests.contracts.test_messages import attempt
+from tests.servers import RunningServer
+
+Answer = TypeVar("Answer")
+
+ZONE = ZoneInfo("Europe/Berlin")
+LOG = "log"
+OWNERS = [("a", None), ("a", "t"), ("b", "t"), ("b", "u|:%s"), ("a", "u|:%s")]
+KEYS = ["global", "agent:a", "agent:b", "tenant:t", "tenant:u|:%s"]
+EXAMPLES, LENGTH, STEPS = 10, 100, 3_000
+"""Examples of a run, steps of an example at most, and steps of all runs together at least."""
+
+WHICH = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 5, 8, 13])
+"""Which one, counted from the newest."""
+AMOUNTS = st.integers(0, 40)
+LIMITS = st.one_of(st.none(), st.integers(0, 250))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One attempt, and whose it is."""
+
+    attempt_id: str
+    agent: str
+    tenant: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is held for a call."""
+
+    call: Call
+    amount: int
+    at: datetime
+    charged: bool = False
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        return places_at(self.call, self.at)
+
+
+def places_at(call: Call, at: datetime) -> tuple[Place, ...]:
+    periods = periods_at(at, ZONE)
+    return tuple((periods.of(window).name, key) for window in WINDOWS for key in scope_keys(call.agent, call.tenant))
+
+
+class Money(RuleBasedStateMachine):
+    """All budgets and all that happens to them."""
+
+    redis: Redis
+    loop: asyncio.AbstractEventLoop
+    steps = 0
+    seen: Tally[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run(self.redis.client.flushall())
+        self.budgets, self.books = Budgets(self.redis, ZONE), BudgetBooks(self.redis, ZONE)
+        self.periods = periods_since(self.now() - KEEP, self.now() + timedelta(days=1), ZONE)
+        self.caps = {key: Caps.model_construct(daily_usd=150, monthly_usd=200, enforcement="hard") for key in KEYS}
+        self.calls: list[Call] = []
+        self.log: list[Attempt] = []
+        self.told: set[str] = set()
+        # What Redis must have.
+        self.filled = False
+        self.counted: set[int] = set()
+        self.figures: dict[Place, Figures] = {}
+        self.held: dict[str, Held] = {}
+        self.raised: dict[Place, int] = {}
+        # What others know when Redis does not.
+        self.lost: dict[str, Held] = {}
+        self.raises: dict[Place, int] = {}
+        # Of the step before, and of this one.
+        self.committed: Mapping[Place, int] = {}
+        self.grants: set[Place] = set()
+        self.beyond: Tally[Place] = Tally()
+        self.anew = False
+        self.fill(0)
+
+    def run(self, work: Awaitable[Answer]) -> Answer:
+        return self.loop.run_until_complete(work)
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    # What the model says
+
+    def sum_of(self, place: Place, *, charged: bool) -> int:
+        return sum(one.amount for one in self.held.values() if one.charged == charged and place in one.places)
+
+    def spent(self, place: Place) -> int:
+        return self.figures.get(place, Figures()).spent + self.sum_of(place, charged=True)
+
+    def counters(self, call: Call) -> tuple[Counter, ...]:
+        by_scope: dict[str, dict[str, Caps]] = {"agent": {}, "tenant": {}, "global": {}}
+        for key, caps in self.caps.items():
+            scope, _, name = key.partition(":")
+            by_scope[scope][name] = caps
+        return CapTable(by_scope["global"][""], by_scope["agent"], by_scope["tenant"]).counters(call.agent, call.tenant)
+
+    def refusal(self, call: Call, amount: int) -> OverBudget | Unfilled | None:
+        periods = periods_at(self.now(), ZONE)
+        for counter in self.counters(call):
+            if counter.hard_limit is None:
+                continue
+            if not self.filled:
+                return Unfilled()
+            period = periods.of(counter.window)
+            place = period.name, counter.key
+            limit = max(counter.hard_limit, self.raised.get(place, 0))
+            spent, reserved = self.spent(place), self.sum_of(place, charged=False)
+            if not fits(amount, limit=limit, spent=spent, reserved=reserved):
+                return OverBudget(counter, period.end_ms, limit, spent, reserved, amount)
+        return None
+
+    # Workers
+
+    def pick(self, which: int) -> Call:
+        return self.calls[-1 - which % len(self.calls)]
+
+    def ask(self, call: Call, amount: int) -> None:
+        expected, counters, now = self.refusal(call, amount), self.counters(call), self.now()
+        asked = self.budgets.reserve_call(
+            call.attempt_id, call.agent, call.tenant, amount, counters, now=now, lease_ms=3_600_000
+        )
+        [raw] = self.run(self.redis.run([asked]))
+        answer = self.budgets.reserved(raw, counters, amount, now=now)
+        if (known := self.held.get(call.attempt_id)) is not None:
+            assert answer == Reserved(known.at)
+            self.seen["asked again"] += 1
+        elif expected is None:
+            assert isinstance(answer, Reserved)
+            self.held[call.attempt_id] = held = Held(call, amount, answer.at)
+            self.lost.pop(call.attempt_id, None)
+            self.grants.update(held.places)
+            self.seen["granted"] += 1
+        else:
+            assert answer == expected
+            self.seen[type(expected).__name__] += 1
+
+    @rule(owner=st.sampled_from(OWNERS), amount=AMOUNTS)
+    def a_call_is_asked_for(self, owner: tuple[str, str | None], amount: int) -> None:
+        agent, tenant = owner
+        self.calls.append(Call(f"j|{len(self.calls)}:1", agent, tenant))
+        self.ask(self.calls[-1], amount)
+
+    @rule(owners=st.lists(st.sampled_from(OWNERS), min_size=2, max_size=5), amount=AMOUNTS)
+    def several_are_asked_for(self, owners: list[tuple[str, str | None]], amount: int) -> None:
+        for owner in owners:
+            self.a_call_is_asked_for(owner, amount)
+
+    @precondition(lambda self: self.calls)
+    @rule(which=WHICH, amount=AMOUNTS)
+    def one_is_asked_for_again(self, which: int, amount: int) -> None:
+        self.ask(self.pick(which), amount)
+
+    @precondition(lambda self: self.held)
+    @rule(which=WHICH, times=st.integers(1, 2))
+    def one_is_not_made_after_all(self, which: int, times: int) -> None:
+        held = list(self.held.values())[-1 - which % len(self.held)]
+        call = held.call
+        for _ in range(times):
+            self.run(
+                self.redis.run([self.budgets.release_call(call.attempt_id, call.agent, call.tenant, held.at)])
+            )  # fmt: skip
+        if not held.charged:
+            del self.held[call.attempt_id]
+
+    @precondition(lambda self: set(self.held) - self.told)
+    @rule(
+        which=WHICH,
+        percent=st.sampled_from([0, 10, 50, 100, 100, 150, None]),
+        outcome=st.sampled_from(["success", "success", "error", "worker_lost"]),
+    )
+    def one_is_told(self, which: int, percent: int | None, outcome: str) -> None:
+        untold = [held for name, held in self.held.items() if name not in self.told]
+        held = untold[-1 - which % len(untold)]
+        cost = None if percent is None else held.amount * percent // 100
+        self.tell(held.call, cost, outcome, held.at, reserved=held.amount)
+
+    @rule(owner=st.sampled_from(OWNERS), cost=st.one_of(st.none(), AMOUNTS), days=st.integers(0, 2))
+    def one_is_told_that_nothing_was_held_for(self, owner: tuple[str, str | None], cost: int | None, days: int) -> None:
+        agent, tenant = owner
+        self.tell(Call(f"x|{len(self.log)}:1", agent, tenant), cost, "error", self.now() - timedelta(days=days), None)
+
+    def tell(self, call: Call, cost: int | None, outcome: str, at: datetime, reserved: int | None) -> None:
+        self.told.add(call.attempt_id)
+        self.log.append(
+            attempt(
+                attempt_id=call.attempt_id,
+                agent=call.agent,
+                tenant=call.tenant,
+                cost=cost,
+                cost_basis="unknown" if cost is None else "billed" if outcome == "success" else "estimated",
+                outcome=outcome,
+                reserved=reserved,
+                reserved_at=None if reserved is None else at,
+                started_at=at,
+            )
+        )
+
+    # Budget services: what is told comes in any order, late, and again
+
+    @precondition(lambda self: self.log)
+    @rule(which=st.lists(WHICH | st.integers(0, 60), min_size=1, max_size=6))
+    def a_batch_is_settled(self, which: list[int]) -> None:
+        self.settle([len(self.log) - place % len(self.log) for place in which])
+
+    def settle(self, sequences: list[int]) -> None:
+        settlements = [Settlement.of(sequence, self.log[sequence - 1]) for sequence in sequences]
+        if not self.filled:
+            with pytest.raises(NotFilled):
+                self.run(self.budgets.settle(settlements, LOG))
+            self.seen["not filled"] += 1
+            return
+        answers = self.run(self.budgets.settle(settlements, LOG))
+        for sequence, totals in zip(sequences, answers, strict=True):
+            event = self.log[sequence - 1]
+            held = self.held.pop(event.attempt_id, None)
+            self.seen["settled again"] += sequence in self.counted
+            if sequence not in self.counted:
+                self.counted.add(sequence)
+                figures, frees = figures_of(event), 0 if held is None else held.amount
+                for place in places_of(event, ZONE):
+                    self.figures[place] = self.figures.get(place, Figures()) + figures
+                    self.beyond[place] += max(0, figures.spent - frees)
+                self.seen["corrected"] += held is not None and held.charged
+            spends = {(total.period.name, total.key): (total.spent, total.raised_to) for total in totals}
+            assert spends == {
+                place: (self.spent(place), self.raised.get(place)) for place in places_of(event, ZONE)
+            }  # fmt: skip
+
+    @precondition(lambda self: self.held)
+    @rule(which=WHICH, times=st.integers(1, 3))
+    def a_lease_ends(self, which: int, times: int) -> None:
+        name = list(self.held)[-1 - which % len(self.held)]
+        self.lapse(name, times)
+
+    def lapse(self, name: str, times: int = 1) -> None:
+        held = self.held[name]
+        if not held.charged:
+            self.run(self.redis.client.zadd(LEASES, {name: 1}))
+            assert self.run(self.budgets.lapsed(self.now())) == [name]
+        [found] = self.run(self.budgets.reservations([name]))
+        assert found is not None
+        for _ in range(times):
+            self.run(self.budgets.charge_estimate(found))
+        self.held[name] = replace(held, charged=True)
+        self.seen["charged"] += 1
+
+    # People
+
+    @rule(key=st.sampled_from(KEYS), window=st.sampled_from(WINDOWS), limit=LIMITS)
+    def somebody_raises_a_cap_or_takes_it_back(self, key: str, window: Window, limit: int | None) -> None:
+        period = periods_at(self.now(), ZONE).of(window)
+        place = period.name, key
+        raised = None if limit is None else CapRaise(limit=limit, by="ops", reason="Ä|\n", at=self.now())
+        self.run(self.books.note_raise(period, key, raised))
+        for known in (self.raised, self.raises):
+            known.pop(place, None)
+            if limit is not None:
+                known[place] = limit
+
+    @rule(
+        key=st.sampled_from(KEYS), daily=LIMITS, monthly=LIMITS, enforcement=st.sampled_from(["hard", "hard", "soft"])
+    )
+    def the_config_changes(self, key: str, daily: int | None, monthly: int | None, enforcement: Enforcement) -> None:
+        self.caps[key] = Caps.model_construct(daily_usd=daily, monthly_usd=monthly, enforcement=enforcement)
+
+    # Outages
+
+    @precondition(lambda self: self.filled and len(self.held) > 1)
+    @rule()
+    def redis_loses_everything(self) -> None:
+        self.run(self.redis.client.flushall())
+        self.lost = {name: held for name, held in self.held.items() if not held.charged}
+        self.filled, self.held, self.figures, self.counted, self.raised = False, {}, {}, set(), {}
+        self.seen["lost"] += 1
+
+    @precondition(lambda self: self.lost)
+    @rule(which=st.sets(st.integers(0, 20), min_size=1))
+    def workers_hold_anew_what_they_held(self, which: set[int]) -> None:
+        lost = list(self.lost.values())
+        for held in {place % len(lost): lost[place % len(lost)] for place in which}.values():
+            call, counters = held.call, self.counters(held.call)
+            for _ in range(2):
+                again = self.budgets.reserve_call(
+                    *(call.attempt_id, call.agent, call.tenant, held.amount, counters),
+                    now=self.now(),
+                    lease_ms=3_600_000,
+                    at=held.at,
+                )
+                [raw] = self.run(self.redis.run([again]))
+                assert self.budgets.reserved(raw, counters, held.amount, now=self.now()) == Reserved(held.at)
+            del self.lost[call.attempt_id]
+            self.held[call.attempt_id] = held
+            self.beyond.update(dict.fromkeys(held.places, held.amount))
+            self.seen["held anew"] += 1
+
+    @precondition(lambda self: not self.filled)
+    @rule(unread=st.integers(0, 4))
+    def the_counters_are_filled(self, unread: int) -> None:
+        self.fill(max(0, len(self.log) - unread))
+
+    @precondition(lambda self: self.filled)
+    @rule()
+    def a_second_service_fills_them_too(self) -> None:
+        assert not self.run(self.books.fill(None, LOG, 0, self.periods, {}, {}))
+
+    def fill(self, upto: int) -> None:
+        figures = ledger(self.log[:upto], ZONE)
+        notes = {
+            period.name: Notes(
+                {
+                    key: CapRaise(limit=limit, by="ops", reason="", at=self.now())
+                    for (name, key), limit in self.raises.items()
+                    if name == period.name
+                }
+            )
+            for period in self.periods
+        }
+        assert self.run(self.books.fill(None, LOG, upto, self.periods, figures, notes))
+        self.filled, self.figures, self.counted = True, figures, set(range(1, upto + 1))
+        self.raised, self.anew = dict(self.raises), True
+
+    # What always holds
+
+    @invariant()
+    def redis_has_what_it_must_have(self) -> None:
+        type(self).steps += 1
+        found = self.run(self.books.snapshot(self.periods, LOG, 1, len(self.log)))
+        assert (found.filled is not None) == self.filled
+        if self.filled:
+            assert {one for one in range(1, len(self.log) + 1) if found.counts(one)} == self.counted
+        assert {
+            one.attempt_id: Held(Call(one.attempt_id, one.agent, one.tenant), one.amount, one.at, one.charged)
+            for one in found.reservations
+        } == self.held
+        charged, reserved = found.held(charged=True), found.held(charged=False)
+        assert {place: held for place, held in found.reserved.items() if held} == {
+            place: held for place, held in reserved.items() if held
+        }
+        for place in {*found.figures, *self.figures, *charged}:
+            expected = self.figures.get(place, Figures()) + Figures(spent=charged.get(place, 0))
+            assert found.figures.get(place, Figures()) == expected
+        assert {
+            (book.period.name, key): raised.limit for book in found.periods for key, raised in book.notes.raises.items()
+        } == self.raised
+        places = {*found.figures, *found.reserved}
+        self.check_caps(
+            {place: found.figures.get(place, Figures()).spent + found.reserved.get(place, 0) for place in places}
+        )
+
+    def check_caps(self, committed: Mapping[Place, int]) -> None:
+        for period in self.periods:
+            for key, caps in self.caps.items():
+                place, limit = (period.name, key), caps.limit(period.window)
+                if self.anew or caps.enforcement != "hard" or limit is None:
+                    continue
+                now, before = committed.get(place, 0), self.committed.get(place, 0)
+                limit = max(limit, self.raised.get(place, 0))
+                most = max(before, limit) if place in self.grants else before
+                assert now <= most + self.beyond[place]
+                self.seen["at the cap"] += now == limit
+        self.committed, self.grants, self.beyond, self.anew = committed, set(), Tally(), False
+
+    def teardown(self) -> None:
+        """When everything has ended and was told, the counters are the sums of the log."""
+        if not self.filled:
+            self.fill(len(self.log) // 2)
+        if self.log:
+            self.settle([*range(len(self.log), 0, -1), *range(1, len(self.log) + 1)])
+        for name, held in list(self.held.items()):
+            if not held.charged:
+                self.lapse(name)
+        self.redis_has_what_it_must_have()
+        found = self.run(self.books.snapshot(self.periods))
+        assert not any(found.reserved.values())
+        charged, record = found.held(charged=True), ledger(self.log, ZONE)
+        sums = {place: one - Figures(spent=charged.get(place, 0)) for place, one in found.figures.items()}
+        none = Figures()
+        assert {place: one for place, one in sums.items() if one != none} == record
+        assert self.run(cast(Any, self.redis.client.zcard(LEASES))) == len(found.reservations)
+
+
+@pytest.mark.timeout(600)  # where it fails, Hypothesis looks for the shortest way there for up to five minutes
+def test_money_stays_right_whatever_happens_in_whatever_order(own_redis_server: RunningServer) -> None:
+    Money.steps, Money.seen, Money.redis = 0, Tally(), Redis(own_redis_server.url)
+    Money.loop = asyncio.new_event_loop()
+    try:
+        while Money.steps < STEPS:
+            run_state_machine_as_test(
+                Money,
+                settings=settings(
+                    max_examples=EXAMPLES,
+                    stateful_step_count=LENGTH,
+                    deadline=None,
+                    derandomize=False,
+                    suppress_health_check=[HealthCheck.too_slow],
+                ),
+            )
+    finally:
+        Money.loop.run_until_complete(Money.redis.close())
+        Money.loop.close()
+    # The machine has been everywhere.
+    everywhere = {
+        *("granted", "asked again", "OverBudget", "Unfilled", "at the cap", "settled again", "charged", "corrected"),
+        *("not filled", "lost", "held anew"),
+    }
+    assert {what for what, times in Money.seen.items() if times} >= everywhere
