@@ -86,6 +86,16 @@ def test_no_schema_is_no_format() -> None:
     assert "response_format" not in ChatCompletions("http://x").body(call())
 
 
+def test_the_output_limit_has_the_name_that_the_server_knows() -> None:
+    limited = call(params={"max_tokens": 7})
+    assert ChatCompletions("http://x/v1").body(limited)["max_tokens"] == 7
+    asked = ChatCompletions("https://api.openai.com/v1").body(limited)
+    assert asked["max_completion_tokens"] == 7
+    assert "max_tokens" not in asked
+    both = ChatCompletions("https://api.openai.com/v1").body(call(params={"max_tokens": 7, "max_completion_tokens": 9}))
+    assert (both["max_completion_tokens"], "max_tokens" in both) == (9, False)
+
+
 async def test_a_call_is_sent_with_its_key_and_its_params() -> None:
     seen: list[tuple[str, str | None, Any]] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
+from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue
 
@@ -46,7 +47,15 @@ class ChatCompletions:
         if call.output_schema is not None and "response_format" not in call.params:
             schema = {"name": "answer", "schema": call.output_schema, "strict": call.strict_output}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if self._is_openai and "max_tokens" in body:
+            # Its reasoning models refuse the old name, which other servers know alone; it knows the new for all.
+            limit = body.pop("max_tokens")
+            body.setdefault("max_completion_tokens", limit)
         return body
+
+    @property
+    def _is_openai(self) -> bool:
+        return urlsplit(self.base_url).hostname == "api.openai.com"
 
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
         """Tokens, those read from a cache and those spent on reasoning included in the totals."""
