@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -13,8 +14,11 @@ from breakwater.cli.budgets import NOT_FILLED
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.formats import clock
 from breakwater.contracts.types import format_time
+from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.connection import Redis
 from tests.cli.api_stub import KEY, Stub, problem, serving
 from tests.cli.conftest import Run, in_thread
+from tests.server_sources import RunningServer
 
 NOW = datetime.now(UTC)
 TONIGHT, LATER = NOW + timedelta(hours=9, minutes=30), NOW + timedelta(days=12, hours=1)
@@ -295,3 +299,22 @@ def test_wrong_usage_is_told_before_anything_is_asked(run: Run, arguments: list[
     ran = run("budgets", *arguments)
     assert ran.code == ExitCode.USAGE
     assert said in ran.err
+
+
+async def test_doctor_finds_that_the_counters_are_lost(
+    run: Run, own_redis_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BREAKWATER_REDIS_URL", own_redis_server.url)
+
+    async def found() -> tuple[str, str]:
+        findings = (await in_thread(run, "doctor", "--json")).json["findings"]
+        [one] = [one for one in findings if one["area"] == "budgets"]
+        return one["verdict"], one["text"]
+
+    verdict, text = await found()
+    assert (verdict, text.partition(":")[0]) == ("fail", "the counters are lost, or not made yet")
+    redis = Redis(own_redis_server.url)
+    books = BudgetBooks(redis, ZoneInfo("UTC"))
+    await books.fill(None, "log", 0, books.periods(datetime.now(UTC)), {}, {})
+    await redis.close()
+    assert await found() == ("ok", "the counters are there")

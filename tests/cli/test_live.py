@@ -376,6 +376,7 @@ async def test_doctor_finds_a_healthy_plane_healthy(run: Run, plane: Plane) -> N
         "appendonly yes",
         "noeviction",
         "a breaker service attends",
+        "the counters are there",
         "the schema is at version",
         "the API key is accepted",
         "nothing was called",

@@ -121,4 +121,5 @@ def _budget(agent: Agent) -> str:
         for limit, unit in ((caps.daily_usd, "day"), (caps.monthly_usd, "month"))
         if limit is not None
     ]
-    return f"{', '.join(windows)} {caps.enforcement}" if windows else "no cap"
+    text = f"{', '.join(windows)} {caps.enforcement}" if windows else "no cap"
+    return text if agent.max_cost_usd is None else f"{text}; {formats.money(agent.max_cost_usd)} a job"

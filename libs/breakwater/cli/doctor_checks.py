@@ -73,13 +73,17 @@ def secrets(config: Config) -> list[Finding]:
 
 
 async def _redis(plane: Plane) -> list[Finding]:
+    from zoneinfo import ZoneInfo
+
     from breakwater.state.breakers import Breakers
+    from breakwater.state.budgets import Budgets
     from breakwater.state.inspect import inspect
 
     url = plane.redis_url
     async with connect.state(url) as redis:
         facts = await inspect(redis)
         attended = await Breakers(redis).attended()
+        filled = await Budgets(redis, ZoneInfo("UTC")).filled()
     answers = f"{connect.shown(url)} answers in {facts.ping_ms:.1f} ms (server {facts.version})"
     findings = [
         Finding("redis", slow(facts.ping_ms), answers),
@@ -91,6 +95,14 @@ async def _redis(plane: Plane) -> list[Finding]:
             "warn",
             "no breaker service attends: failures open no breaker, and the health of agents is out of date",
             "Is the service `breaker` running? See its log; after an outage it makes up for what it missed first.",
+        ),
+        Finding("budgets", "ok", "the counters are there")
+        if filled
+        else Finding(
+            "budgets",
+            "fail",
+            "the counters are lost, or not made yet: no call is made under a hard cap",
+            "Is the service `budget` running? It rebuilds them; its log says what it waits for.",
         ),
     ]
     if facts.appendonly is None or facts.maxmemory_policy is None:
