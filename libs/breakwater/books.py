@@ -2,6 +2,9 @@
 
 The record is in two places: ClickHouse has it up to what the sink has stored for sure, EVENTS from there on. Both say
 the same of every attempt, which is on the log once, so the sums are exact to the nano-dollar.
+
+ClickHouse may have lost rows: restored from an old backup, or made anew. So some of what EVENTS still has is looked up
+there first, and where any of it is missing, all that EVENTS has is read from EVENTS.
 """
 
 from __future__ import annotations
@@ -19,19 +22,25 @@ from pydantic import BaseModel, ValidationError
 
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
-from breakwater.analytics.spend import budget_notes, spend, stored_upto
+from breakwater.analytics.spend import budget_notes, spend, stored_attempts, stored_upto
 from breakwater.bus.lookup import Connection, Facts, Found, Lookup
 from breakwater.bus.scan import scan
 from breakwater.contracts.events import BudgetBook, BudgetEvent, CapRaise
 from breakwater.contracts.events import BudgetBooks as SideBySide
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
+from breakwater.contracts.types import ms_from_time
 from breakwater.policy.ledger import Figures, Ledger, Place, figures_of, places_of
 from breakwater.policy.periods import Period
 from breakwater.state.budget_books import BudgetBooks, Notes, Repair, Snapshot
 from breakwater.state.budgets import NotFilled
 
 Event = TypeVar("Event", bound=BaseModel)
+
+ATTEMPTS = "bw.attempts.>"
+
+SAMPLES = 16
+"""How many attempts are looked up in ClickHouse before it is believed to have all of them."""
 
 SINK, BUDGET = "sink-events", "budget"
 """The durable consumers that have to be done with an event before it is read from ClickHouse."""
@@ -43,15 +52,30 @@ class Stored:
 
     Attributes:
         log: what EVENTS is now.
+        begins_at: when the first attempt that EVENTS has was stored; None where it has none.
+        counted: events up to this one were counted in Redis, and acknowledged.
         upto: events up to this one are part of `figures`; the rest is to be read from the log.
         figures: by period and scope.
         events: what was told of budgets.
     """
 
     log: Facts
+    begins_at: datetime | None
+    counted: int
     upto: int
     figures: Ledger
     events: Sequence[BudgetEvent]
+
+    def is_all_logged(self, period: Period, *, alone: bool) -> bool:
+        """Whether EVENTS alone has all that was charged in a period, so that nothing depends on what ClickHouse has.
+
+        Args:
+            period: which.
+            alone: whether counters that were made from this log were made from nothing else.
+        """
+        if self.log.first <= 1:
+            return alone or ms_from_time(self.log.created) <= period.start_ms
+        return self.begins_at is not None and ms_from_time(self.begins_at) <= period.start_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +100,15 @@ class Record:
         self._analytics = analytics
         self._zone = zone
 
-    async def stored(self, periods: Sequence[Period]) -> Stored:
+    async def stored(self, periods: Sequence[Period], *, thorough: bool = False, lost_log: bool = False) -> Stored:
         """The part in ClickHouse.
 
         Where ClickHouse can't be asked, and EVENTS still has all that was ever published to it, the part is empty.
+
+        Args:
+            periods: which.
+            thorough: only what EVENTS does not have any more is taken from ClickHouse.
+            lost_log: there was another log before, so that EVENTS alone is not all there ever was.
 
         Raises:
             AnalyticsUnavailable, QueryFailed: ClickHouse can't be asked, and is needed.
@@ -88,14 +117,42 @@ class Record:
         # Asked for first: what the two are done with by now, ClickHouse and Redis have.
         done = [await self._lookup.acknowledged(Stream.EVENTS, consumer) for consumer in (SINK, BUDGET)]
         log = await self._lookup.facts(Stream.EVENTS)
+        first = await self._lookup.next(Stream.EVENTS, ATTEMPTS, max(log.first, 1))
+        begins_at = None if first is None else first.stored_at
         try:
             upto = min(*done, await stored_upto(self._analytics, log_created=log.created))
+            if thorough or not await self._has_all(log, upto):
+                upto = min(upto, max(log.first - 1, 0))
             figures = await spend(self._analytics, periods, log_created=log.created, upto=upto)
-            return Stored(log, upto, figures, await budget_notes(self._analytics, periods))
+            events = await budget_notes(self._analytics, periods)
         except (AnalyticsUnavailable, QueryFailed):
-            if log.first > 1:
+            if log.first > 1 or lost_log:
                 raise
-            return Stored(log, 0, {}, ())
+            return Stored(log, begins_at, done[1], 0, {}, ())
+        return Stored(log, begins_at, done[1], upto, figures, events)
+
+    async def is_alone(self, stored: Stored, periods: Sequence[Period]) -> bool:
+        """Whether nothing of the record is from before this log. Raises as `stored` does."""
+        if stored.log.first > 1:
+            return False
+        if not stored.figures:
+            return True
+        return not await spend(self._analytics, periods, log_created=stored.log.created, upto=0)
+
+    async def _has_all(self, log: Facts, upto: int) -> bool:
+        """Whether ClickHouse has what EVENTS has up to a sequence, as far as some looks can tell."""
+        first = max(log.first, 1)
+        step = max((upto - first) // SAMPLES, 1)
+        places = range(first, upto + 1, step)[: SAMPLES + 1]
+        looks = [await self._lookup.next(Stream.EVENTS, ATTEMPTS, place) for place in places]
+        attempts = [_read(found, Attempt) for found in looks if found is not None and found.sequence <= upto]
+        ids = {attempt.attempt_id for attempt in attempts if attempt is not None}
+        missing = len(ids) - await stored_attempts(self._analytics, sorted(ids)) if ids else 0
+        if missing:
+            structlog.get_logger().warning(
+                "clickhouse_lacks_rows", missing=missing, of=len(ids), effect="all that EVENTS has is read from EVENTS"
+            )
+        return not missing
 
     async def logged(
         self, stored: Stored, periods: Sequence[Period], counts: Callable[[int], bool] = lambda _: True
@@ -110,7 +167,7 @@ class Record:
         wanted = {period.name for period in periods}
         sums: dict[Place, Figures] = defaultdict(Figures)
         upto = stored.upto
-        async with aclosing(scan(self._connection, Stream.EVENTS, "bw.attempts.>", start=upto + 1)) as found:
+        async with aclosing(scan(self._connection, Stream.EVENTS, ATTEMPTS, start=upto + 1)) as found:
             async for message in found:
                 upto = message.sequence
                 attempt = _read(message, Attempt) if counts(message.sequence) else None
@@ -137,21 +194,23 @@ class Comparison:
     """The counters beside the record, as of one moment."""
 
     snapshot: Snapshot
-    recorded: Ledger
-    stored: Ledger
-    logged: Ledger
+    stored: Stored
+    logged: Logged
     at: datetime
+
+    @property
+    def recorded(self) -> Ledger:
+        """All of the record."""
+        return added(self.stored.figures, self.logged.figures)
 
     @property
     def differences(self) -> Mapping[Place, Figures]:
         """What the counters have too much of, or too little, by period and scope."""
         charged = self.snapshot.held(charged=True)
-        places = {*self.snapshot.figures, *self.recorded}
+        counted, recorded = self.snapshot.figures, self.recorded
         differences = {
-            place: self.snapshot.figures.get(place, Figures())
-            - Figures(spent=charged.get(place, 0))
-            - self.recorded.get(place, Figures())
-            for place in places
+            place: counted.get(place, Figures()) - Figures(spent=charged.get(place, 0)) - recorded.get(place, Figures())
+            for place in {*counted, *recorded}
         }
         return {place: one for place, one in sorted(differences.items()) if one != Figures()}
 
@@ -159,15 +218,35 @@ class Comparison:
     def leaks(self) -> Mapping[Place, int]:
         """What the counters say is held beyond what calls hold, in nano-dollars, by period and scope."""
         held, counted = self.snapshot.held(charged=False), self.snapshot.reserved
-        leaks = {place: counted.get(place, 0) - held.get(place, 0) for place in {*held, *counted}}
+        # A call may hold something in a period that has begun since: it is not in the snapshot.
+        names = {book.period.name for book in self.snapshot.periods}
+        places = {place for place in {*held, *counted} if place[0] in names}
+        leaks = {place: counted.get(place, 0) - held.get(place, 0) for place in places}
         return {place: leak for place, leak in sorted(leaks.items()) if leak}
 
-    def repairs(self) -> tuple[Repair, ...]:
-        """What makes the counters equal to the record."""
+    @property
+    def doubtful(self) -> frozenset[str]:
+        """The periods in which the counters have more than the record, which may have lost what it lacks.
+
+        Of those nothing is taken away: a record that lost rows would open a cap that is spent.
+        """
+        filled = self.snapshot.filled
+        alone = filled is not None and filled.alone
         periods = {book.period.name: book.period for book in self.snapshot.periods}
+        return frozenset(
+            name
+            for (name, _), one in self.differences.items()
+            if one.spent > 0 and not self.stored.is_all_logged(periods[name], alone=alone)
+        )
+
+    def repairs(self) -> tuple[Repair, ...]:
+        """What makes the counters equal to the record, but for the periods in doubt."""
+        periods = {book.period.name: book.period for book in self.snapshot.periods}
+        doubtful = self.doubtful
         figures = [
             Repair(periods[name], f"{figure}:{key}", -value)
             for (name, key), one in self.differences.items()
+            if name not in doubtful
             for figure, value in one.items()
             if value
         ]
@@ -177,27 +256,27 @@ class Comparison:
     def side_by_side(self) -> SideBySide:
         """The books for people: of the current periods, and of earlier ones where they differ."""
         now = int(self.at.timestamp() * 1000)
-        differences, charged = self.differences, self.snapshot.held(charged=True)
+        differences, charged, recorded = self.differences, self.snapshot.held(charged=True), self.recorded
+        stored, logged = self.stored.figures, self.logged.figures
         books: list[BudgetBook] = []
         for book in self.snapshot.periods:
             name = book.period.name
             current = book.period.holds(now)
-            places = {place for place in {*self.recorded, *self.snapshot.figures} if place[0] == name}
+            places = {place for place in {*recorded, *self.snapshot.figures} if place[0] == name}
             for place in sorted(place for place in places if current or place in differences):
                 counted = self.snapshot.figures.get(place, Figures())
-                recorded = self.recorded.get(place, Figures())
                 books.append(
                     BudgetBook(
                         budget=f"{place[1]}/{book.period.window}",
                         period=name,
                         counted=counted.spent,
-                        recorded=recorded.spent,
-                        stored=self.stored.get(place, Figures()).spent,
-                        logged=self.logged.get(place, Figures()).spent,
+                        recorded=recorded.get(place, Figures()).spent,
+                        stored=stored.get(place, Figures()).spent,
+                        logged=logged.get(place, Figures()).spent,
                         unrecorded=charged.get(place, 0),
                         difference=differences.get(place, Figures()).spent,
                         counted_calls=counted.calls,
-                        recorded_calls=recorded.calls,
+                        recorded_calls=recorded.get(place, Figures()).calls,
                     )
                 )
         return SideBySide(
@@ -213,10 +292,16 @@ class Comparison:
         return sum(reserved.get((month.name, "global"), 0) for month in months if month.holds(now_ms))
 
 
-async def compare(record: Record, counters: BudgetBooks, now: datetime) -> Comparison:
+async def compare(record: Record, counters: BudgetBooks, now: datetime, *, thorough: bool = False) -> Comparison:
     """Puts the counters beside the record. Nothing stands still for it.
 
     The counters are read as of one moment, with which events they count; of those the record is summed up.
+
+    Args:
+        record: what calls cost.
+        counters: what Redis has.
+        now: which periods are the current ones.
+        thorough: ClickHouse is asked only for what EVENTS does not have any more.
 
     Raises:
         NotFilled: the counters are lost, or of another log.
@@ -224,18 +309,28 @@ async def compare(record: Record, counters: BudgetBooks, now: datetime) -> Compa
         AnalyticsUnavailable, QueryFailed: ClickHouse can't be asked, and is needed.
     """
     periods = counters.periods(now)
-    stored = await record.stored(periods)
-    log = stored.log
-    snapshot = await counters.snapshot(periods, log.identity, stored.upto + 1, log.last)
+    stored = await record.stored(periods, thorough=thorough)
+    log, first = stored.log, max(stored.upto, stored.counted, stored.log.first - 1) + 1
+    snapshot = await counters.snapshot(periods, log.identity, first, log.last)
     filled = snapshot.filled
     if filled is None or (filled.log, filled.zone) != (log.identity, counters.zone.key):
         raise NotFilled
-    logged = await record.logged(stored, periods, snapshot.counts)
-    recorded = {
-        place: stored.figures.get(place, Figures()) + logged.figures.get(place, Figures())
-        for place in {*stored.figures, *logged.figures}
-    }
-    return Comparison(snapshot, recorded, stored.figures, logged.figures, now)
+
+    def counts(sequence: int) -> bool:
+        return sequence <= stored.counted or snapshot.counts(sequence)
+
+    return Comparison(snapshot, stored, await record.logged(stored, periods, counts), now)
+
+
+def added(one: Ledger, other: Ledger) -> dict[Place, Figures]:
+    """Both sums together."""
+    return {place: one.get(place, Figures()) + other.get(place, Figures()) for place in {*one, *other}}
+
+
+def at_least(one: Ledger, other: Ledger) -> dict[Place, Figures]:
+    """The larger of each figure."""
+    places = {*one, *other}
+    return {place: one.get(place, Figures()).largest(other.get(place, Figures())) for place in places}
 
 
 def key_of(event: BudgetEvent) -> str:
@@ -246,7 +341,7 @@ def key_of(event: BudgetEvent) -> str:
 
 def _notes(events: Iterable[BudgetEvent]) -> dict[str, Notes]:
     raises: dict[str, dict[str, CapRaise]] = defaultdict(dict)
-    announced: dict[str, dict[str, int]] = defaultdict(dict)
+    announced: dict[str, set[str]] = defaultdict(set)
     for event in sorted(events, key=lambda event: event.at):
         key = key_of(event)
         if event.kind == "raised" and event.limit is not None:
@@ -256,9 +351,9 @@ def _notes(events: Iterable[BudgetEvent]) -> dict[str, Notes]:
         elif event.kind == "raise_ended":
             raises[event.period].pop(key, None)
         elif event.threshold_percent is not None:
-            told, budget = announced[event.period], f"{key}@{event.limit}"
-            told[budget] = max(told.get(budget, 0), event.threshold_percent)
-    return {name: Notes(raises.get(name, {}), announced.get(name, {})) for name in {*raises, *announced}}
+            announced[event.period].add(f"{key}@{event.limit}@{event.threshold_percent}")
+    names = {*raises, *announced}
+    return {name: Notes(raises.get(name, {}), frozenset(announced.get(name, ()))) for name in names}
 
 
 def _read(message: Found, model: type[Event]) -> Event | None:

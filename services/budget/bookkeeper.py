@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import structlog
 
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
-from breakwater.books import Comparison, Record, compare
+from breakwater.books import Comparison, Record, added, at_least, compare
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
@@ -65,6 +65,8 @@ class Bookkeeper:
         self._sweeping = Outage("charging what lost workers held")
         self._comparing = Outage("comparing the budgets with the record")
         self._log: str | None = None
+        self._run: str | None = None
+        self._restarted = False
         self._looked = asyncio.Event()
 
     async def filled(self, lost: bool) -> str:
@@ -79,22 +81,26 @@ class Bookkeeper:
             await self._looked.wait()
         return self._log
 
-    async def run(self, sweep: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, sweep: Callable[[str], Awaitable[None]]) -> None:
         """Looks every second, until cancelled.
 
         Args:
-            sweep: charges the calls of workers that are lost; called every so often, while the counters are there.
+            sweep: charges the calls of workers that are lost, by the log's identity; called every so often, while the
+                counters are there.
         """
         loop = asyncio.get_running_loop()
         sweep_at, compare_at = loop.time(), loop.time() + FIRST_COMPARE_AFTER_S
         while True:
-            if await self._tried(self._filling, self._look):
+            if await self._tried(self._filling, self._look) and self._log is not None:
+                if await self._tried(self._filling, self._redis_was_restarted) and self._restarted:
+                    compare_at = loop.time()  # it may have come back with what it knew a while before
                 if loop.time() >= sweep_at:
-                    await self._tried(self._sweeping, sweep)
+                    log = self._log
+                    await self._tried(self._sweeping, lambda log=log: sweep(log))
                     sweep_at = loop.time() + SWEEP_EVERY_S
-                if loop.time() >= compare_at:
-                    await self._tried(self._comparing, self.reconcile)
+                if loop.time() >= compare_at and await self._tried(self._comparing, self.reconcile):
                     compare_at = loop.time() + self._compare_every_s
+                    self._restarted = False
                 await self._tried(self._filling, self._look_at_log)
             await asyncio.sleep(LOOK_EVERY_S)
 
@@ -109,12 +115,24 @@ class Bookkeeper:
         """
         try:
             found = await compare(self._record, self._counters, self._now())
+            if any(one.spent > 0 for one in found.differences.values()):
+                # Before anything is taken away: whatever EVENTS has is believed, and not what ClickHouse lacks.
+                found = await compare(self._record, self._counters, self._now(), thorough=True)
         except NotFilled:
             return None
-        repairs, filled = found.repairs(), found.snapshot.filled
-        if repairs and filled is not None and await self._counters.repair(filled, repairs):
+        repairs, filled, doubtful = found.repairs(), found.snapshot.filled, found.doubtful
+        upto = max(found.stored.upto, found.stored.counted)
+        if repairs and filled is not None and await self._counters.repair(filled, repairs, upto):
             for place in {**found.differences, **found.leaks}:
-                await self._tell_repair(found, place)
+                if place[0] not in doubtful or place in found.leaks:
+                    await self._tell_repair(found, place)
+        if doubtful:
+            structlog.get_logger().warning(
+                "budgets_not_repaired",
+                periods=sorted(doubtful),
+                why="Redis has counted more than the record has, which may have lost rows",
+                remedy="restore ClickHouse; `breakwater budgets reconcile` shows the difference",
+            )
         self._metrics.compared(self._now())
         return found
 
@@ -122,6 +140,8 @@ class Bookkeeper:
         """Does what may be repeated; what fails is told, and tried again at the next look."""
         try:
             await self._patience.both(work)
+        except NotFilled:
+            return False  # lost since the look: the next one sees it
         except (AnalyticsUnavailable, QueryFailed) as error:
             outage.failed(f"ClickHouse, which has the record of older calls, can't be asked: {error}")
         except Exception as error:  # noqa: BLE001  whatever it is, a look that never comes again would be worse
@@ -132,6 +152,11 @@ class Bookkeeper:
             outage.worked()
             return True
         return False
+
+    async def _redis_was_restarted(self) -> None:
+        run = await self._counters.run_id()
+        self._restarted = self._restarted or run != self._run
+        self._run = run
 
     async def _look_at_log(self) -> None:
         self._log = await self._lookup.identity(Stream.EVENTS)
@@ -154,7 +179,7 @@ class Bookkeeper:
     async def _fill(self, known: Filled | None) -> None:
         logger, periods = structlog.get_logger(), self._counters.periods(self._now())
         begun = self._now()
-        stored = await self._record.stored(periods)
+        stored = await self._record.stored(periods, lost_log=known is not None)
         if stored.log.last > 0 or stored.figures:
             # Not for the first start of a plane, where there is nothing to be lost.
             why = "they are lost" if known is None else "the log or the time zone is another"
@@ -164,14 +189,15 @@ class Bookkeeper:
         # What ClickHouse is given meanwhile is read from the log, as ever since it was asked.
         logged = await self._record.logged(stored, periods)
         notes = await self._record.notes(stored, periods)
-        figures = {
-            place: stored.figures.get(place, Figures()) + logged.figures.get(place, Figures())
-            for place in {*stored.figures, *logged.figures}
-        }
-        if await self._counters.fill(known, stored.log.identity, logged.upto, periods, figures, notes):
+        figures = added(stored.figures, logged.figures)
+        if known is not None and known.zone == self._counters.zone.key:
+            # The log was lost, and with it what ClickHouse had not been given: Redis has counted it.
+            figures = at_least(figures, (await self._counters.snapshot(periods)).figures)
+        log, alone = stored.log.identity, known is None and await self._record.is_alone(stored, periods)
+        if await self._counters.fill(known, log, logged.upto, periods, figures, notes, alone=alone):
             took_s = (self._now() - begun).total_seconds()
             logger.info("budgets_filled", stored_upto=stored.upto, logged_upto=logged.upto, took_s=round(took_s, 3))
-        self._log = stored.log.identity
+        self._log = log
 
     async def _tell_repair(self, found: Comparison, place: Place) -> None:
         name, key = place

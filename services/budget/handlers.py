@@ -65,11 +65,14 @@ class BudgetHandler:
         while True:
             log = await self._filled(lost)
             try:
-                settled = await self._budgets.settle(settlements, log)
+                await self._count(settlements, log)
             except NotFilled:
                 lost = True
             else:
-                break
+                return
+
+    async def _count(self, settlements: Sequence[Settlement], log: str) -> None:
+        settled = await self._budgets.settle(settlements, log)
         latest: dict[tuple[str, str], Totals] = {}
         for totals in settled:
             for total in totals:
@@ -77,18 +80,22 @@ class BudgetHandler:
         for total in latest.values():
             await self._tell(total)
 
-    async def charge_lapsed(self) -> None:
+    async def charge_lapsed(self, log: str) -> None:
         """Charges reservations whose lease has ended and of which the log tells nothing.
 
-        Raises StateUnavailable, BusUnavailable; may be repeated.
+        Waits for nothing: whoever calls this is who looks after the counters.
+
+        Raises:
+            NotFilled: the counters are not those of this log.
+            StateUnavailable, BusUnavailable: repeat it.
         """
         done: set[str] = set()
         while attempt_ids := set(await self._budgets.lapsed(datetime.now(UTC))) - done:
             for attempt_id in attempt_ids:
-                await self._charge(attempt_id)
+                await self._charge(attempt_id, log)
             done |= attempt_ids
 
-    async def _charge(self, attempt_id: str) -> None:
+    async def _charge(self, attempt_id: str, log: str) -> None:
         [reservation] = await self._budgets.reservations([attempt_id])
         if reservation is None:
             await self._budgets.forget_lease(attempt_id)
@@ -99,7 +106,7 @@ class BudgetHandler:
         attempt = None if found is None else _read(found)
         if found is not None and attempt is not None:
             # Its settlement is on its way through the log, or was counted before the reservation was made.
-            await self.settle([Settlement.of(found.sequence, attempt)])
+            await self._count([Settlement.of(found.sequence, attempt)], log)
             return
         if not reservation.charged:
             structlog.get_logger().warning("reservation_lapsed", attempt_id=attempt_id, agent=reservation.agent)
@@ -107,16 +114,18 @@ class BudgetHandler:
 
     async def _tell_refusals(self, refused: Sequence[Attempt]) -> None:
         """A cap that refuses a call has been reached, though the spend itself stays below it. May be repeated."""
-        for attempt in {attempt.refused_by: attempt for attempt in refused}.values():
+        for attempt in {(attempt.refused_by, attempt.refused_cap): attempt for attempt in refused}.values():
             for counter in self._caps().counters(attempt.agent, attempt.tenant):
-                if counter.name == attempt.refused_by:
+                if counter.name == attempt.refused_by and attempt.refused_cap is not None:
                     period = periods_at(charged_at(attempt), self._counters.zone).of(counter.window)
                     spent, raised_to = await self._counters.spent(period, counter.key)
-                    await self._tell(Totals(period, counter.key, spent, raised_to, attempt.agent), refused=True)
+                    total = Totals(period, counter.key, spent, raised_to, attempt.agent)
+                    await self._tell(total, refused_cap=attempt.refused_cap)
 
-    async def _tell(self, total: Totals, *, refused: bool = False) -> None:
+    async def _tell(self, total: Totals, *, refused_cap: int | None = None) -> None:
         """Publishes the thresholds that a total has reached and that have not been told in this period.
 
+        A cap that has refused a call is reached, unless it has been raised since.
         What has been told is noted after it was published: a crash in between tells it again, under the same id.
         """
         counter = self._caps().counter(total.key, total.period.window)
@@ -124,20 +133,20 @@ class BudgetHandler:
         if limit is None:
             return
         limit = max(limit, total.raised_to or 0)
-        percents = reached(counter, limit, total.spent, refused=refused)
+        percents = reached(counter, limit, total.spent, refused=refused_cap == limit)
         if not percents:
             return
         # A cap that is changed in mid-period has thresholds of its own.
-        name = f"{total.key}@{limit}"
-        told = await self._counters.announced(total.period, name)
-        for percent in percents:
-            if percent <= told:
+        thresholds = [f"{total.key}@{limit}@{percent}" for percent in percents]
+        told = await self._counters.announced(total.period, thresholds)
+        for percent, threshold, is_told in zip(percents, thresholds, told, strict=True):
+            if is_told:
                 continue
             event = _crossing(counter, total, percent, limit)
             subject = subjects.budget(counter.scope, counter.window)
             await self._publisher.event(subject, event, id=event.event_id, at=event.at)
             structlog.get_logger().info("budget_threshold", budget=counter.name, percent=percent)
-            await self._counters.announce(total.period, name, percent)
+            await self._counters.announce(total.period, threshold)
 
 
 def _read(message: Delivery | Found) -> Attempt | None:

@@ -34,6 +34,7 @@ class AttemptLog:
         error: ErrorInfo | None = None,
         counted: bool = False,
         refused_by: str | None = None,
+        refused_cap: int | None = None,
     ) -> Attempt:
         """An attempt that has just ended, as it will be recorded."""
         completed_at = self._plane.now()
@@ -61,6 +62,7 @@ class AttemptLog:
             error=error,
             short_circuited=outcome == "short_circuited",
             refused_by=refused_by,
+            refused_cap=refused_cap,
             counts_for_breaker=counted,
             breaker_version=flight.breaker_version,
             cause=flight.cause,

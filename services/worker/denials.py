@@ -38,6 +38,8 @@ class Denial:
     error: ErrorInfo
     refused_by: str | None = None
     """The budget or the limit that has no room, by its name."""
+    refused_cap: int | None = None
+    """The hard cap that is used up, in nano-dollars."""
     final: bool = False
     """No other model is to be tried."""
 
@@ -154,6 +156,7 @@ def over_budget(plane: Plane, over: OverBudget, model: str) -> Denial:
             user_message=user_message,
         ),
         counter.name,
+        refused_cap=over.limit if over.amount <= over.limit or not over.limit else None,
         final=counter.caps.on_exceeded == "fail",
     )
 

@@ -43,6 +43,7 @@ class Holdings:
         self._caps = caps
         self._now = now
         self._held: dict[str, Holding] = {}
+        self._missed: set[str] = set()
         self._lost = Outage("budget counters")
 
     @contextmanager
@@ -64,14 +65,23 @@ class Holdings:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:
-        """Holds anew what Redis has lost. Raises StateUnavailable: look again."""
+        """Holds anew what Redis has lost. Raises StateUnavailable: look again.
+
+        Where only some is missing, Redis has come back with what it knew a while before, or the call has ended and is
+        settled just now: that is seen twice before it is held anew.
+        """
         if await self._budgets.filled():
             self._lost.worked()
-            return
-        if self._caps().any_hard:
-            self._lost.failed("they are lost, or not made yet; no call is made under a hard cap until they are rebuilt")
-        if self._held:
-            await self._redis.run([self._call(holding) for holding in self._held.values()])
+            ids = list(self._held)
+            found = await self._budgets.reservations(ids)
+            missing = {attempt_id for attempt_id, one in zip(ids, found, strict=True) if one is None}
+            wanted, self._missed = missing & self._missed, missing
+        else:
+            if self._caps().any_hard:
+                self._lost.failed("they are lost, or not made yet; until they are no call is made under a hard cap")
+            wanted = set(self._held)
+        if calls := [self._call(self._held[attempt_id]) for attempt_id in wanted if attempt_id in self._held]:
+            await self._redis.run(calls)
 
     def _call(self, held: Holding) -> ScriptCall:
         now = self._now()

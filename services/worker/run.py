@@ -200,6 +200,7 @@ class Run:
             basis="billed",
             error=denial.error,
             refused_by=denial.refused_by,
+            refused_cap=denial.refused_cap,
         )
         await self._keep(attempt)
 

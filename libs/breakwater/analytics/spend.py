@@ -56,6 +56,13 @@ FROM attempts
 WHERE stored_at >= fromUnixTimestamp64Milli({log_created_ms:Int64})
 """
 
+# By the executions first: there is an index of those.
+STORED_ATTEMPTS = """
+SELECT uniqExact(attempt_id)
+FROM attempts
+WHERE execution_id IN ({executions:Array(String)}) AND attempt_id IN ({attempts:Array(String)})
+"""
+
 BUDGET_NOTES = """
 SELECT *
 FROM budget_events FINAL
@@ -105,6 +112,13 @@ async def stored_upto(analytics: Analytics, *, log_created: datetime) -> int:
     Raises as `Analytics.query` does.
     """
     found = await analytics.query(STORED_UPTO, {"log_created_ms": ms_from_time(log_created)})
+    return found.rows[0][0]
+
+
+async def stored_attempts(analytics: Analytics, attempt_ids: Sequence[str]) -> int:
+    """How many of some attempts are stored. Raises as `Analytics.query` does."""
+    executions = [attempt_id.rpartition(":")[0] for attempt_id in attempt_ids]
+    found = await analytics.query(STORED_ATTEMPTS, {"executions": executions, "attempts": list(attempt_ids)})
     return found.rows[0][0]
 
 

@@ -89,6 +89,19 @@ class Lookup:
             raise BusUnavailable(f"NATS did not answer for {subject}: {error or type(error).__name__}") from error
         return found(message.data, cast(Mapping[str, str], message.headers or {}))
 
+    async def next(self, stream: Stream, subject_filter: str, sequence: int) -> Found | None:
+        """The first stored message from a sequence on that matches, or None. Raises as `last`."""
+        jetstream = self._connection().jetstream(timeout=LOOKUP_TIMEOUT_S)
+        try:
+            message = await jetstream.get_msg(stream.value, sequence, subject_filter, direct=True, next=True)
+        except NotFoundError:
+            return None
+        except nats.errors.NoRespondersError as error:
+            raise no_stream(stream) from error
+        except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
+            raise BusUnavailable(f"NATS did not answer for {stream}: {error or type(error).__name__}") from error
+        return found(message.data, cast(Mapping[str, str], message.headers or {}))
+
     async def facts(self, stream: Stream) -> Facts:
         """What a stream is and holds now. Raises BusUnavailable: NATS does not answer."""
         info = await self._info(stream)

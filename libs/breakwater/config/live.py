@@ -26,7 +26,7 @@ class LiveCaps:
         self._config = config
         self._table = config.caps
         self._path = path
-        self._seen = self._stamp()
+        self._seen: tuple[int, int, int] | None = None  # it may have been edited since it was read
 
     def __call__(self) -> CapTable:
         """The caps that hold now."""
@@ -43,18 +43,24 @@ class LiveCaps:
         stamp = self._stamp()
         if stamp == self._seen or stamp is None or self._path is None:
             return
-        self._seen = stamp
         log = structlog.get_logger()
         try:
             changed = load_config(self._path)
         except ConfigError as error:
+            self._seen = stamp
             log.warning("config_not_taken_over", error=str(error), effect="the caps stay as they were")
             return
+        if self._stamp() != stamp:
+            return  # it is being written; the next look sees it whole
+        self._seen = stamp
         if changed.budgets.timezone != self._config.budgets.timezone:
             log.warning("config_not_taken_over", error="budgets.timezone has changed", remedy="restart the services")
             return
-        if changed.caps != self._table:
-            self._table = changed.caps
+        # An agent that is gone from the file is served until the restart, and under its cap.
+        caps = changed.caps
+        caps = CapTable(caps.total, {**self._table.agents, **caps.agents}, caps.tenants)
+        if caps != self._table:
+            self._table = caps
             log.info("caps_changed", file=str(self._path))
         agents = {name: agent.model_copy(update={"budget": None}) for name, agent in changed.agents.items()}
         known = {name: agent.model_copy(update={"budget": None}) for name, agent in self._config.agents.items()}

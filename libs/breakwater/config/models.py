@@ -109,8 +109,9 @@ class Limits(Message):
     max_body_bytes: int = Field(
         default=4_000_000, ge=1_000, le=5_000_000, description="The largest job that is accepted."
     )
+    # Which events are settled is remembered for six days.
     events_max_age_h: float = Field(
-        default=72, gt=0, description="How long EVENTS keeps events, and a job_id is idempotent."
+        default=72, gt=0, le=144, description="How long EVENTS keeps events, and a job_id is idempotent."
     )
     results_max_age_h: float = Field(default=24, gt=0)
     drain_s: float = Field(default=8.0, ge=0, le=600, description="How long a stopping worker lets its calls finish.")

@@ -96,6 +96,9 @@ class Attempt(Event):
     refused_by: str | None = Field(
         default=None, description="What refused the call: a budget's name, such as `agent:writer/daily`, or a limit's."
     )
+    refused_cap: Money | None = Field(
+        default=None, description="The hard cap that had no room for the call, where it has room for such calls at all."
+    )
     counts_for_breaker: bool = Field(default=False, description="Whether the breaker counts this failure.")
     breaker_version: Count | None = Field(
         default=None, description="Of the breaker that let the call pass; its outcome counts for that version only."

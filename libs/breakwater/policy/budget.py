@@ -155,8 +155,10 @@ def reached(counter: Counter, limit: int | None, spent: int, *, refused: bool = 
         spent: nano-dollars.
         refused: the cap has refused a call: it is reached, though the spend stays below it, as a hard cap sees to.
     """
-    if not limit or counter.caps.enforcement == "none":
+    if limit is None or counter.caps.enforcement == "none":
         return ()
+    if limit == 0:  # any share of nothing is reached from the first
+        return (100,) if refused else ()
     percents = {*counter.caps.soft_at_percent, *((100,) if counter.caps.enforcement == "hard" else ())}
     # In hundredths of the limit, so that no threshold is rounded.
     by_spend = {percent for percent in percents if spent * 100 >= limit * percent}

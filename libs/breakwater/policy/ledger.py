@@ -41,6 +41,10 @@ class Figures:
     def __sub__(self, other: Figures) -> Figures:
         return Figures(*(mine - theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
+    def largest(self, other: Figures) -> Figures:
+        """The larger of each."""
+        return Figures(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
+
     def items(self) -> Iterable[tuple[str, int]]:
         """Names and values."""
         return ((name, getattr(self, name)) for name in FIGURES)

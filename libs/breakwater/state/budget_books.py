@@ -42,6 +42,8 @@ class Filled:
     log: str
     zone: str
     upto: int
+    alone: bool
+    """Nothing in them is from elsewhere than this log."""
     repairs: str
 
 
@@ -50,8 +52,8 @@ class Notes:
     """What stands beside the counters of a period, by the scope's key."""
 
     raises: Mapping[str, CapRaise] = field(default_factory=dict[str, CapRaise])
-    announced: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The highest threshold (percent) that was told, by `<key>@<limit in nano-dollars>`."""
+    announced: frozenset[str] = frozenset()
+    """The thresholds that were told, each as `<key>@<limit in nano-dollars>@<percent>`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,11 @@ class BudgetBooks:
         """The current day and month, and those before whose calls may still be settled."""
         return periods_since(now - KEEP, now, self._zone)
 
+    async def run_id(self) -> str:
+        """What tells this run of Redis from one after a restart."""
+        async with translated():
+            return str((await cast(Any, self._redis.client.info("server"))).get("run_id"))
+
     async def filled(self) -> Filled | None:
         """What the counters were made from; None where they are lost."""
         async with translated():
@@ -166,6 +173,8 @@ class BudgetBooks:
         periods: Sequence[Period],
         figures: Ledger,
         notes: Mapping[str, Notes],
+        *,
+        alone: bool = True,
     ) -> bool:
         """Sets the counters to what the record says. What calls under way hold stays.
 
@@ -176,12 +185,13 @@ class BudgetBooks:
             periods: which; others are not touched.
             figures: by period and scope.
             notes: what stands beside them, by the period's name.
+            alone: nothing of `figures` is from elsewhere than this log.
 
         Returns:
             Whether it was done; somebody else may have filled them since `known` was read.
         """
         before = ("", "") if known is None else (known.log, known.zone)
-        arguments: list[Argument] = [log, self._zone.key, upto, *before]
+        arguments: list[Argument] = [log, self._zone.key, upto, int(alone), *before]
         for one in periods:
             fields: list[Argument] = []
             for (name, key), sums in figures.items():
@@ -193,10 +203,14 @@ class BudgetBooks:
         [done] = await self._redis.run([ScriptCall(_FILL, keys, arguments)])
         return bool(done)
 
-    async def repair(self, known: Filled, repairs: Sequence[Repair]) -> bool:
-        """Adds to counters what they lack. Whether it was done: not where they were filled or repaired since."""
+    async def repair(self, known: Filled, repairs: Sequence[Repair], upto: int) -> bool:
+        """Adds to counters what they lack; then they count all events of the log up to one of them.
+
+        Returns:
+            Whether it was done: not where they were filled or repaired since.
+        """
         periods = list(dict.fromkeys(one.period for one in repairs))
-        arguments: list[Argument] = [known.log, known.zone, known.repairs]
+        arguments: list[Argument] = [known.log, known.zone, known.repairs, upto]
         for one in repairs:
             arguments += [periods.index(one.period) + 1, one.field, one.add]
         keys = [FILLED, *(period_key(one.window, one.name) for one in periods)]
@@ -222,19 +236,22 @@ class BudgetBooks:
             )
         return int(spent or 0), int(cap) if cap else None
 
-    async def announced(self, period: Period, budget: str) -> int:
-        """The highest threshold (percent) that has been told of a budget, `<key>@<limit>`, in a period."""
+    async def announced(self, period: Period, thresholds: Sequence[str]) -> list[bool]:
+        """Which thresholds (`<key>@<limit>@<percent>`) have been told in a period."""
         async with translated():
             told = await cast(
-                Any, self._redis.client.hget(period_key(period.window, period.name), f"announced:{budget}")
+                Any,
+                self._redis.client.hmget(
+                    period_key(period.window, period.name), [f"announced:{one}" for one in thresholds]
+                ),
             )
-        return int(told or 0)
+        return [one is not None for one in told]
 
-    async def announce(self, period: Period, budget: str, percent: int) -> None:
+    async def announce(self, period: Period, threshold: str) -> None:
         """Notes that a threshold has been told."""
         place = period_key(period.window, period.name)
         async with translated(), self._redis.client.pipeline(transaction=True) as pipe:
-            pipe.hset(place, f"announced:{budget}", str(percent))
+            pipe.hset(place, f"announced:{threshold}", "1")
             pipe.pexpireat(place, period.end_ms + KEEP_MS)
             await pipe.execute()
 
@@ -242,7 +259,7 @@ class BudgetBooks:
 def _filled(fields: Mapping[str, str]) -> Filled | None:
     if "log" not in fields:
         return None
-    return Filled(fields["log"], fields["zone"], int(fields["upto"]), fields["repairs"])
+    return Filled(fields["log"], fields["zone"], int(fields["upto"]), fields.get("alone") == "1", fields["repairs"])
 
 
 def _hash(flat: Sequence[str]) -> dict[str, str]:
@@ -257,7 +274,7 @@ def _book(period: Period, fields: Mapping[str, str]) -> PeriodBook:
     figures: dict[str, dict[str, int]] = defaultdict(dict)
     reserved: dict[str, int] = {}
     raises: dict[str, CapRaise] = {}
-    announced: dict[str, int] = {}
+    announced: set[str] = set()
     for name, value in fields.items():
         what, _, key = name.partition(":")
         if what in FIGURES:
@@ -267,15 +284,15 @@ def _book(period: Period, fields: Mapping[str, str]) -> PeriodBook:
         elif what == "raised":
             raises[key] = CapRaise.model_validate_json(value)
         elif what == "announced":
-            announced[key] = int(value)
+            announced.add(key)
     sums = {key: Figures(**known) for key, known in figures.items()}
-    return PeriodBook(period, sums, reserved, Notes(raises, announced))
+    return PeriodBook(period, sums, reserved, Notes(raises, frozenset(announced)))
 
 
 def _fields_of(notes: Notes) -> list[Argument]:
     fields: list[Argument] = []
     for key, raised in notes.raises.items():
         fields += [f"cap:{key}", raised.limit, f"raised:{key}", raised.model_dump_json()]
-    for budget, percent in notes.announced.items():
-        fields += [f"announced:{budget}", percent]
+    for threshold in sorted(notes.announced):
+        fields += [f"announced:{threshold}", 1]
     return fields

@@ -1,12 +1,12 @@
 -- Sets all counters to what the record says, once: whoever comes second changes nothing. What calls under way hold stays.
 -- KEYS: filled, reservations, periods...
--- ARGV: log, zone, upto, log and zone that are filled now ('' = none), then for each period: name, keep until (ms),
+-- ARGV: log, zone, upto, alone (1: nothing of it is from elsewhere), log and zone that are filled now ('' = none), then for each period: name, keep until (ms),
 --       number of fields, then fields and values
 local known = redis.call('HMGET', KEYS[1], 'log', 'zone')
-if (known[1] or '') ~= ARGV[4] or (known[2] or '') ~= ARGV[5] then
+if (known[1] or '') ~= ARGV[5] or (known[2] or '') ~= ARGV[6] then
   return 0
 end
-local place, keep, at = {}, {}, 6
+local place, keep, at = {}, {}, 7
 for k = 3, #KEYS do
   place[ARGV[at]], keep[KEYS[k]] = KEYS[k], ARGV[at + 1]
   redis.call('DEL', KEYS[k])
@@ -32,5 +32,8 @@ for key, until_ms in pairs(keep) do
   redis.call('PEXPIREAT', key, until_ms)
 end
 redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'log', ARGV[1], 'zone', ARGV[2], 'upto', ARGV[3], 'repairs', 0)
+-- Another one with each filling: what was read before it repairs nothing after it.
+local time = redis.call('TIME')
+local number = string.format('%.0f', time[1] * 1000000 + time[2])
+redis.call('HSET', KEYS[1], 'log', ARGV[1], 'zone', ARGV[2], 'upto', ARGV[3], 'alone', ARGV[4], 'repairs', number)
 return 1

@@ -1,20 +1,28 @@
--- Holds the worst case of a call against all its budgets, or against none. Asking again gives the same answer.
+-- Holds the worst case of a call against all its budgets, or against none. Asking again holds it once, and renews the lease.
 -- KEYS: reservations, leases, filled, day, month
 -- ARGV: attempt_id, amount, lease_ms, at ('' = now), day, month (names), day's start, end, month's start, end, keep day until,
 --       keep month until (ms), owner, then for each scope: key, hard limit of the day, of the month ('' = none)
 -- Returns {1, when it was reserved} or {0, index of the refusing scope from 1, 'daily' or 'monthly', limit, spent, reserved},
 -- {2, now} where that is in another day or month, {3} where the counters are lost and a cap could not be held.
-local held = redis.call('HGET', KEYS[1], ARGV[1])
-if held then
-  return {1, string.match(held, '^%a|%d+|(%d+)|')}
-end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local at = tonumber(ARGV[4]) or now
+local held = redis.call('HGET', KEYS[1], ARGV[1])
+local state, before, since, day, month
+if held then
+  state, before, since, day, month = string.match(held, '^(%a)|(%d+)|(%d+)|([^|]+)|([^|]+)|')
+  if state == 'e' or before == ARGV[2] or day ~= ARGV[5] or month ~= ARGV[6] then
+    if state == 'r' then
+      redis.call('ZADD', KEYS[2], 'GT', now + tonumber(ARGV[3]), ARGV[1])
+    end
+    return {1, since}
+  end
+end
+local at = tonumber(since or ARGV[4]) or now
 if at < tonumber(ARGV[7]) or at >= tonumber(ARGV[8]) or at < tonumber(ARGV[9]) or at >= tonumber(ARGV[10]) then
   return {2, now}
 end
-local amount, filled = tonumber(ARGV[2]), false
+-- Of another amount it was reserved for another model, by a worker that lost the job: the difference is what is asked for.
+local amount, filled = tonumber(ARGV[2]) - tonumber(before or '0'), false
 for i = 14, #ARGV, 3 do
   for window = 1, 2 do
     local cap = ARGV[i + window]
@@ -34,7 +42,7 @@ for i = 14, #ARGV, 3 do
 end
 for window = 1, 2 do
   for i = 14, #ARGV, 3 do
-    redis.call('HINCRBY', KEYS[3 + window], 'reserved:' .. ARGV[i], ARGV[2])
+    redis.call('HINCRBY', KEYS[3 + window], 'reserved:' .. ARGV[i], string.format('%.0f', amount))
   end
   redis.call('PEXPIREAT', KEYS[3 + window], ARGV[10 + window])
 end
