@@ -346,7 +346,11 @@ def _notes(events: Iterable[BudgetEvent]) -> dict[str, Notes]:
         key = key_of(event)
         if event.kind == "raised" and event.limit is not None:
             raises[event.period][key] = CapRaise(
-                limit=event.limit, by=event.by or "", reason=event.reason or "", at=event.at
+                limit=event.limit,
+                configured=event.configured or 0,
+                by=event.by or "",
+                reason=event.reason or "",
+                at=event.at,
             )
         elif event.kind == "raise_ended":
             raises[event.period].pop(key, None)

@@ -8,7 +8,7 @@ from typing import get_args
 
 from breakwater.contracts.events import BudgetStatus, EstimateAccuracy, Scope
 from breakwater.contracts.types import time_from_ms
-from breakwater.policy.budget import CapTable, Counter
+from breakwater.policy.budget import CapTable, Counter, in_force
 from breakwater.policy.ledger import Figures
 from breakwater.policy.periods import Period, periods_at
 from breakwater.state.budget_books import BudgetBooks, PeriodBook, Snapshot
@@ -58,9 +58,9 @@ def budget_status(counter: Counter, book: PeriodBook) -> BudgetStatus:
     """A budget in the contract's words."""
     figures = book.figures.get(counter.key, Figures())
     held, raised = book.reserved.get(counter.key, 0), book.notes.raises.get(counter.key)
-    if raised is not None and (counter.limit is None or raised.limit <= counter.limit):
-        raised = None  # the config has got ahead of it since, or has taken the cap away
-    limit = counter.limit if raised is None else raised.limit
+    limit = in_force(counter.limit, None if raised is None else (raised.limit, raised.configured))
+    if limit == counter.limit:
+        raised = None  # the config's cap has changed since, or there is none any more
     return BudgetStatus(
         budget=counter.name,
         scope=counter.scope,

@@ -178,13 +178,13 @@ class Bookkeeper:
 
     async def _fill(self, known: Filled | None) -> None:
         logger, periods = structlog.get_logger(), self._counters.periods(self._now())
-        begun = self._now()
-        stored = await self._record.stored(periods, lost_log=known is not None)
-        if stored.log.last > 0 or stored.figures:
-            # Not for the first start of a plane, where there is nothing to be lost.
+        begun, is_first_start = self._now(), (await self._lookup.facts(Stream.EVENTS)).last == 0
+        if not is_first_start and not self._filling.lasting:
             why = "they are lost" if known is None else "the log or the time zone is another"
             effect = "no call is made under a hard cap until they are rebuilt" if self._caps().any_hard else "none"
             logger.warning("budgets_rebuilding", why=why, effect=effect)
+        stored = await self._record.stored(periods, lost_log=known is not None)
+        if not is_first_start or stored.figures:
             await asyncio.sleep(self._grace_s)
         # What ClickHouse is given meanwhile is read from the log, as ever since it was asked.
         logged = await self._record.logged(stored, periods)

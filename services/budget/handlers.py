@@ -17,7 +17,7 @@ from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import time_from_ms
 from breakwater.patience import Patience
-from breakwater.policy.budget import CapTable, Counter, reached
+from breakwater.policy.budget import CapTable, Counter, in_force, reached
 from breakwater.policy.ledger import charged_at
 from breakwater.policy.periods import Period, periods_at
 from breakwater.state.budget_books import BudgetBooks
@@ -118,8 +118,8 @@ class BudgetHandler:
             for counter in self._caps().counters(attempt.agent, attempt.tenant):
                 if counter.name == attempt.refused_by and attempt.refused_cap is not None:
                     period = periods_at(charged_at(attempt), self._counters.zone).of(counter.window)
-                    spent, raised_to = await self._counters.spent(period, counter.key)
-                    total = Totals(period, counter.key, spent, raised_to, attempt.agent)
+                    spent, raised = await self._counters.spent(period, counter.key)
+                    total = Totals(period, counter.key, spent, raised, attempt.agent)
                     await self._tell(total, refused_cap=attempt.refused_cap)
 
     async def _tell(self, total: Totals, *, refused_cap: int | None = None) -> None:
@@ -129,10 +129,9 @@ class BudgetHandler:
         What has been told is noted after it was published: a crash in between tells it again, under the same id.
         """
         counter = self._caps().counter(total.key, total.period.window)
-        limit = counter.limit
+        limit = in_force(counter.limit, total.raised)
         if limit is None:
             return
-        limit = max(limit, total.raised_to or 0)
         percents = reached(counter, limit, total.spent, refused=refused_cap == limit)
         if not percents:
             return

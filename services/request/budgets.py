@@ -124,7 +124,7 @@ class BudgetRoutes:
         event = _event(counter, book, before, who, now, ends=limit == configured)
         subject = subjects.budget(counter.scope, counter.window)
         await self._publisher.event(subject, event, id=event.event_id, at=event.at)
-        raised = CapRaise(limit=limit, by=who.by, reason=who.why, at=event.at)
+        raised = CapRaise(limit=limit, configured=configured, by=who.by, reason=who.why, at=event.at)
         await self._books.note_raise(book.period, counter.key, None if limit == configured else raised)
         if not _same(snapshot.filled, await self._books.filled()):
             # Filled meanwhile, perhaps from what was on record before the raise.
@@ -173,6 +173,7 @@ def _event(
         limit=who.form.limit_usd,
         total=before.spent,
         previous=before.limit,
+        configured=counter.limit,
         enforcement=counter.caps.enforcement,
         by=who.by,
         reason=who.why,

@@ -139,11 +139,17 @@ def over_budget(plane: Plane, over: OverBudget, model: str) -> Denial:
     what = f"the {counter.window} budget of {who}"
     worst = f"a call to {model} may cost up to {money_text(over.amount)}"
     left = max(0, over.limit - over.spent - over.reserved)
-    if over.amount > over.limit:
+    held = f" ({money_text(over.reserved)} of it is held by calls under way)" if over.reserved else ""
+    if over.limit == 0:
+        message = f"{what} is $0.00: no call is made that costs anything"
+        user_message, wait_s = "This agent may not spend anything at present. Please tell its owner.", None
+    elif over.amount > over.limit:
         message = f"{worst}, and {what} is {money_text(over.limit)} in all; no such call ever fits"
         user_message, wait_s = "This request would cost more than this agent may spend. Please make it shorter.", None
     else:
-        message = f"{what} has {money_text(left)} of {money_text(over.limit)} left, and {worst}; it resets at {resets}"
+        message = (
+            f"{what} has {money_text(left)} of {money_text(over.limit)} left{held}, and {worst}; it resets at {resets}"
+        )
         user_message = f"This agent has used up its budget for now. It can be used again after {resets}."
         wait_s = max(0.0, over.resets_at_ms / 1000 - plane.now().timestamp())
     return Denial(

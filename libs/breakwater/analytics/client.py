@@ -320,4 +320,4 @@ def _translated() -> Generator[None]:
             raise AnalyticsUnavailable(f"ClickHouse does not answer: {message}") from error
         raise QueryFailed(code, message) from error
     except (TimeoutError, OSError) as error:
-        raise AnalyticsUnavailable(f"ClickHouse does not answer: {error or type(error).__name__}") from error
+        raise AnalyticsUnavailable(f"ClickHouse does not answer: {str(error) or type(error).__name__}") from error

@@ -68,6 +68,7 @@ MIGRATIONS = (
             BUDGET_EVENTS.modify_column("threshold_percent"),
             BUDGET_EVENTS.modify_column("limit_cost"),
             BUDGET_EVENTS.add_column("previous_cost"),
+            BUDGET_EVENTS.add_column("configured_cost"),
             BUDGET_EVENTS.add_column("by"),
             BUDGET_EVENTS.add_column("reason"),
             BUDGET_EVENTS.add_column("resets_at"),

@@ -175,6 +175,7 @@ def budget_row(event: BudgetEvent, sequence: int) -> Row:
         _money_or_null(event.limit),
         _money(event.total),
         _money_or_null(event.previous),
+        _money_or_null(event.configured),
         event.enforcement,
         event.by,
         event.reason,
@@ -225,6 +226,7 @@ def attempt_of(row: Mapping[str, Any]) -> Attempt:
 def budget_of(row: Mapping[str, Any]) -> BudgetEvent:
     """The event that a row of `budget_events` was made from."""
     amounts = {"limit": row["limit_cost"], "total": row["total_cost"], "previous": row["previous_cost"]}
+    amounts["configured"] = row["configured_cost"]
     return BudgetEvent.model_validate({**row, **amounts})
 
 

@@ -262,6 +262,7 @@ BUDGET_EVENTS = Table(
         "limit_cost": _MONEY_OR_NULL,
         "total_cost": "Decimal(18, 9)",
         "previous_cost": _MONEY_OR_NULL,
+        "configured_cost": _MONEY_OR_NULL,
         "enforcement": _WORD,
         "by": _TEXT_OR_NULL,
         "reason": _TEXT_OR_NULL,

@@ -86,7 +86,7 @@ class Lookup:
         except nats.errors.NoRespondersError as error:
             raise no_stream(stream) from error
         except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
-            raise BusUnavailable(f"NATS did not answer for {subject}: {error or type(error).__name__}") from error
+            raise BusUnavailable(f"NATS did not answer for {subject}: {str(error) or type(error).__name__}") from error
         return found(message.data, cast(Mapping[str, str], message.headers or {}))
 
     async def next(self, stream: Stream, subject_filter: str, sequence: int) -> Found | None:
@@ -99,7 +99,7 @@ class Lookup:
         except nats.errors.NoRespondersError as error:
             raise no_stream(stream) from error
         except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
-            raise BusUnavailable(f"NATS did not answer for {stream}: {error or type(error).__name__}") from error
+            raise BusUnavailable(f"NATS did not answer for {stream}: {str(error) or type(error).__name__}") from error
         return found(message.data, cast(Mapping[str, str], message.headers or {}))
 
     async def facts(self, stream: Stream) -> Facts:
@@ -118,7 +118,7 @@ class Lookup:
         try:
             info = await jetstream.consumer_info(stream.value, durable)
         except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
-            raise BusUnavailable(f"NATS did not answer for {durable}: {error or type(error).__name__}") from error
+            raise BusUnavailable(f"NATS did not answer for {durable}: {str(error) or type(error).__name__}") from error
         return info.ack_floor.stream_seq if info.ack_floor is not None else 0
 
     async def identity(self, stream: Stream) -> str:
@@ -134,7 +134,7 @@ class Lookup:
         try:
             return await jetstream.stream_info(stream.value)
         except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
-            raise BusUnavailable(f"NATS did not answer for {stream}: {error or type(error).__name__}") from error
+            raise BusUnavailable(f"NATS did not answer for {stream}: {str(error) or type(error).__name__}") from error
 
 
 def _identity(info: StreamInfo) -> str:

@@ -108,7 +108,7 @@ class Publisher:
         except nats.errors.MaxPayloadError as error:
             raise PublishRefused(f"{subject}: {len(payload)} bytes are over the server's message limit") from error
         except (TimeoutError, nats.errors.Error, OSError) as error:
-            raise BusUnavailable(f"NATS did not acknowledge {subject}: {error or type(error).__name__}") from error
+            raise BusUnavailable(f"NATS did not acknowledge {subject}: {str(error) or type(error).__name__}") from error
         return Stored(ack.stream, ack.seq, bool(ack.duplicate))
 
     async def transient(self, subject: str, event: Event) -> None:

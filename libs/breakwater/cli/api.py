@@ -64,7 +64,7 @@ async def request(
             "Is the request service running? `breakwater doctor` tells what answers and what does not.",
         ) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise unreachable(f"no answer came: {error or type(error).__name__}", unanswered) from error
+        raise unreachable(f"no answer came: {str(error) or type(error).__name__}", unanswered) from error
 
 
 async def get(door: Door, path: str) -> Any:

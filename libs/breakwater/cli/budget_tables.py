@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 WARN_PERCENT = 80
 
 
-def show(budgets: Sequence[BudgetStatus], now: datetime) -> None:
-    """Prints the table of budgets."""
+def show(budgets: Sequence[BudgetStatus], now: datetime, *, filled: bool = True) -> None:
+    """Prints the table of budgets; while the counters are lost, without what they would say."""
+
+    def known(cell: output.Cell) -> output.Cell:
+        return cell if filled else "?"
+
     output.table(
         [
             output.Column("budget"),
@@ -32,11 +36,11 @@ def show(budgets: Sequence[BudgetStatus], now: datetime) -> None:
             (
                 one.budget,
                 _money(one.limit),
-                (_money(one.spent) + ("+" if one.calls_of_unknown_cost else ""), _style(one)),
-                _money(one.reserved),
-                (_money(one.remaining), _style(one)),
+                known((_money(one.spent) + ("+" if one.calls_of_unknown_cost else ""), _style(one))),
+                known(_money(one.reserved)),
+                known((_money(one.remaining), _style(one))),
                 _until(one.resets_at, now),
-                one.enforcement,
+                one.enforcement if one.limit is not None else "",
                 _estimate(one),
             )
             for one in budgets
@@ -105,11 +109,16 @@ def show_books(books: BudgetBooks) -> None:
 
 def tell_raised(event: BudgetEvent, budget: str, now: datetime) -> None:
     """Says what a cap was raised to, and how to undo it."""
+    if event.kind == "raise_ended":
+        output.write(
+            f"the config's own cap of {budget}, {_money(event.limit)}, holds again; it was {_money(event.previous)}"
+        )
+        return
     until = "" if event.resets_at is None else f" until {formats.clock(event.resets_at, now)}"
     change = f"was {_money(event.previous)}, is now {_money(event.limit)}{until}"
     output.write(f"the cap of {budget} {change}, by {event.by}: {event.reason}")
-    undo = f"breakwater budgets raise {shlex.quote(budget)} {_plain(event.previous)} --reason TEXT"
-    output.note(f"{_money(event.total)} of it is spent; `{undo}` sets it back")
+    undo = f"breakwater budgets raise {shlex.quote(budget)} {_plain(event.configured)} --reason TEXT"
+    output.note(f"{_money(event.total)} of it is spent; `{undo}` sets it back to the config's")
 
 
 def tell_unchanged(budget: BudgetStatus) -> None:

@@ -72,7 +72,7 @@ def list_(
         output.json_document(document)
         return
     now = datetime.now(UTC)
-    budget_tables.show(budgets, now)
+    budget_tables.show(budgets, now, filled=filled)
     if not filled:
         output.note(NOT_FILLED, "yellow")
     budget_tables.note_raises(budgets, now)

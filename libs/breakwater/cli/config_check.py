@@ -13,6 +13,7 @@ from breakwater.cli.plane import JsonOption
 
 if TYPE_CHECKING:
     from breakwater.config import Agent, Config
+    from breakwater.policy.budget import Caps
 
 app = typer.Typer(help="Check the config file.", no_args_is_help=True)
 
@@ -41,7 +42,7 @@ def check(
     path = file or Path(os.environ.get("BREAKWATER_CONFIG") or "breakwater.yaml")
     config = load_config(path)
     if as_json:
-        output.json_document({"file": str(path), "ok": True, "agents": effective(config)})
+        output.json_document({"file": str(path), "ok": True, "agents": effective(config), "warnings": warnings(config)})
         return
     count = len(config.agents)
     output.styled((f"{path}: ", ""), ("ok", "green"), (f", {count} {'agent' if count == 1 else 'agents'}", ""))
@@ -72,6 +73,30 @@ def check(
             for name, agent in config.agents.items()
         ],
     )
+    for name, caps in _shared_caps(config).items():
+        output.write(f"{name}: {_caps(caps)}, days and months of {config.budgets.timezone}")
+    for warning in warnings(config):
+        output.note(warning, "yellow")
+
+
+def warnings(config: Config) -> tuple[str, ...]:
+    """What is allowed, and hardly meant."""
+    every = {f"agents.{name}.budget": agent.budget for name, agent in config.agents.items()}
+    found: list[str] = []
+    for place, caps in {**every, **_shared_caps(config)}.items():
+        daily, monthly = caps.daily_usd, caps.monthly_usd
+        if caps.enforcement == "hard" and daily is None and monthly is None:
+            found.append(f"{place}: is hard, and has no cap: nothing is refused; set daily_usd or monthly_usd")
+        if daily is not None and monthly is not None and daily > monthly:
+            found.append(f"{place}: a day may cost more than its month")
+    return tuple(found)
+
+
+def _shared_caps(config: Config) -> dict[str, Caps]:
+    """Those of all agents, and of tenants, by their place in the file; what was left out is not told."""
+    tenants = {f"budgets.tenants.{name}": caps for name, caps in config.budgets.tenants.items()}
+    total = config.budgets.total
+    return {**({"budgets.global": total} if total.model_fields_set else {}), **tenants}
 
 
 def effective(config: Config) -> dict[str, object]:
@@ -115,11 +140,14 @@ def _rate_limits(config: Config, agent: Agent) -> str:
 
 
 def _budget(agent: Agent) -> str:
-    caps = agent.budget
+    text = _caps(agent.budget)
+    return text if agent.max_cost_usd is None else f"{text}; {formats.money(agent.max_cost_usd)} a job"
+
+
+def _caps(caps: Caps) -> str:
     windows = [
         f"{formats.money(limit)}/{unit}"
         for limit, unit in ((caps.daily_usd, "day"), (caps.monthly_usd, "month"))
         if limit is not None
     ]
-    text = f"{', '.join(windows)} {caps.enforcement}" if windows else "no cap"
-    return text if agent.max_cost_usd is None else f"{text}; {formats.money(agent.max_cost_usd)} a job"
+    return f"{', '.join(windows)} {caps.enforcement}" if windows else "no cap"

@@ -176,7 +176,7 @@ async def _api(plane: Plane) -> list[Finding]:
             async with http.get(f"{door.url}/api/v1/jobs/doctor", headers=headers) as response:
                 let_in = response.status
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        text = f"{door.url} does not answer: {error or type(error).__name__}"
+        text = f"{door.url} does not answer: {str(error) or type(error).__name__}"
         return [Finding("api", "fail", text, "Is the service `request` running? See its log.")]
     findings = [
         Finding("api", "ok", f"{door.url} is ready")

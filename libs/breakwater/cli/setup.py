@@ -63,7 +63,7 @@ async def prepare(settings: Settings, config: Config) -> tuple[str, ...]:
         streams = await provision(nats_url, bus_plan(config), replicas=settings.nats_replicas)
     except (OSError, TimeoutError, nats.errors.Error) as error:
         raise unreachable(
-            f"JetStream does not answer at {connect.shown(nats_url)}: {error or type(error).__name__}",
+            f"JetStream does not answer at {connect.shown(nats_url)}: {str(error) or type(error).__name__}",
             "Is JetStream switched on, and may this user create streams?",
         ) from error
     async with connect.analytics(settings.clickhouse_url.get_secret_value()) as analytics:

@@ -78,7 +78,7 @@ async def _tail(
         heard.put_nowait(Told(message.subject, message.data, message.headers or {}))
 
     def complain(error: Exception) -> None:
-        output.note(f"NATS: {error or type(error).__name__}")
+        output.note(f"NATS: {str(error) or type(error).__name__}")
 
     def connection(there: bool) -> None:
         output.note("connected again; what happened meanwhile was not heard" if there else "connection lost")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from breakwater.cli import formats
@@ -99,18 +100,19 @@ def _guard(event: Mapping[str, Any]) -> _Parts:
 
 def _budget(event: Mapping[str, Any]) -> _Parts:
     kind, limit = str(event["kind"]), event.get("limit")
-    when = f"{event['window']} {event['period']}"
+    scope = str(event["scope"])
+    whose = {"agent": f"agent:{event.get('agent')}", "tenant": f"tenant:{event.get('tenant')}"}.get(scope, scope)
+    when = f"{whose}/{event['window']} {event['period']}"
     if kind in {"raised", "raise_ended", "repaired"}:
         was, now = event.get("previous"), event["total"] if kind == "repaired" else limit
         change = f"{formats.dollars(was)} is now {formats.dollars(now)}" if was is not None and now is not None else ""
         return (kind, kind), [when, change, str(event.get("reason") or "")]
     spent = formats.dollars(event["total"]) + (f" of {formats.dollars(limit)}" if limit is not None else "")
-    return (kind, kind), [
-        when,
-        spent,
-        f"passed {event['threshold_percent']} %",
-        "calls are refused" if kind == "hard_cap" and event["enforcement"] == "hard" else "",
-    ]
+    refuses = kind == "hard_cap" and event["enforcement"] == "hard"
+    # A hard cap refuses what does not fit before it is spent.
+    percent = event["threshold_percent"]
+    passed = "" if refuses and Decimal(event["total"]) < Decimal(limit or 0) else f"passed {percent} %"
+    return (kind, kind), [when, spent, passed, "calls that do not fit are refused" if refuses else ""]
 
 
 def _alert(event: Mapping[str, Any]) -> _Parts:

@@ -27,6 +27,7 @@ class LiveCaps:
         self._table = config.caps
         self._path = path
         self._seen: tuple[int, int, int] | None = None  # it may have been edited since it was read
+        self._changed: tuple[int, int, int] | None = None
 
     def __call__(self) -> CapTable:
         """The caps that hold now."""
@@ -43,6 +44,10 @@ class LiveCaps:
         stamp = self._stamp()
         if stamp == self._seen or stamp is None or self._path is None:
             return
+        if stamp != self._changed:
+            # Taken over when it is the same at the next look: half of a file may be a valid one.
+            self._changed = stamp
+            return
         log = structlog.get_logger()
         try:
             changed = load_config(self._path)
@@ -51,7 +56,7 @@ class LiveCaps:
             log.warning("config_not_taken_over", error=str(error), effect="the caps stay as they were")
             return
         if self._stamp() != stamp:
-            return  # it is being written; the next look sees it whole
+            return
         self._seen = stamp
         if changed.budgets.timezone != self._config.budgets.timezone:
             log.warning("config_not_taken_over", error="budgets.timezone has changed", remedy="restart the services")

@@ -151,6 +151,9 @@ class BudgetEvent(Event):
     previous: Money | None = Field(
         default=None, description="The cap before that, or what stood for `total` before the repair."
     )
+    configured: Money | None = Field(
+        default=None, description="Of a raise: the config's cap. Another one ends the raise."
+    )
     enforcement: Enforcement
     by: str | None = Field(default=None, description="Who raised the cap, or took that back.")
     reason: str | None = Field(default=None, description="Why it was raised, or what was wrong.")
@@ -159,9 +162,10 @@ class BudgetEvent(Event):
 
 
 class CapRaise(Event):
-    """A cap that a person raised until its period ends."""
+    """A cap that a person raised until its period ends, or the config's cap changes."""
 
     limit: Money
+    configured: Money = Field(description="The config's cap at that time.")
     by: str
     reason: str
     at: Timestamp

@@ -35,7 +35,7 @@ _SEVERITY: dict[AlertEvent, Severity] = {
 }
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
     ("budget_soft_cap", "hard"): "Calls that might pass the cap will be refused.",
-    ("budget_hard_cap", "hard"): "Calls are refused until the period ends or the cap is raised.",
+    ("budget_hard_cap", "hard"): "Calls that do not fit are refused until the period ends or the cap is raised.",
 }
 _NOT_ENFORCED = "The cap is not enforced: calls go on."
 
@@ -191,7 +191,10 @@ def _of_budget(event: BudgetEvent) -> Alert | None:
         return None
     kind: AlertEvent = "budget_hard_cap" if event.kind == "hard_cap" else "budget_soft_cap"
     who = _whose(event)
-    what = "Budget used up" if event.threshold_percent == 100 else f"Budget at {event.threshold_percent} %"
+    what = f"Budget at {event.threshold_percent} %"
+    if event.threshold_percent == 100:
+        # A hard cap refuses what does not fit before it is spent.
+        what = "Budget used up" if event.total >= event.limit else "Budget refuses calls"
     return Alert(
         alert_id=alert_id(kind, event.event_id),
         event=kind,

@@ -146,6 +146,18 @@ def scope_keys(agent: str, tenant: str | None) -> tuple[str, ...]:
     return ("global", f"agent:{agent}") if tenant is None else ("global", f"agent:{agent}", f"tenant:{tenant}")
 
 
+def in_force(limit: int | None, raised: tuple[int, int] | None) -> int | None:
+    """The cap that holds, in nano-dollars.
+
+    Args:
+        limit: the config's.
+        raised: what a person raised it to, and the config's at that time: another one ends the raise.
+    """
+    if limit is None or raised is None or raised[1] != limit:
+        return limit
+    return max(limit, raised[0])
+
+
 def reached(counter: Counter, limit: int | None, spent: int, *, refused: bool = False) -> tuple[int, ...]:
     """The thresholds (percent, ascending) that a spend in nano-dollars has reached.
 

@@ -49,6 +49,7 @@ class GuardRules(Message):
     max_cost_usd: Annotated[UsdAmount | None, Off] = Field(
         default=10_000_000_000,
         description="Over all its calls, with the worst case of those to come; $10 where nothing is set.",
+        json_schema_extra={"default": "10"},
     )
     consecutive_failures: Annotated[int | None, Off] = Field(
         default=3, ge=1, le=1000, description="Failed jobs in a row."

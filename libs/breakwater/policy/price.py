@@ -19,7 +19,10 @@ def _usd(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError("must be an amount in USD, such as 12.50")  # noqa: TRY004  pydantic reports ValueError
     # YAML gives 0.15 as a float; its shortest decimal form is what the person wrote.
-    return nano_from_usd(str(value))
+    nano = nano_from_usd(str(value))
+    if nano < 0:
+        raise ValueError(f"must not be negative (found {value})")
+    return nano
 
 
 UsdAmount = Annotated[

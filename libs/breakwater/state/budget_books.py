@@ -24,6 +24,7 @@ from breakwater.state.budgets import (
     Reservation,
     block_key,
     period_key,
+    raised_cap,
     reservation,
 )
 from breakwater.state.connection import Argument, Redis, Script, ScriptCall, translated
@@ -228,13 +229,13 @@ class BudgetBooks:
                 pipe.pexpireat(place, period.end_ms + KEEP_MS)
             await pipe.execute()
 
-    async def spent(self, period: Period, key: str) -> tuple[int, int | None]:
-        """What a scope has spent in a period, and the cap that a person raised for it, if any did."""
+    async def spent(self, period: Period, key: str) -> tuple[int, tuple[int, int] | None]:
+        """What a scope has spent in a period, and what a person raised its cap to, and over which, if any did."""
         async with translated():
             spent, cap = await cast(
                 Any, self._redis.client.hmget(period_key(period.window, period.name), [f"spent:{key}", f"cap:{key}"])
             )
-        return int(spent or 0), int(cap) if cap else None
+        return int(spent or 0), raised_cap(cap)
 
     async def announced(self, period: Period, thresholds: Sequence[str]) -> list[bool]:
         """Which thresholds (`<key>@<limit>@<percent>`) have been told in a period."""
@@ -292,7 +293,7 @@ def _book(period: Period, fields: Mapping[str, str]) -> PeriodBook:
 def _fields_of(notes: Notes) -> list[Argument]:
     fields: list[Argument] = []
     for key, raised in notes.raises.items():
-        fields += [f"cap:{key}", raised.limit, f"raised:{key}", raised.model_dump_json()]
+        fields += [f"cap:{key}", f"{raised.limit}:{raised.configured}", f"raised:{key}", raised.model_dump_json()]
     for threshold in sorted(notes.announced):
         fields += [f"announced:{threshold}", 1]
     return fields

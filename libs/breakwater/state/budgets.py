@@ -116,12 +116,12 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The spend of one budget in one period, after a settlement, and the cap that a person raised, if any did."""
+    """The spend of one budget in one period, and what a person raised its cap to, and over which cap, if any did."""
 
     period: Period
     key: str
     spent: int
-    raised_to: int | None
+    raised: tuple[int, int] | None
     agent: str
     """Whose call was settled."""
 
@@ -298,6 +298,12 @@ def reservation(attempt_id: str, text: str) -> Reservation:
     return Reservation(attempt_id, state == "e", int(amount), time_from_ms(int(at)), day, month, agent, tenant or None)
 
 
+def raised_cap(text: str | None) -> tuple[int, int] | None:
+    """What stands in Redis of a raised cap: to what, and over which of the config's."""
+    to, _, over = (text or "").partition(":")
+    return (int(to), int(over)) if over else None
+
+
 def _both_hold(periods: Periods, moment_ms: int) -> bool:
     return periods.day.holds(moment_ms) and periods.month.holds(moment_ms)
 
@@ -307,6 +313,6 @@ def _totals(answer: Sequence[Any], settlement: Settlement, periods: Periods) -> 
         (one, key) for one in (periods.day, periods.month) for key in scope_keys(settlement.agent, settlement.tenant)
     ]
     return [
-        Totals(one, key, int(spent), int(cap) if cap else None, settlement.agent)
+        Totals(one, key, int(spent), raised_cap(cap), settlement.agent)
         for (one, key), spent, cap in zip(places, answer[1::2], answer[2::2], strict=True)
     ]

@@ -134,4 +134,4 @@ async def translated() -> AsyncGenerator[None]:
             raise
         raise StateUnavailable(f"Redis does not serve: {error}") from error
     except (RedisError, OSError, TimeoutError) as error:
-        raise StateUnavailable(f"Redis did not answer: {error or type(error).__name__}") from error
+        raise StateUnavailable(f"Redis did not answer: {str(error) or type(error).__name__}") from error

@@ -144,7 +144,9 @@ async def _provider(method: str, url: str) -> Any:
         ):
             return await response.json()
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise unreachable(f"the simulated provider does not answer {url}: {error or type(error).__name__}") from error
+        raise unreachable(
+            f"the simulated provider does not answer {url}: {str(error) or type(error).__name__}"
+        ) from error
 
 
 async def read_counters(counters: BudgetBooks, begun: datetime, now: datetime) -> dict[str, Counters]:

@@ -33,7 +33,11 @@ for i = 14, #ARGV, 3 do
       end
       local known = redis.call('HMGET', KEYS[3 + window], 'spent:' .. ARGV[i], 'reserved:' .. ARGV[i], 'cap:' .. ARGV[i])
       local spent, reserved = tonumber(known[1] or '0'), tonumber(known[2] or '0')
-      local limit = math.max(tonumber(cap), tonumber(known[3] or '0')) -- raised by a person
+      local limit = tonumber(cap)
+      local raised, over = string.match(known[3] or '', '^(%d+):(%d+)$') -- by a person, over a cap that may have changed since
+      if over == cap then
+        limit = math.max(limit, tonumber(raised))
+      end
       if amount > limit - spent - reserved then -- added up, they might be more than a double counts exactly
         return {0, (i - 11) / 3, window == 1 and 'daily' or 'monthly', string.format('%.0f', limit), known[1] or '0', known[2] or '0'}
       end
