@@ -121,14 +121,19 @@ async def test_what_is_held_and_spent_is_taken_from_what_remains_and_never_below
 
 
 async def test_a_raised_cap_holds_where_it_is_above_the_configs(redis: Redis) -> None:
-    def raised(usd: int) -> CapRaise:
+    def raised(usd: int, over: int) -> CapRaise:
         at = datetime(2026, 11, 21, tzinfo=UTC)
-        return CapRaise(limit=usd * NANO_PER_USD, by="ops", reason="launch day", at=at)
+        return CapRaise(limit=usd * NANO_PER_USD, configured=over * NANO_PER_USD, by="ops", reason="launch day", at=at)
 
-    notes = {"agent:writer": raised(50), "tenant:zeta": raised(1), "agent:reader": raised(5), "tenant:new": raised(7)}
+    notes = {
+        "agent:writer": raised(50, 10),
+        "tenant:zeta": raised(9, 3),  # the config's cap has changed since
+        "agent:reader": raised(5, 1),  # and is gone
+        "tenant:new": raised(7, 2),
+    }
     budgets = await told(redis, notes=notes)
     writer = budgets["agent:writer/daily"]
-    assert (writer.limit, writer.remaining, writer.raised) == (50 * NANO_PER_USD, 50 * NANO_PER_USD, raised(50))
+    assert (writer.limit, writer.remaining, writer.raised) == (50 * NANO_PER_USD, 50 * NANO_PER_USD, raised(50, 10))
     assert (budgets["agent:writer/monthly"].limit, budgets["agent:writer/monthly"].raised) == (None, None)
     overtaken, uncapped = budgets["tenant:zeta/daily"], budgets["agent:reader/daily"]
     assert (overtaken.limit, overtaken.raised) == (NANO_PER_USD, None)

@@ -31,6 +31,7 @@ _BUDGET = {
     "limit": "50.000000000",
     "raised": {
         "limit": "50.000000000",
+        "configured": "10.000000000",
         "by": "ops",
         "reason": "launch day",
         "at": "2026-11-21T09:12:00.000Z",
@@ -81,6 +82,7 @@ _RAISED = {
     "limit": "50.000000000",
     "total": "8.112300000",
     "previous": "10.000000000",
+    "configured": "10.000000000",
     "enforcement": "hard",
     "by": "ops",
     "reason": "launch day",

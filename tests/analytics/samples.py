@@ -271,6 +271,7 @@ def full_budget_event() -> BudgetEvent:
         period="2026-11",
         limit="999999999.999999999",
         previous="10.000000001",
+        configured="10.000000001",
         enforcement="hard",
         by="ops: Zoë",
         reason="the launch",

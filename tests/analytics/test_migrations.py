@@ -57,7 +57,7 @@ ADDED_BY_4 = {
 }
 ADDED_BY_5 = {
     "attempts": {"reserved", "reserved_at", "stored_at"},
-    "budget_events": {"tenant", "previous_cost", "by", "reason", "resets_at"},
+    "budget_events": {"tenant", "previous_cost", "configured_cost", "by", "reason", "resets_at"},
 }
 NARROWER_BEFORE_5 = {"threshold_percent": "UInt32", "limit_cost": "Decimal(18, 9)"}
 

@@ -22,7 +22,13 @@ from tests.server_sources import RunningServer
 
 NOW = datetime.now(UTC)
 TONIGHT, LATER = NOW + timedelta(hours=9, minutes=30), NOW + timedelta(days=12, hours=1)
-LAUNCH = {"limit": "50.000000000", "by": "ops", "reason": "launch day", "at": format_time(NOW)}
+LAUNCH = {
+    "limit": "50.000000000",
+    "configured": "5.000000000",
+    "by": "ops",
+    "reason": "launch day",
+    "at": format_time(NOW),
+}
 
 
 def budget(name: str, **more: Any) -> dict[str, Any]:
@@ -97,6 +103,7 @@ RAISED = {
     "limit": "50.000000000",
     "total": "8.412300000",
     "previous": "1010.500000000",
+    "configured": "10.500000000",
     "enforcement": "hard",
     "by": "ops",
     "reason": "launch day",
@@ -128,7 +135,7 @@ async def test_budgets_are_listed_with_what_is_left_of_them(run: Run, stub: Stub
     titles, day, month, writer = ran.out.splitlines()
     assert titles.split() == ["budget", "limit", "spent", "reserved", "left", "resets", "mode", "est."]
     assert day.split() == ["global/daily", "$1,000.00", "$800.00", "$0.00", "$200.00", "in", "9", "h", "none"]
-    assert month.split() == ["global/monthly", "$1,234.56+", "$0.00", "in", "12", "d", "none"]
+    assert month.split() == ["global/monthly", "$1,234.56+", "$0.00", "in", "12", "d"]
     assert writer.split()[:5] == ["agent:writer/daily", "$50.00", "$8.41", "$0.0012", "$41.58"]
     assert writer.split()[5:] == ["in", "9", "h", "hard", "21", "%"]
     until = clock(TONIGHT, NOW)
@@ -250,14 +257,28 @@ async def test_a_cap_is_raised_and_it_is_said_for_how_long(run: Run, stub: Stub)
     assert ran.out == (
         f"the cap of agent:writer/daily was $1,010.50, is now $50.00 until {until}, by ops: launch day\n"
     )
-    undo = "`breakwater budgets raise agent:writer/daily 1010.50 --reason TEXT`"
-    assert ran.err == f"$8.41 of it is spent; {undo} sets it back\n"
+    undo = "`breakwater budgets raise agent:writer/daily 10.50 --reason TEXT`"
+    assert ran.err == f"$8.41 of it is spent; {undo} sets it back to the config's\n"
     assert (await in_thread(run, *RAISE, "--json")).json == RAISED
+
+
+async def test_where_a_raise_is_taken_back_nothing_is_left_to_undo(run: Run, stub: Stub) -> None:
+    ended = RAISED | {"kind": "raise_ended", "limit": "10.500000000"}
+    stub.answers["POST budgets/raise"] = (200, ended)
+    ran = await in_thread(run, *RAISE)
+    said = "the config's own cap of agent:writer/daily, $10.50, holds again; it was $1,010.50\n"
+    assert (ran.out, ran.err) == (said, "")
+
+
+async def test_while_the_counters_are_lost_no_figure_of_theirs_is_shown(run: Run, stub: Stub) -> None:
+    stub.answers["GET budgets"] = listed(*BUDGETS, filled=False)
+    ran = await in_thread(run, "budgets")
+    assert ran.out.splitlines()[1].split()[:5] == ["global/daily", "$1,000.00", "?", "?", "?"]
 
 
 async def test_what_to_type_to_set_it_back_can_be_pasted_into_a_shell(run: Run, stub: Stub) -> None:
     ran = await in_thread(run, "budgets", "raise", "agent:my writer/daily", "50", "--reason", "x")
-    assert "`breakwater budgets raise 'agent:my writer/daily' 1010.50 " in ran.err
+    assert "`breakwater budgets raise 'agent:my writer/daily' 10.50 " in ran.err
 
 
 async def test_where_the_cap_is_that_already_it_is_said_who_raised_it(run: Run, stub: Stub) -> None:

@@ -120,3 +120,20 @@ def test_setup_without_servers_says_which_one_is_missing(
     assert ran.code == ExitCode.UNREACHABLE
     assert "NATS does not answer at nats://setup:***@127.0.0.1:9" in ran.err
     assert "secret" not in ran.err
+
+
+def test_config_check_shows_shared_caps_and_warns_of_what_is_hardly_meant(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "providers: {p: {base_url: 'http://127.0.0.1:1'}}\n"
+        "agents: {a: {model: m, budget: {enforcement: hard}, max_cost_usd: 0.5}}\n"
+        "budgets: {timezone: Europe/Berlin, tenants: {'*': {daily_usd: 5, monthly_usd: 4}}}\n"
+    )
+    ran = run("config", "check", str(file))
+    assert ran.code == ExitCode.OK
+    assert "$0.50 a job" in ran.out
+    assert "budgets.tenants.*: $5.00/day, $4.00/month soft, days and months of Europe/Berlin" in ran.out
+    assert run("config", "check", str(file), "--json").json["warnings"] == [
+        "agents.a.budget: is hard, and has no cap: nothing is refused; set daily_usd or monthly_usd",
+        "budgets.tenants.*: a day may cost more than its month",
+    ]

@@ -70,7 +70,15 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
             "enforcement": "hard",
             "at": AT,
         },
-        ["budget", "global", "hard_cap", "daily 2026-11-21", "$5.01 of $5.00", "passed 100 %", "calls are refused"],
+        [
+            "budget",
+            "global",
+            "hard_cap",
+            "daily 2026-11-21",
+            "$5.01 of $5.00",
+            "passed 100 %",
+            "calls that do not fit are refused",
+        ],
         [],
     ),
     (

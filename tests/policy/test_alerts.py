@@ -199,6 +199,9 @@ def test_a_budget_of_a_tenant_or_of_all_is_told_as_theirs_with_the_agent_that_re
     everyone = alert_for(crossing(scope="global", threshold_percent=100), ALL)
     assert everyone is not None
     assert (everyone.event, everyone.title) == ("budget_soft_cap", "Budget used up: all agents, daily")
+    refusing = alert_for(crossing(kind="hard_cap", threshold_percent=100), ALL)
+    assert refusing is not None
+    assert refusing.title == "Budget refuses calls: writer, daily"
 
 
 @pytest.mark.parametrize("kind", ["raised", "repaired"])
@@ -359,7 +362,7 @@ def test_a_closed_breaker_says_that_nothing_is_to_be_done() -> None:
             {"kind": "hard_cap", "threshold_percent": 100, "total": "5"},
             "Budget used up: writer, daily",
             "$5.00 of $5.00 (100 %) spent by writer in 2026-11-21, as of 2026-11-21 10:00:00 UTC. "
-            "Calls are refused until the period ends or the cap is raised. To do: find what spends, or raise "
+            "Calls that do not fit are refused until the period ends or the cap is raised. To do: find what spends, or raise "
             "the cap: `breakwater budgets raise agent:writer/daily USD --reason WHY`.",
         ),
         (

@@ -194,7 +194,7 @@ def _of_budget(event: BudgetEvent) -> Alert | None:
     what = f"Budget at {event.threshold_percent} %"
     if event.threshold_percent == 100:
         # A hard cap refuses what does not fit before it is spent.
-        what = "Budget used up" if event.total >= event.limit else "Budget refuses calls"
+        what = "Budget refuses calls" if kind == "budget_hard_cap" and event.total < event.limit else "Budget used up"
     return Alert(
         alert_id=alert_id(kind, event.event_id),
         event=kind,

@@ -151,7 +151,9 @@ async def test_a_cap_is_raised_until_its_day_ends_with_who_and_why_on_record(cap
     assert await capped.events("bw.budgets.>") == [answer.json]
     assert await capped.events(SUBJECT) == [answer.json]
     raised = await noted(redis)
-    assert raised == CapRaise(limit=50 * NANO_PER_USD, by="tests", reason="launch day", at=told.at)
+    assert raised == CapRaise(
+        limit=50 * NANO_PER_USD, configured=10 * NANO_PER_USD, by="tests", reason="launch day", at=told.at
+    )
     stands = await standing(capped)
     assert (stands["limit"], stands["remaining"]) == ("50.000000000", "41.000000000")
     assert CapRaise.model_validate(stands["raised"]) == raised

@@ -164,7 +164,10 @@ def config(surroundings: Surroundings, jobs: int) -> dict[str, Any]:
             for model, price in _PRICES.items()
         },
         "agents": agents,
-        "budgets": {"global": {"daily_usd": "25.00", "monthly_usd": "300.00", "enforcement": "soft"}},
+        "budgets": {
+            "global": {"daily_usd": "25.00", "monthly_usd": "300.00", "enforcement": "soft"},
+            "tenants": {"acme": {"monthly_usd": "50.00", "enforcement": "hard"}},
+        },
         "alerts": {
             "on_events": ["breaker_open", "breaker_closed", "budget_soft_cap", "budget_hard_cap", "guard_tripped"],
             "webhook": {"url": surroundings.receiver_url, "secret": {"file": str(surroundings.webhook_secret)}},
