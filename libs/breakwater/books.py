@@ -172,10 +172,10 @@ class Record:
                 upto = message.sequence
                 attempt = _read(message, Attempt) if counts(message.sequence) else None
                 if attempt is not None and not attempt.short_circuited:
-                    added = figures_of(attempt)
+                    figures = figures_of(attempt)
                     for place in places_of(attempt, self._zone):
                         if place[0] in wanted:
-                            sums[place] += added
+                            sums[place] += figures
         return Logged(upto, dict(sums))
 
     async def notes(self, stored: Stored, periods: Sequence[Period]) -> dict[str, Notes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 
 import structlog
 
@@ -31,8 +32,6 @@ GRACE_S = 3.0
 """How long workers get to hold anew what calls under way held: they look every second."""
 
 SWEEP_EVERY_S = 15.0
-FIRST_COMPARE_AFTER_S = 5.0
-"""What has stopped this service may have stopped others."""
 
 
 class Bookkeeper:
@@ -82,27 +81,37 @@ class Bookkeeper:
         return self._log
 
     async def run(self, sweep: Callable[[str], Awaitable[None]]) -> None:
-        """Looks every second, until cancelled.
+        """Looks every second, and compares every so often, until cancelled.
 
         Args:
             sweep: charges the calls of workers that are lost, by the log's identity; called every so often, while the
                 counters are there.
         """
+        await asyncio.gather(self._keep_filled(sweep), self._keep_right())
+
+    async def _keep_filled(self, sweep: Callable[[str], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
-        sweep_at, compare_at = loop.time(), loop.time() + FIRST_COMPARE_AFTER_S
+        sweep_at = loop.time()
         while True:
             if await self._tried(self._filling, self._look) and self._log is not None:
-                if await self._tried(self._filling, self._redis_was_restarted) and self._restarted:
-                    compare_at = loop.time()  # it may have come back with what it knew a while before
                 if loop.time() >= sweep_at:
-                    log = self._log
-                    await self._tried(self._sweeping, lambda log=log: sweep(log))
+                    await self._tried(self._sweeping, partial(sweep, self._log))
                     sweep_at = loop.time() + SWEEP_EVERY_S
+                await self._tried(self._filling, self._look_at_log)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _keep_right(self) -> None:
+        """Beside the looks: a comparison may take long, and lost counters must not wait for it."""
+        loop = asyncio.get_running_loop()
+        compare_at = loop.time()
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if self._looked.is_set() and await self._tried(self._comparing, self._note_restart):
+                if self._restarted:
+                    compare_at = loop.time()  # Redis may have come back with what it knew a while before
                 if loop.time() >= compare_at and await self._tried(self._comparing, self.reconcile):
                     compare_at = loop.time() + self._compare_every_s
                     self._restarted = False
-                await self._tried(self._filling, self._look_at_log)
-            await asyncio.sleep(LOOK_EVERY_S)
 
     async def reconcile(self) -> Comparison | None:
         """Compares the counters with the record, and repairs what differs.
@@ -153,7 +162,7 @@ class Bookkeeper:
             return True
         return False
 
-    async def _redis_was_restarted(self) -> None:
+    async def _note_restart(self) -> None:
         run = await self._counters.run_id()
         self._restarted = self._restarted or run != self._run
         self._run = run
