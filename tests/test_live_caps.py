@@ -37,7 +37,9 @@ def daily(caps: LiveCaps) -> int | None:
 
 
 def looked(caps: LiveCaps) -> list[Any]:
+    """What is told when a file that changes no more was seen twice."""
     with capture_logs() as logs:
+        caps.look()
         caps.look()
     return [(entry["event"], entry["log_level"]) for entry in logs]
 
@@ -80,3 +82,34 @@ def test_a_file_that_is_gone_for_a_moment_changes_nothing(file: Path) -> None:
     file.unlink()
     assert looked(caps) == []
     assert daily(caps) == USD
+
+
+def test_an_agent_that_is_gone_from_the_file_keeps_its_cap(file: Path) -> None:
+    caps = LiveCaps(load_config(file), file)
+    write(file, TEXT.replace("agents: {a:", "agents: {b:"))
+    looked(caps)
+    assert caps().counter("agent:a", "daily").hard_limit == USD
+    assert caps().counter("agent:b", "daily").hard_limit == USD
+    write(file, TEXT.replace("agents: {a:", "agents: {b:").replace("daily_usd: 1", "daily_usd: 2"))
+    looked(caps)
+    assert caps().counter("agent:a", "daily").hard_limit == USD
+    assert caps().counter("agent:b", "daily").hard_limit == 2 * USD
+
+
+def test_an_edit_between_the_reading_of_the_config_and_the_first_look_is_taken_over(file: Path) -> None:
+    config = load_config(file)
+    write(file, TEXT.replace("daily_usd: 1", "daily_usd: 2"))
+    caps = LiveCaps(config, file)
+    assert daily(caps) == USD
+    assert looked(caps) == [("caps_changed", "info")]
+    assert daily(caps) == 2 * USD
+
+
+def test_a_file_that_is_still_being_written_is_taken_over_when_it_changes_no_more(file: Path) -> None:
+    caps = LiveCaps(load_config(file), file)
+    for cap in (2, 23, 234):
+        file.write_text(TEXT.replace("daily_usd: 1", f"daily_usd: {cap}"))
+        caps.look()
+        assert daily(caps) == USD
+    caps.look()
+    assert daily(caps) == 234 * USD

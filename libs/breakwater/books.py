@@ -206,11 +206,9 @@ class Comparison:
     @property
     def differences(self) -> Mapping[Place, Figures]:
         """What the counters have too much of, or too little, by period and scope."""
-        charged = self.snapshot.held(charged=True)
-        counted, recorded = self.snapshot.figures, self.recorded
+        counted, recorded = self.snapshot.settled, self.recorded
         differences = {
-            place: counted.get(place, Figures()) - Figures(spent=charged.get(place, 0)) - recorded.get(place, Figures())
-            for place in {*counted, *recorded}
+            place: counted.get(place, Figures()) - recorded.get(place, Figures()) for place in {*counted, *recorded}
         }
         return {place: one for place, one in sorted(differences.items()) if one != Figures()}
 
@@ -225,28 +223,28 @@ class Comparison:
         return {place: leak for place, leak in sorted(leaks.items()) if leak}
 
     @property
-    def doubtful(self) -> frozenset[str]:
-        """The periods in which the counters have more than the record, which may have lost what it lacks.
+    def doubtful(self) -> frozenset[Place]:
+        """Where the counters have more than the record, which may have lost what it lacks.
 
-        Of those nothing is taken away: a record that lost rows would open a cap that is spent.
+        There nothing is taken away: a record that lost rows would open a cap that is spent.
         """
         filled = self.snapshot.filled
         alone = filled is not None and filled.alone
         periods = {book.period.name: book.period for book in self.snapshot.periods}
         return frozenset(
-            name
-            for (name, _), one in self.differences.items()
-            if one.spent > 0 and not self.stored.is_all_logged(periods[name], alone=alone)
+            place
+            for place, one in self.differences.items()
+            if one.spent > 0 and not self.stored.is_all_logged(periods[place[0]], alone=alone)
         )
 
     def repairs(self) -> tuple[Repair, ...]:
-        """What makes the counters equal to the record, but for the periods in doubt."""
+        """What makes the counters equal to the record, but for those in doubt."""
         periods = {book.period.name: book.period for book in self.snapshot.periods}
         doubtful = self.doubtful
         figures = [
-            Repair(periods[name], f"{figure}:{key}", -value)
-            for (name, key), one in self.differences.items()
-            if name not in doubtful
+            Repair(periods[place[0]], f"{figure}:{place[1]}", -value)
+            for place, one in self.differences.items()
+            if place not in doubtful
             for figure, value in one.items()
             if value
         ]

@@ -133,12 +133,12 @@ class Bookkeeper:
         upto = max(found.stored.upto, found.stored.counted)
         if repairs and filled is not None and await self._counters.repair(filled, repairs, upto):
             for place in {**found.differences, **found.leaks}:
-                if place[0] not in doubtful or place in found.leaks:
+                if place not in doubtful or place in found.leaks:
                     await self._tell_repair(found, place)
         if doubtful:
             structlog.get_logger().warning(
                 "budgets_not_repaired",
-                periods=sorted(doubtful),
+                budgets=sorted(f"{key} of {name}" for name, key in doubtful),
                 why="Redis has counted more than the record has, which may have lost rows",
                 remedy="restore ClickHouse; `breakwater budgets reconcile` shows the difference",
             )
@@ -192,16 +192,18 @@ class Bookkeeper:
             why = "they are lost" if known is None else "the log or the time zone is another"
             effect = "no call is made under a hard cap until they are rebuilt" if self._caps().any_hard else "none"
             logger.warning("budgets_rebuilding", why=why, effect=effect)
-        stored = await self._record.stored(periods, lost_log=known is not None)
+        # The log was lost, and with it what ClickHouse had not been given: Redis has counted it.
+        lost_log = known is not None and known.zone == self._counters.zone.key
+        stored = await self._record.stored(periods, thorough=lost_log, lost_log=lost_log)
         if not is_first_start or stored.figures:
             await asyncio.sleep(self._grace_s)
         # What ClickHouse is given meanwhile is read from the log, as ever since it was asked.
         logged = await self._record.logged(stored, periods)
         notes = await self._record.notes(stored, periods)
-        figures = added(stored.figures, logged.figures)
-        if known is not None and known.zone == self._counters.zone.key:
-            # The log was lost, and with it what ClickHouse had not been given: Redis has counted it.
-            figures = at_least(figures, (await self._counters.snapshot(periods)).figures)
+        earlier = stored.figures
+        if lost_log:
+            earlier = at_least(earlier, (await self._counters.snapshot(periods)).settled)
+        figures = added(earlier, logged.figures)
         log, alone = stored.log.identity, known is None and await self._record.is_alone(stored, periods)
         if await self._counters.fill(known, log, logged.upto, periods, figures, notes, alone=alone):
             took_s = (self._now() - begun).total_seconds()

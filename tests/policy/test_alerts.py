@@ -362,8 +362,8 @@ def test_a_closed_breaker_says_that_nothing_is_to_be_done() -> None:
             {"kind": "hard_cap", "threshold_percent": 100, "total": "5"},
             "Budget used up: writer, daily",
             "$5.00 of $5.00 (100 %) spent by writer in 2026-11-21, as of 2026-11-21 10:00:00 UTC. "
-            "Calls that do not fit are refused until the period ends or the cap is raised. To do: find what spends, or raise "
-            "the cap: `breakwater budgets raise agent:writer/daily USD --reason WHY`.",
+            "Calls that do not fit are refused until the period ends or the cap is raised. To do: find what spends, "
+            "or raise the cap: `breakwater budgets raise agent:writer/daily USD --reason WHY`.",
         ),
         (
             {"kind": "hard_cap", "threshold_percent": 100, "total": "6.019", "enforcement": "soft"},

@@ -121,7 +121,14 @@ def test_a_cap_that_was_raised_has_its_thresholds_further_up() -> None:
     assert reached(daily(), 2_000, 1_000) == (50,)
 
 
-@pytest.mark.parametrize(("limit", "enforcement"), [(None, "hard"), (0, "hard"), (0, "soft"), (1_000, "none")])
+@pytest.mark.parametrize("enforcement", ["hard", "soft"])
+def test_a_cap_of_nothing_is_reached_when_it_refuses_and_by_no_spend(enforcement: str) -> None:
+    counter = daily(soft_at_percent=(50,), enforcement=enforcement)
+    assert [reached(counter, 0, spent, refused=True) for spent in (0, 10**9)] == [(100,), (100,)]
+    assert [reached(counter, 0, spent) for spent in (0, 10**9)] == [(), ()]
+
+
+@pytest.mark.parametrize(("limit", "enforcement"), [(None, "hard"), (None, "soft"), (0, "none"), (1_000, "none")])
 def test_a_budget_without_a_cap_or_that_only_tracks_reaches_nothing(limit: int | None, enforcement: str) -> None:
     assert reached(daily(enforcement=enforcement), limit, 10**9, refused=True) == ()
 

@@ -29,12 +29,19 @@ from tests.state.test_budgets import (
     settlement,
 )
 
-RAISE = CapRaise(limit=15, by="Zoë | ops", reason='a "sale": 50%', at=datetime(2026, 11, 21, 10, tzinfo=UTC))
+RAISE = CapRaise(
+    limit=15, configured=10, by="Zoë | ops", reason='a "sale": 50%', at=datetime(2026, 11, 21, 10, tzinfo=UTC)
+)
 
 
 def current() -> tuple[Period, Period]:
     periods = periods_at(now(), ZONE)
     return periods.day, periods.month
+
+
+def of_log(known: Filled | None) -> tuple[str, str, int, bool] | None:
+    """All but the number that changes with each filling and each repair."""
+    return None if known is None else (known.log, known.zone, known.upto, known.alone)
 
 
 # Which events are counted
@@ -103,7 +110,7 @@ async def test_a_snapshot_has_figures_reservations_and_charges_by_period_and_sco
     await Budgets(redis, ZONE).settle([settlement("l:1", 9, None, at=at)], LOG)
     found = await books.snapshot((day, month), LOG, 1, 9)
     of_call, called = dict.fromkeys(("global", "agent:a", "tenant:t"), 7), Figures(calls=1, unpriced=1)
-    assert found.filled == Filled(LOG, "UTC", 0, "0")
+    assert of_log(found.filled) == (LOG, "UTC", 0, True)
     assert found.reserved == {
         **{(one.name, key): held for one in (day, month) for key, held in of_call.items()},
         **{(one.name, "agent:b"): 0 for one in (day, month)},
@@ -148,7 +155,8 @@ async def test_counters_become_what_the_record_says_and_what_was_there_goes(redi
     found = await books.snapshot((day, month), LOG, 1, 20)
     del figures["1999-12", "global"]
     assert found.figures == figures
-    assert await books.filled() == found.filled == Filled(LOG, "UTC", 17, "0")
+    assert await books.filled() == found.filled
+    assert of_log(found.filled) == (LOG, "UTC", 17, True)
     assert [found.counts(one) for one in (1, 17, 18)] == [True, True, False]
     for one in (day, month):
         left_ms = await redis.client.pttl(period_key(one.window, one.name))
@@ -206,9 +214,9 @@ async def test_another_log_or_time_zone_is_filled_by_who_knows_what_was_there(re
     assert await books.fill(known, "new", 0, current(), {}, {})
     assert not await books.fill(known, "newer", 0, current(), {}, {})
     berlin, known = BudgetBooks(redis, ZoneInfo("Europe/Berlin")), await books.filled()
-    assert await berlin.fill(known, "new", 3, (), {}, {})
+    assert await berlin.fill(known, "new", 3, (), {}, {}, alone=False)
     assert not await books.fill(known, "new", 0, (), {}, {})
-    assert await books.filled() == Filled("new", "Europe/Berlin", 3, "0")
+    assert of_log(await books.filled()) == ("new", "Europe/Berlin", 3, False)
 
 
 # Repairing
@@ -230,7 +238,7 @@ async def test_a_repair_adds_what_is_missing_and_takes_away_what_is_too_much_onc
         Repair(day, "reserved:tenant:t", -7),
         Repair(day, "unpriced:agent:|:%", 1),
     ]
-    done = await asyncio.gather(*(books.repair(known, repairs) for _ in range(5)))
+    done = await asyncio.gather(*(books.repair(known, repairs, 1) for _ in range(5)))
     assert sorted(done) == [False] * 4 + [True]
     of_day, of_month = await counted(redis, "daily"), await counted(redis, "monthly")
     before = {**in_all("spent", 40), **in_all("calls", 1), **in_all("reserved", 7)}
@@ -241,7 +249,31 @@ async def test_a_repair_adds_what_is_missing_and_takes_away_what_is_too_much_onc
     again = (await books.snapshot((day, month))).filled
     assert again is not None
     assert again != known
-    assert await books.repair(again, [Repair(month, "spent:global", 15)])
+    assert await books.repair(again, [Repair(month, "spent:global", 15)], 1)
+
+
+async def test_events_that_a_repair_has_counted_count_no_more_and_those_before_never_less(redis: Redis) -> None:
+    day, _ = current()
+    books = await filled(redis, upto=5, figures={(day.name, "global"): Figures(spent=30)})
+    for upto, counts_upto in [(9, 9), (7, 9)]:
+        known = await books.filled()
+        assert known is not None
+        assert await books.repair(known, [Repair(day, "spent:global", 10)], upto)
+        assert of_log(await books.filled()) == (LOG, "UTC", counts_upto, True)
+    await Budgets(redis, ZONE).settle([settlement("j:1", 9, 4), settlement("k:1", 10, 1)], LOG)
+    assert await books.spent(day, "global") == (51, None)
+
+
+async def test_counters_of_a_period_that_are_missing_altogether_are_repaired_and_go_with_their_period(
+    redis: Redis,
+) -> None:
+    books, (day, _) = await filled(redis), current()
+    known = await books.filled()
+    assert known is not None
+    # Redis has come back with what it knew before the first call of the day.
+    assert await books.repair(known, [Repair(day, "spent:global", 10)], 1)
+    assert await books.spent(day, "global") == (10, None)
+    assert await redis.client.pttl(period_key("daily", day.name)) > 0
 
 
 async def test_counters_that_were_lost_or_filled_since_are_not_repaired(redis: Redis) -> None:
@@ -249,10 +281,13 @@ async def test_counters_that_were_lost_or_filled_since_are_not_repaired(redis: R
     known = await books.filled()
     assert known is not None
     await filled(redis, log="new")
-    assert not await books.repair(known, [Repair(current()[0], "spent:global", 5)])
+    assert not await books.repair(known, [Repair(current()[0], "spent:global", 5)], 0)
     await redis.client.flushall()
-    assert not await books.repair(known, [Repair(current()[0], "spent:global", 5)])
+    assert not await books.repair(known, [Repair(current()[0], "spent:global", 5)], 0)
     assert await redis.client.keys("*") == []
+    await filled(redis)  # what the same log was read for once more
+    assert not await books.repair(known, [Repair(current()[0], "spent:global", 5)], 0)
+    assert await counted(redis) == {}
 
 
 # What stands beside the counters
@@ -262,17 +297,19 @@ async def test_raised_caps_and_told_thresholds_come_back_and_survive_a_filling(r
     books = await filled(redis)
     day, month = current()
     await books.note_raise(day, "tenant:Zoë|:%", RAISE)
-    await books.announce(month, "agent:a@15", 50)
-    await books.announce(month, "agent:a@15", 80)
-    assert await books.spent(day, "tenant:Zoë|:%") == (0, 15)
-    assert (await books.announced(month, "agent:a@15"), await books.announced(month, "agent:a@16")) == (80, 0)
+    await books.announce(month, "agent:a@15@50")
+    await books.announce(month, "agent:a@15@80")
+    assert await books.spent(day, "tenant:Zoë|:%") == (0, (15, 10))
+    asked = [f"agent:a@{limit}@{percent}" for limit in (15, 16) for percent in (50, 80, 100)]
+    assert await books.announced(month, asked) == [True, True, False, False, False, False]
     found = await books.snapshot((day, month))
     notes = {book.period.name: book.notes for book in found.periods}
-    assert notes == {day.name: Notes({"tenant:Zoë|:%": RAISE}, {}), month.name: Notes({}, {"agent:a@15": 80})}
+    told = frozenset({"agent:a@15@50", "agent:a@15@80"})
+    assert notes == {day.name: Notes({"tenant:Zoë|:%": RAISE}), month.name: Notes({}, told)}
     await redis.client.flushall()
     assert await books.fill(None, LOG, 0, (day, month), {}, notes)
     assert (await books.snapshot((day, month))).periods == found.periods
-    assert await books.spent(day, "tenant:Zoë|:%") == (0, 15)
+    assert await books.spent(day, "tenant:Zoë|:%") == (0, (15, 10))
     await books.note_raise(day, "tenant:Zoë|:%", None)
     assert await books.spent(day, "tenant:Zoë|:%") == (0, None)
 
@@ -281,13 +318,13 @@ async def test_notes_stay_through_settlements_and_repairs_and_go_with_their_peri
     books = await filled(redis)
     day, _ = current()
     await books.note_raise(day, "global", RAISE)
-    await books.announce(day, "global@15", 50)
+    await books.announce(day, "global@15@50")
     await Budgets(redis, ZONE).settle([settlement("j:1", 1, 40)], LOG)
     known = await books.filled()
     assert known is not None
-    await books.repair(known, [Repair(day, "spent:global", 2)])
-    assert await books.spent(day, "global") == (42, 15)
-    assert await books.announced(day, "global@15") == 50
+    assert await books.repair(known, [Repair(day, "spent:global", 2)], 1)
+    assert await books.spent(day, "global") == (42, (15, 10))
+    assert await books.announced(day, ["global@15@50", "global@15@80"]) == [True, False]
 
 
 @pytest.mark.parametrize("note", ["raise", "announce"])
@@ -296,7 +333,7 @@ async def test_a_note_beside_no_counters_goes_with_its_period_too(redis: Redis, 
     if note == "raise":
         await books.note_raise(day, "global", RAISE)
     else:
-        await books.announce(day, "global@15", 50)
+        await books.announce(day, "global@15@50")
     left_ms = await redis.client.pttl(period_key("daily", day.name))
     assert timedelta(days=3) < timedelta(milliseconds=left_ms) <= timedelta(days=4, hours=1)
     assert time_from_ms(day.end_ms) > now()

@@ -97,10 +97,10 @@ class Money(RuleBasedStateMachine):
         self.counted: set[int] = set()
         self.figures: dict[Place, Figures] = {}
         self.held: dict[str, Held] = {}
-        self.raised: dict[Place, int] = {}
+        self.raised: dict[Place, tuple[int, int]] = {}
         # What others know when Redis does not.
         self.lost: dict[str, Held] = {}
-        self.raises: dict[Place, int] = {}
+        self.raises: dict[Place, tuple[int, int]] = {}
         # Of the step before, and of this one.
         self.committed: Mapping[Place, int] = {}
         self.grants: set[Place] = set()
@@ -122,6 +122,14 @@ class Money(RuleBasedStateMachine):
     def spent(self, place: Place) -> int:
         return self.figures.get(place, Figures()).spent + self.sum_of(place, charged=True)
 
+    def in_force(self, place: Place, limit: int) -> int:
+        """The config's cap, or what it was raised to while it was the same."""
+        raised, over = self.raised.get(place, (0, 0))
+        if raised and over == limit:
+            self.seen["raised"] += raised > limit
+            return max(limit, raised)
+        return limit
+
     def counters(self, call: Call) -> tuple[Counter, ...]:
         by_scope: dict[str, dict[str, Caps]] = {"agent": {}, "tenant": {}, "global": {}}
         for key, caps in self.caps.items():
@@ -138,7 +146,7 @@ class Money(RuleBasedStateMachine):
                 return Unfilled()
             period = periods.of(counter.window)
             place = period.name, counter.key
-            limit = max(counter.hard_limit, self.raised.get(place, 0))
+            limit = self.in_force(place, counter.hard_limit)
             spent, reserved = self.spent(place), self.sum_of(place, charged=False)
             if not fits(amount, limit=limit, spent=spent, reserved=reserved):
                 return OverBudget(counter, period.end_ms, limit, spent, reserved, amount)
@@ -150,24 +158,30 @@ class Money(RuleBasedStateMachine):
         return self.calls[-1 - which % len(self.calls)]
 
     def ask(self, call: Call, amount: int) -> None:
-        expected, counters, now = self.refusal(call, amount), self.counters(call), self.now()
+        counters, now, known = self.counters(call), self.now(), self.held.get(call.attempt_id)
+        # Asked again with another amount, the difference is what is asked for.
+        same = known is not None and (known.charged or known.amount == amount or known.places != places_at(call, now))
+        more = amount - (0 if known is None else known.amount)
+        refused = None if same else self.refusal(call, more)
+        expected = replace(refused, amount=amount) if isinstance(refused, OverBudget) else refused
         asked = self.budgets.reserve_call(
             call.attempt_id, call.agent, call.tenant, amount, counters, now=now, lease_ms=3_600_000
         )
         [raw] = self.run(self.redis.run([asked]))
         answer = self.budgets.reserved(raw, counters, amount, now=now)
-        if (known := self.held.get(call.attempt_id)) is not None:
-            assert answer == Reserved(known.at)
-            self.seen["asked again"] += 1
-        elif expected is None:
-            assert isinstance(answer, Reserved)
+        if expected is not None:
+            assert answer == expected
+            self.seen[type(expected).__name__] += 1
+            return
+        assert isinstance(answer, Reserved)
+        if known is not None:
+            assert answer.at == known.at
+            self.seen["asked again" if same else "asked for more" if more > 0 else "asked for less"] += 1
+        if not same:
             self.held[call.attempt_id] = held = Held(call, amount, answer.at)
             self.lost.pop(call.attempt_id, None)
             self.grants.update(held.places)
-            self.seen["granted"] += 1
-        else:
-            assert answer == expected
-            self.seen[type(expected).__name__] += 1
+            self.seen["granted"] += known is None
 
     @rule(owner=st.sampled_from(OWNERS), amount=AMOUNTS)
     def a_call_is_asked_for(self, owner: tuple[str, str | None], amount: int) -> None:
@@ -256,7 +270,7 @@ class Money(RuleBasedStateMachine):
                     self.figures[place] = self.figures.get(place, Figures()) + figures
                     self.beyond[place] += max(0, figures.spent - frees)
                 self.seen["corrected"] += held is not None and held.charged
-            spends = {(total.period.name, total.key): (total.spent, total.raised_to) for total in totals}
+            spends = {(total.period.name, total.key): (total.spent, total.raised) for total in totals}
             assert spends == {
                 place: (self.spent(place), self.raised.get(place)) for place in places_of(event, ZONE)
             }  # fmt: skip
@@ -285,12 +299,15 @@ class Money(RuleBasedStateMachine):
     def somebody_raises_a_cap_or_takes_it_back(self, key: str, window: Window, limit: int | None) -> None:
         period = periods_at(self.now(), ZONE).of(window)
         place = period.name, key
-        raised = None if limit is None else CapRaise(limit=limit, by="ops", reason="Ä|\n", at=self.now())
+        over = self.caps[key].limit(window) or 0
+        raised = None
+        if limit is not None:
+            raised = CapRaise(limit=limit, configured=over, by="ops", reason="Ä|\n", at=self.now())
         self.run(self.books.note_raise(period, key, raised))
         for known in (self.raised, self.raises):
             known.pop(place, None)
             if limit is not None:
-                known[place] = limit
+                known[place] = limit, over
 
     @rule(
         key=st.sampled_from(KEYS), daily=LIMITS, monthly=LIMITS, enforcement=st.sampled_from(["hard", "hard", "soft"])
@@ -343,8 +360,8 @@ class Money(RuleBasedStateMachine):
         notes = {
             period.name: Notes(
                 {
-                    key: CapRaise(limit=limit, by="ops", reason="", at=self.now())
-                    for (name, key), limit in self.raises.items()
+                    key: CapRaise(limit=limit, configured=over, by="ops", reason="", at=self.now())
+                    for (name, key), (limit, over) in self.raises.items()
                     if name == period.name
                 }
             )
@@ -375,7 +392,9 @@ class Money(RuleBasedStateMachine):
             expected = self.figures.get(place, Figures()) + Figures(spent=charged.get(place, 0))
             assert found.figures.get(place, Figures()) == expected
         assert {
-            (book.period.name, key): raised.limit for book in found.periods for key, raised in book.notes.raises.items()
+            (book.period.name, key): (raised.limit, raised.configured)
+            for book in found.periods
+            for key, raised in book.notes.raises.items()
         } == self.raised
         places = {*found.figures, *found.reserved}
         self.check_caps(
@@ -389,7 +408,7 @@ class Money(RuleBasedStateMachine):
                 if self.anew or caps.enforcement != "hard" or limit is None:
                     continue
                 now, before = committed.get(place, 0), self.committed.get(place, 0)
-                limit = max(limit, self.raised.get(place, 0))
+                limit = self.in_force(place, limit)
                 most = max(before, limit) if place in self.grants else before
                 assert now <= most + self.beyond[place]
                 self.seen["at the cap"] += now == limit
@@ -436,6 +455,6 @@ def test_money_stays_right_whatever_happens_in_whatever_order(own_redis_server: 
     # The machine has been everywhere.
     everywhere = {
         *("granted", "asked again", "OverBudget", "Unfilled", "at the cap", "settled again", "charged", "corrected"),
-        *("not filled", "lost", "held anew"),
+        *("not filled", "lost", "held anew", "asked for more", "asked for less", "raised"),
     }
     assert {what for what, times in Money.seen.items() if times} >= everywhere

@@ -90,6 +90,12 @@ class Snapshot:
         return {(book.period.name, key): sums for book in self.periods for key, sums in book.figures.items()}
 
     @property
+    def settled(self) -> Ledger:
+        """The same, without what was charged for calls of which nothing is recorded."""
+        charged = self.held(charged=True)
+        return {place: sums - Figures(spent=charged.get(place, 0)) for place, sums in self.figures.items()}
+
+    @property
     def reserved(self) -> Mapping[Place, int]:
         """What the counters say is held, by period and scope."""
         return {(book.period.name, key): held for book in self.periods for key, held in book.reserved.items()}
@@ -213,7 +219,7 @@ class BudgetBooks:
         periods = list(dict.fromkeys(one.period for one in repairs))
         arguments: list[Argument] = [known.log, known.zone, known.repairs, upto]
         for one in repairs:
-            arguments += [periods.index(one.period) + 1, one.field, one.add]
+            arguments += [periods.index(one.period) + 1, one.period.end_ms + KEEP_MS, one.field, one.add]
         keys = [FILLED, *(period_key(one.window, one.name) for one in periods)]
         [done] = await self._redis.run([ScriptCall(_REPAIR, keys, arguments)])
         return bool(done)

@@ -1,0 +1,455 @@
+"""The counters after losses: of Redis, of ClickHouse, of the log. Nothing that is spent becomes free again by them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import nats
+import pytest
+import pytest_asyncio
+from nats.aio.client import Client
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from breakwater import background
+from breakwater.analytics import schema
+from breakwater.analytics.client import Analytics, connect
+from breakwater.analytics.rows import attempt_row
+from breakwater.books import Comparison, Record, compare
+from breakwater.bus.lookup import Found, Lookup
+from breakwater.bus.provision import provision
+from breakwater.bus.publisher import Publisher
+from breakwater.bus.scan import scan
+from breakwater.bus.topology import Plan
+from breakwater.contracts import subjects
+from breakwater.contracts.events import BudgetEvent
+from breakwater.contracts.execution import Attempt
+from breakwater.contracts.subjects import Stream
+from breakwater.metrics import BudgetMetrics
+from breakwater.policy.budget import Caps, CapTable
+from breakwater.policy.periods import Period, periods_at
+from breakwater.state.budget_books import BudgetBooks, Filled
+from breakwater.state.budgets import Budgets, NotFilled, Reserved, Settlement, period_key
+from breakwater.state.connection import Redis
+from services.budget import bookkeeper as bookkeeper_module
+from services.budget.bookkeeper import Bookkeeper
+from services.budget.handlers import BudgetHandler
+from tests.analytics.samples import new_database
+from tests.contracts.test_messages import attempt
+from tests.servers import RunningServer
+
+ZONE = ZoneInfo("Europe/Berlin")
+PLAN = Plan(agents={"writer": 1})
+CAPS = CapTable(Caps(), {"writer": Caps.model_construct(daily_usd=10**9, enforcement="hard")}, {})
+NOWHERE = "http://127.0.0.1:1/nowhere"
+"""Nothing listens there."""
+COSTS = (1, 20, 300, 4_000, 50_000)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def caps() -> CapTable:
+    return CAPS
+
+
+@dataclass
+class Books:
+    """All that has a part in the books, and what was spent so far."""
+
+    nats_url: str
+    client: Client
+    redis: Redis
+    analytics: Analytics
+    budgets: Budgets
+    counters: BudgetBooks
+    attempts: list[Attempt] = field(default_factory=list[Attempt])
+
+    def record(self, analytics: Analytics | None = None) -> Record:
+        return Record(lambda: self.client, analytics or self.analytics, ZONE)
+
+    def keeper(self, *, analytics: Analytics | None = None, lookup: Lookup | None = None) -> Bookkeeper:
+        return Bookkeeper(
+            caps,
+            self.counters,
+            self.record(analytics),
+            Publisher(lambda: self.client, "budget"),
+            lookup or self.lookup,
+            BudgetMetrics(CollectorRegistry()),
+            compare_every_s=3600,
+            grace_s=0,
+        )
+
+    @property
+    def lookup(self) -> Lookup:
+        return Lookup(lambda: self.client)
+
+    @asynccontextmanager
+    async def kept(
+        self, keeper: Bookkeeper, sweep: Callable[[str], Awaitable[None]] | None = None
+    ) -> AsyncGenerator[None]:
+        """While it looks after the counters."""
+
+        async def nothing(_: str) -> None:
+            """No lease has ended."""
+
+        task = asyncio.create_task(keeper.run(sweep or nothing))
+        try:
+            yield
+        finally:
+            await background.stop(task)
+
+    async def fill(self) -> str:
+        """Makes the counters of a plane that is new."""
+        keeper = self.keeper()
+        async with self.kept(keeper):
+            return await keeper.filled(False)
+
+    async def tell(self, cost: int) -> int:
+        """An attempt, on the log; gives its sequence."""
+        name, at = f"j{len(self.attempts) + 1}", now()
+        told = attempt(
+            attempt_id=f"{name}:1",
+            execution_id=name,
+            agent="writer",
+            cost=cost,
+            cost_basis="billed",
+            started_at=at,
+            completed_at=at,
+        )
+        self.attempts.append(told)
+        ack = await self.client.jetstream().publish(subjects.attempt("writer", name, 1), told.json_bytes())
+        return ack.seq
+
+    async def spend(self, *costs: int, stored: bool = True) -> None:
+        """Attempts as the budget service and the sink handle them: counted, stored, and acknowledged."""
+        log = await self.lookup.identity(Stream.EVENTS)
+        for cost in costs:
+            sequence, told = await self.tell(cost), self.attempts[-1]
+            await self.budgets.settle([Settlement.of(sequence, told)], log)
+            if stored:
+                await self.analytics.insert(schema.ATTEMPTS, [attempt_row(told, sequence, now())])
+        for consumer in ("budget", "sink-events"):
+            subscription = await self.client.jetstream().pull_subscribe_bind(consumer, "EVENTS")
+            for message in await subscription.fetch(len(costs), timeout=5):
+                await message.ack_sync()
+            await subscription.unsubscribe()
+
+    async def trim(self, kept: int) -> None:
+        """The log loses its oldest events, as by its limits."""
+        facts = await self.lookup.facts(Stream.EVENTS)
+        await self.client.jetstream().purge_stream("EVENTS", seq=facts.last - kept + 1)
+
+    async def new_log(self) -> None:
+        """EVENTS is deleted, and made anew."""
+        await self.client.jetstream().delete_stream("EVENTS")
+        await provision(self.nats_url, PLAN)
+
+    async def change(self, add: int, key: str = "agent:writer") -> None:
+        """Somebody changes a counter of the month by hand."""
+        month = self.month
+        await self.redis.client.hincrby(period_key("monthly", month.name), f"spent:{key}", add)
+
+    @property
+    def month(self) -> Period:
+        return periods_at(now(), ZONE).month
+
+    async def spent(self, key: str = "agent:writer") -> int:
+        """Of the month."""
+        spent, _ = await self.counters.spent(self.month, key)
+        return spent
+
+    async def compared(self) -> Comparison:
+        return await compare(self.record(), self.counters, now())
+
+    async def told(self) -> list[BudgetEvent]:
+        found = [one async for one in scan(lambda: self.client, Stream.EVENTS, "bw.budgets.>")]
+        return [BudgetEvent.model_validate_json(one.data) for one in found]
+
+
+@pytest_asyncio.fixture
+async def books(
+    own_nats_server: RunningServer,
+    redis: Redis,
+    clickhouse_server: RunningServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncGenerator[Books]:
+    monkeypatch.setattr(bookkeeper_module, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(bookkeeper_module, "SWEEP_EVERY_S", 0.02)
+    await provision(own_nats_server.url, PLAN)
+    client = await nats.connect(own_nats_server.url)
+    async with new_database(clickhouse_server.url) as analytics:
+        yield Books(
+            own_nats_server.url, client, redis, analytics, Budgets(redis, ZONE), BudgetBooks(redis, ZONE)
+        )  # fmt: skip
+    await client.close()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(20):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+def events_of(logs: list[Any], name: str) -> list[Any]:
+    return [entry for entry in logs if entry["event"] == name]
+
+
+# ClickHouse loses rows
+
+
+@pytest.mark.parametrize("since", [False, True])
+async def test_a_clickhouse_that_was_emptied_takes_nothing_away_while_the_log_has_it(books: Books, since: bool) -> None:
+    await books.fill()
+    await books.spend(*COSTS)
+    await books.analytics.execute("TRUNCATE TABLE attempts")
+    # What it is given from then on must not make it seem to have all before.
+    if since:
+        await books.spend(600_000)
+    found = await books.keeper().reconcile()
+    assert found is not None
+    assert found.side_by_side().equal
+    assert await books.spent() == sum(COSTS) + (600_000 if since else 0)
+    assert await books.told() == []
+
+
+async def test_counters_are_made_from_the_log_where_clickhouse_lacks_what_the_log_has(books: Books) -> None:
+    await books.fill()
+    await books.spend(*COSTS)
+    await books.analytics.execute("TRUNCATE TABLE attempts")
+    await books.spend(600_000)
+    await books.redis.client.flushall()
+    with capture_logs() as logs:
+        await books.fill()
+    assert await books.spent() == sum(COSTS) + 600_000
+    assert events_of(logs, "clickhouse_lacks_rows")
+
+
+async def test_what_neither_the_log_nor_clickhouse_has_any_more_stays_spent_and_is_told(books: Books) -> None:
+    await books.fill()
+    await books.spend(*COSTS)
+    await books.analytics.execute("TRUNCATE TABLE attempts")
+    await books.trim(2)
+    with capture_logs() as logs:
+        found = await books.keeper().reconcile()
+    assert found is not None
+    [warning] = events_of(logs, "budgets_not_repaired")
+    day, month = periods_at(now(), ZONE).day.name, books.month.name
+    assert warning["budgets"] == sorted(
+        f"{key} of {name}" for name in (day, month) for key in ("global", "agent:writer")
+    )
+    lost, left = sum(COSTS[:-2]), sum(COSTS[-2:])
+    for shown in (found.side_by_side(), (await books.compared()).side_by_side()):
+        assert not shown.equal
+        assert {(one.budget, one.counted, one.recorded, one.difference) for one in shown.books} == {
+            (f"{key}/{window}", sum(COSTS), left, lost)
+            for key in ("global", "agent:writer")
+            for window in ("daily", "monthly")
+        }
+    assert await books.spent() == await books.spent("global") == sum(COSTS)
+    assert await books.told() == []
+
+
+async def test_what_clickhouse_has_of_a_log_that_was_trimmed_is_no_difference(books: Books) -> None:
+    await books.fill()
+    await books.spend(*COSTS)
+    await books.trim(2)
+    found = await books.keeper().reconcile()
+    assert found is not None
+    assert found.side_by_side().equal
+
+
+# Redis is wrong
+
+
+@pytest.mark.parametrize("off", [7, -7])
+async def test_of_a_young_plane_counters_are_repaired_in_both_directions_and_it_is_told_once(
+    books: Books, off: int
+) -> None:
+    await books.fill()
+    await books.spend(*COSTS)
+    await books.change(off)
+    for _ in range(2):
+        await books.keeper().reconcile()
+    assert await books.spent() == sum(COSTS)
+    [told] = await books.told()
+    assert (told.kind, told.previous, told.total) == ("repaired", sum(COSTS) + off, sum(COSTS))
+    assert (await books.compared()).side_by_side().equal
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+async def test_what_is_counted_too_low_is_repaired_wherever_the_record_of_it_is(books: Books, trimmed: bool) -> None:
+    await books.fill()
+    await books.spend(*COSTS)
+    if trimmed:
+        await books.trim(2)
+    else:
+        await books.analytics.execute("TRUNCATE TABLE attempts")
+    await books.change(-300)
+    await books.keeper().reconcile()
+    assert await books.spent() == sum(COSTS)
+
+
+async def test_what_is_counted_too_high_where_only_clickhouse_could_tell_is_left(books: Books) -> None:
+    await books.fill()
+    await books.spend(*COSTS)
+    await books.trim(2)
+    await books.change(7)
+    with capture_logs() as logs:
+        await books.keeper().reconcile()
+    assert await books.spent() == sum(COSTS) + 7
+    [warning] = events_of(logs, "budgets_not_repaired")
+    assert {budget.rpartition(" of ")[2] for budget in warning["budgets"]} == {books.month.name}
+
+
+async def test_what_is_counted_too_low_is_repaired_beside_what_is_counted_too_high(books: Books) -> None:
+    await books.fill()
+    await books.spend(*COSTS)
+    await books.trim(2)
+    await books.change(7)
+    await books.change(-300, "global")
+    await books.keeper().reconcile()
+    assert await books.spent() == sum(COSTS) + 7
+    assert await books.spent("global") == sum(COSTS)
+
+
+async def test_a_reservation_in_a_day_that_is_not_compared_is_no_leak(books: Books) -> None:
+    await books.fill()
+    await books.spend(*COSTS)
+    tomorrow, counters = now() + timedelta(days=1), CAPS.counters("writer", None)
+    call = books.budgets.reserve_call("n:1", "writer", None, 9, counters, now=now(), lease_ms=60_000, at=tomorrow)
+    assert isinstance(books.budgets.reserved((await books.redis.run([call]))[0], counters, 9, now=now()), Reserved)
+    found = await books.keeper().reconcile()
+    assert found is not None
+    assert found.snapshot.held(charged=False)[tomorrow.astimezone(ZONE).date().isoformat(), "global"] == 9
+    assert (found.leaks, found.repairs(), found.side_by_side().equal) == ({}, (), True)
+
+
+# The log is lost
+
+
+async def test_while_clickhouse_is_away_too_a_new_log_changes_no_counter_and_then_takes_none_away(
+    books: Books,
+) -> None:
+    old = await books.fill()
+    await books.spend(*COSTS[:3])
+    await books.spend(*COSTS[3:], stored=False)  # which the log alone had
+    await books.new_log()
+    await books.tell(600_000)  # counted by nobody yet
+    before = await books.counters.filled()
+    assert before is not None
+    nowhere = connect(NOWHERE)
+    try:
+        with capture_logs() as logs:
+            async with books.kept(books.keeper(analytics=nowhere)):
+
+                async def complains() -> bool:
+                    return any("ClickHouse" in entry["error"] for entry in events_of(logs, "unavailable"))
+
+                await until(complains)
+    finally:
+        await nowhere.close()
+    assert await books.counters.filled() == before
+    assert await books.spent() == sum(COSTS)
+    keeper = books.keeper()
+    async with books.kept(keeper):
+        new = await keeper.filled(False)
+    assert new != old
+    # Nothing of the new log was counted in Redis before: it comes on top.
+    assert await books.spent() == sum(COSTS) + 600_000
+    filled = await books.counters.filled()
+    assert filled is not None
+    assert (filled.log, filled.alone) == (new, False)
+
+
+async def test_what_a_lost_log_alone_had_is_carried_over_and_no_comparison_takes_it_away(books: Books) -> None:
+    await books.fill()
+    await books.spend(*COSTS[:3])
+    await books.spend(*COSTS[3:], stored=False)
+    await books.new_log()
+    new = await books.fill()
+    assert new == await books.lookup.identity(Stream.EVENTS)
+    assert await books.spent() == sum(COSTS)
+    with capture_logs() as logs:
+        await books.keeper().reconcile()
+    assert await books.spent() == sum(COSTS)
+    assert events_of(logs, "budgets_not_repaired")
+    await books.spend(600_000)
+    await books.keeper().reconcile()
+    assert await books.spent() == sum(COSTS) + 600_000
+
+
+async def test_without_clickhouse_lost_counters_are_made_from_a_log_that_has_all(books: Books) -> None:
+    await books.fill()
+    await books.spend(*COSTS, stored=False)
+    await books.redis.client.flushall()
+    nowhere = connect(NOWHERE)
+    try:
+        keeper = books.keeper(analytics=nowhere)
+        async with books.kept(keeper):
+            await keeper.filled(False)
+    finally:
+        await nowhere.close()
+    assert await books.spent() == sum(COSTS)
+
+
+# Redis is lost while leases are swept
+
+
+class Losing(Lookup):
+    """Redis loses everything while the log is asked, the first time."""
+
+    def __init__(self, books: Books) -> None:
+        super().__init__(lambda: books.client)
+        self._redis = books.redis
+        self.lost = False
+
+    async def last(self, stream: Stream, subject: str) -> Found | None:
+        if not self.lost:
+            self.lost = True
+            await self._redis.client.flushall()
+        return await super().last(stream, subject)
+
+
+async def sweeper(books: Books, keeper: Bookkeeper, lookup: Lookup) -> BudgetHandler:
+    """A budget service, and a call whose lease has ended though the log tells of it."""
+    await books.tell(40)
+    publisher, counters = Publisher(lambda: books.client, "budget"), CAPS.counters("writer", None)
+    call = books.budgets.reserve_call("j1:1", "writer", None, 90, counters, now=now(), lease_ms=1)
+    await books.redis.run([call])
+
+    async def lapsed() -> bool:
+        return await books.budgets.lapsed(now()) == ["j1:1"]
+
+    await until(lapsed)
+    return BudgetHandler(caps, books.budgets, books.counters, publisher, lookup, keeper.filled)
+
+
+async def test_a_sweep_that_finds_the_counters_lost_waits_for_nobody(books: Books) -> None:
+    log, lookup = await books.fill(), Losing(books)
+    handler = await sweeper(books, books.keeper(), lookup)
+    async with asyncio.timeout(10):
+        with pytest.raises(NotFilled):
+            await handler.charge_lapsed(log)
+    assert lookup.lost
+
+
+async def test_counters_that_are_lost_in_the_middle_of_a_sweep_are_made_again(books: Books) -> None:
+    await books.fill()
+    lookup, keeper = Losing(books), books.keeper()
+    handler = await sweeper(books, keeper, lookup)
+    async with books.kept(keeper, handler.charge_lapsed):
+
+        async def refilled() -> bool:
+            found: Filled | None = await books.counters.filled()
+            return lookup.lost and found is not None
+
+        await until(refilled)
+    assert await books.spent() == 40

@@ -1,0 +1,163 @@
+"""Which thresholds are told of a budget: by what is spent, and by what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from breakwater.bus.delivery import Delivery
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.publisher import Publisher
+from breakwater.contracts.events import BudgetEvent, CapRaise
+from breakwater.contracts.execution import Attempt
+from breakwater.policy.budget import Caps, CapTable
+from breakwater.policy.periods import periods_at
+from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budgets import Budgets
+from breakwater.state.connection import Redis
+from services.budget.handlers import BudgetHandler
+from tests.contracts.test_messages import attempt
+
+ZONE = ZoneInfo("UTC")
+LOG = "log"
+USD = 10**9
+
+
+class Heard:
+    """A publisher that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.events: list[BudgetEvent] = []
+
+    async def event(self, subject: str, event: BudgetEvent, *, id: str, at: datetime) -> None:  # noqa: A002
+        assert subject == "bw.budgets.agent.daily"
+        assert (id, at) == (event.event_id, event.at)
+        self.events.append(event)
+
+
+class Delivered:
+    """A delivery of an attempt, without a server."""
+
+    def __init__(self, sequence: int, sent: Attempt) -> None:
+        self.sequence, self.data, self.is_acked = sequence, sent.json_bytes(), False
+
+    async def ack(self) -> None:
+        self.is_acked = True
+
+    async def in_progress(self) -> None:
+        """Nobody waits for it."""
+
+
+class Service:
+    """A budget handler whose counters are there."""
+
+    def __init__(self, redis: Redis, caps: Callable[[], Caps]) -> None:
+        self.books, self._heard, self._sequence = BudgetBooks(redis, ZONE), Heard(), 0
+
+        async def filled(_: bool) -> str:
+            return LOG
+
+        async def fresh() -> None:
+            assert await self.books.fill(None, LOG, 0, self.books.periods(datetime.now(UTC)), {}, {})
+
+        self.start = fresh
+        self._handler = BudgetHandler(
+            lambda: CapTable(Caps(), {"writer": caps()}, {}),
+            Budgets(redis, ZONE),
+            self.books,
+            cast(Publisher, self._heard),
+            cast(Lookup, None),
+            filled,
+        )
+
+    async def handle(self, attempts: Sequence[Attempt]) -> None:
+        batch = [Delivered(self._sequence + number, one) for number, one in enumerate(attempts, start=1)]
+        self._sequence += len(batch)
+        await self._handler.handle(cast(list[Delivery], batch))
+        assert all(one.is_acked for one in batch)
+
+    async def spends(self, nano: int) -> list[int]:
+        """A call that costs so much; gives what is told of it."""
+        return await self._told([self._attempt(cost=nano, cost_basis="billed")])
+
+    async def refuses(self, cap: int | None, times: int = 1) -> list[int]:
+        """The cap refuses calls, which made none; gives what is told of them."""
+        refused = {"outcome": "short_circuited", "short_circuited": True, "cost": 0, "cost_basis": "billed"}
+        by = {"refused_by": "agent:writer/daily", "refused_cap": cap}
+        return await self._told([self._attempt(**refused, **by) for _ in range(times)])
+
+    async def _told(self, attempts: Sequence[Attempt]) -> list[int]:
+        before = len(self._heard.events)
+        await self.handle(attempts)
+        return [event.threshold_percent or 0 for event in self._heard.events[before:]]
+
+    def _attempt(self, **fields: Any) -> Attempt:
+        now, name = datetime.now(UTC), f"j{self._sequence + 1}"
+        ids = {"attempt_id": f"{name}:1", "execution_id": name, "agent": "writer"}
+        return attempt(**ids, started_at=now, completed_at=now, **fields)
+
+    @property
+    def last(self) -> BudgetEvent:
+        return self._heard.events[-1]
+
+    async def raise_to(self, limit: int, configured: int) -> None:
+        now = datetime.now(UTC)
+        raised = CapRaise(limit=limit, configured=configured, by="ops", reason="a sale", at=now)
+        await self.books.note_raise(periods_at(now, ZONE).day, "agent:writer", raised)
+
+
+def hard(limit: int) -> Caps:
+    return Caps.model_construct(daily_usd=limit, enforcement="hard")
+
+
+async def started(redis: Redis, caps: Callable[[], Caps] = lambda: hard(10 * USD)) -> Service:
+    service = Service(redis, caps)
+    await service.start()
+    return service
+
+
+async def test_a_call_that_never_fits_tells_nothing_and_silences_nothing(redis: Redis) -> None:
+    service = await started(redis)
+    assert await service.refuses(None) == []
+    assert [await service.spends(nano * USD) for nano in (6, 3, 1)] == [[50], [80], [100]]
+
+
+async def test_a_cap_that_refuses_is_told_once_and_the_thresholds_below_it_when_they_are_spent(redis: Redis) -> None:
+    service = await started(redis)
+    assert await service.refuses(10 * USD, times=3) == [100]
+    assert (service.last.kind, service.last.limit, service.last.total) == ("hard_cap", 10 * USD, 0)
+    assert await service.refuses(10 * USD) == []
+    assert [await service.spends(nano * USD) for nano in (4, 1, 3, 2)] == [[], [50], [80], []]
+
+
+@pytest.mark.parametrize("by", ["a person", "the config"])
+async def test_a_refusal_by_a_cap_that_was_raised_since_tells_nothing(redis: Redis, by: str) -> None:
+    limit = 10 * USD
+    service = await started(redis, lambda: hard(limit))
+    assert await service.spends(10 * USD) == [50, 80, 100]
+    if by == "a person":
+        await service.raise_to(100 * USD, limit)
+    else:
+        limit = 100 * USD
+    assert await service.refuses(10 * USD) == []
+    assert [await service.spends(nano * USD) for nano in (39, 1, 30, 20)] == [[], [50], [80], [100]]
+    assert await service.refuses(100 * USD) == []
+
+
+async def test_a_refusal_by_a_raised_cap_tells_that_one(redis: Redis) -> None:
+    service = await started(redis)
+    await service.raise_to(20 * USD, 10 * USD)
+    assert await service.refuses(20 * USD) == [100]
+    assert service.last.limit == 20 * USD
+
+
+async def test_a_cap_of_nothing_tells_that_it_refuses(redis: Redis) -> None:
+    service = await started(redis, lambda: hard(0))
+    assert await service.spends(USD) == []
+    assert await service.refuses(0) == [100]
+    assert (service.last.kind, service.last.limit, service.last.total) == ("hard_cap", 0, USD)
+    assert await service.refuses(0) == []

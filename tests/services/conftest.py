@@ -1,0 +1,5 @@
+"""Fixtures of the services' tests."""
+
+from tests.state.conftest import redis
+
+__all__ = ["redis"]

@@ -1,0 +1,151 @@
+"""What the calls under way hold comes back when Redis has lost it: all of it, or some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from breakwater.policy.budget import Caps, CapTable
+from breakwater.policy.ledger import Figures
+from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budgets import RESERVATIONS, Budgets, Reservation, Reserved, Settlement
+from breakwater.state.connection import Redis
+from services.worker.holdings import Holding, Holdings
+
+ZONE = ZoneInfo("UTC")
+LOG = "log"
+CAPS = CapTable(Caps(), {"a": Caps.model_construct(daily_usd=10, enforcement="hard")}, {})
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Worker:
+    """A worker with calls under way, and the Redis that it holds them in."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.redis, self.budgets, self.books = redis, Budgets(redis, ZONE), BudgetBooks(redis, ZONE)
+        self.holdings = Holdings(redis, self.budgets, lambda: CAPS, now)
+
+    async def fill(self) -> None:
+        assert await self.books.fill(None, LOG, 0, self.books.periods(now()), {}, {})
+
+    async def reserve(self, attempt_id: str, amount: int) -> Holding:
+        counters, asked_at = CAPS.counters("a", "t"), now()
+        call = self.budgets.reserve_call(attempt_id, "a", "t", amount, counters, now=asked_at, lease_ms=60_000)
+        [answer] = await self.redis.run([call])
+        granted = self.budgets.reserved(answer, counters, amount, now=asked_at)
+        assert isinstance(granted, Reserved)
+        return Holding(attempt_id, "a", "t", amount, granted.at, granted.at + timedelta(minutes=1))
+
+    async def settle(self, holding: Holding, cost: int) -> None:
+        event = Settlement(holding.attempt_id, 1, "a", "t", Figures(spent=cost, calls=1), holding.at)
+        await self.budgets.settle([event], LOG)
+
+    async def held(self) -> list[Reservation]:
+        return list((await self.books.snapshot(self.books.periods(now()))).reservations)
+
+    async def reserved(self) -> set[int]:
+        """What the counters of all periods and scopes say is held; zero is left out."""
+        snapshot = await self.books.snapshot(self.books.periods(now()))
+        assert {place: amount for place, amount in snapshot.reserved.items() if amount} == snapshot.held(charged=False)
+        return set(snapshot.reserved.values()) - {0}
+
+    async def forget(self, holding: Holding) -> None:
+        """Redis comes back with what it knew before the reservation."""
+        release = self.budgets.release_call(holding.attempt_id, holding.agent, holding.tenant, holding.at)
+        await self.redis.run([release])
+        assert not await self.redis.client.hexists(RESERVATIONS, holding.attempt_id)
+
+
+def during(holdings: Holdings, calls: Iterable[Holding]) -> ExitStack:
+    stack = ExitStack()
+    for call in calls:
+        stack.enter_context(holdings.during(call))
+    return stack
+
+
+async def test_when_all_is_lost_it_is_held_anew_at_the_next_look_where_it_was(redis: Redis) -> None:
+    worker = Worker(redis)
+    # Reserved yesterday: it counts there, whatever the time is now, and whatever there is room for by now.
+    calls = [
+        Holding(f"j{number}:1", "a", "t", 7, at := now().replace(microsecond=0) - timedelta(days=1), at)
+        for number in range(3)
+    ]
+    with during(worker.holdings, calls):
+        await worker.holdings.look()
+    found = {one.attempt_id: (one.amount, one.at, one.agent, one.tenant, one.charged) for one in await worker.held()}
+    assert found == {call.attempt_id: (7, call.at, "a", "t", False) for call in calls}
+    day = (now() - timedelta(days=1)).date().isoformat()
+    assert {one.day for one in await worker.held()} == {day}
+    assert await worker.reserved() == {21}
+    assert await worker.budgets.lapsed(now()) == []
+
+
+async def test_what_redis_has_lost_alone_is_held_anew_when_it_is_missing_twice(redis: Redis) -> None:
+    worker = Worker(redis)
+    await worker.fill()
+    kept, lost = await worker.reserve("j:1", 3), await worker.reserve("k:1", 7)
+    with during(worker.holdings, (kept, lost)):
+        await worker.holdings.look()
+        await worker.forget(lost)
+        await worker.holdings.look()
+        assert await worker.reserved() == {3}
+        await worker.holdings.look()
+        assert await worker.reserved() == {10}
+        assert {(one.attempt_id, one.amount, one.at) for one in await worker.held()} == {
+            ("j:1", 3, kept.at),
+            ("k:1", 7, lost.at),
+        }
+        await worker.holdings.look()
+        assert await worker.reserved() == {10}
+
+
+async def test_a_call_that_is_settled_and_then_ends_is_not_held_again(redis: Redis) -> None:
+    worker = Worker(redis)
+    await worker.fill()
+    call = await worker.reserve("j:1", 7)
+    with worker.holdings.during(call):
+        await worker.settle(call, 4)
+        await worker.holdings.look()
+    for _ in range(3):
+        await worker.holdings.look()
+    assert await worker.held() == []
+    assert await worker.reserved() == set()
+
+
+async def test_what_was_missing_once_and_is_there_again_counts_as_never_missed(redis: Redis) -> None:
+    worker = Worker(redis)
+    await worker.fill()
+    call = await worker.reserve("j:1", 7)
+    with worker.holdings.during(call):
+        await worker.forget(call)
+        await worker.holdings.look()
+        again = await worker.reserve("j:1", 7)
+        await worker.holdings.look()
+        await worker.forget(again)
+        await worker.holdings.look()
+        assert await worker.held() == []
+        await worker.holdings.look()
+        assert [one.attempt_id for one in await worker.held()] == ["j:1"]
+
+
+async def test_what_nobody_holds_is_looked_for_by_nobody(redis: Redis) -> None:
+    worker = Worker(redis)
+    await worker.holdings.look()
+    await worker.fill()
+    await worker.holdings.look()
+    assert await worker.held() == []
+
+
+async def test_a_call_whose_time_is_over_is_held_for_a_moment_longer(redis: Redis) -> None:
+    worker = Worker(redis)
+    late = replace(Holding("j:1", "a", "t", 7, now(), now()), until=now() - timedelta(minutes=5))
+    with worker.holdings.during(late):
+        await worker.holdings.look()
+    assert await worker.budgets.lapsed(now()) == []
+    assert await worker.budgets.lapsed(now() + timedelta(seconds=2)) == ["j:1"]
