@@ -12,6 +12,8 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
+from redis.exceptions import ResponseError
+
 from breakwater.contracts.events import CapRaise
 from breakwater.policy.budget import scope_keys
 from breakwater.policy.ledger import FIGURES, Figures, Ledger, Place
@@ -138,9 +140,12 @@ class BudgetBooks:
         return periods_since(now - KEEP, now, self._zone)
 
     async def run_id(self) -> str:
-        """What tells this run of Redis from one after a restart."""
-        async with translated():
-            return str((await cast(Any, self._redis.client.info("server"))).get("run_id"))
+        """What tells this run of Redis from one after a restart; the same always where Redis may not be asked."""
+        try:
+            async with translated():
+                return str((await cast(Any, self._redis.client.info("server"))).get("run_id"))
+        except ResponseError:
+            return ""
 
     async def filled(self) -> Filled | None:
         """What the counters were made from; None where they are lost."""

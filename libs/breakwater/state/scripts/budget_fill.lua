@@ -1,7 +1,7 @@
 -- Sets all counters to what the record says, once: whoever comes second changes nothing. What calls under way hold stays.
 -- KEYS: filled, reservations, periods...
--- ARGV: log, zone, upto, alone (1: nothing of it is from elsewhere), log and zone that are filled now ('' = none), then for each period: name, keep until (ms),
---       number of fields, then fields and values
+-- ARGV: log, zone, upto, alone (1: nothing of it is from elsewhere), log and zone that are filled now ('' = none), then for
+--       each period: name, keep until (ms), number of fields, then fields and values
 local known = redis.call('HMGET', KEYS[1], 'log', 'zone')
 if (known[1] or '') ~= ARGV[5] or (known[2] or '') ~= ARGV[6] then
   return 0
