@@ -183,8 +183,12 @@ async def test_agents_shows_health_runs_and_spend_as_they_are_now(run: Run, plan
         listed = (await in_thread(run, "agents", "--since", "24h", "--json")).json
         agents = {agent["agent_id"]: agent for agent in listed}
         breaking, spender = agents["breaking"], agents["spender"]
-        rows = breaking["figures"] and spender["figures"]
-        return agents if breaking["health"] == "unhealthy" and rows and spender["spent_today"] != NOTHING else None
+        # Attempts and executions are tables of their own, and stored one after the other.
+        counts = [
+            (one["figures"] or {}).get(name) for one in (breaking, spender) for name in ("executions", "attempts")
+        ]
+        settled = all(counts) and spender["spent_today"] != NOTHING
+        return agents if breaking["health"] == "unhealthy" and settled else None
 
     agents = await until(opened, what="the breaker to open, the spend to be settled, the rows to be there")
     [model] = agents["spender"]["models"]
