@@ -1,16 +1,18 @@
 """The config file: what it may hold, and how it is read and checked."""
 
 from breakwater.config.agents import Agent, AgentDefaults, CacheRules
+from breakwater.config.alerts import AlertChannel, Alerts, PythonChannel, SlackChannel, WebhookChannel
 from breakwater.config.checks import named_secrets, objection, unreadable_secrets, unusable_programs
 from breakwater.config.live import LiveCaps
 from breakwater.config.load import load_config, parse_config
-from breakwater.config.models import Alerts, Budgets, Config, Limits, ModelSettings, SlackChannel, WebhookChannel
+from breakwater.config.models import Budgets, Config, Limits, ModelSettings
 from breakwater.errors import ConfigError
 from breakwater.secret_refs import SecretRef
 
 __all__ = [
     "Agent",
     "AgentDefaults",
+    "AlertChannel",
     "Alerts",
     "Budgets",
     "CacheRules",
@@ -19,6 +21,7 @@ __all__ = [
     "Limits",
     "LiveCaps",
     "ModelSettings",
+    "PythonChannel",
     "SecretRef",
     "SlackChannel",
     "WebhookChannel",

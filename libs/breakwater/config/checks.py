@@ -41,10 +41,7 @@ def named_secrets(config: Config) -> Iterator[tuple[str, SecretRef]]:
     for name, provider in config.providers.items():
         for place, secret in provider.secrets().items():
             yield f"providers.{name}.{place}", secret
-    if config.alerts.slack is not None:
-        yield "alerts.slack.webhook_url", config.alerts.slack.webhook_url
-    if config.alerts.webhook is not None:
-        yield "alerts.webhook.secret", config.alerts.webhook.secret
+    yield from config.alerts.secrets()
 
 
 def objection(config: Config, job: Job) -> Problem | None:

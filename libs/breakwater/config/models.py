@@ -9,8 +9,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import Field, field_validator, model_validator
 
 from breakwater.config.agents import Agent, AgentDefaults
+from breakwater.config.alerts import Alerts
 from breakwater.config.errors import hint, listing
-from breakwater.contracts.events import AlertEvent
 from breakwater.contracts.types import Identifier, Message, ModelId, Off
 from breakwater.policy.breaker_rules import ALL, BreakerKey, BreakerRules, with_preset
 from breakwater.policy.budget import Caps, CapTable
@@ -18,9 +18,7 @@ from breakwater.policy.price import Price
 from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.redact import RedactionRules
 from breakwater.policy.retry import RetryBudgetRules
-from breakwater.providers.base import URL
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
-from breakwater.secret_refs import Secret
 
 
 class ModelSettings(Message):
@@ -67,39 +65,6 @@ class Budgets(Message):
     def zone(self) -> ZoneInfo:
         """The calendar's time zone."""
         return ZoneInfo(self.timezone)
-
-
-class SlackChannel(Message):
-    """Slack, by incoming webhook."""
-
-    webhook_url: Secret
-
-
-class WebhookChannel(Message):
-    """Any HTTP receiver; requests are signed as Standard Webhooks says."""
-
-    url: str = Field(pattern=URL)
-    secret: Secret = Field(description="The signing secret, `whsec_…`.")
-    timeout_s: float = Field(default=10.0, gt=0, le=60)
-
-
-class Alerts(Message):
-    """Who is told what."""
-
-    on_events: tuple[AlertEvent, ...] = (
-        "breaker_open",
-        "breaker_closed",
-        "budget_soft_cap",
-        "budget_hard_cap",
-        "guard_tripped",
-    )
-    slack: SlackChannel | None = None
-    webhook: WebhookChannel | None = None
-
-    @property
-    def channels(self) -> tuple[str, ...]:
-        """The names of the channels that are set up."""
-        return tuple(name for name in ("slack", "webhook") if getattr(self, name) is not None)
 
 
 class Limits(Message):

@@ -8,7 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
+from breakwater.contracts.alerts import Alert
+from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution, Progress, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream

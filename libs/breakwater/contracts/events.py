@@ -1,10 +1,10 @@
-"""What the plane tells: breaker transitions, budget crossings, alerts, dead letters."""
+"""What the plane tells: breaker transitions, task guards, budget crossings, dead letters."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from breakwater.contracts.types import Count, Event, Identifier, ModelId, Money, Timestamp
 
@@ -18,8 +18,6 @@ GuardRule = Literal[
 Scope = Literal["global", "agent", "tenant"]
 Window = Literal["daily", "monthly"]
 Enforcement = Literal["none", "soft", "hard"]
-AlertEvent = Literal["breaker_open", "breaker_closed", "budget_soft_cap", "budget_hard_cap", "guard_tripped"]
-Severity = Literal["info", "warning", "critical"]
 
 
 class BreakerTransition(Event):
@@ -230,21 +228,6 @@ class BudgetBooks(Event):
     books: tuple[BudgetBook, ...]
     reserved: Money = Field(description="Held for calls under way, by the counters of all agents together.")
     held: Money = Field(description="The same by the calls' own leases.")
-    at: Timestamp
-
-
-class Alert(Event):
-    """Something people must know. The same incident has the same `alert_id`."""
-
-    alert_id: str
-    event: AlertEvent
-    severity: Severity
-    agent: Identifier | None = None
-    model: ModelId | None = None
-    title: str
-    text: str
-    payload: dict[str, JsonValue] = Field(description="The figures, as in the event that caused the alert.")
-    source_id: str = Field(description="`ce-id` of the event that caused it.")
     at: Timestamp
 
 

@@ -6,15 +6,21 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from breakwater.contracts.alerts import AlertDigest
 from breakwater.contracts.channels import CHANNELS
 from breakwater.contracts.job import Job
+from breakwater.contracts.webhook import WebhookEnvelope
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+ON_WEBHOOKS: tuple[type[BaseModel], ...] = (AlertDigest, WebhookEnvelope)
+"""Messages that stand on no subject: webhooks carry them."""
 
 
 def message_schemas() -> dict[str, dict[str, Any]]:
     """The schema of every message, by its name."""
-    return {channel.message.__name__: message_schema(channel.message) for channel in CHANNELS}
+    messages = (*(channel.message for channel in CHANNELS), *ON_WEBHOOKS)
+    return {message.__name__: message_schema(message) for message in messages}
 
 
 def message_schema(message: type[BaseModel]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class Stream(StrEnum):
     RESULTS = "RESULTS"
     DLQ = "DLQ"
     ADVISORIES = "ADVISORIES"
+    ALERTER = "ALERTER"
 
 
 class Header(StrEnum):
@@ -32,12 +33,17 @@ class Header(StrEnum):
 
     MSG_ID = "Nats-Msg-Id"
     EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+    EXPECTED_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
     CE_ID = "ce-id"
     CE_TYPE = "ce-type"
     CE_SOURCE = "ce-source"
     CE_TIME = "ce-time"
     CE_SPECVERSION = "ce-specversion"
     TRACEPARENT = "traceparent"
+    CHANNEL = "Breakwater-Channel"
+    """Which channel an alert did not reach, on its dead letter; and where it is to be tried again."""
+    INCIDENT = "Breakwater-Incident"
+    """The key of the incident of which an alert did not arrive, on its dead letter."""
     UNIQUE_ID = "Breakwater-Unique-Id"
     """Set by `request` on a job whose id it made itself, so that the worker need not look for an earlier one."""
     DUE = "Breakwater-Due"
@@ -102,6 +108,39 @@ def budget(scope: str, window: str) -> str:
 def alert(event: str) -> str:
     """Where alerts of a kind are published (ALERTS)."""
     return f"bw.alerts.{encode_token(event)}"
+
+
+TURN = "bw.alerter.turn"
+"""Who of the alerters delivers (ALERTER). Internal, as all of ALERTER."""
+
+
+CHANNEL_TESTS = "bw.alerter.test.*"
+"""Where test messages to channels are asked for; core NATS, not stored."""
+
+
+def alert_post(channel: str, incident_id: str) -> str:
+    """Where a channel's message of an incident is noted, to be updated later (ALERTER)."""
+    return f"bw.alerter.posts.{encode_token(channel)}.{encode_token(incident_id)}"
+
+
+def channel_gone(channel: str) -> str:
+    """Where it is noted that a receiver wants no more alerts (ALERTER)."""
+    return f"bw.alerter.gone.{encode_token(channel)}"
+
+
+def usual(agent: str) -> str:
+    """Where an agent's usual figures are kept (ALERTER)."""
+    return f"bw.alerter.usual.{encode_token(agent)}"
+
+
+def alert_again(channel: str, letter: int) -> str:
+    """Where an alert is put that a channel shall try again; `letter` is its dead letter's sequence (ALERTER)."""
+    return f"bw.alerter.again.{encode_token(channel)}.{letter}"
+
+
+def channel_test(channel: str) -> str:
+    """Where an alerter is asked to send a test message; core NATS, not stored."""
+    return f"bw.alerter.test.{encode_token(channel)}"
 
 
 def result(job_id: str) -> str:

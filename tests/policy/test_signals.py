@@ -1,18 +1,25 @@
-"""Which events make an alert, and what it says."""
+"""What events say of incidents, and in which words."""
 
 import shlex
 from datetime import UTC, datetime
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from breakwater.contracts.events import AlertEvent, BreakerState, BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.contracts.events import BreakerState, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
+from breakwater.contracts.execution import Execution
 from breakwater.contracts.types import nano_from_usd
-from breakwater.policy.alerts import alert_for, money_text
+from breakwater.policy.alert_texts import money_text
+from breakwater.policy.signals import Over, Raised, of_dead_letter, of_execution, signals_of
 
-ALL: tuple[AlertEvent, ...] = get_args(AlertEvent)
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 UNTIL = datetime(2026, 11, 21, 10, 1, 0, tzinfo=UTC)
+
+
+def told(event: BreakerTransition | GuardEvent | BudgetEvent) -> Raised | Over | None:
+    said = signals_of(event)
+    assert len(said) <= 1
+    return said[0] if said else None
 
 
 def transition(
@@ -85,74 +92,56 @@ def crossing(**fields: Any) -> BudgetEvent:
 @pytest.mark.parametrize(
     ("from_state", "to_state", "expected"),
     [
-        ("closed", "open", ("breaker_open", "critical")),
+        ("closed", "open", ("breaker_open", Raised)),
         ("open", "half_open", None),
         ("half_open", "open", None),
-        ("half_open", "closed", ("breaker_closed", "info")),
-        ("open", "closed", ("breaker_closed", "info")),
+        ("half_open", "closed", ("breaker_closed", Over)),
+        ("open", "closed", ("breaker_closed", Over)),
         ("closed", "closed", None),
-        ("closed", "isolated", ("breaker_open", "critical")),
+        ("closed", "isolated", ("breaker_open", Raised)),
         ("open", "isolated", None),
         ("half_open", "isolated", None),
-        ("isolated", "closed", ("breaker_closed", "info")),
+        ("isolated", "closed", ("breaker_closed", Over)),
     ],
 )
 def test_an_incident_is_told_when_it_begins_and_when_it_ends_and_not_between(
-    from_state: BreakerState, to_state: BreakerState, expected: tuple[str, str] | None
+    from_state: BreakerState, to_state: BreakerState, expected: tuple[str, type] | None
 ) -> None:
-    alert = alert_for(transition(from_state, to_state), ALL)
-    assert (alert and (alert.event, alert.severity)) == expected
+    alert = told(transition(from_state, to_state))
+    assert (alert and (alert.event, type(alert))) == expected
 
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("soft_cap", ("budget_soft_cap", "warning")), ("hard_cap", ("budget_hard_cap", "critical"))],
+    [("soft_cap", "budget_soft_cap"), ("hard_cap", "budget_hard_cap")],
 )
-def test_a_budget_crossing_makes_an_alert_of_its_kind(kind: str, expected: tuple[str, str]) -> None:
-    alert = alert_for(crossing(kind=kind), ALL)
-    assert alert is not None
-    assert (alert.event, alert.severity) == expected
+def test_a_budget_crossing_is_an_incident_of_its_kind_until_the_period_ends(kind: str, expected: str) -> None:
+    alert = told(crossing(kind=kind, resets_at=UNTIL))
+    assert isinstance(alert, Raised)
+    assert (alert.event, alert.ends_at, alert.key) == (
+        expected,
+        UNTIL,
+        f"{expected}/agent/writer/daily/2026-11-21/80",
+    )
 
 
-@pytest.mark.parametrize(
-    ("event", "kind"),
-    [
-        (transition(), "breaker_open"),
-        (transition("half_open", "closed"), "breaker_closed"),
-        (isolated(), "breaker_open"),
-        (stopped(), "guard_tripped"),
-        (crossing(), "budget_soft_cap"),
-        (crossing(kind="hard_cap"), "budget_hard_cap"),
-    ],
-)
-def test_nobody_is_told_what_nobody_asked_for(
-    event: BreakerTransition | GuardEvent | BudgetEvent, kind: AlertEvent
-) -> None:
-    assert alert_for(event, {kind}) is not None
-    assert alert_for(event, set(ALL) - {kind}) is None
-
-
-def test_the_same_event_is_the_same_alert_and_another_event_is_another() -> None:
-    first, again, later = (alert_for(transition(version=v), ALL) for v in (1, 1, 2))
-    other = alert_for(transition(transition_id="writer/gpt-4.1:mini#7.4"), ALL)
-    assert first is not None
-    assert later is not None
-    assert other is not None
-    assert first == again
-    assert first.alert_id == later.alert_id
-    assert first.alert_id != other.alert_id
-
-
-def test_an_alert_id_fits_http_headers_whatever_script_names_are_in() -> None:
-    alert = alert_for(transition(transition_id="作家/модель.1#7.1"), ALL)
-    assert alert is not None
-    assert alert.alert_id.isascii()
-    assert alert.alert_id.replace("_", "").isalnum()
-    assert alert.source_id == "作家/модель.1#7.1"
+def test_what_an_incident_is_of_has_no_name_of_somebody_else_in_it() -> None:
+    keys = [
+        told(transition(agent="a/b", model="c")),
+        told(transition(agent="a", model="b/c")),
+        told(stopped(tenant=None, task_id="t")),
+        told(stopped(tenant="t", task_id="t")),
+    ]
+    assert [one.key for one in keys if one] == [
+        "breaker_open/a%2Fb/c",
+        "breaker_open/a/b%2Fc",
+        "guard_tripped//t",
+        "guard_tripped/t/t",
+    ]
 
 
 def test_a_breaker_alert_carries_the_figures() -> None:
-    alert = alert_for(transition(), ALL)
+    alert = told(transition())
     assert alert is not None
     assert alert.payload == {
         "agent": "writer",
@@ -169,11 +158,12 @@ def test_a_breaker_alert_carries_the_figures() -> None:
         "scope": "agent_model",
         "by": None,
     }
+    assert isinstance(alert, Raised)
     assert (alert.agent, alert.model, alert.at) == ("writer", "gpt-4.1:mini", AT)
 
 
 def test_a_budget_alert_carries_the_figures_with_money_as_exact_text() -> None:
-    alert = alert_for(crossing(total="4.000000001"), ALL)
+    alert = told(crossing(total="4.000000001"))
     assert alert is not None
     assert alert.payload == {
         "scope": "agent",
@@ -191,26 +181,41 @@ def test_a_budget_alert_carries_the_figures_with_money_as_exact_text() -> None:
 
 
 def test_a_budget_of_a_tenant_or_of_all_is_told_as_theirs_with_the_agent_that_reached_it() -> None:
-    tenant = alert_for(crossing(scope="tenant", tenant="acme"), ALL)
-    assert tenant is not None
+    tenant = told(crossing(scope="tenant", tenant="acme"))
+    assert isinstance(tenant, Raised)
     assert tenant.title == "Budget at 80 %: tenant acme, daily"
     assert "spent by tenant acme in 2026-11-21, last by agent writer, as of" in tenant.text
     assert (tenant.agent, tenant.payload["agent"], tenant.payload["tenant"]) == (None, "writer", "acme")
-    everyone = alert_for(crossing(scope="global", threshold_percent=100), ALL)
+    everyone = told(crossing(scope="global", threshold_percent=100))
     assert everyone is not None
     assert (everyone.event, everyone.title) == ("budget_soft_cap", "Budget used up: all agents, daily")
-    refusing = alert_for(crossing(kind="hard_cap", threshold_percent=100), ALL)
+    refusing = told(crossing(kind="hard_cap", threshold_percent=100))
     assert refusing is not None
     assert refusing.title == "Budget refuses calls: writer, daily"
 
 
-@pytest.mark.parametrize("kind", ["raised", "repaired"])
+@pytest.mark.parametrize("kind", ["raise_ended", "repaired"])
 def test_what_people_and_services_did_to_a_budget_alerts_nobody(kind: str) -> None:
-    assert alert_for(crossing(kind=kind, previous="4", by="ops", reason="launch day"), ALL) is None
+    assert told(crossing(kind=kind, previous="4", by="ops", reason="launch day")) is None
+
+
+def test_a_raised_cap_ends_the_incidents_of_what_is_above_the_spend_now() -> None:
+    raised = signals_of(crossing(kind="raised", limit="8", total="5", by="ops", reason="raised by ops: launch day"))
+    hard, soft = raised
+    assert isinstance(hard, Over)
+    assert isinstance(soft, Over)
+    assert (hard.by, hard.above) == ("ops", 62)
+    place = "agent/writer/daily/2026-11-21"
+    assert hard.ends(f"budget_hard_cap/{place}/100")
+    assert soft.ends(f"budget_soft_cap/{place}/80")
+    assert not soft.ends(f"budget_soft_cap/{place}/50")
+    assert not soft.ends(f"budget_soft_cap/{place.replace('21', '22')}/80")
+    assert not soft.ends(f"budget_hard_cap/{place}/100")
+    assert hard.text == "Raised by ops: launch day. $5.00 of $8.00 are spent. Nothing to do."
 
 
 def test_an_open_breaker_is_told_with_what_where_since_when_and_what_to_do() -> None:
-    alert = alert_for(transition(), ALL)
+    alert = told(transition())
     assert alert is not None
     assert alert.title == "Breaker open: writer on gpt-4.1:mini"
     assert alert.text == (
@@ -222,14 +227,14 @@ def test_an_open_breaker_is_told_with_what_where_since_when_and_what_to_do() -> 
 
 
 def test_a_breaker_without_a_known_end_promises_no_probe() -> None:
-    alert = alert_for(transition(open_until=None), ALL)
+    alert = told(transition(open_until=None))
     assert alert is not None
     assert "probe" not in alert.text
     assert alert.payload["open_until"] is None
 
 
 def test_a_breaker_forced_open_says_by_whom_and_how_it_ends_and_promises_no_probe() -> None:
-    alert = alert_for(isolated(open_until=UNTIL), ALL)
+    alert = told(isolated(open_until=UNTIL))
     assert alert is not None
     assert alert.title == "Breaker open: writer on gpt-4.1:mini"
     assert alert.text == (
@@ -241,7 +246,7 @@ def test_a_breaker_forced_open_says_by_whom_and_how_it_ends_and_promises_no_prob
 
 
 def test_a_breaker_that_was_reset_says_by_whom() -> None:
-    alert = alert_for(transition("isolated", "closed", reason="reset by ann: answers are fine", by="ann"), ALL)
+    alert = told(transition("isolated", "closed", reason="reset by ann: answers are fine", by="ann"))
     assert alert is not None
     assert alert.title == "Breaker closed: writer on gpt-4.1:mini"
     assert alert.text.startswith("Reset by ann: answers are fine. Since 2026-11-21 10:00:00 UTC calls of writer go to")
@@ -253,9 +258,9 @@ def test_a_breaker_that_was_reset_says_by_whom() -> None:
 )
 def test_a_breaker_that_agents_share_is_told_as_theirs(scope: str, model: str, named: str) -> None:
     shared: dict[str, Any] = {"scope": scope, "agent": "*", "model": model}
-    opened = alert_for(transition(**shared), ALL)
-    forced = alert_for(isolated(**shared), ALL)
-    closed = alert_for(transition("half_open", "closed", reason="the half-open probe succeeded", **shared), ALL)
+    opened = told(transition(**shared))
+    forced = told(isolated(**shared))
+    closed = told(transition("half_open", "closed", reason="the half-open probe succeeded", **shared))
     assert opened is not None
     assert forced is not None
     assert closed is not None
@@ -274,15 +279,16 @@ def test_a_breaker_that_agents_share_is_told_as_theirs(scope: str, model: str, n
 
 
 def test_an_agent_of_any_name_is_not_taken_for_all_of_them() -> None:
-    alert = alert_for(transition(agent="*", model="openai/*"), ALL)
+    alert = told(transition(agent="*", model="openai/*"))
     assert alert is not None
     assert alert.title == "Breaker open: * on openai/*"
 
 
 def test_a_stopped_task_is_told_with_what_where_since_when_why_and_what_to_do() -> None:
-    alert = alert_for(stopped(), ALL)
+    alert = told(stopped())
     assert alert is not None
-    assert (alert.severity, alert.agent, alert.model, alert.at) == ("critical", "writer", None, AT)
+    assert isinstance(alert, Raised)
+    assert (alert.agent, alert.tenant, alert.model, alert.at) == ("writer", "acme", None, AT)
     assert alert.source_id == "acme/nightly-review-17@1795255200000"
     assert alert.title == "Task stopped: nightly-review-17 of writer"
     assert alert.text == (
@@ -292,8 +298,8 @@ def test_a_stopped_task_is_told_with_what_where_since_when_why_and_what_to_do() 
     )
 
 
-def test_a_guard_alert_is_pending_and_carries_the_figures() -> None:
-    alert = alert_for(stopped(), ALL)
+def test_a_guard_alert_carries_the_figures() -> None:
+    alert = told(stopped())
     assert alert is not None
     assert alert.payload == {
         "agent": "writer",
@@ -305,13 +311,12 @@ def test_a_guard_alert_is_pending_and_carries_the_figures() -> None:
         "iterations": 10,
         "tokens": 52_311,
         "cost": "4.209000000",
-        "status": "pending",
         "timestamp": "2026-11-21T10:00:00.000Z",
     }
 
 
 def test_a_task_without_a_tenant_names_none() -> None:
-    alert = alert_for(stopped(tenant=None, iterations=1), ALL)
+    alert = told(stopped(tenant=None, iterations=1))
     assert alert is not None
     assert "tenant" not in alert.text
     assert "so far 1 iteration, " in alert.text
@@ -319,14 +324,18 @@ def test_a_task_without_a_tenant_names_none() -> None:
     assert alert.payload["tenant"] is None
 
 
-def test_a_task_that_may_go_on_makes_no_alert() -> None:
-    assert alert_for(stopped(kind="reset", reason="reset by ann", by="ann"), ALL) is None
+def test_a_task_that_may_go_on_ends_its_incident_whoever_tripped_it() -> None:
+    over, trip = told(stopped(kind="reset", agent="*", reason="reset by ann", by="ann")), told(stopped())
+    assert isinstance(over, Over)
+    assert trip is not None
+    assert (over.key, over.by) == (trip.key, "ann")
+    assert over.text == "Reset by ann. What it has used is counted from zero again. Nothing to do."
 
 
 @pytest.mark.parametrize("tenant", ["acme", "a b; x"])
 @pytest.mark.parametrize("task_id", ["t1", "nightly; rm -rf $HOME", "it's `mine`", "--url=http://x", "задача"])
 def test_the_command_of_an_alert_resets_that_task_whatever_it_is_called(task_id: str, tenant: str) -> None:
-    alert = alert_for(stopped(task_id=task_id, tenant=tenant), ALL)
+    alert = told(stopped(task_id=task_id, tenant=tenant))
     assert alert is not None
     shown = alert.text.partition("executions; `")[2].removesuffix("` lets it go on.")
     end = ["--"] if task_id.startswith("-") else []
@@ -334,7 +343,7 @@ def test_the_command_of_an_alert_resets_that_task_whatever_it_is_called(task_id:
 
 
 def test_a_closed_breaker_says_that_nothing_is_to_be_done() -> None:
-    alert = alert_for(transition("half_open", "closed", reason="the half-open probe succeeded"), ALL)
+    alert = told(transition("half_open", "closed", reason="the half-open probe succeeded"))
     assert alert is not None
     assert alert.title == "Breaker closed: writer on gpt-4.1:mini"
     assert alert.text == (
@@ -375,13 +384,13 @@ def test_a_closed_breaker_says_that_nothing_is_to_be_done() -> None:
     ],
 )
 def test_a_budget_is_told_with_its_spend_and_what_follows(fields: dict[str, Any], title: str, text: str) -> None:
-    alert = alert_for(crossing(**fields), ALL)
+    alert = told(crossing(**fields))
     assert alert is not None
     assert (alert.title, alert.text) == (title, text)
 
 
 def test_a_share_is_never_rounded_up_to_the_whole() -> None:
-    alert = alert_for(crossing(total="4.999999999"), ALL)
+    alert = told(crossing(total="4.999999999"))
     assert alert is not None
     assert alert.text.startswith("$4.99 of $5.00 (99 %)")
 
@@ -404,3 +413,98 @@ def test_a_share_is_never_rounded_up_to_the_whole() -> None:
 )
 def test_money_is_trimmed_for_people(usd: str, text: str) -> None:
     assert money_text(nano_from_usd(usd)) == text
+
+
+def ended(**fields: Any) -> Execution:
+    given: dict[str, Any] = {
+        "execution_id": "e11",
+        "agent": "writer",
+        "status": "dead_lettered",
+        "reason": "error",
+        "requested_model": "gpt-4.1",
+        "attempts_count": 3,
+        "total_cost": "0.5",
+        "error": {"kind": "server", "class": "ServerError", "message": "overloaded", "status_code": 503},
+        "queued_at": AT,
+        "dispatched_at": AT,
+        "completed_at": AT,
+        "duration_ms": 12_300,
+    }
+    return Execution.model_validate(given | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "key", "title"),
+    [
+        ({}, "retries_exhausted/writer/error", "Retries exhausted: writer (error)"),
+        ({"reason": "timeout"}, "retries_exhausted/writer/timeout", "Retries exhausted: writer (timeout)"),
+        ({"attempts_count": 1}, "job_dead_lettered/writer/error", "Jobs fail: writer (error)"),
+        ({"reason": "invalid", "attempts_count": 0}, "job_dead_lettered/writer/invalid", "Jobs fail: writer (invalid)"),
+        ({"reason": "worker_lost"}, "job_dead_lettered/writer/worker_lost", "Jobs fail: writer (worker_lost)"),
+        # What caused these is an incident of its own, or meant.
+        ({"reason": "breaker_open"}, None, None),
+        ({"reason": "budget_exceeded"}, None, None),
+        ({"reason": "guard_tripped"}, None, None),
+        ({"reason": "rate_limited"}, None, None),
+        ({"status": "succeeded", "reason": None}, None, None),
+        ({"status": "cancelled"}, None, None),
+        ({"dry_run": True}, None, None),
+    ],
+)
+def test_jobs_that_end_without_an_answer_are_one_incident_of_their_agent_and_reason(
+    fields: dict[str, Any], key: str | None, title: str | None
+) -> None:
+    said = of_execution(ended(**fields), None, None)
+    assert [(one.key, one.title) for one in said] == ([] if key is None else [(key, title)])
+    assert all(one.fades for one in said)
+
+
+def test_a_failed_job_is_told_with_its_kind_of_error_its_cost_and_where_to_look_and_not_with_its_error_text() -> None:
+    [said] = of_execution(ended(), None, None)
+    assert said.text == (
+        "Job e11 of writer: no answer after 3 attempts (server 503). They cost $0.50. "
+        "To do: `breakwater executions e11` tells what was tried."
+    )
+    assert "overloaded" not in str(said)
+
+
+def test_an_execution_that_costs_or_takes_too_much_is_an_anomaly_though_it_succeeds() -> None:
+    good = ended(status="succeeded", reason=None, error=None)
+    assert of_execution(good, nano_from_usd("0.5"), 12_300) == ()
+    costly, long = of_execution(good, nano_from_usd("0.25"), 10_000)
+    assert (costly.key, costly.event) == ("agent_anomaly/writer/execution_cost", "agent_anomaly")
+    assert "cost $0.50, more than $0.25." in costly.text
+    assert long.key == "agent_anomaly/writer/execution_duration"
+    assert "took 12.3 s, more than 10.0 s." in long.text
+    assert of_execution(ended(status="succeeded", reason=None, total_cost=None), 1, None) == ()
+
+
+def letter(**fields: Any) -> DeadLetter:
+    given: dict[str, Any] = {
+        "reason": "unreadable",
+        "agent": None,
+        "error": "body: it is no JSON",
+        "stream": "JOBS",
+        "subject": "bw.jobs.writer",
+        "sequence": 7,
+        "payload_base64": "eyJwcm9tcHQiOiAic2VjcmV0In0=",
+        "at": AT,
+    }
+    return DeadLetter.model_validate(given | fields)
+
+
+def test_a_dead_letter_without_a_record_is_an_incident_and_one_with_a_record_is_told_by_that() -> None:
+    [said] = of_dead_letter(letter(), "dlq/JOBS/7")
+    assert (said.key, said.source_id) == ("job_dead_lettered//unreadable", "dlq/JOBS/7")
+    assert "eyJ" not in str(said)
+    assert of_dead_letter(letter(reason="error", agent="writer", execution_id="e1"), "x") == ()
+
+
+def test_alerts_that_do_not_arrive_are_an_incident_of_their_channel_of_which_it_does_not_hear_for_ever() -> None:
+    headers = {"Breakwater-Channel": "ops", "Breakwater-Incident": "breaker_open/writer/gpt"}
+    unsent = letter(stream="ALERTS", reason="undeliverable", agent="writer", error="ops: gone", headers=headers)
+    [said] = of_dead_letter(unsent, "y")
+    assert (said.key, said.title) == ("job_dead_lettered/undeliverable/ops", "Alerts do not arrive: channel ops")
+    assert "`breakwater alerts replay --channel=ops`" in said.text
+    again = unsent.model_copy(update={"headers": headers | {"Breakwater-Incident": said.key}})
+    assert of_dead_letter(again, "z") == ()

@@ -1,0 +1,190 @@
+"""Who is told what, and how: incidents, channels, templates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from string import Template
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from breakwater.contracts.alerts import AlertEvent
+from breakwater.contracts.types import Identifier, Message
+from breakwater.errors import ConfigError
+from breakwater.policy.alert_rules import AnomalyRules, Demanding, Reminders, Route
+from breakwater.policy.alert_texts import PLACEHOLDERS
+from breakwater.policy.links import LEAST_SECRET
+from breakwater.providers.base import URL
+from breakwater.secret_refs import Secret, SecretRef
+
+
+def _network(given: object) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(str(given))
+    except ValueError as error:
+        raise ValueError(f"{error}; write a network like '10.1.0.0/16'") from error
+
+
+# One message of ours, as pydantic's own has one for each of the two, and names parts of its works in their paths.
+Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network)]
+
+
+class SlackChannel(Message):
+    """Slack: an incoming webhook posts; a bot also updates its messages, and answers repeats in their threads."""
+
+    webhook_url: Secret | None = None
+    bot_token: Secret | None = Field(default=None, description="`xoxb-…`, with the scope `chat:write`.")
+    channel: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=80,
+        description="Where the bot posts: a channel's id, such as `C0123456`.",
+    )
+    api_url: str = Field(default="https://slack.com/api/", pattern=URL, description="Of Slack's Web API.")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.webhook_url is None) == (self.bot_token is None):
+            raise ValueError("give either webhook_url, or bot_token and channel")
+        if (self.bot_token is None) != (self.channel is None):
+            raise ValueError("bot_token and channel belong together")
+        return self
+
+
+class WebhookChannel(Message):
+    """Any HTTP receiver; requests are signed as Standard Webhooks says."""
+
+    url: str = Field(pattern=URL)
+    secret: Secret = Field(description="The signing secret, `whsec_…`.")
+    previous_secret: Secret | None = Field(
+        default=None, description="While keys are rotated: requests carry a signature of each."
+    )
+    timeout_s: float = Field(default=10.0, gt=0, le=60)
+
+
+class PythonChannel(Message):
+    """A callable of yours: `tell(event, payload)`, plain or async. What it raises is retried."""
+
+    callable: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$", description="Such as `ours.alerts:tell`.")
+    timeout_s: float = Field(default=10.0, gt=0, le=300)
+
+
+class AlertChannel(Route):
+    """One way to reach people: exactly one of `slack`, `webhook` and `python`."""
+
+    slack: SlackChannel | None = None
+    webhook: WebhookChannel | None = None
+    python: PythonChannel | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if sum(kind is not None for kind in (self.slack, self.webhook, self.python)) != 1:
+            raise ValueError("give exactly one of slack, webhook and python")
+        return self
+
+    def secrets(self) -> Iterator[tuple[str, SecretRef]]:
+        """The secrets that it names, each with its place."""
+        if self.slack is not None:
+            if self.slack.webhook_url is not None:
+                yield "slack.webhook_url", self.slack.webhook_url
+            if self.slack.bot_token is not None:
+                yield "slack.bot_token", self.slack.bot_token
+        if self.webhook is not None:
+            yield "webhook.secret", self.webhook.secret
+            if self.webhook.previous_secret is not None:
+                yield "webhook.previous_secret", self.webhook.previous_secret
+
+
+class AlertTemplate(Message):
+    """Words of yours for an event; `${name}` stands for a field of the alert."""
+
+    title: str | None = Field(default=None, min_length=1, max_length=500)
+    text: str | None = Field(default=None, min_length=1, max_length=5000)
+
+    @field_validator("title", "text")
+    @classmethod
+    def _known_names(cls, words: str | None) -> str | None:
+        if words is None:
+            return None
+        template = Template(words)
+        if not template.is_valid():
+            raise ValueError("a `$` that begins no ${name} is written as `$$`")
+        if unknown := sorted(set(template.get_identifiers()) - set(PLACEHOLDERS)):
+            raise ValueError(f"${{{unknown[0]}}} is not known; known are {', '.join(PLACEHOLDERS)}")
+        return words
+
+
+class AlertLinks(Message):
+    """Links in messages, by which whoever has one acknowledges or resolves an incident."""
+
+    base_url: str = Field(pattern=URL, description="Where people reach the HTTP interface.")
+    secret: Secret = Field(description="Signs the links; at least 32 characters. The alerter and request need it.")
+    valid_h: float = Field(default=168, gt=0, le=720, description="How long a link works.")
+
+    def signing_secret(self) -> str:
+        """What links are signed with. Raises ConfigError: it can't be read, or is too short."""
+        try:
+            secret = self.secret.read()
+        except ConfigError as error:
+            raise ConfigError(f"alerts.links.secret: {error}") from error
+        if len(secret) < LEAST_SECRET:
+            raise ConfigError(
+                f"alerts.links.secret: it has {len(secret)} characters, and must have {LEAST_SECRET} at least; "
+                "make one with `openssl rand -hex 32`"
+            )
+        return secret
+
+
+class Alerts(Message):
+    """Who is told what."""
+
+    on_events: tuple[AlertEvent, ...] = Field(
+        default=(
+            "breaker_open",
+            "breaker_closed",
+            "budget_soft_cap",
+            "budget_hard_cap",
+            "agent_anomaly",
+            "guard_tripped",
+            "retries_exhausted",
+            "job_dead_lettered",
+        ),
+        description="What becomes an incident, and is told.",
+    )
+    quiet_s: float = Field(
+        default=600,
+        ge=0,
+        le=86_400,
+        description="What comes back within this time after it was resolved is the same incident. A recovery is held "
+        "back so long from channels that can't update a message; failures are over when none came for so long.",
+    )
+    escalate: tuple[Demanding, ...] = Field(
+        default=("guard_tripped",), description="What stays pending until a person acknowledges or resolves it."
+    )
+    reminders: Reminders = Reminders()
+    anomalies: AnomalyRules = AnomalyRules()
+    links: AlertLinks | None = None
+    templates: dict[AlertEvent, AlertTemplate] = Field(default_factory=dict)
+    allow_networks: tuple[Network, ...] = Field(
+        default=(),
+        description="Private networks that messages may be sent to, such as `10.1.0.0/16`; others are refused.",
+    )
+    channels: dict[Identifier, AlertChannel] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _channels_have_names(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            for kind in ("slack", "webhook"):
+                if kind in data:
+                    raise ValueError(f"{kind}: a channel has a name, as in `channels: {{ops: {{{kind}: …}}}}`")
+        return data
+
+    def secrets(self) -> Iterator[tuple[str, SecretRef]]:
+        """Every secret of alerts, with its place in the config."""
+        if self.links is not None:
+            yield "alerts.links.secret", self.links.secret
+        for name, channel in self.channels.items():
+            for place, secret in channel.secrets():
+                yield f"alerts.channels.{name}.{place}", secret

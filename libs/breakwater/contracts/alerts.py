@@ -1,0 +1,117 @@
+"""What people are told: incidents, each change of one, and what was held back of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from breakwater.contracts.types import Count, Event, Identifier, ModelId, Timestamp
+
+AlertEvent = Literal[
+    "breaker_open",
+    "breaker_closed",
+    "budget_soft_cap",
+    "budget_hard_cap",
+    "agent_anomaly",
+    "guard_tripped",
+    "retries_exhausted",
+    "job_dead_lettered",
+]
+Severity = Literal["info", "warning", "critical"]
+AlertChange = Literal["opened", "repeated", "reopened", "acknowledged", "reminded", "resolved"]
+IncidentStatus = Literal["open", "pending", "acknowledged", "resolved"]
+
+
+class Alert(Event):
+    """An incident, as it is after one change of it. The newest alert of an incident is all that is known of it."""
+
+    alert_id: str = Field(description="Unique for this change; the `webhook-id`. Plain ASCII.")
+    incident_id: str = Field(description="The same for all changes of an incident. Plain ASCII.")
+    key: str = Field(
+        description="What the incident is of, such as `breaker_open/writer/openai%2Fgpt-4%2E1`: one incident at a time."
+    )
+    change: AlertChange = Field(
+        description="`repeated`: it happened again while it was not resolved; `reopened`: soon after it was resolved."
+    )
+    status: IncidentStatus = Field(description="`pending`: it waits for a person, who acknowledges or resolves it.")
+    event: AlertEvent = Field(description="What happened; of a breaker that closed it is `breaker_closed`.")
+    severity: Severity
+    agent: Identifier | None = None
+    model: ModelId | None = None
+    tenant: Identifier | None = None
+    title: str
+    text: str = Field(description="What it means, and what to do.")
+    payload: dict[str, JsonValue] = Field(description="The figures, as in the event that caused the alert.")
+    count: Count = Field(description="How often it happened since it was opened, the first time included.")
+    version: Count = Field(description="Grows by one with each change of the incident, from 1.")
+    opened_at: Timestamp
+    last_at: Timestamp = Field(description="When it happened last.")
+    ends_at: Timestamp | None = Field(default=None, description="When it resolves by itself.")
+    reminders: Count = Field(default=0, description="How often people were reminded of it.")
+    remind_at: Timestamp | None = Field(default=None, description="When they are reminded next, while it is pending.")
+    acknowledged_by: str | None = None
+    acknowledged_at: Timestamp | None = None
+    resolved_by: str | None = Field(default=None, description="Who resolved it; None where the plane did.")
+    resolved_at: Timestamp | None = None
+    reason: str | None = Field(default=None, description="Why it was acknowledged or resolved.")
+    source_id: str = Field(description="`ce-id` of the event that caused this change, or names the person's action.")
+    at: Timestamp
+
+
+class HeldBack(Event):
+    """One incident of a digest."""
+
+    alert_id: str
+    incident_id: str
+    event: AlertEvent
+    severity: Severity
+    status: IncidentStatus
+    agent: Identifier | None = None
+    title: str
+    count: Count
+    opened_at: Timestamp
+
+
+class AlertDigest(Event):
+    """What a channel held back, for its rate limit or its quiet hours, in one message."""
+
+    digest_id: str = Field(description="Unique; the `webhook-id`. Plain ASCII.")
+    why: Literal["rate_limit", "quiet_hours"]
+    held_from: Timestamp = Field(description="Of the earliest alert in it.")
+    held_until: Timestamp = Field(description="Of the latest alert in it.")
+    counts: dict[str, Count] = Field(description="How many incidents of each event.")
+    alerts: tuple[HeldBack, ...]
+    at: Timestamp
+
+
+class ChannelTest(Event):
+    """What came of a test message to a channel."""
+
+    channel: str
+    delivered: bool
+    error: str | None = Field(default=None, description="Why it did not arrive.")
+
+
+class UndeliveredAlert(Event):
+    """An alert that did not reach a channel."""
+
+    letter: Count = Field(description="The sequence of its dead letter in DLQ.")
+    channel: str
+    alert_id: str | None = Field(description="Of a digest, its id; None where what was kept can't be read.")
+    title: str | None
+    error: str = Field(description="Why it was given up.")
+    at: Timestamp = Field(description="When it was.")
+    replayed: bool = Field(description="Whether it was tried again since; if that failed too, there is another letter.")
+
+
+class Replayed(Event):
+    """What will be tried again."""
+
+    replayed: Count
+    already: Count = Field(description="Those that were tried again before, and now were left alone.")
+    skipped: Count = Field(description="Those of channels that the config has no more.")
+    channels: dict[str, Count] = Field(description="How many each channel tries again.")
+    continue_after: int | None = Field(
+        default=None, description="There are more: ask again with this as `after`. None where that was all."
+    )

@@ -1,0 +1,92 @@
+"""Which addresses the plane may send messages to: public ones, and those that the operator allows.
+
+Whoever may write a URL into a config, or answer a DNS question, could else reach what only this machine can reach: its
+own ports, the private network, and the metadata service that hands out the cloud account's credentials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+# Of IANA's special-purpose registries. `is_private` and `is_global` differ between patch versions of Python, so they
+# are only asked at last. Where networks overlap, the narrower one comes first.
+_REFUSED_4: tuple[tuple[IPv4Network, str], ...] = tuple(
+    (IPv4Network(network), why)
+    for network, why in (
+        ("169.254.169.254/32", "cloud metadata"),
+        ("100.100.100.200/32", "cloud metadata"),  # Alibaba
+        ("192.0.0.192/32", "cloud metadata"),  # Oracle
+        ("168.63.129.16/32", "cloud metadata"),  # Azure: a public address that answers inside only
+        ("0.0.0.0/8", "unspecified"),
+        ("127.0.0.0/8", "loopback"),
+        ("169.254.0.0/16", "link-local"),
+        ("10.0.0.0/8", "private"),
+        ("172.16.0.0/12", "private"),
+        ("192.168.0.0/16", "private"),
+        ("100.64.0.0/10", "shared by a carrier's customers"),
+        ("192.0.0.0/24", "reserved"),
+        ("192.0.2.0/24", "for documentation"),
+        ("198.51.100.0/24", "for documentation"),
+        ("203.0.113.0/24", "for documentation"),
+        ("198.18.0.0/15", "for benchmarking"),
+        ("192.88.99.0/24", "reserved"),
+        ("224.0.0.0/4", "multicast"),
+        ("240.0.0.0/4", "reserved"),
+    )
+)
+_REFUSED_6: tuple[tuple[IPv6Network, str], ...] = tuple(
+    (IPv6Network(network), why)
+    for network, why in (
+        ("fd00:ec2::254/128", "cloud metadata"),  # AWS
+        ("fd20:ce::254/128", "cloud metadata"),  # Google
+        ("::/128", "unspecified"),
+        ("::1/128", "loopback"),
+        ("fe80::/10", "link-local"),
+        ("fec0::/10", "private"),
+        ("fc00::/7", "private"),
+        ("ff00::/8", "multicast"),
+        ("64:ff9b:1::/48", "an IPv4 address inside IPv6"),
+        ("2002::/16", "an IPv4 address inside IPv6"),
+        ("2001::/32", "an IPv4 address inside IPv6"),
+        ("::/96", "an IPv4 address inside IPv6"),
+        ("::ffff:0:0:0/96", "an IPv4 address inside IPv6"),
+        ("2001:db8::/32", "for documentation"),
+        ("3fff::/20", "for documentation"),
+        ("2001:2::/48", "for benchmarking"),
+        ("2001::/23", "reserved"),
+    )
+)
+_PUBLIC_6 = IPv6Network("2000::/3")
+"""All that is given to anybody; the rest is reserved."""
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+def refusal(address: Address, allowed: Sequence[Network]) -> str | None:
+    """Why nothing is sent to an address, as what it is: `loopback`, `private`, `cloud metadata`; None where it may be.
+
+    Args:
+        address: that is about to be connected to.
+        allowed: networks of the operator's that win over any refusal. An IPv4 network stands for its mapped form
+            (`::ffff:10.1.2.3`) too, and an IPv6 network for no IPv4 address.
+    """
+    if isinstance(address, IPv6Address):
+        if address.scope_id is not None:
+            # The system resolves what has a zone once more, and a name such as `2606:4700::1%a.example` then by DNS.
+            return "an address with a zone"
+        if address.ipv4_mapped is not None:
+            return refusal(address.ipv4_mapped, allowed)
+    if any(address.version == network.version and address in network for network in allowed):
+        return None
+    if isinstance(address, IPv4Address):
+        known = next((why for network, why in _REFUSED_4 if address in network), None)
+        return known or (None if address.is_global else "not public")
+    if address in _NAT64:
+        # Where there is no IPv4, the way to all that has no IPv6: the gateway connects to the address inside.
+        inside = refusal(IPv4Address(int(address) & 0xFFFF_FFFF), ())
+        return inside and f"{inside}, inside IPv6"
+    known = next((why for network, why in _REFUSED_6 if address in network), None)
+    return known or (None if address in _PUBLIC_6 and address.is_global else "not public")

@@ -1,0 +1,141 @@
+"""What people may set of alerts: what becomes an incident, who is told of it, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import time
+from typing import Annotated, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import Field, field_validator, model_validator
+
+from breakwater.contracts.alerts import Alert, AlertEvent, Severity
+from breakwater.contracts.types import Identifier, Message, Off
+from breakwater.policy.price import UsdAmount
+
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
+"""From the least on."""
+
+SEVERITY_OF: Mapping[str, Severity] = {
+    "breaker_open": "critical",
+    "budget_soft_cap": "warning",
+    "budget_hard_cap": "critical",
+    "agent_anomaly": "warning",
+    "guard_tripped": "critical",
+    "retries_exhausted": "warning",
+    "job_dead_lettered": "warning",
+}
+"""How bad an incident is, by what it began with. That a breaker closed is `info`."""
+
+
+def began_with(alert: Alert) -> str:
+    """What the incident began with: of a breaker that closed, `breaker_open`."""
+    return alert.key.partition("/")[0]
+
+
+class Reminders(Message):
+    """When people are reminded of an incident that waits for one of them."""
+
+    first_s: float = Field(default=3600, ge=1, le=604_800, description="After it was opened; then twice as long, …")
+    max_s: float = Field(default=86_400, ge=1, le=604_800, description="… and never longer than this.")
+
+
+class AnomalyRules(Message):
+    """When an agent's figures of a minute are far from its own; and which single execution is worth a word."""
+
+    deviations: Annotated[Annotated[float, Field(ge=3, le=100)] | None, Off] = Field(
+        default=6.0, description="How many of its usual deviations from an agent's usual figure are far, or `off`."
+    )
+    minimum_minutes: int = Field(
+        default=30, ge=5, le=10_000, description="Minutes with calls before anything is called unusual."
+    )
+    minimum_calls: int = Field(
+        default=10, ge=1, le=1_000_000, description="Calls in a minute that are enough to judge."
+    )
+    sustained_minutes: int = Field(
+        default=3, ge=1, le=60, description="How many in a row must be far, or normal again."
+    )
+    execution_cost_usd: UsdAmount | None = Field(
+        default=None, description="An execution that costs more is an anomaly by itself."
+    )
+    execution_duration_s: float | None = Field(
+        default=None, gt=0, description="An execution that takes longer is an anomaly by itself."
+    )
+
+
+class QuietHours(Message):
+    """When a channel holds alerts back; they come together when it is over."""
+
+    start: time = Field(description="Such as `22:00`.")
+    end: time = Field(description="Such as `07:00`; earlier than `start`: on the next morning.")
+    timezone: str = "UTC"
+    but: Severity | None = Field(
+        default="critical", description="Alerts of this severity or a higher one come at once."
+    )
+
+    @field_validator("start", "end", mode="before")
+    @classmethod
+    def _in_quotes(cls, given: object) -> object:
+        # Without quotes YAML reads 22:00 as the number 1320.
+        if not isinstance(given, str | time):
+            raise ValueError("write the time in quotes, such as '22:00'")  # noqa: TRY004  pydantic reads ValueErrors
+        return given
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            raise ValueError(f"{name!r} is not a time zone; write it like 'Europe/Berlin' or 'UTC'") from error
+        return name
+
+    @model_validator(mode="after")
+    def _some_time(self) -> QuietHours:
+        if self.start == self.end:
+            raise ValueError("start and end are the same time")
+        return self
+
+
+class MessageLimit(Message):
+    """How many messages a channel gets; what is beyond that comes as one digest."""
+
+    messages: int = Field(default=10, ge=1, le=10_000)
+    within_s: float = Field(default=300, gt=0, le=86_400)
+
+
+class Route(Message):
+    """Which alerts a channel is for, and when. What is left out restricts nothing."""
+
+    events: tuple[AlertEvent, ...] | None = None
+    agents: tuple[Identifier, ...] | None = Field(
+        default=None, description="Only what is of one of these agents. `*` of a shared breaker is of every agent."
+    )
+    tenants: tuple[Identifier, ...] | None = Field(default=None, description="Only what is of one of these tenants.")
+    severity: Severity | None = Field(default=None, description="Only incidents of this one or a higher one.")
+    quiet_hours: QuietHours | None = None
+    rate_limit: Annotated[MessageLimit | None, Off] = Field(
+        default=MessageLimit(), description="Beyond it alerts are told together, in a digest; or `off`."
+    )
+
+    def takes(self, alert: Alert, *, every_change: bool = False) -> bool:
+        """Whether an alert belongs here.
+
+        Args:
+            alert: of any change.
+            every_change: whether the channel keeps its messages up to date, and so wants the recovery too of whatever
+                it has told.
+        """
+        return (
+            (self.events is None or alert.event in self.events or (every_change and began_with(alert) in self.events))
+            and (self.agents is None or alert.agent in self.agents or alert.agent == "*")
+            and (self.tenants is None or alert.tenant in self.tenants)
+            and (
+                self.severity is None
+                or SEVERITIES.index(SEVERITY_OF[began_with(alert)]) >= SEVERITIES.index(self.severity)
+            )
+        )
+
+
+Demanding = Literal["guard_tripped", "budget_hard_cap"]
+"""What can demand a person."""

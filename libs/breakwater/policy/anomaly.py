@@ -1,0 +1,263 @@
+"""When an agent's errors, spending or latency are far from its own, minute by minute.
+
+A minute is far when its value is more than so many usual deviations above the usual figure, and calm when it is within
+half of that. Only upwards: fewer errors, less spending and faster answers call nobody to a keyboard. An anomaly begins
+after so many far minutes in a row, and is over
+
+- after as many calm ones;
+- when it has lasted for `NEW_NORMAL` minutes: while it lasts its minutes are learned apart from the others, and then
+  they are what is usual;
+- when there were no figures for `LAPSE` minutes: the agent was stopped.
+
+Spending and latency also have habits: a batch each night is far from the day's figures, and no news. When `HABIT`
+peaks have passed by themselves within a week, the next one is told only if it is clearly higher, or lasts clearly
+longer. Errors are never a habit.
+
+Minutes are those in which the agent did something, and only these count, in a row as for what is usual: one that
+sleeps at night neither learns that nothing is usual, nor startles people in the morning. So its spending is that of a
+minute in which it works; that it works more minutes of the day is for budgets to see. Minutes with too few calls say
+nothing of errors and latency, either way.
+
+Nothing here is a clock: a minute is its number since the epoch, and one that is told again changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from breakwater.policy.alert_rules import AnomalyRules
+from breakwater.policy.usual import MEASURES, UNKNOWN, Figure, Level, Measure, Number, deviation_of, learned
+
+NEW_NORMAL = 360
+"""Minutes of an anomaly after which it is what is usual: six hours, in which somebody should have seen it."""
+LAPSE = 120
+"""Minutes without a figure after which an anomaly is over. Twice an hour, so that it goes on for what runs hourly."""
+HABIT = 3
+"""So many peaks are a habit: a batch each night is news for three nights."""
+HABIT_WITHIN = 7 * 24 * 60
+"""Minutes of the clock, in which they must have been."""
+HIGHER = 1.5
+"""Times its highest peak: what is beyond that is no habit."""
+LONGER = 2
+"""Times its longest peak: likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """What an agent did in one minute."""
+
+    number: int
+    """Of minutes since the epoch."""
+    calls: int
+    """Jobs that were answered or failed."""
+    failures: int
+    cost: int | None
+    """Nano-dollars; None where nothing is known of it."""
+    latency_ms: float | None
+    """Median of its calls: one slow call is not a slow minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Minutes that were far, one after the other, until they passed."""
+
+    since: Number = 0
+    minutes: Number = 0
+    """Of the clock."""
+    height: Figure = 0.0
+    """The highest value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """One measure of an agent."""
+
+    level: Level = UNKNOWN
+    candidate: Level = UNKNOWN
+    """What is usual of far minutes. It stays when figures cease to come, as they may be far again in the morning."""
+    peak: Peak = Peak()
+    """The one that it is in, from its first far minute on."""
+    peaks: Annotated[tuple[Peak, ...], Field(max_length=HABIT)] = ()
+    """The latest that passed, the oldest first."""
+    anomalous: bool = False
+    told: bool = False
+    """Whether the anomaly was a verdict, and its end has to be one."""
+    in_a_row: Number = 0
+    """Minutes that were far; while it is anomalous, those that were calm."""
+    minute: Annotated[int, Field(ge=-1, le=4_000_000_000)] = -1
+    """The latest that was judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What is usual of an agent, and what is not at the moment."""
+
+    version: Literal[1] = 1
+    error_rate: Track = Track()
+    spend_rate: Track = Track()
+    latency: Track = Track()
+
+    def of(self, measure: Measure) -> Track:
+        """One measure of it."""
+        return {"error_rate": self.error_rate, "spend_rate": self.spend_rate, "latency": self.latency}[measure]
+
+    def anomalies(self) -> frozenset[Measure]:
+        """Those that began, by a verdict, and are not over."""
+        return frozenset(measure for measure in MEASURES if self.of(measure).told)
+
+    def to_json(self) -> bytes:
+        """As it is stored: about 1 kB, and never more than 4."""
+        return _STORED.dump_json(self)
+
+    @staticmethod
+    def from_json(data: bytes) -> Baseline | None:
+        """The inverse. None for what another version wrote, or is damaged: the agent is learned anew."""
+        try:
+            return _STORED.validate_json(data)
+        except ValidationError:
+            return None
+
+
+_STORED = TypeAdapter(Baseline)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An anomaly began; or it is over: it recovered, is accepted as what is usual, or there are no more figures."""
+
+    measure: Measure
+    change: Literal["began", "recovered", "accepted", "lapsed"]
+    minute: int
+    """Which one decided it."""
+    since: int
+    """The first minute that was far."""
+    value: float | None
+    """Of the minute that decided it; None where it lapsed."""
+    usual: float
+    """What was usual before; of an accepted one, what is usual now."""
+    deviation: float
+    """The usual one, with its floors. Never zero."""
+    calls: int
+
+
+def judge(baseline: Baseline, minute: Minute, rules: AnomalyRules) -> tuple[Baseline, tuple[Verdict, ...]]:
+    """Takes a minute into account, and says what changed with it.
+
+    Args:
+        baseline: as it was.
+        minute: later than the ones before; of one that was judged already nothing changes.
+        rules: with `deviations` None nothing begins, and what has begun ends; figures are learned all the same.
+    """
+    baseline, lapsed = lapse(baseline, minute.number)
+    verdicts = list(lapsed)
+    changed: dict[Measure, Track] = {}
+    for measure in MEASURES:
+        track, value = baseline.of(measure), _value(minute, measure, rules)
+        if value is None or minute.number <= track.minute:
+            continue
+        changed[measure], verdict = _observe(track, measure, value, minute, rules)
+        if verdict is not None:
+            verdicts.append(verdict)
+    return replace(baseline, **changed) if changed else baseline, tuple(verdicts)
+
+
+def lapse(baseline: Baseline, number: int) -> tuple[Baseline, tuple[Verdict, ...]]:
+    """Ends the anomalies of which there have been no figures for long, as of the minute with this number."""
+    verdicts: list[Verdict] = []
+    changed: dict[Measure, Track] = {}
+    for measure in MEASURES:
+        track = baseline.of(measure)
+        over = track.minute + LAPSE
+        if not track.anomalous or number <= over:
+            continue
+        if track.told:
+            # As of when it lapsed, and not of when that was seen: so it is the same whoever sees it.
+            level, deviation = track.level, deviation_of(track.level, measure, 0)
+            verdicts.append(Verdict(measure, "lapsed", over, track.peak.since, None, level.usual, deviation, 0))
+        changed[measure] = replace(_passed(track, track.minute), candidate=track.candidate)
+    return replace(baseline, **changed) if changed else baseline, tuple(verdicts)
+
+
+def _value(minute: Minute, measure: Measure, rules: AnomalyRules) -> float | None:
+    if measure == "spend_rate":
+        return None if minute.cost is None else float(minute.cost)
+    if minute.calls < rules.minimum_calls:
+        return None
+    return minute.failures / minute.calls if measure == "error_rate" else minute.latency_ms
+
+
+def _observe(
+    track: Track, measure: Measure, value: float, minute: Minute, rules: AnomalyRules
+) -> tuple[Track, Verdict | None]:
+    limit = math.inf if rules.deviations is None else rules.deviations
+    deviation = deviation_of(track.level, measure, minute.calls)
+    above = (value - track.level.usual) / deviation
+    if track.anomalous:
+        after, change = _during(track, measure, value, minute, above <= limit / 2, rules)
+    else:
+        far = above > limit and track.level.learned >= rules.minimum_minutes
+        after, change = _before(track, measure, value, minute, far, rules)
+    if change is None:
+        return after, None
+    # What is over is told as it was, and of an accepted one what it has come to.
+    usual = after.level.usual if change == "accepted" else track.level.usual
+    since = after.peak.since if change == "began" else track.peak.since
+    return after, Verdict(measure, change, minute.number, since, value, usual, deviation, minute.calls)
+
+
+_Change = Literal["began", "recovered", "accepted"]
+
+
+def _before(
+    track: Track, measure: Measure, value: float, minute: Minute, far: bool, rules: AnomalyRules
+) -> tuple[Track, _Change | None]:
+    after = replace(track, level=learned(track.level, measure, value, minute.calls), minute=minute.number)
+    if not far:
+        return replace(after, candidate=UNKNOWN, in_a_row=0), None
+    in_a_row = track.in_a_row + 1
+    peak = _grown(track.peak if track.in_a_row else Peak(minute.number), value, minute.number)
+    after = replace(after, peak=peak, in_a_row=in_a_row)
+    if in_a_row < rules.sustained_minutes:
+        return after, None
+    told = not _is_habit(peak, track, measure)
+    return replace(after, anomalous=True, told=told, in_a_row=0), "began" if told else None
+
+
+def _during(
+    track: Track, measure: Measure, value: float, minute: Minute, calm: bool, rules: AnomalyRules
+) -> tuple[Track, _Change | None]:
+    in_a_row = track.in_a_row + 1 if calm else 0
+    if in_a_row >= rules.sustained_minutes:
+        return _passed(track, minute.number), "recovered" if track.told else None
+    candidate = learned(track.candidate, measure, value, minute.calls)
+    if candidate.learned >= NEW_NORMAL:
+        return Track(level=candidate, minute=minute.number), "accepted" if track.told else None
+    peak = track.peak if calm else _grown(track.peak, value, minute.number)
+    begins = not track.told and not calm and not _is_habit(peak, track, measure)
+    after = replace(
+        track, candidate=candidate, peak=peak, told=track.told or begins, in_a_row=in_a_row, minute=minute.number
+    )
+    return after, "began" if begins else None
+
+
+def _grown(peak: Peak, value: float, number: int) -> Peak:
+    return Peak(peak.since, number + 1 - peak.since, max(peak.height, value))
+
+
+def _passed(track: Track, number: int) -> Track:
+    return Track(level=track.level, peaks=(*track.peaks, track.peak)[-HABIT:], minute=number)
+
+
+def _is_habit(peak: Peak, track: Track, measure: Measure) -> bool:
+    known = track.peaks
+    return (
+        measure != "error_rate"
+        and len(known) == HABIT
+        and peak.since - known[0].since <= HABIT_WITHIN
+        and peak.height <= HIGHER * max(one.height for one in known)
+        and peak.minutes <= LONGER * max(one.minutes for one in known)
+    )

@@ -1,0 +1,135 @@
+"""What people are told of an agent whose figures are far from its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from pydantic import JsonValue
+
+from breakwater.contracts.subjects import encode_token
+from breakwater.contracts.types import format_time, time_from_ms, usd_from_nano
+from breakwater.policy.alert_texts import moment, money_text
+from breakwater.policy.anomaly import LAPSE, Verdict
+from breakwater.policy.signals import Over, Raised, Signal, command, key_of
+from breakwater.policy.usual import Measure
+
+_NAMES: Mapping[Measure, str] = {"error_rate": "Error rate", "spend_rate": "Spending", "latency": "Latency"}
+_UNITS: Mapping[Measure, str] = {"error_rate": "share", "spend_rate": "usd_per_minute", "latency": "ms"}
+_ADVICE: Mapping[Measure, str] = {
+    "error_rate": "lists what failed, and why",
+    "spend_rate": "lists what it spent on",
+    "latency": "lists its calls, and how long each took",
+}
+
+
+def signals(agent: str, verdicts: Iterable[Verdict]) -> tuple[Signal, ...]:
+    """The incidents that begin or end with these verdicts. Told again, they are the same."""
+    return tuple(_signal(agent, verdict) for verdict in verdicts)
+
+
+def _signal(agent: str, verdict: Verdict) -> Signal:
+    key = key_of("agent_anomaly", agent, verdict.measure)
+    source_id = f"{encode_token(agent)}/{verdict.measure}/{verdict.minute}"
+    at = time_from_ms((verdict.minute + 1) * 60_000)
+    payload, name = _figures(agent, verdict), _NAMES[verdict.measure]
+    if verdict.change == "began":
+        return Raised(
+            key=key,
+            event="agent_anomaly",
+            title=f"{name} unusual: {agent}",
+            text=_began(agent, verdict),
+            source_id=source_id,
+            at=at,
+            payload=payload,
+            agent=agent,
+        )
+    words = {"recovered": "back to normal", "accepted": "taken for usual now", "lapsed": "unknown, no calls"}
+    return Over(
+        key=key,
+        event="agent_anomaly",
+        title=f"{name} {words[verdict.change]}: {agent}",
+        text=_over(agent, verdict),
+        source_id=source_id,
+        at=at,
+        payload=payload,
+    )
+
+
+def _began(agent: str, verdict: Verdict) -> str:
+    failed = "dead_lettered" if verdict.measure == "error_rate" else None
+    since = time_from_ms(verdict.since * 60_000)
+    listed = command("executions", None, agent=agent, status=failed, since=format_time(since))
+    return (
+        f"{_now(agent, verdict)}; usual is {_usual(verdict)}. It is unusual since {moment(since)}. "
+        f"To do: `{listed}` {_ADVICE[verdict.measure]}."
+    )
+
+
+def _over(agent: str, verdict: Verdict) -> str:
+    since = moment(time_from_ms(verdict.since * 60_000))
+    match verdict.change:
+        case "accepted":
+            told = f"{_now(agent, verdict)}. It has lasted since {since}, so about {_shown(verdict, verdict.usual)} is"
+            return f"{told} taken for usual from now on. To do: nothing, if it is meant to stay so."
+        case "lapsed":
+            none = f"For {LAPSE} minutes {agent} made too few calls to judge. They were unusual since {since}"
+            return f"{none}; usual is {_usual(verdict)}. To do: nothing, if it is meant to rest."
+        case _:
+            return f"{_now(agent, verdict)}; usual is {_usual(verdict)}. It was unusual since {since}. Nothing to do."
+
+
+def _now(agent: str, verdict: Verdict) -> str:
+    value, when = verdict.value or 0.0, moment(time_from_ms(verdict.minute * 60_000))
+    shown = _shown(verdict, value)
+    match verdict.measure:
+        case "error_rate":
+            return f"In the minute from {when} {shown} of {_calls(verdict.calls)} of {agent} failed"
+        case "spend_rate":
+            return f"In the minute from {when} {agent} spent {shown} on {_calls(verdict.calls)}"
+        case "latency":
+            return f"In the minute from {when} {agent} took {shown} for the median of {_calls(verdict.calls)}"
+
+
+def _calls(count: int) -> str:
+    return f"{count:,} call{'' if count == 1 else 's'}"
+
+
+def _usual(verdict: Verdict) -> str:
+    return f"{_shown(verdict, verdict.usual)}, give or take {_shown(verdict, verdict.deviation)}"
+
+
+def _shown(verdict: Verdict, value: float) -> str:
+    match verdict.measure:
+        case "error_rate":
+            return f"{value * 100:.3g} %"
+        case "spend_rate":
+            return money_text(round(value))
+        case "latency":
+            return f"{value:,.0f} ms" if value < 1000 else f"{value / 1000:,.1f} s"
+
+
+def _figures(agent: str, verdict: Verdict) -> dict[str, JsonValue]:
+    value = verdict.value
+    return {
+        "agent": agent,
+        "measure": verdict.measure,
+        "change": verdict.change,
+        "unit": _UNITS[verdict.measure],
+        "value": None if value is None else _stored(verdict.measure, value),
+        "usual": _stored(verdict.measure, verdict.usual),
+        "deviation": _stored(verdict.measure, verdict.deviation),
+        "deviations": None if value is None else round((value - verdict.usual) / verdict.deviation, 1),
+        "calls": verdict.calls,
+        "since": format_time(time_from_ms(verdict.since * 60_000)),
+        "timestamp": format_time(time_from_ms((verdict.minute + 1) * 60_000)),
+    }
+
+
+def _stored(measure: Measure, value: float) -> JsonValue:
+    match measure:
+        case "error_rate":
+            return round(value, 4)
+        case "spend_rate":
+            return usd_from_nano(round(value))
+        case "latency":
+            return round(value)

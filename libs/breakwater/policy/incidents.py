@@ -1,0 +1,249 @@
+"""What becomes of an incident: opened once, repeated, acknowledged, reminded of, resolved.
+
+An incident is the newest alert that has its id. Every decision takes that, and gives the next one; or None, where
+nothing is to be told. So whoever reads ALERTS from its beginning knows every incident, and two who decide at the same
+time can't both be heard, as the second one's alert is refused by the stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from breakwater.contracts.alerts import Alert, AlertChange, AlertEvent, IncidentStatus
+from breakwater.policy.alert_rules import SEVERITY_OF, Reminders
+from breakwater.policy.alert_texts import moment
+from breakwater.policy.signals import Over, Raised, Signal
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentRules:
+    """What becomes an incident, and what of it is told."""
+
+    on_events: Collection[AlertEvent]
+    quiet_s: float
+    escalate: Collection[str]
+    """Events whose incidents stay pending until a person acts."""
+    reminders: Reminders
+
+    @property
+    def quiet(self) -> timedelta:
+        """How soon something must come back to be the same incident."""
+        return timedelta(seconds=self.quiet_s)
+
+
+def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert | None:
+    """What an event makes of the incident that it is of.
+
+    Args:
+        signal: what the event says.
+        current: the newest alert of the newest incident with its key; None where there never was one.
+        rules: of the config.
+
+    Returns:
+        The next alert of the incident, or the first one of a new incident. None where the event says nothing new: it
+        was heard before, or there is nothing that it could end.
+    """
+    if current is not None and current.source_id == signal.source_id:
+        return None
+    if isinstance(signal, Over):
+        if current is None or current.status == "resolved":
+            return None
+        return _resolved(current, signal)
+    if signal.event not in rules.on_events:
+        return None
+    if current is None or _long_over(current, signal.at, rules):
+        return _opened(signal, rules)
+    if current.status == "resolved":
+        status, change = _status(signal.event, rules), "reopened"
+    else:
+        status, change = current.status, "repeated"
+    return _next(
+        current,
+        change,
+        signal.at,
+        signal.source_id,
+        status=status,
+        event=signal.event,
+        severity=SEVERITY_OF[signal.event],
+        agent=signal.agent,
+        model=signal.model,
+        tenant=signal.tenant,
+        title=signal.title,
+        text=signal.text,
+        payload=signal.payload,
+        count=current.count + signal.times,
+        last_at=max(current.last_at, signal.at),
+        ends_at=_ends(signal, rules),
+        remind_at=_reminder(signal.at, 0, rules) if change == "reopened" and status == "pending" else current.remind_at,
+        reminders=0 if change == "reopened" else current.reminders,
+        **(_NOBODY if change == "reopened" else {}),
+    )
+
+
+def acknowledge(current: Alert, by: str, reason: str | None, at: datetime) -> Alert | None:
+    """A person looks after it: no more reminders. None where somebody does already, or it is over."""
+    if current.status not in {"open", "pending"}:
+        return None
+    return _next(
+        current,
+        "acknowledged",
+        at,
+        f"acknowledged by {by}",
+        status="acknowledged",
+        acknowledged_by=by,
+        acknowledged_at=at,
+        remind_at=None,
+        reason=reason,
+    )
+
+
+def resolve(current: Alert, by: str, reason: str | None, at: datetime) -> Alert | None:
+    """A person says that it is over. None where it is."""
+    if current.status == "resolved":
+        return None
+    return _over(current, at, f"resolved by {by}", by=by, reason=reason, text=_DONE)
+
+
+def due(current: Alert, now: datetime, rules: IncidentRules) -> Alert | None:
+    """What becomes of an incident by the passing of time: it resolves by itself, or people are reminded of it.
+
+    What waits for a person is ended by a person: its end only counts once somebody has acknowledged it.
+    """
+    if current.status == "resolved":
+        return None
+    if current.ends_at is not None and current.ends_at <= now and current.status != "pending":
+        faded = current.event in _FADING
+        reason = f"it has not happened again since {moment(current.last_at)}" if faded else "the period is over"
+        return _over(current, now, f"ended at {moment(current.ends_at)}", by=None, reason=reason, text=_DONE)
+    if current.status == "pending" and current.remind_at is not None and current.remind_at <= now:
+        reminders = current.reminders + 1
+        return _next(
+            current,
+            "reminded",
+            now,
+            f"reminder {reminders}",
+            reminders=reminders,
+            remind_at=_reminder(now, reminders, rules),
+        )
+    return None
+
+
+def due_at(current: Alert) -> datetime | None:
+    """When `due` has something to say of it, at the earliest."""
+    if current.status == "resolved":
+        return None
+    return current.remind_at if current.status == "pending" else current.ends_at
+
+
+_NOBODY: dict[str, object] = {
+    "acknowledged_by": None,
+    "acknowledged_at": None,
+    "resolved_by": None,
+    "resolved_at": None,
+    "reason": None,
+}
+_DONE = "Nothing to do."
+"""What is said instead of what was to be done."""
+
+_FADING = frozenset({"retries_exhausted", "job_dead_lettered", "agent_anomaly"})
+
+
+def _opened(signal: Raised, rules: IncidentRules) -> Alert:
+    incident_id = "inc_" + _digest(signal.key, signal.source_id)[:24]
+    status = _status(signal.event, rules)
+    return Alert(
+        alert_id=_alert_id(incident_id, 1),
+        incident_id=incident_id,
+        key=signal.key,
+        change="opened",
+        status=status,
+        event=signal.event,
+        severity=SEVERITY_OF[signal.event],
+        agent=signal.agent,
+        model=signal.model,
+        tenant=signal.tenant,
+        title=signal.title,
+        text=signal.text,
+        payload=signal.payload,
+        count=signal.times,
+        version=1,
+        opened_at=signal.at,
+        last_at=signal.at,
+        ends_at=_ends(signal, rules),
+        remind_at=_reminder(signal.at, 0, rules) if status == "pending" else None,
+        source_id=signal.source_id,
+        at=signal.at,
+    )
+
+
+def _resolved(current: Alert, signal: Over) -> Alert:
+    return _over(
+        current,
+        signal.at,
+        signal.source_id,
+        by=signal.by,
+        reason=signal.reason,
+        event=signal.event,
+        severity="info" if signal.event == "breaker_closed" else current.severity,
+        title=signal.title,
+        text=signal.text,
+        payload=signal.payload,
+    )
+
+
+def _over(
+    current: Alert, at: datetime, source_id: str, *, by: str | None, reason: str | None, **changed: object
+) -> Alert:
+    return _next(
+        current,
+        "resolved",
+        at,
+        source_id,
+        status="resolved",
+        resolved_by=by,
+        resolved_at=at,
+        remind_at=None,
+        reason=reason,
+        **changed,
+    )
+
+
+def _next(current: Alert, change: AlertChange, at: datetime, source_id: str, **changed: object) -> Alert:
+    version = current.version + 1
+    fixed = {
+        "alert_id": _alert_id(current.incident_id, version),
+        "change": change,
+        "version": version,
+        "source_id": source_id,
+        "at": at,
+    }
+    return current.model_copy(update={**fixed, **changed})
+
+
+def _long_over(current: Alert, at: datetime, rules: IncidentRules) -> bool:
+    return current.resolved_at is not None and current.status == "resolved" and at - current.resolved_at > rules.quiet
+
+
+def _status(event: AlertEvent, rules: IncidentRules) -> IncidentStatus:
+    return "pending" if event in rules.escalate else "open"
+
+
+def _ends(signal: Raised, rules: IncidentRules) -> datetime | None:
+    return signal.at + rules.quiet if signal.fades else signal.ends_at
+
+
+def _reminder(since: datetime, reminders: int, rules: IncidentRules) -> datetime:
+    # The exponent is bounded, as 2.0 ** 2000 is no number.
+    wait_s = min(rules.reminders.first_s * 2.0 ** min(reminders, 40), rules.reminders.max_s)
+    return since + timedelta(seconds=wait_s)
+
+
+def _alert_id(incident_id: str, version: int) -> str:
+    return f"alert_{incident_id.removeprefix('inc_')}_{version}"
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()

@@ -1,0 +1,35 @@
+"""Signed links: whoever has one may act on one incident, until it expires. Nothing is stored for them."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from datetime import datetime, timedelta
+from urllib.parse import quote, urlencode
+
+LEAST_SECRET = 32
+"""Characters of the secret that signs."""
+
+
+def incident_link(base_url: str, secret: str, incident_id: str, valid: timedelta, now: datetime) -> str:
+    """A link to an incident's page. `base_url`: where people reach the HTTP interface."""
+    # In whole hours, so that the messages of an incident mostly have the same link.
+    expires = (int((now + valid).timestamp()) // 3600 + 1) * 3600
+    query = urlencode({"expires": expires, "signature": _signature(secret, incident_id, expires)})
+    return f"{base_url.rstrip('/')}/alerts/{quote(incident_id, safe='')}?{query}"
+
+
+def link_objection(secret: str, incident_id: str, expires: str, signature: str, now: datetime) -> str | None:
+    """Why a link is not to be followed, in words for who has it; None where it is good."""
+    if not expires.isascii() or not expires.isdigit() or len(expires) > 15:
+        return "this link is not whole; copy it again from the message"
+    if not hmac.compare_digest(_signature(secret, incident_id, int(expires)).encode(), signature.encode()):
+        return "this link is not whole, or its key was changed since; copy it again from a newer message"
+    if int(expires) < now.timestamp():
+        return "this link has expired; `breakwater alerts` shows the incident, and newer messages have newer links"
+    return None
+
+
+def _signature(secret: str, incident_id: str, expires: int) -> str:
+    message = f"breakwater.incident\n{incident_id}\n{expires}"
+    return hmac.new(secret.encode(), message.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,306 @@
+"""What a channel is told next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from breakwater.contracts.alerts import Alert, AlertChange, AlertDigest, IncidentStatus
+from breakwater.policy.alert_rules import MessageLimit, QuietHours, Route
+from breakwater.policy.outbox import ChannelRules, Held, Next, message_id, next_message, quiet_until
+
+AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
+QUIET_S = 600.0
+
+STATUS: dict[AlertChange, IncidentStatus] = {
+    "opened": "open",
+    "repeated": "open",
+    "reopened": "open",
+    "acknowledged": "acknowledged",
+    "reminded": "pending",
+    "resolved": "resolved",
+}
+
+
+def alert(incident: str = "a", change: AlertChange = "opened", version: int = 1, **more: Any) -> Alert:
+    given: dict[str, Any] = {
+        "alert_id": f"alert_{incident}_{version}",
+        "incident_id": f"inc_{incident}",
+        "key": f"breaker_open/writer/{incident}",
+        "change": change,
+        "status": STATUS[change],
+        "event": "breaker_closed" if change == "resolved" else "breaker_open",
+        "severity": "critical",
+        "agent": "writer",
+        "title": f"Breaker open: {incident}",
+        "text": "It is.",
+        "payload": {},
+        "count": 1,
+        "version": version,
+        "opened_at": AT,
+        "last_at": AT,
+        "resolved_at": AT if change == "resolved" else None,
+        "source_id": "e",
+        "at": AT,
+    }
+    return Alert.model_validate(given | more)
+
+
+def held(*alerts: Alert) -> list[Held]:
+    return [Held(sequence, one, one.at) for sequence, one in enumerate(alerts, start=1)]
+
+
+def rules(every_change: bool = False, **route: Any) -> ChannelRules:
+    return ChannelRules(Route.model_validate({"rate_limit": "off"} | route), QUIET_S, every_change=every_change)
+
+
+def changes(*given: AlertChange, **more: Any) -> list[Held]:
+    return held(*(alert("a", change, version, **more) for version, change in enumerate(given, start=1)))
+
+
+def told(decided: Next) -> str | None:
+    return None if decided.tell is None else message_id(decided.tell)
+
+
+def test_an_incident_that_opens_is_told_at_once() -> None:
+    decided = next_message(changes("opened"), rules(), AT)
+    assert (told(decided), decided.covers, decided.skip, decided.counts) == ("alert_a_1", (1,), (), True)
+
+
+def test_nothing_to_tell_of_nothing() -> None:
+    assert next_message([], rules(), AT) == Next()
+
+
+@pytest.mark.parametrize(
+    ("waiting", "newest"),
+    [
+        (("opened", "repeated"), "alert_a_2"),
+        (("opened", "repeated", "acknowledged"), "alert_a_3"),
+        (("opened", "resolved", "reopened"), "alert_a_3"),
+    ],
+)
+def test_the_newest_alert_of_an_incident_speaks_for_the_older_ones(
+    waiting: tuple[AlertChange, ...], newest: str
+) -> None:
+    decided = next_message(changes(*waiting), rules(), AT)
+    assert (told(decided), decided.covers) == (newest, tuple(range(1, len(waiting) + 1)))
+
+
+def later(*waiting: AlertChange) -> list[Held]:
+    """Changes of an incident that was told when it was opened."""
+    return held(*(alert("a", change, version) for version, change in enumerate(waiting, start=2)))
+
+
+@pytest.mark.parametrize(
+    ("waiting", "message", "skipped"),
+    [
+        (("repeated",), None, 1),
+        (("repeated", "repeated"), None, 2),
+        (("acknowledged",), "alert_a_2", 0),
+        (("acknowledged", "repeated"), "alert_a_3", 0),
+        (("reminded",), "alert_a_2", 0),
+        (("reopened",), "alert_a_2", 0),
+        # People believe that it is open, and it is.
+        (("resolved", "reopened"), None, 2),
+        (("resolved", "reopened", "repeated"), None, 3),
+        (("resolved", "reopened", "acknowledged"), "alert_a_4", 0),
+    ],
+)
+def test_of_an_incident_that_was_told_only_news_are(
+    waiting: tuple[AlertChange, ...], message: str | None, skipped: int
+) -> None:
+    decided = next_message(later(*waiting), rules(), AT)
+    assert (told(decided), len(decided.skip)) == (message, skipped)
+
+
+def test_a_recovery_waits_until_it_has_lasted() -> None:
+    waiting = later("resolved")
+    early = next_message(waiting, rules(), AT + timedelta(seconds=QUIET_S - 1))
+    assert (early.tell, early.skip, early.at) == (None, (), AT + timedelta(seconds=QUIET_S))
+    assert told(next_message(waiting, rules(), AT + timedelta(seconds=QUIET_S))) == "alert_a_2"
+
+
+def test_what_was_over_before_anybody_was_told_is_told_when_it_has_lasted() -> None:
+    assert next_message(changes("opened", "resolved"), rules(), AT).tell is None
+    lasted = next_message(changes("opened", "resolved"), rules(), AT + timedelta(seconds=QUIET_S))
+    assert (told(lasted), lasted.covers) == ("alert_a_2", (1, 2))
+
+
+def test_a_recovery_of_a_backlog_must_last_from_when_it_is_known() -> None:
+    [recovered] = later("resolved")
+    late = Held(recovered.sequence, recovered.alert, AT + timedelta(hours=2))
+    early = next_message([late], rules(), AT + timedelta(hours=2))
+    assert (early.tell, early.at) == (None, AT + timedelta(hours=2, seconds=QUIET_S))
+
+
+def test_what_a_person_resolved_is_told_at_once() -> None:
+    assert told(next_message(held(alert("a", "resolved", 2, resolved_by="ann")), rules(), AT)) == "alert_a_2"
+
+
+def test_a_channel_that_keeps_its_messages_up_to_date_hears_every_change_without_delay_and_without_limit() -> None:
+    bot = rules(every_change=True, rate_limit={"messages": 1})
+    for change in ("repeated", "reopened", "acknowledged", "resolved"):
+        decided = next_message(later(change), bot, AT, sent=[AT], posted={"inc_a"})
+        assert (told(decided), decided.counts) == ("alert_a_2", False)
+    # Where there is nothing to change it would be a new message, for which the limit holds.
+    assert next_message(later("repeated"), bot, AT, sent=[AT]).tell is None
+
+
+@pytest.mark.parametrize(
+    ("route", "more", "takes"),
+    [
+        ({"events": ["breaker_open"]}, {}, True),
+        ({"events": ["budget_soft_cap"]}, {}, False),
+        ({"agents": ["writer"]}, {}, True),
+        ({"agents": ["tagger"]}, {}, False),
+        ({"agents": ["tagger"]}, {"agent": "*"}, True),
+        ({"agents": ["tagger"]}, {"agent": None}, False),
+        ({"tenants": ["acme"]}, {"tenant": "acme"}, True),
+        ({"tenants": ["acme"]}, {}, False),
+        ({"severity": "critical"}, {}, True),
+        ({"severity": "critical"}, {"key": "budget_soft_cap/x", "event": "budget_soft_cap"}, False),
+        ({"severity": "warning"}, {"key": "budget_soft_cap/x", "event": "budget_soft_cap"}, True),
+    ],
+)
+def test_a_channel_is_told_what_is_routed_to_it(route: dict[str, Any], more: dict[str, Any], takes: bool) -> None:
+    decided = next_message(changes("opened", **more), rules(**route), AT)
+    assert ((decided.tell is not None), decided.skip) == (takes, () if takes else (1,))
+
+
+def test_recoveries_go_where_they_are_wanted() -> None:
+    recovered = held(alert("a", "resolved", 2, resolved_by="ann"))
+    assert next_message(recovered, rules(events=["breaker_open"]), AT).skip == (1,)
+    assert next_message(recovered, rules(events=["breaker_closed"]), AT).tell is not None
+    # A message that says "open" is changed all the same.
+    bot = rules(every_change=True, events=["breaker_open"])
+    assert next_message(recovered, bot, AT, posted={"inc_a"}).tell is not None
+    nobody = ChannelRules(Route(rate_limit=None), QUIET_S, on_events=("breaker_open",))
+    assert next_message(recovered, nobody, AT).skip == (1,)
+
+
+def test_beyond_the_rate_limit_the_last_message_is_a_digest_of_all_the_others() -> None:
+    limited = rules(rate_limit={"messages": 3, "within_s": 300})
+    waiting = held(*(alert(f"i{number}") for number in range(10)))
+    first = next_message(waiting, limited, AT)
+    assert told(first) == "alert_i0_1"
+    last = next_message(waiting[2:], limited, AT, sent=[AT, AT])
+    assert isinstance(last.tell, AlertDigest)
+    assert (last.tell.why, last.tell.counts, last.covers) == ("rate_limit", {"breaker_open": 8}, tuple(range(3, 11)))
+    assert [one.title for one in last.tell.alerts] == [f"Breaker open: i{number}" for number in range(2, 10)]
+    none = next_message(waiting, limited, AT + timedelta(seconds=10), sent=[AT, AT, AT])
+    assert (none.tell, none.at) == (None, AT + timedelta(seconds=300))
+    free = next_message(waiting[:1], limited, AT + timedelta(seconds=300), sent=[AT, AT, AT])
+    assert told(free) == "alert_i0_1"
+
+
+def test_the_worst_comes_first() -> None:
+    mild = alert("mild", key="budget_soft_cap/x", event="budget_soft_cap")
+    assert told(next_message(held(mild, alert("bad")), rules(), AT)) == "alert_bad_1"
+
+
+NIGHT = QuietHours.model_validate({"start": "22:00", "end": "07:00", "timezone": "Europe/Berlin"})
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+@pytest.mark.parametrize(
+    ("now", "until"),
+    [
+        ("2026-11-21T20:59:59+00:00", None),
+        ("2026-11-21T21:00:00+00:00", "2026-11-22T06:00:00+00:00"),
+        ("2026-11-22T05:59:59+00:00", "2026-11-22T06:00:00+00:00"),
+        ("2026-11-22T06:00:00+00:00", None),
+        # Clocks change in that night: it is an hour shorter, or longer.
+        ("2026-03-28T21:30:00+00:00", "2026-03-29T05:00:00+00:00"),
+        ("2026-10-24T20:30:00+00:00", "2026-10-25T06:00:00+00:00"),
+    ],
+)
+def test_quiet_hours_end_in_the_morning_of_their_time_zone(now: str, until: str | None) -> None:
+    mild = alert(key="budget_soft_cap/x", event="budget_soft_cap")
+    found = quiet_until(NIGHT, mild, at(now))
+    assert found == (None if until is None else at(until))
+    assert quiet_until(NIGHT, alert(), at(now)) is None  # critical
+
+
+def test_what_came_in_quiet_hours_is_one_digest_in_the_morning() -> None:
+    night, morning = at("2026-11-21T23:00:00+00:00"), at("2026-11-22T06:00:00+00:00")
+    mild = [
+        alert(f"m{number}", key=f"budget_soft_cap/{number}", event="budget_soft_cap", at=night) for number in range(3)
+    ]
+    quiet = rules(quiet_hours=NIGHT.model_dump())
+    asleep = next_message(held(*mild), quiet, night)
+    assert (asleep.tell, asleep.at) == (None, morning)
+    awake = next_message(held(*mild), quiet, morning)
+    assert isinstance(awake.tell, AlertDigest)
+    assert (awake.tell.why, len(awake.tell.alerts), awake.covers) == ("quiet_hours", 3, (1, 2, 3))
+    assert told(next_message(held(*mild, alert("bad", at=night)), quiet, night)) == "alert_bad_1"
+    assert told(next_message(held(mild[0]), quiet, morning)) == "alert_m0_1"
+
+
+CHANGES: Sequence[AlertChange] = ("repeated", "reopened", "acknowledged", "reminded", "resolved")
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from(CHANGES)), max_size=40),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_everything_that_waits_is_told_or_skipped_in_the_end_and_the_limit_holds(
+    given_changes: list[tuple[int, AlertChange]], messages: int, every_change: bool, quiet: bool
+) -> None:
+    versions: dict[int, int] = {}
+    waiting: list[Held] = []
+    for sequence, (incident, change) in enumerate(given_changes, start=1):
+        versions[incident] = versions.get(incident, 0) + 1
+        real = "opened" if versions[incident] == 1 else change
+        moment = AT + timedelta(seconds=sequence)
+        waiting.append(
+            Held(sequence, alert(f"i{incident}", real, versions[incident], key="budget_soft_cap/x", at=moment), moment)
+        )
+    hours = {"start": "09:00", "end": "11:00"} if quiet else None
+    channel = ChannelRules(
+        Route.model_validate({"rate_limit": {"messages": messages, "within_s": 60}, "quiet_hours": hours}),
+        QUIET_S,
+        every_change=every_change,
+    )
+    now, sent, posted = AT + timedelta(minutes=1), list[datetime](), set[str]()
+    heard: dict[str, Alert | None] = {}
+    opened = {one.alert.incident_id for one in waiting}
+    left = {one.sequence: one for one in waiting}
+    for _ in range(500):
+        decided = next_message(list(left.values()), channel, now, sent=sent, posted=posted)
+        for sequence in (*decided.skip, *decided.covers):
+            del left[sequence]
+        match decided.tell:
+            case None:
+                if decided.at is None:
+                    break
+                assert decided.at > now
+                now = decided.at
+                continue
+            case Alert() as one:
+                heard[one.incident_id] = one
+                if every_change:
+                    posted.add(one.incident_id)
+            case AlertDigest() as digest:
+                assert len(digest.alerts) > 1
+                assert sum(digest.counts.values()) == len(digest.alerts)
+                heard |= dict.fromkeys((one.incident_id for one in digest.alerts), None)
+        if decided.counts:
+            sent.append(now)
+        assert len([moment for moment in sent if moment > now - timedelta(seconds=60)]) <= messages
+    assert left == {}
+    assert set(heard) == opened
+
+
+def test_the_limit_of_a_channel_is_on_unless_it_is_switched_off() -> None:
+    assert Route().rate_limit == MessageLimit(messages=10, within_s=300)
