@@ -174,6 +174,44 @@ class BudgetMetrics:
         self._compared.set(at.timestamp())
 
 
+class AlerterMetrics:
+    """Tells how alerts reach people."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._sent, self._failed, self._given_up, self._held = _alerter_series(registry)
+
+    def of(self, channel: str) -> ChannelMetrics:
+        """A channel's; `channel` is its name in the config."""
+        labels = (channel,)
+        return ChannelMetrics(self._sent[labels], self._failed[labels], self._given_up[labels], self._held[labels])
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMetrics:
+    """Counts a channel's messages."""
+
+    _sent: Counter
+    _failed: Counter
+    _given_up: Counter
+    _held: Gauge
+
+    def sent(self) -> None:
+        """A message arrived."""
+        self._sent.inc()
+
+    def failed(self) -> None:
+        """A try to send one failed."""
+        self._failed.inc()
+
+    def given_up(self) -> None:
+        """A message became a dead letter."""
+        self._given_up.inc()
+
+    def held(self, alerts: int) -> None:
+        """So many alerts wait."""
+        self._held.set(alerts)
+
+
 def serve(host: str, port: int) -> None:
     """Serves /metrics from a thread, until the process ends.
 
@@ -249,6 +287,22 @@ def _budget_series(registry: CollectorRegistry) -> tuple[Gauge, Counter, Gauge]:
             "When the counters were last compared with the record.",
             registry=registry,
         ),
+    )
+
+
+@cache
+def _alerter_series(
+    registry: CollectorRegistry,
+) -> tuple[_Children[Counter], _Children[Counter], _Children[Counter], _Children[Gauge]]:
+    def counter(name: str, what: str) -> _Children[Counter]:
+        return _Children(Counter(f"breakwater_alert_{name}_total", what, ["channel"], registry=registry))
+
+    held = Gauge("breakwater_alerts_held", "Alerts that wait for a channel.", ["channel"], registry=registry)
+    return (
+        counter("messages", "Messages that arrived."),
+        counter("failures", "Tries to send a message that failed."),
+        counter("dead_letters", "Messages that were given up."),
+        _Children(held),
     )
 
 

@@ -19,14 +19,13 @@ from breakwater.bus.permissions import GRANTS, Grant, consumes, inbox_prefix, re
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.scan import last_of_each, scan
-from breakwater.bus.topology import Plan, consumers, worker_consumer
-from breakwater.config import Alerts
-from breakwater.contracts.subjects import Stream
+from breakwater.bus.topology import Plan, alert_consumer, consumers, worker_consumer
+from breakwater.contracts.subjects import CHANNEL_TESTS, Stream, alert_post, channel_test
 from breakwater.embedded.ports import free_port
 from services.__main__ import NAMES
 from tests.nats_node import start_nats
 
-PLAN = Plan(agents={"writer": 2, "gpt-4.1": 1}, alert_channels=("slack", "webhook"))
+PLAN = Plan(agents={"writer": 2, "gpt-4.1": 1}, alert_channels=("ops", "on-call.2"))
 USERS = {grant.user for grant in GRANTS}
 ALL_OF_DLQ = {"worker", "breaker", "budget", "alerter", "sink"}
 
@@ -40,10 +39,17 @@ MAY_PUBLISH = {
     "bw.progress.writer.e1": {"worker"},
     "bw.breakers.writer.m": {"request", "worker", "breaker"},
     "bw.budgets.global.daily": {"request", "budget"},
-    "bw.alerts.breaker_open": {"alerter"},
+    "bw.alerts.breaker_open": {"request", "alerter"},
+    "bw.alerter.turn": {"alerter"},
+    "bw.alerter.posts.ops.inc_1": {"alerter"},
+    "bw.alerter.gone.ops": {"alerter"},
+    "bw.alerter.usual.writer": {"alerter"},
+    "bw.alerter.again.ops.1": {"request"},
+    "bw.alerter.test.ops": {"request"},
     "bw.dlq.invalid.writer": ALL_OF_DLQ,
     "bw.replies.mine": {"worker"},
     "_INBOX.program.1": {"worker"},
+    "_INBOX_request.1": set[str](),
     "_INBOX_sink.1": set[str](),
     "_INBOX_setup.1": set[str](),
     "$JS.API.STREAM.CREATE.MINE": {"setup"},
@@ -61,10 +67,13 @@ MAY_PUBLISH = {
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.breaker": {"breaker"},
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.budget": {"budget"},
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.alerter": {"alerter"},
+    "$JS.API.CONSUMER.MSG.NEXT.EVENTS.alerter-executions": {"alerter"},
+    "$JS.API.CONSUMER.MSG.NEXT.DLQ.alerter-letters": {"alerter"},
+    "$JS.API.CONSUMER.MSG.NEXT.ALERTER.alerter-again": {"alerter"},
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.sink-events": {"sink"},
-    "$JS.API.CONSUMER.MSG.NEXT.ALERTS.sink-alerts": {"sink"},
-    "$JS.API.CONSUMER.MSG.NEXT.ALERTS.alerter-slack": {"alerter"},
-    "$JS.API.CONSUMER.MSG.NEXT.ALERTS.alerter-webhook": {"alerter"},
+    # The names of channels are the config's: the alerter may pull from all consumers of this stream.
+    "$JS.API.CONSUMER.MSG.NEXT.ALERTS.sink-alerts": {"sink", "alerter"},
+    "$JS.API.CONSUMER.MSG.NEXT.ALERTS.alerter-channel-ops": {"alerter"},
     "$JS.ACK.JOBS.worker-writer.1.1.1.1.0": {"worker"},
     "$JS.ACK.PARKED.worker-parked.1.1.1.1.0": {"worker"},
     "$JS.ACK.EVENTS.sink-events.1.1.1.1.0": {"sink"},
@@ -74,7 +83,9 @@ MAY_PUBLISH = {
     "$JS.API.DIRECT.GET.DLQ.bw.dlq.invalid.writer": {"request", "setup"},
     "$JS.API.DIRECT.GET.RESULTS.bw.results.e1": {"request", "worker", "setup", "client"},
     "$JS.API.DIRECT.GET.EVENTS": {"request", "worker", "breaker", "budget", "setup", "client"},
-    "$JS.API.DIRECT.GET.ALERTS": {"setup", "client"},
+    "$JS.API.DIRECT.GET.ALERTS": {"request", "alerter", "setup", "client"},
+    "$JS.API.DIRECT.GET.ALERTER.bw.alerter.posts.ops.inc_1": {"request", "alerter", "setup"},
+    "$JS.API.STREAM.INFO.ALERTS": {"request", "alerter", "setup", "client"},
     "$SYS.REQ.SERVER.PING": set[str](),
     "anything.else": set[str](),
 }
@@ -90,6 +101,8 @@ MAY_SUBSCRIBE = {
     "bw.attempts.>": {"client"},
     "bw.executions.>": {"client"},
     "bw.alerts.>": {"client"},
+    "bw.alerter.test.*": {"alerter"},
+    "bw.alerter.>": set[str](),
     "bw.replies.>": {"client"},
     "_INBOX.>": {"client"},
     "_INBOX.*.*": {"client"},
@@ -125,7 +138,7 @@ async def connected(url_of: UrlOf, user: str) -> AsyncGenerator[tuple[Client, li
         refusals.append(str(error).lower())
 
     client = await nats.connect(
-        url_of(user), inbox_prefix=inbox_prefix(user), error_cb=note, allow_reconnect=False, connect_timeout=5
+        url_of(user), inbox_prefix=inbox_prefix(user), error_cb=note, allow_reconnect=False, connect_timeout=30
     )
     try:
         yield client, refusals
@@ -136,7 +149,7 @@ async def connected(url_of: UrlOf, user: str) -> AsyncGenerator[tuple[Client, li
 async def refused(client: Client, refusals: list[str]) -> set[str]:
     """The subjects of all refusals so far. nats-py reports them in tasks; a last one tells that all are in."""
     await client.publish("the.last", b"")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not any('"the.last"' in refusal for refusal in refusals):
             await asyncio.sleep(0.005)
     return {refusal.split('"')[1] for refusal in refusals}
@@ -181,9 +194,9 @@ async def test_the_worker_takes_a_job_answers_it_and_reads_its_record_back(url_o
         await program.jetstream().publish("bw.jobs.gpt-4%2E1", inbox.encode())
         await broker.start()
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await answered.wait()
-                assert (await replies.next_msg(timeout=10)).data == b"answer"
+                assert (await replies.next_msg(timeout=60)).data == b"answer"
             found = await Lookup(connection_of(broker)).last(Stream.EVENTS, "bw.executions.gpt-4%2E1.j1")
         finally:
             await broker.stop()
@@ -205,11 +218,42 @@ async def test_the_sink_takes_batches_with_its_own_user(url_of: UrlOf) -> None:
         stored = await budget.jetstream().publish("bw.budgets.global.monthly", b"{}")
     await broker.start()
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await seen.get() != stored.seq:
                 pass
     finally:
         await broker.stop()
+
+
+async def test_the_alerter_takes_a_channels_alerts_and_reads_what_it_remembered(url_of: UrlOf) -> None:
+    async with connected(url_of, "request") as (request, _):
+        stored = await request.jetstream().publish("bw.alerts.guard_tripped", b"acknowledged")
+    async with connected(url_of, "alerter") as (alerter, refusals):
+        for channel in PLAN.alert_channels:
+            bound = await alerter.jetstream().pull_subscribe_bind(alert_consumer(channel), "ALERTS")
+            sequence = 0
+            while sequence < stored.seq:  # other tests told some before
+                [told] = await bound.fetch(1, timeout=60)
+                sequence = told.metadata.sequence.stream
+                await told.ack_sync(timeout=60)
+            assert told.data == b"acknowledged"
+        for note in (b"old", b"new"):
+            await alerter.jetstream().publish(alert_post("ops", "inc_1"), note)
+        found = await Lookup(lambda: alerter).last(Stream.ALERTER, alert_post("ops", "inc_1"))
+    assert found is not None
+    assert found.data == b"new"
+    assert refusals == []
+
+
+async def test_an_alerter_answers_whoever_tests_a_channel(url_of: UrlOf) -> None:
+    async with connected(url_of, "alerter") as (alerter, _), connected(url_of, "request") as (request, _):
+
+        async def answer(message: Msg) -> None:
+            await message.respond(b"delivered")
+
+        await alerter.subscribe(CHANNEL_TESTS, cb=answer)
+        await alerter.flush()
+        assert (await request.request(channel_test("ops"), b"", timeout=60)).data == b"delivered"
 
 
 async def test_a_service_that_publishes_what_is_not_its_own_is_told_by_its_publisher(url_of: UrlOf) -> None:
@@ -217,7 +261,7 @@ async def test_a_service_that_publishes_what_is_not_its_own_is_told_by_its_publi
         publisher = Publisher(lambda: client, "sink")
         with pytest.raises(BusUnavailable):
             await publisher.raw("bw.jobs.writer", b"{}", {}, timeout_s=0.3)
-    assert any("bw.jobs.writer" in refusal for refusal in refusals)
+        assert "bw.jobs.writer" in await refused(client, refusals)
 
 
 async def test_a_job_for_an_agent_that_is_not_configured_is_refused_at_once(url_of: UrlOf) -> None:
@@ -256,7 +300,7 @@ async def test_a_worker_creates_no_stream(url_of: UrlOf) -> None:
     async with connected(url_of, "worker") as (client, refusals):
         with pytest.raises(TimeoutError):
             await client.jetstream(timeout=0.3).add_stream(StreamConfig(name="MINE", subjects=["mine.>"]))
-    assert "$js.api.stream.create.mine" in refusals[0]
+        assert "$js.api.stream.create.mine" in await refused(client, refusals)
 
 
 async def test_provisioning_twice_changes_nothing(url_of: UrlOf) -> None:
@@ -298,15 +342,12 @@ def test_every_durable_consumer_is_pulled_by_exactly_one_user() -> None:
 
 
 def _pulling(stream: Stream, durable: str) -> tuple[str, ...]:
-    return (*consumes(stream, durable), *(consumes(stream, "*") if stream is Stream.JOBS else ()))
+    named_by_the_config = durable.startswith(("worker-", "alerter-channel-"))
+    return (*consumes(stream, durable), *(consumes(stream, "*") if named_by_the_config else ()))
 
 
-def test_every_service_and_alert_channel_has_its_grant() -> None:
+def test_every_service_has_its_grant() -> None:
     assert {*NAMES, "setup", "client"} == USERS
-    channels = [name for name in Alerts.model_fields if name != "on_events"]
-    alerter = next(grant for grant in GRANTS if grant.user == "alerter")
-    for channel in channels:
-        assert set(consumes(Stream.ALERTS, f"alerter-{channel}")) <= set(alerter.publish)
 
 
 def test_an_empty_list_is_rendered_as_a_refusal_of_all() -> None:

@@ -12,7 +12,7 @@ from nats.js.errors import NoStreamResponseError
 
 from breakwater.bus.errors import BusError
 from breakwater.bus.provision import provision
-from breakwater.bus.topology import Plan, worker_consumer
+from breakwater.bus.topology import Plan, alert_consumer, worker_consumer
 from breakwater.contracts import subjects
 from tests.servers import RunningServer
 
@@ -64,11 +64,37 @@ async def test_an_agent_that_is_gone_loses_its_subject_once_none_of_its_jobs_wai
     without = Plan(agents={"an agent/with.odd*name": 2}, alert_channels=("slack",))
     assert await provision(own_nats_server.url, without) == ()
     subscription = await jetstream.pull_subscribe_bind(worker_consumer("writer"), "JOBS")
-    [job] = await subscription.fetch(1, timeout=5)
+    [job] = await subscription.fetch(1, timeout=60)
     await job.ack_sync()
     assert await provision(own_nats_server.url, without) == ("updated stream JOBS (subjects)",)
     with pytest.raises(NoStreamResponseError):
         await jetstream.publish(subjects.job("writer"), b"{}")
+
+
+async def test_a_new_channel_gets_a_consumer_of_its_own_whatever_its_name(
+    own_nats_server: RunningServer, jetstream: JetStreamContext
+) -> None:
+    await provision(own_nats_server.url, PLAN)
+    more = Plan(agents=PLAN.agents, alert_channels=("slack", "on call"))
+    assert await provision(own_nats_server.url, more) == ("created consumer alerter-channel-on%20call",)
+    await jetstream.publish(subjects.alert("breaker_open"), b"told")
+    for channel in more.alert_channels:
+        subscription = await jetstream.pull_subscribe_bind(alert_consumer(channel), "ALERTS")
+        [alert] = await subscription.fetch(1, timeout=60)
+        assert alert.data == b"told"
+
+
+async def test_the_alerters_stream_keeps_the_last_note_on_each_subject(
+    own_nats_server: RunningServer, jetstream: JetStreamContext
+) -> None:
+    await provision(own_nats_server.url, PLAN)
+    for note in (b"one", b"two"):
+        await jetstream.publish(subjects.usual("an agent/with.odd*name"), note)
+        await jetstream.publish(subjects.TURN, note)
+    assert (await jetstream.stream_info("ALERTER")).state.messages == 2
+    # A test message is answered by an alerter, and not by a stream.
+    with pytest.raises(NoStreamResponseError):
+        await jetstream.publish(subjects.channel_test("ops"), b"")
 
 
 async def test_a_full_queue_refuses_and_drops_nothing(

@@ -141,6 +141,26 @@ def on_each(
     )(receive)
 
 
+def on_request(broker: NatsBroker, subject: str, queue: str, answer: Callable[[str], Awaitable[bytes]]) -> None:
+    """Answers requests on core NATS, each by one of those that share the queue.
+
+    Args:
+        broker: of the service.
+        subject: with wildcards.
+        queue: the name that those share who answer.
+        answer: given the request's subject.
+    """
+
+    async def receive(message: NatsMessage) -> None:
+        with _told():
+            reply = message.raw_message.reply
+            body = await answer(message.raw_message.subject)
+            if reply:
+                await broker.connection.publish(reply, body)
+
+    broker.subscriber(subject, queue=queue, decoder=_undecoded, no_reply=True, max_workers=4)(receive)
+
+
 def on_batch(
     broker: NatsBroker,
     stream: Stream,

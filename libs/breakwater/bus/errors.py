@@ -4,7 +4,8 @@ BusError
 ├── BusUnavailable      no server, no answer in time: try again later, with the same message id
 ├── PublishRefused      the stream does not take it: full, or too large
 │   └── NoStream        no stream takes the subject: an agent that is not configured
-└── AlreadyDecided      somebody recorded it first (wrong last sequence on its own subject): read it back
+├── AlreadyDecided      somebody recorded it first (wrong last sequence on its own subject): read it back
+└── NobodyListens       whoever was to answer a request is not there
 """
 
 from __future__ import annotations
@@ -28,3 +29,7 @@ class NoStream(PublishRefused):
 
 class AlreadyDecided(BusError):  # noqa: N818
     """Another writer recorded this subject first."""
+
+
+class NobodyListens(BusError):  # noqa: N818
+    """Nobody is subscribed to what was asked."""

@@ -28,8 +28,8 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from breakwater.bus.topology import PARKED_CONSUMER
-from breakwater.contracts.subjects import Stream
+from breakwater.bus.topology import ALERTER_AGAIN, ALERTER_EVENTS, ALERTER_EXECUTIONS, ALERTER_LETTERS, PARKED_CONSUMER
+from breakwater.contracts.subjects import CHANNEL_TESTS, TURN, Stream
 
 CLIENT_INBOX = "_INBOX"
 REPLIES = "bw.replies"
@@ -42,6 +42,8 @@ class Grant:
     user: str
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
+    answers: bool = False
+    """Whether it may answer who asks it, once, wherever the answer is to go."""
 
 
 def inbox_prefix(user: str) -> str:
@@ -71,8 +73,8 @@ def reads(*streams: Stream) -> tuple[str, ...]:
     )
 
 
-def _grant(user: str, *, publish: Iterable[str], subscribe: Iterable[str] = ()) -> Grant:
-    return Grant(user, tuple(publish), (f"{inbox_prefix(user)}.>", *subscribe))
+def _grant(user: str, *, publish: Iterable[str], subscribe: Iterable[str] = (), answers: bool = False) -> Grant:
+    return Grant(user, tuple(publish), (f"{inbox_prefix(user)}.>", *subscribe), answers)
 
 
 BOOKS = (
@@ -91,6 +93,12 @@ GRANTS = (
             "bw.guards.>",
             "bw.budgets.>",
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
+            # Incidents that a person acknowledges or resolves; and what a channel shall try again, or be tested with.
+            "bw.alerts.>",
+            "bw.alerter.again.>",
+            "bw.alerter.test.*",
+            f"$JS.API.STREAM.INFO.{Stream.ALERTS}",
+            *reads(Stream.ALERTS, Stream.ALERTER),
             # It compares the budgets' books for whoever asks.
             *BOOKS,
         ),
@@ -145,9 +153,21 @@ GRANTS = (
         publish=(
             "bw.alerts.>",
             "bw.dlq.>",
-            *consumes(Stream.EVENTS, "alerter"),
-            *consumes(Stream.ALERTS, "alerter-slack", "alerter-webhook"),
+            *consumes(Stream.EVENTS, ALERTER_EVENTS, ALERTER_EXECUTIONS),
+            *consumes(Stream.DLQ, ALERTER_LETTERS),
+            # Each channel has a consumer of its name: a new channel needs no new grant.
+            *consumes(Stream.ALERTS, "*"),
+            # What it has to remember: whose turn it is, which messages it may update, what is usual.
+            TURN,
+            "bw.alerter.posts.>",
+            "bw.alerter.gone.>",
+            "bw.alerter.usual.>",
+            *consumes(Stream.ALERTER, ALERTER_AGAIN),
+            f"$JS.API.STREAM.INFO.{Stream.ALERTS}",
+            *reads(Stream.ALERTS, Stream.ALERTER),
         ),
+        subscribe=(CHANNEL_TESTS,),
+        answers=True,
     ),
     _grant(
         "sink",
@@ -219,7 +239,9 @@ def _user(grant: Grant, password: Callable[[str], str]) -> str:
 
     return (
         f"    {{\n      user: {grant.user}\n      password: {password(grant.user)}\n      permissions: {{\n"
-        f"        publish: {allowed(grant.publish)}\n        subscribe: {allowed(grant.subscribe)}\n      }}\n    }}"
+        f"        publish: {allowed(grant.publish)}\n        subscribe: {allowed(grant.subscribe)}\n"
+        + ('        allow_responses: { max: 1, expires: "1m" }\n' if grant.answers else "")
+        + "      }\n    }"
     )
 
 

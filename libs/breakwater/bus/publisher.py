@@ -49,6 +49,7 @@ class Publisher:
         id: str,  # noqa: A002  CloudEvents' own name
         at: datetime,
         once: bool = False,
+        after: int | None = None,
         traceparent: str | None = None,
     ) -> Stored:
         """Publishes an event with its CloudEvents attributes.
@@ -59,10 +60,11 @@ class Publisher:
             id: `ce-id`, unique for the event and the same when it is published again.
             at: `ce-time`.
             once: the subject takes one message only: the first writer wins.
+            after: the stream's last sequence, as far as the writer knows: who knows less than all is refused.
             traceparent: W3C trace context of the job.
 
         Raises:
-            AlreadyDecided: `once`, and there is a message on the subject.
+            AlreadyDecided: `once`, and there is a message on the subject; or `after`, and there are later ones.
             BusUnavailable: no acknowledgement came; publish again with the same id.
             PublishRefused: the stream does not take it.
         """
@@ -75,7 +77,10 @@ class Publisher:
         }
         if traceparent:
             headers[Header.TRACEPARENT.value] = traceparent
-        if once:
+        if after is not None:
+            # Without a message id: that of an alert that was refused must not stand for the one that wins.
+            headers[Header.EXPECTED_LAST_SEQUENCE.value] = str(after)
+        elif once:
             headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = "0"
         else:
             headers[Header.MSG_ID.value] = id

@@ -32,6 +32,15 @@ PARKED_MAX_BYTES = 1024**3
 PARKED_CONSUMER = "worker-parked"
 
 
+ALERTER_EVENTS = "alerter"
+ALERTER_EXECUTIONS = "alerter-executions"
+ALERTER_LETTERS = "alerter-letters"
+ALERTER_AGAIN = "alerter-again"
+
+ALERTS_HELD = 1_000
+"""How many alerts a channel holds back at once, to tell of them together; the others wait in the stream."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What of the config shapes the bus."""
@@ -84,6 +93,14 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             duplicate_window=min(DAY_S, plan.events_max_age_h * HOUR_S),
         ),
         stream(Stream.ALERTS, ["bw.alerts.>"], 30 * DAY_S, duplicate_window=DAY_S),
+        stream(
+            Stream.ALERTER,
+            # Not bw.alerter.test: who asks for a test wants an answer, not an acknowledgement.
+            [subjects.TURN, *(f"bw.alerter.{kind}.>" for kind in ("posts", "gone", "usual", "again"))],
+            60 * DAY_S,
+            max_msgs_per_subject=1,
+            duplicate_window=120.0,
+        ),
         stream(Stream.RESULTS, ["bw.results.>"], plan.results_max_age_h * HOUR_S, duplicate_window=600.0),
         stream(Stream.DLQ, ["bw.dlq.>"], 30 * DAY_S, duplicate_window=DAY_S),
         stream(
@@ -100,6 +117,11 @@ def worker_consumer(agent: str) -> str:
     return f"worker-{subjects.encode_token(agent)}"
 
 
+def alert_consumer(channel: str) -> str:
+    """The durable name of a channel's consumer of ALERTS."""
+    return f"alerter-channel-{subjects.encode_token(channel)}"
+
+
 def consumers(plan: Plan) -> tuple[tuple[Stream, ConsumerConfig], ...]:
     """Every durable consumer, with the stream it reads."""
     jobs = [
@@ -112,17 +134,27 @@ def consumers(plan: Plan) -> tuple[tuple[Stream, ConsumerConfig], ...]:
         (Stream.PARKED, _durable(PARKED_CONSUMER, ["bw.parked.*.*"], max_ack_pending=-1)),
         (Stream.EVENTS, _durable("breaker", ["bw.attempts.>"], max_ack_pending=10_000)),
         (Stream.EVENTS, _durable("budget", ["bw.attempts.>"], max_ack_pending=10_000)),
-        (Stream.EVENTS, _durable("alerter", ["bw.breakers.>", "bw.guards.>", "bw.budgets.>"], max_ack_pending=1_000)),
+        # One at a time over the whole fleet: a breaker's closing is never heard before its opening.
+        (Stream.EVENTS, _durable(ALERTER_EVENTS, ["bw.breakers.>", "bw.guards.>", "bw.budgets.>"], max_ack_pending=1)),
+        (Stream.EVENTS, _durable(ALERTER_EXECUTIONS, ["bw.executions.>"], max_ack_pending=5_000)),
+        (Stream.DLQ, _durable(ALERTER_LETTERS, ["bw.dlq.>"], max_ack_pending=1_000)),
+        (Stream.ALERTER, _durable(ALERTER_AGAIN, ["bw.alerter.again.>"], max_ack_pending=1_000)),
         (Stream.EVENTS, _durable("sink-events", ["bw.>"], max_ack_pending=50_000)),
         (Stream.ALERTS, _durable("sink-alerts", ["bw.alerts.>"], max_ack_pending=10_000)),
         *(
-            (Stream.ALERTS, _durable(f"alerter-{name}", ["bw.alerts.>"], max_ack_pending=64))
+            # A channel that is added later is not told of a month that is over.
+            (
+                Stream.ALERTS,
+                _durable(alert_consumer(name), ["bw.alerts.>"], max_ack_pending=ALERTS_HELD, begin=DeliverPolicy.NEW),
+            )
             for name in plan.alert_channels
         ),
     )
 
 
-def _durable(name: str, filters: list[str], *, max_ack_pending: int) -> ConsumerConfig:
+def _durable(
+    name: str, filters: list[str], *, max_ack_pending: int, begin: DeliverPolicy = DeliverPolicy.ALL
+) -> ConsumerConfig:
     one = filters[0] if len(filters) == 1 else None
     return ConsumerConfig(
         durable_name=name,
@@ -133,5 +165,5 @@ def _durable(name: str, filters: list[str], *, max_ack_pending: int) -> Consumer
         # Never given up by the server, which would keep such a message and deliver it no more; we dead-letter instead.
         max_deliver=-1,
         max_ack_pending=max_ack_pending,
-        deliver_policy=DeliverPolicy.ALL,
+        deliver_policy=begin,
     )

@@ -76,7 +76,7 @@ def bus_plan(config: Config) -> Plan:
 
     return Plan(
         agents={name: agent.concurrency for name, agent in config.agents.items()},
-        alert_channels=config.alerts.channels,
+        alert_channels=tuple(config.alerts.channels),
         events_max_age_h=config.limits.events_max_age_h,
         results_max_age_h=config.limits.results_max_age_h,
     )

@@ -1,0 +1,127 @@
+"""One at a time in the whole fleet: a lease, kept as one message on a subject that takes only who knows the last one.
+
+No clock is compared with another one's: a turn has lapsed when who waits has seen no renewal for `LEASE_S` by its own
+clock, and its holder stops by its own clock sooner than that. Two may still overlap for a moment, where a machine stood
+still; what must be decided once is decided by the stream (see `breakwater.incidents`), not by whose turn it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+
+from breakwater.bus.errors import AlreadyDecided, BusError
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.publisher import Publisher
+from breakwater.contracts.subjects import Header, Stream
+
+LEASE_S = 12.0
+RENEW_S = 3.0
+WATCH_S = 1.0
+_FREE = b""
+
+
+class Turn:
+    """A turn that one process has at a time. The others wait, and take it over when it is given back or lapses."""
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        publisher: Publisher,
+        stream: Stream,
+        subject: str,
+        holder: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lookup = lookup
+        self._publisher = publisher
+        self._stream = stream
+        self._subject = subject
+        self._holder = holder.encode()
+        self._clock = clock
+        self._sequence = 0  # of our own last message, while we have the turn
+
+    async def run(self, work: Callable[[], Awaitable[None]]) -> None:
+        """For ever: waits for the turn, works while it lasts, and stops the work when it is lost."""
+        while True:
+            await self._taken()
+            structlog.get_logger().info("turn_taken", subject=self._subject)
+            try:
+                async with self._working(work) as task:
+                    await self._renewed(task)
+            finally:
+                await self._give_back()
+            structlog.get_logger().warning("turn_lost", subject=self._subject)
+
+    async def _taken(self) -> None:
+        seen, since = -1, self._clock()
+        while True:
+            try:
+                last = await self._lookup.last(self._stream, self._subject)
+                sequence = 0 if last is None else last.sequence
+                if sequence != seen:
+                    seen, since = sequence, self._clock()
+                if last is None or last.data == _FREE or self._clock() - since >= LEASE_S:
+                    await self._write(self._holder, sequence)
+                    return
+            except BusError as error:
+                # Away, or another one was quicker: both are seen to at the next look.
+                structlog.get_logger().debug("turn_not_taken", subject=self._subject, error=str(error))
+            await asyncio.sleep(WATCH_S)
+
+    async def _renewed(self, task: asyncio.Task[None]) -> None:
+        """Returns when the turn is lost, or the work has ended."""
+        renewed = self._clock()
+        while self._clock() - renewed < LEASE_S - RENEW_S:
+            done, _ = await asyncio.wait([task], timeout=RENEW_S)
+            if done:
+                return
+            before = self._clock()
+            try:
+                if not await self._extended():
+                    return
+                renewed = before
+            except BusError as error:
+                structlog.get_logger().debug("turn_not_renewed", subject=self._subject, error=str(error))
+
+    async def _extended(self) -> bool:
+        """Renews the turn; False where another one has it. Raises BusError."""
+        try:
+            await self._write(self._holder, self._sequence)
+        except AlreadyDecided:
+            # The answer to a renewal may have been lost, and the renewal itself not.
+            last = await self._lookup.last(self._stream, self._subject)
+            if last is None or last.data != self._holder:
+                return False
+            self._sequence = last.sequence
+        return True
+
+    @asynccontextmanager
+    async def _working(self, work: Callable[[], Awaitable[None]]) -> AsyncGenerator[asyncio.Task[None]]:
+        async def run() -> None:
+            await work()
+
+        task = asyncio.create_task(run())
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled() and (error := task.exception()) is not None:
+                structlog.get_logger().error("turn_work_failed", subject=self._subject, exc_info=error)
+
+    async def _give_back(self) -> None:
+        try:
+            await self._write(_FREE, self._sequence)
+        except BusError as error:
+            # It lapses by itself.
+            structlog.get_logger().debug("turn_not_given_back", subject=self._subject, error=str(error))
+
+    async def _write(self, data: bytes, after: int) -> None:
+        headers = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after)}
+        self._sequence = (await self._publisher.raw(self._subject, data, headers)).sequence

@@ -1,0 +1,200 @@
+"""Incidents, as ALERTS tells of them; and deciding on them, once in the whole fleet.
+
+ALERTS is a log with one writer at a time: each alert names the last sequence that its writer knew, and the stream takes
+it only if there is no later one. Who is refused reads what it missed and decides again. So nobody decides on an
+incident as it was before, however many alerters and people decide at once, and whatever answer was lost on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+
+import structlog
+from pydantic import ValidationError
+
+from breakwater.bus.errors import AlreadyDecided
+from breakwater.bus.lookup import Connection, Lookup
+from breakwater.bus.publisher import Publisher
+from breakwater.bus.scan import scan
+from breakwater.contracts import subjects
+from breakwater.contracts.alerts import Alert
+from breakwater.contracts.subjects import Stream
+from breakwater.policy.incidents import IncidentRules, decide
+from breakwater.policy.redact import Redactor
+from breakwater.policy.signals import Over, Signal
+
+RESOLVED_KEPT = 2_000
+"""So many incidents that are over are known by their key or id; memory stays flat. ALERTS and ClickHouse have all."""
+
+MOST_BACKOFF_S = 0.05
+REPLICA_PATIENCE_S, REPLICA_PAUSE_S = 2.0, 0.05
+
+Decision = Callable[["Incidents"], "Alert | None"]
+
+
+class Incidents:
+    """What is known of incidents: the newest alert of each."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Alert] = {}
+        self._newest: dict[str, str] = {}  # the newest incident's id, by key
+        self._resolved: dict[str, None] = {}  # ids, the one that was resolved first in front
+
+    def take(self, alert: Alert) -> None:
+        """Learns of the next alert, in the stream's order."""
+        self._by_id[alert.incident_id] = alert
+        self._newest[alert.key] = alert.incident_id
+        self._resolved.pop(alert.incident_id, None)
+        if alert.status != "resolved":
+            return
+        self._resolved[alert.incident_id] = None
+        if len(self._resolved) > RESOLVED_KEPT:
+            oldest = next(iter(self._resolved))
+            del self._resolved[oldest]
+            forgotten = self._by_id.pop(oldest)
+            if self._newest.get(forgotten.key) == oldest:
+                del self._newest[forgotten.key]
+
+    def of(self, key: str) -> Alert | None:
+        """The newest incident with a key."""
+        incident_id = self._newest.get(key)
+        return None if incident_id is None else self._by_id[incident_id]
+
+    def get(self, incident_id: str) -> Alert | None:
+        """An incident by its id."""
+        return self._by_id.get(incident_id)
+
+    def unresolved(self) -> tuple[Alert, ...]:
+        """Those that are not over, in the order in which they were opened."""
+        return tuple(alert for alert in self._by_id.values() if alert.status != "resolved")
+
+    def all(self) -> tuple[Alert, ...]:
+        """Those that are known, in the order in which they were opened."""
+        return tuple(self._by_id.values())
+
+
+class IncidentLog:
+    """The incidents of ALERTS, kept up with, and decided on."""
+
+    def __init__(self, connection: Connection, publisher: Publisher, redactor: Redactor) -> None:
+        self._connection = connection
+        self._publisher = publisher
+        self._redactor = redactor
+        self._lookup = Lookup(connection)
+        self._lock = asyncio.Lock()
+        self._stream: str | None = None
+        self._sequence = 0
+        self._sure = False
+        self.incidents = Incidents()
+
+    async def catch_up(self) -> Incidents:
+        """Reads what was told since the last time, by whomever.
+
+        Raises:
+            BusUnavailable: NATS does not answer.
+        """
+        async with self._lock:
+            await self._read()
+        return self.incidents
+
+    async def decide(self, decision: Decision) -> Alert | None:
+        """Decides, and tells what was decided; again, if others told something meanwhile.
+
+        Args:
+            decision: what becomes of an incident, given all of them; None for nothing. It may be called repeatedly.
+
+        Returns:
+            The alert that was told.
+
+        Raises:
+            BusUnavailable: whether it was told is not known; to decide again does no harm.
+            PublishRefused: the stream does not take it.
+        """
+        async with self._lock:
+            fresh = not self._sure
+            if fresh:
+                await self._read()
+            refusals = 0
+            while True:
+                alert = decision(self.incidents)
+                if alert is None:
+                    if fresh:
+                        return None
+                    # Perhaps only because what others told is not known here.
+                    await self._read()
+                    fresh = True
+                    continue
+                alert = self._redacted(alert)
+                try:
+                    stored = await self._publisher.event(
+                        subjects.alert(alert.event), alert, id=alert.alert_id, at=alert.at, after=self._sequence
+                    )
+                except AlreadyDecided:
+                    refusals += 1
+                    if refusals > 1:
+                        await asyncio.sleep(random.uniform(0, MOST_BACKOFF_S))  # noqa: S311  no secret
+                    await self._read()
+                    fresh = True
+                    continue
+                except BaseException:
+                    # Perhaps it was stored: before the next decision we look.
+                    self._sure = False
+                    raise
+                self._sequence = stored.sequence
+                self.incidents.take(alert)
+                return alert
+
+    async def tell(self, signal: Signal, rules: IncidentRules) -> tuple[Alert, ...]:
+        """Tells what an event says of the incidents that it is of. Raises as `decide` does."""
+        keys = [signal.key]
+        if isinstance(signal, Over) and signal.above is not None:
+            known = await self.catch_up()
+            keys = [alert.key for alert in known.unresolved() if signal.ends(alert.key)]
+        told = [await self.decide(_on(key, signal, rules)) for key in keys]
+        return tuple(alert for alert in told if alert is not None)
+
+    async def _read(self) -> None:
+        facts = await self._lookup.facts(Stream.ALERTS)
+        if facts.identity != self._stream or facts.last < self._sequence:
+            # Another stream than the one that was read: made anew, or restored from a copy.
+            self.incidents, self._sequence, self._stream = Incidents(), 0, facts.identity
+        patience_s = REPLICA_PATIENCE_S
+        while self._sequence < facts.last and facts.first <= facts.last:
+            start = max(self._sequence + 1, facts.first)
+            async with aclosing(scan(self._connection, Stream.ALERTS, "bw.alerts.>", start=start)) as stored:
+                async for message in stored:
+                    self._take(message.data, message.sequence)
+                    self._sequence = message.sequence
+            if self._sequence < facts.last:
+                # A replica that is behind was asked; or somebody deleted the last message, and it never comes.
+                if patience_s <= 0:
+                    break
+                patience_s -= REPLICA_PAUSE_S
+                await asyncio.sleep(REPLICA_PAUSE_S)
+        # Where the last ones have expired there is nothing to read, and the stream's count goes on from them.
+        self._sequence = max(self._sequence, facts.last)
+        self._sure = True
+
+    def _take(self, data: bytes, sequence: int) -> None:
+        try:
+            self.incidents.take(Alert.model_validate_json(data))
+        except ValidationError:
+            structlog.get_logger().error("alert_unreadable", sequence=sequence)
+
+    def _redacted(self, alert: Alert) -> Alert:
+        payload = self._redactor.json(dict(alert.payload))
+        return alert.model_copy(
+            update={
+                "title": self._redactor.text(alert.title),
+                "text": self._redactor.text(alert.text),
+                "reason": None if alert.reason is None else self._redactor.text(alert.reason),
+                "payload": payload if isinstance(payload, Mapping) else {},
+            }
+        )
+
+
+def _on(key: str, signal: Signal, rules: IncidentRules) -> Decision:
+    return lambda known: decide(signal, known.of(key), rules)
