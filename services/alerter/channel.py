@@ -1,40 +1,44 @@
-"""What a channel is, and how patiently an alert is sent to it."""
+"""What a channel is: one way to reach people, by which one message is sent at a time."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Protocol
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from breakwater.config import ConfigError
-from breakwater.contracts.events import Alert
+from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.policy.classify import retry_after_s
+from breakwater.secret_refs import SecretRef
+from services.alerter.guarded import Redirected, Refused
 
 _WORTH_RETRYING = frozenset({408, 425, 429})
+GONE = 410
 
 
 class SendError(Exception):
-    """An alert did not arrive, as far as we know. Its text names no secret."""
+    """A message did not arrive, as far as we know. Its text names no secret."""
 
-    def __init__(self, message: str, *, permanent: bool = False, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, permanent: bool = False, retry_after_s: float | None = None, gone: bool = False
+    ) -> None:
         super().__init__(message)
         self.permanent = permanent
-        """Whether the receiver would say the same to the same alert again."""
+        """Whether the receiver would say the same to the same message again."""
         self.retry_after_s = retry_after_s
+        self.gone = gone
+        """Whether the receiver wants no more messages at all."""
 
 
 class Channel(Protocol):
-    """One way to reach people."""
+    """One way to reach people. Used by one sender at a time."""
 
     @property
     def name(self) -> str:
-        """As in the config, and in the name of its consumer."""
+        """As in the config."""
         ...
 
     @property
@@ -42,11 +46,21 @@ class Channel(Protocol):
         """The least time between two sends; 0 where the receiver sets no limit."""
         ...
 
+    @property
+    def updates(self) -> bool:
+        """Whether it keeps an incident's message up to date, and so wants every change of it."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells this receiver from another that the config may name later; a hash, from which no secret is learnt."""
+        ...
+
     async def open(self) -> None:
         """Makes ready to send."""
         ...
 
-    async def send(self, alert: Alert) -> None:
+    async def send(self, message: Alert | AlertDigest) -> None:
         """Sends once.
 
         Raises:
@@ -59,58 +73,6 @@ class Channel(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """When a failed send is repeated."""
-
-    first_s: float = 0.5
-    max_s: float = 60.0
-    max_retry_after_s: float = 3600.0
-    tries: int = 12
-    tries_if_permanent: int = 3
-    """More than one, as a receiver that is being deployed may say 404 for a moment."""
-
-    def backoff_s(self, deliveries: int) -> float:
-        """The wait after delivery number `deliveries` (from 1): doubling, up to the ceiling."""
-        return min(self.first_s * 2.0 ** min(deliveries - 1, 64), self.max_s)
-
-    def retry_in_s(self, failure: SendError, deliveries: int) -> float | None:
-        """How long to wait after a failure, or None when it is time to give up."""
-        if deliveries >= (self.tries_if_permanent if failure.permanent else self.tries):
-            return None
-        return max(self.backoff_s(deliveries), self.pause_s(failure))
-
-    def pause_s(self, failure: SendError) -> float:
-        """How long the receiver asked not to be called at all."""
-        return min(failure.retry_after_s or 0.0, self.max_retry_after_s)
-
-
-FIVE_MINUTES = Schedule()
-"""How long the built-in values go on."""
-
-
-class Pace:
-    """Turns to send, at least `interval_s` apart, in the order in which they were asked for."""
-
-    def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._interval_s = interval_s
-        self._clock = clock
-        self._next_at = clock()
-        self._queue = asyncio.Lock()
-
-    async def turn(self) -> None:
-        """Waits for the next turn."""
-        async with self._queue:
-            # Again after each sleep: a pause may have begun meanwhile.
-            while (wait_s := self._next_at - self._clock()) > 0:  # noqa: ASYNC110  it waits for a time, not for an event
-                await asyncio.sleep(wait_s)
-            self._next_at = self._clock() + self._interval_s
-
-    def pause(self, for_s: float) -> None:
-        """Gives no turn for a while: the receiver asked for it."""
-        self._next_at = max(self._next_at, self._clock() + for_s)
-
-
 def check_answer(status: int, headers: Mapping[str, str], now: datetime, detail: str = "") -> None:
     """Takes any 2xx for a delivery.
 
@@ -120,33 +82,55 @@ def check_answer(status: int, headers: Mapping[str, str], now: datetime, detail:
     if 200 <= status < 300:
         return
     lowered = {name.lower(): value for name, value in headers.items()}
+    hint = "; redirects are not followed: set the final URL" if 300 <= status < 400 else ""
     raise SendError(
-        f"the receiver answered {status} {detail}".rstrip(),
+        f"the receiver answered {status} {detail}".rstrip() + hint,
         permanent=status < 500 and status not in _WORTH_RETRYING,
         retry_after_s=retry_after_s(lowered, now),
+        gone=status == GONE,
     )
 
 
 def no_answer(error: Exception) -> SendError:
-    """Translates what HTTP clients raise. Their texts may hold the whole URL, which can be a secret."""
-    if isinstance(error, TimeoutError):
-        return SendError("no answer in time")
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return SendError(str(error))  # host and port only
-    return SendError(f"no usable answer ({type(error).__name__})")
+    """Translates what HTTP clients raise.
+
+    It is raised `from None`: their own texts may hold the whole URL, which can be a secret, and causes are logged.
+    """
+    match error:
+        case TimeoutError():
+            return SendError("no answer in time")
+        case aiohttp.ClientConnectorError(os_error=Refused() as refused):
+            return SendError(
+                f"nothing is sent to {error.host}:{error.port}: its address {refused.address} is refused "
+                f"({refused.why}); if it is meant, put its network into `alerts.allow_networks`",
+                permanent=True,
+            )
+        case aiohttp.ClientConnectorError():
+            return SendError(str(error))  # host and port only
+        case Redirected():
+            return SendError(
+                f"the receiver answered {error.status}; redirects are not followed: set the final URL", permanent=True
+            )
+        case aiohttp.InvalidURL():
+            return SendError(
+                "its URL is none that can be connected to; write its host in the usual way", permanent=True
+            )
+        case _:
+            return SendError(f"no usable answer ({type(error).__name__})")
 
 
-def require_http_url(url: str, setting: str) -> str:
-    """Checks a URL without showing it.
+def fingerprint(*of: str) -> str:
+    """Tells receivers apart by what they are reached by: 16 characters, from which no secret is learnt."""
+    return hashlib.sha256("\n".join(of).encode()).hexdigest()[:16]
+
+
+def secret_of(ref: SecretRef, setting: str) -> str:
+    """Reads a secret.
 
     Raises:
-        ConfigError: it is not an http or https URL.
+        ConfigError: it is missing; the text names the setting.
     """
     try:
-        parts = urlsplit(url)
-        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ConfigError(f"{setting}: must be a URL that begins with https:// or http://")
-    return url
+        return ref.read()
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from error

@@ -1,8 +1,9 @@
-"""What the alerter does: decides which events people must know of, and delivers each alert to each channel."""
+"""From events to incidents: what each event says is told on ALERTS, once in the whole fleet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 import structlog
@@ -12,11 +13,25 @@ from breakwater.bus.deadletter import dead_letter
 from breakwater.bus.delivery import Delivery, heartbeat
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
-from breakwater.contracts import subjects
-from breakwater.contracts.events import Alert, AlertEvent, BreakerTransition, BudgetEvent, GuardEvent
-from breakwater.policy.alerts import alert_for
+from breakwater.bus.pull import Pull
+from breakwater.contracts.alerts import Alert
+from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
+from breakwater.contracts.execution import Execution
+from breakwater.contracts.subjects import Header, decode_token
+from breakwater.incidents import IncidentLog
+from breakwater.policy.alert_rules import AnomalyRules, began_with
+from breakwater.policy.incidents import IncidentRules, due, due_at
+from breakwater.policy.signals import Over, Raised, Signal, of_dead_letter, of_execution, signals_of
 from breakwater.telemetry import Outage
-from services.alerter.channel import FIVE_MINUTES, Channel, Pace, Schedule, SendError
+from services.alerter.baselines import Baselines
+
+RETRY_S = 1.0
+SWEEP_S = 1.0
+REPEATS_EVERY_S = 10.0
+"""An incident that happens again and again is told of so often, with how often it happened."""
+
+FETCHED = 500
+MOST_GATHERED = 2_000
 
 _MODELS: Mapping[str, type[BreakerTransition | GuardEvent | BudgetEvent]] = {
     "breakers": BreakerTransition,
@@ -27,131 +42,189 @@ _MODELS: Mapping[str, type[BreakerTransition | GuardEvent | BudgetEvent]] = {
 
 
 class Decisions:
-    """Events in, alerts out. Any number of processes: an alert's id makes the stream keep it once."""
+    """Breaker, guard and budget events, one after the other in the order of EVENTS."""
 
     def __init__(
-        self,
-        publisher: Publisher,
-        on_events: Collection[AlertEvent],
-        now: Callable[[], datetime],
-        schedule: Schedule = FIVE_MINUTES,
+        self, log: IncidentLog, rules: IncidentRules, publisher: Publisher, now: Callable[[], datetime]
     ) -> None:
-        self._publisher = publisher
-        self._on_events = on_events
-        self._now = now
-        self._schedule = schedule
-        self._outage = Outage("publishing alerts")
-
-    async def handle(self, batch: list[Delivery]) -> None:
-        """Publishes what a batch calls for. An event is acknowledged once its alert is stored."""
-        async with heartbeat(batch):
-            # One after the other, so that of one breaker's alerts `closed` follows `open`.
-            for delivery in batch:
-                await self._handle_one(delivery)
-
-    async def _handle_one(self, delivery: Delivery) -> None:
-        try:
-            await self._decide(delivery)
-        except BusError as error:
-            self._outage.failed(error)
-            await delivery.retry_in(self._schedule.backoff_s(delivery.deliveries))
-            return
-        await delivery.ack()
-
-    async def _decide(self, delivery: Delivery) -> None:
-        try:
-            event = _event(delivery)
-        except ValidationError as error:
-            await _set_aside(self._publisher, delivery, error, self._now())
-            self._outage.worked()
-            return
-        alert = alert_for(event, self._on_events)
-        if alert is None:
-            return
-        await self._publisher.event(subjects.alert(alert.event), alert, id=alert.alert_id, at=alert.at)
-        self._outage.worked()
-
-
-def _event(delivery: Delivery) -> BreakerTransition | GuardEvent | BudgetEvent:
-    return _MODELS[delivery.subject.split(".")[1]].model_validate_json(delivery.data)
-
-
-class ChannelDelivery:
-    """Takes alerts to one channel, until each has arrived or is in the dead letters."""
-
-    def __init__(
-        self,
-        channel: Channel,
-        publisher: Publisher,
-        now: Callable[[], datetime],
-        schedule: Schedule = FIVE_MINUTES,
-    ) -> None:
-        self._channel = channel
-        self._publisher = publisher
-        self._now = now
-        self._schedule = schedule
-        self._pace = Pace(channel.interval_s)
-        self._outage = Outage(f"alert channel {channel.name}")
-        self._letters = Outage("storing dead letters")
+        self._log, self._rules, self._publisher, self._now = log, rules, publisher, now
+        self._outage = Outage("telling of incidents")
 
     async def handle(self, delivery: Delivery) -> None:
-        """Sends one alert, and acknowledges it when it has arrived."""
+        """Tells what an event says. It is acknowledged once that is stored, and nothing comes before it until then."""
         async with heartbeat((delivery,)):
-            try:
-                await self._deliver(delivery)
-            except BusError as error:
-                self._letters.failed(error)
-                await delivery.retry_in(self._schedule.backoff_s(delivery.deliveries))
+            # Tried again here and not given back: what comes after it waits.
+            while not await self._told(delivery):  # noqa: ASYNC110  it waits for a server, not for an event
+                await asyncio.sleep(RETRY_S)
 
-    async def _deliver(self, delivery: Delivery) -> None:
+    async def _told(self, delivery: Delivery) -> bool:
         try:
-            alert = Alert.model_validate_json(delivery.data)
-        except ValidationError as error:
-            await _set_aside(self._publisher, delivery, error, self._now())
-            self._letters.worked()
-            await delivery.ack_sync()
-            return
-        await self._pace.turn()
-        try:
-            await self._channel.send(alert)
-        except SendError as failure:
-            await self._after_failure(delivery, alert, failure)
-            return
+            try:
+                event = _MODELS[delivery.subject.split(".")[1]].model_validate_json(delivery.data)
+            except ValidationError as error:
+                await _set_aside(self._publisher, delivery, error, self._now())
+            else:
+                for signal in signals_of(event):
+                    await self._log.tell(signal, self._rules)
+        except BusError as error:
+            self._outage.failed(error)
+            return False
         self._outage.worked()
         await delivery.ack_sync()
+        return True
 
-    async def _after_failure(self, delivery: Delivery, alert: Alert, failure: SendError) -> None:
-        if not failure.permanent:
-            # A refusal says something of the alert or the set-up, and is told when it is given up.
-            self._outage.failed(failure)
-        self._pace.pause(self._schedule.pause_s(failure))
-        delay_s = self._schedule.retry_in_s(failure, delivery.deliveries)
-        if delay_s is None:
-            await self._give_up(delivery, alert, failure)
-            return
-        await delivery.retry_in(delay_s)
 
-    async def _give_up(self, delivery: Delivery, alert: Alert, failure: SendError) -> None:
-        name = self._channel.name
-        await dead_letter(
-            self._publisher,
-            delivery,
-            reason="undeliverable",
-            error=f"{name}: {failure} (delivery {delivery.deliveries})",
-            agent=alert.agent,
-            at=self._now(),
-            consumer=name,
+class _Heard:
+    """An event, until all that it says is told."""
+
+    __slots__ = ("delivery", "left")
+
+    def __init__(self, delivery: Delivery, left: int) -> None:
+        self.delivery = delivery
+        self.left = left
+
+
+class Gathering:
+    """Events that come with every job: what they say is told together, so that a thousand failures are no flood.
+
+    What opens an incident is told at once; what repeats it, every ten seconds. An event is acknowledged once all that
+    it says is told. Where this process dies between the two, another one hears of it again, and counts it twice.
+    """
+
+    def __init__(self, log: IncidentLog, rules: IncidentRules, pull: Pull, clock: Callable[[], float]) -> None:
+        self._log, self._rules, self._pull, self._clock = log, rules, pull, clock
+        self._waiting: dict[str, tuple[Raised, list[_Heard]]] = {}
+        self._told_at: dict[str, float] = {}
+        self._outage = Outage("telling of incidents")
+
+    async def run(self, heard: Callable[[Delivery], Sequence[Raised]]) -> None:
+        """For ever: fetches events, and tells what they say.
+
+        Args:
+            heard: what an event says. Raises ValidationError where it can't be read.
+        """
+        try:
+            while True:
+                try:
+                    await self._gather(await self._pull.fetch(FETCHED, SWEEP_S), heard)
+                    await self._tell()
+                    self._outage.worked()
+                except BusError as error:
+                    self._outage.failed(error)
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            await self._pull.close()
+
+    async def _gather(self, deliveries: Sequence[Delivery], heard: Callable[[Delivery], Sequence[Raised]]) -> None:
+        for delivery in deliveries:
+            try:
+                raised = [signal for signal in heard(delivery) if signal.event in self._rules.on_events]
+            except ValidationError as error:
+                # The sink, or whoever keeps what can't be read, has it: it is no alert.
+                structlog.get_logger().warning("event_unreadable", subject=delivery.subject, error=error.title)
+                raised = []
+            if not raised:
+                await delivery.ack()
+            told = _Heard(delivery, len(raised))
+            for signal in raised:
+                if signal.key in self._waiting:
+                    before, events = self._waiting[signal.key]
+                    events.append(told)
+                    self._waiting[signal.key] = (signal.after(before), events)
+                else:
+                    self._waiting[signal.key] = (signal, [told])
+
+    async def _tell(self) -> None:
+        now = self._clock()
+        self._told_at = {key: at for key, at in self._told_at.items() if now - at < REPEATS_EVERY_S}
+        everything = sum(len(events) for _, events in self._waiting.values()) >= MOST_GATHERED
+        for key in [key for key in self._waiting if everything or key not in self._told_at]:
+            await self._log.tell(self._waiting[key][0], self._rules)
+            _, events = self._waiting.pop(key)
+            self._told_at[key] = now
+            for event in events:
+                event.left -= 1
+                if not event.left:
+                    await event.delivery.ack()
+
+
+def of_executions(
+    baselines: Baselines, rules: AnomalyRules, now: Callable[[], datetime]
+) -> Callable[[Delivery], Sequence[Raised]]:
+    """What the end of a job says; and it is counted for what is usual of its agent."""
+    long_ms = None if rules.execution_duration_s is None else int(rules.execution_duration_s * 1000)
+
+    def heard(delivery: Delivery) -> Sequence[Raised]:
+        execution = Execution.model_validate_json(delivery.data)
+        baselines.add(execution, now())
+        return of_execution(execution, rules.execution_cost_usd, long_ms)
+
+    return heard
+
+
+def of_letters(delivery: Delivery) -> Sequence[Raised]:
+    """What a dead letter says."""
+    letter = DeadLetter.model_validate_json(delivery.data)
+    return of_dead_letter(letter, delivery.headers.get(Header.CE_ID.value, str(delivery.sequence)))
+
+
+class Sweep:
+    """What becomes of incidents by the passing of time, and of agents' figures by the minute."""
+
+    def __init__(
+        self, log: IncidentLog, rules: IncidentRules, baselines: Baselines, now: Callable[[], datetime]
+    ) -> None:
+        self._log, self._rules, self._baselines, self._now = log, rules, baselines, now
+        self._outage = Outage("telling of incidents")
+        self._signals: list[Signal] = []
+        self._begun = False
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            try:
+                await self._once()
+                self._outage.worked()
+            except BusError as error:
+                self._outage.failed(error)
+            await asyncio.sleep(SWEEP_S)
+
+    async def _once(self) -> None:
+        now = self._now()
+        known = await self._log.catch_up()
+        for alert in known.unresolved():
+            at = due_at(alert)
+            if at is not None and at <= now:
+                await self._log.decide(
+                    lambda known, id_=alert.incident_id: (
+                        None if (current := known.get(id_)) is None else due(current, now, self._rules)
+                    )
+                )
+        if not self._begun:
+            self._begun = True
+            self._signals += [over for alert in known.unresolved() if (over := self._unheard_end(alert, now))]
+        self._signals += self._baselines.close(now)
+        while self._signals:
+            await self._log.tell(self._signals[0], self._rules)
+            del self._signals[0]
+
+    def _unheard_end(self, alert: Alert, now: datetime) -> Over | None:
+        """The end of an anomaly that was told, and of which the figures that were saved know nothing."""
+        if began_with(alert) != "agent_anomaly" or alert.ends_at is not None:
+            return None
+        _, agent, measure = alert.key.split("/")
+        if measure in self._baselines.unusual(decode_token(agent)):
+            return None
+        return Over(
+            key=alert.key,
+            event="agent_anomaly",
+            title=alert.title,
+            text="Nothing to do.",
+            source_id=f"{alert.alert_id}/forgotten",
+            at=now,
+            payload=alert.payload,
+            reason="the figures by which it was found were lost with an alerter; should it last, it is told again",
         )
-        self._letters.worked()
-        structlog.get_logger().error(
-            "alert_undeliverable",
-            channel=name,
-            alert_id=alert.alert_id,
-            alert_event=alert.event,
-            deliveries=delivery.deliveries,
-            error=str(failure),
-        )
-        await delivery.ack_sync()
 
 
 async def _set_aside(publisher: Publisher, delivery: Delivery, error: ValidationError, now: datetime) -> None:

@@ -1,109 +1,107 @@
-"""Slack, by incoming webhook."""
+"""Slack, by incoming webhook: it posts, and can't change what it posted."""
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable
-from datetime import UTC, datetime
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable, Sequence
+from datetime import datetime
 
 import aiohttp
 from slack_sdk.webhook.async_client import AsyncWebhookClient
 
-from breakwater.config import ConfigError, SlackChannel
-from breakwater.contracts.events import Alert
-from services.alerter.channel import check_answer, no_answer, require_http_url
+from breakwater.config import SlackChannel
+from breakwater.contracts.alerts import Alert, AlertDigest
+from breakwater.policy.addresses import Network
+from services.alerter.blocks import slack_message
+from services.alerter.channel import SendError, fingerprint, no_answer, secret_of
+from services.alerter.guarded import guarded_session, usable_url
+from services.alerter.slack_refusals import check_hook_answer
+from services.alerter.wording import Wording
 
 TIMEOUT_S = 10.0
-LONGEST_TEXT = 590
-"""Of 3000 characters that a block takes: escaping makes at most five of one."""
-
-_REFUSAL = re.compile(r"[a-z_]{1,64}")
+INTERVAL_S = 1.0
+"""Slack's own limit is one message a second for each webhook, and for each channel."""
 
 
-class SlackSender:
-    """Posts alerts to one incoming webhook, whose URL is the secret."""
+class SlackWebhook:
+    """Posts to one incoming webhook, whose URL is the secret."""
 
-    name = "slack"
-    interval_s = 1.0
-    """Slack's own limit is one message a second for each webhook."""
+    interval_s = INTERVAL_S
+    updates = False
 
-    def __init__(self, url: str, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, name: str, url: str, wording: Wording, allowed: Sequence[Network], now: Callable[[], datetime]
+    ) -> None:
+        """Makes the channel.
+
+        Args:
+            name: as in the config.
+            url: of the incoming webhook; the secret.
+            wording: what people read.
+            allowed: networks that are not refused.
+            now: the clock.
+        """
+        self.name = name
+        self.fingerprint = fingerprint("slack.webhook_url", url)
         self._url = url
+        self._wording = wording
+        self._allowed = allowed
         self._now = now
         self._session: aiohttp.ClientSession | None = None
         self._client: AsyncWebhookClient | None = None
 
     @classmethod
-    def from_config(cls, channel: SlackChannel, now: Callable[[], datetime]) -> SlackSender:
+    def from_config(
+        cls,
+        name: str,
+        slack: SlackChannel,
+        wording: Wording,
+        allowed: Sequence[Network],
+        now: Callable[[], datetime],
+    ) -> SlackWebhook:
         """Reads the URL.
 
         Raises:
             ConfigError: it is missing, or not a URL.
         """
-        try:
-            url = channel.webhook_url.read()
-        except ConfigError as error:
-            raise ConfigError(f"alerts.slack.webhook_url: {error}") from error
-        return cls(require_http_url(url, "alerts.slack.webhook_url"), now)
+        assert slack.webhook_url is not None, "a channel with a bot is none with a webhook"
+        setting = f"alerts.channels.{name}.slack.webhook_url"
+        return cls(name, usable_url(secret_of(slack.webhook_url, setting), setting), wording, allowed, now)
 
     async def open(self) -> None:
         """Opens the session and the client on it."""
-        tracing = aiohttp.TraceConfig()
-        tracing.on_request_redirect.append(_refuse_redirect)
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trace_configs=[tracing],
-        )
-        # The client writes the URL to its logger at debug level.
-        silent = logging.Logger("slack", level=logging.WARNING)
-        self._client = AsyncWebhookClient(self._url, session=self._session, retry_handlers=[], logger=silent)
+        self._session = guarded_session(self._allowed, TIMEOUT_S)
+        self._client = AsyncWebhookClient(self._url, session=self._session, retry_handlers=[], logger=silent_logger())
+        # It reads HTTPS_PROXY and the like; a proxy would connect to addresses that we can't check.
+        self._client.proxy = None
 
     async def close(self) -> None:
         """Closes the session."""
         if self._session is not None:
             await self._session.close()
 
-    async def send(self, alert: Alert) -> None:
-        """Posts the alert once. Raises SendError."""
+    async def send(self, message: Alert | AlertDigest) -> None:
+        """Posts the message once. Raises SendError."""
         assert self._client is not None, "open() comes first"
+        told = self._wording.alert(message) if isinstance(message, Alert) else self._wording.digest(message)
+        check_open(self._session)
         try:
-            answer = await self._client.send_dict(message(alert))
+            answer = await self._client.send_dict(slack_message(told))
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise no_answer(error) from error
-        # Slack names its refusals (`no_service`, `invalid_payload`); anything else may be a stranger's page.
-        refusal = answer.body if _REFUSAL.fullmatch(answer.body) else ""
-        check_answer(answer.status_code, answer.headers, self._now(), refusal)
+            raise no_answer(error) from None
+        check_hook_answer(answer.status_code, answer.headers, answer.body, self._now())
 
 
-async def _refuse_redirect(_session: aiohttp.ClientSession, _context: SimpleNamespace, _params: object) -> None:
-    # The client can't be told not to follow, and a POST that was followed as a GET would pass for a delivery.
-    raise aiohttp.ClientError("redirected")
+def silent_logger() -> logging.Logger:
+    """A logger for slack-sdk, which writes URLs and messages to its own at debug level."""
+    return logging.Logger("slack", level=logging.WARNING)
 
 
-def message(alert: Alert) -> dict[str, Any]:
-    """The message: blocks, and one line of text for notifications and for screen readers."""
-    when = f"{alert.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return {
-        "text": f"{mrkdwn(alert.title)}: {mrkdwn(alert.text)}",
-        "blocks": [
-            {"type": "section", "text": _block_text(f"*{mrkdwn(alert.title)}*")},
-            {"type": "section", "text": _block_text(mrkdwn(alert.text))},
-            {"type": "context", "elements": [_block_text(f"{alert.severity} · {alert.event} · {when}")]},
-        ],
-        "unfurl_links": False,
-        "unfurl_media": False,
-    }
+def check_open(session: aiohttp.ClientSession | None) -> None:
+    """Makes sure that slack-sdk uses our session. On a closed one it opens a session of its own, which has no guard.
 
-
-def mrkdwn(text: str) -> str:
-    """Escapes what Slack would read as a mention, a link or an entity, and cuts what is too long for a block."""
-    cut = text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
-    return cut.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _block_text(text: str) -> dict[str, Any]:
-    return {"type": "mrkdwn", "text": text, "verbatim": True}
+    Raises:
+        SendError: it is closed.
+    """
+    if session is None or session.closed:
+        raise SendError("the channel is closed")

@@ -4,67 +4,106 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import aiohttp
 import orjson
+from pydantic import JsonValue
 from standardwebhooks import Webhook
 
 from breakwater.config import ConfigError, WebhookChannel
-from breakwater.contracts.events import Alert
+from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.contracts.types import format_time
-from services.alerter.channel import check_answer, no_answer, require_http_url
+from breakwater.policy.addresses import Network
+from breakwater.secret_refs import SecretRef
+from services.alerter.channel import check_answer, fingerprint, no_answer, secret_of
+from services.alerter.guarded import guarded_session, usable_url
+from services.alerter.wording import Link
 
 _PREFIX = "whsec_"
 
 
-class WebhookSender:
-    """Posts alerts to one receiver. `webhook-id` is the alert's id, the same at every try."""
+class SignedWebhook:
+    """Posts to one receiver. `webhook-id` is the message's id, the same at every try, as is the body."""
 
-    name = "webhook"
     interval_s = 0.0
+    updates = False
 
-    def __init__(self, url: str, secret: str, timeout_s: float, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        secrets: Sequence[str],
+        timeout_s: float,
+        allowed: Sequence[Network],
+        link: Link | None,
+        now: Callable[[], datetime],
+    ) -> None:
+        """Makes the channel.
+
+        Args:
+            name: as in the config.
+            url: of the receiver.
+            secrets: each signs; the receiver takes any signature that it can check.
+            timeout_s: for one request.
+            allowed: networks that are not refused.
+            link: to incidents, where links are set up.
+            now: the clock.
+        """
+        self.name = name
+        self.fingerprint = fingerprint("webhook", url)
         self._url = url
-        self._signer = Webhook(secret)
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._signers = tuple(Webhook(secret) for secret in secrets)
+        self._timeout_s = timeout_s
+        self._allowed = allowed
+        self._link = link
         self._now = now
         self._session: aiohttp.ClientSession | None = None
 
     @classmethod
-    def from_config(cls, channel: WebhookChannel, now: Callable[[], datetime]) -> WebhookSender:
-        """Reads the secret.
+    def from_config(
+        cls,
+        name: str,
+        channel: WebhookChannel,
+        allowed: Sequence[Network],
+        link: Link | None,
+        now: Callable[[], datetime],
+    ) -> SignedWebhook:
+        """Reads the secrets.
 
         Raises:
-            ConfigError: the secret is missing or unusable, or the URL is none.
+            ConfigError: a secret is missing or unusable, or the URL is none.
         """
-        try:
-            secret = channel.secret.read()
-        except ConfigError as error:
-            raise ConfigError(f"alerts.webhook.secret: {error}") from error
-        return cls(require_http_url(channel.url, "alerts.webhook.url"), _usable(secret), channel.timeout_s, now)
+        place = f"alerts.channels.{name}.webhook"
+        secrets = [_secret(channel.secret, f"{place}.secret")]
+        if channel.previous_secret is not None:
+            secrets.append(_secret(channel.previous_secret, f"{place}.previous_secret"))
+        url = usable_url(channel.url, f"{place}.url")
+        return cls(name, url, secrets, channel.timeout_s, allowed, link, now)
 
     async def open(self) -> None:
-        """Opens the session, which keeps no cookies."""
-        self._session = aiohttp.ClientSession(timeout=self._timeout, cookie_jar=aiohttp.DummyCookieJar())
+        """Opens the session."""
+        self._session = guarded_session(self._allowed, self._timeout_s)
 
     async def close(self) -> None:
         """Closes the session."""
         if self._session is not None:
             await self._session.close()
 
-    async def send(self, alert: Alert) -> None:
-        """Posts the alert once. Raises SendError."""
+    async def send(self, message: Alert | AlertDigest) -> None:
+        """Posts the message once. Raises SendError."""
         assert self._session is not None, "open() comes first"
-        body = envelope(alert)
+        message_id = message.digest_id if isinstance(message, AlertDigest) else message.alert_id
+        body = envelope(message, self._link)
         try:
+            # The body of the answer says nothing that we need, and is not read.
             async with self._session.post(
-                self._url, data=body, headers=self._signed(alert.alert_id, body), allow_redirects=False
+                self._url, data=body, headers=self._signed(message_id, body), allow_redirects=False
             ) as answer:
                 status, headers = answer.status, answer.headers
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise no_answer(error) from error
+            raise no_answer(error) from None
         check_answer(status, headers, self._now())
 
     def _signed(self, message_id: str, body: bytes) -> dict[str, str]:
@@ -74,26 +113,32 @@ class WebhookSender:
             "user-agent": "breakwater-alerter",
             "webhook-id": message_id,
             "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": self._signer.sign(message_id, now, body.decode()),
+            "webhook-signature": " ".join(signer.sign(message_id, now, body.decode()) for signer in self._signers),
         }
 
 
-def envelope(alert: Alert) -> bytes:
-    """The body: the same bytes for the same alert, at every try."""
-    return orjson.dumps(
-        {"type": alert.event, "timestamp": format_time(alert.at), "data": alert.model_dump(mode="json")}
-    )
+def envelope(message: Alert | AlertDigest, link: Link | None) -> bytes:
+    """The body: the same bytes for the same message, at every try. A digest has no `link`, as it has many incidents."""
+    filled: dict[str, JsonValue] = {
+        "type": message.event if isinstance(message, Alert) else "digest",
+        "timestamp": format_time(message.at),
+        "data": message.model_dump(mode="json"),
+    }
+    if link is not None and isinstance(message, Alert):
+        filled["link"] = link(message.incident_id, message.at)
+    return orjson.dumps(filled)
 
 
-def _usable(secret: str) -> str:
-    problem = f"alerts.webhook.secret: must be {_PREFIX} and a key in base64; `openssl rand -base64 32` makes a key"
+def _secret(ref: SecretRef, place: str) -> str:
+    secret = secret_of(ref, place)
+    problem = f"{place}: must be {_PREFIX} and a key in base64; `openssl rand -base64 32` makes a key"
     if not secret.startswith(_PREFIX):
         raise ConfigError(problem)
     try:
         # The signing package skips characters that are not base64, and would sign with some other key.
         encoded = secret.removeprefix(_PREFIX).rstrip("=")
         key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
-    except binascii.Error:
+    except (binascii.Error, ValueError):
         raise ConfigError(problem) from None
     if not key:
         raise ConfigError(problem)

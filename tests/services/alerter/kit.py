@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 import nats
 from aiohttp import web
 from nats.aio.client import Client
+from nats.js.api import DeliverPolicy
 from pydantic import SecretStr
 from standardwebhooks import Webhook
 
@@ -20,7 +21,8 @@ from breakwater.bus.publisher import Publisher
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config
 from breakwater.contracts import subjects
-from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
+from breakwater.contracts.alerts import Alert
+from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.types import Event
 from breakwater.embedded.ports import free_port
 from breakwater.settings import Settings
@@ -28,7 +30,7 @@ from services.alerter.app import build
 
 SECRET = "whsec_" + base64.b64encode(b"only for the tests of the alerter").decode()
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)
@@ -143,6 +145,20 @@ class Bus:
 
     async def alerts(self) -> list[Alert]:
         return await self.stored("ALERTS", Alert)
+
+    async def delivered_again(self, stream: str, durable: str) -> None:
+        """Has a consumer begin again, as if the server had heard of no acknowledgement."""
+        jetstream = self.client.jetstream()
+        config = (await jetstream.consumer_info(stream, durable)).config
+        await jetstream.delete_consumer(stream, durable)
+        await jetstream.add_consumer(stream, config.evolve(deliver_policy=DeliverPolicy.ALL))
+
+    async def told(self, change: str, times: int = 1) -> None:
+        """Waits until ALERTS has so many alerts of a change."""
+        deadline = asyncio.get_running_loop().time() + DEADLINE_S
+        while sum(alert.change == change for alert in await self.alerts()) < times:
+            assert asyncio.get_running_loop().time() < deadline, f"no {change} within {DEADLINE_S} s"
+            await asyncio.sleep(0.05)
 
     async def letters(self) -> list[DeadLetter]:
         return await self.stored("DLQ", DeadLetter)

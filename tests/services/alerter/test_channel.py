@@ -1,62 +1,23 @@
-"""How patiently an alert is sent, what an answer means, and the pace of a channel."""
+"""What an answer means, and what of an error is told."""
 
-import asyncio
+import errno
 from datetime import UTC, datetime
-from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import pytest
 
-from breakwater.bus.topology import Plan, consumers
 from breakwater.config import ConfigError
-from services.alerter.app import CONSUMER_LIMIT
-from services.alerter.channel import (
-    FIVE_MINUTES,
-    Pace,
-    Schedule,
-    SendError,
-    check_answer,
-    no_answer,
-    require_http_url,
-)
+from services.alerter.channel import SendError, check_answer, fingerprint, no_answer
+from services.alerter.guarded import Redirected, Refused, usable_url
 
 NOW = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
-    ("deliveries", "retry_after_s", "permanent", "expected"),
-    [
-        (1, None, False, 0.5),
-        (2, None, False, 1.0),
-        (3, None, False, 2.0),
-        (7, None, False, 32.0),
-        (8, None, False, 60.0),
-        (11, None, False, 60.0),
-        (12, None, False, None),
-        (400, None, False, None),
-        (1, 30.0, False, 30.0),
-        (8, 30.0, False, 60.0),
-        (1, 1e9, False, 3600.0),
-        (12, 30.0, False, None),
-        (1, None, True, 0.5),
-        (2, None, True, 1.0),
-        (3, None, True, None),
-    ],
-)
-def test_a_failed_send_is_repeated_with_growing_waits_and_given_up_at_last(
-    deliveries: int, retry_after_s: float | None, permanent: bool, expected: float | None
-) -> None:
-    failure = SendError("no", permanent=permanent, retry_after_s=retry_after_s)
-    assert FIVE_MINUTES.retry_in_s(failure, deliveries) == expected
-
-
-def test_a_receiver_may_be_away_for_five_minutes() -> None:
-    waits = [FIVE_MINUTES.retry_in_s(SendError("away"), deliveries) for deliveries in range(1, 13)]
-    assert sum(wait for wait in waits if wait is not None) >= 300
-
-
-def test_a_wait_does_not_overflow_after_many_restarts() -> None:
-    assert Schedule(tries=10**9).retry_in_s(SendError("away"), 10**6) == 60.0
+def connecting(error: OSError) -> aiohttp.ClientConnectorError:
+    key = cast("Any", SimpleNamespace(host="hooks.example", port=443, ssl=True))
+    return aiohttp.ClientConnectorError(key, error)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +41,7 @@ def test_a_refusal_that_would_be_repeated_is_permanent(status: int, permanent: b
     with pytest.raises(SendError, match=str(status)) as caught:
         check_answer(status, {}, NOW)
     assert caught.value.permanent is permanent
+    assert caught.value.gone is (status == 410)
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204])
@@ -96,44 +58,52 @@ def test_retry_after_is_read_whatever_its_case(value: str, expected: float | Non
     assert caught.value.retry_after_s == expected
 
 
-def test_an_error_text_holds_no_url() -> None:
-    assert "secret" not in str(no_answer(aiohttp.InvalidURL("https://hooks.example/secret")))
-    assert str(no_answer(TimeoutError())) == "no answer in time"
+@pytest.mark.parametrize(
+    ("error", "words", "permanent"),
+    [
+        (aiohttp.InvalidURL("https://hooks.example/s3cret"), "its URL is none that can be connected to", True),
+        (TimeoutError(), "no answer in time", False),
+        (aiohttp.ServerTimeoutError("s3cret"), "no answer in time", False),
+        (Redirected(302), "the receiver answered 302; redirects are not followed", True),
+        (connecting(OSError(errno.ECONNREFUSED, "refused")), "Cannot connect to host hooks.example:443", False),
+        (connecting(Refused("10.0.0.1", "private")), "its address 10.0.0.1 is refused (private)", True),
+        (aiohttp.ServerDisconnectedError("s3cret"), "no usable answer (ServerDisconnectedError)", False),
+        (UnicodeError("s3cret"), "no usable answer (UnicodeError)", False),
+    ],
+)
+def test_an_error_says_what_happened_and_holds_no_url(error: Exception, words: str, permanent: bool) -> None:
+    failure = no_answer(error)
+    assert words in str(failure)
+    assert failure.permanent is permanent
+    assert "s3cret" not in str(failure)
 
 
-@pytest.mark.parametrize("url", ["ftp://host/secret", "secret", "https://", "https:///secret", "http://[::1/secret"])
+def test_a_refused_address_says_which_setting_allows_it() -> None:
+    assert str(no_answer(connecting(Refused("10.0.0.1", "private")))) == (
+        "nothing is sent to hooks.example:443: its address 10.0.0.1 is refused (private); if it is meant, put its "
+        "network into `alerts.allow_networks`"
+    )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://host/secret\n",
+        "https://host/se cret",
+        "ftp://host/secret",
+        "secret",
+        "https://",
+        "https:///secret",
+        "http://[::1/secret",
+        "https://a:0/secret",
+    ],
+)
 def test_a_url_that_is_none_is_refused_without_being_shown(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"alerts\.slack\.webhook_url: must be a URL") as caught:
-        require_http_url(url, "alerts.slack.webhook_url")
-    assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"alerts\.channels\.a\.slack\.webhook_url: must be a URL") as caught:
+        usable_url(url, "alerts.channels.a.slack.webhook_url")
+    assert str(caught.value).endswith(": must be a URL that begins with https:// or http://")
 
 
-async def test_turns_are_an_interval_apart_and_in_order() -> None:
-    pace, loop = Pace(0.05), asyncio.get_running_loop()
-    taken: list[tuple[int, float]] = []
-
-    async def take(number: int) -> None:
-        await pace.turn()
-        taken.append((number, loop.time()))
-
-    await asyncio.gather(*(take(number) for number in range(4)))
-    assert [number for number, _ in taken] == [0, 1, 2, 3]
-    gaps = [later - earlier for (_, earlier), (_, later) in pairwise(taken)]
-    assert min(gaps) >= 0.045
-
-
-async def test_a_pause_holds_even_a_turn_that_is_already_waited_for() -> None:
-    pace, loop = Pace(0.02), asyncio.get_running_loop()
-    await pace.turn()
-    started = loop.time()
-    waiting = asyncio.create_task(pace.turn())
-    await asyncio.sleep(0)
-    pace.pause(0.2)
-    await waiting
-    assert loop.time() - started >= 0.19
-
-
-def test_no_alert_waits_in_the_process_without_a_heartbeat() -> None:
-    plan = Plan(agents={}, alert_channels=("slack", "webhook"))
-    limits = {c.durable_name: c.max_ack_pending for _, c in consumers(plan) if "alerter-" in str(c.durable_name)}
-    assert limits == {"alerter-slack": CONSUMER_LIMIT, "alerter-webhook": CONSUMER_LIMIT}
+def test_a_fingerprint_depends_on_every_part() -> None:
+    assert len({fingerprint("a", "b"), fingerprint("a", "c"), fingerprint("b", "b"), fingerprint("ab")}) == 4
+    assert fingerprint("a", "b") == fingerprint("a", "b")

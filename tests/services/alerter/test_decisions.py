@@ -1,17 +1,29 @@
-"""Events become alerts: once, whatever the number of processes and of deliveries."""
+"""Events become incidents: once, whatever the number of processes and of deliveries."""
 
 import asyncio
 import base64
+from datetime import UTC, datetime
+from typing import Any
 
+import pytest
+
+from breakwater.bus.publisher import Publisher
+from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
+from breakwater.contracts.execution import Execution
+from breakwater.incidents import IncidentLog
+from breakwater.policy.incidents import IncidentRules
+from breakwater.policy.redact import RedactionRules, Redactor
+from breakwater.policy.signals import Raised
+from services.alerter import handlers
 from tests.server_sources import RunningServer
-from tests.services.alerter.kit import alerter, bus_of, config_of, crossed, opened, stopped
+from tests.services.alerter.kit import Bus, alerter, bus_of, config_of, crossed, opened, stopped
 
 
-async def test_three_alerters_make_one_alert_of_each_event(own_nats_server: RunningServer) -> None:
+async def test_three_alerters_make_one_incident_of_each_breaker(own_nats_server: RunningServer) -> None:
     config = config_of()
     async with bus_of(own_nats_server.url, config) as bus:
-        events = [opened(version) for version in range(1, 41)]
+        events = [opened(1, model=f"m{n}", transition_id=f"writer/m{n}#1") for n in range(40)]
         async with alerter(bus, config, processes=3):
             await asyncio.gather(*(bus.publish(event) for event in events))
             # The same events stored twice, as a breaker service that lost its PubAck after the window would.
@@ -19,6 +31,25 @@ async def test_three_alerters_make_one_alert_of_each_event(own_nats_server: Runn
             await bus.finished("EVENTS", "alerter", 80)
         alerts = await bus.alerts()
     assert sorted(alert.source_id for alert in alerts) == sorted(event.transition_id for event in events)
+    assert {alert.change for alert in alerts} == {"opened"}
+
+
+async def test_a_breaker_that_flaps_before_three_alerters_is_one_incident_and_is_heard_in_order(
+    own_nats_server: RunningServer,
+) -> None:
+    config = config_of()
+    flaps: list[BreakerTransition] = []
+    for version in range(1, 101, 2):
+        flaps.append(opened(version))
+        flaps.append(opened(version + 1, from_state="half_open", to_state="closed", reason="the probe succeeded"))
+    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config, processes=3):
+        await bus.publish(*flaps)
+        await bus.finished("EVENTS", "alerter", len(flaps))
+        alerts = await bus.alerts()
+    assert [alert.version for alert in alerts] == list(range(1, 101))
+    assert [alert.change for alert in alerts] == ["opened", "resolved"] + ["reopened", "resolved"] * 49
+    assert len({alert.incident_id for alert in alerts}) == 1
+    assert (alerts[-1].count, alerts[-1].status) == (50, "resolved")
 
 
 async def test_an_event_that_is_delivered_again_makes_no_second_alert(own_nats_server: RunningServer) -> None:
@@ -53,10 +84,10 @@ async def test_a_flapping_breaker_is_one_incident_until_it_closes(own_nats_serve
         async with alerter(bus, config):
             await bus.finished("EVENTS", "alerter", len(flaps))
         alerts = await bus.alerts()
-    assert [(alert.event, alert.source_id) for alert in alerts] == [
-        ("breaker_open", "writer/gpt-4.1#7.1"),
-        ("breaker_closed", "writer/gpt-4.1#7.13"),
-        ("breaker_open", "writer/gpt-4.1#7.14"),
+    assert [(alert.event, alert.change, alert.source_id) for alert in alerts] == [
+        ("breaker_open", "opened", "writer/gpt-4.1#7.1"),
+        ("breaker_closed", "resolved", "writer/gpt-4.1#7.13"),
+        ("breaker_open", "reopened", "writer/gpt-4.1#7.14"),
     ]
 
 
@@ -87,19 +118,21 @@ async def test_a_breaker_forced_open_is_an_incident_until_somebody_resets_it(own
     assert alerts[0].text.startswith("Forced open by ann: outage. ")
 
 
-async def test_a_stopped_task_is_one_alert_and_its_reset_is_none(own_nats_server: RunningServer) -> None:
-    config = config_of()
+async def test_a_stopped_task_waits_for_a_person_and_its_reset_ends_that(own_nats_server: RunningServer) -> None:
+    config = config_of(reminders={"first_s": 604_800, "max_s": 604_800})
     async with bus_of(own_nats_server.url, config) as bus:
         await bus.publish(stopped("t1"), stopped("t2", tenant="acme"))
         await bus.publish(stopped("t1"), suffix="-again")
         await bus.publish(stopped("t1", event_id="/t1@8", kind="reset", reason="reset by ann", by="ann"))
         async with alerter(bus, config, processes=2):
             await bus.finished("EVENTS", "alerter", 4)
-        first, second = sorted(await bus.alerts(), key=lambda alert: alert.title)
+        first, second, reset = await bus.alerts()
         stored = await bus.client.jetstream().get_msg("ALERTS", 1)
     assert (first.event, first.severity, first.title) == ("guard_tripped", "critical", "Task stopped: t1 of writer")
-    assert (first.payload["status"], first.payload["tenant"]) == ("pending", None)
-    assert (second.title, second.payload["tenant"]) == ("Task stopped: t2 of writer", "acme")
+    assert (first.status, first.tenant) == ("pending", None)
+    assert first.remind_at is not None
+    assert (reset.incident_id, reset.status, reset.resolved_by) == (first.incident_id, "resolved", "ann")
+    assert (second.title, second.tenant) == ("Task stopped: t2 of writer", "acme")
     assert stored.subject == "bw.alerts.guard_tripped"
 
 
@@ -130,7 +163,7 @@ async def test_budget_crossings_become_alerts_with_their_spend(own_nats_server: 
     assert "$5.25 of $5.00 (105 %)" in hard.text
     assert stored.subject == "bw.alerts.budget_soft_cap"
     assert stored.headers is not None
-    assert stored.headers["Nats-Msg-Id"] == stored.headers["ce-id"] == soft.alert_id
+    assert stored.headers["ce-id"] == soft.alert_id
 
 
 async def test_events_that_nobody_asked_for_are_done_with_quietly(own_nats_server: RunningServer) -> None:
@@ -151,8 +184,13 @@ async def test_an_unreadable_event_is_kept_and_holds_nothing_up(own_nats_server:
         await bus.publish(opened())
         async with alerter(bus, config):
             await bus.finished("EVENTS", "alerter", 4)
+            # That there are dead letters is an incident of its own, however many there are.
+            await bus.finished("DLQ", "alerter-letters", 3)
         first, second, third = await bus.letters()
-        assert len(await bus.alerts()) == 1
+        alerts = await bus.alerts()
+        assert {alert.event for alert in alerts} == {"breaker_open", "job_dead_lettered"}
+        assert len({alert.incident_id for alert in alerts}) == 2
+        assert "sk-secret" not in str(alerts)
     assert (first.reason, first.stream, first.sequence) == ("unreadable", "EVENTS", 1)
     assert base64.b64decode(first.payload_base64) == b"{no json: sk-secret"
     assert second.subject == "bw.budgets.global.daily"
@@ -171,3 +209,94 @@ async def test_an_alert_waits_for_a_server_that_is_away(own_nats_server: Running
             await again.publish(opened())
             await again.finished("EVENTS", "alerter", 1)
             assert len(await again.alerts()) == 1
+
+
+def ended(number: int, at: datetime | None = None, **fields: Any) -> Execution:
+    given: dict[str, Any] = {
+        "execution_id": f"e{number}",
+        "agent": "writer",
+        "status": "dead_lettered",
+        "reason": "error",
+        "attempts_count": 3,
+        "error": {"kind": "server", "class": "ServerError", "message": "overloaded: sk-secret", "status_code": 503},
+        "duration_ms": 100,
+    }
+    moment = at or datetime.now(UTC)
+    times = dict.fromkeys(("queued_at", "dispatched_at", "completed_at"), moment)
+    return Execution.model_validate(given | times | fields)
+
+
+async def publish_executions(bus: Bus, *executions: Execution) -> None:
+    publisher = Publisher(lambda: bus.client, "test")
+    for one in executions:
+        subject = subjects.execution(one.agent, one.execution_id)
+        await publisher.event(subject, one, id=one.execution_id, at=one.completed_at, once=True)
+
+
+async def test_a_thousand_failing_jobs_are_one_incident_that_counts_them(
+    own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "REPEATS_EVERY_S", 0.5)
+    config = config_of()
+    failed = [ended(number) for number in range(1000)]
+    failed += [ended(2000 + number, reason="breaker_open") for number in range(5)]
+    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config, processes=2):
+        await publish_executions(bus, *failed)
+        await bus.finished("EVENTS", "alerter-executions", len(failed))
+        alerts = await bus.alerts()
+    assert len({alert.incident_id for alert in alerts}) == 1
+    assert alerts[0].event == "retries_exhausted"
+    assert alerts[-1].count == 1000
+    assert len(alerts) < 100
+    assert "sk-secret" not in str(alerts)
+
+
+async def test_a_failure_that_stays_away_is_over_by_itself(own_nats_server: RunningServer) -> None:
+    config = config_of(quiet_s=2)
+    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config, processes=2):
+        await publish_executions(bus, ended(1))
+        await bus.told("resolved")
+        first, last = await bus.alerts()
+    assert (first.change, last.change, last.resolved_by) == ("opened", "resolved", None)
+    assert last.reason is not None
+    assert last.reason.startswith("it has not happened again since")
+
+
+async def test_who_does_not_answer_is_reminded(own_nats_server: RunningServer) -> None:
+    config = config_of(reminders={"first_s": 1, "max_s": 1})
+    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config, processes=2):
+        await bus.publish(stopped(at=datetime.now(UTC)))
+        await bus.told("reminded", times=2)
+        alerts = await bus.alerts()
+    assert [alert.reminders for alert in alerts][:3] == [0, 1, 2]
+
+
+async def test_an_anomaly_whose_figures_are_lost_does_not_stay_open_for_ever(own_nats_server: RunningServer) -> None:
+    config = config_of()
+    async with bus_of(own_nats_server.url, config) as bus:
+        log = IncidentLog(lambda: bus.client, Publisher(lambda: bus.client, "test"), Redactor.compile(RedactionRules()))
+        rules = IncidentRules(config.alerts.on_events, 600, (), config.alerts.reminders)
+        for measure in ("latency", "execution_cost"):
+            key, fades = f"agent_anomaly/writer/{measure}", measure == "execution_cost"
+            signal = Raised(key, "agent_anomaly", "Unusual", "It is.", measure, datetime.now(UTC), fades=fades)
+            await log.tell(signal, rules)
+        async with alerter(bus, config):
+            await bus.told("resolved")
+        last = (await bus.alerts())[-1]
+    assert (last.key, last.status) == ("agent_anomaly/writer/latency", "resolved")
+
+
+async def test_an_execution_that_costs_too_much_is_told_though_it_succeeds(own_nats_server: RunningServer) -> None:
+    config = config_of(anomalies={"execution_cost_usd": "0.10", "execution_duration_s": 5})
+    good = {"status": "succeeded", "reason": None, "error": None}
+    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
+        await publish_executions(
+            bus, ended(1, total_cost="0.10", **good), ended(2, total_cost="0.11", duration_ms=5001, **good)
+        )
+        await bus.finished("EVENTS", "alerter-executions", 2)
+        alerts = await bus.alerts()
+    assert sorted(alert.key for alert in alerts) == [
+        "agent_anomaly/writer/execution_cost",
+        "agent_anomaly/writer/execution_duration",
+    ]
+    assert {alert.payload["execution_id"] for alert in alerts} == {"e2"}

@@ -35,23 +35,30 @@ def start(config: Path, **surroundings: str) -> subprocess.Popen[str]:
 
 def test_a_missing_secret_ends_the_process_as_a_wrong_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLACK_HOOK", raising=False)
-    process = start(write_config(tmp_path / "breakwater.yaml", {"slack": {"webhook_url": {"env": "SLACK_HOOK"}}}))
+    process = start(
+        write_config(
+            tmp_path / "breakwater.yaml", {"channels": {"ops": {"slack": {"webhook_url": {"env": "SLACK_HOOK"}}}}}
+        )
+    )
     _, said = process.communicate(timeout=60)
     assert process.returncode == os.EX_CONFIG
-    assert said == ("alerts.slack.webhook_url: the environment variable SLACK_HOOK is not set; it must hold a secret\n")
+    assert said == (
+        "alerts.channels.ops.slack.webhook_url: the environment variable SLACK_HOOK is not set; it must hold a secret\n"
+    )
 
 
 async def test_the_process_delivers_and_ends_quietly_when_told(
     own_nats_server: RunningServer, receiver: Receiver, tmp_path: Path
 ) -> None:
-    alerts = {"webhook": {"url": receiver.url, "secret": {"env": "HOOK_SECRET"}}}
+    channel = {"webhook": {"url": receiver.url, "secret": {"env": "HOOK_SECRET"}}}
+    alerts = {"channels": {"ops": channel}, "allow_networks": ["127.0.0.0/8"]}
     await receiver.start()
     async with bus_of(own_nats_server.url, config_of(**alerts)) as bus:
         process = start(write_config(tmp_path / "breakwater.yaml", alerts), BREAKWATER_NATS_URL=own_nats_server.url)
         try:
             await bus.publish(opened())
             await until("the alert", lambda: receiver.seen)
-            await bus.finished("ALERTS", "alerter-webhook", 1)
+            await bus.finished("ALERTS", "alerter-channel-ops", 1)
             process.send_signal(signal.SIGTERM)
             await until("the end", lambda: process.poll() is not None)
         finally:

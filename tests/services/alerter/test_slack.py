@@ -1,121 +1,170 @@
-"""The Slack channel against a double of an incoming webhook."""
+"""The incoming webhook against a double of Slack that is as strict as Slack."""
 
-from itertools import pairwise
-from typing import Any
-from uuid import uuid4
+from collections.abc import AsyncGenerator
+from ipaddress import ip_network
 
 import pytest
 
 from breakwater.config import ConfigError
-from breakwater.contracts.events import Alert
-from breakwater.policy.alerts import alert_for
-from breakwater.settings import Settings
-from services.alerter.app import build
-from services.alerter.slack import message
-from tests.server_sources import RunningServer
-from tests.services.alerter.kit import Answer, Receiver, alerter, bus_of, config_of, opened, stopped
+from services.alerter.blocks import slack_message
+from services.alerter.channel import Channel, SendError
+from services.alerter.channels import channels_of
+from services.alerter.slack import SlackWebhook
+from services.alerter.wording import Wording
+from tests.services.alerter.kit import AT, Answer, Receiver, config_of
+from tests.services.alerter.messages import acknowledged, alert, closed, digest, held
+from tests.services.alerter.slack_double import HOOK, SlackDouble
 
-SLACK = {"webhook_url": {"env": "SLACK_HOOK"}}
-
-
-def alert(**fields: Any) -> Alert:
-    found = alert_for(opened(**fields), {"breaker_open"})
-    assert found is not None
-    return found
+LOOPBACK = (ip_network("127.0.0.0/8"),)
 
 
-def test_a_stopped_task_with_long_ids_is_told_whole_with_the_command_that_lets_it_go_on() -> None:
-    task_id, tenant = f"task-{uuid4()}", f"tenant-{uuid4()}"
-    drift = "confidence fell through 12 answers: ..., " + ", ".join(f"0.{digits}" for digits in range(9123, 9023, -10))
-    found = alert_for(stopped(task_id, tenant=tenant, agent="a" * 40, reason=drift), {"guard_tripped"})
-    assert found is not None
-    shown = message(found)["blocks"][1]["text"]["text"]
-    assert shown.endswith(f"`breakwater guards reset --tenant={tenant} {task_id}` lets it go on.")
+@pytest.fixture
+async def double() -> AsyncGenerator[SlackDouble]:
+    one = await SlackDouble().start()
+    yield one
+    await one.stop()
+    assert one.violations == []
 
 
-async def test_alerts_reach_slack_once_each_and_a_second_apart(own_nats_server: RunningServer, slack: Receiver) -> None:
-    config = config_of(slack=SLACK)
-    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
-        await bus.publish(opened(1), opened(2), opened(3))
-        await bus.finished("ALERTS", "alerter-slack", 3)
-    assert len(slack.seen) == 3
-    assert min(later.at - earlier.at for earlier, later in pairwise(slack.seen)) >= 0.95
-    assert slack.seen[0].json == message(alert())
+@pytest.fixture
+async def channel(double: SlackDouble) -> AsyncGenerator[SlackWebhook]:
+    one = SlackWebhook("ops", double.hook_url, Wording(), LOOPBACK, lambda: AT)
+    await one.open()
+    yield one
+    await one.close()
 
 
-async def test_a_rate_limit_silences_the_whole_channel_for_as_long_as_it_says(
-    own_nats_server: RunningServer, slack: Receiver
+async def refused(channel: Channel) -> SendError:
+    with pytest.raises(SendError) as caught:
+        await channel.send(alert())
+    return caught.value
+
+
+async def test_an_alert_is_read_as_it_is_told(double: SlackDouble, channel: SlackWebhook) -> None:
+    await channel.send(alert())
+    [call] = double.calls
+    assert call.body == slack_message(Wording().alert(alert()))
+    [shown] = double.channel_view()
+    assert shown.startswith("*[critical] Breaker open: writer on gpt-4.1*\nCritical, open\nAgent writer, model gpt-4.1")
+
+
+async def test_every_change_is_a_message_of_its_own(double: SlackDouble, channel: SlackWebhook) -> None:
+    double.interval_s = 0
+    assert (channel.updates, channel.interval_s) == (False, 1.0)
+    for message in (alert(), acknowledged(alert()), closed(alert()), digest([held(1), held(2)])):
+        await channel.send(message)
+    assert [view.split("\n")[0] for view in double.channel_view()] == [
+        "*[critical] Breaker open: writer on gpt-4.1*",
+        "*[acknowledged] Breaker open: writer on gpt-4.1*",
+        "*[resolved] Breaker closed: writer on gpt-4.1*",
+        "*2 alerts were held back between 10:00 and 10:05 UTC (rate limit)*",
+    ]
+
+
+async def test_a_rate_limit_says_how_long_to_wait(double: SlackDouble, channel: SlackWebhook) -> None:
+    await channel.send(alert())
+    failure = await refused(channel)  # the double lets a webhook post once a second
+    assert (failure.permanent, failure.retry_after_s, failure.gone) == (False, 1.0, False)
+    assert double.counted() == {"posts": 1, "updates": 0, "replies": 0, "refused": 1}
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "permanent", "gone"),
+    [
+        ("no_service", 404, True, True),
+        ("channel_is_archived", 410, True, True),
+        ("channel_not_found", 404, True, False),
+        ("action_prohibited", 403, True, False),
+        ("invalid_payload", 400, True, False),
+        ("http:503", 503, False, False),
+        ("http:410", 410, True, True),
+        ("http:302", 302, True, False),
+    ],
+)
+async def test_a_refusal_is_named_as_slack_names_it(
+    double: SlackDouble, channel: SlackWebhook, code: str, status: int, permanent: bool, gone: bool
 ) -> None:
-    config = config_of(slack=SLACK)
-    slack.answers = [Answer(429, body="rate_limited", headers={"Retry-After": "3"})]
-    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
-        await bus.publish(opened(1), opened(2))
-        await bus.finished("ALERTS", "alerter-slack", 2)
-        assert await bus.letters() == []
-    assert len(slack.seen) == 3
-    assert slack.seen[1].at - slack.seen[0].at >= 2.95
+    double.refuse["hook"] = [code]
+    failure = await refused(channel)
+    assert (failure.permanent, failure.gone) == (permanent, gone)
+    assert (code if ":" not in code else str(status)) in str(failure)
+    assert "<html>" not in str(failure)
+    assert len(double.calls) == 1  # slack-sdk does not retry by itself
 
 
-async def test_a_revoked_hook_ends_in_a_dead_letter_that_names_slacks_reason_and_not_the_hook(
-    own_nats_server: RunningServer, slack: Receiver, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = config_of(slack=SLACK)
-    slack.always = Answer(404, body="no_service")
-    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
-        await bus.publish(opened())
-        await bus.finished("ALERTS", "alerter-slack", 1)
-        [letter] = await bus.letters()
-    assert len(slack.seen) == 3
-    assert letter.error == "slack: the receiver answered 404 no_service (delivery 3)"
-    logged = "".join(capsys.readouterr())
-    assert logged.count("alert_undeliverable") == 1
-    assert "/hook" not in logged
-
-
-async def test_a_redirect_is_no_delivery(own_nats_server: RunningServer, slack: Receiver) -> None:
-    config = config_of(slack=SLACK)
-    slack.answers = [Answer(302, headers={"Location": f"{slack.url}/elsewhere"})]
-    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
-        await bus.publish(opened())
-        await bus.finished("ALERTS", "alerter-slack", 1)
-    assert [seen.json for seen in slack.seen] == [message(alert())] * 2
-
-
-async def test_each_channel_gives_up_on_its_own_and_neither_holds_up_the_other(
-    own_nats_server: RunningServer, slack: Receiver, receiver: Receiver
-) -> None:
-    config = config_of(slack=SLACK, webhook={"url": receiver.url, "secret": {"env": "HOOK_SECRET"}})
+async def test_a_redirect_is_no_delivery_and_is_not_followed(channel: SlackWebhook) -> None:
+    receiver = Receiver()
+    one = SlackWebhook("ops", receiver.url, Wording(), LOOPBACK, lambda: AT)
     await receiver.start()
-    receiver.always = Answer(410)
-    slack.always = Answer(403, body="action_prohibited")
-    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
-        await bus.publish(opened())
-        await bus.finished("ALERTS", "alerter-slack", 1)
-        await bus.finished("ALERTS", "alerter-webhook", 1)
-        letters = await bus.letters()
-        slack.always = Answer()
-        await bus.publish(opened(2))
-        await bus.finished("ALERTS", "alerter-slack", 2)
-    assert sorted(letter.error.partition(":")[0] for letter in letters) == ["slack", "webhook"]
+    await one.open()
+    try:
+        for status in (301, 302, 303, 307, 308):
+            receiver.answers = [Answer(status, headers={"Location": f"{receiver.url}/elsewhere"})]
+            failure = await refused(one)
+            assert failure.permanent
+            assert f"answered {status}; redirects are not followed" in str(failure)
+    finally:
+        await one.close()
+        await receiver.stop()
+    assert len(receiver.seen) == 5
 
 
-def test_names_can_neither_mention_people_nor_make_links() -> None:
-    shown = message(alert(agent="<!channel> & <https://evil|ok>"))
-    texts = [shown["text"], *(block["text"]["text"] for block in shown["blocks"] if "text" in block)]
-    assert not any("<" in text or ">" in text for text in texts)
-    assert "&lt;!channel&gt; &amp; &lt;https://evil|ok&gt;" in shown["text"]
+async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
+    receiver = Receiver()
+    receiver.always = Answer(200, body="x" * 5_000_000)
+    one = SlackWebhook("ops", receiver.url, Wording(), LOOPBACK, lambda: AT)
+    await receiver.start()
+    await one.open()
+    try:
+        failure = await refused(one)
+    finally:
+        await one.close()
+        await receiver.stop()
+    assert not failure.permanent
 
 
-def test_the_longest_names_fit_into_a_block() -> None:
-    shown = message(alert(agent="&" * 128, model="&" * 256))
-    assert max(len(block["text"]["text"]) for block in shown["blocks"] if "text" in block) <= 3000
+async def test_a_channel_that_is_closed_opens_no_session_of_slack_sdks_own(
+    double: SlackDouble, channel: SlackWebhook
+) -> None:
+    await channel.close()
+    assert str(await refused(channel)) == "the channel is closed"
+    assert double.calls == []
 
 
-def test_an_url_that_is_missing_or_none_is_named_by_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch, double: SlackDouble) -> None:
+    proxy = await Receiver().start()
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
+    one = SlackWebhook("ops", double.hook_url, Wording(), LOOPBACK, lambda: AT)
+    await one.open()
+    try:
+        await one.send(alert())
+    finally:
+        await one.close()
+        await proxy.stop()
+    assert proxy.seen == []
+    assert len(double.posts) == 1
+
+
+def test_a_url_that_is_missing_or_none_is_named_by_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(channels={"ops": {"slack": {"webhook_url": {"env": "SLACK_HOOK"}}}})
     monkeypatch.delenv("SLACK_HOOK", raising=False)
-    with pytest.raises(ConfigError, match=r"alerts\.slack\.webhook_url: the environment variable SLACK_HOOK"):
-        build(Settings(), config_of(slack=SLACK))
-    monkeypatch.setenv("SLACK_HOOK", "hooks.example/T1/B2/s3cret")
-    with pytest.raises(ConfigError, match=r"alerts\.slack\.webhook_url: must be a URL") as caught:
-        build(Settings(), config_of(slack=SLACK))
-    assert "s3cret" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"alerts\.channels\.ops\.slack\.webhook_url: the environment variable SLACK"):
+        channels_of(config.alerts, posts=_none, now=lambda: AT)
+    monkeypatch.setenv("SLACK_HOOK", f"hooks.slack.example{HOOK}")
+    with pytest.raises(ConfigError, match=r"alerts\.channels\.ops\.slack\.webhook_url: must be a URL") as caught:
+        channels_of(config.alerts, posts=_none, now=lambda: AT)
+    assert HOOK not in str(caught.value)
+
+
+def test_a_fingerprint_tells_urls_apart_and_hides_them() -> None:
+    one, same, other = (
+        SlackWebhook("ops", url, Wording(), (), lambda: AT) for url in ("https://a", "https://a", "https://b")
+    )
+    assert one.fingerprint == same.fingerprint != other.fingerprint
+    assert len(one.fingerprint) == 16
+    assert int(one.fingerprint, 16)
+
+
+def _none(name: str) -> None:
+    raise AssertionError("an incoming webhook remembers no messages")

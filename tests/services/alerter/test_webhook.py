@@ -1,140 +1,258 @@
 """The webhook channel against a receiver that checks signatures with the receiving side's own library."""
 
+import asyncio
 import base64
 import re
+from collections.abc import AsyncGenerator, Sequence
+from datetime import UTC, datetime
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from breakwater.config import ConfigError
-from breakwater.contracts.events import Alert
-from breakwater.policy.alerts import alert_for
-from breakwater.settings import Settings
-from services.alerter.app import build
-from tests.server_sources import RunningServer
-from tests.services.alerter.kit import Answer, Receiver, alerter, bus_of, config_of, crossed, opened, until
+from breakwater.contracts.alerts import Alert, AlertDigest
+from services.alerter.channel import SendError
+from services.alerter.channels import channels_of
+from services.alerter.webhook import SignedWebhook, envelope
+from services.alerter.wording import Link
+from tests.services.alerter.kit import AT, SECRET, Answer, Receiver, config_of
+from tests.services.alerter.messages import alert, digest, held, resolved
+
+LOOPBACK = (ip_network("127.0.0.0/8"),)
+OLD_SECRET = "whsec_" + base64.b64encode(b"the key of before, for the tests").decode()
 
 
-def webhook(receiver: Receiver, **more: Any) -> dict[str, Any]:
-    return {"url": receiver.url, "secret": {"env": "HOOK_SECRET"}, **more}
+def now() -> datetime:
+    return datetime.now(UTC)
 
 
-async def test_an_alert_outlasts_a_receiver_that_is_down_and_then_fails(
-    own_nats_server: RunningServer, receiver: Receiver, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = config_of(webhook=webhook(receiver))
-    receiver.answers = [Answer(500), Answer(503)]
-    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
-        await bus.publish(opened())
-        # Delivered again: so the first try was made, and nobody was there.
-        await bus.delivered("ALERTS", "alerter-webhook", times=2)
-        await receiver.start()
-        await bus.finished("ALERTS", "alerter-webhook", 1)
-        [alert] = await bus.alerts()
-        assert await bus.letters() == []
-    assert [seen.headers["webhook-id"] for seen in receiver.seen] == [alert.alert_id] * 3
-    assert len({seen.body for seen in receiver.seen}) == 1
-    assert receiver.seen[-1].verified() == {
+def channel_of(
+    url: str, secrets: Sequence[str] = (SECRET,), timeout_s: float = 10.0, link: Link | None = None
+) -> SignedWebhook:
+    return SignedWebhook("hook", url, secrets, timeout_s, LOOPBACK, link, now)
+
+
+@pytest.fixture
+async def channel(receiver: Receiver) -> AsyncGenerator[SignedWebhook]:
+    await receiver.start()
+    one = channel_of(receiver.url)
+    await one.open()
+    yield one
+    await one.close()
+
+
+async def refused(channel: SignedWebhook) -> SendError:
+    with pytest.raises(SendError) as caught:
+        await channel.send(alert())
+    return caught.value
+
+
+async def test_an_alert_is_signed_and_whole(receiver: Receiver, channel: SignedWebhook) -> None:
+    assert (channel.updates, channel.interval_s) == (False, 0.0)
+    await channel.send(alert())
+    [seen] = receiver.seen
+    assert seen.verified() == {
         "type": "breaker_open",
         "timestamp": "2026-11-21T10:00:00.000Z",
-        "data": alert.model_dump(mode="json"),
+        "data": alert().model_dump(mode="json"),
     }
-    assert receiver.seen[-1].headers["content-type"] == "application/json"
-    logged = "".join(capsys.readouterr())
-    said = [line for line in logged.splitlines() if "alert channel webhook" in line]
-    assert ["unavailable " in said[0], "available_again " in said[1]] == [True, True]
-    assert len(said) == 2
+    assert Alert.model_validate(seen.json["data"]) == alert()
+    assert seen.headers["webhook-id"] == alert().alert_id
+    assert seen.headers["content-type"] == "application/json"
 
 
-async def test_a_signature_made_with_another_secret_is_found_out(
-    own_nats_server: RunningServer, receiver: Receiver
+async def test_a_digest_is_signed_and_whole(receiver: Receiver, channel: SignedWebhook) -> None:
+    told = digest([held(1), held(2, event="agent_anomaly", severity="warning")])
+    await channel.send(told)
+    [seen] = receiver.seen
+    assert seen.verified()["type"] == "digest"
+    assert AlertDigest.model_validate(seen.json["data"]) == told
+    assert seen.headers["webhook-id"] == "digest_1"
+
+
+@pytest.mark.parametrize("message", [alert(), resolved(alert()), digest([held(1)])])
+async def test_every_try_has_the_same_id_and_body(
+    receiver: Receiver, channel: SignedWebhook, message: Alert | AlertDigest
 ) -> None:
-    config = config_of(webhook=webhook(await receiver.start()))
-    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
-        await bus.publish(opened())
-        [seen] = await until("the alert", lambda: receiver.seen)
+    receiver.answers = [Answer(500), Answer(503)]
+    for _ in range(2):
+        with pytest.raises(SendError):
+            await channel.send(message)
+    await channel.send(type(message).model_validate_json(message.json_bytes()))
+    assert len({seen.body for seen in receiver.seen}) == 1
+    assert len({seen.headers["webhook-id"] for seen in receiver.seen}) == 1
+    assert all(seen.verified() for seen in receiver.seen)
+
+
+async def test_a_link_stands_beside_the_data_and_is_the_same_at_every_try(receiver: Receiver) -> None:
+    await receiver.start()
+    one = channel_of(receiver.url, link=lambda incident_id, at: f"https://bw.example/{incident_id}?{at.isoformat()}")
+    await one.open()
+    await one.send(alert())
+    await one.send(alert())
+    await one.send(digest([held(1)]))
+    await one.close()
+    first, second, of_digest = (seen.verified() for seen in receiver.seen)
+    assert first["link"] == second["link"] == f"https://bw.example/{alert().incident_id}?2026-11-21T10:00:00+00:00"
+    assert "link" not in of_digest
+    assert set(first) == {"type", "timestamp", "data", "link"}
+
+
+async def test_while_keys_are_rotated_either_key_verifies(receiver: Receiver) -> None:
+    await receiver.start()
+    one = channel_of(receiver.url, secrets=(SECRET, OLD_SECRET))
+    await one.open()
+    await one.send(alert())
+    await one.close()
+    [seen] = receiver.seen
+    assert len(seen.headers["webhook-signature"].split(" ")) == 2
+    for secret in (SECRET, OLD_SECRET):
+        assert Webhook(secret).verify(seen.body, seen.headers)["type"] == "breaker_open"
+
+
+async def test_a_signature_made_with_another_secret_or_over_another_body_is_found_out(
+    receiver: Receiver, channel: SignedWebhook
+) -> None:
+    await channel.send(alert())
+    [seen] = receiver.seen
     stranger = Webhook(base64.b64encode(b"a stranger's key, long enough").decode())
     with pytest.raises(WebhookVerificationError):
         stranger.verify(seen.body, seen.headers)
+    with pytest.raises(WebhookVerificationError):
+        Webhook(SECRET).verify(seen.body.replace(b"writer", b"reader"), seen.headers)
 
 
-async def test_retry_after_is_honoured(own_nats_server: RunningServer, receiver: Receiver) -> None:
-    config = config_of(webhook=webhook(await receiver.start()))
-    receiver.answers = [Answer(429, headers={"Retry-After": "2"})]
-    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
-        await bus.publish(opened())
-        await bus.finished("ALERTS", "alerter-webhook", 1)
-    refused, taken = receiver.seen
-    assert taken.at - refused.at >= 1.95
-    assert taken.headers["webhook-id"] == refused.headers["webhook-id"]
-
-
-@pytest.mark.parametrize("status", [404, 410, 302])
-async def test_a_refusal_that_stays_ends_in_a_dead_letter_with_the_whole_alert(
-    own_nats_server: RunningServer, receiver: Receiver, status: int
+@pytest.mark.parametrize(
+    ("status", "permanent", "gone"),
+    [(400, True, False), (404, True, False), (410, True, True), (302, True, False), (500, False, False)],
+)
+async def test_a_refusal_says_whether_another_try_is_worth_it(
+    receiver: Receiver, channel: SignedWebhook, status: int, permanent: bool, gone: bool
 ) -> None:
-    config = config_of(webhook=webhook(await receiver.start()))
     receiver.always = Answer(status, headers={"Location": f"{receiver.url}/elsewhere"})
-    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
-        await bus.publish(opened())
-        await bus.finished("ALERTS", "alerter-webhook", 1)
-        [alert] = await bus.alerts()
-        [letter] = await bus.letters()
-        subject = (await bus.client.jetstream().get_msg("DLQ", 1)).subject
-    assert len(receiver.seen) == 3
-    assert (letter.reason, letter.agent, letter.stream) == ("undeliverable", "writer", "ALERTS")
-    assert letter.error == f"webhook: the receiver answered {status} (delivery 3)"
-    assert Alert.model_validate_json(base64.b64decode(letter.payload_base64)) == alert
-    assert subject == "bw.dlq.undeliverable.writer"
-
-
-async def test_a_refused_alert_does_not_hold_up_the_next(own_nats_server: RunningServer, receiver: Receiver) -> None:
-    config = config_of(webhook=webhook(await receiver.start()))
-    receiver.answers = [Answer(400)]
-    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
-        await bus.publish(opened())
-        await until("the refused alert", lambda: receiver.seen)
-        await bus.publish(crossed())
-        await bus.finished("ALERTS", "alerter-webhook", 2)
-    assert [seen.verified()["type"] for seen in receiver.seen] == ["breaker_open", "budget_soft_cap", "breaker_open"]
-
-
-async def test_three_alerters_send_each_alert_once(own_nats_server: RunningServer, receiver: Receiver) -> None:
-    config = config_of(webhook=webhook(await receiver.start()))
-    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config, processes=3):
-        await bus.publish(*(opened(version) for version in range(1, 101)))
-        await bus.finished("ALERTS", "alerter-webhook", 100)
-    assert len(receiver.seen) == len({seen.headers["webhook-id"] for seen in receiver.seen}) == 100
-
-
-async def test_an_unreadable_alert_is_kept_and_holds_nothing_up(
-    own_nats_server: RunningServer, receiver: Receiver
-) -> None:
-    config = config_of(webhook=webhook(await receiver.start()))
-    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
-        await bus.client.jetstream().publish("bw.alerts.breaker_open", b"[]")
-        alert = alert_for(opened(), {"breaker_open"})
-        assert alert is not None
-        await bus.publish_alert(alert)
-        await bus.finished("ALERTS", "alerter-webhook", 2)
-        [letter] = await bus.letters()
-    assert (letter.reason, letter.sequence) == ("unreadable", 1)
+    failure = await refused(channel)
+    assert (failure.permanent, failure.gone) == (permanent, gone)
+    assert f"the receiver answered {status}" in str(failure)
     assert len(receiver.seen) == 1
 
 
-@pytest.mark.parametrize("secret", ["whsec_", "whsec_not base64!", "c2VjcmV0IHdpdGhvdXQgcHJlZml4"])
+async def test_retry_after_is_passed_on(receiver: Receiver, channel: SignedWebhook) -> None:
+    receiver.always = Answer(429, headers={"Retry-After": "17"})
+    failure = await refused(channel)
+    assert (failure.permanent, failure.retry_after_s) == (False, 17.0)
+
+
+async def test_a_receiver_that_is_down_is_no_refusal(receiver: Receiver) -> None:
+    one = channel_of(receiver.url)
+    await one.open()
+    failure = await refused(one)
+    await one.close()
+    assert not failure.permanent
+    assert "/hook" not in str(failure)
+
+
+@pytest.mark.parametrize("drips", ["headers", "silence"])
+async def test_a_receiver_that_drips_its_answer_is_not_waited_for(drips: str) -> None:
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        try:
+            while drips == "headers":
+                writer.write(b"x-drop: 1\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(30)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    one = channel_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", timeout_s=0.3)
+    await one.open()
+    async with asyncio.timeout(10):
+        failure = await refused(one)
+    await one.close()
+    server.close()
+    assert str(failure) == "no answer in time"
+    assert not failure.permanent
+
+
+async def test_the_body_of_an_answer_is_not_waited_for() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"x" * 1000)
+            await asyncio.sleep(0.02)
+
+    app = web.Application()
+    app.router.add_post("/", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    one = channel_of(f"http://127.0.0.1:{runner.addresses[0][1]}/")
+    await one.open()
+    async with asyncio.timeout(5):
+        await one.send(alert())
+    await one.close()
+    await runner.cleanup()
+
+
+def settings_of(**more: Any) -> dict[str, Any]:
+    return {"hook": {"webhook": {"url": "https://hooks.example/x", "secret": {"env": "HOOK_SECRET"}, **more}}}
+
+
+def test_the_config_makes_the_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLD_SECRET", OLD_SECRET)
+    config = config_of(channels=settings_of(previous_secret={"env": "OLD_SECRET"}))
+    [one] = channels_of(config.alerts, posts=_none, now=now)
+    assert one.name == "hook"
+    assert isinstance(one, SignedWebhook)
+
+
+@pytest.mark.parametrize("place", ["secret", "previous_secret"])
+@pytest.mark.parametrize(
+    "secret", ["whsec_", "whsec_not base64!", "whsec_\N{SNOWMAN}", "c2VjcmV0IHdpdGhvdXQgcHJlZml4", "whsec_====="]
+)
 def test_a_secret_that_can_sign_nothing_is_refused_without_being_shown(
-    monkeypatch: pytest.MonkeyPatch, receiver: Receiver, secret: str
+    monkeypatch: pytest.MonkeyPatch, place: str, secret: str
 ) -> None:
-    monkeypatch.setenv("HOOK_SECRET", secret)
-    with pytest.raises(ConfigError, match=re.escape("alerts.webhook.secret: must be whsec_")) as caught:
-        build(Settings(), config_of(webhook=webhook(receiver)))
+    monkeypatch.setenv("BAD_SECRET", secret)
+    config = config_of(channels=settings_of(**{place: {"env": "BAD_SECRET"}}))
+    with pytest.raises(ConfigError, match=re.escape(f"alerts.channels.hook.webhook.{place}: must be whsec_")) as caught:
+        channels_of(config.alerts, posts=_none, now=now)
     assert secret == "whsec_" or secret not in str(caught.value)
 
 
-def test_a_secret_that_is_missing_is_named_by_its_setting(tmp_path: Path, receiver: Receiver) -> None:
-    config = config_of(webhook=webhook(receiver) | {"secret": {"file": str(tmp_path / "absent")}})
-    with pytest.raises(ConfigError, match=r"alerts\.webhook\.secret: the secret file .*absent"):
-        build(Settings(), config)
+def test_a_secret_that_is_missing_is_named_by_its_setting(tmp_path: Path) -> None:
+    config = config_of(channels=settings_of(secret={"file": str(tmp_path / "absent")}))
+    with pytest.raises(ConfigError, match=r"alerts\.channels\.hook\.webhook\.secret: the secret file .*absent"):
+        channels_of(config.alerts, posts=_none, now=now)
+
+
+def test_links_need_a_secret_of_some_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = {"base_url": "https://bw.example", "secret": {"env": "LINK_SECRET"}}
+    config = config_of(channels=settings_of(), links=links)
+    monkeypatch.setenv("LINK_SECRET", "short")
+    with pytest.raises(ConfigError, match=r"alerts\.links\.secret: it has 5 characters, and must have 32"):
+        channels_of(config.alerts, posts=_none, now=now)
+    monkeypatch.setenv("LINK_SECRET", "x" * 32)
+    assert len(channels_of(config.alerts, posts=_none, now=now)) == 1
+
+
+def test_a_fingerprint_tells_urls_apart_and_not_keys() -> None:
+    one = channel_of("https://a.example/")
+    assert one.fingerprint == channel_of("https://a.example/", secrets=(OLD_SECRET,)).fingerprint
+    assert one.fingerprint != channel_of("https://b.example/").fingerprint
+
+
+def test_the_envelope_of_an_alert_does_not_depend_on_the_clock() -> None:
+    assert envelope(alert(), None) == envelope(alert(), None)
+    assert envelope(alert(at=AT), None) == envelope(alert(), None)
+
+
+def _none(name: str) -> Any:
+    raise AssertionError("a webhook remembers no messages")

@@ -1,0 +1,188 @@
+"""What is usual of every agent, from the records of its executions; and what is unusual now."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from statistics import median
+
+import structlog
+
+from breakwater.contracts.execution import Execution, Reason
+from breakwater.contracts.types import ms_from_time
+from breakwater.policy.alert_rules import AnomalyRules
+from breakwater.policy.anomaly import Baseline, Minute, Verdict, judge, lapse
+from breakwater.policy.anomaly_texts import signals
+from breakwater.policy.signals import Signal
+from breakwater.policy.usual import Measure
+
+GRACE = timedelta(seconds=30)
+"""How long a minute waits for its last executions. Later ones count for the next minute that is open."""
+CAUGHT_UP = timedelta(seconds=60)
+"""When nothing came for so long there is no backlog, and minutes end by the clock. Before that they end by what has
+come: else a backlog would be cut up, and all of it count for the present minute."""
+SAVE_EVERY = timedelta(minutes=5)
+MOST_AGENTS = 2_000
+MOST_DURATIONS = 256
+"""Of one minute, of which the median is taken; its error is then 8 % of how much they differ."""
+
+_FAILURES: frozenset[Reason | None] = frozenset({"error", "timeout", "worker_lost", None})
+"""What was refused, or is no job, says nothing of how calls fare: it ends at once, and would look like a fast one."""
+
+
+class _Counts:
+    """One agent's minute, while it is open."""
+
+    __slots__ = ("calls", "cost", "durations", "failures", "stride")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.failures = 0
+        self.cost: int | None = None
+        self.durations = array("q")
+        self.stride = 1
+
+    def add(self, execution: Execution) -> None:
+        failed = execution.status == "dead_lettered" and execution.reason in _FAILURES
+        called = failed or execution.status == "succeeded"
+        # Also what was cancelled has spent. But a refusal's zero must not make it usual to spend nothing.
+        if execution.total_cost is not None and (called or execution.total_cost):
+            self.cost = (self.cost or 0) + execution.total_cost
+        if not called:
+            return
+        if self.calls % self.stride == 0:
+            self.durations.append(execution.duration_ms)
+            if len(self.durations) == MOST_DURATIONS:
+                # Every second one is kept, so that those kept are spread evenly over the minute.
+                self.durations, self.stride = self.durations[::2], self.stride * 2
+        self.calls += 1
+        self.failures += failed
+
+    def minute(self, number: int) -> Minute:
+        latency_ms = float(median(self.durations)) if self.durations else None
+        return Minute(number, self.calls, self.failures, self.cost, latency_ms)
+
+
+class _Agent:
+    __slots__ = ("anomalies", "baseline", "changed", "saved_anomalies", "saved_at")
+
+    def __init__(self, baseline: Baseline) -> None:
+        self.baseline = baseline
+        self.changed = False
+        self.saved_at: datetime | None = None
+        self.anomalies: frozenset[Measure] = baseline.anomalies()
+        self.saved_anomalies = self.anomalies
+
+
+class Baselines:
+    """Every agent's figures. In memory, bounded, without I/O; used by one caller, who sees all executions."""
+
+    def __init__(self, rules: AnomalyRules, most_agents: int = MOST_AGENTS) -> None:
+        self._rules = rules
+        self._most_agents = most_agents
+        self._agents: dict[str, _Agent] = {}
+        """The one that was heard of last is the last."""
+        self._open: dict[int, dict[str, _Counts]] = {}
+        """By minute and agent."""
+        self._closed = -1
+        """The latest minute that takes no more executions."""
+        self._newest: datetime | None = None
+        """When the newest execution ended."""
+        self._heard_at: datetime | None = None
+        """When there was something to hear."""
+
+    def add(self, execution: Execution, now: datetime) -> None:
+        """Counts one, in the minute in which it ended.
+
+        In a later one where that is closed, and in the present one where a worker's clock is ahead of `now`.
+        """
+        self._heard_at = now
+        ended = min(execution.completed_at, now)
+        if self._newest is None or ended > self._newest:
+            self._newest = ended
+        if execution.dry_run or execution.cache_hit:
+            return
+        name = execution.agent
+        # Taken out and put in again, it is the last.
+        self._agents[name] = self._agents.pop(name, None) or _Agent(Baseline())
+        self._forget_oldest()
+        minute = self._open.setdefault(max(_minute_of(ended), self._closed + 1), {})
+        counts = minute.get(name)
+        if counts is None:
+            counts = minute[name] = _Counts()
+        counts.add(execution)
+
+    def close(self, now: datetime) -> tuple[Signal, ...]:
+        """Judges the minutes that are over.
+
+        Call it after every batch of executions and, where none come, every few seconds; but not while there is no
+        connection to hear them by, as silence then says nothing.
+        """
+        if self._heard_at is None:
+            self._heard_at = now
+        until = now if now - self._heard_at >= CAUGHT_UP else self._newest
+        if until is None:
+            return ()
+        closed = _minute_of(min(until, now) - GRACE) - 1
+        if closed <= self._closed:
+            return ()
+        self._closed = closed
+        found: list[Signal] = []
+        for number in sorted(number for number in self._open if number <= self._closed):
+            for name, counts in self._open.pop(number).items():
+                agent = self._agents[name]
+                found += _take(name, agent, *judge(agent.baseline, counts.minute(number), self._rules))
+        for name, agent in self._agents.items():
+            if agent.anomalies:
+                found += _take(name, agent, *lapse(agent.baseline, closed))
+        return tuple(found)
+
+    def unusual(self, agent: str) -> frozenset[Measure]:
+        """What is unusual of an agent now, as far as it was told."""
+        known = self._agents.get(agent)
+        return frozenset() if known is None else known.anomalies
+
+    def changed(self, now: datetime) -> Mapping[str, bytes]:
+        """What is to be saved, by agent; the next call takes it for saved.
+
+        Each agent's figures every five minutes at most, but at once when an anomaly began or ended: what is restored
+        must know of every anomaly that was told, or nobody would tell its end.
+        """
+        due: dict[str, bytes] = {}
+        for name, agent in self._agents.items():
+            if not agent.changed:
+                continue
+            waited = agent.saved_at is None or now - agent.saved_at >= SAVE_EVERY
+            if waited or agent.anomalies != agent.saved_anomalies:
+                due[name] = agent.baseline.to_json()
+                agent.changed, agent.saved_at, agent.saved_anomalies = False, now, agent.anomalies
+        return due
+
+    def restore(self, agent: str, data: bytes) -> None:
+        """Takes up what was saved of an agent. What can't be read is learned anew."""
+        baseline = Baseline.from_json(data)
+        if baseline is None:
+            structlog.get_logger().warning("usual_figures_unreadable", agent=agent, bytes=len(data))
+            return
+        self._agents[agent] = _Agent(baseline)
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        while len(self._agents) > self._most_agents:
+            # One with an anomaly is forgotten last: nobody would tell that it is over.
+            calm = (name for name, agent in self._agents.items() if not agent.anomalies)
+            name = next(calm, next(iter(self._agents)))
+            del self._agents[name]
+            for minute in self._open.values():
+                minute.pop(name, None)
+
+
+def _take(name: str, agent: _Agent, baseline: Baseline, verdicts: tuple[Verdict, ...]) -> tuple[Signal, ...]:
+    if baseline is not agent.baseline:
+        agent.baseline, agent.changed, agent.anomalies = baseline, True, baseline.anomalies()
+    return signals(name, verdicts)
+
+
+def _minute_of(moment: datetime) -> int:
+    return ms_from_time(moment) // 60_000

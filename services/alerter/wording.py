@@ -1,0 +1,234 @@
+"""What people read of an alert or a digest, in the order in which they need it on a phone.
+
+What happened and how bad it is, where, since when, what to do, who looks after it, and a link.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from breakwater.config.alerts import AlertTemplate
+from breakwater.contracts.alerts import Alert, AlertDigest, AlertEvent, HeldBack
+from breakwater.policy.alert_rules import SEVERITIES
+from breakwater.policy.alert_texts import fill, moment, sentence
+
+Link = Callable[[str, datetime], str]
+"""A link to an incident by its id, as made at a time: the same for the same alert, whenever that is sent."""
+
+SHOWN_TITLES = 20
+SHOWN_AGENTS = 5
+
+_LINK_HERE = "\ue000"
+"""Stands for the link while a template is filled; of a plane that no text uses."""
+_TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that turn the direction of what follows: they make a text look like another one."""
+_WHY = {"rate_limit": "rate limit", "quiet_hours": "quiet hours"}
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """A part of a line that leads somewhere."""
+
+    text: str
+    url: str
+
+
+Line = tuple[str | Url, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A message: its title, and paragraphs of lines."""
+
+    title: Line
+    paragraphs: tuple[tuple[Line, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """Words for messages, with the operator's own templates and links where there are any."""
+
+    templates: Mapping[AlertEvent, AlertTemplate] = field(default_factory=dict[AlertEvent, AlertTemplate])
+    link: Link | None = None
+
+    def alert(self, alert: Alert) -> Told:
+        """What an incident is now."""
+        url = self.url(alert.incident_id, alert.at)
+        template = self.templates.get(alert.event)
+        title = self._title(alert)
+        text = _filled(None if template is None else template.text, alert, url, alert.text)
+        linked = any(isinstance(part, Url) for part in (*title, *text))
+        facts = [(line,) for line in (_state(alert), _where(alert), _since(alert)) if line]
+        people = [(line,) for line in _people(alert)]
+        doing = "See the incident" if alert.status == "resolved" else "Acknowledge or resolve it"
+        link: list[Line] = [(Url(doing, url),)] if url and not linked else []
+        paragraphs = (tuple(facts), (text,), tuple(people), tuple(link))
+        return Told((f"[{_marker(alert)}] ", *title), tuple(filter(None, paragraphs)))
+
+    def again(self, alert: Alert) -> Told:
+        """The short word that something is heard of again, for who has read what it is."""
+        times = f"{_times(alert.count)} now, last at {moment(alert.last_at)}"
+        match alert.change:
+            case "reminded":
+                words = f"Reminder {alert.reminders}: it waits for a person, since {moment(alert.opened_at)}"
+            case "reopened":
+                words = f"It is back, soon after it was resolved: {times}"
+            case _:
+                words = f"It happened again: {times}"
+        return Told(self._title(alert), (((words,),),))
+
+    def digest(self, digest: AlertDigest) -> Told:
+        """What was held back, as figures and as the first titles, the worst in front."""
+        total = sum(digest.counts.values())
+        were = "alert was" if total == 1 else "alerts were"
+        title = f"{total:,} {were} held back {_span(digest)} ({_WHY[digest.why]})"
+        shown = sorted(digest.alerts, key=_urgency)[:SHOWN_TITLES]
+        lines = [self._held_back(held, digest.at) for held in shown]
+        if total > len(shown):
+            lines.append((f"and {total - len(shown):,} more",))
+        return Told((title,), tuple(filter(None, (((_figures(digest),),), tuple(lines)))))
+
+    def url(self, incident_id: str, at: datetime) -> str:
+        """The link to an incident; empty where links are not set up."""
+        return "" if self.link is None else self.link(incident_id, at)
+
+    def _title(self, alert: Alert) -> Line:
+        template = self.templates.get(alert.event)
+        words = None if template is None else template.title
+        title = _filled(words, alert, self.url(alert.incident_id, alert.at), alert.title)
+        return tuple(part.replace("\n", " ") if isinstance(part, str) else part for part in title)
+
+    def _held_back(self, held: HeldBack, at: datetime) -> Line:
+        marker = held.status if held.status in {"resolved", "acknowledged"} else f"{held.severity}, {held.status}"
+        title, url = clean(held.title).replace("\n", " "), self.url(held.incident_id, at)
+        times = f", {_times(held.count)}" if held.count > 1 else ""
+        return (f"[{marker}] ", Url(title, url) if url else title, times)
+
+
+def plain(told: Told) -> str:
+    """A message as plain text."""
+    paragraphs = ((told.title,), *told.paragraphs)
+    return "\n".join("".join(map(_plain, line)) for lines in paragraphs for line in lines)
+
+
+def clean(text: str) -> str:
+    """A text without what is not to be seen: control characters, and those that turn the direction of writing."""
+    lines = text.replace("\r\n", "\n").replace("\u2028", "\n").replace("\u2029", "\n")
+    return "".join(
+        character if character == "\n" or unicodedata.category(character) not in {"Cc", "Cs"} else " "
+        for character in lines
+        if character not in _TURNING
+    )
+
+
+def duration(lasted: timedelta) -> str:
+    """A time span for people, in its two largest units: `45 s`, `1 h 5 min`, `3 d`."""
+    seconds = max(0, round(lasted.total_seconds()))
+    days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
+    for units in (
+        ((days, "d"), (hours, "h")),
+        ((hours, "h"), (minutes, "min")),
+        ((minutes, "min"), (seconds % 60, "s")),
+    ):
+        if units[0][0]:
+            return " ".join(f"{number} {unit}" for number, unit in units if number)
+    return f"{seconds} s"
+
+
+def _filled(template: str | None, alert: Alert, url: str, otherwise: str) -> Line:
+    words = otherwise if template is None else fill(template, alert, _LINK_HERE if url else "")
+    first, *others = clean(words).split(_LINK_HERE) if url else (clean(words).replace(_LINK_HERE, ""),)
+    line: list[str | Url] = [first]
+    for other in others:
+        line += [Url(url, url), other]
+    return tuple(line)
+
+
+def _marker(alert: Alert) -> str:
+    return alert.status if alert.status in {"resolved", "acknowledged"} else alert.severity
+
+
+def _state(alert: Alert) -> str:
+    if alert.status == "resolved":
+        return "Resolved"
+    again = " again" if alert.change == "reopened" else ""
+    words = {
+        "open": f"open{again}",
+        "pending": f"open{again}, and waits for a person",
+        "acknowledged": "somebody looks after it",
+    }
+    reminder = f" (reminder {alert.reminders})" if alert.change == "reminded" else ""
+    return f"{alert.severity.capitalize()}, {words[alert.status]}{reminder}"
+
+
+def _where(alert: Alert) -> str:
+    agent = "all agents" if alert.agent == "*" else alert.agent and f"agent {alert.agent}"
+    names = (agent, alert.model and f"model {alert.model}", alert.tenant and f"tenant {alert.tenant}")
+    where = ", ".join(filter(None, names))
+    return clean(where[:1].upper() + where[1:])
+
+
+def _since(alert: Alert) -> str:
+    often = f", {_times(alert.count)}, last at {moment(alert.last_at)}" if alert.count > 1 else ""
+    if alert.status == "resolved" and alert.resolved_at is not None:
+        lasted = duration(alert.resolved_at - alert.opened_at)
+        return f"From {moment(alert.opened_at)} to {moment(alert.resolved_at)}, {lasted}{often}"
+    return f"Since {moment(alert.opened_at)}{often}"
+
+
+def _people(alert: Alert) -> list[str]:
+    reason = f": {alert.reason}" if alert.reason and sentence(alert.reason) not in alert.text else ""
+    told: list[str] = []
+    if alert.acknowledged_by is not None:
+        at = "" if alert.acknowledged_at is None else f" at {moment(alert.acknowledged_at)}"
+        told.append(f"Acknowledged by {alert.acknowledged_by}{at}{'' if alert.status == 'resolved' else reason}")
+    if alert.status == "resolved" and alert.resolved_by is not None:
+        told.append(f"Resolved by {alert.resolved_by}{reason}")
+    elif alert.status == "resolved" and reason:
+        told.append(f"Resolved by itself{reason}")
+    return [clean(line) for line in told]
+
+
+def _figures(digest: AlertDigest) -> str:
+    agents: dict[str, Counter[str]] = {}
+    for held in digest.alerts:
+        if held.agent is not None:
+            agents.setdefault(held.event, Counter())[held.agent] += 1
+    ordered = sorted(digest.counts.items(), key=lambda counted: (-counted[1], counted[0]))
+    return clean(", ".join(_figure(event, count, agents.get(event, Counter())) for event, count in ordered if count))
+
+
+def _figure(event: str, count: int, agents: Counter[str]) -> str:
+    shown = agents.most_common(SHOWN_AGENTS)
+    others = count - sum(number for _, number in shown)
+    if not shown or others < 0:
+        return f"{event} {count:,}"
+    named = [f"{'all agents' if agent == '*' else agent} {number:,}" for agent, number in shown]
+    return f"{event} {count:,} ({', '.join([*named, *([f'others {others:,}'] if others else [])])})"
+
+
+def _span(digest: AlertDigest) -> str:
+    begin, end = digest.held_from.astimezone(UTC), digest.held_until.astimezone(UTC)
+    if f"{begin:%Y-%m-%d %H:%M}" == f"{end:%Y-%m-%d %H:%M}":
+        return f"at {begin:%H:%M} UTC"
+    if begin.date() == end.date():
+        return f"between {begin:%H:%M} and {end:%H:%M} UTC"
+    return f"between {begin:%Y-%m-%d %H:%M} and {end:%Y-%m-%d %H:%M} UTC"
+
+
+def _urgency(held: HeldBack) -> tuple[bool, int]:
+    return held.status == "resolved", -SEVERITIES.index(held.severity)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def _plain(part: str | Url) -> str:
+    if isinstance(part, str):
+        return part
+    return part.url if part.text == part.url else f"{part.text}: {part.url}"

@@ -1,0 +1,298 @@
+"""Alerts on their way to a channel: in order, each once, whatever the receiver and the bus do."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from breakwater import background
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.publisher import Publisher
+from breakwater.bus.pull import Pull
+from breakwater.bus.topology import alert_consumer
+from breakwater.contracts.alerts import Alert, AlertChange, AlertDigest
+from breakwater.contracts.subjects import Stream
+from breakwater.metrics import AlerterMetrics
+from breakwater.policy.alert_rules import Route
+from breakwater.policy.outbox import ChannelRules, Message, message_id
+from services.alerter import courier as courier_module
+from services.alerter.channel import SendError
+from services.alerter.courier import Courier, Schedule
+from services.alerter.notes import Gone, Posts
+from tests.policy.test_outbox import alert
+from tests.server_sources import RunningServer
+from tests.services.alerter.kit import Bus, bus_of, config_of
+
+CONFIG = config_of(channels={"ops": {"webhook": {"url": "http://127.0.0.1:1/", "secret": {"env": "HOOK_SECRET"}}}})
+DURABLE = alert_consumer("ops")
+AT_ONCE = Schedule(first_s=0.01, max_s=0.05, give_up_s=0.5)
+
+
+class Recorder:
+    """A channel that keeps what it is sent, and fails as told."""
+
+    name = "ops"
+    interval_s = 0.0
+    fingerprint = "one"
+
+    def __init__(self, *failures: SendError | None, updates: bool = False) -> None:
+        self.updates = updates
+        self.failures = list(failures)
+        self.always: SendError | None = None
+        self.tried: list[str] = []
+        self.sent: list[Message] = []
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def send(self, message: Message) -> None:
+        self.tried.append(message_id(message))
+        failure = self.failures.pop(0) if self.failures else self.always
+        if failure is not None:
+            raise failure
+        self.sent.append(message)
+
+    @property
+    def ids(self) -> list[str]:
+        return [message_id(message) for message in self.sent]
+
+
+@asynccontextmanager
+async def delivering(
+    bus: Bus, channel: Recorder, *, schedule: Schedule = AT_ONCE, quiet_s: float = 0.0, most: int = 1000, **route: Any
+) -> AsyncGenerator[Courier]:
+    publisher, lookup = Publisher(lambda: bus.client, "alerter"), Lookup(lambda: bus.client)
+    courier = Courier(
+        channel,
+        ChannelRules(Route.model_validate({"rate_limit": "off"} | route), quiet_s, every_change=channel.updates),
+        Pull(lambda: bus.client, Stream.ALERTS, DURABLE),
+        Posts(lookup, publisher, channel.name),
+        Gone(lookup, publisher, channel.name, channel.fingerprint),
+        publisher,
+        AlerterMetrics(CollectorRegistry()).of(channel.name),
+        lambda: datetime.now(UTC),
+        most=most,
+        schedule=schedule,
+    )
+    task = asyncio.create_task(courier.run())
+    try:
+        yield courier
+    finally:
+        await background.stop(task)
+
+
+@pytest.fixture
+async def bus(own_nats_server: RunningServer) -> AsyncGenerator[Bus]:
+    async with bus_of(own_nats_server.url, CONFIG) as one:
+        yield one
+
+
+async def until(what: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not what():
+            await asyncio.sleep(0.01)
+
+
+def of(incident: str, *changes: AlertChange, **more: Any) -> list[Alert]:
+    return [
+        alert(incident, change, version, at=datetime.now(UTC), **more)
+        for version, change in enumerate(changes, start=1)
+    ]
+
+
+async def publish(bus: Bus, *alerts: Alert) -> None:
+    for one in alerts:
+        await bus.publish_alert(one)
+
+
+async def test_alerts_arrive_in_order_and_are_acknowledged(bus: Bus) -> None:
+    channel = Recorder()
+    await publish(bus, *(alert(f"i{number}") for number in range(20)))
+    async with delivering(bus, channel):
+        await bus.finished("ALERTS", DURABLE, 20)
+    assert channel.ids == [f"alert_i{number}_1" for number in range(20)]
+
+
+async def test_what_fails_is_tried_again_with_the_same_id_and_what_comes_later_of_it_waits(bus: Bus) -> None:
+    channel = Recorder(*(SendError("503") for _ in range(4)))
+    first, second = of("a", "opened", "acknowledged")
+    async with delivering(bus, channel):
+        await publish(bus, first)
+        await until(lambda: channel.tried)
+        await publish(bus, second)
+        await bus.finished("ALERTS", DURABLE, 2)
+    assert channel.tried == ["alert_a_1"] * 5 + ["alert_a_2"]
+
+
+async def test_a_receiver_that_asks_to_wait_is_left_alone_so_long(bus: Bus) -> None:
+    channel = Recorder(SendError("429", retry_after_s=1.0))
+    loop = asyncio.get_running_loop()
+    async with delivering(bus, channel):
+        await publish(bus, alert("a"), alert("b"))
+        await until(lambda: channel.tried)
+        refused = loop.time()
+        await until(lambda: len(channel.tried) > 1)
+        assert loop.time() - refused >= 0.9
+        await bus.finished("ALERTS", DURABLE, 2)
+    assert sorted(channel.ids) == ["alert_a_1", "alert_b_1"]
+
+
+async def test_a_message_that_is_refused_holds_up_no_other_and_becomes_a_dead_letter(bus: Bus) -> None:
+    channel = Recorder(*(SendError("the receiver answered 400", permanent=True) for _ in range(3)))
+    async with delivering(bus, channel, schedule=Schedule(first_s=0.2, max_s=0.2)):
+        await publish(bus, alert("bad"))
+        await until(lambda: channel.tried)
+        channel.failures.insert(0, None)  # type: ignore[arg-type]
+        await publish(bus, alert("good"))
+        await bus.finished("ALERTS", DURABLE, 2)
+    assert channel.ids == ["alert_good_1"]
+    [letter] = await bus.letters()
+    assert (letter.reason, letter.stream, letter.sequence) == ("undeliverable", "ALERTS", 1)
+    assert letter.headers["Breakwater-Channel"] == "ops"
+    assert letter.error == "ops: the receiver answered 400 (tried 3 times)"
+    assert Alert.model_validate_json(base64.b64decode(letter.payload_base64)).alert_id == "alert_bad_1"
+
+
+async def test_a_receiver_that_is_away_for_too_long_gets_its_alerts_as_dead_letters_and_the_next_one_when_it_is_back(
+    bus: Bus,
+) -> None:
+    channel = Recorder()
+    channel.always = SendError("no answer in time")
+    async with delivering(bus, channel):
+        await publish(bus, alert("a"))
+        await bus.finished("ALERTS", DURABLE, 1)
+        channel.always = None
+        await publish(bus, alert("b"))
+        await bus.finished("ALERTS", DURABLE, 2)
+    assert channel.ids == ["alert_b_1"]
+    assert [letter.sequence for letter in await bus.letters()] == [1]
+
+
+async def test_a_receiver_that_is_gone_is_called_no_more_also_by_the_next_process(bus: Bus) -> None:
+    channel = Recorder(SendError("the receiver answered 410", permanent=True, gone=True))
+    async with delivering(bus, channel):
+        await publish(bus, alert("a"), alert("b"))
+        await bus.finished("ALERTS", DURABLE, 2)
+    assert channel.tried == ["alert_a_1"]
+    later = Recorder()
+    async with delivering(bus, later):
+        await publish(bus, alert("c"))
+        await bus.finished("ALERTS", DURABLE, 3)
+    assert later.tried == []
+    letters = await bus.letters()
+    assert sorted(base64.b64decode(one.payload_base64)[:30] for one in letters) == sorted(
+        alert(name).json_bytes()[:30] for name in "abc"
+    )
+    # Another receiver has not said so.
+    other = Recorder()
+    other.fingerprint = "two"
+    async with delivering(bus, other):
+        await publish(bus, alert("d"))
+        await bus.finished("ALERTS", DURABLE, 4)
+    assert other.ids == ["alert_d_1"]
+
+
+async def test_what_was_given_up_is_tried_once_more_when_somebody_asks(bus: Bus) -> None:
+    channel = Recorder()
+    await bus.client.jetstream().publish("bw.alerter.again.ops.1", alert("a").json_bytes())
+    pull = Pull(lambda: bus.client, Stream.ALERTER, "alerter-again")
+    [delivery] = await pull.fetch(10, 5.0)
+    async with delivering(bus, channel) as courier:
+        courier.take_again(delivery, alert("a"))
+        await bus.finished("ALERTER", "alerter-again", 1)
+    await pull.close()
+    assert channel.ids == ["alert_a_1"]
+
+
+async def test_a_flood_is_a_few_messages_and_a_digest_that_misses_nothing(bus: Bus) -> None:
+    channel = Recorder()
+    await publish(bus, *(alert(f"i{number}") for number in range(50)))
+    async with delivering(bus, channel, rate_limit={"messages": 5, "within_s": 600}):
+        await bus.finished("ALERTS", DURABLE, 50)
+    assert len(channel.sent) == 5
+    *single, digest = channel.sent
+    assert isinstance(digest, AlertDigest)
+    heard = [one.incident_id for one in single if isinstance(one, Alert)]
+    assert sorted(heard + [one.incident_id for one in digest.alerts]) == sorted(f"inc_i{n}" for n in range(50))
+
+
+async def test_what_is_held_back_stays_with_who_holds_it_and_goes_to_the_next_one(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(courier_module, "HEARTBEAT_S", 0.1)
+    resolved = alert("a", "resolved", 2, at=datetime.now(UTC))
+    await publish(bus, resolved)
+    first = Recorder()
+    async with delivering(bus, first, quiet_s=600) as courier:
+        await until(lambda: courier.held == 1)
+        assert first.tried == []
+    info = await bus.client.jetstream().consumer_info("ALERTS", DURABLE)
+    assert info.num_ack_pending == 1
+    # As after the ack wait, which this test does not wait for.
+    await bus.delivered_again("ALERTS", DURABLE)
+    async with delivering(bus, second := Recorder(), quiet_s=0.0):
+        await bus.finished("ALERTS", DURABLE, 1)
+    assert second.ids == ["alert_a_2"]
+
+
+async def test_an_alert_that_is_delivered_twice_is_told_once(bus: Bus) -> None:
+    channel = Recorder()
+    async with delivering(bus, channel):
+        await publish(bus, alert("a"))
+        await bus.finished("ALERTS", DURABLE, 1)
+        # As if the server had not heard of the acknowledgement.
+        await bus.delivered_again("ALERTS", DURABLE)
+        await bus.finished("ALERTS", DURABLE, 1)
+    assert channel.ids == ["alert_a_1"]
+
+
+async def test_a_channel_that_updates_hears_the_changes_of_what_it_has_posted(bus: Bus) -> None:
+    channel = Recorder(updates=True)
+    publisher = Publisher(lambda: bus.client, "alerter")
+    await Posts(Lookup(lambda: bus.client), publisher, "ops").put("inc_a", "1700000000.000100")
+    await publish(bus, *of("a", "opened"))
+    async with delivering(bus, channel, quiet_s=600):
+        await bus.finished("ALERTS", DURABLE, 1)
+        for one in of("a", "opened", "repeated", "resolved")[1:]:
+            await publish(bus, one)
+            await until(lambda one=one: one.alert_id in channel.ids)
+        await bus.finished("ALERTS", DURABLE, 3)
+    assert channel.ids == ["alert_a_1", "alert_a_2", "alert_a_3"]
+
+
+async def test_what_is_no_alert_is_passed_over(bus: Bus) -> None:
+    channel = Recorder()
+    await bus.client.jetstream().publish("bw.alerts.breaker_open", b"no alert")
+    await publish(bus, alert("a"))
+    async with delivering(bus, channel):
+        await bus.finished("ALERTS", DURABLE, 2)
+    assert channel.ids == ["alert_a_1"]
+
+
+async def test_a_bus_that_comes_back_is_gone_on_with(bus: Bus, own_nats_server: RunningServer) -> None:
+    channel = Recorder()
+    async with delivering(bus, channel, schedule=Schedule()):
+        await publish(bus, alert("a"))
+        await bus.finished("ALERTS", DURABLE, 1)
+        own_nats_server.kill()
+        await asyncio.sleep(0.5)
+        await own_nats_server.restart_async()
+        await until(lambda: bus.client.is_connected)
+        await publish(bus, alert("b"))
+        await until(lambda: len(channel.sent) >= 2)
+    assert channel.ids == ["alert_a_1", "alert_b_1"]
+
+
+def test_the_wait_grows_to_its_ceiling() -> None:
+    waits = [Schedule().backoff_s(failures) for failures in range(1, 12)]
+    assert waits == [0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
+    assert Schedule().backoff_s(10**6) == 60
+    assert Schedule().pause_s(SendError("429", retry_after_s=1e9)) == timedelta(hours=1).total_seconds()

@@ -1,0 +1,130 @@
+"""What an alerter does beside telling of events: tests of channels, second tries, and what is usual of agents."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.publisher import Publisher
+from breakwater.contracts import subjects
+from breakwater.contracts.alerts import ChannelTest
+from breakwater.contracts.subjects import Stream
+from services.alerter import courier as courier_module
+from services.alerter import duty
+from services.alerter.notes import Gone, Usual
+from tests.policy.test_outbox import alert
+from tests.server_sources import RunningServer
+from tests.services.alerter.kit import DEADLINE_S, Answer, Bus, Receiver, alerter, bus_of, config_of, opened, until
+from tests.services.alerter.test_decisions import ended, publish_executions
+
+
+def config_with(receiver: Receiver, **alerts: Any) -> Any:
+    channel = {"webhook": {"url": receiver.url, "secret": {"env": "HOOK_SECRET"}}}
+    return config_of(channels={"ops": channel}, allow_networks=["127.0.0.0/8"], **alerts)
+
+
+async def ask_test(bus: Bus, channel: str) -> ChannelTest:
+    answer = await bus.client.request(subjects.channel_test(channel), b"", timeout=30)
+    return ChannelTest.model_validate_json(answer.data)
+
+
+async def test_a_test_message_says_what_came_of_it(own_nats_server: RunningServer, receiver: Receiver) -> None:
+    config = config_with(receiver)
+    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config, processes=2):
+        down = await ask_test(bus, "ops")
+        assert (down.channel, down.delivered) == ("ops", False)
+        assert down.error is not None
+        await receiver.start()
+        receiver.answers.append(Answer(403))
+        refused = await ask_test(bus, "ops")
+        assert (refused.delivered, refused.error) == (False, "the receiver answered 403")
+        assert await ask_test(bus, "ops") == ChannelTest(channel="ops", delivered=True)
+        unknown = await ask_test(bus, "öps.*")
+        assert (unknown.channel, unknown.delivered) == ("öps.*", False)
+        assert await bus.alerts() == []
+    told = receiver.seen[-1].verified()["data"]
+    assert told["title"] == "Test of channel ops"
+    assert told["payload"] == {"test": True}
+
+
+async def test_a_receiver_that_was_gone_is_told_again_once_a_test_has_reached_it(
+    own_nats_server: RunningServer, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(courier_module, "GONE_LOOK_S", 0.1)
+    await receiver.start()
+    receiver.answers.append(Answer(410))
+    config = config_with(receiver, on_events=["breaker_open"])
+    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
+        await bus.publish(opened(1))
+        await bus.finished("ALERTS", "alerter-channel-ops", 1)
+        await bus.publish(opened(1, model="other", transition_id="other"))
+        await bus.finished("ALERTS", "alerter-channel-ops", 2)
+        assert len(receiver.seen) == 1
+        assert len(await bus.letters()) == 2
+        assert (await ask_test(bus, "ops")).delivered
+        await bus.publish(opened(1, model="third", transition_id="third"))
+        await until("the alert after the test", lambda: len(receiver.seen) >= 3)
+    assert receiver.seen[-1].verified()["data"]["model"] == "third"
+
+
+async def test_what_was_given_up_is_sent_when_somebody_asks_for_it(
+    own_nats_server: RunningServer, receiver: Receiver
+) -> None:
+    await receiver.start()
+    config = config_with(receiver)
+    async with bus_of(own_nats_server.url, config) as bus:
+        publisher = Publisher(lambda: bus.client, "test")
+        for channel, body in (("ops", alert("a").json_bytes()), ("unknown", b"{}"), ("ops", b"no alert")):
+            number = len(body)
+            await publisher.raw(subjects.alert_again(channel, number), body, {"Breakwater-Channel": channel})
+        async with alerter(bus, config):
+            await bus.finished("ALERTER", "alerter-again", 3)
+    [seen] = receiver.seen
+    assert seen.headers["webhook-id"] == "alert_a_1"
+
+
+async def test_what_is_usual_of_an_agent_outlives_the_process(
+    own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duty, "SAVE_S", 0.1)
+    config = config_of()
+    restored: list[str] = []
+    restore = duty.Baselines.restore
+
+    def noted(self: duty.Baselines, agent: str, data: bytes) -> None:
+        restored.append(agent)
+        restore(self, agent, data)
+
+    monkeypatch.setattr(duty.Baselines, "restore", noted)
+    async with bus_of(own_nats_server.url, config) as bus:
+        long_ago = {"completed_at": "2026-11-21T10:00:00.000Z", "status": "succeeded", "reason": None, "error": None}
+        usual = Usual(lambda: bus.client, Publisher(lambda: bus.client, "test"))
+        async with alerter(bus, config):
+            later = {**long_ago, "completed_at": "2026-11-21T10:05:00.000Z"}
+            await publish_executions(bus, *(ended(number, **long_ago) for number in range(20)), ended(99, **later))
+            await bus.finished("EVENTS", "alerter-executions", 21)
+            async with asyncio.timeout(DEADLINE_S):
+                while not (saved := await usual.all()):
+                    await asyncio.sleep(0.05)
+        assert list(saved) == ["writer"]
+        async with alerter(bus, config):
+            await until("the figures to be restored", lambda: restored)
+    assert restored == ["writer"]
+
+
+async def test_who_is_gone_is_noted_by_the_receiver_and_not_by_the_channels_name(
+    own_nats_server: RunningServer,
+) -> None:
+    async with bus_of(own_nats_server.url, config_of()) as bus:
+        lookup, publisher = Lookup(lambda: bus.client), Publisher(lambda: bus.client, "test")
+        one, other = (Gone(lookup, publisher, "ops", fingerprint) for fingerprint in ("one", "other"))
+        assert not await one.now()
+        await one.note(True)
+        assert await one.now()
+        assert not await other.now()
+        await other.note(False)
+        assert not await one.now()
+        assert (await bus.client.jetstream().stream_info(Stream.ALERTER.value)).state.messages == 1

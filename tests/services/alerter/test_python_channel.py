@@ -1,0 +1,189 @@
+"""Callables of the operator's own, from a module that is made for each test."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from breakwater.config import ConfigError
+from services.alerter.channel import Channel, SendError
+from services.alerter.channels import channels_of
+from tests.services.alerter.kit import AT, config_of, until
+from tests.services.alerter.messages import alert, digest, held
+
+Make = Callable[..., Channel]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Make:
+    """Makes a channel of the lines of a module; `tell` is the callable."""
+    name = f"ours_{abs(hash(request.node.nodeid))}"
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def made(code: str, called: str = "tell", timeout_s: float = 5.0) -> Channel:
+        (tmp_path / f"{name}.py").write_text(f"import asyncio, threading, time\ntold = []\n{code}\n")
+        setting = {"callable": f"{name}:{called}", "timeout_s": timeout_s}
+        config = config_of(channels={"own": {"python": setting}})
+        [one] = channels_of(config.alerts, posts=_none, now=lambda: AT)
+        return one
+
+    made.module = lambda: sys.modules[name]  # type: ignore[attr-defined]
+    return made
+
+
+def told(make: Make) -> list[Any]:
+    return make.module().told  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("word", ["def", "async def"])
+async def test_a_callable_is_told_the_event_and_all_there_is(make: Make, word: str) -> None:
+    one = make(f"{word} tell(event, payload):\n    told.append((event, payload))")
+    assert (one.name, one.updates, one.interval_s) == ("own", False, 0.0)
+    await one.open()
+    await one.send(alert())
+    await one.send(digest([held(1)]))
+    await one.close()
+    assert told(make) == [
+        ("breaker_open", alert().model_dump(mode="json")),
+        ("digest", digest([held(1)]).model_dump(mode="json")),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["def __call__", "async def __call__"])
+async def test_an_object_that_can_be_called_is_a_callable(make: Make, kind: str) -> None:
+    one = make(f"class Tell:\n    {kind}(self, event, payload):\n        told.append(event)\ntell = Tell()")
+    await one.send(alert())
+    assert told(make) == ["breaker_open"]
+
+
+async def test_a_method_is_found_by_its_path(make: Make) -> None:
+    one = make(
+        "class Tell:\n    @staticmethod\n    def now(event, payload):\n        told.append(event)", called="Tell.now"
+    )
+    await one.send(alert())
+    assert told(make) == ["breaker_open"]
+
+
+async def test_a_plain_callable_does_not_hold_up_the_alerter(make: Make) -> None:
+    one = make("def tell(event, payload):\n    told.append(threading.current_thread().name)")
+    await one.send(alert())
+    assert told(make) != [threading.current_thread().name]
+
+
+@pytest.mark.parametrize("word", ["def", "async def"])
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("raise ValueError('the pager is off')", "ValueError: the pager is off"),
+        ("raise KeyError()", "KeyError"),
+        ("raise StopIteration('odd')", "RuntimeError: "),
+        ("raise SystemExit(3)", "RuntimeError: the callable tried to exit with 3"),
+        ("return 1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+async def test_what_it_raises_is_told_and_worth_another_try(make: Make, word: str, line: str, words: str) -> None:
+    one = make(f"{word} tell(event, payload):\n    {line}")
+    with pytest.raises(SendError) as caught:
+        await one.send(alert())
+    assert str(caught.value).startswith(words)
+    assert (caught.value.permanent, caught.value.gone) == (False, False)
+
+
+async def test_a_plain_callable_that_returns_a_coroutine_is_no_delivery(make: Make) -> None:
+    one = make("async def real(event, payload): ...\ntell = lambda event, payload: real(event, payload)")
+    with pytest.raises(SendError, match="write it with `async def`"):
+        await one.send(alert())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "async def tell(event, payload):\n    told.append(event)\n    await asyncio.sleep(60)",
+        "def tell(event, payload):\n    told.append(event)\n    time.sleep(1)",
+    ],
+)
+async def test_one_that_does_not_return_is_not_waited_for(make: Make, code: str) -> None:
+    one = make(code, timeout_s=0.1)
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(SendError, match=r"did not return within 0\.1 s") as caught:
+        await one.send(alert())
+    assert asyncio.get_running_loop().time() - started < 0.9
+    assert not caught.value.permanent
+    await one.close()
+
+
+async def test_one_that_hangs_is_not_called_again_while_it_does(make: Make) -> None:
+    one = make(
+        "gate = threading.Event()\ndef tell(event, payload):\n    told.append(event)\n    gate.wait(20)", timeout_s=0.1
+    )
+    with pytest.raises(SendError, match="did not return"):
+        await one.send(alert())
+    with pytest.raises(SendError, match="still runs since an earlier try"):
+        await one.send(alert())
+    assert told(make) == ["breaker_open"]
+    make.module().gate.set()  # type: ignore[attr-defined]
+    await until("the thread", lambda: not [t for t in threading.enumerate() if t.name == "alert-callable"])
+    await asyncio.sleep(0)
+    await one.send(alert())
+    assert told(make) == ["breaker_open"] * 2
+
+
+async def test_its_payload_is_its_own(make: Make) -> None:
+    one = make("def tell(event, payload):\n    told.append(dict(payload)); payload.clear()")
+    message = alert()
+    await one.send(message)
+    await one.send(message)
+    assert told(make)[0] == told(make)[1]
+    assert message.payload
+
+
+@pytest.mark.parametrize(
+    ("code", "called", "words"),
+    [
+        ("", "tell", "has no tell"),
+        ("tell = 7", "tell", "is int, and can't be called"),
+        ("class A: ...", "A.b", "has no A.b"),
+        ("raise RuntimeError('not today')", "tell", "can't be imported: RuntimeError: not today"),
+        ("def tell(:", "tell", "can't be imported: SyntaxError"),
+    ],
+)
+def test_a_callable_that_can_not_be_loaded_is_named_by_its_setting(
+    make: Make, code: str, called: str, words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(code, called=called)
+    assert str(caught.value).startswith("alerts.channels.own.python.callable: ")
+    assert words in str(caught.value)
+
+
+def test_a_module_that_is_not_there_is_named() -> None:
+    config = config_of(channels={"own": {"python": {"callable": "nothing.of.ours:tell"}}})
+    with pytest.raises(
+        ConfigError, match=r"alerts\.channels\.own\.python\.callable: the module nothing\.of\.ours can't"
+    ):
+        channels_of(config.alerts, posts=_none, now=lambda: AT)
+
+
+def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, time\n"
+        "from services.alerter.python_channel import PythonCallable\n"
+        "from services.alerter.channel import SendError\n"
+        "from tests.services.alerter.messages import alert\n"
+        "one = PythonCallable('own', 'x:y', lambda event, payload: time.sleep(60), 0.1)\n"
+        "try:\n    asyncio.run(one.send(alert()))\nexcept SendError as error:\n    print(error)\n"
+    )
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    assert "did not return within" in done.stdout
+    assert time.monotonic() - started < 45
+
+
+def _none(name: str) -> Any:
+    raise AssertionError("a callable remembers no messages")
