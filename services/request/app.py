@@ -31,6 +31,7 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, LiveCaps
 from breakwater.contracts.events import BudgetBooks as Books
+from breakwater.incidents import IncidentLog
 from breakwater.metrics import HttpMetrics
 from breakwater.policy.redact import Redactor
 from breakwater.settings import Settings
@@ -41,6 +42,9 @@ from breakwater.state.connection import Redis
 from breakwater.state.health import Healths
 from breakwater.state.tasks import Tasks
 from services.request.agents import Agents
+from services.request.alert_channels import ChannelRoutes
+from services.request.alert_links import LinkRoutes
+from services.request.alerts import AlertRoutes
 from services.request.answers import Answers
 from services.request.auth import RequireApiKey
 from services.request.breakers import BreakerRoutes
@@ -63,7 +67,11 @@ def openapi() -> dict[str, Any]:
 
 
 def build(settings: Settings, config: Config) -> RequestService:
-    """Wires the service. Connects to nothing yet."""
+    """Wires the service. Connects to nothing yet.
+
+    Raises:
+        ConfigError: the secret of the links in alerts is missing or unusable.
+    """
     return RequestService(settings, config)
 
 
@@ -82,6 +90,11 @@ class RequestService:
         self._agents = Agents(config, breakers, Healths(self._redis))
         self._breakers = BreakerRoutes(config, breakers, publisher, redactor, self._connection)
         self._guards = GuardRoutes(Tasks(self._redis), publisher, redactor)
+        incidents = IncidentLog(self._connection, publisher, redactor)
+        self._alerts = AlertRoutes(incidents, redactor, config.agents)
+        self._channels = ChannelRoutes(config.alerts.channels, self._connection, publisher, redactor)
+        links = config.alerts.links
+        self._links = None if links is None else LinkRoutes(links.signing_secret(), incidents, redactor)
         self._analytics = connect(settings.clickhouse_url)
         self._caps = LiveCaps(config, settings.config)
         counters = BudgetBooks(self._redis, config.budgets.zone)
@@ -131,10 +144,22 @@ class RequestService:
             Route("/api/v1/budgets", self._budgets.show, methods=["GET"]),
             Route("/api/v1/budgets/books", self._budgets.books, methods=["GET"]),
             Route("/api/v1/budgets/raise", self._budgets.raise_cap, methods=["POST"]),
+            Route("/api/v1/alerts", self._alerts.show, methods=["GET"]),
+            Route("/api/v1/alerts/ack", self._alerts.acknowledge, methods=["POST"]),
+            Route("/api/v1/alerts/resolve", self._alerts.resolve, methods=["POST"]),
+            Route("/api/v1/alerts/test", self._channels.test, methods=["POST"]),
+            Route("/api/v1/alerts/undelivered", self._channels.undelivered, methods=["GET"]),
+            Route("/api/v1/alerts/replay", self._channels.replay, methods=["POST"]),
+            Route("/api/v1/alerts/{incident_id}", self._alerts.show_one, methods=["GET"]),
             Route("/healthz", self._alive, methods=["GET"]),
             Route("/readyz", self._ready, methods=["GET"]),
             Route("/metrics", show_metrics, methods=["GET"]),
         ]
+        if self._links is not None:
+            routes += [
+                Route("/alerts/{incident_id}", self._links.show, methods=["GET"]),
+                Route("/alerts/{incident_id}", self._links.act, methods=["POST"]),
+            ]
         app = Starlette(
             routes=routes,
             middleware=[

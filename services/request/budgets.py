@@ -17,7 +17,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.events import BudgetBooks as Books
 from breakwater.contracts.events import BudgetEvent, BudgetStatus, CapRaise
 from breakwater.contracts.types import is_identifier, ms_from_time, time_from_ms, usd_from_nano
-from breakwater.policy.alerts import money_text
+from breakwater.policy.alert_texts import money_text
 from breakwater.policy.budget import OTHERS, CapTable, Counter
 from breakwater.policy.periods import WINDOWS
 from breakwater.policy.redact import Redactor

@@ -9,6 +9,7 @@ import structlog
 from starlette.requests import Request
 
 from breakwater.bus.errors import BusError
+from breakwater.contracts.types import Message
 from breakwater.policy.redact import Redactor
 from breakwater.state.connection import StateUnavailable
 from services.request.auth import holder_of
@@ -19,7 +20,7 @@ from services.request.problems import Problem, unavailable
 
 MAX_BYTES = 16_384
 
-Form = TypeVar("Form", bound=ByHand)
+Form = TypeVar("Form", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,12 @@ async def asked(request: Request, form: type[Form], redactor: Redactor) -> Asked
     """
     body = await read_body(request, MAX_BYTES, "a request like this may have at most {limit:,} bytes")
     read, holder = read_command(body, form), holder_of(request)
-    return Asked(read, holder.name, holder.id, redactor.text(read.reason or ""))
+    reason = read.reason if isinstance(read, ByHand) else None
+    return Asked(read, holder.name, holder.id, redactor.text(reason or ""))
 
 
-def not_read(error: StateUnavailable) -> Problem:
-    """503: nothing is known, as Redis does not answer."""
+def not_read(error: BusError | StateUnavailable) -> Problem:
+    """503: nothing is known, as Redis or NATS does not answer."""
     return unavailable("unavailable", f"how it stands can't be known now: {error}")
 
 

@@ -1,4 +1,4 @@
-"""What people send where they look after breakers, guards and budgets, and what they are answered."""
+"""What people send where they look after breakers, guards, budgets and incidents, and what they are answered."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from breakwater.contracts.alerts import Alert, AlertEvent, IncidentStatus, UndeliveredAlert
 from breakwater.contracts.events import BreakerStatus, BudgetStatus, StoppedTask
 from breakwater.contracts.types import Event, Identifier, Message, ModelId
 from breakwater.policy.price import UsdAmount
@@ -49,6 +50,51 @@ class RaiseRequest(ByHand):
     )
 
 
+class AlertQuery(Message):
+    """Which incidents."""
+
+    status: IncidentStatus | Literal["unresolved", "all"] = Field(
+        default="unresolved", description="`unresolved` are those that are not over."
+    )
+    event: AlertEvent | None = Field(
+        default=None, description="What happened last, or what it began with: a breaker that closed was open before."
+    )
+    agent: Identifier | None = None
+    limit: int = Field(default=100, ge=1, le=1_000, description="At most so many, the newest.")
+
+
+class AlertRequest(ByHand):
+    """Which incident, and why."""
+
+    incident_id: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")] = (
+        Field(
+            description="Its id, or the beginning where no other one begins so: `inc_` and 6 characters or more.",
+            examples=["inc_3f9a1c07"],
+        )
+    )
+
+
+class ChannelRequest(Message):
+    """Which channel."""
+
+    channel: Identifier = Field(description="Its name in `alerts.channels`.")
+
+
+class UndeliveredQuery(Message):
+    """Which alerts that did not arrive."""
+
+    channel: Identifier | None = None
+    limit: int = Field(default=100, ge=1, le=1_000, description="At most so many, the newest.")
+
+
+class ReplayRequest(Message):
+    """Which of the alerts that did not arrive shall be tried again. Left out: all that were not yet."""
+
+    channel: Identifier | None = Field(default=None, description="Only those of this channel.")
+    letter: int | None = Field(default=None, ge=1, description="Only this one, even where it was tried again before.")
+    after: int = Field(default=0, ge=0, description="Only those behind this one: `continue_after` of the last answer.")
+
+
 class BreakerList(Event):
     """The breakers as they are now."""
 
@@ -82,3 +128,23 @@ class UnchangedBudget(BudgetStatus):
     """The cap is that already, and nothing was published. The budget is as it is told here."""
 
     unchanged: Literal[True] = True
+
+
+class AlertList(Event):
+    """Incidents, each as it is now; the one that was opened last comes first."""
+
+    alerts: tuple[Alert, ...]
+    more: bool = Field(description="Whether there are more than were asked for.")
+
+
+class UnchangedAlert(Alert):
+    """There was nothing to do, and nothing was published. The incident is as it is told here."""
+
+    unchanged: Literal[True]
+
+
+class UndeliveredList(Event):
+    """The alerts that were given up within thirty days, the latest first."""
+
+    undelivered: tuple[UndeliveredAlert, ...]
+    more: bool = Field(description="Whether there are more than were asked for.")

@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 from breakwater.contracts.execution import Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Event, Identifier
+from services.request import openapi_alerts as alerts
 from services.request import openapi_budgets as budgets
 from services.request import openapi_governance as governance
 from services.request import openapi_parts as parts
@@ -45,18 +46,27 @@ def document() -> dict[str, Any]:
             "title": "Breakwater",
             "version": "1",
             "description": (
-                "Submit jobs for LLM agents, read their results, look after their breakers, guards and budgets. "
+                "Submit jobs for LLM agents, read their results, look after their breakers, guards, budgets and "
+                "incidents. "
                 "`breakwater keys create NAME` makes a key."
             ),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": "jobs"}, *governance.TAGS, *budgets.TAGS, {"name": "health"}, {"name": "metrics"}],
+        "tags": [
+            {"name": "jobs"},
+            *governance.TAGS,
+            *budgets.TAGS,
+            *alerts.TAGS,
+            {"name": "health"},
+            {"name": "metrics"},
+        ],
         "paths": {
             "/api/v1/jobs": {"post": _submit()},
             "/api/v1/jobs/{job_id}": {"get": _show()},
             **governance.paths(),
             **budgets.paths(),
+            **alerts.paths(),
             "/healthz": {"get": _health("Whether the process is alive", "alive", {})},
             "/readyz": {"get": _health("Whether jobs can be accepted", "ready", {"503": parts.error("NATS is away.")})},
             "/metrics": {"get": _metrics()},
@@ -78,6 +88,7 @@ def _schemas() -> dict[str, Any]:
             (ErrorBody, "serialization"),
             *governance.MODELS,
             *budgets.MODELS,
+            *alerts.MODELS,
         ],
         ref_template=parts.REF,
     )

@@ -123,7 +123,7 @@ def _budgets() -> dict[str, Any]:
 
 def _name(parameter: str, description: str) -> dict[str, Any]:
     schema = {"type": "string", "minLength": 1, "maxLength": 128}
-    return {"name": parameter, "in": "query", "description": description, "schema": schema}
+    return parts.parameter(parameter, description, schema)
 
 
 def _books() -> dict[str, Any]:

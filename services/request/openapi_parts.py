@@ -41,6 +41,11 @@ def with_examples(answer: dict[str, Any], examples: dict[str, Any]) -> dict[str,
     return {**answer, "content": {"application/json": {**content, "examples": told}}}
 
 
+def parameter(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter of the URL, which may be left out."""
+    return {"name": name, "in": "query", "description": description, "schema": schema}
+
+
 def read(
     tag: str,
     operation: str,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from pydantic import ValidationError
+from starlette.requests import Request
 
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message
@@ -62,6 +63,16 @@ def read_command(body: bytes, form: type[Form]) -> Form:
         return form.model_validate_json(body)
     except ValidationError as error:
         _explain(error, body, form, "request")
+
+
+def read_query(request: Request, form: type[Form]) -> Form:
+    """Parses the parameters of a URL. Raises Problem: 422 (`invalid_query`) for what does not have the form."""
+    given = dict(request.query_params)
+    try:
+        return form.model_validate(given)
+    except ValidationError as error:
+        found = problems(error, form, given)
+        raise _invalid("query", (Detail(path=problem.path, message=problem.message) for problem in found)) from None
 
 
 def submission(job: Job, body: bytes, *, idempotency_key: str | None, made_id: str) -> Submission:

@@ -30,6 +30,12 @@ LIVE = [
     ["budgets"],
     ["budgets", "reconcile"],
     ["budgets", "raise", "global/daily", "50", "--reason", "x"],
+    ["alerts"],
+    ["alerts", "show", "inc_3f9a1c07"],
+    ["alerts", "resolve", "inc_3f9a1c07"],
+    ["alerts", "test", "ops"],
+    ["alerts", "undelivered"],
+    ["alerts", "replay"],
 ]
 
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 15.0
-"""Beyond the wait that was asked for."""
+"""Beyond the wait that was asked for, where nothing else is said."""
 
 
 def session(door: Door) -> aiohttp.ClientSession:
@@ -34,6 +34,7 @@ async def request(
     *,
     body: Mapping[str, Any] | None = None,
     wait_s: float = 0.0,
+    answer_timeout_s: float = ANSWER_TIMEOUT_S,
     unanswered: str,
 ) -> tuple[int, bytes]:
     """Sends one request, and returns the status and the body of its answer.
@@ -44,6 +45,7 @@ async def request(
         path: without a slash in front.
         body: sent as JSON.
         wait_s: how long the interface is asked to wait for the outcome.
+        answer_timeout_s: how long it may take beyond that.
         unanswered: what to do where no answer comes, and perhaps all is done.
 
     Raises:
@@ -54,7 +56,7 @@ async def request(
     headers = {"Content-Type": "application/json"} if data else {}
     try:
         async with (
-            asyncio.timeout(wait_s + ANSWER_TIMEOUT_S),
+            asyncio.timeout(wait_s + answer_timeout_s),
             http.request(method, path, params=parameters, data=data, headers=headers) as response,
         ):
             return response.status, await response.read()
@@ -76,7 +78,15 @@ async def get(door: Door, path: str) -> Any:
     return _document(status, answer)
 
 
-async def post(door: Door, path: str, body: Mapping[str, Any], *, unanswered: str, unknown: str) -> Any:
+async def post(
+    door: Door,
+    path: str,
+    body: Mapping[str, Any],
+    *,
+    unanswered: str,
+    unknown: str,
+    answer_timeout_s: float = ANSWER_TIMEOUT_S,
+) -> Any:
     """Has the interface do something, and returns its answer as JSON.
 
     Args:
@@ -85,13 +95,16 @@ async def post(door: Door, path: str, body: Mapping[str, Any], *, unanswered: st
         body: its fields; those that are None are not sent.
         unanswered: what to do where no answer comes, and perhaps all is done.
         unknown: what to do where the body names something that is not there.
+        answer_timeout_s: how long it may take.
 
     Raises:
         CliError: it is not done, or whether it is can't be told.
     """
     given = {name: value for name, value in body.items() if value is not None}
     async with session(door) as http:
-        status, answer = await request(http, "POST", f"api/v1/{path}", body=given, unanswered=unanswered)
+        status, answer = await request(
+            http, "POST", f"api/v1/{path}", body=given, answer_timeout_s=answer_timeout_s, unanswered=unanswered
+        )
     try:
         return _document(status, answer)
     except CliError as error:

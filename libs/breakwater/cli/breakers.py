@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from breakwater.cli import formats, output
+from breakwater.cli import by_hand, formats, output
 from breakwater.cli.agents import open_until
 from breakwater.cli.connect import run
-from breakwater.cli.given import sendable
 from breakwater.cli.groups import ListsByItself
 from breakwater.cli.plane import ApiKeyOption, DataOption, Door, JsonOption, Plane, UrlOption
 
@@ -118,24 +117,17 @@ def reset(
 def _change(
     action: Literal["isolate", "reset"], agent: str, model: str, reason: str | None, door: Door, *, as_json: bool
 ) -> None:
-    from breakwater.cli import api
     from breakwater.contracts.events import BreakerStatus, BreakerTransition
 
-    body = {"agent": agent, "model": model, "reason": reason}
-    for name, value in body.items():
-        sendable(name, value)
-    document = run(
-        api.post(
-            door,
-            f"breakers/{action}",
-            body,
-            unanswered="`breakwater breakers` tells whether it is done; to do it again does no harm.",
-            unknown="`breakwater breakers` lists those that are known.",
-        )
+    document = by_hand.act(
+        door,
+        f"breakers/{action}",
+        {"agent": agent, "model": model, "reason": reason},
+        see="breakwater breakers",
+        unknown="`breakwater breakers` lists those that are known.",
     )
     # Where there was nothing to do, it tells how the breaker is, and no transition.
-    unchanged = bool(api.read(dict[str, Any], document).get("unchanged"))
-    told = api.read(BreakerStatus, document) if unchanged else api.read(BreakerTransition, document)
+    told = by_hand.told(document, BreakerTransition, BreakerStatus)
     if as_json:
         output.json_document(document)
         return

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from breakwater.cli import budget_tables, output
+from breakwater.cli import budget_tables, by_hand, output
 from breakwater.cli.connect import run
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.given import sendable
@@ -124,23 +124,16 @@ def raise_(
 
         breakwater budgets raise agent:content-writer/daily 50 --reason "launch day"
     """
-    from breakwater.cli import api
     from breakwater.contracts.events import BudgetEvent, BudgetStatus
 
-    body = {"budget": budget, "limit_usd": limit, "reason": reason}
-    for name, value in body.items():
-        sendable(name, value)
-    document = run(
-        api.post(
-            Plane(data).door(url, api_key),
-            "budgets/raise",
-            body,
-            unanswered="`breakwater budgets` tells whether it is done; to do it again does no harm.",
-            unknown="`breakwater budgets` lists them.",
-        )
+    document = by_hand.act(
+        Plane(data).door(url, api_key),
+        "budgets/raise",
+        {"budget": budget, "limit_usd": limit, "reason": reason},
+        see="breakwater budgets",
+        unknown="`breakwater budgets` lists them.",
     )
-    unchanged = bool(api.read(dict[str, Any], document).get("unchanged"))
-    told = api.read(BudgetStatus, document) if unchanged else api.read(BudgetEvent, document)
+    told = by_hand.told(document, BudgetEvent, BudgetStatus)
     if as_json:
         output.json_document(document)
         return

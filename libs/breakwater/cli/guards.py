@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from breakwater.cli import formats, output
+from breakwater.cli import by_hand, formats, output
 from breakwater.cli.connect import run
-from breakwater.cli.given import sendable
 from breakwater.cli.groups import ListsByItself
 from breakwater.cli.plane import ApiKeyOption, DataOption, JsonOption, Plane, UrlOption
 
@@ -97,17 +96,12 @@ def reset(
     from breakwater.cli import api
     from breakwater.contracts.events import GuardEvent
 
-    body = {"task_id": task, "tenant": tenant, "reason": reason}
-    for name, value in body.items():
-        sendable(name, value)
-    document = run(
-        api.post(
-            Plane(data).door(url, api_key),
-            "guards/reset",
-            body,
-            unanswered="`breakwater guards` tells whether it is done; to do it again does no harm.",
-            unknown="`breakwater guards` lists the stopped tasks; a tenant's task needs --tenant.",
-        )
+    document = by_hand.act(
+        Plane(data).door(url, api_key),
+        "guards/reset",
+        {"task_id": task, "tenant": tenant, "reason": reason},
+        see="breakwater guards",
+        unknown="`breakwater guards` lists the stopped tasks; a tenant's task needs --tenant.",
     )
     told = api.read(GuardEvent, document)
     if as_json:

@@ -10,6 +10,7 @@ import typer
 
 from breakwater.cli import (
     agents,
+    alerts,
     breakers,
     budgets,
     config_check,
@@ -49,6 +50,7 @@ app.command(rich_help_panel="Look")(query.query)
 app.add_typer(breakers.app, name="breakers", rich_help_panel="Look")
 app.add_typer(guards.app, name="guards", rich_help_panel="Look")
 app.add_typer(budgets.app, name="budgets", rich_help_panel="Look")
+app.add_typer(alerts.app, name="alerts", rich_help_panel="Look")
 app.command(rich_help_panel="Run")(doctor.doctor)
 app.command(rich_help_panel="Run")(setup.setup)
 app.command(rich_help_panel="Run")(contract.contract)

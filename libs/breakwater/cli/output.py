@@ -45,6 +45,9 @@ STYLES = {
     "dead_lettered": "red",
     "hard_cap": "red",
     "critical": "red",
+    "pending": "red",
+    "acknowledged": "yellow",
+    "resolved": "green",
 }
 """The colour of a state's name, the same in every command."""
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import nats
@@ -20,15 +20,20 @@ from yarl import URL
 
 from breakwater.api_keys import create_key
 from breakwater.bus.provision import provision
+from breakwater.bus.publisher import Publisher
 from breakwater.bus.scan import scan
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config
 from breakwater.contracts import subjects
+from breakwater.contracts.alerts import Alert, AlertEvent
 from breakwater.contracts.execution import Result
 from breakwater.contracts.subjects import Stream
 from breakwater.embedded.ports import free_port
+from breakwater.policy.alert_rules import Reminders
 from breakwater.policy.breaker import Breaker
 from breakwater.policy.breaker_rules import BreakerKey
+from breakwater.policy.incidents import IncidentRules, decide
+from breakwater.policy.signals import Raised
 from breakwater.settings import Settings
 from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.connection import Redis
@@ -53,6 +58,18 @@ agents:
   unguarded: {breaker: off}
   by-model: {model: shared, breaker: {scope: model}}
   by-provider: {model: any, breaker: {scope: provider, cooldown_s: 7}}
+"""
+
+LINK_SECRET = "a secret of thirty-two characters"
+ALERTING = """
+providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
+defaults: {model: m}
+agents: {writer: {}, reader: {}}
+alerts:
+  links: {base_url: "https://plane.example/breakwater", secret: {env: LINK_SECRET}}
+  channels:
+    ops: {python: {callable: "ours:tell"}}
+    "second line": {python: {callable: "ours:tell"}}
 """
 
 
@@ -80,6 +97,10 @@ class Door:
     async def events(self, subject: str) -> list[Any]:
         """What EVENTS holds on a subject, in its order."""
         return [json.loads(found.data) async for found in scan(lambda: self.bus, Stream.EVENTS, subject)]
+
+    async def alerts(self) -> list[Any]:
+        """What ALERTS holds, in its order."""
+        return [json.loads(found.data) async for found in scan(lambda: self.bus, Stream.ALERTS, "bw.alerts.>")]
 
     async def queued(self) -> int:
         return (await self.bus.jetstream().stream_info("JOBS")).state.messages
@@ -146,7 +167,7 @@ async def running(settings: Settings, config: Config, key: str) -> AsyncGenerato
         await stop()
 
 
-async def until(condition: Callable[[], Awaitable[bool]], *, patience_s: float = 15.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], *, patience_s: float = 60.0) -> None:
     deadline = time.monotonic() + patience_s
     while not await condition():
         assert time.monotonic() < deadline, "the condition did not come true"
@@ -164,8 +185,16 @@ async def until_ready(door: Door) -> None:
 
 
 @pytest.fixture
-async def door(own_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path) -> AsyncGenerator[Door]:
-    config = parse_config(CONFIG)
+def drain_s() -> float:
+    """For how long a door that stops lets others wait; a test that waits for that itself overrides it."""
+    return 60
+
+
+@pytest.fixture
+async def door(
+    own_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path, drain_s: float
+) -> AsyncGenerator[Door]:
+    config = parse_config(CONFIG.replace("drain_s: 1", f"drain_s: {drain_s}"))
     await provision(own_nats_server.url, bus_plan(config))
     settings = settings_for(own_nats_server.url, redis_server.url, tmp_path)
     key = create_key(settings.api_keys_file, "tests")
@@ -205,6 +234,39 @@ async def redis_away(
     async with running(settings, config, create_key(settings.api_keys_file, "tests")) as door:
         own_redis_server.kill()
         yield door
+
+
+@pytest.fixture
+async def alerting(
+    own_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[Door]:
+    """A door to a plane with two channels, and links in its messages."""
+    monkeypatch.setenv("LINK_SECRET", LINK_SECRET)
+    config = parse_config(ALERTING)
+    await provision(own_nats_server.url, bus_plan(config))
+    settings = settings_for(own_nats_server.url, redis_server.url, tmp_path)
+    async with running(settings, config, create_key(settings.api_keys_file, "tests")) as door:
+        yield door
+
+
+async def tell(door: Door, key: str = "guard_tripped/acme/t1", *, times: int = 1, **fields: Any) -> Alert:
+    """An incident that has just begun, as an alerter tells of it. `fields`: of the alert, or of what raised it."""
+    said = {name: fields.pop(name) for name in ("agent", "model", "tenant", "title", "text") if name in fields}
+    event: AlertEvent = fields.pop("event", key.partition("/")[0])
+    at: datetime = fields.pop("at", datetime(2026, 11, 21, 10, 0, tzinfo=UTC))
+    what = {"title": f"Something of {key}", "text": "It happened. To do: look.", **said}
+    signal = Raised(key=key, event=event, source_id=uuid.uuid4().hex, at=at, times=times, **what)
+    alert = decide(signal, None, IncidentRules(get_args(AlertEvent), 600, ("guard_tripped",), Reminders()))
+    assert alert is not None
+    return await tell_again(door, alert, **fields)
+
+
+async def tell_again(door: Door, alert: Alert, **changed: Any) -> Alert:
+    """Publishes an alert, with other fields."""
+    alert = alert.model_copy(update=changed)
+    publisher = Publisher(lambda: door.bus, "tests")
+    await publisher.event(subjects.alert(alert.event), alert, id=alert.alert_id, at=alert.at)
+    return alert
 
 
 async def put_breaker(redis: Redis, agent: str, model: str, breaker: Breaker) -> None:
@@ -248,9 +310,10 @@ async def answer_jobs(bus: Client, *, delay_s: float = 0.0) -> None:
         await publish_result(bus, result_of(job["job_id"], job["agent"], f"answer to {job.get('prompt')}"))
 
     await bus.subscribe("bw.jobs.>", cb=work)
-    await bus.flush()
+    # nats-py sends the ping of `flush` ahead of a subscription that waits to be sent: only a question comes after it.
+    await bus.jetstream().account_info()
 
 
 async def publish_result(bus: Client, result: Result) -> None:
     once = {"Nats-Expected-Last-Subject-Sequence": "0"}
-    await bus.jetstream().publish(subjects.result(result.job_id), result.json_bytes(), headers=once)
+    await bus.jetstream(timeout=60).publish(subjects.result(result.job_id), result.json_bytes(), headers=once)

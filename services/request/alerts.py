@@ -1,0 +1,164 @@
+"""`/api/v1/alerts`: the incidents that people are told of, and looking after them by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
+from itertools import islice
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from breakwater.bus.errors import BusError
+from breakwater.contracts.alerts import Alert
+from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.incidents import IncidentLog, Incidents
+from breakwater.policy.alert_rules import began_with
+from breakwater.policy.incidents import acknowledge, resolve
+from breakwater.policy.redact import Redactor
+from services.request.by_hand import asked, not_done, not_read
+from services.request.forms import AlertList, AlertQuery, AlertRequest, UnchangedAlert
+from services.request.parsing import read_query, suggestion
+from services.request.problems import Detail, Problem
+
+LEAST_OF_ID = len("inc_") + 6
+"""What must be given of an incident's id, at the least."""
+
+_JSON = "application/json"
+
+Act = Callable[[Alert, str, "str | None", datetime], "Alert | None"]
+"""What a person does about an incident, who, why and when; None where there is nothing to do."""
+
+
+def utc_now() -> datetime:
+    """In whole milliseconds, as times are on the wire."""
+    return time_from_ms(ms_from_time(datetime.now(UTC)))
+
+
+class AlertRoutes:
+    """The incidents of the fleet, for people."""
+
+    def __init__(
+        self, log: IncidentLog, redactor: Redactor, agents: Collection[str], now: Callable[[], datetime] = utc_now
+    ) -> None:
+        self._log = log
+        self._redactor = redactor
+        self._agents = agents
+        self._now = now
+
+    async def show(self, request: Request) -> Response:
+        """GET: 200 with those that are not over, or with others that `?status=` names."""
+        wanted = read_query(request, AlertQuery)
+        known = (await self._known()).all()
+        if wanted.agent is not None:
+            agents = {*self._agents, *(alert.agent for alert in known if alert.agent is not None)}
+            if wanted.agent not in agents:
+                message = f"no agent {wanted.agent!r} is known{suggestion(wanted.agent, agents)}"
+                raise Problem(404, "unknown_agent", message, [Detail(path="agent", message=message)])
+        newest = sorted(known, key=lambda alert: alert.opened_at, reverse=True)
+        found = tuple(islice((alert for alert in newest if _is_wanted(alert, wanted)), wanted.limit + 1))
+        listed = AlertList(alerts=found[: wanted.limit], more=len(found) > wanted.limit)
+        return Response(listed.json_bytes(), media_type=_JSON)
+
+    async def show_one(self, request: Request) -> Response:
+        """GET of one: 200 with its newest alert."""
+        alert = named(await self._known(), request.path_params["incident_id"])
+        return Response(alert.json_bytes(), media_type=_JSON)
+
+    async def acknowledge(self, request: Request) -> Response:
+        """POST: 200 once that is published, or where somebody looks after it already."""
+        return await self._by_hand(request, "incident_acknowledged", acknowledge)
+
+    async def resolve(self, request: Request) -> Response:
+        """POST: 200 once that is published, or where it is over."""
+        return await self._by_hand(request, "incident_resolved", resolve)
+
+    async def _by_hand(self, request: Request, what: str, act: Act) -> Response:
+        who = await asked(request, AlertRequest, self._redactor)
+        try:
+            alert, changed = await decided(
+                self._log,
+                lambda known: named(known, who.form.incident_id),
+                lambda alert: act(alert, who.by, who.why or None, self._now()),
+            )
+        except BusError as error:
+            raise not_done(error) from error
+        who.log(what, incident_id=alert.incident_id, changed=changed)
+        if not changed:
+            alert = UnchangedAlert.model_validate({**alert.model_dump(), "unchanged": True})
+        return Response(alert.json_bytes(), media_type=_JSON)
+
+    async def _known(self) -> Incidents:
+        try:
+            return await self._log.catch_up()
+        except BusError as error:
+            raise not_read(error) from error
+
+
+async def decided(
+    log: IncidentLog, which: Callable[[Incidents], Alert], act: Callable[[Alert], Alert | None]
+) -> tuple[Alert, bool]:
+    """What becomes of an incident by a person's hand.
+
+    Args:
+        log: of all incidents.
+        which: picks the incident; what it raises is raised here.
+        act: what the person does. It may be called repeatedly, where others decide at the same time.
+
+    Returns:
+        The incident as it is then, and whether that was this person's doing.
+
+    Raises:
+        BusError: whether it is done is not known; to do it again does no harm.
+    """
+    incident_id = which(await log.catch_up()).incident_id
+    current: Alert | None = None
+
+    def decide(known: Incidents) -> Alert | None:
+        nonlocal current
+        current = known.get(incident_id) or which(known)
+        return act(current)
+
+    alert = await log.decide(decide)
+    if alert is not None:
+        return alert, True
+    assert current is not None  # `decide` was called at least once
+    return current, False
+
+
+def named(known: Incidents, name: str) -> Alert:
+    """The incident of an id, or of the beginning of one. Raises Problem: there is none, or more than one."""
+    if (alert := known.get(name)) is not None:
+        return alert
+    long_enough = len(name) >= LEAST_OF_ID
+    begin_so = [alert for alert in known.all() if alert.incident_id.startswith(name)] if long_enough else []
+    if len(begin_so) == 1:
+        return begin_so[0]
+    if begin_so:
+        details = [
+            Detail(path="incident_id", message=f"{alert.incident_id} is {alert.title!r}") for alert in begin_so[:20]
+        ]
+        message = f"{len(begin_so)} incidents begin with {name!r}; give more of the id"
+        raise Problem(409, "ambiguous_incident", message, details)
+    hint = (
+        "what is over for long is kept in ClickHouse only; `breakwater alerts list --status all` lists what is known"
+        if long_enough
+        else "give its id, or the beginning of it: `inc_` and at least 6 characters"
+    )
+    message = f"no incident {name!r} is known; {hint}"
+    raise Problem(404, "unknown_incident", message, [Detail(path="incident_id", message=hint)])
+
+
+def _is_wanted(alert: Alert, wanted: AlertQuery) -> bool:
+    match wanted.status:
+        case "all":
+            pass
+        case "unresolved":
+            if alert.status == "resolved":
+                return False
+        case status:
+            if alert.status != status:
+                return False
+    if wanted.event is not None and wanted.event not in (alert.event, began_with(alert)):
+        return False
+    return wanted.agent is None or alert.agent == wanted.agent

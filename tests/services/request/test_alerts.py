@@ -1,0 +1,269 @@
+"""Incidents by hand, over HTTP: which are told, who looks after them, and what is on record."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import jsonschema
+import structlog.testing
+
+from breakwater.api_keys import create_key
+from breakwater.contracts.alerts import Alert
+from breakwater.policy.incidents import resolve
+from services.request.app import openapi
+from tests.server_sources import RunningServer
+from tests.services.request.conftest import Door, tell, tell_again, until
+
+T0 = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
+
+
+async def listed(door: Door, query: str = "") -> list[str]:
+    answer = await door.ask("GET", f"/api/v1/alerts{query}")
+    assert answer.status == 200, answer.body
+    return [alert["key"] for alert in answer.json["alerts"]]
+
+
+async def some(door: Door) -> dict[str, Alert]:
+    """Four incidents: one pending, one open, one acknowledged, one over."""
+    tripped = await tell(door, "guard_tripped/-/t", agent="reader", at=T0)
+    failed = await tell(door, "retries_exhausted/writer/error", agent="writer", at=T0 + timedelta(minutes=1))
+    cap = await tell(door, "budget_hard_cap/global/daily", at=T0 + timedelta(minutes=2))
+    await door.act("alerts/ack", incident_id=cap.incident_id)
+    opened = await tell(door, "breaker_open/writer/m", agent="writer", model="m", at=T0 + timedelta(minutes=3))
+    closed = resolve(opened, "ops", None, T0 + timedelta(minutes=4))
+    assert closed is not None
+    closed = await tell_again(door, closed, event="breaker_closed")
+    return {"tripped": tripped, "failed": failed, "cap": cap, "closed": closed}
+
+
+async def test_incidents_are_listed_the_newest_first_and_those_that_are_over_only_when_asked_for(
+    alerting: Door,
+) -> None:
+    answer = await alerting.ask("GET", "/api/v1/alerts")
+    assert (answer.status, answer.headers["Content-Type"], answer.json) == (
+        200,
+        "application/json",
+        {"alerts": [], "more": False},
+    )
+    told = await some(alerting)
+    tripped, failed, cap, closed = (told[name].key for name in ("tripped", "failed", "cap", "closed"))
+    for query, keys in {
+        "": [cap, failed, tripped],
+        "?status=unresolved": [cap, failed, tripped],
+        "?status=all": [closed, cap, failed, tripped],
+        "?status=open": [failed],
+        "?status=pending": [tripped],
+        "?status=acknowledged": [cap],
+        "?status=resolved": [closed],
+        "?agent=writer": [failed],
+        "?agent=writer&status=all": [closed, failed],
+        "?event=guard_tripped": [tripped],
+        "?event=breaker_open&status=all": [closed],
+        "?event=breaker_closed&status=all": [closed],
+        "?event=agent_anomaly": [],
+    }.items():
+        assert await listed(alerting, query) == keys, query
+
+
+async def test_there_is_more_than_the_limit_where_that_is_so(alerting: Door) -> None:
+    await some(alerting)
+    for limit, more in ((2, True), (3, False), (1000, False)):
+        answer = await alerting.ask("GET", f"/api/v1/alerts?limit={limit}")
+        assert (len(answer.json["alerts"]), answer.json["more"]) == (min(limit, 3), more)
+
+
+async def test_a_parameter_that_is_wrong_is_told_what_is(alerting: Door) -> None:
+    await tell(alerting, agent="gone")
+    for query, path, words in [
+        ("?status=solved", "status", "'pending'"),
+        ("?limit=0", "limit", "greater than or equal to 1"),
+        ("?limit=1001", "limit", "1000"),
+        ("?limit=few", "limit", "integer"),
+        ("?event=breaker", "event", "breaker_open"),
+        ("?stauts=open", "stauts", "did you mean 'status'?"),
+    ]:
+        answer = await alerting.ask("GET", f"/api/v1/alerts{query}")
+        assert (answer.status, answer.code, answer.paths) == (422, "invalid_query", [path]), query
+        assert words in answer.message, answer.message
+    answer = await alerting.ask("GET", "/api/v1/alerts?agent=writr")
+    assert (answer.status, answer.code) == (404, "unknown_agent")
+    assert answer.message == "no agent 'writr' is known; did you mean 'writer'?"
+    assert len(await listed(alerting, "?agent=gone")) == 1  # which the config does not know any more
+
+
+async def test_one_is_acknowledged_and_everybody_is_told(alerting: Door) -> None:
+    alert = await tell(alerting)
+    assert alert.status == "pending"
+    with structlog.testing.capture_logs() as logs:
+        answer = await alerting.act("alerts/ack", incident_id=alert.incident_id, reason=" looking at it ")
+    assert answer.status == 200
+    told = Alert.model_validate_json(answer.body)
+    assert (told.change, told.status, told.version) == ("acknowledged", "acknowledged", 2)
+    assert (told.acknowledged_by, told.reason, told.remind_at) == ("tests", "looking at it", None)
+    assert told.acknowledged_at == told.at
+    assert abs(datetime.now(UTC) - told.at) < timedelta(minutes=5)
+    assert (await alerting.alerts())[-1] == answer.json
+    assert (await alerting.ask("GET", f"/api/v1/alerts/{alert.incident_id}")).json == answer.json
+    [noted] = [log for log in logs if log["event"] == "incident_acknowledged"]
+    assert (noted["by"], noted["why"], noted["changed"]) == ("tests", "looking at it", True)
+    assert noted["incident_id"] == alert.incident_id
+
+
+async def test_one_is_resolved_and_stays_so(alerting: Door) -> None:
+    alert = await tell(alerting)
+    await alerting.act("alerts/ack", incident_id=alert.incident_id)
+    answer = await alerting.act("alerts/resolve", incident_id=alert.incident_id, reason="mended")
+    told = Alert.model_validate_json(answer.body)
+    assert (told.change, told.status, told.resolved_by, told.reason) == ("resolved", "resolved", "tests", "mended")
+    assert (told.acknowledged_by, told.version) == ("tests", 3)
+    for action in ("ack", "resolve"):
+        again = await alerting.act(f"alerts/{action}", incident_id=alert.incident_id, reason="once more")
+        assert (again.status, again.json) == (200, answer.json | {"unchanged": True})
+    assert len(await alerting.alerts()) == 3
+
+
+async def test_of_many_who_acknowledge_it_at_once_one_does_and_the_others_are_told_who(alerting: Door) -> None:
+    alert = await tell(alerting)
+    other = {"Authorization": f"Bearer {create_key(alerting.settings.api_keys_file, 'other')}"}
+    body = json.dumps({"incident_id": alert.incident_id}).encode()
+    answers = await asyncio.gather(
+        *(
+            alerting.ask("POST", "/api/v1/alerts/ack", data=body, headers=other if number % 2 else {})
+            for number in range(10)
+        )
+    )
+    assert {answer.status for answer in answers} == {200}
+    [won] = [answer.json for answer in answers if "unchanged" not in answer.json]
+    assert [answer.json for answer in answers if answer.json != won] == [won | {"unchanged": True}] * 9
+    assert (await alerting.alerts())[1:] == [won]
+
+
+async def test_who_decides_on_what_somebody_else_has_just_changed_is_told_how_it_is(alerting: Door) -> None:
+    alert = await tell(alerting)
+    await listed(alerting)  # this process knows it as pending
+    ended = resolve(alert, "another door", None, T0)
+    assert ended is not None
+    await tell_again(alerting, ended)
+    answer = await alerting.act("alerts/ack", incident_id=alert.incident_id)
+    assert (answer.json["unchanged"], answer.json["resolved_by"]) == (True, "another door")
+
+
+async def test_no_secret_of_a_reason_is_kept(alerting: Door) -> None:
+    alert = await tell(alerting)
+    reason = "the key sk-proj-" + "a1B2" * 12 + " is revoked, password=hunter2"
+    with structlog.testing.capture_logs() as logs:
+        answer = await alerting.act("alerts/ack", incident_id=alert.incident_id, reason=reason)
+    everything = json.dumps([answer.json, await alerting.alerts(), [log.get("why") for log in logs]])
+    assert "hunter2" not in everything
+    assert "a1B2" not in everything
+    assert "[REDACTED]" in answer.json["reason"]
+
+
+async def test_the_beginning_of_an_id_is_enough_where_no_other_one_begins_so(alerting: Door) -> None:
+    one = await tell(alerting, "guard_tripped/-/a", incident_id="inc_aaaaaa111111")
+    other = await tell(alerting, "guard_tripped/-/b", incident_id="inc_aaaaaa222222", title="The other")
+    assert (await alerting.ask("GET", "/api/v1/alerts/inc_aaaaaa1")).json["key"] == one.key
+    assert (await alerting.act("alerts/ack", incident_id="inc_aaaaaa2")).json["incident_id"] == other.incident_id
+    for answer in (
+        await alerting.ask("GET", "/api/v1/alerts/inc_aaaaaa"),
+        await alerting.act("alerts/resolve", incident_id="inc_aaaaaa"),
+    ):
+        assert (answer.status, answer.code) == (409, "ambiguous_incident")
+        assert answer.message == "2 incidents begin with 'inc_aaaaaa'; give more of the id"
+        messages = [detail["message"] for detail in answer.json["error"]["details"]]
+        assert "inc_aaaaaa222222 is 'The other'" in messages
+        assert len(messages) == 2
+
+
+async def test_what_nobody_knows_is_answered_with_how_incidents_are_named(alerting: Door) -> None:
+    await tell(alerting, "guard_tripped/-/a", incident_id="inc_aaaaaa111111")
+    for name, words in {
+        "inc_bbbbbb": "alerts list --status all",
+        "inc_aaaaa": "at least 6 characters",  # too short, although there is only one
+        "aaaaaa1111": "alerts list --status all",
+        "inc_": "at least 6 characters",
+    }.items():
+        for answer in (
+            await alerting.ask("GET", f"/api/v1/alerts/{name}"),
+            await alerting.act("alerts/ack", incident_id=name),
+            await alerting.act("alerts/resolve", incident_id=name),
+        ):
+            assert (answer.status, answer.code, answer.paths) == (404, "unknown_incident", ["incident_id"])
+            assert answer.message.startswith(f"no incident {name!r} is known; ")
+            assert words in answer.message
+    assert len(await alerting.alerts()) == 1
+
+
+async def test_a_body_that_is_wrong_is_told_what_is(alerting: Door) -> None:
+    wrong: list[tuple[dict[str, Any] | bytes, int, str, list[str]]] = [
+        (b"incident_id=x", 400, "not_json", []),
+        ({}, 422, "invalid_request", ["incident_id"]),
+        ({"incident_id": "x", "resaon": "y"}, 422, "invalid_request", ["resaon"]),
+        ({"incident_id": "x", "reason": "y" * 501}, 422, "invalid_request", ["reason"]),
+        ({"incident_id": ""}, 422, "invalid_request", ["incident_id"]),
+    ]
+    for body, status, code, paths in wrong:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        answer = await alerting.ask("POST", "/api/v1/alerts/ack", data=data)
+        assert (answer.status, answer.code, answer.paths) == (status, code, paths), body
+
+
+async def test_nothing_of_it_is_told_without_a_key(alerting: Door) -> None:
+    alert = await tell(alerting)
+    for method, path in (
+        ("GET", ""),
+        ("GET", f"/{alert.incident_id}"),
+        ("GET", "/undelivered"),
+        ("POST", "/ack"),
+        ("POST", "/resolve"),
+        ("POST", "/test"),
+        ("POST", "/replay"),
+    ):
+        answer = await alerting.ask(method, f"/api/v1/alerts{path}", headers={"Authorization": ""})
+        assert (answer.status, answer.code) == (401, "unauthorized"), path
+
+
+async def test_without_nats_nothing_is_told_and_asking_again_does_it_once(
+    alerting: Door, own_nats_server: RunningServer
+) -> None:
+    alert = await tell(alerting)
+    await listed(alerting)
+    own_nats_server.kill()
+
+    async def noticed() -> bool:
+        return (await alerting.ask("GET", "/readyz")).status == 503
+
+    await until(noticed)
+    for answer in (
+        await alerting.ask("GET", "/api/v1/alerts"),
+        await alerting.ask("GET", f"/api/v1/alerts/{alert.incident_id}"),
+        await alerting.act("alerts/ack", incident_id=alert.incident_id),
+        await alerting.ask("GET", "/api/v1/alerts/undelivered"),
+        await alerting.act("alerts/replay"),
+        await alerting.act("alerts/test", channel="ops"),
+    ):
+        assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1"), answer.json
+    await own_nats_server.restart_async()
+
+    async def done() -> bool:
+        return (await alerting.act("alerts/ack", incident_id=alert.incident_id)).status == 200
+
+    await until(done)
+    assert [told["change"] for told in await alerting.alerts()] == ["opened", "acknowledged"]
+
+
+def test_every_example_in_the_document_is_what_its_schema_says() -> None:
+    document = openapi()
+    checked = 0
+    for path, operations in document["paths"].items():
+        if "/alerts" not in path:
+            continue
+        for operation in operations.values():
+            bodies = [operation.get("requestBody", {}), *operation["responses"].values()]
+            for content in (one["content"]["application/json"] for one in bodies if "content" in one):
+                schema = {**content["schema"], "components": document["components"]}
+                for example in content.get("examples", {}).values():
+                    jsonschema.validate(example["value"], schema)
+                    checked += 1
+    assert checked == 18

@@ -1,0 +1,301 @@
+"""The channels of alerts, over HTTP: a test message, and what did not arrive. The test is the alerter."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from breakwater.api_keys import create_key
+from breakwater.bus.permissions import GRANTS, inbox_prefix, render
+from breakwater.bus.provision import provision
+from breakwater.bus.publisher import Publisher
+from breakwater.bus.scan import scan
+from breakwater.cli.setup import bus_plan
+from breakwater.config import parse_config
+from breakwater.contracts import subjects
+from breakwater.contracts.alerts import Alert, AlertDigest, ChannelTest, HeldBack
+from breakwater.contracts.events import DeadLetter
+from breakwater.contracts.subjects import Header, Stream
+from breakwater.contracts.types import Event, format_time
+from breakwater.embedded.ports import free_port
+from services.request import alert_channels
+from tests.nats_node import start_nats
+from tests.server_sources import RunningServer
+from tests.services.request.conftest import ALERTING, LINK_SECRET, Door, running, settings_for, tell
+
+NOW = datetime(2026, 11, 21, 11, 0, 3, tzinfo=UTC)
+
+
+async def give_up(door: Door, channel: str | None, message: Event, *, error: str = "the receiver answered 500") -> int:
+    """What an alerter does with a message that can't be delivered. Returns the letter's sequence."""
+    return await put_letter(door, channel, message.json_bytes(), error)
+
+
+async def put_letter(door: Door, channel: str | None, payload: bytes, error: str) -> int:
+    letter = DeadLetter(
+        reason="undeliverable",
+        error=f"{channel}: {error}",
+        stream="ALERTS",
+        subject="bw.alerts.guard_tripped",
+        sequence=1,
+        headers={} if channel is None else {Header.CHANNEL.value: channel, Header.CE_ID.value: "alert"},
+        payload_base64=base64.b64encode(payload).decode(),
+        at=NOW,
+    )
+    stored = await Publisher(lambda: door.bus, "alerter").raw(
+        subjects.dead_letter("undeliverable", "unknown"), letter.json_bytes(), {}
+    )
+    return stored.sequence
+
+
+async def again(door: Door) -> list[tuple[str, str | None, bytes]]:
+    """What lies ready to be tried again: where, for which channel, and what."""
+    return [
+        (found.subject, found.headers.get(Header.CHANNEL.value), found.data)
+        async for found in scan(lambda: door.bus, Stream.ALERTER, "bw.alerter.again.>")
+    ]
+
+
+async def undelivered(door: Door, query: str = "") -> Any:
+    answer = await door.ask("GET", f"/api/v1/alerts/undelivered{query}")
+    assert answer.status == 200, answer.json
+    return answer.json["undelivered"]
+
+
+@pytest.fixture
+async def alert(alerting: Door) -> Alert:
+    return await tell(alerting)
+
+
+async def listen(bus: Client, answer: Callable[[Msg], Awaitable[None]]) -> None:
+    await bus.subscribe("bw.alerter.test.*", queue="alerter", cb=answer)
+    # nats-py writes a PING past what still waits to be sent: only the second one comes after the subscription.
+    await bus.flush()
+    await bus.flush()
+
+
+@pytest.mark.parametrize("channel", ["ops", "second line"])
+async def test_a_test_message_is_sent_by_an_alerter_and_what_came_of_it_is_told(alerting: Door, channel: str) -> None:
+    heard: list[str] = []
+
+    async def refuse(message: Msg) -> None:
+        heard.append(message.subject)
+        await message.respond(ChannelTest(channel=channel, delivered=False, error="answered 404").json_bytes())
+
+    await listen(alerting.bus, refuse)
+    answer = await alerting.act("alerts/test", channel=channel)
+    assert (answer.status, answer.json) == (200, {"channel": channel, "delivered": False, "error": "answered 404"})
+    assert heard == [subjects.channel_test(channel)]
+
+
+async def test_without_an_alerter_nobody_waits_for_one(alerting: Door) -> None:
+    answer = await alerting.act("alerts/test", channel="ops")
+    assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "no_alerter", "1")
+    assert "no alerter is at work" in answer.message
+
+
+async def test_an_alerter_that_does_not_answer_is_told_from_none(
+    alerting: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alert_channels, "TEST_TIMEOUT_S", 0.1)
+
+    async def silent(_: Msg) -> None: ...
+
+    await listen(alerting.bus, silent)
+    answer = await alerting.act("alerts/test", channel="ops")
+    assert (answer.status, answer.code) == (503, "unavailable")
+    assert "whether it was sent is not known: no answer came on bw.alerter.test.ops within 0.1 s" in answer.message
+
+
+async def test_a_channel_that_the_config_has_not_is_answered_with_those_that_it_has(alerting: Door) -> None:
+    for path in ("test", "replay"):
+        for channel, hint in {
+            "opss": "did you mean 'ops'? known are ops, second line",
+            "pager": "known are ops, second line",
+        }.items():
+            answer = await alerting.act(f"alerts/{path}", channel=channel)
+            assert (answer.status, answer.code, answer.paths) == (404, "unknown_channel", ["channel"])
+            assert answer.message == f"there is no channel {channel!r}; {hint}"
+
+
+async def test_what_did_not_arrive_is_listed_the_latest_first(alerting: Door, alert: Alert) -> None:
+    assert await undelivered(alerting) == []
+    held = [HeldBack.model_validate(alert.model_dump())]
+    digest = AlertDigest(
+        digest_id="digest_1",
+        why="rate_limit",
+        held_from=NOW,
+        held_until=NOW,
+        counts={"guard_tripped": 2, "breaker_open": 1},
+        alerts=tuple(held),
+        at=NOW,
+    )
+    first = await give_up(alerting, "ops", alert)
+    second = await give_up(alerting, "second line", digest)
+    third = await put_letter(alerting, "ops", b"no alert", "why")
+    await put_letter(alerting, None, alert.json_bytes(), "of no channel")
+    listed = await undelivered(alerting)
+    assert listed[2] == {
+        "letter": first,
+        "channel": "ops",
+        "alert_id": alert.alert_id,
+        "title": alert.title,
+        "error": "ops: the receiver answered 500",
+        "at": format_time(NOW),
+        "replayed": False,
+    }
+    assert [(one["letter"], one["alert_id"], one["title"]) for one in listed[:2]] == [
+        (third, None, None),
+        (second, "digest_1", "a digest of 3 incidents"),
+    ]
+    assert [one["letter"] for one in await undelivered(alerting, "?channel=ops")] == [third, first]
+    answer = await alerting.ask("GET", "/api/v1/alerts/undelivered?limit=2")
+    assert ([one["letter"] for one in answer.json["undelivered"]], answer.json["more"]) == ([third, second], True)
+    wrong = await alerting.ask("GET", "/api/v1/alerts/undelivered?limit=0")
+    assert (wrong.status, wrong.code, wrong.paths) == (422, "invalid_query", ["limit"])
+
+
+async def test_each_is_tried_again_once_with_the_bytes_that_were_kept(alerting: Door, alert: Alert) -> None:
+    payload = json.dumps({"of": "a later version"}).encode()
+    letters = [
+        await give_up(alerting, "ops", alert),
+        await put_letter(alerting, "second line", payload, "why"),
+        await give_up(alerting, "gone", alert),
+        await give_up(alerting, None, alert),
+    ]
+    answer = await alerting.act("alerts/replay")
+    assert (answer.status, answer.json) == (
+        200,
+        {
+            "replayed": 2,
+            "already": 0,
+            "skipped": 1,
+            "channels": {"ops": 1, "second line": 1},
+            "continue_after": None,
+        },
+    )
+    wanted = [
+        (subjects.alert_again("ops", letters[0]), "ops", alert.json_bytes()),
+        (subjects.alert_again("second line", letters[1]), "second line", payload),
+    ]
+    assert await again(alerting) == wanted
+    assert [(one["channel"], one["replayed"]) for one in await undelivered(alerting)] == [
+        ("gone", False),
+        ("second line", True),
+        ("ops", True),
+    ]
+    answer = await alerting.act("alerts/replay")
+    assert (answer.json["replayed"], answer.json["already"], answer.json["channels"]) == (0, 2, {})
+    assert await again(alerting) == wanted
+
+
+async def test_only_those_of_a_channel_are_tried_again_where_it_is_named(alerting: Door, alert: Alert) -> None:
+    await give_up(alerting, "ops", alert)
+    letter = await give_up(alerting, "second line", alert)
+    answer = await alerting.act("alerts/replay", channel="second line")
+    assert (answer.json["replayed"], answer.json["already"], answer.json["skipped"]) == (1, 0, 0)
+    assert [where for where, _, _ in await again(alerting)] == [subjects.alert_again("second line", letter)]
+
+
+async def test_one_that_is_named_is_tried_once_more(alerting: Door, alert: Alert) -> None:
+    letter = await give_up(alerting, "ops", alert)
+    other = await give_up(alerting, "ops", alert)
+    stored = set[int]()
+    for _ in range(2):
+        answer = await alerting.act("alerts/replay", letter=letter)
+        assert (answer.json["replayed"], answer.json["channels"]) == (1, {"ops": 1})
+        [found] = [one async for one in scan(lambda: alerting.bus, Stream.ALERTER, "bw.alerter.again.>")]
+        assert found.subject == subjects.alert_again("ops", letter)
+        stored.add(found.sequence)
+    assert len(stored) == 2  # for the consumer, another message
+    assert (await alerting.act("alerts/replay")).json["channels"] == {"ops": 1}
+    assert len(await again(alerting)) == 2
+    assert other > letter
+
+
+async def test_a_letter_that_is_not_there_is_said_so(alerting: Door, alert: Alert) -> None:
+    other = await Publisher(lambda: alerting.bus, "worker").raw("bw.dlq.invalid.writer", b"{}", {})
+    mine = await give_up(alerting, "ops", alert)
+    gone = await give_up(alerting, "gone", alert)
+    for body in ({"letter": 99}, {"letter": other.sequence}, {"letter": mine, "channel": "second line"}):
+        answer = await alerting.act("alerts/replay", **body)
+        assert (answer.status, answer.code, answer.paths) == (404, "unknown_letter", ["letter"]), body
+    answer = await alerting.act("alerts/replay", letter=gone)
+    assert (answer.status, answer.code) == (404, "unknown_channel")
+    assert (await alerting.act("alerts/replay", letter=0)).code == "invalid_request"
+    assert await again(alerting) == []
+
+
+async def test_many_who_replay_at_once_replay_each_once(alerting: Door, alert: Alert) -> None:
+    for _ in range(10):
+        await give_up(alerting, "ops", alert)
+    answers = await asyncio.gather(*(alerting.act("alerts/replay") for _ in range(4)))
+    assert sum(answer.json["replayed"] for answer in answers) == 10
+    assert all(answer.json["replayed"] + answer.json["already"] == 10 for answer in answers)
+    assert len(await again(alerting)) == 10
+
+
+async def test_one_request_looks_at_a_part_of_them_and_says_where_to_go_on(
+    alerting: Door, alert: Alert, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alert_channels, "MOST_LETTERS", 3)
+    for _ in range(4):
+        await give_up(alerting, "ops", alert)
+        await give_up(alerting, "second line", alert)
+    replayed, after = list[int](), 0
+    while after is not None:
+        answer = (await alerting.act("alerts/replay", channel="ops", after=after)).json
+        replayed.append(answer["replayed"])
+        after = answer["continue_after"]
+    assert replayed == [3, 1]
+    assert len(await again(alerting)) == 4
+
+
+@pytest.fixture
+async def guarded_bus(
+    redis_server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[tuple[Door, Client]]:
+    """A door that may do on the bus what `request` may, and an alerter that may do what `alerter` may."""
+    monkeypatch.setenv("LINK_SECRET", LINK_SECRET)
+    folder, port = tmp_path / "nats", free_port()
+    folder.mkdir()
+    settings = f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}" }}\n'
+    server = start_nats(folder, settings + render(GRANTS, lambda user: f'"secret-of-{user}"'), port)
+    server.wait_until_ready()
+
+    def url_of(user: str) -> str:
+        return f"nats://{user}:secret-of-{user}@127.0.0.1:{port}"
+
+    config = parse_config(ALERTING)
+    await provision(url_of("setup"), bus_plan(config))
+    alerter = await nats.connect(url_of("alerter"), inbox_prefix=inbox_prefix("alerter"))
+    surroundings = settings_for(url_of("request"), redis_server.url, tmp_path)
+    key = create_key(surroundings.api_keys_file, "tests")
+    async with running(surroundings, config, key) as door:
+        yield door, alerter
+    await alerter.close()
+    server.stop()
+
+
+async def test_what_the_users_of_the_bus_may_do_is_enough_for_all_of_it(guarded_bus: tuple[Door, Client]) -> None:
+    door, alerter = guarded_bus
+
+    async def arrive(message: Msg) -> None:
+        await message.respond(ChannelTest(channel="ops", delivered=True).json_bytes())
+
+    await listen(alerter, arrive)
+    as_alerter = Door(door.url, door.http, alerter, door.settings, door.stop)
+    alert = await tell(as_alerter)
+    await give_up(as_alerter, "ops", alert)
+    assert (await door.act("alerts/test", channel="ops")).json["delivered"] is True
+    assert (await door.act("alerts/ack", incident_id=alert.incident_id)).json["acknowledged_by"] == "tests"
+    assert (await door.act("alerts/replay")).json["replayed"] == 1
+    assert [one["replayed"] for one in await undelivered(door)] == [True]
