@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from breakwater.config import ConfigError, SecretRef, load_config, parse_config
+from breakwater.config import Alerts, ConfigError, SecretRef, load_config, named_secrets, parse_config
+from breakwater.contracts.alerts import AlertEvent
 
 GOOD = """
 providers:
@@ -122,3 +124,62 @@ def test_a_secret_is_read_from_its_place_and_its_absence_is_told(
 def test_the_example_is_right() -> None:
     config = load_config(Path(__file__).parents[1] / "examples" / "breakwater.yaml")
     assert len(config.agents) == 3
+
+
+def alerts(text: str) -> Alerts:
+    return parse_config(f"{GOOD}\nalerts: {text}\n").alerts
+
+
+OPS = "slack: {webhook_url: {env: SLACK}}"
+HOOK = 'webhook: {url: "https://hooks.example.com", secret: {env: HOOK}}'
+
+
+def test_the_channels_that_the_example_shows_are_right_without_their_hash() -> None:
+    text = (Path(__file__).parents[1] / "examples" / "breakwater.yaml").read_text()
+    begin, end = text.index("\nalerts:\n"), text.index("\n# Known forms of secrets")
+    config = parse_config(text[:begin] + text[begin:end].replace("\n  # ", "\n  ") + text[end:])
+    assert list(config.alerts.channels) == ["ops", "on-call"]
+    assert config.alerts.links is not None
+    assert [place for place, _ in named_secrets(config) if place.startswith("alerts.")] == [
+        "alerts.links.secret",
+        "alerts.channels.ops.slack.webhook_url",
+        "alerts.channels.on-call.webhook.secret",
+    ]
+
+
+def test_what_is_told_by_default_protects_too() -> None:
+    found = alerts("{}")
+    assert set(found.on_events) == set(get_args(AlertEvent))
+    assert found.escalate == ("guard_tripped",)
+    assert found.channels == {}
+    channel = alerts(f"{{channels: {{ops: {{{OPS}}}}}}}").channels["ops"]
+    assert channel.rate_limit is not None
+    assert alerts(f"{{channels: {{ops: {{{OPS}, rate_limit: off}}}}}}").channels["ops"].rate_limit is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{{{OPS}}}", "alerts: slack: a channel has a name, as in `channels: {ops: {slack: …}}`"),
+        (f"{{channels: {{ops: {{{OPS}, {HOOK}}}}}}}", "alerts.channels.ops: give exactly one of slack, webhook"),
+        ("{channels: {ops: {severity: warning}}}", "alerts.channels.ops: give exactly one of slack, webhook"),
+        ("{channels: {ops: {slack: {}}}}", "alerts.channels.ops.slack: give either webhook_url, or bot_token"),
+        ("{channels: {ops: {slack: {bot_token: {env: T}}}}}", "bot_token and channel belong together"),
+        ("{channels: {ops: {python: {callable: tell}}}}", "alerts.channels.ops.python.callable: "),
+        ("{channels: {ops: {webhook: {url: ftp://x, secret: {env: S}}}}}", "alerts.channels.ops.webhook.url: "),
+        (f"{{channels: {{ops: {{{OPS}, events: [breaker_opened]}}}}}}", "alerts.channels.ops.events.0: "),
+        (f"{{channels: {{ops: {{{OPS}, quiet_hours: {{start: 22:00, end: '07:00'}}}}}}}}", "write the time in quotes"),
+        (f"{{channels: {{ops: {{{OPS}, quiet_hours: {{start: '22:00', end: '22:00'}}}}}}}}", "are the same time"),
+        ("{templates: {breaker_open: {title: '${agnet} fails'}}}", "${agnet} is not known; known are title, text"),
+        ("{templates: {breaker_open: {text: 'costs $5'}}}", "is written as `$$`"),
+        (
+            "{allow_networks: [10.1.2.3/8]}",
+            "alerts.allow_networks.0: 10.1.2.3/8 has host bits set; write a network like",
+        ),
+        ("{escalate: [breaker_open]}", "alerts.escalate.0: "),
+    ],
+)
+def test_a_mistake_about_alerts_is_named_by_its_path(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        alerts(text)
+    assert words in str(caught.value)

@@ -18,7 +18,7 @@ function show(error, message) {
   if (error) throw error;
   const event = message.json(); // an event can come twice; its `ce-id` header is then the same
   if (message.subject.startsWith("bw.alerts.")) {
-    console.log(`${event.at}  ${event.severity}: ${event.title}. ${event.text}`);
+    console.log(`${event.at}  ${event.severity}, ${event.change}: ${event.title}. ${event.text}`);
   } else {
     console.log(`${event.at}  ${event.agent} on ${event.model}: ${event.to_state}, ${event.reason}`);
   }

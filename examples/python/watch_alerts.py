@@ -18,7 +18,7 @@ endpoints = json.loads((Path(sys.argv[1] if len(sys.argv) > 1 else ".breakwater"
 async def show(message: Msg) -> None:
     event = json.loads(message.data)  # an event can come twice; its `ce-id` header is then the same
     if message.subject.startswith("bw.alerts."):
-        line = f"{event['severity']}: {event['title']}. {event['text']}"
+        line = f"{event['severity']}, {event['change']}: {event['title']}. {event['text']}"
     else:
         line = f"{event['agent']} on {event['model']}: {event['to_state']}, {event['reason']}"
     print(f"{event['at']}  {line}", flush=True)

@@ -20,7 +20,7 @@ from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import time_from_ms
 from breakwater.metrics import BudgetMetrics
 from breakwater.patience import Patience
-from breakwater.policy.alerts import money_text
+from breakwater.policy.alert_texts import money_text
 from breakwater.policy.budget import CapTable
 from breakwater.policy.ledger import Figures, Place
 from breakwater.state.budget_books import BudgetBooks, Filled

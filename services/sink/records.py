@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from breakwater.analytics import rows, schema
 from breakwater.analytics.errors import Unstorable
 from breakwater.analytics.rows import Row
-from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.contracts.alerts import Alert
+from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.subjects import decode_token
 from breakwater.contracts.types import Event

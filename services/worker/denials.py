@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from breakwater.contracts.execution import Attempt, ErrorInfo, Reason
 from breakwater.contracts.types import format_time, time_from_ms
-from breakwater.policy.alerts import money_text
+from breakwater.policy.alert_texts import money_text
 from breakwater.policy.breaker_rules import BreakerRules
 from breakwater.policy.caps import fits, spent_by
 from breakwater.state.breakers import Refused

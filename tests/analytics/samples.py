@@ -9,7 +9,8 @@ from uuid import uuid4
 from breakwater.analytics import rows
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
-from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.contracts.alerts import Alert
+from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -295,10 +296,15 @@ def repair() -> BudgetEvent:
     )
 
 
-def alert(alert_id: str = "a1", **fields: Any) -> Alert:
+def alert(alert_id: str = "alert_i1_1", **fields: Any) -> Alert:
+    """An incident that was just opened."""
     return Alert.model_validate(
         {
             "alert_id": alert_id,
+            "incident_id": "inc_i1",
+            "key": "breaker_open/writer/gpt-4%2E1",
+            "change": "opened",
+            "status": "open",
             "event": "breaker_open",
             "severity": "critical",
             "agent": "writer",
@@ -306,8 +312,38 @@ def alert(alert_id: str = "a1", **fields: Any) -> Alert:
             "title": "writer is stopped",
             "text": "gpt-4.1 failed 3 times in a row.",
             "payload": {"failures": 3},
+            "count": 1,
+            "version": 1,
+            "opened_at": NOON,
+            "last_at": NOON,
             "source_id": "writer/gpt-4.1#e.1",
             "at": NOON,
             **fields,
         }
+    )
+
+
+def full_alert() -> Alert:
+    """One that fills every field, which no single incident does."""
+    return alert(
+        "alert_i2_9",
+        incident_id="inc_i2",
+        key="guard_tripped/acme/task-7",
+        change="resolved",
+        status="resolved",
+        event="guard_tripped",
+        tenant="acme",
+        title="Task stopped: „task-7“",
+        payload={"cost": "1.000000001", "deep": [{"er": None}]},
+        count=2**40,
+        version=9,
+        last_at=NOON + timedelta(minutes=1),
+        ends_at=NOON + timedelta(days=1),
+        reminders=3,
+        acknowledged_by="ops: Zoë",
+        acknowledged_at=NOON + timedelta(minutes=2),
+        resolved_by="ops",
+        resolved_at=NOON + timedelta(minutes=3, milliseconds=7),
+        reason="the loop is mended",
+        at=NOON + timedelta(minutes=3, milliseconds=7),
     )

@@ -59,6 +59,12 @@ ADDED_BY_5 = {
     "attempts": {"reserved", "reserved_at", "stored_at"},
     "budget_events": {"tenant", "previous_cost", "configured_cost", "by", "reason", "resets_at"},
 }
+ADDED_BY_6 = {
+    "alerts": {
+        *("incident_id", "key", "change", "status", "tenant", "count", "version", "opened_at", "last_at", "ends_at"),
+        *("reminders", "acknowledged_by", "acknowledged_at", "resolved_by", "resolved_at", "reason"),
+    },
+}
 NARROWER_BEFORE_5 = {"threshold_percent": "UInt32", "limit_cost": "Decimal(18, 9)"}
 
 
@@ -74,6 +80,10 @@ def before_5(table: Table) -> Table:
     old = without(table, ADDED_BY_5)
     narrower = NARROWER_BEFORE_5 if table is schema.BUDGET_EVENTS else {}
     return replace(old, columns={**old.columns, **narrower}, earlier={})
+
+
+def before_6(table: Table) -> Table:
+    return replace(without(table, ADDED_BY_6), earlier={})
 
 
 def without(table: Table, added: Mapping[str, set[str]]) -> Table:
@@ -233,12 +243,55 @@ async def test_a_service_of_version_4_goes_on_storing_its_rows(analytics: Analyt
     assert list(map(rows.budget_of, kept.named())) == [samples.budget_event()]
 
 
+async def test_a_database_of_version_5_gets_incidents_and_keeps_its_alerts(clickhouse_server: RunningServer) -> None:
+    analytics = connect(samples.new_database_url(clickhouse_server.url))
+    await migrate(analytics)
+    told = samples.alert("alert_old", at=samples.NOON)
+    await put_back(analytics, schema.ALERTS, before_6(schema.ALERTS), rows.alert_row(told, 1))
+    await analytics.execute("DROP VIEW incidents")
+    await forget_from(analytics, 6)
+
+    assert await migrate(analytics) == tuple(
+        f"applied ClickHouse migration {one.version} ({one.name})" for one in MIGRATIONS[5:]
+    )
+    assert await migrate(analytics) == ()
+    found = await analytics.query("DESCRIBE TABLE alerts")
+    assert [(row[0], row[1]) for row in found.rows] == list(schema.ALERTS.columns.items())
+    earlier = {
+        **told.model_dump(exclude={"remind_at"}),
+        "payload": '{"failures":3}',
+        "event_sequence": 1,
+        "incident_id": "alert_old",
+        "key": "",
+    }
+    # Worked out while it is read, and then written by a merge.
+    for _ in range(2):
+        assert list((await analytics.query("SELECT * FROM alerts")).named()) == [earlier]
+        await analytics.execute("OPTIMIZE TABLE alerts FINAL")
+
+    later = samples.full_alert()
+    await analytics.insert(schema.ALERTS, [rows.alert_row(later, 2)])
+    # Whether what the old one told is over, nothing tells.
+    assert (await analytics.query("SELECT incident_id FROM incidents")).rows == ((later.incident_id,),)
+    await analytics.execute(f"DROP DATABASE {analytics.database}")
+    await analytics.close()
+
+
+async def test_a_sink_of_version_5_goes_on_storing_its_alerts(analytics: Analytics) -> None:
+    values = dict(zip(schema.ALERTS.columns, rows.alert_row(samples.alert("alert_old"), 3), strict=True))
+    old = before_6(schema.ALERTS)
+    await analytics.insert(old, [[values[name] for name in old.columns]])
+    kept = await analytics.query("SELECT incident_id, change, status, count, version, opened_at FROM alerts FINAL")
+    assert kept.rows == (("alert_old", "opened", "open", 1, 1, samples.NOON),)
+
+
 async def test_what_somebody_took_away_is_made_again(analytics: Analytics) -> None:
     assert await missing(analytics) == ()
     await analytics.execute("DROP VIEW executions_per_minute")
+    await analytics.execute("DROP VIEW incidents")
     await analytics.execute("DROP TABLE attempts")
     await analytics.execute("ALTER TABLE executions DROP COLUMN cache_hit")
-    gone = ("column executions.cache_hit", "table attempts", "view executions_per_minute")
+    gone = ("column executions.cache_hit", "table attempts", "view executions_per_minute", "view incidents")
     assert tuple(one.what for one in await missing(analytics)) == gone
     done = await migrate(analytics)
     assert done == tuple(f"created {what} again in ClickHouse: it was missing" for what in gone)

@@ -5,11 +5,13 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
+from pydantic_core import to_json
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import Unstorable
 from breakwater.analytics.queries import find_execution
+from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution
 from tests.analytics import samples
@@ -128,10 +130,14 @@ async def test_the_amounts_of_a_budget_stand_in_the_right_columns(analytics: Ana
     assert found.rows == ((*amounts, "ops: Zoë", "the launch"),)
 
 
-async def test_alerts_stand_in_the_right_columns(analytics: Analytics) -> None:
-    await analytics.insert(schema.ALERTS, [rows.alert_row(samples.alert(), 5)])
+@pytest.mark.parametrize("alert", [samples.alert(), samples.full_alert()], ids=["plain", "full"])
+async def test_a_change_of_an_incident_stands_in_the_right_columns(analytics: Analytics, alert: Alert) -> None:
+    await analytics.insert(schema.ALERTS, [rows.alert_row(alert, 5)])
     found = await analytics.query("SELECT * FROM alerts FINAL")
-    assert list(found.named()) == [{**samples.alert().model_dump(), "payload": '{"failures":3}', "event_sequence": 5}]
+    fields = alert.model_dump(exclude={"remind_at"})
+    assert list(found.named()) == [
+        {**fields, "payload": to_json(alert.payload).decode(), "event_sequence": 5},
+    ]
 
 
 def test_more_waste_than_a_column_holds_is_refused() -> None:

@@ -137,3 +137,21 @@ def test_config_check_shows_shared_caps_and_warns_of_what_is_hardly_meant(run: R
         "agents.a.budget: is hard, and has no cap: nothing is refused; set daily_usd or monthly_usd",
         "budgets.tenants.*: a day may cost more than its month",
     ]
+
+
+def test_config_check_warns_of_alerts_that_nobody_would_get(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+
+    def warned(hook: str, on_events: str) -> list[str]:
+        file.write_text(
+            "providers: {p: {base_url: 'http://127.0.0.1:1'}}\nagents: {a: {model: m}}\n"
+            f"alerts: {{on_events: {on_events}, allow_networks: [10.1.0.0/16], channels: {{ops: {{\n"
+            f"  events: [breaker_open, breaker_closed], webhook: {{url: '{hook}', secret: {{env: S}}}}}}}}}}\n"
+        )
+        return run("config", "check", str(file), "--json").json["warnings"]
+
+    refused = "alerts.channels.ops.webhook.url: is refused (loopback); alerts.allow_networks may allow it"
+    never = "alerts.channels.ops.events: breaker_open is never told, as alerts.on_events lacks it"
+    assert warned("http://127.0.0.1:9/", "[guard_tripped]") == [never, refused]
+    assert warned("http://10.1.2.3/", "[breaker_open]") == []
+    assert warned("https://hooks.example.com/", "[breaker_open]") == []

@@ -20,10 +20,14 @@ from breakwater.bus.topology import Plan
 from breakwater.cli.contract import config_schema, files
 from breakwater.config import parse_config
 from breakwater.contracts import subjects
+from breakwater.contracts.alerts import Alert, AlertDigest, HeldBack
 from breakwater.contracts.channels import CHANNELS
-from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
+from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution, Progress, Result
+from breakwater.contracts.schemas import ON_WEBHOOKS
 from breakwater.contracts.types import Event
+from breakwater.contracts.webhook import WebhookEnvelope
+from services.alerter.webhook import envelope
 from tests.cli.conftest import Run
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +59,33 @@ ENDED: dict[str, Any] = {
     "completed_at": NOW,
     "duration_ms": 9,
 }
+ALERT = Alert(
+    alert_id="alert_i_1",
+    incident_id="inc_i",
+    key="breaker_open/a/m",
+    change="opened",
+    status="open",
+    event="breaker_open",
+    severity="critical",
+    title="t",
+    text="x",
+    payload={},
+    count=1,
+    version=1,
+    opened_at=NOW,
+    last_at=NOW,
+    source_id="s",
+    at=NOW,
+)
+DIGEST = AlertDigest(
+    digest_id="digest_i",
+    why="quiet_hours",
+    held_from=NOW,
+    held_until=NOW,
+    counts={"breaker_open": 1},
+    alerts=(HeldBack.model_validate(ALERT.model_dump()),),
+    at=NOW,
+)
 EVENTS: list[Event] = [
     ATTEMPT,
     Execution(**ENDED),
@@ -100,9 +131,9 @@ EVENTS: list[Event] = [
         enforcement="hard",
         at=NOW,
     ),
-    Alert(
-        alert_id="i", event="breaker_open", severity="critical", title="t", text="x", payload={}, source_id="s", at=NOW
-    ),
+    ALERT,
+    DIGEST,
+    WebhookEnvelope(type="breaker_open", timestamp=NOW, data=ALERT, link="https://breakwater.example.com/i"),
     DeadLetter(reason="invalid", error="no", stream="JOBS", subject="bw.jobs.a", sequence=1, payload_base64="", at=NOW),
 ]
 
@@ -118,7 +149,7 @@ def schema(contract: dict[str, str], name: str) -> dict[str, Any]:
 
 def test_every_schema_is_a_schema_and_names_itself(contract: dict[str, str]) -> None:
     names = [name for name in contract if name.startswith("schemas/")]
-    assert len(names) == len(CHANNELS)
+    assert len(names) == len(CHANNELS) + len(ON_WEBHOOKS)
     for name in [*names, "breakwater.schema.json"]:
         document = json.loads(contract[name])
         jsonschema.Draft202012Validator.check_schema(document)
@@ -135,6 +166,15 @@ def test_what_is_sent_is_valid_and_a_schema_that_forgets_a_field_would_be_notice
     assert set(sent) == set(document["properties"])
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({name: value for name, value in sent.items() if name != document["required"][0]}, document)
+
+
+def test_what_webhooks_are_sent_is_valid_and_something_else_is_not(contract: dict[str, str]) -> None:
+    document = schema(contract, "WebhookEnvelope")
+    for sent in (envelope(ALERT, None), envelope(ALERT, lambda *_: "https://x.example.com"), envelope(DIGEST, None)):
+        jsonschema.validate(json.loads(sent), document)
+        for wrong in ({"type": "news"}, {"data": {"title": "t"}}):
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate({**json.loads(sent), **wrong}, document)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from breakwater.cli.demo.books import Counters, ProviderCall, RecordedCall, comp
 from breakwater.cli.demo.display import Scene, line
 from breakwater.cli.demo.receiver import Received
 from breakwater.cli.demo.records import AttemptRow, ExecutionRow, Rows, TransitionRow
-from breakwater.cli.demo.report import Check, Handover, Report, breaker_lines, checks
+from breakwater.cli.demo.report import Check, Handover, Report, Told, breaker_lines, checks
 from breakwater.cli.demo.scenario import BURST
 from breakwater.cli.demo.watch import Tally
 
@@ -66,19 +66,23 @@ TRANSITIONS = tuple(
     )
 )
 ALERTS = tuple(
-    Received(f"alert_{number}", event, severity, f"Alert {number}")
-    for number, (event, severity) in enumerate(
-        (("breaker_open", "critical"), ("budget_soft_cap", "warning"), ("breaker_closed", "info"))
+    Received(f"alert_{number}", incident, event, status, severity, f"Alert {number}")
+    for number, (incident, event, status, severity) in enumerate(
+        (
+            ("inc_1", "breaker_open", "open", "critical"),
+            ("inc_2", "budget_soft_cap", "open", "warning"),
+            ("inc_1", "breaker_closed", "resolved", "info"),
+        )
     )
 )
 SUMMARY = AgentSummary("content-writer", 1, 1, 1_234, 12_345, 2, 1, 1, 1, 0, 344_123_456, 16_670_000)
-ROWS = Rows((SUMMARY,), EXECUTIONS, ATTEMPTS, TRANSITIONS, frozenset(alert.alert_id for alert in ALERTS))
+ROWS = Rows((SUMMARY,), EXECUTIONS, ATTEMPTS, TRANSITIONS, frozenset({"inc_1", "inc_2"}))
 JOB_IDS = frozenset(row.execution_id for row in EXECUTIONS)
 HANDOVER = Handover(7, 6, {})
 
 
 def failed(rows: Rows = ROWS, **changes: object) -> list[str]:
-    given = {"job_ids": JOB_IDS, "handover": HANDOVER, "received": ALERTS, "refused": 0, "cap": CAP} | changes
+    given = {"job_ids": JOB_IDS, "handover": HANDOVER, "told": Told(ALERTS), "cap": CAP} | changes
     found = checks(rows, **given)  # pyright: ignore[reportArgumentType]  # test data
     return [check.name for check in found if not check.ok]
 
@@ -87,7 +91,7 @@ def report(**changes: object) -> Report:
     calls = (ProviderCall("a:1", "gpt-4o", 7),)
     rows = (RecordedCall("a:1", "writer", "gpt-4o", 7, "billed"),)
     books = compare(calls, Counters(1, 7), {"writer": Counters(1, 7)}, rows)
-    found = checks(ROWS, JOB_IDS, HANDOVER, ALERTS, 0, CAP)
+    found = checks(ROWS, JOB_IDS, HANDOVER, Told(ALERTS), CAP)
     plain = Report(len(JOB_IDS), 34.2, (SUMMARY,), breaker_lines(ROWS), ALERTS, books, found)
     return replace(plain, **changes)  # pyright: ignore[reportArgumentType]  # test data
 
@@ -119,16 +123,32 @@ def test_a_run_in_which_everything_happened_passes_all_checks() -> None:
             "small budget",
             replace(ROWS, executions=(*EXECUTIONS[:4], replace(EXECUTIONS[4], reason="error"), *EXECUTIONS[5:])),
         ),
-        ("alerts", replace(ROWS, alert_ids=ROWS.alert_ids | {"alert_9"})),
+        ("alerts", replace(ROWS, incident_ids=ROWS.incident_ids | {"inc_9"})),
+        ("alerts", replace(ROWS, incident_ids=frozenset({"inc_1"}))),
     ],
 )
 def test_what_did_not_happen_as_it_should_fails_its_own_check_and_no_other(name: str, rows: Rows) -> None:
     assert failed(rows) == [name]
 
 
-def test_a_job_that_was_not_accepted_and_an_alert_with_a_wrong_signature_fail() -> None:
+def test_a_job_that_was_not_accepted_fails() -> None:
     assert failed(handover=Handover(7, 5, {"writer-1": "HTTP 503"})) == ["no job lost"]
-    assert failed(refused=1) == ["alerts"]
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (Told(ALERTS, refused=1), "1 with a wrong signature"),
+        (Told(ALERTS, repeated=2), "2 messages came again"),
+        (Told(ALERTS[:1]), "1 incidents were not told; none of breaker_closed, budget_soft_cap"),
+        (Told(ALERTS[:2]), "none of breaker_closed"),
+    ],
+    ids=["signature", "twice", "not told", "no recovery"],
+)
+def test_what_is_wrong_with_alerts_is_said(told: Told, words: str) -> None:
+    assert failed(told=told) == ["alerts"]
+    [check] = [check for check in checks(ROWS, JOB_IDS, HANDOVER, told, CAP) if check.name == "alerts"]
+    assert check.detail == words
 
 
 def test_transitions_are_summed_up_for_each_breaker() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def test_prices_and_the_budget_of_all_agents_are_those_of_the_example() -> None:
     assert {model: demo.models[model] for model in example.models} == example.models
     assert demo.budgets == example.budgets
     assert demo.alerts.on_events == example.alerts.on_events
+
+
+def test_the_receiver_on_this_machine_is_the_one_channel_and_may_be_reached() -> None:
+    alerts = demo_config().alerts
+    assert list(alerts.channels) == [scenario.ALERT_CHANNEL]
+    assert any(ip_address("127.0.0.1") in network for network in alerts.allow_networks)
+    assert alerts.channels[scenario.ALERT_CHANNEL].rate_limit is None
+    assert alerts.quiet_s < scenario.COOLDOWN_S
 
 
 def test_the_provider_serves_every_model_at_the_price_of_the_config() -> None:

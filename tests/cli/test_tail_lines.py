@@ -23,6 +23,17 @@ ATTEMPT = {
     "error": {"kind": "rate_limit", "status_code": 429, "message": "slow down\nplease"},
     "completed_at": AT,
 }
+ALERT = {
+    "incident_id": "inc_1",
+    "agent": "writer",
+    "event": "breaker_open",
+    "severity": "critical",
+    "change": "opened",
+    "status": "open",
+    "count": 1,
+    "title": "writer is failing",
+    "at": AT,
+}
 CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     (
         "attempts",
@@ -83,9 +94,36 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ),
     (
         "alerts",
+        ALERT,
+        ["alert", "breaker_open", "opened", "open", "writer is failing", "inc_1"],
+        ["times"],
+    ),
+    ("alerts", ALERT | {"change": "reminded", "status": "pending"}, ["reminded  pending  writer"], ["by"]),
+    ("alerts", ALERT | {"change": "repeated", "count": 1200}, ["repeated  open  1,200 times"], []),
+    (
+        "alerts",
+        ALERT | {"change": "acknowledged", "status": "acknowledged", "acknowledged_by": "ops"},
+        ["  acknowledged  by ops  writer"],
+        [],
+    ),
+    (
+        "alerts",
+        ALERT | {"change": "repeated", "status": "acknowledged", "acknowledged_by": "ops", "count": 2},
+        ["repeated  acknowledged  2 times"],
+        ["by ops"],
+    ),
+    (
+        "alerts",
+        ALERT | {"change": "resolved", "status": "resolved", "acknowledged_by": "ops", "event": "breaker_closed"},
+        ["breaker_closed", "  resolved  writer"],
+        ["by ops", "resolved  resolved"],
+    ),
+    (
+        "alerts",
+        # As a program of an earlier version told it, which stands in the stream for a while.
         {"agent": "writer", "event": "breaker_open", "severity": "critical", "title": "writer is failing", "at": AT},
         ["alert", "breaker_open", "writer is failing"],
-        [],
+        ["None", "times"],
     ),
     (
         "progress",

@@ -18,7 +18,7 @@ import pytest
 from breakwater.embedded.ports import free_port
 from tests.docs.markdown import ROOT
 
-START_S = 90.0
+START_S = 240.0
 DOCUMENTED_URL = "http://127.0.0.1:8080"
 
 # `breakwater up` takes the standard ports, or the next ones: two stacks that start at once could choose the same.
@@ -46,7 +46,7 @@ class Checkout:
         """A command as the README has it; only the port is this stack's, as 8080 may be taken."""
         return text.replace(DOCUMENTED_URL, self.endpoints["request_url"])
 
-    def run(self, *command: str, stdin: str | None = None, timeout_s: float = 90) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, stdin: str | None = None, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command,
             cwd=self.path,

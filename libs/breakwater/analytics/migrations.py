@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.schema import (
+    ALERTS,
     ATTEMPTS,
     BREAKER_TRANSITIONS,
     BUDGET_EVENTS,
     EXECUTIONS,
     EXECUTIONS_PER_MINUTE,
     GUARD_EVENTS,
+    INCIDENTS,
     TABLES,
+    VIEWS,
 )
 
 
@@ -74,6 +77,29 @@ MIGRATIONS = (
             BUDGET_EVENTS.add_column("resets_at"),
         ),
     ),
+    Migration(
+        6,
+        "incidents",
+        (
+            ALERTS.add_column("incident_id"),
+            ALERTS.add_column("key"),
+            ALERTS.add_column("change"),
+            ALERTS.add_column("status"),
+            ALERTS.add_column("tenant"),
+            ALERTS.add_column("count"),
+            ALERTS.add_column("version"),
+            ALERTS.add_column("opened_at"),
+            ALERTS.add_column("last_at"),
+            ALERTS.add_column("ends_at"),
+            ALERTS.add_column("reminders"),
+            ALERTS.add_column("acknowledged_by"),
+            ALERTS.add_column("acknowledged_at"),
+            ALERTS.add_column("resolved_by"),
+            ALERTS.add_column("resolved_at"),
+            ALERTS.add_column("reason"),
+            INCIDENTS,
+        ),
+    ),
 )
 """In order, never changed once released. A column that is added later stands in `schema` for new databases, and in a
 migration here (`ALTER TABLE … ADD COLUMN IF NOT EXISTS`) for those that exist. A column's type may only become wider:
@@ -115,8 +141,7 @@ async def missing(analytics: Analytics) -> tuple[Missing, ...]:
             for column in table.columns
             if column not in found[table.name]
         ]
-    if "executions_per_minute" not in found:
-        lacking.append(Missing("view executions_per_minute", EXECUTIONS_PER_MINUTE))
+    lacking += [Missing(f"view {name}", statement) for name, statement in VIEWS.items() if name not in found]
     return tuple(lacking)
 
 

@@ -15,7 +15,8 @@ from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from breakwater.analytics.errors import Unstorable
-from breakwater.contracts.events import Alert, BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.contracts.alerts import Alert
+from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 from breakwater.contracts.types import nano_from_usd
 
@@ -186,16 +187,32 @@ def budget_row(event: BudgetEvent, sequence: int) -> Row:
 
 
 def alert_row(alert: Alert, sequence: int) -> Row:
-    """An alert as a row of `alerts`. Raises as `execution_row` does."""
+    """A change of an incident as a row of `alerts`. Raises as `execution_row` does."""
     return (
         alert.alert_id,
+        alert.incident_id,
+        alert.key,
+        alert.change,
+        alert.status,
         alert.event,
         alert.severity,
         alert.agent,
         alert.model,
+        alert.tenant,
         alert.title,
         alert.text,
         _json(alert.payload),
+        alert.count,
+        alert.version,
+        _time(alert.opened_at),
+        _time(alert.last_at),
+        _time_or_null(alert.ends_at),
+        alert.reminders,
+        alert.acknowledged_by,
+        _time_or_null(alert.acknowledged_at),
+        alert.resolved_by,
+        _time_or_null(alert.resolved_at),
+        alert.reason,
         alert.source_id,
         _time(alert.at),
         sequence,

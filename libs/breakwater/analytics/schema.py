@@ -278,19 +278,45 @@ ALERTS = Table(
     "alerts",
     {
         "alert_id": "String",
+        "incident_id": "String",
+        "key": "String",
+        "change": _WORD,
+        "status": _WORD,
         "event": _WORD,
         "severity": _WORD,
         "agent": _WORD_OR_NULL,
         "model": _WORD_OR_NULL,
+        "tenant": _WORD_OR_NULL,
         "title": "String",
         "text": "String",
         "payload": "String",
+        "count": "UInt64",
+        "version": "UInt64",
+        "opened_at": _TIME,
+        "last_at": _TIME,
+        "ends_at": _TIME_OR_NULL,
+        "reminders": "UInt64",
+        "acknowledged_by": _TEXT_OR_NULL,
+        "acknowledged_at": _TIME_OR_NULL,
+        "resolved_by": _TEXT_OR_NULL,
+        "resolved_at": _TIME_OR_NULL,
+        "reason": _TEXT_OR_NULL,
         "source_id": "String",
         "at": _TIME,
         "event_sequence": "UInt64",
     },
     order_by=("alert_id",),
     time="at",
+    # Before there were incidents, each alert stood alone. What it was of was not told: its key is empty.
+    earlier={
+        "incident_id": "alert_id",
+        "change": "'opened'",
+        "status": "'open'",
+        "count": "1",
+        "version": "1",
+        "opened_at": "at",
+        "last_at": "at",
+    },
 )
 
 TABLES = (EXECUTIONS, ATTEMPTS, BREAKER_TRANSITIONS, GUARD_EVENTS, BUDGET_EVENTS, ALERTS)
@@ -316,3 +342,47 @@ GROUP BY agent, minute
 """A view over FINAL, and not a table that a materialized view adds to: that one sees every insert and not the rows that
 stay, so a batch that the bus delivers twice would count twice, in executions and in dollars. Computing it when asked
 costs a read of the asked minutes only, as `minute` follows from the sorting key."""
+
+INCIDENTS = """
+CREATE OR REPLACE VIEW incidents AS
+SELECT
+    incident_id,
+    key,
+    event,
+    severity,
+    status,
+    change,
+    agent,
+    model,
+    tenant,
+    title,
+    text,
+    payload,
+    count,
+    version,
+    reminders,
+    opened_at,
+    last_at,
+    ends_at,
+    acknowledged_by,
+    acknowledged_at,
+    resolved_by,
+    resolved_at,
+    reason,
+    at AS changed_at,
+    dateDiff('millisecond', opened_at, resolved_at) AS duration_ms,
+    dateDiff(
+        'millisecond', opened_at, min(acknowledged_at) OVER (PARTITION BY incident_id)
+    ) AS time_to_acknowledge_ms
+FROM alerts FINAL
+WHERE key != ''
+ORDER BY incident_id, version DESC
+LIMIT 1 BY incident_id
+"""
+"""What is known of each incident: its newest change. An incident that was reopened was acknowledged when it was for the
+first time; it has no duration until it is resolved again. Alerts from before there were incidents are left out: nothing
+tells whether what they were of is over.
+
+Not `argMax` of each column: it passes over NULL, and would give a reopened incident the end that it had before."""
+
+VIEWS = {"executions_per_minute": EXECUTIONS_PER_MINUTE, "incidents": INCIDENTS}

@@ -162,7 +162,7 @@ def _what_differs(books: BudgetBooks) -> str:
 
 
 def _money(nano: int | None) -> str:
-    from breakwater.policy.alerts import money_text
+    from breakwater.policy.alert_texts import money_text
 
     return "" if nano is None else money_text(nano)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -12,7 +15,8 @@ from breakwater.cli import formats, output, rules_in_words
 from breakwater.cli.plane import JsonOption
 
 if TYPE_CHECKING:
-    from breakwater.config import Agent, Config
+    from breakwater.config import Agent, Alerts, Config
+    from breakwater.policy.addresses import Network
     from breakwater.policy.budget import Caps
 
 app = typer.Typer(help="Check the config file.", no_args_is_help=True)
@@ -89,7 +93,28 @@ def warnings(config: Config) -> tuple[str, ...]:
             found.append(f"{place}: is hard, and has no cap: nothing is refused; set daily_usd or monthly_usd")
         if daily is not None and monthly is not None and daily > monthly:
             found.append(f"{place}: a day may cost more than its month")
-    return tuple(found)
+    return (*found, *_about_alerts(config.alerts))
+
+
+def _about_alerts(alerts: Alerts) -> Iterable[str]:
+    for name, channel in alerts.channels.items():
+        # That a breaker has closed is told of every incident that was one.
+        never = sorted({*(channel.events or ())} - {*alerts.on_events, "breaker_closed"})
+        if never:
+            yield f"alerts.channels.{name}.events: {', '.join(never)} is never told, as alerts.on_events lacks it"
+        if channel.webhook is not None and (why := _refused(channel.webhook.url, alerts.allow_networks)) is not None:
+            yield f"alerts.channels.{name}.webhook.url: is refused ({why}); alerts.allow_networks may allow it"
+
+
+def _refused(url: str, allowed: Sequence[Network]) -> str | None:
+    """Why nothing would be sent to a URL that has an address in place of a name."""
+    from breakwater.policy.addresses import refusal
+
+    try:
+        address = ip_address(urlsplit(url).hostname or "")
+    except ValueError:
+        return None
+    return refusal(address, allowed)
 
 
 def _shared_caps(config: Config) -> dict[str, Caps]:

@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from breakwater.cli import connect
-from breakwater.cli.doctor_findings import SETUP, Finding, clock, slow, timed
+from breakwater.cli.doctor_alerts import channel_findings
+from breakwater.cli.doctor_findings import LAG_WARN, SETUP, Finding, clock, slow, timed
 from breakwater.cli.plane import Plane
 
 if TYPE_CHECKING:
@@ -20,11 +21,18 @@ if TYPE_CHECKING:
     from breakwater.bus.survey import ConsumerFound
     from breakwater.config import Config
 
-LAG_WARN = 1_000
 READER_RETRY_S = 1.0
+
+CHANNELS = "alerter-channel-"
 
 STANDSTILL_S = 3.0
 """Longer than any service gathers a batch, with as long again to store it."""
+
+
+_FALLS_BEHIND = {
+    "worker": "More jobs come than this agent may work on at once: raise its `concurrency`, or start more workers.",
+    "alerter": "It falls behind: see in its log why. One alerter at a time does this, so more of them are no help.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +112,13 @@ async def _topology(client: Client, config: Config) -> list[Finding]:
         count = f"{len(found.streams)} streams and {len(found.consumers)} consumers are"
         findings.append(Finding("nats", "ok", f"{count} as the config asks"))
     seen = [one for one in found.consumers if one.waiting is not None]
-    stuck = await _stuck(client, seen)
-    findings += [_lag(one, stuck=one.name in stuck) for one in seen]
-    return findings
+    services = [one for one in seen if not one.name.startswith(CHANNELS)]
+    stuck, channels = await asyncio.gather(
+        _stuck(client, services),
+        channel_findings(client, config.alerts, [one for one in seen if one.name.startswith(CHANNELS)]),
+    )
+    findings += [_lag(one, stuck=one.name in stuck) for one in services]
+    return findings + channels
 
 
 def stands_still(before: Progress | None, after: Progress | None) -> bool:
@@ -156,13 +168,9 @@ def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:
     if stuck:
         text += f", and none got done within {STANDSTILL_S:g} s"
         remedy = f"See in the log of `{service}` what holds it up; it goes on by itself once that is mended."
-        # A channel of alerts that is away holds up nothing but its own alerts.
+        # Alerts that come late lose nothing.
         return Finding("lag", "warn" if service == "alerter" else "fail", text, remedy)
     if waiting > LAG_WARN:
-        remedy = (
-            "More jobs come than this agent may work on at once: raise its `concurrency`, or start more workers."
-            if service == "worker"
-            else f"It falls behind: start one more `{service}`, or see in its log what holds it up."
-        )
+        remedy = _FALLS_BEHIND.get(service, f"It falls behind: start one more `{service}`, or see in its log why.")
         return Finding("lag", "warn", text, remedy)
     return Finding("lag", "ok", text)

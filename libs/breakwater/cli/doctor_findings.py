@@ -13,6 +13,9 @@ Verdict = Literal["ok", "warn", "fail"]
 T = TypeVar("T")
 
 SLOW_MS = 250.0
+LAG_WARN = 1_000
+"""So many messages that wait are worth a word."""
+
 CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 30.0
 
 SETUP = "Run `breakwater setup` (or `breakwater up`, which does it)."

@@ -67,17 +67,20 @@ def query(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run SQL on the recorded executions, attempts, transitions, budget events and alerts. It only reads.
+    """Run SQL on the recorded executions, attempts, transitions, events of budgets and guards, and alerts; only reads.
 
-    The tables: executions, attempts, breaker_transitions, budget_events, alerts. Use FINAL to count a row once that
-    was stored twice and not yet merged. Money is Decimal in USD; times are UTC. What would change something is
-    refused without --write.
+    The tables: executions, attempts, breaker_transitions, budget_events, guard_events, alerts. Use FINAL to count a row
+    once that was stored twice and not yet merged. The views, which need none: executions_per_minute, and incidents,
+    the newest alert of each. Money is Decimal in USD; times are UTC. What would change something is refused without
+    --write.
 
     For example:
 
         breakwater query "SELECT model, outcome, count() FROM attempts FINAL GROUP BY ALL ORDER BY 3 DESC"
 
         breakwater query "SELECT agent, sum(total_cost) FROM executions FINAL GROUP BY agent" --format csv
+
+        breakwater query "SELECT event, status, count(), avg(duration_ms) FROM incidents GROUP BY ALL"
 
         breakwater query "DESCRIBE TABLE executions"
     """

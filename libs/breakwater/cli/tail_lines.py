@@ -116,7 +116,20 @@ def _budget(event: Mapping[str, Any]) -> _Parts:
 
 
 def _alert(event: Mapping[str, Any]) -> _Parts:
-    return (event["severity"], event["event"]), [event["title"]]
+    change, count = str(event.get("change", "")), event.get("count", 1)
+    times = f"{count:,} times" if count > 1 else ""
+    status = str(event.get("status", ""))
+    by = event.get("resolved_by") if status == "resolved" else event.get("acknowledged_by")
+    # An incident that was acknowledged is acknowledged; of the other changes the status tells more.
+    stands = "" if status == change else status
+    return (event["severity"], event["event"]), [
+        change,
+        stands,
+        f"by {by}" if by and change == status else "",
+        times,
+        event["title"],
+        event.get("incident_id", ""),
+    ]
 
 
 def _progress(event: Mapping[str, Any]) -> _Parts:

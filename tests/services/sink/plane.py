@@ -63,7 +63,7 @@ class Plane:
     ) -> AsyncGenerator["Plane"]:
         await provision(nats_server.url, bus_plan(parse_config(CONFIG)))
         client = await nats.connect(nats_server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
-        yield cls(nats_server, clickhouse_server, analytics, client, client.jetstream(timeout=10))
+        yield cls(nats_server, clickhouse_server, analytics, client, client.jetstream(timeout=30))
         await client.close()
 
     @property
@@ -143,12 +143,11 @@ class Plane:
         """Everything on DLQ."""
         subscription = await self.jetstream.pull_subscribe("bw.dlq.>", stream="DLQ")
         letters: list[dict[str, Any]] = []
-        while True:
-            try:
-                fetched = await subscription.fetch(100, timeout=0.3)
-            except TimeoutError:
-                return letters
+        there = (await subscription.consumer_info()).num_pending
+        while len(letters) < there:
+            fetched = await subscription.fetch(min(100, there - len(letters)), timeout=60)
             letters += [json.loads(message.data) | {"on": message.subject} for message in fetched]
+        return letters
 
 
 def of_attempt(attempt: Attempt) -> tuple[str, bytes]:

@@ -84,6 +84,22 @@ async def test_a_stopped_task_and_a_shared_breaker_are_stored_whole(plane: Plane
     assert await plane.dead_letters() == []
 
 
+async def test_each_change_of_an_incident_is_stored_whole_and_the_newest_is_the_incident(plane: Plane) -> None:
+    opened, resolved = samples.alert(), samples.full_alert()
+    again = opened.model_copy(update={"alert_id": "alert_i1_2", "change": "repeated", "version": 2, "count": 2})
+    await plane.publish((subjects.alert(one.event), one.json_bytes()) for one in (opened, again, resolved, opened))
+    async with plane.sink():
+        await plane.until_done("sink-alerts", "ALERTS")
+    stored = await plane.analytics.query("SELECT * EXCEPT (payload, event_sequence) FROM alerts FINAL ORDER BY version")
+    kept = [one.model_dump(exclude={"payload", "remind_at"}) for one in (opened, again, resolved)]
+    assert list(stored.named()) == kept
+    assert await plane.rows("SELECT incident_id, version, count FROM incidents ORDER BY version") == (
+        ("inc_i1", 2, 2),
+        ("inc_i2", 9, 2**40),
+    )
+    assert await plane.dead_letters() == []
+
+
 async def test_an_attempt_is_stored_with_the_time_of_its_message_however_late_it_is_read(plane: Plane) -> None:
     await plane.publish([of_attempt(samples.attempt())])
     message = await plane.jetstream.get_last_msg("EVENTS", "bw.attempts.>")
@@ -209,7 +225,7 @@ async def test_the_sink_starts_before_clickhouse_and_stops_without_it(plane: Pla
         said = await plane.until_said(sink, "unavailable")
         assert (said["service"], said["what"]) == ("sink", "clickhouse")
         sink.send_signal(signal.SIGTERM)
-        _, rest = await asyncio.wait_for(sink.communicate(), 10)
+        _, rest = await asyncio.wait_for(sink.communicate(), 60)
     assert sink.returncode == 0
     assert b"batch_left_for_redelivery" in rest
     assert (await plane.consumer()).num_ack_pending == 50
@@ -220,7 +236,7 @@ async def test_a_sink_that_is_stopped_finishes_its_batch(plane: Plane, tmp_path:
     await plane.publish(of_attempt(attempt) for attempt in attempts(3_000))
     await plane.until_delivered()
     sink.send_signal(signal.SIGTERM)
-    _, log = await asyncio.wait_for(sink.communicate(), 20)
+    _, log = await asyncio.wait_for(sink.communicate(), 60)
     assert sink.returncode == 0
     assert b"batch" not in log
     consumer = await plane.consumer()
@@ -229,6 +245,9 @@ async def test_a_sink_that_is_stopped_finishes_its_batch(plane: Plane, tmp_path:
 
 
 async def test_the_sink_goes_on_after_the_bus_was_killed(plane: Plane) -> None:
+    # A short ack wait: an acknowledgement that dies with the bus would hold its message up for the long one.
+    consumer = (await plane.consumer()).config
+    await plane.jetstream.add_consumer("EVENTS", consumer.evolve(ack_wait=3.0))
     async with plane.sink():
         await plane.publish(of_attempt(attempt) for attempt in attempts(50, "before"))
         await plane.until_done()
@@ -243,7 +262,7 @@ async def test_the_sink_goes_on_after_the_bus_was_killed(plane: Plane) -> None:
 async def test_a_dead_letter_waits_for_the_bus(plane: Plane) -> None:
     await plane.publish([("bw.guards.writer", b"unknown"), of_attempt(samples.attempt())])
     subscription = await plane.jetstream.pull_subscribe_bind("sink-events", "EVENTS")
-    batch = [Delivery(message) for message in await subscription.fetch(2, timeout=5)]
+    batch = [Delivery(message) for message in await subscription.fetch(2, timeout=60)]
     sink = Sink(plane.analytics, Publisher(lambda: plane.client, "sink"), lambda: datetime.now(UTC))
     structlog.reset_defaults()
     with capture_logs() as log:
@@ -251,7 +270,7 @@ async def test_a_dead_letter_waits_for_the_bus(plane: Plane) -> None:
         storing = asyncio.create_task(sink.store(batch))
         await until(_said(log, "unavailable"), "the outage is logged")
         await plane.nats_server.restart_async()
-        await asyncio.wait_for(storing, 30)
+        await asyncio.wait_for(storing, 60)
     assert [line["event"] for line in log] == ["unavailable", "available_again", "unstorable"]
     assert [base64.b64decode(letter["payload_base64"]) for letter in await plane.dead_letters()] == [b"unknown"]
     assert (await books_of(plane))[0] == 1

@@ -13,7 +13,7 @@ from breakwater.cli.demo.books import Comparison, Counters, RecordedCall, compar
 from breakwater.cli.demo.load import Plan
 from breakwater.cli.demo.receiver import Receiver
 from breakwater.cli.demo.records import Rows, count_executions, read_counters, read_ledger, read_rows
-from breakwater.cli.demo.report import Check, Handover, Report, breaker_lines, checks
+from breakwater.cli.demo.report import Check, Handover, Report, Told, breaker_lines, checks
 from breakwater.cli.demo.settle import on_the_bus, until_settled
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, load_config
@@ -55,8 +55,9 @@ async def close_books(
         left = await until_settled(look, deadline_s=SETTLE_S)
         rows = await read_rows(analytics)
         books = await ledgers.compare(rows)
+        told = Told(receiver.alerts, receiver.repeated, receiver.refused)
     cap = config.agents["small-budget"].budget.daily_usd or 0
-    found = checks(rows, plan.job_ids, handover, receiver.alerts, receiver.refused, cap)
+    found = checks(rows, plan.job_ids, handover, told, cap)
     if left:
         found = (Check("all settled", False, "; ".join(left)), *found)
     return Report(
@@ -64,7 +65,7 @@ async def close_books(
         seconds=(datetime.now(UTC) - began_at).total_seconds(),
         agents=rows.agents,
         breakers=breaker_lines(rows),
-        alerts=receiver.alerts,
+        alerts=told.alerts,
         books=books,
         checks=found,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,12 +14,17 @@ PATH = "/alerts"
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """An alert that arrived."""
+    """A change of an incident that arrived, by itself or in a digest."""
 
     alert_id: str
+    incident_id: str
     event: str
+    status: str
     severity: str
     title: str
+
+
+_FIELDS = tuple(field.name for field in fields(Received))
 
 
 class Receiver:
@@ -31,11 +36,12 @@ class Receiver:
 
     def __init__(self, secret: str) -> None:
         self._webhook = Webhook(secret)
-        self._alerts: dict[str, Received] = {}
+        self._alerts: list[Received] = []
+        self._messages: set[str] = set()
         self._runner: web.AppRunner | None = None
         self.port = 0
         self.repeated = 0
-        """Deliveries of an alert that had arrived before."""
+        """Deliveries of a message that had arrived before."""
         self.refused = 0
         """Requests whose signature was not right."""
 
@@ -46,8 +52,8 @@ class Receiver:
 
     @property
     def alerts(self) -> tuple[Received, ...]:
-        """What arrived, each alert once, in the order of arrival."""
-        return tuple(self._alerts.values())
+        """What arrived, in the order of arrival, without the messages that came again."""
+        return tuple(self._alerts)
 
     async def __aenter__(self) -> Self:
         app = web.Application()
@@ -71,9 +77,11 @@ class Receiver:
         except WebhookVerificationError as error:
             self.refused += 1
             return web.Response(status=401, text=str(error))
-        alert_id, alert = request.headers["webhook-id"], event["data"]
-        if alert_id in self._alerts:
+        message_id, data = request.headers["webhook-id"], event["data"]
+        if message_id in self._messages:
             self.repeated += 1
-        else:
-            self._alerts[alert_id] = Received(alert_id, alert["event"], alert["severity"], alert["title"])
+            return web.Response(status=204)
+        self._messages.add(message_id)
+        told = data["alerts"] if event["type"] == "digest" else [data]
+        self._alerts += (Received(**{name: alert[name] for name in _FIELDS}) for alert in told)
         return web.Response(status=204)

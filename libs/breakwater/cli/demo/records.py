@@ -35,7 +35,7 @@ FROM breaker_transitions FINAL
 ORDER BY agent, model, version, at
 """
 
-_ALERTS = "SELECT alert_id FROM alerts FINAL"
+_INCIDENTS = "SELECT incident_id FROM incidents"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Rows:
     executions: tuple[ExecutionRow, ...]
     attempts: tuple[AttemptRow, ...]
     transitions: tuple[TransitionRow, ...]
-    alert_ids: frozenset[str]
+    incident_ids: frozenset[str]
 
 
 async def read_rows(analytics: Analytics) -> Rows:
@@ -93,13 +93,13 @@ async def read_rows(analytics: Analytics) -> Rows:
     executions = await analytics.query(_EXECUTIONS)
     attempts = await analytics.query(_ATTEMPTS)
     transitions = await analytics.query(_TRANSITIONS)
-    alerts = await analytics.query(_ALERTS)
+    incidents = await analytics.query(_INCIDENTS)
     return Rows(
         agents=await agent_summaries(analytics),
         executions=tuple(ExecutionRow(*row) for row in executions.rows),
         attempts=tuple(_attempt(attempts.columns, row) for row in attempts.rows),
         transitions=tuple(TransitionRow(*row) for row in transitions.rows),
-        alert_ids=frozenset(row[0] for row in alerts.rows),
+        incident_ids=frozenset(row[0] for row in incidents.rows),
     )
 
 

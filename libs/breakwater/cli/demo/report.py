@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +12,9 @@ from breakwater.cli.demo.records import AttemptRow, Rows
 from breakwater.cli.demo.scenario import BURST, RETRY_AFTER_S
 from breakwater.cli.formats import money
 from breakwater.contracts.types import usd_from_nano
+
+_KINDS_TOLD = frozenset({"breaker_open", "breaker_closed", "budget_soft_cap"})
+"""Of what the scenario provokes, what people are told in every run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,15 @@ class Handover:
     http: int
     nats: int
     failed: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the receiver of alerts got: the alerts, how many messages came again, how many had a wrong signature."""
+
+    alerts: tuple[Received, ...]
+    repeated: int = 0
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +134,14 @@ def breaker_lines(rows: Rows) -> tuple[BreakerLine, ...]:
     return tuple(lines)
 
 
-def checks(
-    rows: Rows, job_ids: frozenset[str], handover: Handover, received: Sequence[Received], refused: int, cap: int
-) -> tuple[Check, ...]:
+def checks(rows: Rows, job_ids: frozenset[str], handover: Handover, told: Told, cap: int) -> tuple[Check, ...]:
     """Whether what the scenario provokes has happened.
 
     Args:
         rows: what ClickHouse holds.
         job_ids: all jobs of the load.
         handover: how they were handed in.
-        received: the alerts that arrived.
-        refused: deliveries with a wrong signature.
+        told: what the receiver of alerts got.
         cap: the daily cap of `small-budget`, in nano-dollars.
     """
     return (
@@ -143,7 +151,7 @@ def checks(
         _hang(rows),
         _wrong_key(rows),
         _small_budget(rows, cap),
-        _alerts(rows, received, refused),
+        _alerts(rows, told),
     )
 
 
@@ -201,15 +209,24 @@ def _small_budget(rows: Rows, cap: int) -> Check:
     return Check("small budget", refused > 0 and spent <= cap, detail)
 
 
-def _alerts(rows: Rows, received: Sequence[Received], refused: int) -> Check:
-    arrived = frozenset(alert.alert_id for alert in received)
-    missing = len(rows.alert_ids - arrived)
-    detail = f"{len(arrived)} raised and delivered, every signature right"
-    if missing or refused or arrived - rows.alert_ids:
-        detail = f"{len(rows.alert_ids)} raised, {len(arrived)} delivered, {refused} with a wrong signature"
-    kinds = {alert.event for alert in received}
-    ok = arrived == rows.alert_ids and not refused and {"breaker_open", "breaker_closed", "budget_soft_cap"} <= kinds
-    return Check("alerts", ok, detail)
+def _alerts(rows: Rows, told: Told) -> Check:
+    # Not each change of an incident is a message: of what waits together, the newest speaks for all.
+    incidents = {alert.incident_id for alert in told.alerts}
+    missing, unknown = len(rows.incident_ids - incidents), len(incidents - rows.incident_ids)
+    problems = [
+        f"{number} {words}"
+        for number, words in (
+            (missing, "incidents were not told"),
+            (unknown, "were told that ClickHouse has not"),
+            (told.repeated, "messages came again"),
+            (told.refused, "with a wrong signature"),
+        )
+        if number
+    ]
+    if lacking := sorted(_KINDS_TOLD - {alert.event for alert in told.alerts}):
+        problems.append(f"none of {', '.join(lacking)}")
+    detail = f"{len(incidents)} incidents, each told; {len(told.alerts)} alerts in all, every signature right"
+    return Check("alerts", not problems, "; ".join(problems) or detail)
 
 
 def _of(rows: Rows, agent: str) -> list[AttemptRow]:

@@ -24,6 +24,11 @@ RETRY_AFTER_S = 1
 HANG_TIMEOUT_S = 2
 COOLDOWN_S = 3
 
+QUIET_S = 2
+"""How long a recovery must last before it is told; also how long failed jobs stay an incident."""
+
+ALERT_CHANNEL = "demo"
+
 EXAMPLE_AGENTS: Mapping[str, Mapping[str, Any]] = {
     "content-writer": {
         "provider": "openai",
@@ -169,8 +174,15 @@ def config(surroundings: Surroundings, jobs: int) -> dict[str, Any]:
             "tenants": {"acme": {"monthly_usd": "50.00", "enforcement": "hard"}},
         },
         "alerts": {
-            "on_events": ["breaker_open", "breaker_closed", "budget_soft_cap", "budget_hard_cap", "guard_tripped"],
-            "webhook": {"url": surroundings.receiver_url, "secret": {"file": str(surroundings.webhook_secret)}},
+            "quiet_s": QUIET_S,
+            # The receiver is on this machine, where an alerter sends nothing unless it is told that it may.
+            "allow_networks": ["127.0.0.0/8"],
+            "channels": {
+                ALERT_CHANNEL: {
+                    "webhook": {"url": surroundings.receiver_url, "secret": {"file": str(surroundings.webhook_secret)}},
+                    "rate_limit": "off",
+                }
+            },
         },
     }
 

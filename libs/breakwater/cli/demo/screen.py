@@ -157,7 +157,9 @@ def _breakers(breakers: Sequence[BreakerLine], *, wide: bool) -> RenderableType:
 
 
 def _alerts(report: Report) -> RenderableType:
-    kinds = Counter((alert.event, alert.severity) for alert in report.alerts)
+    # Incidents, however many changes of each were told; one of a breaker has two events: it opened, it closed.
+    incidents = dict.fromkeys((alert.event, alert.severity, alert.incident_id) for alert in report.alerts)
+    kinds = Counter((event, severity) for event, severity, _ in incidents)
     if not kinds:
         return Text("none", "dim")
     parts = [
