@@ -67,7 +67,7 @@ class Collector:
 
     async def named(self, name: str) -> Received:
         """The one span of that name, once it has come."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not (found := [span for span in self.spans if span.name == name]):
             assert time.monotonic() < deadline, f"no span {name!r} came, but {[span.name for span in self.spans]}"
             await asyncio.sleep(0.01)

@@ -292,7 +292,7 @@ def scrape(process: subprocess.Popen[bytes], url: str) -> set[str]:
     while True:
         assert process.poll() is None
         try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
+            with urllib.request.urlopen(url, timeout=30) as answer:
                 return {family.name for family in text_string_to_metric_families(answer.read().decode())}
         except urllib.error.URLError:
             assert time.monotonic() < deadline

@@ -236,7 +236,7 @@ async def test_a_collector_that_hangs_holds_up_no_end(collector: Collector) -> N
     assert code == 0, said
     assert collector.requests == 1
     assert "spans_lost" in said
-    assert took_s < 20
+    assert took_s < 60
 
 
 async def test_an_outage_is_told_once_and_so_is_its_end(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ async def test_an_outage_is_told_once_and_so_is_its_end(collector: Collector, mo
 
     collector.status = 400
     with structlog.testing.capture_logs() as logs:
-        async with asyncio.timeout(20), tracing_to(collector, monkeypatch):
+        async with asyncio.timeout(60), tracing_to(collector, monkeypatch):
             await sent("lost 1")
             await sent("lost 2")
             collector.status = 200

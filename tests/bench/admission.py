@@ -31,7 +31,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import uvloop
@@ -46,13 +45,14 @@ from breakwater.policy.breaker_rules import BreakerKey
 from breakwater.policy.guard import Trip
 from breakwater.state.breakers import Saving
 from breakwater.state.budget_books import BudgetBooks
-from breakwater.state.connection import Redis, ScriptCall
+from breakwater.state.connection import Redis
 from breakwater.state.executions import Holder
 from breakwater.state.tasks import TaskKey, Tripped
 from services.worker.admission import Denial, Grant, Question, admit
 from services.worker.assignment import Assignment
 from services.worker.plane import Plane, plane_for
 from services.worker.task_guard import guard_of
+from tests.bench.counting import CountingRedis
 from tests.server_sources import EmbeddedServers
 
 CONFIG = """
@@ -75,16 +75,6 @@ agents:
 CHECKPOINT = "x" * 2_000
 TASK = "the task"
 WARM_UP = 300
-
-
-class CountingRedis(Redis):
-    """Counts its round trips."""
-
-    round_trips = 0
-
-    async def run(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        self.round_trips += 1
-        return await super().run(calls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import uvloop
@@ -39,7 +38,7 @@ from breakwater.policy.budget import Caps, CapTable
 from breakwater.policy.ledger import Figures
 from breakwater.state.budget_books import BudgetBooks
 from breakwater.state.budgets import Budgets, Reserved, Settlement
-from breakwater.state.connection import Redis, ScriptCall
+from tests.bench.counting import CountingRedis
 from tests.server_sources import EmbeddedServers
 
 ZONE = ZoneInfo("Europe/Berlin")
@@ -47,16 +46,6 @@ LOG = "log"
 BATCH = 500
 HELD, COST = 20_000_000, 12_000_000
 WARM_UP = 500
-
-
-class CountingRedis(Redis):
-    """Counts its round trips."""
-
-    round_trips = 0
-
-    async def run(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        self.round_trips += 1
-        return await super().run(calls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
@@ -49,14 +50,15 @@ def show(event: Event) -> None:
 
 async def run(data: DataDir, *, servers: bool, stubborn: bool, hang: bool) -> int:
     with data.locked() as lock:
-        supervisor = Supervisor(on_event=show, inherit=[lock])
+        supervisor = Supervisor(on_event=show, inherit=[lock], stop_s=600.0)
 
         async def bring_up() -> None:
             if servers:
                 await supervisor.start([nats_spec(data.path, free_port(), ()), redis_spec(data.path, free_port(), "x")])
             await supervisor.start([python_spec(data.path, "sleeper", SLEEPER)])
             if stubborn:
-                await supervisor.start([says_up(python_spec(data.path, "stubborn", STUBBORN))])
+                spec = says_up(python_spec(data.path, "stubborn", STUBBORN))
+                await supervisor.start([replace(spec, stop_timeout_s=600.0)])
             print(json.dumps({one.name: one.pid for one in supervisor.status()}), flush=True)
             if hang:
                 await asyncio.sleep(600)

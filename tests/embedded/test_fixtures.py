@@ -51,7 +51,7 @@ def check_clickhouse_answers(server: RunningServer) -> None:
     request = urllib.request.Request(
         f"http://{address}/?query=SELECT%206*7", headers={"X-ClickHouse-User": user, "X-ClickHouse-Key": password}
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.read().strip() == b"42"
 
 

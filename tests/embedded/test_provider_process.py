@@ -32,7 +32,7 @@ async def running(folder: Path, content: dict[str, Any], *more: str) -> AsyncGen
     process = await spawn("--port", "0", "--script", str(path), *more)
     try:
         assert process.stderr is not None
-        line = await asyncio.wait_for(process.stderr.readline(), 20)
+        line = await asyncio.wait_for(process.stderr.readline(), 60)
         yield process, json.loads(line)["url"]
     finally:
         if process.returncode is None:
@@ -123,7 +123,7 @@ async def test_an_empty_key_file_ends_the_process_with_2_instead_of_letting_ever
     path.write_text(json.dumps(script()))
     keys.write_text("\n")
     process = await spawn("--port", "0", "--script", str(path), "--api-key-file", str(keys))
-    _, stderr = await asyncio.wait_for(process.communicate(), 20)
+    _, stderr = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 2
     assert "has no key in it" in json.loads(stderr)["error"]
 

@@ -185,7 +185,7 @@ async def test_a_hang_that_the_client_waits_out_is_answered_and_billed(session: 
 
 
 async def test_an_answer_that_nobody_waits_for_is_still_produced_and_billed(session: aiohttp.ClientSession) -> None:
-    async with SimulatedProvider(script(latency_ms=500)) as sim:
+    async with SimulatedProvider(script(latency_ms=1000)) as sim:
         client = asyncio.create_task(post(session, sim.url))
         await until(lambda: sim.ledger.totals.in_progress == 1)
         client.cancel()
@@ -203,9 +203,8 @@ async def test_calls_in_progress_when_it_stops_are_not_billed(session: aiohttp.C
     await sim.start()
     calls = [asyncio.create_task(post(session, sim.url)) for _ in range(2)]
     await until(lambda: sim.ledger.totals.in_progress == 2)
-    started = time.monotonic()
-    await sim.stop()
-    assert time.monotonic() - started < 5
+    async with asyncio.timeout(30):  # less than either call takes
+        await sim.stop()
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(result, aiohttp.ClientError) for result in results)
     assert (sim.ledger.totals.calls, sim.ledger.totals.cost_nano) == (0, 0)

@@ -26,14 +26,14 @@ from tests.embedded.stack import IGNORE_TERM, PARENT, SLEEPER, never, python_spe
 ROOT = Path(__file__).parents[2]
 
 
-def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         time.sleep(0.01)
 
 
-async def until_async(condition: Callable[[], object], within_s: float = 10.0) -> None:
+async def until_async(condition: Callable[[], object], within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.01)
@@ -73,14 +73,14 @@ async def test_each_process_starts_after_the_one_before_is_ready_and_stops_befor
 
 
 async def test_processes_of_one_step_stop_together_and_before_the_servers(tmp_path: Path, heard: Heard) -> None:
-    slow = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(0)))"
+    slow = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.1), sys.exit(0)))"
     slow += "; print('up', flush=True); time.sleep(600)"
     async with Supervisor(on_event=heard.append) as supervisor:
         await supervisor.start([python_spec(tmp_path, "server", SLEEPER)])
         workers = [says_up(python_spec(tmp_path, f"worker-{number}", slow)) for number in (1, 2, 3)]
         await supervisor.start(workers, together=True)
-        began = time.monotonic()
-    assert time.monotonic() - began < 1.2, "three stops of 0.5 s each ran one after the other"
+    ending = [event.kind for event in heard if event.kind in {"stopping", "stopped"}]
+    assert ending == [*["stopping"] * 3, *["stopped"] * 3, "stopping", "stopped"]
     assert heard.brief()[-1] == "stopped server"
     assert [event.code for event in heard.of("stopped")][:3] == [0, 0, 0]
 
@@ -185,12 +185,11 @@ async def test_a_failure_while_others_start_ends_the_start(tmp_path: Path) -> No
 
     async def bring_up() -> None:
         await supervisor.start([replace(python_spec(tmp_path, "once", "import time; time.sleep(0.3)"), restart=None)])
-        await supervisor.start([replace(python_spec(tmp_path, "mute", SLEEPER), ready=never)])
+        await supervisor.start([replace(python_spec(tmp_path, "mute", SLEEPER), ready=never, ready_timeout_s=600)])
 
-    began = time.monotonic()
     with pytest.raises(ProcessFailedError, match="once exited with code 0"):
-        await supervisor.run_until_signal(bring_up)
-    assert time.monotonic() - began < 5
+        async with asyncio.timeout(60):
+            await supervisor.run_until_signal(bring_up)
 
 
 async def test_a_process_that_ignores_its_stop_signal_is_killed_with_all_it_started(tmp_path: Path) -> None:
@@ -318,7 +317,7 @@ def stack(data: Path, *flags: str) -> Generator[tuple[subprocess.Popen[str], dic
 def test_one_signal_stops_the_stack_in_order(tmp_path: Path, loop: list[str], sig: signal.Signals, code: int) -> None:
     with stack(tmp_path / "data", *loop) as (process, children):
         process.send_signal(sig)
-        output, _ = process.communicate(timeout=15)
+        output, _ = process.communicate(timeout=60)
         assert process.returncode == code
         assert "stopped sleeper" in output
         assert all(is_gone(pid) for pid in children.values())
@@ -327,7 +326,7 @@ def test_one_signal_stops_the_stack_in_order(tmp_path: Path, loop: list[str], si
 def test_a_signal_in_the_middle_of_the_start_stops_what_was_started(tmp_path: Path) -> None:
     with stack(tmp_path / "data", "--hang") as (process, children):
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) == 130
+        assert process.wait(timeout=60) == 130
         assert all(is_gone(pid) for pid in children.values())
 
 
@@ -336,10 +335,8 @@ def test_a_second_interrupt_kills_everything_at_once(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
         assert process.stdout.readline() == "stopping stubborn\n"
-        began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) == 130
-        assert time.monotonic() - began < 2
+        assert process.wait(timeout=60) == 130  # and not after the ten minutes that it gives its process to stop
         assert all(is_gone(pid) for pid in children.values())
 
 

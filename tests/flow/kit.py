@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import nats
+import nats.js.errors
 import yaml
 from nats.aio.client import Client
 
@@ -53,7 +54,7 @@ def config_for(provider_url: str, agents: Mapping[str, Any], **more: Any) -> dic
     }
 
 
-async def until(condition: Callable[[], Awaitable[Any]], timeout_s: float = 60.0, what: str = "the condition") -> Any:
+async def until(condition: Callable[[], Awaitable[Any]], timeout_s: float = 120.0, what: str = "the condition") -> Any:
     """Waits until a condition holds, and returns its value."""
     deadline = time.monotonic() + timeout_s
     while not (value := await condition()):
@@ -74,7 +75,7 @@ class Plane:
         self.directory = directory
         self.environment = environment
         self.client = client
-        self.jetstream = client.jetstream(timeout=10)
+        self.jetstream = client.jetstream(timeout=30)
         self.sim = sim
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -91,10 +92,11 @@ class Plane:
         self.processes[name].kill()
         self.processes[name].wait()
 
-    def terminate(self, name: str, timeout_s: float = 20) -> int:
+    async def terminate(self, name: str, timeout_s: float = 60) -> int:
         """SIGTERM, and the exit code."""
         self.processes[name].send_signal(signal.SIGTERM)
-        return self.processes[name].wait(timeout_s)
+        # In a thread: what the process ends with may need the provider, which answers from this loop.
+        return await asyncio.to_thread(self.processes[name].wait, timeout_s)
 
     def log(self, name: str) -> str:
         """What a service has logged."""
@@ -112,10 +114,10 @@ class Plane:
         """Publishes a job as any NATS client would, and returns its sequence in JOBS."""
         data = job if isinstance(job, bytes) else json.dumps(job).encode()
         name = agent if agent is not None else json.loads(data)["agent"]
-        ack = await self.jetstream.publish(subjects.job(name), data, timeout=10, headers=headers or None)
+        ack = await self.jetstream.publish(subjects.job(name), data, timeout=30, headers=headers or None)
         return ack.seq
 
-    async def result(self, job_id: str, timeout_s: float = 60.0) -> dict[str, Any]:
+    async def result(self, job_id: str, timeout_s: float = 120.0) -> dict[str, Any]:
         """The result of a job, when it is there."""
 
         async def find() -> dict[str, Any] | None:
@@ -131,16 +133,40 @@ class Plane:
             return None
         return json.loads(message.data or b"null")
 
-    async def messages(self, stream: str, subject: str) -> list[dict[str, Any]]:
-        """All messages on a subject (wildcards allowed), in order, parsed; each with its `_subject`."""
+    async def messages(self, stream: str, subject: str, at_least: int = 0) -> list[dict[str, Any]]:
+        """All messages on a subject (wildcards allowed), in order, parsed; each with its `_subject`.
+
+        They are read up to the last one that stands there, however long that takes: on a slow machine, silence says
+        nothing.
+
+        Args:
+            stream: that keeps them.
+            subject: theirs.
+            at_least: wait for so many. For what is published after that which was waited for before: the record of an
+                execution comes after its result.
+        """
+
+        # Wrapped, because it may rightly be empty.
+        async def enough() -> tuple[list[dict[str, Any]]] | None:
+            found = await self._messages(stream, subject)
+            return (found,) if len(found) >= at_least else None
+
+        [found] = await until(enough, what=f"{at_least} messages on {subject}")
+        return found
+
+    async def _messages(self, stream: str, subject: str) -> list[dict[str, Any]]:
+        try:
+            last = await self.jetstream.get_last_msg(stream, subject, direct=True)
+        except nats.js.errors.NotFoundError:
+            return []
         subscription = await self.jetstream.subscribe(subject, stream=stream, ordered_consumer=True)
         found: list[dict[str, Any]] = []
         try:
             while True:
-                message = await subscription.next_msg(timeout=0.5)
+                message = await subscription.next_msg(timeout=60)
                 found.append(json.loads(message.data) | {"_subject": message.subject})
-        except nats.errors.TimeoutError:
-            return found
+                if message.metadata.sequence.stream >= (last.seq or 0):
+                    return found
         finally:
             await subscription.unsubscribe()
 

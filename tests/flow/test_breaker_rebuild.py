@@ -66,7 +66,7 @@ async def test_an_empty_redis_is_filled_with_what_was_open_stopped_and_counted(
         if crash:
             own_redis_server.kill()
             await own_redis_server.restart_async()
-        await until(lambda: _logged(plane, "breakers_filled", fillings + 1), 30, "the breakers to be filled")
+        await until(lambda: _logged(plane, "breakers_filled", fillings + 1), what="the breakers to be filled")
 
         assert plane.log("breaker").count('"breakers_lost"') == 1
         [refilled, again] = [loaded.breaker for loaded in await breakers.load([FAILING, ISOLATED])]
@@ -96,7 +96,7 @@ async def test_breakers_count_anew_when_the_log_is_another(
             await tell(plane, COUNTING, f"old{number}", "error" if number % 2 else "success")
         await until(lambda: _counted(breakers, 5), what="the failures in the old log to be counted")
         # Killed while it fills for the first time, it would not have noted yet what from.
-        await until(lambda: _logged(plane, "breakers_filled", 1), 30, "the breakers to be filled")
+        await until(lambda: _logged(plane, "breakers_filled", 1), what="the breakers to be filled")
         if restarted:
             plane.kill("breaker")
         await plane.jetstream.delete_stream("EVENTS")
@@ -106,7 +106,7 @@ async def test_breakers_count_anew_when_the_log_is_another(
             await tell(plane, COUNTING, f"new{number}", "error")
         if restarted:
             plane.start("breaker")
-        await until(lambda: _stands(breakers, COUNTING, "open"), 40, "the breaker to open")
+        await until(lambda: _stands(breakers, COUNTING, "open"), what="the breaker to open")
         assert plane.log("breaker").count('"log_replaced"') == 1
         [told] = await plane.messages("EVENTS", subjects.breaker("counting", "sim/m"))
         assert told["reason"] == "3 consecutive failures (threshold: 3)"

@@ -56,7 +56,7 @@ async def test_identical_jobs_at_the_same_time_share_one_call_where_the_agent_al
         "shares": {**AGENT, "model": "sim/a", "cache": {"ttl_s": 600, "share_concurrent": True}},
         "does-not": {**AGENT, "model": "sim/b", "cache": {"ttl_s": 600}},
     }
-    models = {"sim/a": model(latency_ms=400), "sim/b": model(latency_ms=400)}
+    models = {"sim/a": model(latency_ms=400), "sim/b": model(latency_ms=2000)}
     async with start_plane(models, agents, services=("worker",)) as plane:
         for index in range(8):
             for name in agents:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
 from typing import Any
 
 from tests.flow.error_table import MAX_ATTEMPTS, ROWS, Row
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import COST, Plane, model, until
+from tests.flow.kit import COST, Plane, model, seconds_between, until
 
 BASE_S = 0.05
 AGENT = {
     "retry": {"max_attempts": MAX_ATTEMPTS, "backoff": "constant", "base_s": BASE_S},
     "breaker": "off",
-    "timeout_s": 0.5,
     "total_timeout_s": 60,
     "max_tokens": 100,
 }
@@ -35,7 +33,15 @@ async def test_every_failure_is_called_delayed_recorded_and_charged_as_the_table
         closed.bind(("127.0.0.1", 0))
         refusing = closed.getsockname()[1]
         models = {_model(row, index): model(row.fault) for index, row in enumerate(ROWS) if row.endpoint is None}
-        agents = {_agent_name(index): {**AGENT, "model": _model(row, index)} for index, row in enumerate(ROWS)}
+        agents = {
+            # Short only where it is to be over: on a busy machine, any call may take a second.
+            _agent_name(index): {
+                **AGENT,
+                "model": _model(row, index),
+                "timeout_s": 0.5 if row.kind == "timeout" else 30,
+            }
+            for index, row in enumerate(ROWS)
+        }
         providers = {
             "refused": {"base_url": f"http://127.0.0.1:{refusing}/v1"},
             "unknown_host": {"base_url": "http://nothing.invalid/v1"},
@@ -90,16 +96,16 @@ async def test_a_failed_first_model_and_an_answer_of_the_second_stand_in_one_rec
 
 async def test_no_job_takes_longer_than_its_total_timeout(start_plane: StartPlane) -> None:
     agents = {"writer": {**AGENT, "model": "sim/m", "timeout_s": 0.3}}
-    over: list[timedelta] = []
+    over: list[float] = []
     async with start_plane({"sim/m": model({"hang_s": 60})}, agents, services=("worker",)) as plane:
-        # Three jobs, one after the other: what a busy machine adds to one of them is not the plane's.
-        for name in ("j1", "j2", "j3"):
+        # One after the other: what a busy machine adds to one of them is not the plane's.
+        while len(over) < 10 and min(over, default=1) > 0.1:
+            name = f"j{len(over)}"
             await plane.publish({"agent": "writer", "job_id": name, "prompt": "hello", "total_timeout_s": 0.8})
             result = await plane.result(name)
             assert (result["status"], result["reason"]) == ("dead_lettered", "timeout")
-            took = datetime.fromisoformat(result["completed_at"]) - datetime.fromisoformat(result["dispatched_at"])
-            over.append(took - timedelta(seconds=0.8))
-    assert min(over) <= timedelta(milliseconds=100), over
+            over.append(seconds_between(result["dispatched_at"], result["completed_at"]) - 0.8)
+    assert min(over) <= 0.1, over
 
 
 async def test_an_agent_may_retry_what_is_not_retried_otherwise_and_more_often_for_one_kind(
@@ -126,7 +132,7 @@ async def test_a_wait_that_can_not_fit_goes_to_the_next_model_at_once(start_plan
     agents = {"writer": {**AGENT, "model": "sim/limited", "fallback_models": ["sim/other"], "total_timeout_s": 20}}
     async with start_plane(models, agents, services=("worker",)) as plane:
         await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello"})
-        result = await plane.result("j1", timeout_s=15)
+        result = await plane.result("j1")
     assert result["chosen_model"] == "sim/other"
     assert [attempt["backoff_ms"] for attempt in result["attempts"]] == [0, 0]
 
@@ -157,7 +163,8 @@ def _no_job_waits(plane: Plane) -> Callable[[], Awaitable[bool]]:
 
 
 async def test_sleeping_jobs_hold_no_slot(start_plane: StartPlane) -> None:
-    models = {"sim/limited": model({"requests": [1, 4], "status": 429, "retry_after_s": 30}), "sim/m": model()}
+    wait_s = 15
+    models = {"sim/limited": model({"requests": [1, 4], "status": 429, "retry_after_s": wait_s}), "sim/m": model()}
     agents = {"writer": {**AGENT, "model": "sim/limited", "allowed_models": ["sim/m"], "concurrency": 2}}
     async with start_plane(models, agents, services=("worker",)) as plane:
         for index in range(4):
@@ -166,14 +173,15 @@ async def test_sleeping_jobs_hold_no_slot(start_plane: StartPlane) -> None:
         async def asleep() -> bool:
             return (await plane.jetstream.stream_info("PARKED")).state.messages == 4
 
-        await until(asleep, timeout_s=28, what="four parked jobs of an agent that runs two at once")
+        await until(asleep, what="four parked jobs of an agent that runs two at once")
         await until(_no_job_waits(plane), what="no job that holds a slot")
         await plane.publish({"agent": "writer", "job_id": "awake", "prompt": "hello", "model": "sim/m"})
-        assert (await plane.result("awake", timeout_s=15))["status"] == "succeeded"
+        awake = await plane.result("awake")
+        assert awake["status"] == "succeeded"
         results = [await plane.result(f"sleeper-{index}") for index in range(4)]
     assert {result["status"] for result in results} == {"succeeded"}
     for result in results:
         first, second = result["attempts"]
-        waited = datetime.fromisoformat(second["started_at"]) - datetime.fromisoformat(first["completed_at"])
-        assert timedelta(seconds=30) <= waited < timedelta(seconds=50)
-        assert second["backoff_ms"] >= 30_000
+        assert seconds_between(first["completed_at"], second["started_at"]) >= wait_s
+        assert second["backoff_ms"] >= wait_s * 1000
+        assert awake["completed_at"] < second["started_at"]

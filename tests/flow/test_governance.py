@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import COST_NANO, model, until
+from tests.flow.kit import COST_NANO, model, seconds_between, until
+
+COOLDOWN_S = 5
+"""Long enough for a job to be refused meanwhile, also on a busy machine."""
 
 ONE_TRY = {"retry": {"max_attempts": 1}}
 
 
 async def test_a_breaker_opens_stops_calls_probes_once_and_closes(start_plane: StartPlane) -> None:
     models = {"sim/m": model({"requests": [1, 3], "status": 500})}
-    agents = {"writer": {"model": "sim/m", **ONE_TRY, "breaker": {"consecutive_failures": 3, "cooldown_s": 2}}}
+    agents = {"writer": {"model": "sim/m", **ONE_TRY, "breaker": {"consecutive_failures": 3, "cooldown_s": COOLDOWN_S}}}
     async with start_plane(models, agents) as plane:
         for number in range(3):
             await plane.publish({"agent": "writer", "job_id": f"f{number}", "prompt": "x"})
@@ -28,7 +31,7 @@ async def test_a_breaker_opens_stops_calls_probes_once_and_closes(start_plane: S
         assert refused["total_cost"] == "0.000000000"
         assert plane.sim.ledger.totals.calls == 3
 
-        await asyncio.sleep(2)  # the cool-down itself
+        await asyncio.sleep(COOLDOWN_S - seconds_between(opened["at"], refused["completed_at"]))
         for number in range(20):
             await plane.publish({"agent": "writer", "job_id": f"p{number}", "prompt": "x"})
         results = [await plane.result(f"p{number}") for number in range(20)]

@@ -11,7 +11,7 @@ import psutil
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import model
 
-AGENT = {"retry": {"max_attempts": 2, "backoff": "constant", "base_s": 0.01}, "breaker": "off", "timeout_s": 2}
+AGENT = {"retry": {"max_attempts": 2, "backoff": "constant", "base_s": 0.01}, "breaker": "off", "timeout_s": 60}
 
 PROGRAM = """
 import json, os, subprocess, sys, time
@@ -62,7 +62,12 @@ async def test_a_program_is_an_agent_and_every_way_it_fails_is_a_clear_attempt_e
     program, pids = tmp_path / "tool.py", tmp_path / "pids"
     program.write_text(PROGRAM)
     providers = {"tool": {"kind": "process", "command": [sys.executable, str(program)], "max_output_bytes": 1_000_000}}
-    agents = {"tool": {**AGENT, "provider": "tool"}, "chat": {**AGENT, "provider": "sim", "model": "sim/m"}}
+    agents = {
+        "tool": {**AGENT, "provider": "tool"},
+        # Long enough for it to begin, also on a busy machine.
+        "hasty": {**AGENT, "provider": "tool", "timeout_s": 3},
+        "chat": {**AGENT, "provider": "sim", "model": "sim/m"},
+    }
     # What to do, how it ends: class, kind, status code, attempts.
     cases = {
         "hang": ({"do": "hang", "pids": str(pids)}, ("TimeoutError", "timeout", None, 2)),
@@ -76,7 +81,7 @@ async def test_a_program_is_an_agent_and_every_way_it_fails_is_a_clear_attempt_e
     }
     async with start_plane({"sim/m": model()}, agents, services=("worker",), more_providers=providers) as plane:
         for name, (given, _) in cases.items():
-            await plane.publish({"agent": "tool", "job_id": name, "input": given})
+            await plane.publish({"agent": "hasty" if name == "hang" else "tool", "job_id": name, "input": given})
         await plane.publish({"agent": "tool", "job_id": "fork", "input": {"do": "fork", "pids": str(pids)}})
         await plane.publish({"agent": "tool", "job_id": "answer", "input": {"do": "answer"}})
         await plane.publish({"agent": "chat", "job_id": "wrong", "input": {"do": "answer"}})
@@ -109,7 +114,7 @@ async def test_a_callable_is_an_agent(start_plane: StartPlane, tmp_path: Path) -
     providers: dict[str, Any] = {
         "double": {"kind": "python", "callable": "my_agents:double", "cost_per_call_usd": "0.001"}
     }
-    agents = {"double": {**AGENT, "provider": "double", "timeout_s": 0.5}}
+    agents = {"double": {**AGENT, "provider": "double"}, "hasty": {**AGENT, "provider": "double", "timeout_s": 0.5}}
     async with start_plane(
         {"sim/m": model()},
         agents,
@@ -118,7 +123,9 @@ async def test_a_callable_is_an_agent(start_plane: StartPlane, tmp_path: Path) -
         environment={"PYTHONPATH": str(tmp_path)},
     ) as plane:
         for given in (21, "refuse", "crash", "hang"):
-            await plane.publish({"agent": "double", "job_id": str(given), "input": given})
+            await plane.publish(
+                {"agent": "hasty" if given == "hang" else "double", "job_id": str(given), "input": given}
+            )
         results = {given: await plane.result(given) for given in ("21", "refuse", "crash", "hang")}
     assert (results["21"]["output"], results["21"]["total_cost"]) == ({"doubled": 42}, "0.001000000")
     assert [(r["error"]["class"], r["attempts_count"]) for r in (results["refuse"], results["crash"])] == [

@@ -83,7 +83,7 @@ def start_whole(start_plane: StartPlane, clickhouse_server: RunningServer, tmp_p
     return start
 
 
-async def test_two_thousand_jobs_at_64_in_flight_are_in_the_books_to_the_nano_dollar(start_whole: Any) -> None:
+async def test_a_thousand_jobs_at_64_in_flight_are_in_the_books_to_the_nano_dollar(start_whole: Any) -> None:
     agents = {"writer": {"model": "sim/m", "concurrency": 64}}
     async with start_whole({"sim/m": model()}, agents) as whole:
         plane, slots = whole.plane, asyncio.Semaphore(64)
@@ -108,29 +108,27 @@ async def test_two_thousand_jobs_at_64_in_flight_are_in_the_books_to_the_nano_do
                     await plane.publish({"agent": "writer", "job_id": job_id, "prompt": "x"})
                     await asyncio.wait_for(answered.wait(), 120)
 
-        await asyncio.gather(*(run(number) for number in range(2000)))
+        await asyncio.gather(*(run(number) for number in range(1000)))
 
-        async def stored() -> bool:
-            return await whole.one("SELECT count() FROM attempts") >= (2000,)
-
-        await until(stored, what="all attempts in ClickHouse")
-        count = "SELECT count(), uniqExact(execution_id) FROM executions"
-        await until(lambda: _equals(whole, count, (2000, 2000)), what="all executions in ClickHouse")
-        assert await whole.one(f"{count} FINAL") == (2000, 2000)
+        # A batch whose acknowledgement came late is stored twice, and merged later.
+        for table, key in (("attempts", "attempt_id"), ("executions", "execution_id")):
+            stored = f"SELECT uniqExact({key}) FROM {table}"
+            await until(lambda stored=stored: _equals(whole, stored, (1000,)), what=f"all {table} in ClickHouse")
+            assert await whole.one(f"SELECT count() FROM {table} FINAL") == (1000,)
         sums = await whole.one("SELECT sum(cost), count() FROM attempts FINAL")
-        assert sums == (Decimal(2000 * COST_NANO) / NANO_PER_USD, 2000)
+        assert sums == (Decimal(1000 * COST_NANO) / NANO_PER_USD, 1000)
         client = aioredis.Redis.from_url(plane.environment["BREAKWATER_REDIS_URL"], decode_responses=True)
         [key] = [key async for key in client.scan_iter("bw:{budget}:daily:*")]
 
         async def settled() -> bool:
-            return int(await client.hget(key, "calls:global") or 0) == 2000
+            return int(await client.hget(key, "calls:global") or 0) == 1000
 
         await until(settled, what="all calls settled")
         books = await client.hgetall(key)
         await client.aclose()
-        assert int(books["spent:global"]) == 2000 * COST_NANO == plane.sim.ledger.totals.cost_nano
+        assert int(books["spent:global"]) == 1000 * COST_NANO == plane.sim.ledger.totals.cost_nano
         assert int(books["reserved:global"]) == 0
-        assert plane.sim.ledger.totals.calls == 2000
+        assert plane.sim.ledger.totals.calls == 1000
 
 
 async def _equals(whole: Whole, sql: str, expected: tuple[Any, ...]) -> bool:
@@ -171,7 +169,7 @@ async def test_an_outage_of_clickhouse_delays_the_books_and_loses_nothing(
             status, answer = await whole.submit({"agent": "writer", "prompt": "x"}, wait_s=60)
             assert status == 200, "answers do not wait for ClickHouse"
             ids.append(answer["job_id"])
-        await asyncio.sleep(10)
+        await asyncio.sleep(3)
         await clickhouse_server.restart_async()
         await until(lambda: _equals(whole, "SELECT uniqExact(execution_id) FROM executions", (51,)), what="all rows")
         stored = (await whole.analytics.query("SELECT execution_id FROM executions FINAL")).rows

@@ -58,7 +58,7 @@ async def test_a_job_waits_for_its_turn_and_no_more_calls_are_under_way_than_all
 async def test_whoever_waits_for_a_turn_has_no_call_under_way(start_plane: StartPlane) -> None:
     # A worker that takes it over after a crash would take such a call for lost, and its worst case for spent.
     agents = {"writer": {"model": "sim/m", "rate_limit": {"concurrent_calls": 1}}}
-    async with start_plane({"sim/m": model(latency_ms=3000)}, agents, services=("worker",)) as plane:
+    async with start_plane({"sim/m": model({"requests": [1, 1], "hang_s": 6})}, agents, services=("worker",)) as plane:
         for name in ("first", "second"):
             await plane.publish({"agent": "writer", "job_id": name, "prompt": "x"})
         async with aioredis.from_url(plane.environment["BREAKWATER_REDIS_URL"], decode_responses=True) as redis:
@@ -87,9 +87,13 @@ async def test_a_long_wait_for_a_turn_sleeps_on_the_bus_and_does_not_fit_a_short
             return (await plane.jetstream.stream_info("PARKED")).state.messages
 
         await until(parked, what="the job to be parked")
-        assert await plane.pending_jobs() == 0
+
+        async def drained() -> bool:
+            return await plane.pending_jobs() == 0
+
+        await until(drained, what="an empty JOBS")
         # Nothing waits that could not be done in time.
-        [hasty] = await submit(plane, 1, "hasty", total_timeout_s=5)
+        [hasty] = await submit(plane, 1, "hasty", total_timeout_s=20)
         assert hasty["reason"] == "rate_limited"
 
 

@@ -28,7 +28,7 @@ async def _heard(plane: Plane, agent: str, job: dict[str, Any]) -> tuple[dict[st
     await plane.client.flush()
     await plane.publish(job, agent)
     result = await plane.result(job["job_id"])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not heard or heard[-1]["state"] not in {"succeeded", "dead_lettered"}:
             await asyncio.sleep(0.02)
     await subscription.unsubscribe()

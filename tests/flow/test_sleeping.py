@@ -31,7 +31,7 @@ async def test_a_second_message_of_a_sleeping_job_neither_wakes_nor_delays_it_an
         await plane.publish(job | {"reply_to": "bw.replies.second"})
         result = await plane.result("j1")
         for answer in answers:
-            assert b'"succeeded"' in (await answer.next_msg(timeout=20)).data
+            assert b'"succeeded"' in (await answer.next_msg(timeout=60)).data
         assert plane.sim.ledger.totals.calls == 2
     assert result["status"] == "succeeded"
     assert timedelta(seconds=12) <= _took(result) < timedelta(seconds=30)
@@ -42,8 +42,9 @@ async def test_a_long_wait_that_leaves_no_time_for_a_call_goes_to_the_next_model
     agents = {"writer": {"model": "sim/m", "fallback_models": ["sim/n"], "total_timeout_s": 12, "breaker": "off"}}
     async with start_plane(models, agents, services=("worker",)) as plane:
         await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello"})
-        result = await plane.result("j1", timeout_s=11)
+        result = await plane.result("j1")
     assert (result["status"], result["chosen_model"]) == ("succeeded", "sim/n")
+    assert _took(result) < timedelta(seconds=11.9)
 
 
 async def test_a_key_that_takes_long_to_read_takes_no_longer_than_the_job_has(

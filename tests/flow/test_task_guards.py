@@ -111,7 +111,7 @@ async def test_jobs_at_the_same_time_do_not_pass_the_cost_cap_together(start_pla
 
 
 async def test_a_job_without_time_to_wait_for_the_others_is_refused(start_plane: StartPlane) -> None:
-    slow = model(usage={"input_tokens": 10, "output_tokens": 500}, latency_ms=4000)
+    slow = model({"requests": [1, 1], "hang_s": 8}, usage={"input_tokens": 10, "output_tokens": 500})
     agents = {"writer": {"model": "sim/m", "max_tokens": 1000, "guard": SPENDS, "on_error": "message"}}
     async with start_plane({"sim/m": slow}, agents, services=("worker",)) as plane:
         await plane.publish({"agent": "writer", "job_id": "first", "prompt": "x", "task_id": "t"})
@@ -120,7 +120,7 @@ async def test_a_job_without_time_to_wait_for_the_others_is_refused(start_plane:
             return plane.sim.ledger.totals.in_progress == 1
 
         await until(calling, what="the first call")
-        refused = await run(plane, "second", total_timeout_s=1)
+        refused = await run(plane, "second", total_timeout_s=2)
         assert (refused["reason"], refused["error"]["class"]) == ("budget_exceeded", "BudgetExceededError")
         assert [attempt["refused_by"] for attempt in refused["attempts"]] == ["task"]
         assert "while its other jobs are under way" in refused["output"]

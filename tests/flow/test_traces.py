@@ -45,7 +45,7 @@ async def test_a_job_is_one_trace_from_its_client_to_its_provider(start_plane: S
             execution = await collector.named("invoke_agent chat")
             failed, answered = await collector.named("chat sim/bad"), await collector.named("chat sim/good")
             called = await collector.named("chat echo")
-            async with asyncio.timeout(10), aiohttp.ClientSession() as http:
+            async with asyncio.timeout(60), aiohttp.ClientSession() as http:
                 text = await (await http.get(f"http://127.0.0.1:{port}/metrics")).text()
     trace = CLIENT.split("-")[1]
     assert {span.wire.trace_id.hex() for span in (execution, failed, answered)} == {trace}

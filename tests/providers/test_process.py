@@ -330,13 +330,13 @@ async def test_a_program_that_hangs_is_killed_with_all_that_it_started(
     file = tmp_path / "pids"
     provider = opened(*sh(ignoring + a_family(file, "wait")))
     started = time.monotonic()
-    failed = await failure(provider, timeout_s=1.0)
+    failed = await failure(provider, timeout_s=2.0)
     took = time.monotonic() - started
     assert verdict(failed) == Verdict(
-        "timeout", "TimeoutError", "no answer within 1 s; the program was killed", None, True, True
+        "timeout", "TimeoutError", "no answer within 2 s; the program was killed", None, True, True
     )
     assert failed.maybe_billed
-    assert 1.0 <= took < 5
+    assert 2.0 <= took < 30
     pids = await pids_in(file, 2)
     assert not psutil.pid_exists(pids[0]), "it must have been reaped, too"
     await gone(pids)

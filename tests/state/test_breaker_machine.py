@@ -6,25 +6,22 @@ moments that are stored into the past, as if they had been stored earlier.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, precondition, rule
 
 from breakwater.contracts.events import BreakerState
 from breakwater.policy.breaker import Breaker, Observation, isolate, observe, reset
 from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
 from breakwater.state.breakers import Admitted, Breakers, Loaded, Refused, Saving
-from breakwater.state.connection import Redis
 from tests.servers import RunningServer
+from tests.state.machine import RedisMachine, run_for_steps
 
-Answer = TypeVar("Answer")
 Step = tuple[BreakerState, BreakerState]
 
 KEY = BreakerKey("support/triage {1}", "openai/gpt-4.1:mini")
@@ -133,17 +130,13 @@ SERVICES = st.sampled_from(["breaker-1", "breaker-2"])
 OUTCOMES = st.sampled_from([True, True, True, False, False, None])
 
 
-class Fleet(RuleBasedStateMachine):
+class Fleet(RedisMachine):
     """One breaker and all that happens to it."""
 
-    redis: Redis
-    loop: asyncio.AbstractEventLoop
-    steps = 0
     taken: Counter[Step]
 
     def __init__(self) -> None:
         super().__init__()
-        self.run(self.redis.client.flushall())
         self.model = self.before = Model()
         self.last = self.load()
         """The breaker as it stood after the last step: nobody else is here."""
@@ -154,9 +147,6 @@ class Fleet(RuleBasedStateMachine):
         self.log: list[Observation] = []
         self.decided: dict[str, Decision] = {}
         self.number = self.changes = 0
-
-    def run(self, work: Awaitable[Answer]) -> Answer:
-        return self.loop.run_until_complete(work)
 
     def load(self) -> Loaded:
         [loaded] = self.run(Breakers(self.redis).load([KEY]))
@@ -382,7 +372,6 @@ class Fleet(RuleBasedStateMachine):
 
     @invariant()
     def the_breaker_is_what_it_must_be(self) -> None:
-        type(self).steps += 1
         self.check()
 
     def check(self) -> None:
@@ -419,23 +408,8 @@ class Fleet(RuleBasedStateMachine):
 
 @pytest.mark.timeout(600)  # where it fails, Hypothesis looks for the shortest way there for up to five minutes
 def test_a_breaker_stays_right_whatever_happens_in_whatever_order(own_redis_server: RunningServer) -> None:
-    Fleet.steps, Fleet.taken, Fleet.redis = 0, Counter(), Redis(own_redis_server.url)
-    Fleet.loop = asyncio.new_event_loop()
-    try:
-        while Fleet.steps < STEPS:
-            run_state_machine_as_test(
-                Fleet,
-                settings=settings(
-                    max_examples=EXAMPLES,
-                    stateful_step_count=LENGTH,
-                    deadline=None,
-                    derandomize=False,
-                    suppress_health_check=[HealthCheck.too_slow],
-                ),
-            )
-    finally:
-        Fleet.loop.run_until_complete(Fleet.redis.close())
-        Fleet.loop.close()
+    Fleet.taken = Counter()
+    run_for_steps(Fleet, own_redis_server.url, examples=EXAMPLES, length=LENGTH, steps=STEPS)
     # The machine has been everywhere.
     assert set(Fleet.taken) >= OF_ADMISSIONS | OF_OUTCOMES
     assert OF_ISOLATING & set(Fleet.taken)

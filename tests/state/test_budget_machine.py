@@ -7,18 +7,16 @@ them, what is held anew after a loss, or a cap that somebody lowered.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter as Tally
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, precondition, rule
 
 from breakwater.contracts.events import CapRaise, Enforcement, Window
 from breakwater.contracts.execution import Attempt
@@ -28,11 +26,9 @@ from breakwater.policy.ledger import Figures, Place, figures_of, ledger, places_
 from breakwater.policy.periods import WINDOWS, periods_at, periods_since
 from breakwater.state.budget_books import KEEP, BudgetBooks, Notes
 from breakwater.state.budgets import LEASES, Budgets, NotFilled, OverBudget, Reserved, Settlement, Unfilled
-from breakwater.state.connection import Redis
 from tests.contracts.test_messages import attempt
 from tests.servers import RunningServer
-
-Answer = TypeVar("Answer")
+from tests.state.machine import RedisMachine, run_for_steps
 
 ZONE = ZoneInfo("Europe/Berlin")
 LOG = "log"
@@ -75,17 +71,13 @@ def places_at(call: Call, at: datetime) -> tuple[Place, ...]:
     return tuple((periods.of(window).name, key) for window in WINDOWS for key in scope_keys(call.agent, call.tenant))
 
 
-class Money(RuleBasedStateMachine):
+class Money(RedisMachine):
     """All budgets and all that happens to them."""
 
-    redis: Redis
-    loop: asyncio.AbstractEventLoop
-    steps = 0
     seen: Tally[str]
 
     def __init__(self) -> None:
         super().__init__()
-        self.run(self.redis.client.flushall())
         self.budgets, self.books = Budgets(self.redis, ZONE), BudgetBooks(self.redis, ZONE)
         self.periods = periods_since(self.now() - KEEP, self.now() + timedelta(days=1), ZONE)
         self.caps = {key: Caps.model_construct(daily_usd=150, monthly_usd=200, enforcement="hard") for key in KEYS}
@@ -107,9 +99,6 @@ class Money(RuleBasedStateMachine):
         self.beyond: Tally[Place] = Tally()
         self.anew = False
         self.fill(0)
-
-    def run(self, work: Awaitable[Answer]) -> Answer:
-        return self.loop.run_until_complete(work)
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -375,7 +364,6 @@ class Money(RuleBasedStateMachine):
 
     @invariant()
     def redis_has_what_it_must_have(self) -> None:
-        type(self).steps += 1
         found = self.run(self.books.snapshot(self.periods, LOG, 1, len(self.log)))
         assert (found.filled is not None) == self.filled
         if self.filled:
@@ -435,23 +423,8 @@ class Money(RuleBasedStateMachine):
 
 @pytest.mark.timeout(600)  # where it fails, Hypothesis looks for the shortest way there for up to five minutes
 def test_money_stays_right_whatever_happens_in_whatever_order(own_redis_server: RunningServer) -> None:
-    Money.steps, Money.seen, Money.redis = 0, Tally(), Redis(own_redis_server.url)
-    Money.loop = asyncio.new_event_loop()
-    try:
-        while Money.steps < STEPS:
-            run_state_machine_as_test(
-                Money,
-                settings=settings(
-                    max_examples=EXAMPLES,
-                    stateful_step_count=LENGTH,
-                    deadline=None,
-                    derandomize=False,
-                    suppress_health_check=[HealthCheck.too_slow],
-                ),
-            )
-    finally:
-        Money.loop.run_until_complete(Money.redis.close())
-        Money.loop.close()
+    Money.seen = Tally()
+    run_for_steps(Money, own_redis_server.url, examples=EXAMPLES, length=LENGTH, steps=STEPS)
     # The machine has been everywhere.
     everywhere = {
         *("granted", "asked again", "OverBudget", "Unfilled", "at the cap", "settled again", "charged", "corrected"),

@@ -113,7 +113,7 @@ def settlement(
 async def charge(redis: Redis, attempt_id: str) -> None:
     """Charges a reservation as a sweep does, once its lease has ended by Redis' clock."""
     budgets = Budgets(redis, ZONE)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while attempt_id not in await budgets.lapsed(await redis_time(redis)):
             await asyncio.sleep(0.002)
     [reservation] = await budgets.reservations([attempt_id])

@@ -180,24 +180,21 @@ async def test_names_are_told_apart(redis: Redis) -> None:
 
 
 async def test_the_lease_of_a_dead_worker_ends_and_its_call_still_counts_as_a_request(redis: Redis) -> None:
+    before = await clock_ms(redis)
     assert await admit(redis, "dead", at_once(1), lease_ms=300) is None
-    leased = await clock_ms(redis)
-    refused = await admit(redis, "next", at_once(1))
-    assert refused is not None
-    assert refused.wait_ms is not None
-    assert 0 < refused.wait_ms <= 300
-    async with asyncio.timeout(10):
-        while await admit(redis, "next", at_once(1)) is not None:
-            assert await clock_ms(redis) - leased < 5_000
+    async with asyncio.timeout(60):
+        while (refused := await admit(redis, "next", at_once(1))) is not None:
+            assert refused.wait_ms is not None
+            assert 0 < refused.wait_ms <= 300
             await asyncio.sleep(0.01)
-    assert await clock_ms(redis) - leased >= 299
+    assert await clock_ms(redis) - before >= 300
     assert await used(redis, AGENT) == [(2, 0, 1)]
 
 
 async def test_who_asks_again_after_the_lease_asks_for_another_call(redis: Redis) -> None:
     limited = Limited(AGENT, RateLimit(requests_per_minute=2))
     assert await admit(redis, "j", limited, tokens=7, lease_ms=1) is None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await used(redis, AGENT))[0][2]:
             await asyncio.sleep(0.002)
     assert await admit(redis, "j", limited, tokens=7) is None
@@ -262,7 +259,7 @@ async def test_no_true_window_ever_holds_more_than_the_limit_and_no_refusal_is_w
     granted: list[tuple[int, int]] = []  # each was counted between these two moments of Redis' clock
     begun = before = await clock_ms(redis)
     number = refusals = 0
-    while before - begun < 1500:
+    while before - begun < 1500 or len(granted) <= 2 * most or not refusals:
         refused = await admit(redis, f"j{(number := number + 1)}", rpm(most), tokens=2, window_ms=window_ms)
         after = await clock_ms(redis)
         if refused is None:
@@ -275,23 +272,22 @@ async def test_no_true_window_ever_holds_more_than_the_limit_and_no_refusal_is_w
             assert refused.wait_ms is not None
             assert 0 < refused.wait_ms <= window_ms + slice_ms
         before = await clock_ms(redis)
-    assert len(granted) > 2 * most
-    assert refusals
     for (early, _), (_, late) in zip(granted, granted[most:], strict=False):
         assert late - early >= window_ms
 
 
 async def test_the_wait_told_is_the_moment_from_which_it_fits(redis: Redis) -> None:
-    window_ms = 400
-    for number in range(3):
-        assert await admit(redis, f"j{number}", tpm(30), tokens=10, window_ms=window_ms) is None
-    before = await clock_ms(redis)
-    refused = await admit(redis, "k", tpm(30), tokens=25, window_ms=window_ms)
-    after = await clock_ms(redis)
-    assert refused is not None
+    window_ms, refused, before, after = 400, None, 0, 0
+    while refused is None:  # again, where the machine stood still for a window
+        await redis.client.flushall()
+        for number in range(3):
+            assert await admit(redis, f"j{number}", tpm(30), tokens=10, window_ms=window_ms) is None
+        before = await clock_ms(redis)
+        refused = await admit(redis, "k", tpm(30), tokens=25, window_ms=window_ms)
+        after = await clock_ms(redis)
     assert refused.wait_ms is not None
     asked = after
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await admit(redis, "k", tpm(30), tokens=25, window_ms=window_ms) is not None:
             assert asked < after + refused.wait_ms
             asked = await clock_ms(redis)
@@ -299,38 +295,45 @@ async def test_the_wait_told_is_the_moment_from_which_it_fits(redis: Redis) -> N
 
 
 async def test_what_is_settled_or_released_after_its_slice_is_over_changes_nothing(redis: Redis) -> None:
-    window_ms = 100
+    window_ms, asked, told = 100, 0, 100
     limits = RateLimits(redis, window_ms)
-    for attempt in ("settled", "released"):
-        await admit(redis, attempt, tpm(20), tokens=10, window_ms=window_ms)
-    async with asyncio.timeout(10):
-        # Asking does not only wait: it clears what is over.
-        while await admit(redis, "fresh", tpm(20), tokens=15, window_ms=window_ms) is not None:
-            await asyncio.sleep(0.005)
-    await limits.settle("settled", [tpm(20)], 1)
-    await limits.release("released", [tpm(20)])
-    held = await redis.client.hgetall(keys_of(AGENT)[0])
+    held: dict[str, str] = {}
+    figures: list[tuple[int, int, int]] = []
+    while told - asked >= window_ms:  # again, where the machine stood still for a window
+        await redis.client.flushall()
+        for attempt in ("settled", "released"):
+            await admit(redis, attempt, tpm(20), tokens=10, window_ms=window_ms)
+        async with asyncio.timeout(60):
+            asked = await clock_ms(redis)
+            # Asking does not only wait: it clears what is over.
+            while await admit(redis, "fresh", tpm(20), tokens=15, window_ms=window_ms) is not None:
+                await asyncio.sleep(0.005)
+                asked = await clock_ms(redis)
+        await limits.settle("settled", [tpm(20)], 1)
+        await limits.release("released", [tpm(20)])
+        held, figures = await redis.client.hgetall(keys_of(AGENT)[0]), await used(redis, AGENT)
+        told = await clock_ms(redis)
     assert (held["requests"], held["tokens"]) == ("1", "15")
-    assert await used(redis, AGENT) == [(1, 15, 1)]
+    assert figures == [(1, 15, 1)]
 
 
 async def test_memory_stays_the_same_as_time_passes_and_nothing_outlives_its_use(redis: Redis) -> None:
     window_ms, number, most = 300, 0, 0
     begun = await clock_ms(redis)
-    while await clock_ms(redis) - begun < 700:
+    while await clock_ms(redis) - begun < 700 or most <= SLICES:
         await admit(redis, f"j{(number := number + 1)}", rpm(10**6), tokens=number, lease_ms=50, window_ms=window_ms)
         held = await redis.client.hgetall(keys_of(AGENT)[0])
         most = max(most, len(held))
         for kind in ("requests", "tokens"):
             slices = [int(count) for name, count in held.items() if name[0] == kind[0] and name[1:].isdigit()]
-            assert int(held[kind]) == sum(slices)
-    assert SLICES < most <= 2 * (SLICES + 1) + 4
+            assert int(held.get(kind, 0)) == sum(slices)  # all is gone where the machine stood still for a window
+    assert most <= 2 * (SLICES + 1) + 4
     assert await redis.client.zcard(keys_of(AGENT)[1]) <= number // 2
     for key in await redis.client.keys("*"):
         left_ms = await redis.client.pttl(key)
         assert left_ms != -1  # it has no end
         assert left_ms <= window_ms + window_ms // SLICES
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await redis.client.dbsize():
             await asyncio.sleep(0.02)
 

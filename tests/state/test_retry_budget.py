@@ -68,40 +68,42 @@ async def test_each_model_has_a_budget_of_its_own(redis: Redis) -> None:
 
 async def test_a_retry_is_forgotten_when_its_window_is_over_and_not_before(redis: Redis) -> None:
     budgets = RetryBudgets(redis, RetryBudgetRules(floor=3, window_s=1))
+    first = await clock_ms(redis)
     assert await granted(budgets, 3) == 3
-    last = await clock_ms(redis)
+    last = asked = await clock_ms(redis)
     number = 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await budgets.may_retry(MODEL, f"later:{(number := number + 1)}"):
-            await asyncio.sleep(0.005)
-    # The first of the three may be forgotten a slice before the last.
-    assert 900 <= await clock_ms(redis) - last < 1500
-    assert number > 1
+            assert asked - last <= 1100, "it was remembered for longer than its window"
+            asked = await clock_ms(redis)
+    assert await clock_ms(redis) - first >= 1000
 
 
 async def test_a_first_try_allows_nothing_when_its_window_is_over(redis: Redis) -> None:
     budgets = RetryBudgets(redis, RetryBudgetRules(ratio=1, floor=0, window_s=1))
     await first_tries(redis, budgets, 1000)
-    last = await clock_ms(redis)
+    last = asked = await clock_ms(redis)
     number = 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await budgets.may_retry(MODEL, f"e:{(number := number + 1)}"):
+            assert asked - last <= 1100, "it allowed something for longer than its window"
             await asyncio.sleep(0.02)
-    assert 0 < await clock_ms(redis) - last <= 1100
-    assert number > 1
+            asked = await clock_ms(redis)
 
 
 async def test_memory_stays_the_same_as_time_passes_and_an_idle_model_leaves_nothing(redis: Redis) -> None:
     budgets = RetryBudgets(redis, RetryBudgetRules(floor=1_000, window_s=1))
     begun, most, number = await clock_ms(redis), {"tried": 0, "retried": 0}, 0
-    while await clock_ms(redis) - begun < 1600:
+    while await clock_ms(redis) - begun < 1600 or min(most.values()) <= SLICES // 2:
         await first_tries(redis, budgets, 5, "tried")
         await budgets.may_retry("retried", f"e:{(number := number + 1)}")
         for model in most:
             most[model] = max(most[model], await redis.client.hlen(key_of(budgets, model)))
     for model, fields in most.items():
-        assert SLICES // 2 < fields <= SLICES + 1
-        assert 0 < await redis.client.pttl(key_of(budgets, model)) <= 1050
+        assert fields <= SLICES + 1
+        left_ms = await redis.client.pttl(key_of(budgets, model))
+        assert left_ms != -1  # it has no end
+        assert left_ms <= 1050
 
 
 def key_of(budgets: RetryBudgets, model: str) -> str:

@@ -54,7 +54,7 @@ async def test_events_that_are_delivered_again_open_it_once(start_plane: StartPl
             await tell(plane, f"server-{number}", "error")
         # Somebody took them and died before acknowledging.
         subscription = await plane.jetstream.pull_subscribe_bind("breaker", "EVENTS")
-        for delivery in await subscription.fetch(3, timeout=10):
+        for delivery in await subscription.fetch(3, timeout=60):
             await delivery.nak()
         for name in ("breaker", "breaker-2"):
             plane.start("breaker", name)

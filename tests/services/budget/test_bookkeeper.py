@@ -138,7 +138,7 @@ class Books:
                 await self.analytics.insert(schema.ATTEMPTS, [attempt_row(told, sequence, now())])
         for consumer in ("budget", "sink-events"):
             subscription = await self.client.jetstream().pull_subscribe_bind(consumer, "EVENTS")
-            for message in await subscription.fetch(len(costs), timeout=5):
+            for message in await subscription.fetch(len(costs), timeout=60):
                 await message.ack_sync()
             await subscription.unsubscribe()
 
@@ -193,7 +193,7 @@ async def books(
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await condition():
             await asyncio.sleep(0.02)
 
@@ -435,7 +435,7 @@ async def sweeper(books: Books, keeper: Bookkeeper, lookup: Lookup) -> BudgetHan
 async def test_a_sweep_that_finds_the_counters_lost_waits_for_nobody(books: Books) -> None:
     log, lookup = await books.fill(), Losing(books)
     handler = await sweeper(books, books.keeper(), lookup)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(NotFilled):
             await handler.charge_lapsed(log)
     assert lookup.lost

@@ -71,7 +71,7 @@ async def test_events_that_are_delivered_again_are_paid_once_by_any_number_of_se
         for number in range(100):
             await tell(plane, f"j{number}", 7_000_000)
         subscription = await plane.jetstream.pull_subscribe_bind("budget", "EVENTS")
-        for delivery in await subscription.fetch(100, timeout=10):
+        for delivery in await subscription.fetch(100, timeout=60):
             await delivery.nak()
         for name in ("budget", "budget-2"):
             plane.start("budget", name)

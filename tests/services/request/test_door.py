@@ -104,7 +104,7 @@ def test_the_process_ends_in_order_when_it_is_told_to(environment: dict[str, str
             if '"listening"' in line:
                 break
         process.send_signal(number)
-        assert process.wait(10) == 0, process.stderr.read()
+        assert process.wait(60) == 0, process.stderr.read()
     finally:
         process.kill()
         process.stderr.close()
@@ -114,7 +114,7 @@ def test_a_port_that_is_taken_is_told_and_ends_the_process(environment: dict[str
     port = int(environment["BREAKWATER_HTTP_PORT"])
     with socket.create_server(("127.0.0.1", port)):
         process = start(environment)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"can't listen on 127.0.0.1:{port}: another program listens there already" in said
     assert "BREAKWATER_HTTP_PORT" in said

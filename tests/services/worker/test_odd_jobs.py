@@ -42,7 +42,7 @@ async def test_no_odd_job_stops_another_one_or_is_lost(start_plane: StartPlane) 
         await plane.publish({"agent": "plain", "job_id": "after", "prompt": "x"})
         assert (await plane.result("after"))["status"] == "succeeded"
         await until(lambda: _drained(plane), what="an empty JOBS")
-        records = await plane.messages("EVENTS", "bw.executions.odd.*")
+        records = await plane.messages("EVENTS", "bw.executions.odd.*", at_least=len(ODD))
         assert len(records) == len(ODD)
         letters = await plane.messages("DLQ", "bw.dlq.invalid.odd")
         kept = [base64.b64decode(letter["payload_base64"]).decode() for letter in letters]
@@ -58,7 +58,7 @@ async def test_an_id_is_one_execution_also_for_another_agent(start_plane: StartP
         first = await plane.result("j1")
         replies = await plane.client.subscribe("bw.replies.other")
         await plane.publish({"agent": "expensive", "job_id": "j1", "prompt": "y", "reply_to": "bw.replies.other"})
-        refused = json.loads((await replies.next_msg(timeout=30)).data)
+        refused = json.loads((await replies.next_msg(timeout=60)).data)
         assert (refused["status"], refused["reason"], refused["output"]) == ("dead_lettered", "invalid", None)
         assert "already the id of an execution of another agent" in refused["error"]["message"]
         await until(lambda: _drained(plane), what="an empty JOBS")
@@ -87,7 +87,7 @@ async def test_a_lost_answer_on_the_last_try_is_told_as_such(start_plane: StartP
         await plane.jetstream.publish("bw.attempts.writer.j1.1", json.dumps(recorded).encode())
         await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "x"})
         subscription = await plane.jetstream.pull_subscribe_bind("worker-writer", "JOBS")
-        [delivery] = await subscription.fetch(1, timeout=10)
+        [delivery] = await subscription.fetch(1, timeout=60)
         await delivery.nak()
         plane.start("worker")
         result = await plane.result("j1")

@@ -1,0 +1,59 @@
+"""State machines whose state is in a Redis: what they share, and how long they are run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
+
+from breakwater.state.connection import Redis
+
+Answer = TypeVar("Answer")
+
+
+class RedisMachine(RuleBasedStateMachine):
+    """A state machine that begins with an empty Redis, and counts its steps over all examples."""
+
+    redis: Redis
+    loop: asyncio.AbstractEventLoop
+    steps = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run(self.redis.client.flushall())
+
+    def run(self, work: Awaitable[Answer]) -> Answer:
+        return self.loop.run_until_complete(work)
+
+    @invariant()
+    def it_is_counted(self) -> None:
+        type(self).steps += 1
+
+
+def run_for_steps(machine: type[RedisMachine], url: str, *, examples: int, length: int, steps: int) -> None:
+    """Runs a machine until it has made its steps: Hypothesis ends an example whenever it likes.
+
+    Args:
+        machine: what to run.
+        url: of its Redis, which is emptied.
+        examples: of a run.
+        length: steps of an example, at most.
+        steps: of all runs together, at least.
+    """
+    machine.steps, machine.redis, machine.loop = 0, Redis(url), asyncio.new_event_loop()
+    one_run = settings(
+        max_examples=examples,
+        stateful_step_count=length,
+        deadline=None,
+        derandomize=False,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    try:
+        while machine.steps < steps:
+            run_state_machine_as_test(machine, settings=one_run)
+    finally:
+        machine.loop.run_until_complete(machine.redis.close())
+        machine.loop.close()
