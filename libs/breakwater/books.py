@@ -14,16 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
 from zoneinfo import ZoneInfo
 
 import structlog
-from pydantic import BaseModel, ValidationError
 
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
 from breakwater.analytics.spend import budget_notes, spend, stored_attempts, stored_upto
-from breakwater.bus.lookup import Connection, Facts, Found, Lookup
+from breakwater.bus.lookup import Connection, Facts, Lookup
 from breakwater.bus.scan import scan
 from breakwater.contracts.events import BudgetBook, BudgetEvent, CapRaise
 from breakwater.contracts.events import BudgetBooks as SideBySide
@@ -34,8 +32,6 @@ from breakwater.policy.ledger import Figures, Ledger, Place, figures_of, places_
 from breakwater.policy.periods import Period
 from breakwater.state.budget_books import BudgetBooks, Notes, Repair, Snapshot
 from breakwater.state.budgets import NotFilled
-
-Event = TypeVar("Event", bound=BaseModel)
 
 ATTEMPTS = "bw.attempts.>"
 
@@ -145,7 +141,7 @@ class Record:
         step = max((upto - first) // SAMPLES, 1)
         places = range(first, upto + 1, step)[: SAMPLES + 1]
         looks = [await self._lookup.next(Stream.EVENTS, ATTEMPTS, place) for place in places]
-        attempts = [_read(found, Attempt) for found in looks if found is not None and found.sequence <= upto]
+        attempts = [found.read(Attempt) for found in looks if found is not None and found.sequence <= upto]
         ids = {attempt.attempt_id for attempt in attempts if attempt is not None}
         missing = len(ids) - await stored_attempts(self._analytics, sorted(ids)) if ids else 0
         if missing:
@@ -170,7 +166,7 @@ class Record:
         async with aclosing(scan(self._connection, Stream.EVENTS, ATTEMPTS, start=upto + 1)) as found:
             async for message in found:
                 upto = message.sequence
-                attempt = _read(message, Attempt) if counts(message.sequence) else None
+                attempt = message.read(Attempt) if counts(message.sequence) else None
                 if attempt is not None and not attempt.short_circuited:
                     figures = figures_of(attempt)
                     for place in places_of(attempt, self._zone):
@@ -183,7 +179,7 @@ class Record:
         events = {event.event_id: event for event in stored.events}
         async with aclosing(scan(self._connection, Stream.EVENTS, "bw.budgets.>")) as found:
             async for message in found:
-                if (event := _read(message, BudgetEvent)) is not None:
+                if (event := message.read(BudgetEvent)) is not None:
                     events[event.event_id] = event
         wanted = {period.name for period in periods}
         return _notes(event for event in events.values() if event.period in wanted)
@@ -356,11 +352,3 @@ def _notes(events: Iterable[BudgetEvent]) -> dict[str, Notes]:
             announced[event.period].add(f"{key}@{event.limit}@{event.threshold_percent}")
     names = {*raises, *announced}
     return {name: Notes(raises.get(name, {}), frozenset(announced.get(name, ()))) for name in names}
-
-
-def _read(message: Found, model: type[Event]) -> Event | None:
-    try:
-        return model.model_validate_json(message.data)
-    except ValidationError:
-        structlog.get_logger().warning("event_unreadable", sequence=message.sequence, subject=message.subject)
-        return None

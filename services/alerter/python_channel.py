@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import threading
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any
 
 from pydantic import JsonValue
 
+from breakwater.callables import load_callable
 from breakwater.config import ConfigError, PythonChannel
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.providers.local import shown
@@ -137,16 +136,7 @@ def _is_async(tell: Tell) -> bool:
 
 
 def _load(name: str, place: str) -> Tell:
-    module_name, _, path = name.partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the module is the operator's own, and may raise anything
-        what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{place}: the module {module_name} can't be imported: {what}") from error
-    try:
-        found: Any = attrgetter(path)(module)
-    except AttributeError as error:
-        raise ConfigError(f"{place}: the module {module_name} has no {path}") from error
-    if not callable(found):
-        raise ConfigError(f"{place}: {name} is {type(found).__name__}, and can't be called")
-    return found
+        return load_callable(name)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from error

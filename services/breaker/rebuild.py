@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
 
 import structlog
-from pydantic import BaseModel, ValidationError
 
-from breakwater.bus.lookup import Connection, Found
+from breakwater.bus.lookup import Connection
 from breakwater.bus.scan import last_of_each, scan
 from breakwater.config import Config
 from breakwater.contracts.events import BreakerTransition, GuardEvent
@@ -30,8 +28,6 @@ from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.health import Healths
 from breakwater.state.tasks import TaskKey, Tasks, Tripped
 from services.breaker.handlers import BreakerHandler
-
-Event = TypeVar("Event", bound=BaseModel)
 
 HEALTH_FROM_S = 600.0
 """How far back an agent's health is read, at least."""
@@ -103,7 +99,7 @@ class Rebuild:
         told = await last_of_each(self._connection, Stream.EVENTS, "bw.breakers.>")
         latest: dict[BreakerKey, tuple[BreakerTransition, int]] = {}
         for found in told:
-            if (event := _read(found, BreakerTransition)) is not None:
+            if (event := found.read(BreakerTransition)) is not None:
                 latest[BreakerKey(event.agent, event.model)] = event, found.sequence
         keys = list(latest)
         return sum([await self._recall(key, *latest[key], loaded) for key, loaded in await self._load(keys)])
@@ -124,7 +120,7 @@ class Rebuild:
         latest: dict[TaskKey, GuardEvent] = {}
         async with aclosing(scan(self._connection, Stream.EVENTS, "bw.guards.>")) as stored:
             async for found in stored:
-                if (event := _read(found, GuardEvent)) is not None:
+                if (event := found.read(GuardEvent)) is not None:
                     latest[TaskKey(event.tenant, event.task_id)] = event
         return latest
 
@@ -147,7 +143,7 @@ class Rebuild:
         async with aclosing(scan(self._connection, Stream.EVENTS, "bw.executions.>", start=since)) as stored:
             async for found in stored:
                 # Records hold conversations, and few belong to a task: most need not be parsed.
-                if b'"task_id":"' in found.data and (record := _read(found, Execution)) is not None:
+                if b'"task_id":"' in found.data and (record := found.read(Execution)) is not None:
                     count += await self._recount(record, guards)
         return count
 
@@ -171,7 +167,7 @@ class Rebuild:
         count = 0
         async with aclosing(scan(self._connection, Stream.EVENTS, "bw.attempts.>", start=since)) as stored:
             async for found in stored:
-                if (attempt := _read(found, Attempt)) is not None:
+                if (attempt := found.read(Attempt)) is not None:
                     batch.append((found.sequence, ms_from_time(found.stored_at), attempt))
                     count += 1
                 if len(batch) == BATCH:
@@ -179,11 +175,3 @@ class Rebuild:
                     batch = []
         await self._handler.apply(self._handler.sorted(batch))
         return count
-
-
-def _read(found: Found, model: type[Event]) -> Event | None:
-    try:
-        return model.model_validate_json(found.data)
-    except ValidationError:
-        structlog.get_logger().warning("event_unreadable", sequence=found.sequence, subject=found.subject)
-        return None

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import cast
+from typing import TypeVar, cast
 
 import nats.errors
+import structlog
 from nats.aio.client import Client
 from nats.js.api import StreamInfo
 from nats.js.errors import APIError, NotFoundError
+from pydantic import ValidationError
 
 from breakwater.bus.errors import BusUnavailable
 from breakwater.contracts.subjects import Stream
+from breakwater.contracts.types import Event
 
 LOOKUP_TIMEOUT_S = 5.0
+
+EventT = TypeVar("EventT", bound=Event)
 
 Connection = Callable[[], Client]
 """Gives the connection, once there is one: for services, which do not name NATS' own types."""
@@ -31,6 +36,14 @@ class Found:
     headers: Mapping[str, str]
     stored_at: datetime
     """When the server took it: UTC, by the server's clock, cut to microseconds."""
+
+    def read(self, model: type[EventT]) -> EventT | None:
+        """The message as one of the contract's; None, and a line in the log, where it is none."""
+        try:
+            return model.model_validate_json(self.data)
+        except ValidationError:
+            structlog.get_logger().warning("event_unreadable", sequence=self.sequence, subject=self.subject)
+            return None
 
 
 @dataclass(frozen=True, slots=True)

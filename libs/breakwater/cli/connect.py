@@ -132,3 +132,10 @@ def shown(url: str) -> str:
     from breakwater.embedded.endpoints import mask_url
 
     return mask_url(url)
+
+
+async def subscribed(client: Client) -> None:
+    """Returns when the server knows of every subscription that was made. May raise as nats-py's `flush` does."""
+    # One flush is not enough: nats-py sends its PING past subscriptions that wait in its buffer.
+    await client.flush()
+    await client.flush()

@@ -88,7 +88,7 @@ async def _tail(
             # Before the past is read, so that nothing falls between the two.
             for kind in kinds:
                 await client.subscribe(subject_of(kind, agent), cb=hear)
-            await client.flush()
+            await connect.subscribed(client)
         if begin is not None:
             async with aclosing(_past(client, kinds, agent, begin)) as past:
                 async for told in past:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from breakwater.callables import load_callable
 from breakwater.config.errors import listing
 from breakwater.config.models import Config
 from breakwater.config.params import params_objection
@@ -33,6 +34,12 @@ def unusable_programs(config: Config) -> tuple[str, ...]:
                 provider.open()
             except ConfigError as error:
                 problems.append(f"  providers.{name}: {error}")
+    for name, channel in config.alerts.channels.items():
+        if channel.python is not None:
+            try:
+                load_callable(channel.python.callable)
+            except ConfigError as error:
+                problems.append(f"  alerts.channels.{name}.python.callable: {error}")
     return tuple(problems)
 
 

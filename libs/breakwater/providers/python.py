@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import json
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from operator import attrgetter
 from typing import Any, Literal
 
 import structlog
 from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import from_json
 
+from breakwater.callables import load_callable
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import ProgramFailure, TransportFailure
 from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, Provider
@@ -81,16 +80,7 @@ class PythonSettings(LocalSettings):
 
 
 def _load(name: str) -> AgentCallable:
-    module_name, _, path = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the module is the operator's own, and may raise anything
-        what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"the callable {name!r}: the module {module_name} can't be imported: {what}") from error
-    try:
-        found: Any = attrgetter(path)(module)
-    except AttributeError as error:
-        raise ConfigError(f"the callable {name!r}: the module {module_name} has no {path}") from error
+    found = load_callable(name)
     kind: type[Any] = type(found)
     if not (inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(getattr(kind, "__call__", None))):  # noqa: B004  looked at, not called
         raise ConfigError(f"the callable {name!r} is not async; write it with `async def`")

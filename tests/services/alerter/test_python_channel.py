@@ -165,7 +165,7 @@ def test_a_callable_that_can_not_be_loaded_is_named_by_its_setting(
 def test_a_module_that_is_not_there_is_named() -> None:
     config = config_of(channels={"own": {"python": {"callable": "nothing.of.ours:tell"}}})
     with pytest.raises(
-        ConfigError, match=r"alerts\.channels\.own\.python\.callable: the module nothing\.of\.ours can't"
+        ConfigError, match=r"alerts\.channels\.own\.python\.callable: the callable 'nothing\.of\.ours:tell': the module"
     ):
         channels_of(config.alerts, posts=_none, now=lambda: AT)
 

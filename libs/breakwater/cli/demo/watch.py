@@ -56,5 +56,5 @@ async def watching(nats_url: str) -> AsyncGenerator[Tally]:
     async with connect.bus(nats_url, patient=True) as client:
         for kind in ("executions", "attempts", "breakers"):
             await client.subscribe(f"bw.{kind}.>", cb=hear)
-        await client.flush()
+        await connect.subscribed(client)
         yield tally

@@ -1,0 +1,30 @@
+"""Callables that the config names, as `module:name`: agents and channels of alerts that are Python."""
+
+from __future__ import annotations
+
+import importlib
+from operator import attrgetter
+from typing import Any
+
+from breakwater.errors import ConfigError
+
+
+def load_callable(name: str) -> Any:
+    """Imports what `module:name` stands for, with dots in either part.
+
+    Raises:
+        ConfigError: the module can't be imported, has no such name, or that can't be called.
+    """
+    module_name, _, path = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the module is the operator's own, and may raise anything
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"the callable {name!r}: the module {module_name} can't be imported: {what}") from error
+    try:
+        found: Any = attrgetter(path)(module)
+    except AttributeError as error:
+        raise ConfigError(f"the callable {name!r}: the module {module_name} has no {path}") from error
+    if not callable(found):
+        raise ConfigError(f"the callable {name!r} is {type(found).__name__}, and can't be called")
+    return found
