@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import structlog
 from pydantic import ValidationError
 
-from breakwater.bus.delivery import Delivery
+from breakwater.bus.delivery import Delivery, still_held
 from breakwater.bus.errors import BusError, PublishRefused
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Pull
@@ -27,8 +27,12 @@ from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.subjects import Header
+from breakwater.incidents import IncidentLog
 from breakwater.metrics import ChannelMetrics
+from breakwater.policy.alert_rules import UNDELIVERABLE
+from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelRules, Held, Message, message_id, next_message
+from breakwater.policy.signals import channel_works
 from breakwater.telemetry import Outage
 from services.alerter.channel import Channel, SendError
 from services.alerter.notes import Gone, Posts
@@ -41,6 +45,7 @@ HEARTBEAT_S = 6.0
 RETRY_DEAD_BUS_S = 1.0
 GONE_LOOK_S = 15.0
 TOLD_KEPT = 5_000
+_LONG_AGO = datetime.fromtimestamp(0, UTC)
 LAST_WORD_S = 4.0
 """How long a message may still take when this process is told to stop."""
 
@@ -54,12 +59,16 @@ class Schedule:
     max_retry_after_s: float = 3600.0
     give_up_s: float = 3600.0
     """After the first failure of a message that a later try may mend."""
-    tries_if_permanent: int = 3
-    """More than one, as a receiver that is being deployed may say 404 for a moment."""
+    tries_if_permanent: int = 4
+    """More than one, as a receiver that is being deployed may say 404 for half a minute."""
 
     def backoff_s(self, failures: int) -> float:
         """The wait after so many failures in a row (from 1): doubling, up to the ceiling."""
         return min(self.first_s * 2.0 ** min(failures - 1, 64), self.max_s)
+
+    def refused_s(self, failures: int) -> float:
+        """The wait after so many refusals (from 1): 2, 8, 32 s."""
+        return min(self.first_s * 4.0 ** min(failures, 64), self.max_s)
 
     def pause_s(self, failure: SendError) -> float:
         """How long the receiver asked not to be called at all."""
@@ -71,9 +80,9 @@ PATIENT = Schedule()
 
 
 class _Composed:
-    """A message on its way."""
+    """A message on its way, and the deliveries of the alerts that it tells of, by their ids."""
 
-    def __init__(self, message: Message, deliveries: list[Delivery], *, counts: bool, again: bool = False) -> None:
+    def __init__(self, message: Message, deliveries: dict[str, Delivery], *, counts: bool, again: bool = False) -> None:
         self.message = message
         self.deliveries = deliveries
         self.counts = counts
@@ -95,6 +104,8 @@ class Courier:
         posts: Posts,
         gone: Gone,
         publisher: Publisher,
+        incidents: IncidentLog,
+        incident_rules: IncidentRules,
         metrics: ChannelMetrics,
         now: Callable[[], datetime],
         *,
@@ -104,28 +115,33 @@ class Courier:
     ) -> None:
         self._channel, self._rules, self._pull = channel, rules, pull
         self._posts, self._gone, self._publisher = posts, gone, publisher
+        self._incidents, self._incident_rules = incidents, incident_rules
         self._metrics, self._now, self._clock = metrics, now, clock
         self._most, self._schedule = most, schedule
-        self._held: dict[int, tuple[Delivery, Alert]] = {}
-        self._posted: set[str] = set()
+        self._held: dict[str, tuple[Delivery, Alert]] = {}
+        self._posted: dict[str, datetime] = {}
         self._on_the_way: list[_Composed] = []
         self._sent: deque[datetime] = deque()
         self._not_before = 0.0
         self._failures = 0
         self._is_gone, self._gone_known_until = False, 0.0
+        self._idle_s = IDLE_S
+        self._told: dict[str, None] = {}
         self._outage = Outage(f"alert channel {channel.name}")
         self._bus = Outage(f"bus, for alert channel {channel.name}")
-        self._idle_s = IDLE_S
-        self._told: dict[int, None] = {}
 
     @property
     def held(self) -> int:
         """How many alerts wait."""
-        return len(self._held) + sum(len(one.deliveries) for one in self._on_the_way)
+        return len(self._held) + sum(len(one.deliveries) for one in self._on_the_way if not one.again)
 
     def take_again(self, delivery: Delivery, message: Message) -> None:
         """Takes a message that was given up, and that somebody wants to be tried once more."""
-        self._on_the_way.append(_Composed(message, [delivery], counts=False, again=True))
+        for composed in self._on_the_way:
+            if composed.again and message_id(composed.message) == message_id(message):
+                composed.deliveries = {message_id(message): delivery}  # delivered again, while it waits here
+                return
+        self._on_the_way.append(_Composed(message, {message_id(message): delivery}, counts=True, again=True))
 
     async def run(self) -> None:
         """For ever: fetches what is to be told, and tells it."""
@@ -152,9 +168,7 @@ class Courier:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             held = [delivery for delivery, _ in self._held.values()]
-            for delivery in held + [one for composed in self._on_the_way for one in composed.deliveries]:
-                with suppress(BusError, OSError):
-                    await delivery.in_progress()
+            await still_held(held + [one for composed in self._on_the_way for one in composed.deliveries.values()])
 
     async def _fetch(self, wait_s: float) -> None:
         room = self._most - self.held
@@ -165,15 +179,6 @@ class Courier:
             await self._take(delivery)
 
     async def _take(self, delivery: Delivery) -> None:
-        if delivery.sequence in self._told:
-            # The server has not heard that it was acknowledged.
-            await delivery.ack_sync()
-            return
-        for composed in self._on_the_way:
-            for place, one in enumerate(composed.deliveries):
-                if not composed.again and one.sequence == delivery.sequence:
-                    composed.deliveries[place] = delivery
-                    return
         try:
             alert = Alert.model_validate_json(delivery.data)
         except ValidationError as error:
@@ -183,82 +188,135 @@ class Courier:
             )
             await delivery.ack_sync()
             return
-        if self._channel.updates and alert.change != "opened" and await self._posts.get(alert.incident_id):
-            self._posted.add(alert.incident_id)
-        self._held[delivery.sequence] = (delivery, alert)
+        if alert.alert_id in self._told:
+            # The server has not heard that it was acknowledged.
+            await delivery.ack_sync()
+            return
+        for composed in self._on_the_way:
+            if not composed.again and alert.alert_id in composed.deliveries:
+                composed.deliveries[alert.alert_id] = delivery
+                return
+        unknown = self._channel.updates and alert.change != "opened" and alert.incident_id not in self._posted
+        if unknown and await self._posts.get(alert.incident_id):
+            self._posted[alert.incident_id] = _LONG_AGO
+        self._held[alert.alert_id] = (delivery, alert)
 
     async def _step(self) -> float:
         """Tells one message, if there is one to tell; and returns how long to wait before the next one."""
-        if await self._nobody_wants_it():
-            return await self._give_all_up()
+        gone = await self._nobody_wants_it()
+        if gone and (left_s := await self._give_all_up()) is not None:
+            return left_s
         pause_s = self._not_before - self._clock()
         if pause_s > 0:
             return pause_s
-        composed = self._due() or await self._compose()
+        # What somebody asks for once more comes after what nobody has heard yet, and within the channel's limit.
+        composed = (None if gone else self._due() or await self._compose()) or self._due(again=True)
         if composed is None:
-            waits = [one.not_before - self._clock() for one in self._on_the_way]
+            waits = [one.not_before - self._clock() for one in self._on_the_way if not one.again]
             return max(0.0, min([self._idle_s, *waits]))
         await _to_its_end(self._send(composed))
         return max(0.0, self._not_before - self._clock())
 
-    def _due(self) -> _Composed | None:
-        due = [one for one in self._on_the_way if one.not_before <= self._clock()]
+    def _due(self, *, again: bool = False) -> _Composed | None:
+        if again and not self._room_for_one():
+            return None
+        due = [one for one in self._on_the_way if one.again == again and one.not_before <= self._clock()]
         return min(due, key=lambda one: one.not_before, default=None)
+
+    def _room_for_one(self) -> bool:
+        limit = self._rules.route.rate_limit
+        if limit is None:
+            return True
+        since = self._now() - timedelta(seconds=limit.within_s)
+        return sum(at > since for at in self._sent) < limit.messages
 
     async def _compose(self) -> _Composed | None:
         # An incident of which something is on its way waits for that: people hear of it in order.
-        busy = {incident for one in self._on_the_way for incident in _incidents(one.message)}
-        held = [Held(seq, alert, delivery.published_at) for seq, (delivery, alert) in sorted(self._held.items())]
-        held = [one for one in held if one.alert.incident_id not in busy]
+        busy = {incident for one in self._on_the_way if not one.again for incident in _incidents(one.message)}
+        ordered = sorted(self._held.values(), key=lambda one: (one[0].published_at, one[0].sequence))
+        ids = [alert.alert_id for _, alert in ordered]
+        held = [
+            Held(place, alert, delivery.published_at)
+            for place, (delivery, alert) in enumerate(ordered)
+            if alert.incident_id not in busy
+        ]
         limit = self._rules.route.rate_limit
         now = self._now()
         while limit is not None and self._sent and self._sent[0] <= now - timedelta(seconds=limit.within_s):
             self._sent.popleft()
         decided = next_message(held, self._rules, now, sent=tuple(self._sent), posted=self._posted)
-        for sequence in decided.skip:
-            delivery, _ = self._held.pop(sequence)
+        for place in decided.skip:
+            delivery, _ = self._held.pop(ids[place])
             await delivery.ack_sync()
         self._idle_s = IDLE_S if decided.at is None else max(0.0, (decided.at - now).total_seconds())
         if decided.tell is None:
             return None
-        deliveries = [self._held.pop(sequence)[0] for sequence in decided.covers]
+        deliveries = {ids[place]: self._held.pop(ids[place])[0] for place in decided.covers}
         composed = _Composed(decided.tell, deliveries, counts=decided.counts)
         self._on_the_way.append(composed)
         return composed
 
     async def _send(self, composed: _Composed) -> None:
+        message = self._as_it_is_now(composed.message) if composed.again else composed.message
         try:
-            await self._channel.send(composed.message)
+            await self._sent_once(message)
         except SendError as failure:
             self._metrics.failed()
             self._not_before = self._clock() + self._channel.interval_s
             await self._after_failure(composed, failure)
             return
+        self._metrics.sent()
         self._not_before = self._clock() + self._channel.interval_s
         self._failures = 0
         self._outage.worked()
-        self._metrics.sent()
-        if composed.counts and not composed.again:
+        if composed.counts:
             self._sent.append(self._now())
-        if self._channel.updates and isinstance(composed.message, Alert):
-            self._remember(composed.message)
+        if self._channel.updates and isinstance(message, Alert):
+            self._remember(message)
         await self._done(composed)
+        await self._channel_works(message_id(message))
+
+    async def _sent_once(self, message: Message) -> None:
+        try:
+            await self._channel.send(message)
+        except (SendError, BusError):
+            raise
+        except Exception as error:
+            # What nobody foresaw of one message must not hold up all others for ever.
+            structlog.get_logger().exception("alert_not_sent", channel=self._channel.name, alert_id=message_id(message))
+            raise SendError(f"it can't be sent ({type(error).__name__})", permanent=True) from error
+
+    def _as_it_is_now(self, message: Message) -> Message:
+        """What was given up may be long over: people are told of an incident as it is."""
+        newest = self._incidents.incidents.get(message.incident_id) if isinstance(message, Alert) else None
+        return message if newest is None else newest
 
     def _remember(self, alert: Alert) -> None:
-        self._posted.add(alert.incident_id)
+        self._posted[alert.incident_id] = self._now()
         if alert.status == "resolved":
             # Should it come back, the note on the bus tells.
-            self._posted.discard(alert.incident_id)
+            del self._posted[alert.incident_id]
+
+    async def _channel_works(self, source_id: str) -> None:
+        works = channel_works(self._channel.name, source_id, self._now())
+        if self._is_gone:
+            await self._gone.note(False)
+            self._is_gone = False
+        dead = self._incidents.incidents.of(works.key)
+        if dead is not None and dead.status != "resolved":
+            await self._incidents.tell(works, self._incident_rules)
 
     async def _after_failure(self, composed: _Composed, failure: SendError) -> None:
         clock = self._clock()
         composed.failures += 1
         composed.first_failed_at = composed.first_failed_at or clock
-        composed.not_before = clock + self._schedule.backoff_s(composed.failures)
         if failure.gone:
             await self._receiver_is_gone(failure)
+            if composed.again:
+                await self._give_up(composed, str(failure))
             return
         if failure.permanent:
+            composed.not_before = clock + self._schedule.refused_s(composed.failures)
             if composed.failures >= self._schedule.tries_if_permanent:
                 await self._give_up(composed, str(failure))
             return
@@ -267,17 +325,18 @@ class Courier:
         self._failures += 1
         pause_s = max(self._schedule.pause_s(failure), min(self._schedule.backoff_s(self._failures), 30.0))
         self._not_before = max(self._not_before, clock + pause_s)
-        composed.not_before = max(composed.not_before, self._not_before)
+        composed.not_before = max(clock + self._schedule.backoff_s(composed.failures), self._not_before)
         if clock - composed.first_failed_at >= self._schedule.give_up_s:
             await self._give_up(composed, str(failure))
 
     async def _receiver_is_gone(self, failure: SendError) -> None:
-        structlog.get_logger().error(
-            "alert_channel_disabled",
-            channel=self._channel.name,
-            error=str(failure),
-            what_to_do=f"mend it in the config, or `breakwater alerts test {self._channel.name}` when it is back",
-        )
+        if not self._is_gone:
+            structlog.get_logger().error(
+                "alert_channel_disabled",
+                channel=self._channel.name,
+                error=str(failure),
+                what_to_do=f"mend it in the config, or `breakwater alerts test {self._channel.name}` when it is back",
+            )
         await self._gone.note(True)
         self._is_gone, self._gone_known_until = True, self._clock() + GONE_LOOK_S
 
@@ -287,38 +346,45 @@ class Courier:
             self._gone_known_until = self._clock() + GONE_LOOK_S
         return self._is_gone
 
-    async def _give_all_up(self) -> float:
-        """Every alert becomes a dead letter: nobody is called who said that he is gone, and nothing is lost."""
+    async def _give_all_up(self) -> float | None:
+        """Every alert becomes a dead letter: nobody is called who said that he is gone, and nothing is lost.
+
+        Returns:
+            How long to wait; None where somebody has asked to try once more.
+        """
         error = "the receiver said that it is gone (410): the channel is disabled"
-        while (composed := next(iter(self._on_the_way), None) or await self._compose()) is not None:
+        while True:
+            composed = next((one for one in self._on_the_way if not one.again), None) or await self._compose()
+            if composed is None:
+                return None if any(one.again for one in self._on_the_way) else self._idle_s
             await self._give_up(composed, error)
             if composed in self._on_the_way:
                 return self._schedule.max_s  # the letter was refused
-        return self._idle_s
 
     async def _give_up(self, composed: _Composed, error: str) -> None:
         name, identity = self._channel.name, message_id(composed.message)
-        failures = max(composed.failures, 0)
+        deliveries = tuple(composed.deliveries.values())
+        tried = f"tried {composed.failures} time{'' if composed.failures == 1 else 's'}"
         letter = DeadLetter(
             reason="undeliverable",
             agent=composed.message.agent if isinstance(composed.message, Alert) else None,
-            error=f"{name}: {error} (tried {failures} time{'' if failures == 1 else 's'})",
-            stream=composed.deliveries[0].stream,
-            subject=composed.deliveries[0].subject,
-            sequence=max(delivery.sequence for delivery in composed.deliveries),
+            error=f"{name}: {error} ({tried})",
+            stream=deliveries[0].stream,
+            subject=deliveries[0].subject,
+            sequence=max(delivery.sequence for delivery in deliveries),
             headers={
                 Header.CHANNEL.value: name,
                 Header.CE_ID.value: identity,
-                Header.INCIDENT.value: composed.message.key if isinstance(composed.message, Alert) else "",
+                Header.INCIDENT.value: _about(composed),
             },
             payload_base64=base64.b64encode(composed.message.json_bytes()).decode(),
             at=self._now(),
         )
         # One that was tried again and given up again is another letter.
-        tried = f"/{composed.deliveries[0].sequence}" if composed.again else ""
+        another = f"/{deliveries[0].sequence}" if composed.again else ""
         subject = subjects.dead_letter(letter.reason, letter.agent or "unknown")
         try:
-            await self._publisher.event(subject, letter, id=f"dlq/{name}/{identity}{tried}", at=letter.at)
+            await self._publisher.event(subject, letter, id=f"dlq/{name}/{identity}{another}", at=letter.at)
         except PublishRefused as refusal:
             # It is tried on: a letter that can't be kept must not be the end of an alert.
             composed.not_before = self._clock() + self._schedule.max_s
@@ -326,15 +392,15 @@ class Courier:
             return
         self._metrics.given_up()
         structlog.get_logger().error(
-            "alert_undeliverable", channel=name, alert_id=identity, failures=failures, error=error
+            "alert_undeliverable", channel=name, alert_id=identity, failures=composed.failures, error=error
         )
         await self._done(composed)
 
     async def _done(self, composed: _Composed) -> None:
         self._on_the_way.remove(composed)
-        for delivery in composed.deliveries:
+        for alert_id, delivery in composed.deliveries.items():
             if not composed.again:
-                self._told[delivery.sequence] = None
+                self._told[alert_id] = None
             await delivery.ack_sync()
         while len(self._told) > TOLD_KEPT:
             del self._told[next(iter(self._told))]
@@ -344,6 +410,15 @@ def _incidents(message: Message) -> tuple[str, ...]:
     if isinstance(message, AlertDigest):
         return tuple(one.incident_id for one in message.alerts)
     return (message.incident_id,)
+
+
+def _about(composed: _Composed) -> str:
+    """The incident that did not become known; of a digest, that channels are dead where it says nothing else."""
+    if composed.again:
+        return UNDELIVERABLE  # somebody tried it, and knows
+    if isinstance(composed.message, Alert):
+        return composed.message.key
+    return UNDELIVERABLE if all(one.key.startswith(UNDELIVERABLE) for one in composed.message.alerts) else ""
 
 
 async def _to_its_end(sending: Coroutine[Any, Any, None]) -> None:

@@ -99,6 +99,8 @@ class Duty:
             Posts(bus.lookup, bus.publisher, channel.name),
             Gone(bus.lookup, bus.publisher, channel.name, channel.fingerprint),
             bus.publisher,
+            self._log,
+            self._rules,
             self._metrics.of(channel.name),
             self._now,
             most=ALERTS_HELD,
@@ -109,12 +111,17 @@ class Duty:
         return Gathering(self._log, self._rules, Pull(self._bus.connection, stream, durable), time.monotonic)
 
     async def _restore(self, baselines: Baselines, usual: Usual) -> None:
-        try:
-            for agent, saved in (await usual.all()).items():
-                baselines.restore(agent, saved)
-        except BusError as error:
-            # Without it agents are learnt anew, and nothing is called unusual before that.
-            structlog.get_logger().warning("usual_figures_not_read", error=str(error))
+        # Nothing is done before that: what is not known here would be saved over what is.
+        while True:
+            try:
+                found = await usual.all()
+                break
+            except BusError as error:
+                self._outage.failed(error)
+                await asyncio.sleep(AGAIN_S)
+        self._outage.worked()
+        for agent, saved in found.items():
+            baselines.restore(agent, saved)
 
     async def _save(self, baselines: Baselines, usual: Usual) -> None:
         unsaved: dict[str, bytes] = {}

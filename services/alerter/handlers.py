@@ -10,7 +10,7 @@ import structlog
 from pydantic import ValidationError
 
 from breakwater.bus.deadletter import dead_letter
-from breakwater.bus.delivery import Delivery, heartbeat
+from breakwater.bus.delivery import Delivery, heartbeat, still_held
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Pull
@@ -21,7 +21,7 @@ from breakwater.contracts.subjects import Header, decode_token
 from breakwater.incidents import IncidentLog
 from breakwater.policy.alert_rules import AnomalyRules, began_with
 from breakwater.policy.incidents import IncidentRules, due, due_at
-from breakwater.policy.signals import Over, Raised, Signal, of_dead_letter, of_execution, signals_of
+from breakwater.policy.signals import Over, Raised, Signal, key_of, of_dead_letter, of_execution, signals_of
 from breakwater.telemetry import Outage
 from services.alerter.baselines import Baselines
 
@@ -30,6 +30,8 @@ SWEEP_S = 1.0
 REPEATS_EVERY_S = 10.0
 """An incident that happens again and again is told of so often, with how often it happened."""
 
+FIRST_AFTER_S = 2.0
+BEAT_S = 6.0
 FETCHED = 500
 MOST_GATHERED = 2_000
 
@@ -84,17 +86,31 @@ class _Heard:
         self.left = left
 
 
+class _Waiting:
+    """What waits to be told of one incident."""
+
+    __slots__ = ("events", "signal", "since")
+
+    def __init__(self, signal: Raised, since: float) -> None:
+        self.signal = signal
+        self.since = since
+        self.events: list[_Heard] = []
+
+
 class Gathering:
     """Events that come with every job: what they say is told together, so that a thousand failures are no flood.
 
-    What opens an incident is told at once; what repeats it, every ten seconds. An event is acknowledged once all that
-    it says is told. Where this process dies between the two, another one hears of it again, and counts it twice.
+    What opens an incident is told after two seconds, as it may be that a breaker opens by it, which says more; what
+    repeats it, every ten seconds. An event is acknowledged once all that it says is told. Where this process dies
+    between the two, another one hears of it again, and counts it twice.
     """
 
     def __init__(self, log: IncidentLog, rules: IncidentRules, pull: Pull, clock: Callable[[], float]) -> None:
         self._log, self._rules, self._pull, self._clock = log, rules, pull, clock
-        self._waiting: dict[str, tuple[Raised, list[_Heard]]] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        self._held: dict[int, _Heard] = {}
         self._told_at: dict[str, float] = {}
+        self._beaten = clock()
         self._outage = Outage("telling of incidents")
 
     async def run(self, heard: Callable[[Delivery], Sequence[Raised]]) -> None:
@@ -108,6 +124,7 @@ class Gathering:
                 try:
                     await self._gather(await self._pull.fetch(FETCHED, SWEEP_S), heard)
                     await self._tell()
+                    await self._beat()
                     self._outage.worked()
                 except BusError as error:
                     self._outage.failed(error)
@@ -117,35 +134,68 @@ class Gathering:
 
     async def _gather(self, deliveries: Sequence[Delivery], heard: Callable[[Delivery], Sequence[Raised]]) -> None:
         for delivery in deliveries:
+            known = self._held.get(delivery.sequence)
+            if known is not None:
+                # Delivered again while it waits here: it is counted already.
+                known.delivery = delivery
+                continue
             try:
                 raised = [signal for signal in heard(delivery) if signal.event in self._rules.on_events]
             except ValidationError as error:
                 # The sink, or whoever keeps what can't be read, has it: it is no alert.
                 structlog.get_logger().warning("event_unreadable", subject=delivery.subject, error=error.title)
                 raised = []
-            if not raised:
-                await delivery.ack()
             told = _Heard(delivery, len(raised))
             for signal in raised:
-                if signal.key in self._waiting:
-                    before, events = self._waiting[signal.key]
-                    events.append(told)
-                    self._waiting[signal.key] = (signal.after(before), events)
+                waiting = self._waiting.get(signal.key)
+                if waiting is None:
+                    waiting = self._waiting[signal.key] = _Waiting(signal, self._clock())
                 else:
-                    self._waiting[signal.key] = (signal, [told])
+                    waiting.signal = signal.after(waiting.signal)
+                waiting.events.append(told)
+            if not raised or len(self._held) >= MOST_GATHERED:
+                # Beyond what memory is for, a count is lost with this process, and not the incident.
+                told.left = 0
+                await delivery.ack()
+            else:
+                self._held[delivery.sequence] = told
 
     async def _tell(self) -> None:
         now = self._clock()
         self._told_at = {key: at for key, at in self._told_at.items() if now - at < REPEATS_EVERY_S}
-        everything = sum(len(events) for _, events in self._waiting.values()) >= MOST_GATHERED
-        for key in [key for key in self._waiting if everything or key not in self._told_at]:
-            await self._log.tell(self._waiting[key][0], self._rules)
-            _, events = self._waiting.pop(key)
+        for key, waiting in list(self._waiting.items()):
+            if key in self._told_at or now - waiting.since < FIRST_AFTER_S:
+                continue
+            if not self._told_by_a_breaker(waiting.signal):
+                await self._told(waiting.signal)
+            del self._waiting[key]
             self._told_at[key] = now
-            for event in events:
+            for event in waiting.events:
                 event.left -= 1
-                if not event.left:
+                if event.left == 0:
+                    self._held.pop(event.delivery.sequence, None)
                     await event.delivery.ack()
+
+    async def _told(self, signal: Raised) -> None:
+        try:
+            await self._log.tell(signal, self._rules)
+        except ValidationError as error:
+            # What an event names may be longer than an alert's names: better one alert less than none after it.
+            structlog.get_logger().error("alert_impossible", key=signal.key, error=error.title)
+
+    def _told_by_a_breaker(self, signal: Raised) -> bool:
+        """Whether it only says that jobs of an agent fail whose breaker is open: that is an incident already."""
+        if signal.event not in {"retries_exhausted", "job_dead_lettered"} or not signal.model:
+            return False
+        provider = f"{signal.model.partition('/')[0]}/*"
+        places = ((signal.agent, signal.model), ("*", signal.model), ("*", provider))
+        breakers = (self._log.incidents.of(key_of("breaker_open", *place)) for place in places)
+        return any(one is not None and one.status != "resolved" for one in breakers)
+
+    async def _beat(self) -> None:
+        if self._clock() - self._beaten >= BEAT_S:
+            self._beaten = self._clock()
+            await still_held([event.delivery for event in self._held.values()])
 
 
 def of_executions(
@@ -212,7 +262,7 @@ class Sweep:
         """The end of an anomaly that was told, and of which the figures that were saved know nothing."""
         if began_with(alert) != "agent_anomaly" or alert.ends_at is not None:
             return None
-        _, agent, measure = alert.key.split("/")
+        agent, measure = alert.key.split("/")[1:3]
         if measure in self._baselines.unusual(decode_token(agent)):
             return None
         return Over(

@@ -23,7 +23,8 @@ from services.alerter.slack_refusals import CannotBeUpdatedError, api_refusal
 from services.alerter.wording import Wording
 
 _CHANNEL_ID = re.compile(r"[CDG][A-Z0-9]+")
-_TOLD_AGAIN = frozenset({"repeated", "reopened", "reminded"})
+_TOLD_AGAIN = frozenset({"repeated", "reopened"})
+_FIRST_REPLIES = 10
 
 
 class Posts(Protocol):
@@ -78,6 +79,8 @@ class SlackBot:
         self._now = now
         self._unsaved: dict[str, str] = {}
         """Messages that were posted but could not be remembered: a retry updates them."""
+        self._replied: dict[str, int] = {}
+        """How often an incident had happened when its thread was last told so."""
         self._session: aiohttp.ClientSession | None = None
         self._client: AsyncWebClient | None = None
 
@@ -145,8 +148,19 @@ class SlackBot:
         if incident_id in self._unsaved:
             await self._posts.put(incident_id, ts)
             del self._unsaved[incident_id]
-        if known and message.change in _TOLD_AGAIN:
+        if known and self._worth_a_reply(message):
             await self._post(slack_message(self._wording.again(message)), thread_ts=ts)
+            self._replied[incident_id] = message.count
+        if message.status == "resolved":
+            self._replied.pop(incident_id, None)
+
+    def _worth_a_reply(self, alert: Alert) -> bool:
+        """That it happened again is worth a word when it has happened twice as often as when there was one last."""
+        if alert.change == "reminded":
+            return True
+        # Another process may have replied before; who does not know begins with what is said now.
+        told = self._replied.setdefault(alert.incident_id, 1 if alert.count <= _FIRST_REPLIES else alert.count)
+        return alert.change in _TOLD_AGAIN and alert.count >= 2 * told
 
     async def _post(self, shown: Mapping[str, Any], thread_ts: str | None = None) -> str:
         thread = {} if thread_ts is None else {"thread_ts": thread_ts}

@@ -11,6 +11,7 @@ from breakwater.bus.errors import BusError
 from breakwater.contracts.alerts import Alert, ChannelTest
 from breakwater.contracts.subjects import decode_token
 from services.alerter.channel import Channel, SendError
+from services.alerter.channels import TEST
 from services.alerter.notes import Gone
 
 PATIENCE_S = 15.0
@@ -46,7 +47,7 @@ class Trial:
 
 def test_alert(channel: str, at: datetime) -> Alert:
     """What a test looks like: an alert that says that nothing is wrong."""
-    identity = f"test_{uuid4().hex}"
+    identity = f"{TEST}{uuid4().hex}"
     return Alert(
         alert_id=identity,
         incident_id=identity,

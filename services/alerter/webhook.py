@@ -124,14 +124,14 @@ def envelope(message: Alert | AlertDigest, link: Link | None) -> bytes:
         "timestamp": format_time(message.at),
         "data": message.model_dump(mode="json"),
     }
-    if link is not None and isinstance(message, Alert):
-        filled["link"] = link(message.incident_id, message.at)
+    if link is not None and isinstance(message, Alert) and (url := link(message.incident_id, message.at)):
+        filled["link"] = url
     return orjson.dumps(filled)
 
 
 def _secret(ref: SecretRef, place: str) -> str:
     secret = secret_of(ref, place)
-    problem = f"{place}: must be {_PREFIX} and a key in base64; `openssl rand -base64 32` makes a key"
+    problem = f"{place}: must be {_PREFIX} and a key in base64; `echo whsec_$(openssl rand -base64 32)` makes one"
     if not secret.startswith(_PREFIX):
         raise ConfigError(problem)
     try:

@@ -26,6 +26,7 @@ LEASE_S = 1.5
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_module, "LEASE_S", LEASE_S)
     monkeypatch.setattr(turn_module, "RENEW_S", 0.2)
+    monkeypatch.setattr(turn_module, "STOP_S", 0.4)
     monkeypatch.setattr(turn_module, "WATCH_S", 0.05)
 
 

@@ -80,6 +80,7 @@ ALERT = Alert(
 DIGEST = AlertDigest(
     digest_id="digest_i",
     why="quiet_hours",
+    severity="critical",
     held_from=NOW,
     held_until=NOW,
     counts={"breaker_open": 1},

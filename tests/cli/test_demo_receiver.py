@@ -37,6 +37,7 @@ CLOSED = ALERT.model_copy(
 DIGEST = AlertDigest(
     digest_id="digest_1",
     why="rate_limit",
+    severity="critical",
     held_from=AT,
     held_until=AT,
     counts={"guard_tripped": 1, "breaker_closed": 1},
@@ -44,6 +45,7 @@ DIGEST = AlertDigest(
         HeldBack(
             alert_id=f"alert_{number}_1",
             incident_id=f"inc_{number}",
+            key="breaker_open/writer/gpt",
             event="guard_tripped",
             severity="critical",
             status="pending",

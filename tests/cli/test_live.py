@@ -193,7 +193,7 @@ async def test_agents_shows_health_runs_and_spend_as_they_are_now(run: Run, plan
         counts = [
             (one["figures"] or {}).get(name) for one in (breaking, spender) for name in ("executions", "attempts")
         ]
-        settled = all(counts) and spender["spent_today"] != NOTHING
+        settled = counts[0] == 2 and all(counts) and spender["spent_today"] != NOTHING
         return agents if breaking["health"] == "unhealthy" and settled else None
 
     agents = await until(opened, what="the breaker to open, the spend to be settled, the rows to be there")

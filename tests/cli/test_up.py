@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -17,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from tests.servers import RunningServer
 
@@ -142,6 +144,28 @@ def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data(up: C
 
     until(stored)
     assert again.stop(signal.SIGINT) == 130
+
+
+def test_a_channel_of_alerts_can_be_tested_and_says_why_nothing_arrives(up: Callable[..., Up], tmp_path: Path) -> None:
+    channel = {"webhook": {"url": "http://127.0.0.1:9/", "secret": {"env": "HOOK_SECRET"}}}
+    document = yaml.safe_load(EXAMPLE.read_text())
+    document["alerts"] = {"channels": {"ops": channel}}
+    config = tmp_path / "alerts.yaml"
+    config.write_text(yaml.safe_dump(document))
+    secret = "whsec_" + base64.b64encode(b"only for the tests of the stack").decode()
+    one = up("--simulate", config=config, HOOK_SECRET=secret)
+    one.ready()
+    command = [sys.executable, "-m", "breakwater.cli", "alerts", "test", "ops", "--data", str(one.data), "--json"]
+
+    def told() -> dict[str, Any] | None:
+        # The alerter may still be starting.
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        return json.loads(answer.stdout) if answer.returncode == 1 else None
+
+    answer = until(told, 120)
+    assert (answer["channel"], answer["delivered"]) == ("ops", False)
+    assert "alerts.allow_networks" in answer["error"]
+    assert one.stop() == 143
 
 
 def test_a_killed_stack_leaves_no_process_behind(up: Callable[..., Up]) -> None:

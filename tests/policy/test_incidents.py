@@ -69,6 +69,17 @@ def test_what_nobody_wants_to_be_told_opens_nothing_and_its_end_is_no_news() -> 
     assert decide(over(), None, rules) is None
 
 
+def test_an_event_that_is_heard_again_undoes_nobodys_decision() -> None:
+    alert = then(resolve(opened(), "ann", None, after(minutes=2)))
+    assert decide(raised(), alert, RULES) is None
+
+
+def test_an_incident_keeps_the_way_to_people_that_it_was_opened_with() -> None:
+    alert = opened(agent="writer", tenant="a")
+    again = then(decide(raised("e3", agent="tagger", tenant="b"), alert, RULES))
+    assert (again.agent, again.tenant) == ("writer", "a")
+
+
 def test_it_happens_again_while_it_is_open_and_is_counted() -> None:
     alert = then(decide(raised("e3", after(minutes=5), text="Worse.", times=3), opened(), RULES))
     assert (alert.change, alert.count, alert.version, alert.text) == ("repeated", 4, 2, "Worse.")
@@ -130,7 +141,11 @@ def test_somebody_resolves_it_by_hand() -> None:
         "ann",
         "false alarm",
     )
-    assert alert.text == "Nothing to do."
+    # That somebody says so mends nothing.
+    assert alert.text == (
+        "It happened once, from 2026-11-21 10:00:00 UTC to 2026-11-21 10:02:00 UTC. "
+        "What caused it may be so still: It is."
+    )
     assert resolve(alert, "bob", None, after(minutes=3)) is None
     assert acknowledge(alert, "bob", None, after(minutes=3)) is None
 

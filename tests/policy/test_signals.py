@@ -10,7 +10,7 @@ from breakwater.contracts.events import BreakerState, BreakerTransition, BudgetE
 from breakwater.contracts.execution import Execution
 from breakwater.contracts.types import nano_from_usd
 from breakwater.policy.alert_texts import money_text
-from breakwater.policy.signals import Over, Raised, of_dead_letter, of_execution, signals_of
+from breakwater.policy.signals import Over, Raised, channel_works, of_dead_letter, of_execution, signals_of
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 UNTIL = datetime(2026, 11, 21, 10, 1, 0, tzinfo=UTC)
@@ -504,7 +504,15 @@ def test_alerts_that_do_not_arrive_are_an_incident_of_their_channel_of_which_it_
     headers = {"Breakwater-Channel": "ops", "Breakwater-Incident": "breaker_open/writer/gpt"}
     unsent = letter(stream="ALERTS", reason="undeliverable", agent="writer", error="ops: gone", headers=headers)
     [said] = of_dead_letter(unsent, "y")
-    assert (said.key, said.title) == ("job_dead_lettered/undeliverable/ops", "Alerts do not arrive: channel ops")
+    assert (said.key, said.title) == ("job_dead_lettered//undeliverable/ops", "Alerts do not arrive: channel ops")
     assert "`breakwater alerts replay --channel=ops`" in said.text
-    again = unsent.model_copy(update={"headers": headers | {"Breakwater-Incident": said.key}})
-    assert of_dead_letter(again, "z") == ()
+    assert not said.fades
+    assert channel_works("ops", "alert_1", AT).ends(said.key)
+    other = {"Breakwater-Channel": "other", "Breakwater-Incident": said.key}
+    for dead in (headers | {"Breakwater-Incident": said.key}, other):
+        assert of_dead_letter(unsent.model_copy(update={"headers": dead}), "z") == ()
+
+
+def test_a_letter_of_an_agent_that_can_not_be_one_is_told_all_the_same() -> None:
+    [said] = of_dead_letter(letter(agent="x" * 129), "y")
+    assert said.agent is None

@@ -57,6 +57,14 @@ class Delivery:
         await self._message.in_progress()
 
 
+async def still_held(deliveries: Iterable[Delivery]) -> None:
+    """Tells the server once that these messages are worked on. What is told is lost with the connection."""
+    for delivery in deliveries:
+        # That costs at most a redelivery, which handlers expect.
+        with suppress(nats.errors.Error):
+            await delivery.in_progress()
+
+
 @asynccontextmanager
 async def heartbeat(deliveries: Iterable[Delivery], every_s: float = ACK_WAIT_S / 3) -> AsyncGenerator[None]:
     """Keeps messages from being delivered to somebody else while the block runs."""
@@ -65,10 +73,7 @@ async def heartbeat(deliveries: Iterable[Delivery], every_s: float = ACK_WAIT_S 
     async def beat() -> None:
         while True:
             await asyncio.sleep(every_s)
-            for delivery in held:
-                # A beat that is lost with the connection costs at most a redelivery, which handlers expect.
-                with suppress(nats.errors.Error):
-                    await delivery.in_progress()
+            await still_held(held)
 
     task = asyncio.create_task(beat())
     try:

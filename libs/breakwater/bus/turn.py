@@ -19,8 +19,11 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts.subjects import Header, Stream
 
-LEASE_S = 12.0
+LEASE_S = 16.0
 RENEW_S = 3.0
+STOP_S = 6.0
+"""How long before the end of its lease a holder begins to stop: what it has in hand may take so long."""
+
 WATCH_S = 1.0
 _FREE = b""
 
@@ -77,16 +80,17 @@ class Turn:
     async def _renewed(self, task: asyncio.Task[None]) -> None:
         """Returns when the turn is lost, or the work has ended."""
         renewed = self._clock()
-        while self._clock() - renewed < LEASE_S - RENEW_S:
-            done, _ = await asyncio.wait([task], timeout=RENEW_S)
+        while (left_s := renewed + LEASE_S - STOP_S - self._clock()) > 0:
+            done, _ = await asyncio.wait([task], timeout=min(RENEW_S, left_s))
             if done:
                 return
             before = self._clock()
             try:
-                if not await self._extended():
-                    return
+                async with asyncio.timeout(max(renewed + LEASE_S - STOP_S - before, 0.1)):
+                    if not await self._extended():
+                        return
                 renewed = before
-            except BusError as error:
+            except (BusError, TimeoutError) as error:
                 structlog.get_logger().debug("turn_not_renewed", subject=self._subject, error=str(error))
 
     async def _extended(self) -> bool:
@@ -110,10 +114,12 @@ class Turn:
         try:
             yield task
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            # To its end, however often we are told to stop ourselves: the turn is not given back before that.
+            stopped = await _ended(task)
             if not task.cancelled() and (error := task.exception()) is not None:
                 structlog.get_logger().error("turn_work_failed", subject=self._subject, exc_info=error)
+            if stopped:
+                raise asyncio.CancelledError
 
     async def _give_back(self) -> None:
         try:
@@ -125,3 +131,15 @@ class Turn:
     async def _write(self, data: bytes, after: int) -> None:
         headers = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after)}
         self._sequence = (await self._publisher.raw(self._subject, data, headers)).sequence
+
+
+async def _ended(task: asyncio.Task[None]) -> bool:
+    """Cancels a task, and waits until it has ended. Whether we were cancelled meanwhile."""
+    told = False
+    task.cancel()
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            told = True
+    return told

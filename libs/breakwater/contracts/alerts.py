@@ -56,6 +56,7 @@ class Alert(Event):
     resolved_at: Timestamp | None = None
     reason: str | None = Field(default=None, description="Why it was acknowledged or resolved.")
     source_id: str = Field(description="`ce-id` of the event that caused this change, or names the person's action.")
+    heard_id: str = Field(default="", description="`ce-id` of the latest event that was heard of the incident.")
     at: Timestamp
 
 
@@ -64,6 +65,7 @@ class HeldBack(Event):
 
     alert_id: str
     incident_id: str
+    key: str
     event: AlertEvent
     severity: Severity
     status: IncidentStatus
@@ -78,6 +80,7 @@ class AlertDigest(Event):
 
     digest_id: str = Field(description="Unique; the `webhook-id`. Plain ASCII.")
     why: Literal["rate_limit", "quiet_hours"]
+    severity: Severity = Field(description="Of the worst of them.")
     held_from: Timestamp = Field(description="Of the earliest alert in it.")
     held_until: Timestamp = Field(description="Of the latest alert in it.")
     counts: dict[str, Count] = Field(description="How many incidents of each event.")

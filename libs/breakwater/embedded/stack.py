@@ -94,7 +94,14 @@ def plan_stack(
     if not nats_url:
         nats_port = port(NATS_PORT)
         users = [
-            NatsUser(grant.user, data.secret(f"nats-{grant.user}"), grant.publish, grant.subscribe) for grant in GRANTS
+            NatsUser(
+                grant.user,
+                data.secret(f"nats-{grant.user}"),
+                grant.publish,
+                grant.subscribe,
+                allow_responses=grant.answers,
+            )
+            for grant in GRANTS
         ]
         servers.append(nats_spec(data.path, nats_port, users))
     if not redis_url:

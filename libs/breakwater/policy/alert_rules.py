@@ -27,6 +27,18 @@ SEVERITY_OF: Mapping[str, Severity] = {
 }
 """How bad an incident is, by what it began with. That a breaker closed is `info`."""
 
+UNDELIVERABLE = "job_dead_lettered//undeliverable/"
+"""How the keys of incidents begin that are of a channel that is dead; no agent's begins so."""
+
+
+def severity_of(key: str) -> Severity:
+    """How bad an incident is, by its key. That nobody hears of incidents is as bad as any of them."""
+    return "critical" if key.startswith(UNDELIVERABLE) else SEVERITY_OF[key.partition("/")[0]]
+
+
+ENDS: Mapping[str, AlertEvent] = {"breaker_open": "breaker_closed"}
+"""What the end of an incident is called, where it has a name of its own."""
+
 
 def began_with(alert: Alert) -> str:
     """What the incident began with: of a breaker that closed, `breaker_open`."""
@@ -118,22 +130,19 @@ class Route(Message):
         default=MessageLimit(), description="Beyond it alerts are told together, in a digest; or `off`."
     )
 
-    def takes(self, alert: Alert, *, every_change: bool = False) -> bool:
-        """Whether an alert belongs here.
+    def takes(self, alert: Alert) -> bool:
+        """Whether the incident of an alert belongs here, whatever has just changed of it.
 
-        Args:
-            alert: of any change.
-            every_change: whether the channel keeps its messages up to date, and so wants the recovery too of whatever
-                it has told.
+        That alerts do not arrive elsewhere belongs on every channel.
         """
+        if alert.key.startswith(UNDELIVERABLE):
+            return True
+        began = began_with(alert)
         return (
-            (self.events is None or alert.event in self.events or (every_change and began_with(alert) in self.events))
+            (self.events is None or began in self.events or ENDS.get(began) in self.events)
             and (self.agents is None or alert.agent in self.agents or alert.agent == "*")
             and (self.tenants is None or alert.tenant in self.tenants)
-            and (
-                self.severity is None
-                or SEVERITIES.index(SEVERITY_OF[began_with(alert)]) >= SEVERITIES.index(self.severity)
-            )
+            and (self.severity is None or SEVERITIES.index(severity_of(alert.key)) >= SEVERITIES.index(self.severity))
         )
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from breakwater.contracts.alerts import Alert, AlertChange, AlertEvent, IncidentStatus
-from breakwater.policy.alert_rules import SEVERITY_OF, Reminders
-from breakwater.policy.alert_texts import moment
+from breakwater.policy.alert_rules import Reminders, severity_of
+from breakwater.policy.alert_texts import moment, sentence
 from breakwater.policy.signals import Over, Raised, Signal
 
 
@@ -46,7 +46,7 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
         The next alert of the incident, or the first one of a new incident. None where the event says nothing new: it
         was heard before, or there is nothing that it could end.
     """
-    if current is not None and current.source_id == signal.source_id:
+    if current is not None and current.heard_id == signal.source_id:
         return None
     if isinstance(signal, Over):
         if current is None or current.status == "resolved":
@@ -66,17 +66,16 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
         signal.at,
         signal.source_id,
         status=status,
+        # Agent, model and tenant stay those that it was opened with: by them it has its way to people.
         event=signal.event,
-        severity=SEVERITY_OF[signal.event],
-        agent=signal.agent,
-        model=signal.model,
-        tenant=signal.tenant,
+        severity=severity_of(signal.key),
         title=signal.title,
         text=signal.text,
         payload=signal.payload,
+        heard_id=signal.source_id,
         count=current.count + signal.times,
         last_at=max(current.last_at, signal.at),
-        ends_at=_ends(signal, rules),
+        ends_at=_later(current.ends_at, _ends(signal, rules)),
         remind_at=_reminder(signal.at, 0, rules) if change == "reopened" and status == "pending" else current.remind_at,
         reminders=0 if change == "reopened" else current.reminders,
         **(_NOBODY if change == "reopened" else {}),
@@ -104,7 +103,9 @@ def resolve(current: Alert, by: str, reason: str | None, at: datetime) -> Alert 
     """A person says that it is over. None where it is."""
     if current.status == "resolved":
         return None
-    return _over(current, at, f"resolved by {by}", by=by, reason=reason, text=_DONE)
+    # Nothing is mended by it: a stopped task stays stopped.
+    text = f"{_lasted(current, at)} What caused it may be so still: {current.text}"
+    return _over(current, at, f"resolved by {by}", by=by, reason=reason, text=text)
 
 
 def due(current: Alert, now: datetime, rules: IncidentRules) -> Alert | None:
@@ -117,7 +118,10 @@ def due(current: Alert, now: datetime, rules: IncidentRules) -> Alert | None:
     if current.ends_at is not None and current.ends_at <= now and current.status != "pending":
         faded = current.event in _FADING
         reason = f"it has not happened again since {moment(current.last_at)}" if faded else "the period is over"
-        return _over(current, now, f"ended at {moment(current.ends_at)}", by=None, reason=reason, text=_DONE)
+        text = f"{_lasted(current, current.last_at)} {sentence(reason)}"
+        if faded:
+            text += " What caused it may be so still."
+        return _over(current, now, f"ended at {moment(current.ends_at)}", by=None, reason=reason, text=text)
     if current.status == "pending" and current.remind_at is not None and current.remind_at <= now:
         reminders = current.reminders + 1
         return _next(
@@ -145,9 +149,6 @@ _NOBODY: dict[str, object] = {
     "resolved_at": None,
     "reason": None,
 }
-_DONE = "Nothing to do."
-"""What is said instead of what was to be done."""
-
 _FADING = frozenset({"retries_exhausted", "job_dead_lettered", "agent_anomaly"})
 
 
@@ -161,7 +162,7 @@ def _opened(signal: Raised, rules: IncidentRules) -> Alert:
         change="opened",
         status=status,
         event=signal.event,
-        severity=SEVERITY_OF[signal.event],
+        severity=severity_of(signal.key),
         agent=signal.agent,
         model=signal.model,
         tenant=signal.tenant,
@@ -175,6 +176,7 @@ def _opened(signal: Raised, rules: IncidentRules) -> Alert:
         ends_at=_ends(signal, rules),
         remind_at=_reminder(signal.at, 0, rules) if status == "pending" else None,
         source_id=signal.source_id,
+        heard_id=signal.source_id,
         at=signal.at,
     )
 
@@ -191,7 +193,13 @@ def _resolved(current: Alert, signal: Over) -> Alert:
         title=signal.title,
         text=signal.text,
         payload=signal.payload,
+        heard_id=signal.source_id,
     )
+
+
+def _lasted(current: Alert, until: datetime) -> str:
+    times = "once" if current.count == 1 else f"{current.count:,} times"
+    return f"It happened {times}, from {moment(current.opened_at)} to {moment(max(until, current.last_at))}."
 
 
 def _over(
@@ -233,6 +241,11 @@ def _status(event: AlertEvent, rules: IncidentRules) -> IncidentStatus:
 
 def _ends(signal: Raised, rules: IncidentRules) -> datetime | None:
     return signal.at + rules.quiet if signal.fades else signal.ends_at
+
+
+def _later(one: datetime | None, other: datetime | None) -> datetime | None:
+    # Events of one incident may be heard in another order than they happened in.
+    return other if one is None or other is None else max(one, other)
 
 
 def _reminder(since: datetime, reminders: int, rules: IncidentRules) -> datetime:

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 from zoneinfo import ZoneInfo
 
 from breakwater.contracts.alerts import Alert, AlertDigest, HeldBack
-from breakwater.policy.alert_rules import SEVERITIES, SEVERITY_OF, QuietHours, Route, began_with
+from breakwater.policy.alert_rules import SEVERITIES, UNDELIVERABLE, QuietHours, Route, began_with, severity_of
 
 Message = Alert | AlertDigest
 
 _NEWS = frozenset({"reopened", "acknowledged", "reminded", "resolved"})
 """Changes that are worth a message where `opened` has been told."""
+
+UPDATE_EVERY = timedelta(seconds=60)
+"""How often a message is changed for nothing else but that it happened again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def next_message(
     now: datetime,
     *,
     sent: Sequence[datetime] = (),
-    posted: Collection[str] = (),
+    posted: Mapping[str, datetime] | None = None,
 ) -> Next:
     """Decides what a channel is told next.
 
@@ -84,36 +87,49 @@ def next_message(
         rules: of the channel.
         now: the time.
         sent: when the latest messages were sent that count for the rate limit, the earliest first.
-        posted: ids of the incidents whose message the channel can change.
+        posted: the incidents whose message the channel can change, by their ids, and when it was changed last.
     """
+    posted = posted or {}
     skip: list[int] = []
-    now_due: list[_Candidate] = []
+    due: list[_Candidate] = []
     quiet: list[_Candidate] = []
+    updates: list[_Candidate] = []
     later: list[datetime] = []
     for changes in _by_incident(one for one in held if _taken(one, rules, skip)):
         candidate = _Candidate(changes)
-        if candidate.newest.incident_id in posted:
-            return Next(tuple(skip), candidate.newest, candidate.sequences, counts=False)
+        skip += candidate.superseded
+        changed_at = posted.get(candidate.newest.incident_id)
+        if changed_at is not None:
+            ready = candidate.update_ready(changed_at)
+            updates.append(candidate) if ready <= now else later.append(ready)
+            continue
         if not rules.every_change and not candidate.news:
             skip += candidate.sequences
             continue
-        ready = candidate.ready(rules)
+        ready = candidate.ready(rules, now)
         if ready > now:
             later.append(ready)
+            continue
+        if not candidate.wanted(rules):
+            skip += candidate.sequences
             continue
         ends = quiet_until(rules.route.quiet_hours, candidate.newest, now)
         if ends is not None:
             later.append(ends)
             continue
-        (quiet if _was_quiet(rules.route.quiet_hours, candidate.newest) else now_due).append(candidate)
-    chosen = _chosen(now_due, quiet, rules, now, sent)
+        (quiet if _was_quiet(rules.route.quiet_hours, candidate.newest) else due).append(candidate)
+    chosen = _chosen(due, quiet, rules, now, sent)
     if isinstance(chosen, datetime):
         later.append(chosen)
         chosen = None
-    if chosen is None:
-        return Next(tuple(skip), at=min(later, default=None))
-    tell, covers = chosen
-    return Next(tuple(skip), tell, covers)
+    if chosen is not None:
+        tell, covers = chosen
+        return Next(tuple(skip), tell, covers)
+    if updates:
+        # What nobody has heard of comes first; of what they have, the worst.
+        update = min(updates, key=_urgency)
+        return Next(tuple(skip), update.newest, update.sequences, counts=False)
+    return Next(tuple(skip), at=min(later, default=None))
 
 
 def quiet_until(hours: QuietHours | None, alert: Alert, at: datetime) -> datetime | None:
@@ -139,11 +155,15 @@ class _Candidate:
     """What waits of one incident."""
 
     def __init__(self, changes: Sequence[Held]) -> None:
-        self.sequences = tuple(one.sequence for one in changes)
         newest = max(changes, key=lambda one: one.alert.version)
         self.newest = newest.alert
         self._known_since = max(newest.alert.at, newest.stored_at)
         self._changes = frozenset(one.alert.change for one in changes)
+        # Of each kind of change the latest is enough to know what happened; a repetition says nothing about later.
+        latest = {one.alert.change: one.sequence for one in changes if one.alert.change != "repeated"}
+        kept = {newest.sequence, *latest.values()}
+        self.sequences = tuple(one.sequence for one in changes if one.sequence in kept)
+        self.superseded = tuple(one.sequence for one in changes if one.sequence not in kept)
 
     @property
     def unheard(self) -> bool:
@@ -156,21 +176,40 @@ class _Candidate:
         came_back = {"resolved", "reopened"} <= self._changes and self.newest.status != "resolved"
         return self.unheard or bool(self._changes & (_NEWS - {"resolved", "reopened"} if came_back else _NEWS))
 
-    def ready(self, rules: ChannelRules) -> datetime:
+    def wanted(self, rules: ChannelRules) -> bool:
+        """Whether people want to be told of what is so now, or of what it began with where they have not heard."""
+        if self.newest.key.startswith(UNDELIVERABLE):
+            return True
+        events = {self.newest.event, *((began_with(self.newest),) if self.unheard else ())}
+        return any(
+            (rules.on_events is None or event in rules.on_events)
+            and (rules.route.events is None or event in rules.route.events)
+            for event in events
+        )
+
+    def ready(self, rules: ChannelRules, now: datetime) -> datetime:
         """From when on it may be told."""
         recovered = self.newest.status == "resolved" and self.newest.resolved_by is None
         if not recovered or rules.every_change:
-            return self.newest.at
+            return now
         # From when on we know of it: else of a backlog every recovery would be told that has long been undone.
         return self._known_since + timedelta(seconds=rules.quiet_s)
 
+    def update_ready(self, changed_at: datetime) -> datetime:
+        """From when on its message may be changed. Only that it happened again can wait."""
+        return changed_at + UPDATE_EVERY if self.newest.change == "repeated" else changed_at
+
 
 def _taken(one: Held, rules: ChannelRules, skip: list[int]) -> bool:
-    wanted = rules.every_change or rules.on_events is None or one.alert.event in rules.on_events
-    if wanted and rules.route.takes(one.alert, every_change=rules.every_change):
+    if rules.route.takes(one.alert):
         return True
     skip.append(one.sequence)
     return False
+
+
+def _urgency(one: _Candidate) -> tuple[int, int]:
+    """The worst first; of equals the one that waits longest."""
+    return -_severity(one.newest), one.sequences[0]
 
 
 def _by_incident(held: Iterable[Held]) -> Iterable[list[Held]]:
@@ -199,8 +238,7 @@ def _chosen(
         free = limit.messages - len(recent)
         if free <= 0:
             return recent[-limit.messages] + window
-    # The worst first; of equals the one that waits longest.
-    candidates.sort(key=lambda one: (-_severity(one.newest), one.sequences[0]))
+    candidates.sort(key=_urgency)
     if free == 1 and len(candidates) > 1:
         return _digest(candidates, "rate_limit", now)
     if len(quiet) > 1:
@@ -216,6 +254,7 @@ def _digest(
     digest = AlertDigest(
         digest_id=f"digest_{hashlib.sha256(names.encode()).hexdigest()[:24]}",
         why=why,
+        severity=SEVERITIES[max(map(_severity, alerts))],
         held_from=min(alert.at for alert in alerts),
         held_until=max(alert.at for alert in alerts),
         counts=dict(Counter(began_with(alert) for alert in alerts).most_common()),
@@ -223,6 +262,7 @@ def _digest(
             HeldBack(
                 alert_id=alert.alert_id,
                 incident_id=alert.incident_id,
+                key=alert.key,
                 event=alert.event,
                 severity=alert.severity,
                 status=alert.status,
@@ -239,7 +279,7 @@ def _digest(
 
 
 def _severity(alert: Alert) -> int:
-    return SEVERITIES.index(SEVERITY_OF[began_with(alert)])
+    return SEVERITIES.index(severity_of(alert.key))
 
 
 def _was_quiet(hours: QuietHours | None, alert: Alert) -> bool:

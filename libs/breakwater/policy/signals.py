@@ -21,7 +21,8 @@ from breakwater.contracts.alerts import AlertEvent
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, Enforcement, GuardEvent
 from breakwater.contracts.execution import Execution
 from breakwater.contracts.subjects import Header, encode_token
-from breakwater.contracts.types import format_time, usd_from_nano
+from breakwater.contracts.types import format_time, is_identifier, usd_from_nano
+from breakwater.policy.alert_rules import UNDELIVERABLE
 from breakwater.policy.alert_texts import moment, money_text, sentence
 
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
@@ -397,7 +398,6 @@ def _unusual(execution: Execution, measure: str, what: str) -> Raised:
         payload=_figures(execution) | {"measure": measure},
         agent=execution.agent,
         model=execution.requested_model,
-        tenant=execution.tenant,
         fades=True,
     )
 
@@ -424,7 +424,7 @@ def of_dead_letter(letter: DeadLetter, letter_id: str) -> tuple[Raised, ...]:
     channel = letter.headers.get(Header.CHANNEL)
     if channel is not None:
         return _unheard(letter, letter_id, channel)
-    agent = letter.agent if letter.agent != "unknown" else None
+    agent = letter.agent if letter.agent != "unknown" and is_identifier(letter.agent or "") else None
     return (
         Raised(
             key=key_of("job_dead_lettered", agent, letter.reason),
@@ -449,10 +449,10 @@ def of_dead_letter(letter: DeadLetter, letter_id: str) -> tuple[Raised, ...]:
 
 
 def _unheard(letter: DeadLetter, letter_id: str, channel: str) -> tuple[Raised, ...]:
-    key = key_of("job_dead_lettered", "undeliverable", channel)
-    if letter.headers.get(Header.INCIDENT) == key:
-        # The other channels have heard that this one is dead; it would be told of that for ever.
+    if letter.headers.get(Header.INCIDENT, "").startswith(UNDELIVERABLE):
+        # That a channel is dead did not reach another dead one: they would tell each other for ever.
         return ()
+    key = f"{UNDELIVERABLE}{encode_token(channel)}"
     test, replay = command("alerts", "test", channel), command("alerts", "replay", channel=channel)
     return (
         Raised(
@@ -469,6 +469,19 @@ def _unheard(letter: DeadLetter, letter_id: str, channel: str) -> tuple[Raised, 
                 "sequence": letter.sequence,
                 "timestamp": format_time(letter.at),
             },
-            fades=True,
         ),
+    )
+
+
+def channel_works(channel: str, source_id: str, at: datetime) -> Over:
+    """What a message that arrived says of its channel."""
+    return Over(
+        key=f"{UNDELIVERABLE}{encode_token(channel)}",
+        event="job_dead_lettered",
+        title=f"Alerts arrive again: channel {channel}",
+        text=f"A message has arrived. To do: `{command('alerts', 'replay', channel=channel)}` sends what is kept.",
+        source_id=source_id,
+        at=at,
+        payload={"channel": channel},
+        reason="a message has arrived",
     )

@@ -71,6 +71,7 @@ def held(number: int, **fields: Any) -> HeldBack:
     given: dict[str, Any] = {
         "alert_id": f"alert_{number}_1",
         "incident_id": f"inc_{number}",
+        "key": f"breaker_open/writer/{number}",
         "event": "breaker_open",
         "severity": "critical",
         "status": "open",
@@ -86,6 +87,7 @@ def digest(alerts: Sequence[HeldBack], **fields: Any) -> AlertDigest:
     given: dict[str, Any] = {
         "digest_id": "digest_1",
         "why": "rate_limit",
+        "severity": "critical",
         "held_from": AT,
         "held_until": AT + timedelta(minutes=5),
         "counts": Counter(one.event for one in alerts),

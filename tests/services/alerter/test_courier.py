@@ -19,9 +19,12 @@ from breakwater.bus.pull import Pull
 from breakwater.bus.topology import alert_consumer
 from breakwater.contracts.alerts import Alert, AlertChange, AlertDigest
 from breakwater.contracts.subjects import Stream
+from breakwater.incidents import IncidentLog
 from breakwater.metrics import AlerterMetrics
 from breakwater.policy.alert_rules import Route
+from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelRules, Message, message_id
+from breakwater.policy.redact import RedactionRules, Redactor
 from services.alerter import courier as courier_module
 from services.alerter.channel import SendError
 from services.alerter.courier import Courier, Schedule
@@ -77,6 +80,8 @@ async def delivering(
         Posts(lookup, publisher, channel.name),
         Gone(lookup, publisher, channel.name, channel.fingerprint),
         publisher,
+        IncidentLog(lambda: bus.client, publisher, Redactor.compile(RedactionRules())),
+        IncidentRules(CONFIG.alerts.on_events, 600, (), CONFIG.alerts.reminders),
         AlerterMetrics(CollectorRegistry()).of(channel.name),
         lambda: datetime.now(UTC),
         most=most,
@@ -146,7 +151,7 @@ async def test_a_receiver_that_asks_to_wait_is_left_alone_so_long(bus: Bus) -> N
 
 
 async def test_a_message_that_is_refused_holds_up_no_other_and_becomes_a_dead_letter(bus: Bus) -> None:
-    channel = Recorder(*(SendError("the receiver answered 400", permanent=True) for _ in range(3)))
+    channel = Recorder(*(SendError("the receiver answered 400", permanent=True) for _ in range(4)))
     async with delivering(bus, channel, schedule=Schedule(first_s=0.2, max_s=0.2)):
         await publish(bus, alert("bad"))
         await until(lambda: channel.tried)
@@ -157,7 +162,7 @@ async def test_a_message_that_is_refused_holds_up_no_other_and_becomes_a_dead_le
     [letter] = await bus.letters()
     assert (letter.reason, letter.stream, letter.sequence) == ("undeliverable", "ALERTS", 1)
     assert letter.headers["Breakwater-Channel"] == "ops"
-    assert letter.error == "ops: the receiver answered 400 (tried 3 times)"
+    assert letter.error == "ops: the receiver answered 400 (tried 4 times)"
     assert Alert.model_validate_json(base64.b64decode(letter.payload_base64)).alert_id == "alert_bad_1"
 
 

@@ -132,6 +132,7 @@ async def test_what_did_not_arrive_is_listed_the_latest_first(alerting: Door, al
     digest = AlertDigest(
         digest_id="digest_1",
         why="rate_limit",
+        severity="critical",
         held_from=NOW,
         held_until=NOW,
         counts={"guard_tripped": 2, "breaker_open": 1},
