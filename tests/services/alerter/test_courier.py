@@ -13,11 +13,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from breakwater import background
+from breakwater.bus.delivery import Delivery
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Pull
 from breakwater.bus.topology import alert_consumer
+from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert, AlertChange, AlertDigest
+from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.subjects import Stream
 from breakwater.incidents import IncidentLog
 from breakwater.metrics import AlerterMetrics
@@ -25,6 +28,7 @@ from breakwater.policy.alert_rules import Route
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelRules, Message, message_id
 from breakwater.policy.redact import RedactionRules, Redactor
+from breakwater.policy.signals import of_dead_letter
 from services.alerter import courier as courier_module
 from services.alerter.channel import SendError
 from services.alerter.courier import Courier, Schedule
@@ -301,3 +305,130 @@ def test_the_wait_grows_to_its_ceiling() -> None:
     assert waits == [0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
     assert Schedule().backoff_s(10**6) == 60
     assert Schedule().pause_s(SendError("429", retry_after_s=1e9)) == timedelta(hours=1).total_seconds()
+
+
+async def again(bus: Bus, *alerts: Alert) -> list[Delivery]:
+    """Alerts that somebody wants to be tried once more."""
+    publisher = Publisher(lambda: bus.client, "test")
+    for number, one in enumerate(alerts, start=1):
+        await publisher.raw(subjects.alert_again("ops", number), one.json_bytes(), {"Breakwater-Channel": "ops"})
+    pull = Pull(lambda: bus.client, Stream.ALERTER, "alerter-again")
+    deliveries: list[Delivery] = []
+    while len(deliveries) < len(alerts):
+        deliveries += await pull.fetch(100, 5.0)
+    await pull.close()
+    return deliveries
+
+
+async def test_second_tries_wait_for_the_rate_limit_and_for_what_nobody_has_heard_yet(bus: Bus) -> None:
+    channel = Recorder()
+    old = [alert(f"old{number}") for number in range(8)]
+    deliveries = await again(bus, *old)
+    async with delivering(bus, channel, rate_limit={"messages": 4, "within_s": 3600}) as courier:
+        for delivery, one in zip(deliveries, old, strict=True):
+            courier.take_again(delivery, one)
+        await until(lambda: len(channel.sent) == 4)
+        assert courier.held == 0  # they take no room from what is new
+    assert len(channel.sent) == 4
+    async with delivering(bus, fresh := Recorder(), rate_limit={"messages": 2, "within_s": 3600}) as courier:
+        await publish(bus, alert("new"))
+        await until(lambda: courier.held or fresh.sent)
+        courier.take_again(deliveries[0], old[0])
+        await until(lambda: len(fresh.sent) == 2)
+    assert fresh.ids == ["alert_new_1", "alert_old0_1"]
+
+
+async def test_a_second_try_tells_an_incident_as_it_is_now(bus: Bus) -> None:
+    channel = Recorder()
+    newer = alert("a", "resolved", 3, at=datetime.now(UTC))
+    [delivery] = await again(bus, alert("a"))
+    await publish(bus, newer)
+    async with delivering(bus, channel, quiet_s=600) as courier:
+        await courier._incidents.catch_up()
+        courier.take_again(delivery, alert("a"))
+        await until(lambda: channel.sent)
+    assert channel.ids == ["alert_a_3"]
+
+
+async def test_a_second_try_reaches_a_receiver_that_was_gone_and_ends_that(bus: Bus) -> None:
+    gone = Recorder(SendError("the receiver answered 410", permanent=True, gone=True))
+    async with delivering(bus, gone):
+        await publish(bus, alert("a"))
+        await bus.finished("ALERTS", DURABLE, 1)
+    [delivery] = await again(bus, alert("a"))
+    back = Recorder()
+    async with delivering(bus, back) as courier:
+        courier.take_again(delivery, alert("a"))
+        await until(lambda: back.sent)
+        await publish(bus, alert("b"))
+        await until(lambda: len(back.sent) == 2)
+    assert back.ids == ["alert_a_1", "alert_b_1"]
+
+
+async def test_what_nobody_foresaw_of_one_message_holds_up_no_other(bus: Bus) -> None:
+    class Odd(Recorder):
+        async def send(self, message: Message) -> None:
+            if message_id(message) == "alert_odd_1":
+                raise RecursionError("nobody foresaw this")
+            await super().send(message)
+
+    channel = Odd()
+    await publish(bus, alert("odd"), alert("good"))
+    async with delivering(bus, channel):
+        await bus.finished("ALERTS", DURABLE, 2)
+    assert channel.ids == ["alert_good_1"]
+    [letter] = await bus.letters()
+    assert "it can't be sent (RecursionError)" in letter.error
+
+
+async def test_a_channel_whose_alerts_did_not_arrive_is_an_incident_until_one_arrives(bus: Bus) -> None:
+    log = IncidentLog(lambda: bus.client, Publisher(lambda: bus.client, "test"), Redactor.compile(RedactionRules()))
+    rules = IncidentRules(CONFIG.alerts.on_events, 600, (), CONFIG.alerts.reminders)
+    letter = DeadLetter.model_validate(
+        {
+            "reason": "undeliverable",
+            "error": "ops: no answer in time",
+            "stream": "ALERTS",
+            "subject": "bw.alerts.breaker_open",
+            "sequence": 1,
+            "headers": {"Breakwater-Channel": "ops"},
+            "payload_base64": "",
+            "at": datetime.now(UTC),
+        }
+    )
+    [raised] = of_dead_letter(letter, "dlq/1")
+    await log.tell(raised, rules)
+    channel = Recorder()
+    async with delivering(bus, channel) as courier:
+        await courier._incidents.catch_up()
+        await publish(bus, alert("a"))
+        await bus.told("resolved")
+    last = (await bus.alerts())[-1]
+    assert (last.key, last.title) == (raised.key, "Alerts arrive again: channel ops")
+
+
+async def test_a_stream_that_was_made_anew_begins_again_at_one_and_loses_no_alert(bus: Bus) -> None:
+    channel = Recorder()
+    async with delivering(bus, channel):
+        await publish(bus, *(alert(f"old{number}") for number in range(5)))
+        await bus.finished("ALERTS", DURABLE, 5)
+        await bus.client.jetstream().delete_stream("ALERTS")
+        async with bus_of(bus.url, CONFIG):
+            await publish(bus, *(alert(f"new{number}") for number in range(7)))
+            await bus.finished("ALERTS", DURABLE, 7)
+    assert channel.ids[5:] == [f"alert_new{number}_1" for number in range(7)]
+
+
+async def test_what_is_being_sent_arrives_before_the_process_stops_and_is_not_sent_again(bus: Bus) -> None:
+    class Slow(Recorder):
+        async def send(self, message: Message) -> None:
+            self.tried.append(message_id(message))
+            await asyncio.sleep(1.5)
+            self.sent.append(message)
+
+    channel = Slow()
+    async with delivering(bus, channel):
+        await publish(bus, alert("a"))
+        await until(lambda: channel.tried)
+    assert channel.ids == ["alert_a_1"]
+    await bus.finished("ALERTS", DURABLE, 1)

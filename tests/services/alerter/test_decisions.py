@@ -300,3 +300,22 @@ async def test_an_execution_that_costs_too_much_is_told_though_it_succeeds(own_n
         "agent_anomaly/writer/execution_duration",
     ]
     assert {alert.payload["execution_id"] for alert in alerts} == {"e2"}
+
+
+async def test_jobs_that_fail_by_what_has_opened_a_breaker_are_no_second_incident(
+    own_nats_server: RunningServer,
+) -> None:
+    config = config_of()
+    failed = [ended(number, requested_model="gpt-4.1") for number in range(3)]
+    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
+        # The jobs are heard of first: their breaker opens by them, a moment later.
+        await publish_executions(bus, *failed)
+        await bus.publish(opened(at=datetime.now(UTC)))
+        await bus.finished("EVENTS", "alerter-executions", 3)
+        await publish_executions(bus, ended(9, requested_model="another"))
+        await bus.finished("EVENTS", "alerter-executions", 5)
+        alerts = await bus.alerts()
+    assert [(alert.event, alert.model) for alert in alerts] == [
+        ("breaker_open", "gpt-4.1"),
+        ("retries_exhausted", "another"),
+    ]
