@@ -354,10 +354,10 @@ async def test_after_a_flush_no_call_is_made_before_the_budgets_are_rebuilt_and_
         assert _daily(compared, "agent:held") == 3 * HELD_NANO
         # What had been told stays told.
         events_told = await plane.messages("EVENTS", "bw.budgets.>")
-        assert [one["event_id"] for one in told_before] == [
-            "agent:writer/daily/" + told_before[0]["period"] + f"/10/{cap}"
-        ]
-        assert len({one["event_id"] for one in events_told}) == len(events_told) == 2
+        day = f"agent:writer/daily/{told_before[0]['period']}"
+        # Where many calls were held at once, a first one was refused before the flush already.
+        assert told_before[0]["event_id"] == f"{day}/10/{cap}"
+        assert [one["event_id"] for one in events_told] == [f"{day}/10/{cap}", f"{day}/100/{cap}"]
         assert not [one for one in events_told if one["kind"] == "repaired"]
 
 
