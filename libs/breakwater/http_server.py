@@ -22,8 +22,8 @@ class PortTakenError(Exception):
     """The service can't listen where it was told to; its text says why and what to do."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Binds the port, before anything else is started.
+def listen(host: str, port: int, *, variables: str = "BREAKWATER_HTTP_HOST and BREAKWATER_HTTP_PORT") -> socket.socket:
+    """Binds the port, before anything else is started. `variables` are those that choose it, for the error.
 
     Raises:
         PortTakenError: the port or the address can't be had.
@@ -38,8 +38,7 @@ def listen(host: str, port: int) -> socket.socket:
             else os.strerror(error.errno or 0)
         )
         raise PortTakenError(
-            f"can't listen on {host}:{port}: {reason}; "
-            "choose with BREAKWATER_HTTP_HOST and BREAKWATER_HTTP_PORT, or end that program"
+            f"can't listen on {host}:{port}: {reason}; choose with {variables}, or end that program"
         ) from error
 
 
@@ -49,7 +48,22 @@ KEEP_ALIVE_S = 120
 class Server(uvicorn.Server):
     """uvicorn, which on SIGTERM or SIGINT stops accepting, lets requests finish for a while, then ends all waiting."""
 
-    def __init__(self, app: ASGIApp, *, drain_s: float, release: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        drain_s: float,
+        release: Callable[[], None],
+        stopping: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Wraps an app.
+
+        Args:
+            app: what is served.
+            drain_s: for how long requests may finish.
+            release: called when that time is up, for whoever still waits.
+            stopping: called when it begins, for what would not finish by itself.
+        """
         super().__init__(
             uvicorn.Config(
                 app,
@@ -68,9 +82,11 @@ class Server(uvicorn.Server):
         )
         self._drain_s = drain_s
         self._release = release
+        self._stopping = stopping
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Ends serving. Whoever still waits after the drain time is told that the job is accepted."""
+        self._stopping()
         timer = asyncio.get_running_loop().call_later(self._drain_s, self._release)
         try:
             await super().shutdown(sockets)

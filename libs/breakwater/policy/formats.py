@@ -1,0 +1,39 @@
+"""How amounts and durations are written for people."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+_NANO_PLACES = 9
+
+
+def money(nano: int | None) -> str:
+    """Nano-dollars, with no digit lost and none too many: `$0.000042`, `$12.50`; `unknown` for None."""
+    return "unknown" if nano is None else dollars(Decimal(nano).scaleb(-_NANO_PLACES))
+
+
+def dollars(usd: Decimal | str) -> str:
+    """The same for a decimal amount in USD, as it is on the wire."""
+    whole, _, places = f"{Decimal(usd):.{_NANO_PLACES}f}".partition(".")
+    sign = "-" if whole.startswith("-") else ""
+    return f"{sign}${int(whole.lstrip('-')):,}.{places.rstrip('0').ljust(2, '0')}"
+
+
+def counted(number: int, what: str) -> str:
+    """`1 token`, `200,000 tokens`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def duration(ms: float | None) -> str:
+    """Milliseconds as `850 ms`, `1.2 s`, `2 min 05 s` or `3 h 20 min`; empty for None."""
+    if ms is None:
+        return ""
+    if ms < 1_000:
+        return f"{ms:.0f} ms"
+    seconds = ms / 1_000
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
