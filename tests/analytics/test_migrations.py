@@ -1,14 +1,18 @@
 """Setting a database up: once, twice, and by several at the same time."""
 
 import asyncio
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics, connect
-from breakwater.analytics.migrations import MIGRATIONS, migrate, missing
+from breakwater.analytics.migrations import MIGRATIONS, migrate, missing, retention
 from breakwater.analytics.queries import find_execution
 from breakwater.analytics.schema import Table
+from breakwater.analytics.table import Layout
+from breakwater.analytics.views import VIEWS
 from tests.analytics import samples
 from tests.server_sources import RunningServer
 
@@ -59,6 +63,7 @@ ADDED_BY_5 = {
     "attempts": {"reserved", "reserved_at", "stored_at"},
     "budget_events": {"tenant", "previous_cost", "configured_cost", "by", "reason", "resets_at"},
 }
+ADDED_BY_7 = {"executions": {"calls_by_cause", "cost_by_cause"}}
 ADDED_BY_6 = {
     "alerts": {
         *("incident_id", "key", "change", "status", "tenant", "count", "version", "opened_at", "last_at", "ends_at"),
@@ -77,13 +82,17 @@ def before_4(table: Table) -> Table:
 
 
 def before_5(table: Table) -> Table:
-    old = without(table, ADDED_BY_5)
+    old = without(before_6(table), ADDED_BY_5)
     narrower = NARROWER_BEFORE_5 if table is schema.BUDGET_EVENTS else {}
     return replace(old, columns={**old.columns, **narrower}, earlier={})
 
 
 def before_6(table: Table) -> Table:
-    return replace(without(table, ADDED_BY_6), earlier={})
+    return replace(without(before_7(table), ADDED_BY_6), earlier={})
+
+
+def before_7(table: Table) -> Table:
+    return replace(without(table, ADDED_BY_7), ranges={})
 
 
 def without(table: Table, added: Mapping[str, set[str]]) -> Table:
@@ -92,10 +101,12 @@ def without(table: Table, added: Mapping[str, set[str]]) -> Table:
     return replace(table, columns={name: kind for name, kind in table.columns.items() if name not in names})
 
 
-async def put_back(analytics: Analytics, table: Table, old: Table, row: rows.Row) -> None:
+async def put_back(
+    analytics: Analytics, table: Table, old: Table, row: rows.Row, ddl: Callable[[str], str] = str
+) -> None:
     """Makes a table as it was, with a row as it was."""
     await analytics.execute(f"DROP TABLE {table.name}")
-    await analytics.execute(old.ddl())
+    await analytics.execute(ddl(old.ddl()))
     values = dict(zip(table.columns, row, strict=True))
     await analytics.insert(old, [[values[name] for name in old.columns]])
 
@@ -285,6 +296,127 @@ async def test_a_sink_of_version_5_goes_on_storing_its_alerts(analytics: Analyti
     assert kept.rows == (("alert_old", "opened", "open", 1, 1, samples.NOON),)
 
 
+VIEWS_OF_7 = tuple(sorted(VIEWS.keys() - {"executions_per_minute", "incidents"}))
+
+
+async def described(analytics: Analytics) -> dict[str, str]:
+    """How the server itself would make each table and view."""
+    found = await analytics.query(
+        "SELECT name, replaceAll(create_table_query, database, '') FROM system.tables"
+        " WHERE database = {database:String} AND name != 'schema_migrations'",
+        {"database": analytics.database},
+    )
+    told: dict[str, str] = {}
+    for name, ddl in found.rows:
+        head, word, settings = ddl.partition(" SETTINGS ")
+        told[name] = head + word + ", ".join(sorted(settings.split(", ")))  # in whatever order they were given
+    return told
+
+
+async def test_a_database_of_version_6_becomes_like_a_new_one_and_keeps_its_rows(
+    analytics: Analytics, clickhouse_server: RunningServer
+) -> None:
+    old = connect(samples.new_database_url(clickhouse_server.url))
+    await migrate(old)
+    ended, tried = samples.full_execution(), samples.full_attempt()
+    stored: dict[str, rows.Row] = {
+        "executions": rows.execution_row(ended, 1),
+        "attempts": samples.attempt_row(tried, 2),
+        "breaker_transitions": rows.transition_row(samples.transition(), 3),
+        "guard_events": rows.guard_row(samples.full_guard_event(), 4),
+        "budget_events": rows.budget_row(samples.full_budget_event(), 5),
+        "alerts": rows.alert_row(samples.full_alert(), 6),
+    }
+    for table in schema.TABLES:
+        await put_back(old, table, before_7(table), stored[table.name], of_then)
+    for view in VIEWS_OF_7:
+        await old.execute(f"DROP VIEW {view}")
+    await old.execute("CREATE OR REPLACE VIEW executions_per_minute AS SELECT 1 AS executions")
+    await forget_from(old, 7)
+    assert await described(old) != await described(analytics)
+
+    assert await migrate(old) == (f"applied ClickHouse migration 7 ({MIGRATIONS[6].name})",)
+    assert await migrate(old) == ()
+    assert await described(old) == await described(analytics)
+    # No row is written anew for it, whatever the tables hold.
+    rewritten = (
+        "SELECT count() FROM system.mutations WHERE database = {database:String} AND table != 'schema_migrations'"
+    )
+    assert (await old.query(rewritten, {"database": old.database})).rows == ((0,),)
+    for _ in range(2):
+        # What it called, and why, is not known of what was stored then; everything else is as it was.
+        assert await find_execution(old, "e-full") == ended
+        by_cause = await old.query("SELECT calls_by_cause, cost_by_cause FROM executions FINAL")
+        assert by_cause.rows == (({}, {}),)
+        for name in stored:
+            assert (await old.query(f"SELECT count() FROM {name} FINAL")).rows == ((1,),), name
+            await old.execute(f"OPTIMIZE TABLE {name} FINAL")
+    await old.insert(schema.EXECUTIONS, [rows.execution_row(ended, 7)])
+    by_cause = await old.query("SELECT calls_by_cause FROM executions FINAL")
+    assert by_cause.rows == (({"retry": 1},),)
+    await old.execute(f"DROP DATABASE {old.database}")
+    await old.close()
+
+
+def of_then(ddl: str) -> str:
+    """The statement as version 6 had it: long texts compressed, all else as the server does it by default."""
+    ddl = ddl.replace(", materialize_ttl_recalculate_only = 1", "")
+    without_codecs = re.sub(r" CODEC\((?:[^()]|\([^()]*\))*\)", "", ddl)
+    long_texts = "output|messages|input|metadata|error_message|error_user_message|text|payload"
+    return re.sub(rf"^(  (?:{long_texts}) .*?)(,?)$", r"\1 CODEC(ZSTD(1))\2", without_codecs, flags=re.MULTILINE)
+
+
+async def test_a_sink_of_version_6_goes_on_storing_its_executions(analytics: Analytics) -> None:
+    values = dict(zip(schema.EXECUTIONS.columns, rows.execution_row(samples.full_execution(), 3), strict=True))
+    old = before_7(schema.EXECUTIONS)
+    await analytics.insert(old, [[values[name] for name in old.columns]])
+    kept = await analytics.query("SELECT attempts_count, calls_by_cause FROM executions FINAL")
+    assert kept.rows == ((3, {}),)
+
+
+async def test_changed_retention_is_applied_and_told_once(analytics: Analytics) -> None:
+    await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.full_attempt(), 1)])
+    shorter = Layout(retention_days={"attempts": 90, "alerts": 1})
+    assert await migrate(analytics, shorter) == (
+        "ClickHouse keeps rows of attempts for 90 days now (it was 400 days)",
+        "ClickHouse keeps rows of alerts for 1 day now (it was 400 days)",
+    )
+    assert await migrate(analytics, shorter) == ()
+    kept = await retention(analytics)
+    assert kept == {table.name: {"attempts": 90, "alerts": 1}.get(table.name, 400) for table in schema.TABLES}
+    assert (await analytics.query("SELECT count() FROM attempts")).rows == ((1,),)
+
+    await analytics.execute("ALTER TABLE guard_events REMOVE TTL")
+    assert (await retention(analytics))["guard_events"] is None
+    assert await migrate(analytics) == (
+        "ClickHouse keeps rows of attempts for 400 days now (it was 90 days)",
+        "ClickHouse keeps rows of guard_events for 400 days now (it was something else)",
+        "ClickHouse keeps rows of alerts for 400 days now (it was 1 day)",
+    )
+
+
+async def test_what_is_older_than_a_shorter_retention_goes(analytics: Analytics) -> None:
+    """By months in the great tables, and by rows in the small ones."""
+    now = datetime.now(UTC)
+    ages = {"new": 1, "old": 200}
+    for name, days in ages.items():
+        moment = now - timedelta(days=days)
+        await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(name, started_at=moment), 1)])
+        await analytics.insert(schema.GUARD_EVENTS, [rows.guard_row(samples.guard_event(name, at=moment), 1)])
+    await migrate(analytics, Layout(retention_days={"attempts": 62, "guard_events": 62}))
+
+    async def left() -> tuple[object, ...]:
+        for table in ("attempts", "guard_events"):
+            await analytics.execute(f"OPTIMIZE TABLE {table} FINAL")
+        attempts = await analytics.query("SELECT groupArray(execution_id) FROM attempts")
+        guards = await analytics.query("SELECT groupArray(event_id) FROM guard_events")
+        return attempts.rows[0][0], guards.rows[0][0]
+
+    async with asyncio.timeout(60):
+        while await left() != (["new"], ["new"]):
+            await asyncio.sleep(0.2)
+
+
 async def test_what_somebody_took_away_is_made_again(analytics: Analytics) -> None:
     assert await missing(analytics) == ()
     await analytics.execute("DROP VIEW executions_per_minute")
@@ -312,6 +444,15 @@ async def test_the_columns_of_every_table_are_those_that_inserts_name(analytics:
         )
         assert dict(found.rows) == dict(table.columns), table.name
         assert [name for name, _ in found.rows] == list(table.columns), table.name
+
+
+async def test_every_column_of_the_great_tables_is_compressed_by_a_chosen_codec(analytics: Analytics) -> None:
+    found = await analytics.query(
+        "SELECT table, name FROM system.columns WHERE database = {database:String} AND compression_codec = ''"
+        " AND table IN (SELECT name FROM system.tables WHERE database = {database:String} AND engine LIKE '%Tree')",
+        {"database": analytics.database},
+    )
+    assert {table for table, _ in found.rows} == {"schema_migrations"}
 
 
 async def test_every_table_forgets_rows_by_their_age(analytics: Analytics) -> None:

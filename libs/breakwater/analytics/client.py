@@ -6,8 +6,8 @@ import asyncio
 import logging
 import re
 import struct
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
@@ -22,7 +22,7 @@ from clickhouse_connect.driver.query import QueryResult
 from clickhouse_connect.driver.transform import NativeTransform
 from pydantic import SecretStr
 
-from breakwater.analytics import schema
+from breakwater.analytics import raw, schema
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed, RowsRejected
 
 DEFAULT_DATABASE = "breakwater"
@@ -40,6 +40,13 @@ _INSERT_SETTINGS: dict[str, Any] = {
     "wait_end_of_query": 1,
     # A batch after a long outage, or a replayed one, may span many months.
     "max_partitions_per_insert_block": 0,
+    # On a replicated cluster most servers have the rows before they are acknowledged. On one server it means nothing.
+    # Inserts of several sinks go on side by side; the other way, all but one at a time would be refused.
+    "insert_quorum": "auto",
+    "insert_quorum_parallel": 1,
+    "insert_quorum_timeout": int(ANSWER_TIMEOUT_S * 1000 / 2),
+    # Rows that are sent again are stored again, and replace the first: those may be gone, where the quorum failed.
+    "insert_deduplicate": 0,
 }
 
 # ClickHouse's codes for a value that does not fit. Anything else is the server's or the schema's trouble: an unknown
@@ -80,6 +87,7 @@ _PASSING = frozenset(
 # What the driver's serializer raises on a value of a wrong type or size; it documents none of it.
 _BAD_VALUE = (TypeError, ValueError, ArithmeticError, AttributeError, struct.error, ClickHouseError)
 
+_CODE = re.compile(r"Code: (\d+)\.")
 _ADDED_BY_DRIVER = re.compile(r"\s*\(for url [^)]*\)\s*$")
 _GRAMMAR = re.compile(r" Expected one of: .*(?=\(SYNTAX_ERROR\))", re.DOTALL)
 _VERSION = re.compile(r"\s*\(version (?:[^()]|\([^()]*\))*\)\s*$")
@@ -122,6 +130,7 @@ class Analytics:
         }
         self._client: AsyncClient | None = None
         self._connecting = asyncio.Lock()
+        self._replicated: dict[str, bool] = {}
 
     async def insert(self, table: schema.Table, rows: Sequence[Sequence[object]]) -> None:
         """Stores rows in one insert; they are in the table when it returns.
@@ -186,26 +195,85 @@ class Analytics:
                 async for block in blocks:
                     yield Table(columns, tuple(tuple(row) for row in cast(Sequence[Sequence[Any]], block)))
 
+    async def raw_stream(
+        self, sql: str, parameters: Mapping[str, object] | None = None, settings: Mapping[str, object] | None = None
+    ) -> AsyncGenerator[bytes]:
+        """Runs a statement that names its `FORMAT`, and hands out what ClickHouse writes, as it comes.
+
+        Closed before its end, it stops the statement. Whoever may leave early closes it with `contextlib.aclosing`.
+
+        Args:
+            sql: with placeholders such as `{agent:String}`.
+            parameters: their values.
+            settings: ClickHouse's, for this statement only.
+
+        Yields:
+            Bytes. Only who gets to the end without an error has all of them.
+
+        Raises:
+            QueryFailed: ClickHouse refuses it, which it may do after much of the answer.
+            AnalyticsUnavailable: no answer, or only a part of one.
+        """
+        client = await self._connected()
+        with _translated():
+            answer = await client.raw_stream(sql, parameters=dict(parameters or {}), settings=dict(settings or {}))
+            async with (
+                answer as chunks,
+                aclosing(raw.whole(cast(AsyncIterable[bytes], chunks))) as checked,
+            ):
+                async for chunk in checked:
+                    yield chunk
+
     async def execute(self, sql: str, parameters: Mapping[str, object] | None = None) -> None:
         """Runs a statement for its effect. Raises as `query` does."""
         client = await self._connected()
         with _translated():
             await client.command(sql, parameters=dict(parameters or {}))
 
-    async def create_database(self) -> bool:
-        """Creates the database where it is missing; tells whether it was. Raises as `query` does."""
+    async def catch_up(self, table: schema.Table) -> None:
+        """Waits until the server that answers has every row that another one took; at once without replicas.
+
+        What the sink acknowledged is on most servers of a cluster, and the one that is asked may not be of them. Before
+        money is counted, what it lacks must come. Where a balancer sends each request to another server, this helps the
+        one that got it only.
+
+        Raises:
+            QueryFailed: the user may not `SYSTEM SYNC REPLICA`.
+            AnalyticsUnavailable: no answer, or the others are not reached.
+        """
+        if table.name not in self._replicated:
+            engine = "SELECT engine FROM system.tables WHERE database = {database:String} AND name = {table:String}"
+            found = await self.query(engine, {"database": self.database, "table": table.name})
+            if not found.rows:
+                return
+            self._replicated[table.name] = str(found.rows[0][0]).startswith("Replicated")
+        if self._replicated[table.name]:
+            await self.execute(f"SYSTEM SYNC REPLICA {quoted(table.name)} LIGHTWEIGHT")
+
+    async def create_database(self, on_cluster: str = "") -> bool:
+        """Creates the database where it is missing; tells whether it was. Raises as `query` does.
+
+        Args:
+            on_cluster: `Layout.on_cluster`, for every server of a cluster.
+        """
+        # Asked first: a user who may not create databases can still work in one that is there.
+        if await self.has_database():
+            return False
         client = await self._connected()
         with _translated():
-            # Asked first: a user who may not create databases can still work in one that is there.
+            await client.command(database_ddl(self.database, on_cluster), use_database=False)
+        return True
+
+    async def has_database(self) -> bool:
+        """Whether the database is there. Raises as `query` does."""
+        client = await self._connected()
+        with _translated():
             there = await client.command(
                 "SELECT count() FROM system.databases WHERE name = {name:String}",
                 parameters={"name": self.database},
                 use_database=False,
             )
-            if there:
-                return False
-            await client.command(f"CREATE DATABASE IF NOT EXISTS {quote_identifier(self.database)}", use_database=False)
-        return True
+        return bool(there)
 
     async def ping(self) -> None:
         """Checks that the server answers, lets us in, and has the database. Raises as `query` does."""
@@ -272,6 +340,16 @@ def connect(url: SecretStr | str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S)
     )
 
 
+def database_ddl(database: str, on_cluster: str = "") -> str:
+    """The statement that creates a database where it is missing."""
+    return f"CREATE DATABASE IF NOT EXISTS {quoted(database)}{on_cluster}"
+
+
+def quoted(name: str) -> str:
+    """The name of a database or a table, as SQL has it."""
+    return quote_identifier(name)
+
+
 def _not_an_address() -> ValueError:
     return ValueError("the ClickHouse URL must look like http://user:password@host:8123/database")
 
@@ -309,11 +387,13 @@ def _translated() -> Generator[None]:
     """The driver's errors as ours."""
     try:
         yield
-    except ClickHouseError as error:
+    except (ClickHouseError, raw.BrokenOffError) as error:
         text = _VERSION.sub("", _ADDED_BY_DRIVER.sub("", str(error)))
         # Without the hundred kinds of statement that ClickHouse knows, which it lists after a typing error.
         message = _GRAMMAR.sub(" ", text.partition("DB::Exception: ")[2] or text)
         code: int | None = getattr(error, "code", None)
+        if isinstance(error, raw.BrokenOffError) and (told := _CODE.match(text)):
+            code = int(told[1])
         if isinstance(error, ProgrammingError | DataError) and code is None:
             raise QueryFailed(REFUSED_BY_DRIVER, message) from error
         if code is None or code in _PASSING:

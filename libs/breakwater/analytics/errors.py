@@ -4,6 +4,7 @@ AnalyticsError
 ├── AnalyticsUnavailable   no answer, or an answer that is not about these rows: try again later
 ├── RowsRejected           one of these rows can never be stored; the others can
 ├── QueryFailed            ClickHouse refused a statement, with its code and its own words
+├── WrongLayout            tables that are there are laid out otherwise than they should be, and can't be changed
 └── Unstorable             a message that no row can be made of: found before anything is sent
 """
 
@@ -34,6 +35,10 @@ class QueryFailed(AnalyticsError):  # noqa: N818
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+class WrongLayout(AnalyticsError):  # noqa: N818
+    """Tables are there, and on one server, where they should be replicated. Their engine can't be changed."""
 
 
 class Unstorable(AnalyticsError):  # noqa: N818

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from breakwater.analytics.client import Analytics
+from breakwater.analytics.client import Analytics, database_ddl, quoted
+from breakwater.analytics.errors import WrongLayout
 from breakwater.analytics.schema import (
     ALERTS,
     ATTEMPTS,
     BREAKER_TRANSITIONS,
     BUDGET_EVENTS,
     EXECUTIONS,
-    EXECUTIONS_PER_MINUTE,
     GUARD_EVENTS,
-    INCIDENTS,
     TABLES,
-    VIEWS,
 )
+from breakwater.analytics.table import PLAIN, Layout, Table
+from breakwater.analytics.views import VIEWS, create_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,92 +30,86 @@ class Migration:
     statements: tuple[str, ...]
 
 
-MIGRATIONS = (
-    Migration(1, "tables", tuple(table.ddl() for table in TABLES)),
-    Migration(2, "executions per minute", (EXECUTIONS_PER_MINUTE,)),
-    Migration(
-        3,
-        "causes of waste, cache, what calls left out, and trees",
-        (
-            EXECUTIONS.add_column("wasted_by_cause"),
-            EXECUTIONS.add_column("cached_from"),
-            EXECUTIONS.add_column("input"),
-            EXECUTIONS.add_index("parent_execution_id"),
-            ATTEMPTS.add_column("reasoning_tokens"),
-            ATTEMPTS.add_column("refused_by"),
-            ATTEMPTS.add_column("dropped_messages"),
-        ),
-    ),
-    Migration(
-        4,
-        "guards, and breakers that are shared, isolated or reset",
-        (
-            GUARD_EVENTS.ddl(),
-            BREAKER_TRANSITIONS.add_column("scope"),
-            BREAKER_TRANSITIONS.add_column("by"),
-            BREAKER_TRANSITIONS.add_column("health"),
-            BREAKER_TRANSITIONS.add_column("total_failures"),
-            BREAKER_TRANSITIONS.add_column("unique_errors"),
-            BREAKER_TRANSITIONS.add_column("error_hash"),
-            BREAKER_TRANSITIONS.add_column("last_failure_at"),
-            BREAKER_TRANSITIONS.add_column("last_success_at"),
-            ATTEMPTS.add_column("breaker_version"),
-        ),
-    ),
-    Migration(
-        5,
-        "money: what was held for calls, tenants' budgets, raised caps and repairs",
-        (
-            ATTEMPTS.add_column("reserved"),
-            ATTEMPTS.add_column("reserved_at"),
-            ATTEMPTS.add_column("stored_at"),
-            BUDGET_EVENTS.add_column("tenant"),
-            BUDGET_EVENTS.modify_column("threshold_percent"),
-            BUDGET_EVENTS.modify_column("limit_cost"),
-            BUDGET_EVENTS.add_column("previous_cost"),
-            BUDGET_EVENTS.add_column("configured_cost"),
-            BUDGET_EVENTS.add_column("by"),
-            BUDGET_EVENTS.add_column("reason"),
-            BUDGET_EVENTS.add_column("resets_at"),
-        ),
-    ),
-    Migration(
-        6,
-        "incidents",
-        (
-            ALERTS.add_column("incident_id"),
-            ALERTS.add_column("key"),
-            ALERTS.add_column("change"),
-            ALERTS.add_column("status"),
-            ALERTS.add_column("tenant"),
-            ALERTS.add_column("count"),
-            ALERTS.add_column("version"),
-            ALERTS.add_column("opened_at"),
-            ALERTS.add_column("last_at"),
-            ALERTS.add_column("ends_at"),
-            ALERTS.add_column("reminders"),
-            ALERTS.add_column("acknowledged_by"),
-            ALERTS.add_column("acknowledged_at"),
-            ALERTS.add_column("resolved_by"),
-            ALERTS.add_column("resolved_at"),
-            ALERTS.add_column("reason"),
-            INCIDENTS,
-        ),
-    ),
-)
-"""In order, never changed once released. A column that is added later stands in `schema` for new databases, and in a
-migration here (`ALTER TABLE … ADD COLUMN IF NOT EXISTS`) for those that exist. A column's type may only become wider:
-an older service goes on storing its rows."""
+def migrations(layout: Layout) -> tuple[Migration, ...]:
+    """All steps, in order, for a layout.
 
-# No transaction and no lock: ClickHouse has neither. Two programs at once both apply the same statements, which is
-# harmless, and both record it, of which one row stays.
-_RECORD = """
-CREATE TABLE IF NOT EXISTS schema_migrations (
-    version UInt32,
-    name String,
-    applied_at DateTime64(3, 'UTC') DEFAULT now64(3, 'UTC')
-) ENGINE = ReplacingMergeTree(applied_at) ORDER BY version
-"""
+    They are never changed once released. A column that is added later stands in `schema` for new databases, and in a
+    migration here (`ALTER TABLE … ADD COLUMN IF NOT EXISTS`) for those that exist. A column's type may only become
+    wider: an older service goes on storing its rows.
+    """
+
+    def added(table: Table, *columns: str) -> tuple[str, ...]:
+        return tuple(table.add_column(column, layout) for column in columns)
+
+    return (
+        Migration(1, "tables", tuple(table.ddl(layout) for table in TABLES)),
+        Migration(2, "executions per minute", (create_view("executions_per_minute", layout),)),
+        Migration(
+            3,
+            "causes of waste, cache, what calls left out, and trees",
+            (
+                *added(EXECUTIONS, "wasted_by_cause", "cached_from", "input"),
+                EXECUTIONS.add_index("parent_execution_id", layout),
+                *added(ATTEMPTS, "reasoning_tokens", "refused_by", "dropped_messages"),
+            ),
+        ),
+        Migration(
+            4,
+            "guards, and breakers that are shared, isolated or reset",
+            (
+                GUARD_EVENTS.ddl(layout),
+                *added(BREAKER_TRANSITIONS, "scope", "by", "health", "total_failures", "unique_errors", "error_hash"),
+                *added(BREAKER_TRANSITIONS, "last_failure_at", "last_success_at"),
+                *added(ATTEMPTS, "breaker_version"),
+            ),
+        ),
+        Migration(
+            5,
+            "money: what was held for calls, tenants' budgets, raised caps and repairs",
+            (
+                *added(ATTEMPTS, "reserved", "reserved_at", "stored_at"),
+                *added(BUDGET_EVENTS, "tenant"),
+                BUDGET_EVENTS.modify_columns(("threshold_percent",), layout),
+                BUDGET_EVENTS.modify_columns(("limit_cost",), layout),
+                *added(BUDGET_EVENTS, "previous_cost", "configured_cost", "by", "reason", "resets_at"),
+            ),
+        ),
+        Migration(
+            6,
+            "incidents",
+            (
+                *added(ALERTS, "incident_id", "key", "change", "status", "tenant", "count", "version", "opened_at"),
+                *added(ALERTS, "last_at", "ends_at", "reminders", "acknowledged_by", "acknowledged_at", "resolved_by"),
+                *added(ALERTS, "resolved_at", "reason"),
+                create_view("incidents", layout),
+            ),
+        ),
+        Migration(
+            7,
+            "calls by cause, smaller columns, and views for every question",
+            (
+                *added(EXECUTIONS, "calls_by_cause", "cost_by_cause"),
+                ATTEMPTS.add_index("charged_at", layout),
+                *(table.modify_columns(table.columns, layout) for table in TABLES),
+                *(table.modify_settings(layout) for table in TABLES if table.monthly),
+                *(create_view(name, layout) for name in VIEWS),
+            ),
+        ),
+    )
+
+
+MIGRATIONS = migrations(PLAIN)
+"""The steps on one server."""
+
+
+def _record(layout: Layout) -> str:
+    # No transaction and no lock: ClickHouse has neither. Two programs at once both apply the same statements, which is
+    # harmless, and both record it, of which one row stays.
+    return (
+        f"CREATE TABLE IF NOT EXISTS schema_migrations{layout.on_cluster} (\n  version UInt32,\n  name String,\n"
+        f"  applied_at DateTime64(3, 'UTC') DEFAULT now64(3, 'UTC')\n"
+        f") ENGINE = {layout.engine('applied_at')} ORDER BY version"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +121,7 @@ class Missing:
     """Brings it back, without the rows."""
 
 
-async def missing(analytics: Analytics) -> tuple[Missing, ...]:
+async def missing(analytics: Analytics, layout: Layout = PLAIN) -> tuple[Missing, ...]:
     """Tables, columns and views of the schema that are not there. Raises as `Analytics.query` does."""
     found: dict[str, set[str]] = {}
     columns = "SELECT table, name FROM system.columns WHERE database = {database:String}"
@@ -134,19 +130,35 @@ async def missing(analytics: Analytics) -> tuple[Missing, ...]:
     lacking: list[Missing] = []
     for table in TABLES:
         if table.name not in found:
-            lacking.append(Missing(f"table {table.name}", table.ddl()))
+            lacking.append(Missing(f"table {table.name}", table.ddl(layout)))
             continue
         lacking += [
-            Missing(f"column {table.name}.{column}", table.add_column(column))
+            Missing(f"column {table.name}.{column}", table.add_column(column, layout))
             for column in table.columns
             if column not in found[table.name]
         ]
-    lacking += [Missing(f"view {name}", statement) for name, statement in VIEWS.items() if name not in found]
+    lacking += [Missing(f"view {name}", create_view(name, layout)) for name in VIEWS if name not in found]
     return tuple(lacking)
 
 
-async def migrate(analytics: Analytics) -> tuple[str, ...]:
+_KEPT = re.compile(r"\bTTL .*?\btoIntervalDay\((\d+)\)")
+
+
+async def retention(analytics: Analytics) -> dict[str, int | None]:
+    """For how many days each table keeps its rows; None for ever, or by a rule of somebody else's.
+
+    Raises as `Analytics.query` does.
+    """
+    engines = "SELECT name, engine_full FROM system.tables WHERE database = {database:String}"
+    rows = dict((await analytics.query(engines, {"database": analytics.database})).rows)
+    found = {table.name: _KEPT.search(rows[table.name]) for table in TABLES if table.name in rows}
+    return {name: None if days is None else int(days[1]) for name, days in found.items()}
+
+
+async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ...]:
     """Creates the database and what is missing in it: what no migration made yet, and what was taken away since.
+
+    Makes tables keep their rows for as long as the layout says, too.
 
     Returns:
         What was done, a line each; empty when everything was there.
@@ -154,23 +166,73 @@ async def migrate(analytics: Analytics) -> tuple[str, ...]:
     Raises:
         AnalyticsUnavailable: ClickHouse does not answer.
         QueryFailed: it refuses, as when the user may not create tables.
+        WrongLayout: the tables are not replicated, and the layout is that of a cluster. Nothing was changed.
     """
+    await _refuse_single(analytics, layout)
     done: list[str] = []
-    if await analytics.create_database():
+    if await analytics.create_database(layout.on_cluster):
         done.append(f"created database {analytics.database}")
-    await analytics.execute(_RECORD)
+    await analytics.execute(_record(layout))
     applied = {row[0] for row in (await analytics.query("SELECT DISTINCT version FROM schema_migrations")).rows}
-    for migration in MIGRATIONS:
+    for migration in migrations(layout):
         if migration.version in applied:
             continue
         for statement in migration.statements:
             await analytics.execute(statement)
-        await analytics.execute(
-            "INSERT INTO schema_migrations (version, name) SELECT {version:UInt32}, {name:String}",
-            {"version": migration.version, "name": migration.name},
-        )
+        await analytics.execute(_applied(migration))
         done.append(f"applied ClickHouse migration {migration.version} ({migration.name})")
-    for gone in await missing(analytics):
+    for gone in await missing(analytics, layout):
         await analytics.execute(gone.statement)
         done.append(f"created {gone.what} again in ClickHouse: it was missing")
+    kept = await retention(analytics)
+    for table in TABLES:
+        before, days = kept[table.name], table.days(layout)
+        if before != days:
+            await analytics.execute(table.modify_ttl(layout))
+            was = "something else" if before is None else _days(before)
+            done.append(f"ClickHouse keeps rows of {table.name} for {_days(days)} now (it was {was})")
     return tuple(done)
+
+
+async def _refuse_single(analytics: Analytics, layout: Layout) -> None:
+    """Half of the servers would have tables that the other half never hears of."""
+    if layout.cluster is None or not await analytics.has_database():
+        return
+    single = (
+        "SELECT name FROM system.tables WHERE database = {database:String} AND engine = 'ReplacingMergeTree'"
+        " AND name IN {tables:Array(String)} ORDER BY name"
+    )
+    tables = [*(table.name for table in TABLES), "schema_migrations"]
+    found = (await analytics.query(single, {"database": analytics.database, "tables": tables})).rows
+    if found:
+        raise WrongLayout(
+            f"clickhouse.cluster is {layout.cluster!r}, and table {found[0][0]} of database {analytics.database} is on "
+            "one server only. A table's engine can't be changed: name a new database in BREAKWATER_CLICKHOUSE_URL, and "
+            "copy the rows there with INSERT INTO … SELECT, or leave clickhouse.cluster out"
+        )
+
+
+def script(database: str, layout: Layout) -> Iterator[str]:
+    """All that `migrate` may run, for those whose administrators do it by hand: lines of SQL.
+
+    It brings a new database, and one of any earlier version, to this one. Only a changed retention is left out of it,
+    as comments: those statements are for when it was changed.
+    """
+    yield f"{database_ddl(database, layout.on_cluster)};"
+    yield f"USE {quoted(database)};"
+    yield f"{_record(layout)};"
+    for migration in migrations(layout):
+        yield f"-- {migration.version}: {migration.name}"
+        yield from (f"{statement.strip()};" for statement in migration.statements)
+        yield f"{_applied(migration)};"
+    yield "-- Only after clickhouse.retention_days was changed:"
+    yield from (f"-- {table.modify_ttl(layout)};" for table in TABLES)
+
+
+def _days(count: int) -> str:
+    return "1 day" if count == 1 else f"{count} days"
+
+
+def _applied(migration: Migration) -> str:
+    name = migration.name.replace("'", "''")
+    return f"INSERT INTO schema_migrations (version, name) SELECT {migration.version}, '{name}'"

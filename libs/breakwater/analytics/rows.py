@@ -53,6 +53,7 @@ def execution_row(record: Execution, sequence: int) -> Row:
         _money_or_null(record.total_cost),
         _money_or_null(record.wasted_cost),
         {cause: _money(nano) for cause, nano in record.wasted_by_cause.items()},
+        *_by_cause(record.attempts),
         record.cost_basis,
         None if record.output is None else _json(record.output),
         *_error(record.error),
@@ -255,6 +256,21 @@ def nano_or_none(amount: Decimal | None) -> int | None:
 def in_nano(row: Mapping[str, Any], *amounts: str) -> dict[str, Any]:
     """A row that ClickHouse gave, with some of its amounts in nano-dollars."""
     return {**row, **{name: nano_or_none(row[name]) for name in amounts}}
+
+
+def _by_cause(attempts: Iterable[Attempt]) -> Row:
+    """How many calls there were of each cause, and the known part of what they cost.
+
+    Whether retrying helped is asked of months: the attempts of each execution would be looked for among millions.
+    """
+    calls: dict[str, int] = {}
+    costs: dict[str, int] = {}
+    for attempt in attempts:
+        if not attempt.short_circuited:
+            calls[attempt.cause] = calls.get(attempt.cause, 0) + 1
+            if attempt.cost:
+                costs[attempt.cause] = costs.get(attempt.cause, 0) + attempt.cost
+    return calls, {cause: _money(nano) for cause, nano in costs.items()}
 
 
 def _error(error: ErrorInfo | None) -> Row:

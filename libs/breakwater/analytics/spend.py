@@ -15,6 +15,7 @@ from typing import Any
 
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.rows import budget_of
+from breakwater.analytics.schema import ATTEMPTS, BUDGET_EVENTS
 from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.types import NANO_PER_USD, ms_from_time
 from breakwater.policy.budget import scope_keys
@@ -88,6 +89,7 @@ async def spend(
     Raises as `Analytics.query` does.
     """
     sums: dict[Place, Figures] = defaultdict(Figures)
+    await analytics.catch_up(ATTEMPTS)
     for period in periods:
         parameters = {
             "start_ms": period.start_ms,
@@ -111,6 +113,7 @@ async def stored_upto(analytics: Analytics, *, log_created: datetime) -> int:
 
     Raises as `Analytics.query` does.
     """
+    await analytics.catch_up(ATTEMPTS)
     found = await analytics.query(STORED_UPTO, {"log_created_ms": ms_from_time(log_created)})
     return found.rows[0][0]
 
@@ -124,6 +127,7 @@ async def stored_attempts(analytics: Analytics, attempt_ids: Sequence[str]) -> i
 
 async def budget_notes(analytics: Analytics, periods: Sequence[Period]) -> list[BudgetEvent]:
     """What happened to the budgets of some periods, the earliest first. Raises as `Analytics.query` does."""
+    await analytics.catch_up(BUDGET_EVENTS)
     parameters = {"windows": [one.window for one in periods], "names": [one.name for one in periods]}
     return [budget_of(row) for row in (await analytics.query(BUDGET_NOTES, parameters)).named()]
 

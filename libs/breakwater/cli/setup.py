@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from breakwater.cli import connect, output
 from breakwater.cli.connect import run
-from breakwater.cli.errors import unreachable
+from breakwater.cli.errors import CliError, ExitCode, unreachable
 from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, Plane
 
 if TYPE_CHECKING:
+    from breakwater.analytics.table import Layout
     from breakwater.bus.topology import Plan
     from breakwater.config import Config
     from breakwater.settings import Settings
 
 
-def setup(config: ConfigOption = None, data: DataOption = None, as_json: JsonOption = False) -> None:
+def setup(
+    config: ConfigOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+    print_sql: Annotated[
+        bool, typer.Option("--print-sql", help="Do nothing; print what ClickHouse would be told, to be run by hand.")
+    ] = False,
+) -> None:
     """Create and update the streams and consumers on NATS, and the tables of ClickHouse, as the config asks.
 
     What is right is left alone, so it can be run again at any time: after an upgrade, after an agent was added. It
@@ -26,12 +36,17 @@ def setup(config: ConfigOption = None, data: DataOption = None, as_json: JsonOpt
         breakwater setup
 
         BREAKWATER_NATS_REPLICAS=3 breakwater setup --config deploy/breakwater.yaml
+
+        breakwater setup --print-sql > clickhouse.sql
     """
     from pydantic import SecretStr
 
     from breakwater.settings import Settings
 
     plane = Plane(data)
+    if print_sql:
+        output.write("\n".join(statements(plane.clickhouse_url, plane.config(config))))
+        return
     addresses = {"nats_url": SecretStr(plane.admin_nats_url), "clickhouse_url": SecretStr(plane.clickhouse_url)}
     done = run(prepare(Settings().model_copy(update=addresses), plane.config(config)))
     if as_json:
@@ -67,7 +82,26 @@ async def prepare(settings: Settings, config: Config) -> tuple[str, ...]:
             "Is JetStream switched on, and may this user create streams?",
         ) from error
     async with connect.analytics(settings.clickhouse_url.get_secret_value()) as analytics:
-        return (*streams, *await migrate(analytics))
+        return (*streams, *await migrate(analytics, layout(config)))
+
+
+def statements(clickhouse_url: str, config: Config) -> tuple[str, ...]:
+    """What ClickHouse may be told by `prepare`, as lines of SQL. Raises CliError: the address can't be used."""
+    from breakwater.analytics.client import connect as analytics_at
+    from breakwater.analytics.migrations import script
+
+    try:
+        database = analytics_at(clickhouse_url).database
+    except ValueError as error:
+        raise CliError("clickhouse_url", str(error), exit_code=ExitCode.USAGE) from None
+    return tuple(script(database, layout(config)))
+
+
+def layout(config: Config) -> Layout:
+    """What of the config shapes ClickHouse's tables."""
+    from breakwater.analytics.table import Layout
+
+    return Layout(config.clickhouse.cluster, config.clickhouse.retention_days.model_dump())
 
 
 def bus_plan(config: Config) -> Plan:

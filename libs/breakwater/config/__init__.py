@@ -3,6 +3,7 @@
 from breakwater.config.agents import Agent, AgentDefaults, CacheRules
 from breakwater.config.alerts import AlertChannel, Alerts, PythonChannel, SlackChannel, WebhookChannel
 from breakwater.config.checks import named_secrets, objection, unreadable_secrets, unusable_programs
+from breakwater.config.clickhouse import ClickHouse, RetentionDays
 from breakwater.config.live import LiveCaps
 from breakwater.config.load import load_config, parse_config
 from breakwater.config.models import Budgets, Config, Limits, ModelSettings
@@ -16,12 +17,14 @@ __all__ = [
     "Alerts",
     "Budgets",
     "CacheRules",
+    "ClickHouse",
     "Config",
     "ConfigError",
     "Limits",
     "LiveCaps",
     "ModelSettings",
     "PythonChannel",
+    "RetentionDays",
     "SecretRef",
     "SlackChannel",
     "WebhookChannel",

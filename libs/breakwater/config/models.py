@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from breakwater.config.agents import Agent, AgentDefaults
 from breakwater.config.alerts import Alerts
+from breakwater.config.clickhouse import ClickHouse
 from breakwater.config.errors import hint, listing
 from breakwater.contracts.types import Identifier, Message, ModelId, Off
 from breakwater.policy.breaker_rules import ALL, BreakerKey, BreakerRules, with_preset
@@ -95,6 +96,7 @@ class Config(Message):
         default=RetryBudgetRules(), description="Ceiling on the fleet's retries of a model, or `off`."
     )
     redaction: RedactionRules = RedactionRules()
+    clickhouse: ClickHouse = ClickHouse()
     limits: Limits = Limits()
 
     @model_validator(mode="before")

@@ -1,0 +1,156 @@
+"""What a table is, and the statements that make and change it: on one server, or on a replicated cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+RETENTION_DAYS = 400
+"""How long rows are kept unless the config says otherwise: a whole year can be compared with the one before, month by
+month."""
+
+TIME = "DateTime64(3, 'UTC')"
+WORD = "LowCardinality(String)"
+WORD_OR_NULL = "LowCardinality(Nullable(String))"
+TEXT_OR_NULL = "Nullable(String)"
+MONEY = "Decimal(18, 9)"
+MONEY_OR_NULL = f"Nullable({MONEY})"
+MONEY_BY_WORD = f"Map(LowCardinality(String), {MONEY})"
+COUNT_BY_WORD = "Map(LowCardinality(String), UInt32)"
+TIME_OR_NULL = f"Nullable({TIME})"
+COUNT_OR_NULL = "Nullable(UInt64)"
+
+_LONG_TEXTS = frozenset({"output", "messages", "input"})
+
+_COUNTS = ("UInt32", "UInt64", "Int32")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where tables are, and how long they keep rows. All statements of a database are made with the same one."""
+
+    cluster: str | None = None
+    """The replicated cluster that every statement is for, as the server's config names it; None for one server. Each
+    server of it says by its macros `shard` and `replica` which it is."""
+    retention_days: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By table; others keep rows for `RETENTION_DAYS`."""
+
+    @property
+    def on_cluster(self) -> str:
+        """What a statement says after the name of what it makes or changes."""
+        return "" if self.cluster is None else f" ON CLUSTER '{self.cluster}'"
+
+    def engine(self, version: str) -> str:
+        """Of a table whose rows are replaced by those of a higher version."""
+        if self.cluster is None:
+            return f"ReplacingMergeTree({version})"
+        # Without the table's UUID, so that a server which joins later finds the rows that are there.
+        path = "/clickhouse/tables/{shard}/{database}/{table}"
+        return f"ReplicatedReplacingMergeTree('{path}', '{{replica}}', {version})"
+
+
+PLAIN = Layout()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table. Columns stand in the order in which rows hold their values."""
+
+    name: str
+    columns: Mapping[str, str]
+    """Name and ClickHouse type."""
+    order_by: tuple[str, ...]
+    time: str
+    """The column that says how old a row is."""
+    monthly: bool = False
+    """Partitioned by the month of `time`."""
+    find_by: tuple[str, ...] = field(default=())
+    """Ids that rows are looked up by, though the sorting key does not begin with them."""
+    ranges: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Expressions that ranges of rows are read by, though the sorting key has them not, by the name of their index."""
+    earlier: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Columns added later, with what they are in rows that were stored before, as SQL; others are NULL, 0 or empty."""
+
+    def ddl(self, layout: Layout = PLAIN) -> str:
+        """The statement that creates the table where it is missing."""
+        lines = [self._column(name) for name in self.columns]
+        lines += [_find(name) for name in self.find_by]
+        lines += [_range(name, expression) for name, expression in self.ranges.items()]
+        partition = f"PARTITION BY toYYYYMM({self.time}) " if self.monthly else ""
+        settings = f" SETTINGS {_MONTHLY}" if self.monthly else ""
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self.name}{layout.on_cluster} (\n  "
+            + ",\n  ".join(lines)
+            + f"\n) ENGINE = {layout.engine('event_sequence')} {partition}ORDER BY ({', '.join(self.order_by)}) "
+            + f"TTL {self._ttl(layout)}{settings}"
+        )
+
+    def add_column(self, name: str, layout: Layout = PLAIN) -> str:
+        """The statement that adds a column where it is missing, at its place."""
+        before = list(self.columns)[: list(self.columns).index(name)]
+        place = f"AFTER {before[-1]}" if before else "FIRST"
+        return f"{self._alter(layout)} ADD COLUMN IF NOT EXISTS {self._column(name)} {place}"
+
+    def modify_columns(self, names: Iterable[str], layout: Layout = PLAIN) -> str:
+        """The statement that gives columns the types and codecs they have here; it changes nothing where they are so.
+
+        A codec holds for rows stored from then on, and for older ones when they are merged.
+        """
+        return f"{self._alter(layout)} " + ", ".join(f"MODIFY COLUMN {self._column(name)}" for name in names)
+
+    def add_index(self, name: str, layout: Layout = PLAIN) -> str:
+        """The statement that adds the index of a column of `find_by`, or one of `ranges`, where it is missing.
+
+        It serves rows stored from then on, and older ones as they are merged: until then those are read in full.
+        """
+        there = "IF NOT EXISTS "
+        index = _range(name, self.ranges[name], there) if name in self.ranges else _find(name, there)
+        return f"{self._alter(layout)} ADD {index}"
+
+    def modify_ttl(self, layout: Layout) -> str:
+        """The statement that makes the table keep its rows for as long as the layout says."""
+        return f"{self._alter(layout)} MODIFY TTL {self._ttl(layout)}"
+
+    def modify_settings(self, layout: Layout) -> str:
+        """The statement that gives a monthly table the settings it has here."""
+        return f"{self._alter(layout)} MODIFY SETTING {_MONTHLY}"
+
+    def days(self, layout: Layout) -> int:
+        """How long rows are kept."""
+        return layout.retention_days.get(self.name, RETENTION_DAYS)
+
+    def _alter(self, layout: Layout) -> str:
+        return f"ALTER TABLE {self.name}{layout.on_cluster}"
+
+    def _ttl(self, layout: Layout) -> str:
+        return f"toDateTime({self.time}) + INTERVAL {self.days(layout)} DAY"
+
+    def _column(self, name: str) -> str:
+        default = f" DEFAULT {self.earlier[name]}" if name in self.earlier else ""
+        return f"{name} {self.columns[name]}{default} CODEC({self._codec(name)})"
+
+    def _codec(self, name: str) -> str:
+        """What was smallest on rows as a busy plane makes them, measured by `python -m tests.bench.storage`."""
+        kind = self.columns[name].removeprefix("Nullable(").removesuffix(")")
+        if name in _LONG_TEXTS:
+            return "ZSTD(3)"
+        if name == "event_sequence":
+            return "Delta, ZSTD(1)"  # it grows from row to row
+        if kind in _COUNTS:
+            return "T64, ZSTD(1)"
+        if self.columns[name] in (MONEY, MONEY_OR_NULL):
+            return "GCD, T64, ZSTD(1)"  # amounts are so many tokens times a price
+        return "ZSTD(1)"
+
+
+# Whole partitions are dropped when all of it is too old, and no part is rewritten to take single rows out, nor when the
+# retention is changed.
+_MONTHLY = "ttl_only_drop_parts = 1, materialize_ttl_recalculate_only = 1"
+
+
+def _find(column: str, where: str = "") -> str:
+    return f"INDEX {where}by_{column} {column} TYPE bloom_filter(0.01) GRANULARITY 1"
+
+
+def _range(name: str, expression: str, where: str = "") -> str:
+    return f"INDEX {where}by_{name} {expression} TYPE minmax GRANULARITY 1"

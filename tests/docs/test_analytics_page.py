@@ -1,0 +1,168 @@
+"""Every query of docs/analytics.md runs as it stands there, on the real engine, and tells something."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from breakwater.analytics import rows, schema
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.views import VIEWS
+from breakwater.config import RetentionDays, parse_config
+from breakwater.contracts.execution import Attempt, Execution
+from tests.analytics import samples
+from tests.docs.markdown import ROOT, Block, blocks
+from tests.docs.markdown import rows as table_rows
+from tests.server_sources import RunningServer
+
+PAGE = ROOT / "docs" / "analytics.md"
+QUERIES = [block for block in blocks(PAGE) if block.language == "sql" and not block.text.startswith("CREATE")]
+AGENT = "content-writer"
+
+
+def a_job(identity: str, at: datetime) -> tuple[Execution, list[Attempt]]:
+    """One that failed, was retried, refused, and fell back to a model that answered."""
+    began = at - timedelta(seconds=9)
+    names: dict[str, Any] = {"agent": AGENT, "tenant": "acme", "started_at": began}
+    failed = {"outcome": "error", "error": samples.RATE_LIMITED}
+    charged = {"reserved": 9_000_000, "reserved_at": at}
+    attempts = [
+        samples.attempt(identity, 1, **names, **failed, **charged),
+        samples.attempt(identity, 2, **names, **failed, **charged, cause="retry"),
+        samples.attempt(
+            identity,
+            3,
+            **names,
+            outcome="short_circuited",
+            short_circuited=True,
+            refused_by=f"agent:{AGENT}/daily",
+            error=samples.RATE_LIMITED.model_copy(update={"kind": "budget_exceeded"}),
+            cost=0,
+            cause="retry",
+        ),
+        samples.attempt(identity, 4, **names, **charged, model="gpt-4.1-mini", cause="fallback"),
+    ]
+    record = samples.execution(
+        identity,
+        agent=AGENT,
+        tenant="acme",
+        completed_at=at,
+        attempts=attempts,
+        attempts_count=4,
+        total_cost=3_000_003,
+        wasted_cost=2_000_002,
+        wasted_by_cause={"retry": 1_000_001, "fallback": 1_000_001},
+    )
+    return record, attempts
+
+
+@pytest.fixture
+async def seeded(analytics: Analytics) -> Analytics:
+    """Now and yesterday; whatever midnight comes between the seeds and the query, there are rows on both sides."""
+    now = datetime.now(UTC)
+    for identity, at in (("order-4711", now), ("order-4710", now - timedelta(days=1))):
+        record, attempts = a_job(identity, at)
+        lost = samples.execution(
+            f"{identity}-lost", agent=AGENT, completed_at=at, status="dead_lettered", error=samples.RATE_LIMITED
+        )
+        stored = [rows.execution_row(one, number) for number, one in enumerate((record, lost))]
+        await analytics.insert(schema.EXECUTIONS, stored)
+        await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(one, one.number) for one in attempts])
+    opened, closed = (
+        samples.transition(version, agent=AGENT, to_state=state, at=now - timedelta(hours=hours))
+        for version, state, hours in ((1, "open", 3), (2, "closed", 2))
+    )
+    await analytics.insert(schema.BREAKER_TRANSITIONS, [rows.transition_row(opened, 1), rows.transition_row(closed, 2)])
+    crossed = samples.budget_event(agent=AGENT, window="monthly", period=f"{now:%Y-%m}", limit="120", at=now)
+    await analytics.insert(schema.BUDGET_EVENTS, [rows.budget_row(crossed, 1)])
+    return analytics
+
+
+@pytest.fixture
+async def analytics(clickhouse_server: RunningServer) -> AsyncGenerator[Analytics]:
+    async with samples.new_database(clickhouse_server.url) as found:
+        yield found
+
+
+async def test_every_query_runs_as_it_stands_there_and_finds_something(seeded: Analytics) -> None:
+    assert len(QUERIES) > 15
+    for block in QUERIES:
+        found = await seeded.query(block.text)
+        where = f"docs/analytics.md, line {block.line}:\n{block.text}"
+        assert len(found.rows) > 0, f"no row: {where}"
+        assert any(value is not None for row in found.rows for value in row), f"nothing but NULL: {where}"
+
+
+def asked(words: str) -> Block:
+    (found,) = [block for block in QUERIES if words in block.text]
+    return found
+
+
+async def test_what_an_agent_wasted_yesterday_and_on_what_is_one_query(seeded: Analytics) -> None:
+    found = await seeded.query(asked("minute >= yesterday() AND minute < today()").text)
+    assert [(cause, str(usd), jobs) for cause, usd, jobs in found.rows] == [
+        (cause, "0.001000001", 1) for cause, *_ in sorted(found.rows)
+    ]
+    assert {cause for cause, *_ in found.rows} == {"retry", "fallback"}
+
+
+async def test_the_forecast_goes_on_as_the_month_began(analytics: Analytics) -> None:
+    """On the 11th, after ten days of 12 dollars: 360 in the 30 days of November, and the cap of 120 is reached now."""
+    text = asked("cap_reached_at").text.replace("now(zone)", "toDateTime('2026-11-11 00:00:00', zone)")
+    text = text.replace("now()", "toDateTime('2026-11-11 00:00:00', zone)")
+    for day in range(10):
+        at = datetime(2026, 11, 1 + day, 12, tzinfo=UTC)
+        tried = samples.attempt(f"e{day}", agent=AGENT, cost=12 * 10**9, started_at=at)
+        await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(tried, day)])
+    (row,) = (await analytics.query(text)).named()
+    assert (row["spent"], row["left_over"], row["forecast"]) == (120, 0, 360.0)
+    assert abs(row["cap_reached_at"] - datetime(2026, 11, 11, tzinfo=UTC)) <= timedelta(seconds=1)
+    (row,) = (await analytics.query(text.replace("WITH 120 AS cap", "WITH 1000 AS cap"))).named()
+    assert (row["left_over"], row["cap_reached_at"]) == (880, None)
+
+
+async def test_statements_for_administrators_are_ones_that_clickhouse_can_read(analytics: Analytics) -> None:
+    (block,) = [block for block in blocks(PAGE) if block.text.startswith("CREATE USER")]
+    for statement in block.text.split(";\n"):
+        await analytics.query(f"EXPLAIN AST {statement}")
+
+
+async def test_the_export_is_a_parquet_file(seeded: Analytics, clickhouse_server: RunningServer, tmp_path: Any) -> None:
+    (block,) = [block for block in blocks(PAGE) if block.text.startswith("curl")]
+    at = urlsplit(clickhouse_server.url)
+    text = block.text.replace("USER", at.username or "").replace("PASSWORD", at.password or "")
+    text = text.replace("PORT", str(at.port)).replace("127.0.0.1", at.hostname or "")
+    text = text.replace("database=breakwater", f"database={seeded.database}")
+    ran = await asyncio.to_thread(
+        subprocess.run, ["sh", "-eu"], input=text, cwd=tmp_path, text=True, capture_output=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    exported = (tmp_path / "executions.parquet").read_bytes()
+    assert exported[:4] == exported[-4:] == b"PAR1"
+
+
+def test_all_tables_and_views_are_named_with_their_time() -> None:
+    tables = {name.strip("`"): time.strip("`") for name, _, time in table_rows(PAGE, "table")}
+    assert tables == {table.name: table.time for table in schema.TABLES}
+    assert {name.strip("`") for name, *_ in table_rows(PAGE, "view")} == VIEWS.keys()
+
+
+async def test_a_view_has_the_columns_that_it_is_said_to_have(analytics: Analytics) -> None:
+    for view, by, tells in table_rows(PAGE, "view"):
+        found = await analytics.query(f"DESCRIBE TABLE {view.strip('`')}")
+        named = re.findall(r"`(\w+)`", f"{by} {tells}")
+        assert set(named) <= {row[0] for row in found.rows}, view
+
+
+def test_the_settings_are_the_defaults() -> None:
+    (shown,) = [block.text for block in blocks(PAGE) if "retention_days" in block.text]
+    config = parse_config("providers: {p: {base_url: 'http://x'}}\nagents: {a: {model: m}}\n" + shown)
+    assert config.clickhouse.retention_days == RetentionDays()
+    assert all(str(days) in shown for days in RetentionDays().model_dump().values())
