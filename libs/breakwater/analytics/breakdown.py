@@ -1,0 +1,177 @@
+"""What went wrong in a window of time, and with whom: errors of calls, and how providers did.
+
+Calls count by when they began. How the tables are read is told in `overview.py`. Money is in nano-dollars, None where
+nothing of it is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.figures import CALLED, SETTINGS, known_sum, within
+from breakwater.analytics.window import Window
+from breakwater.contracts.types import ms_from_time
+
+# What the latest error says is looked up afterwards: to read the texts of all errors takes several times as long.
+ERRORS = f"""
+SELECT
+    hash,
+    any(kind) AS kind,
+    any(class) AS class_name,
+    sum(inner_calls) AS calls,
+    sum(inner_cost) AS cost,
+    sum(inner_unknown) AS unknown_costs,
+    arraySort(groupUniqArray(50)(agent)) AS agents,
+    arraySort(groupUniqArray(50)(model)) AS models,
+    max((inner_last_at, agent)) AS latest
+FROM (
+    SELECT
+        ifNull(error_hash, '') AS hash,
+        any(error_kind) AS kind,
+        any(error_class) AS class,
+        agent,
+        model,
+        count() AS inner_calls,
+        sum(attempts.cost) AS inner_cost,
+        countIf(attempts.cost IS NULL) AS inner_unknown,
+        max(started_at) AS inner_last_at
+    {CALLED}
+    WHERE NOT short_circuited AND error_kind IS NOT NULL
+    GROUP BY hash, agent, model
+)
+GROUP BY hash
+ORDER BY calls DESC, hash
+LIMIT {{limit:UInt32}}
+{SETTINGS}"""  # noqa: S608  of constants
+
+PROVIDERS = f"""
+SELECT
+    provider,
+    model,
+    count() AS calls,
+    countIf(outcome = 'success') AS succeeded,
+    countIf(error_kind = 'rate_limit') AS rate_limited,
+    countIf(error_kind = 'server') AS server_errors,
+    countIf(error_kind = 'timeout') AS timeouts,
+    quantilesIf(0.5, 0.95)(duration_ms, outcome = 'success') AS times,
+    sum(cost) AS spend,
+    countIf(cost IS NULL) AS unknown_costs,
+    maxIf(started_at, error_kind IS NOT NULL) AS last_error_at
+{CALLED}
+WHERE NOT short_circuited
+GROUP BY provider, model
+ORDER BY provider, model
+{SETTINGS}"""
+
+MESSAGES = """
+SELECT agent, model, ifNull(error_hash, '') AS hash, started_at, error_message
+FROM attempts FINAL
+PREWHERE started_at IN (SELECT fromUnixTimestamp64Milli(arrayJoin({times_ms:Array(Int64)}), 'UTC'))
+    AND ({agent:String} = '' OR agent = {agent:String})
+WHERE NOT short_circuited AND error_kind IS NOT NULL
+ORDER BY attempt_id
+SETTINGS do_not_merge_across_partitions_select_final = 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorLine:
+    """One error, whatever varies from call to call in its text."""
+
+    hash: str
+    """Its identity; empty for calls whose error has none."""
+    kind: str
+    class_name: str
+    message: str | None
+    """The latest wording of it."""
+    calls: int
+    """That failed with it. Those that were refused before they called are left out."""
+    cost: int | None
+    agents: tuple[str, ...]
+    models: tuple[str, ...]
+    last_at: datetime
+    """When the latest of these calls began."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderLine:
+    """How a model of a provider did. Calls that were refused here are none of its doing, and left out."""
+
+    provider: str
+    model: str
+    calls: int
+    succeeded: int
+    rate_limited: int
+    server_errors: int
+    timeouts: int
+    p50_ms: int | None
+    """Of calls that succeeded; None without any, as `p95_ms`."""
+    p95_ms: int | None
+    spend: int | None
+    last_error_at: datetime | None
+    """When the latest call that failed began."""
+    last_error: str | None
+
+
+async def errors(
+    analytics: Analytics, window: Window, *, agent: str | None = None, limit: int = 20
+) -> tuple[ErrorLine, ...]:
+    """The errors of calls, the most frequent first. Raises as `Analytics.query` does."""
+    rows = (await analytics.query(ERRORS, {**within(window, agent), "limit": limit})).named()
+    found = [(row, *row["latest"]) for row in rows]
+    told = await _messages(analytics, (at for _, at, _ in found), agent)
+    texts = {(one["agent"], one["hash"], one["started_at"]): one["error_message"] for one in told}
+    return tuple(
+        ErrorLine(
+            hash=row["hash"],
+            kind=row["kind"],
+            class_name=row["class_name"],
+            message=texts.get((last_agent, row["hash"], last_at)),
+            calls=row["calls"],
+            cost=known_sum(row["cost"], row["unknown_costs"]),
+            agents=tuple(row["agents"]),
+            models=tuple(row["models"]),
+            last_at=last_at,
+        )
+        for row, last_at, last_agent in found
+    )
+
+
+async def providers(analytics: Analytics, window: Window, *, agent: str | None = None) -> tuple[ProviderLine, ...]:
+    """Every model that was called, by provider. Raises as `Analytics.query` does."""
+    found = list((await analytics.query(PROVIDERS, within(window, agent))).named())
+    failing = [row for row in found if row["calls"] > row["succeeded"]]
+    told = await _messages(analytics, (row["last_error_at"] for row in failing), agent)
+    texts = {(one["model"], one["started_at"]): one["error_message"] for one in told}
+    return tuple(_provider(row, texts) for row in found)
+
+
+async def _messages(analytics: Analytics, times: Iterable[datetime], agent: str | None) -> list[dict[str, Any]]:
+    """What failed calls said that began at some moments."""
+    times_ms = sorted({ms_from_time(at) for at in times})
+    if not times_ms:
+        return []
+    return list((await analytics.query(MESSAGES, {"times_ms": times_ms, "agent": agent or ""})).named())
+
+
+def _provider(row: dict[str, Any], texts: dict[tuple[str, datetime], str | None]) -> ProviderLine:
+    last_at: datetime | None = row["last_error_at"] if row["calls"] > row["succeeded"] else None
+    p50_ms, p95_ms = (round(ms) for ms in row["times"]) if row["succeeded"] else (None, None)
+    return ProviderLine(
+        provider=row["provider"],
+        model=row["model"],
+        calls=row["calls"],
+        succeeded=row["succeeded"],
+        rate_limited=row["rate_limited"],
+        server_errors=row["server_errors"],
+        timeouts=row["timeouts"],
+        p50_ms=p50_ms,
+        p95_ms=p95_ms,
+        spend=known_sum(row["spend"], row["unknown_costs"]),
+        last_error_at=last_at,
+        last_error=None if last_at is None else texts.get((row["model"], last_at)),
+    )

@@ -1,0 +1,264 @@
+"""The figures of the console's pages, against the same figures computed from the records."""
+
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Generator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from breakwater.analytics import breakdown, costs, facets, overview, schema
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.overview import Bucket, Spark, Totals
+from breakwater.analytics.window import Window
+from breakwater.contracts.execution import Attempt, Execution
+from tests.analytics.made import END, SOME, Made, connected, filled_database, known, made, quantile
+from tests.analytics.samples import attempt, attempt_row
+from tests.server_sources import RunningServer
+
+EMPTY = Window(END + timedelta(days=1), END + timedelta(days=2), 3_600)
+AGENTS = [None, "support-triage"]
+
+
+@pytest.fixture(scope="module")
+def history() -> Made:
+    return made()
+
+
+@pytest.fixture(scope="module")
+def database(clickhouse_server: RunningServer) -> Generator[str]:
+    with filled_database(clickhouse_server.url) as url:
+        yield url
+
+
+@pytest.fixture
+async def filled(database: str) -> AsyncGenerator[Analytics]:
+    async with connected(database) as analytics:
+        yield analytics
+
+
+def totals_of(executions: list[Execution], attempts: list[Attempt]) -> Totals:
+    calls = [one for one in attempts if not one.short_circuited]
+    durations = [one.duration_ms for one in executions]
+    return Totals(
+        executions=len(executions),
+        succeeded=sum(one.status == "succeeded" for one in executions),
+        dead_lettered=sum(one.status == "dead_lettered" for one in executions),
+        calls=len(calls),
+        failed_calls=sum(one.outcome != "success" for one in calls),
+        retries=sum(one.cause == "retry" for one in attempts),
+        fallbacks=sum(one.cause == "fallback" for one in attempts),
+        short_circuits=len(attempts) - len(calls),
+        cache_hits=sum(one.cache_hit for one in executions),
+        p50_ms=quantile(durations, 0.5),
+        p95_ms=quantile(durations, 0.95),
+        spend=known(one.cost for one in calls),
+        wasted=known(one.wasted_cost for one in executions),
+        unknown_costs=sum(one.cost is None for one in calls),
+    )
+
+
+async def test_every_row_is_there_twice(filled: Analytics, history: Made) -> None:
+    assert (await filled.query("SELECT count() FROM attempts")).rows == ((2 * len(history.attempts),),)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_totals_are_those_of_the_records(filled: Analytics, history: Made, agent: str | None) -> None:
+    expected = totals_of(history.ended(SOME, agent), history.called(SOME, agent))
+    assert await overview.totals(filled, SOME, agent=agent) == expected
+    assert expected.short_circuits
+    assert expected.wasted
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_every_step_has_its_own_figures(filled: Analytics, history: Made, agent: str | None) -> None:
+    expected = []
+    for bucket in range(SOME.buckets):
+        step = Window(SOME.at(bucket), SOME.at(bucket) + timedelta(hours=1), 3_600)
+        sums = totals_of(history.ended(step, agent), history.called(step, agent))
+        expected.append(
+            Bucket(step.start, sums.succeeded, sums.dead_lettered, sums.p50_ms, sums.p95_ms, sums.spend, sums.wasted)
+        )
+    assert await overview.history(filled, SOME, agent=agent) == tuple(expected)
+
+
+async def test_agents_are_listed_with_sparks(filled: Analytics, history: Made) -> None:
+    lines = await overview.agents(filled, SOME)
+    names = sorted({one.agent for one in [*history.ended(SOME), *history.called(SOME)]})
+    assert [line.agent for line in lines] == names
+    part = (SOME.end - SOME.start) / 24
+    for line in lines:
+        ended = history.ended(SOME, line.agent)
+        assert line.totals == totals_of(ended, history.called(SOME, line.agent))
+        parts = [[one for one in ended if (one.completed_at - SOME.start) // part == n] for n in range(24)]
+        assert line.sparks == tuple(
+            Spark(len(some), sum(one.status == "dead_lettered" for one in some)) for some in parts
+        )
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_errors_are_counted_by_what_they_are(filled: Analytics, history: Made, agent: str | None) -> None:
+    by_hash: dict[str, list[Attempt]] = defaultdict(list)
+    for one in history.called(SOME, agent):
+        if one.error is not None and not one.short_circuited:
+            by_hash[one.error.hash or ""].append(one)
+    lines = await breakdown.errors(filled, SOME, agent=agent)
+    assert len(lines) == min(20, len(by_hash))
+    assert [line.calls for line in lines] == sorted((len(some) for some in by_hash.values()), reverse=True)[:20]
+    for line in lines:
+        some = by_hash[line.hash]
+        latest = max(one.started_at for one in some)
+        assert line.last_at == latest
+        assert line.message in {one.error.message for one in some if one.error and one.started_at == latest}
+        assert line.cost == known(one.cost for one in some)
+        assert {(line.kind, line.class_name)} == {(one.error.kind, one.error.class_) for one in some if one.error}
+        assert line.agents == tuple(sorted({one.agent for one in some}))
+        assert line.models == tuple(sorted({one.model for one in some}))
+    assert await breakdown.errors(filled, SOME, agent=agent, limit=3) == lines[:3]
+
+
+async def test_waste_is_told_by_agent_and_cause(filled: Analytics, history: Made) -> None:
+    cost, executions = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for one in history.ended(SOME):
+        for cause, nano in one.wasted_by_cause.items():
+            cost[one.agent, cause] += nano
+            executions[one.agent, cause] += 1
+    lines = await costs.waste(filled, SOME)
+    assert {(line.agent, line.cause): (line.cost, line.executions) for line in lines} == {
+        key: (cost[key], executions[key]) for key in cost
+    }
+    assert [line.cost for line in lines] == sorted(cost.values(), reverse=True)
+    assert sum(line.cost for line in lines) == (await overview.totals(filled, SOME)).wasted
+    one_agent = await costs.waste(filled, SOME, agent=lines[0].agent)
+    assert one_agent == tuple(line for line in lines if line.agent == lines[0].agent)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_providers_are_judged_by_the_calls_they_got(filled: Analytics, history: Made, agent: str | None) -> None:
+    by_model: dict[tuple[str, str], list[Attempt]] = defaultdict(list)
+    for one in history.called(SOME, agent):
+        if not one.short_circuited:
+            by_model[one.provider, one.model].append(one)
+    lines = await breakdown.providers(filled, SOME, agent=agent)
+    assert [(line.provider, line.model) for line in lines] == sorted(by_model)
+    for line in lines:
+        some = by_model[line.provider, line.model]
+        failed = [one for one in some if one.error is not None]
+        kinds = Counter(one.error.kind for one in failed if one.error)
+        times = [one.duration_ms for one in some if one.outcome == "success"]
+        latest = max((one.started_at for one in failed), default=None)
+        assert (line.calls, line.succeeded) == (len(some), len(times))
+        assert (line.rate_limited, line.server_errors, line.timeouts) == (
+            kinds["rate_limit"],
+            kinds["server"],
+            kinds["timeout"],
+        )
+        assert (line.p50_ms, line.p95_ms) == (quantile(times, 0.5), quantile(times, 0.95))
+        assert line.spend == known(one.cost for one in some)
+        assert line.last_error_at == latest
+        assert line.last_error in {one.error.message for one in failed if one.error and one.started_at == latest}
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_retries_are_judged_by_how_executions_ended(filled: Analytics, history: Made, agent: str | None) -> None:
+    def having(cause: str) -> list[Execution]:
+        ended = history.ended(SOME, agent)
+        return [one for one in ended if any(a.cause == cause and not a.short_circuited for a in one.attempts)]
+
+    retried, fell_back = having("retry"), having("fallback")
+    found = await costs.retries(filled, SOME, agent=agent)
+    assert (found.retried, found.saved) == (len(retried), sum(one.status == "succeeded" for one in retried))
+    assert (found.fell_back, found.saved_by_fallback) == (
+        len(fell_back),
+        sum(one.status == "succeeded" for one in fell_back),
+    )
+    assert found.cost == sum(a.cost or 0 for one in retried for a in one.attempts if a.cause == "retry")
+    assert found.rate == pytest.approx(found.saved / len(retried))
+
+
+@pytest.mark.parametrize("by", ["agent", "tenant", "model"])
+async def test_who_spent_what_is_told_the_dearest_first(filled: Analytics, history: Made, by: costs.Spender) -> None:
+    groups: dict[str | None, list[Attempt]] = defaultdict(list)
+    for one in history.called(SOME):
+        if not one.short_circuited:
+            groups[getattr(one, by)].append(one)
+    lines = await costs.spend_by(filled, SOME, by, limit=100)
+    assert {line.key for line in lines} == set(groups)
+    for line in lines:
+        some = groups[line.key]
+        assert line.spend == known(one.cost for one in some)
+        assert line.wasted == known(one.cost for one in some if one.outcome != "success")
+        assert (line.calls, line.unknown_costs) == (len(some), sum(one.cost is None for one in some))
+    spends = [line.spend or 0 for line in lines]
+    assert spends == sorted(spends, reverse=True)
+    assert await costs.spend_by(filled, SOME, by, limit=2) == lines[:2]
+
+
+async def test_facets_are_what_there_is_the_most_frequent_first(filled: Analytics, history: Made) -> None:
+    found = await facets.facets(filled, SOME)
+    seen = [one for one in history.executions if SOME.start <= one.completed_at < SOME.end]
+
+    def counted(values: list[str | None]) -> tuple[tuple[str, int], ...]:
+        counts = Counter(value for value in values if value is not None)
+        return tuple(sorted(counts.items(), key=lambda one: (-one[1], one[0])))[:50]
+
+    assert found.agents == counted([one.agent for one in seen])
+    assert found.models == counted([one.chosen_model or one.requested_model for one in seen])
+    assert found.tenants == counted([one.tenant for one in seen])
+    assert found.reasons == counted([one.reason for one in seen])
+    assert found.error_kinds == counted([one.error.kind if one.error else None for one in seen])
+
+
+async def test_nothing_happened_is_told_as_zero(filled: Analytics) -> None:
+    found = await overview.totals(filled, EMPTY)
+    assert (found.executions, found.calls, found.spend, found.wasted) == (0, 0, 0, 0)
+    assert (found.p50_ms, found.p95_ms, found.success_rate) == (None, None, None)
+    assert await overview.history(filled, EMPTY) == tuple(
+        Bucket(EMPTY.at(n), 0, 0, None, None, 0, 0) for n in range(24)
+    )
+    for nothing in (overview.agents, breakdown.errors, breakdown.providers, costs.waste):
+        assert await nothing(filled, EMPTY) == ()
+    assert await costs.retries(filled, EMPTY) == costs.RetryFigures(0, 0, 0, 0, 0)
+    assert await costs.spend_by(filled, EMPTY, "tenant") == ()
+    assert await facets.facets(filled, EMPTY) == facets.Facets((), (), (), (), ())
+
+
+async def test_what_is_not_known_is_not_zero(analytics: Analytics) -> None:
+    calls = [attempt("e1", 1, cost=0), attempt("e2", 1, cost=None, cost_basis="unknown", outcome="error")]
+    await analytics.insert(schema.ATTEMPTS, [attempt_row(one, 1) for one in calls])
+    window = Window(END, END + timedelta(hours=1), 60)
+    found = await overview.totals(analytics, window)
+    assert (found.spend, found.unknown_costs) == (None, 1)
+    (line,) = await costs.spend_by(analytics, window, "agent")
+    assert (line.spend, line.wasted, line.calls, line.unknown_costs) == (None, None, 2, 1)
+
+
+@given(
+    st.timedeltas(timedelta(minutes=40), timedelta(days=119)),
+    st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)),
+)
+def test_a_window_holds_its_span_in_40_to_120_whole_steps(span: timedelta, now: datetime) -> None:
+    window = Window.last(span, now)
+    assert 40 <= window.buckets <= 120
+    assert window.start <= now - span
+    assert now < window.end
+    assert window.end - now <= timedelta(seconds=window.step_s)
+    assert (now - span) - window.start < timedelta(seconds=window.step_s) + timedelta(milliseconds=1)
+    assert window.start_ms % (window.step_s * 1000) == 0
+    assert window.at(window.buckets) == window.end
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "step_s"),
+    [
+        (END, END, 60),
+        (END + timedelta(hours=1), END, 60),
+        (END, END + timedelta(seconds=90), 60),
+        (END, END + timedelta(hours=1), 0),
+        (END.replace(tzinfo=None), END + timedelta(hours=1), 60),
+    ],
+)
+def test_a_window_that_is_none_is_refused(start: datetime, end: datetime, step_s: int) -> None:
+    with pytest.raises(ValueError, match=r"window|between"):
+        Window(start, end, step_s)

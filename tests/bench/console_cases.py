@@ -1,0 +1,117 @@
+"""The queries of the console, each as the benchmark runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from breakwater.analytics import breakdown, burn, costs, facets, incidents, overview, queries, search, transitions
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.refusals import refusals
+from breakwater.analytics.search_filters import Cursor, Filters
+from breakwater.analytics.window import Window
+from breakwater.contracts.events import Window as BudgetWindow
+from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.policy.forecast import recent_from
+from breakwater.policy.periods import period
+
+AGENT = "support-triage"
+"""The busiest one."""
+
+ZONE = ZoneInfo("UTC")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a case may ask with."""
+
+    window: Window
+    middle: Cursor
+    """Half of all executions are older."""
+    last: Cursor
+    """Less than a page of executions is older."""
+    an_id: str
+    """Of an execution in the middle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A query of the console."""
+
+    name: str
+    run: Callable[[Analytics, Moment], Awaitable[Any]]
+    every_window: bool = True
+    """Run over an hour, a day, a week and a month; else once."""
+
+
+def _all(moment: Moment, **given: Any) -> Filters:
+    return Filters(since=moment.window.start, until=moment.window.end, **given)
+
+
+async def _page_2(analytics: Analytics) -> search.Page:
+    """Both pages, as one who turns over sees them."""
+    first = await search.search(analytics, Filters())
+    return await search.search(analytics, Filters(), after=first.older)
+
+
+async def _burn(analytics: Analytics, moment: Moment, of: BudgetWindow, key: str) -> burn.Burn:
+    now = moment.window.end - timedelta(minutes=1)
+    return await burn.burn(analytics, period(of, now, ZONE), key, ZONE, now)
+
+
+async def _spent_lately(analytics: Analytics, moment: Moment, of: BudgetWindow) -> dict[str, int]:
+    now = moment.window.end - timedelta(minutes=1)
+    since = time_from_ms(recent_from(period(of, now, ZONE), ms_from_time(now)))
+    return await burn.spent_since(analytics, since, now)
+
+
+CASES: list[Case] = [
+    Case("overview.totals", lambda a, m: overview.totals(a, m.window)),
+    Case("overview.totals of an agent", lambda a, m: overview.totals(a, m.window, agent=AGENT)),
+    Case("overview.history", lambda a, m: overview.history(a, m.window)),
+    Case("overview.history of an agent", lambda a, m: overview.history(a, m.window, agent=AGENT)),
+    Case("overview.agents", lambda a, m: overview.agents(a, m.window)),
+    Case("breakdown.errors", lambda a, m: breakdown.errors(a, m.window)),
+    Case("breakdown.errors of an agent", lambda a, m: breakdown.errors(a, m.window, agent=AGENT)),
+    Case("breakdown.providers", lambda a, m: breakdown.providers(a, m.window)),
+    Case("breakdown.providers of an agent", lambda a, m: breakdown.providers(a, m.window, agent=AGENT)),
+    Case("costs.waste", lambda a, m: costs.waste(a, m.window)),
+    Case("costs.waste of an agent", lambda a, m: costs.waste(a, m.window, agent=AGENT)),
+    Case("costs.retries", lambda a, m: costs.retries(a, m.window)),
+    Case("costs.retries of an agent", lambda a, m: costs.retries(a, m.window, agent=AGENT)),
+    Case("costs.spend_by agent", lambda a, m: costs.spend_by(a, m.window, "agent")),
+    Case("costs.spend_by tenant", lambda a, m: costs.spend_by(a, m.window, "tenant")),
+    Case("costs.spend_by model", lambda a, m: costs.spend_by(a, m.window, "model")),
+    Case("refusals", lambda a, m: refusals(a, m.window)),
+    Case("refusals of an agent", lambda a, m: refusals(a, m.window, agent=AGENT)),
+    Case("facets.facets", lambda a, m: facets.facets(a, m.window)),
+    Case("search.count", lambda a, m: search.count(a, _all(m))),
+    Case("search.count of a tenant", lambda a, m: search.count(a, _all(m, tenant="acme"))),
+    Case("search, page 1", lambda a, m: search.search(a, _all(m))),
+    Case("search, page 1 of an agent", lambda a, m: search.search(a, _all(m, agent=AGENT))),
+    Case("search, failed of a tenant", lambda a, m: search.search(a, _all(m, tenant="gekko", status="dead_lettered"))),
+    Case("search, nothing has it", lambda a, m: search.search(a, _all(m, task_id="no such task"))),
+    Case("search, words", lambda a, m: search.search(a, _all(m, text="overloaded"))),
+    Case("search, words of nothing", lambda a, m: search.search(a, _all(m, text="no such words"))),
+    Case("search, page 2", lambda a, _: _page_2(a), every_window=False),
+    Case("search, in the middle", lambda a, m: search.search(a, Filters(), after=m.middle), every_window=False),
+    Case("search, back from the middle", lambda a, m: search.search(a, Filters(), before=m.middle), every_window=False),
+    Case("search, last page", lambda a, m: search.search(a, Filters(), after=m.last), every_window=False),
+    Case("search, a whole id", lambda a, m: search.search(a, Filters(text=m.an_id)), every_window=False),
+    Case("search, an id's beginning", lambda a, m: search.search(a, Filters(text=m.an_id[:20])), every_window=False),
+    Case("queries.find_execution", lambda a, m: queries.find_execution(a, m.an_id), every_window=False),
+    Case("burn of a day", lambda a, m: _burn(a, m, "daily", "global"), every_window=False),
+    Case("burn of a month", lambda a, m: _burn(a, m, "monthly", "global"), every_window=False),
+    Case("burn of an agent's month", lambda a, m: _burn(a, m, "monthly", f"agent:{AGENT}"), every_window=False),
+    Case("burn.spent_since, of a day", lambda a, m: _spent_lately(a, m, "daily"), every_window=False),
+    Case("burn.spent_since, of a month", lambda a, m: _spent_lately(a, m, "monthly"), every_window=False),
+    Case("transitions.openings", lambda a, m: transitions.openings(a, m.window, m.window.end)),
+    Case("transitions.transitions", lambda a, m: transitions.transitions(a, m.window, AGENT, "gpt-4o-mini")),
+    Case("transitions.by_hand", lambda a, m: transitions.by_hand(a, m.window)),
+    Case("incidents.incidents", lambda a, m: incidents.incidents(a, m.window)),
+    Case("incidents.incidents, breakers", lambda a, m: incidents.incidents(a, m.window, event="breaker_open")),
+    Case("incidents.incident_changes", lambda a, _: incidents.incident_changes(a, "inc_none"), every_window=False),
+]
