@@ -212,6 +212,39 @@ class ChannelMetrics:
         self._held.set(alerts)
 
 
+class SinkMetrics:
+    """Tells what is stored, and how far behind that is."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._series = _sink_series(registry)
+
+    def began(self, stream: str, waiting: int) -> None:
+        """A batch came; so many messages of its stream wait behind it."""
+        self._series.waiting[(stream,)].set(waiting)
+
+    def ended(self, stream: str) -> None:
+        """A batch is stored and acknowledged."""
+        self._series.batches[(stream,)].inc()
+
+    def behind(self, stream: str, seconds: float) -> None:
+        """How old the oldest event of a batch is, or was when it was stored."""
+        # The two clocks are two machines': nothing is stored before it happened.
+        self._series.lag[(stream,)].set(max(seconds, 0.0))
+
+    def stored(self, table: str, rows: int, seconds: float) -> None:
+        """An insert is done, which took so long."""
+        self._series.rows[(table,)].inc(rows)
+        self._series.insert_seconds[(table,)].observe(seconds)
+
+    def set_aside(self, stream: str) -> None:
+        """A message became a dead letter, as no table takes it."""
+        self._series.dead_letters[(stream,)].inc()
+
+    def away(self, what: str, *, yes: bool) -> None:
+        """Whether something that is needed is away, by the name that the log has for it."""
+        self._series.unavailable[(what,)].set(yes)
+
+
 def serve(host: str, port: int) -> None:
     """Serves /metrics from a thread, until the process ends.
 
@@ -303,6 +336,45 @@ def _alerter_series(
         counter("failures", "Tries to send a message that failed."),
         counter("dead_letters", "Messages that were given up."),
         _Children(held),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _SinkSeries:
+    """All metrics of a sink process."""
+
+    rows: _Children[Counter]
+    insert_seconds: _Children[Histogram]
+    batches: _Children[Counter]
+    dead_letters: _Children[Counter]
+    lag: _Children[Gauge]
+    waiting: _Children[Gauge]
+    unavailable: _Children[Gauge]
+
+
+@cache
+def _sink_series(registry: CollectorRegistry) -> _SinkSeries:
+    def counter(name: str, what: str, label: str) -> _Children[Counter]:
+        return _Children(Counter(f"breakwater_sink_{name}_total", what, [label], registry=registry))
+
+    def gauge(name: str, what: str, label: str) -> _Children[Gauge]:
+        return _Children(Gauge(f"breakwater_sink_{name}", what, [label], registry=registry))
+
+    insert_seconds = Histogram(
+        "breakwater_sink_insert_duration_seconds",
+        "How long inserts took that were done.",
+        ["table"],
+        buckets=HTTP_BUCKETS_S,
+        registry=registry,
+    )
+    return _SinkSeries(
+        rows=counter("rows", "Rows that were stored, again delivered ones among them.", "table"),
+        insert_seconds=_Children(insert_seconds),
+        batches=counter("batches", "Batches that were stored and acknowledged.", "stream"),
+        dead_letters=counter("dead_letters", "Messages that no table takes, and that became dead letters.", "stream"),
+        lag=gauge("lag_seconds", "How old the oldest event is that is held, or was when it was stored.", "stream"),
+        waiting=gauge("waiting_messages", "Messages that stood behind the newest batch when it came.", "stream"),
+        unavailable=gauge("unavailable", "1 while something that is needed is away.", "what"),
     )
 
 

@@ -11,6 +11,7 @@ from breakwater.bus.broker import connection_of, make_app, make_broker, on_batch
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config
 from breakwater.contracts.subjects import Stream
+from breakwater.metrics import SinkMetrics
 from breakwater.settings import Settings
 from services.sink.handlers import Sink
 
@@ -23,7 +24,7 @@ def build(settings: Settings, config: Config) -> FastStream:  # noqa: ARG001  ev
     """Wires the service. Connects to nothing yet."""
     broker = make_broker(settings.nats_url.get_secret_value(), "sink")
     analytics = connect(settings.clickhouse_url)
-    sink = Sink(analytics, Publisher(connection_of(broker), "sink"), lambda: datetime.now(UTC))
+    sink = Sink(analytics, Publisher(connection_of(broker), "sink"), lambda: datetime.now(UTC), SinkMetrics())
     on_batch(broker, Stream.EVENTS, "bw.>", "sink-events", sink.store, size=BATCH_SIZE, linger_s=LINGER_S)
     on_batch(broker, Stream.ALERTS, "bw.alerts.>", "sink-alerts", sink.store, size=BATCH_SIZE, linger_s=LINGER_S)
     app = make_app(broker)

@@ -7,31 +7,30 @@ holds up nobody. While ClickHouse or the bus is away the batch is held, and noth
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
 import structlog
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import AnalyticsUnavailable, RowsRejected, Unstorable
+from breakwater.analytics.errors import RowsRejected, Unstorable
 from breakwater.analytics.rows import Row
 from breakwater.analytics.schema import Table
 from breakwater.bus.deadletter import dead_letter
 from breakwater.bus.delivery import Delivery, heartbeat
-from breakwater.bus.errors import BusUnavailable, PublishRefused
+from breakwater.bus.errors import PublishRefused
 from breakwater.bus.publisher import Publisher
-from breakwater.telemetry import Outage
+from breakwater.metrics import SinkMetrics
 from services.sink import records
+from services.sink.waiting import StoppingError, Waiting
 
-FIRST_DELAY_S = 0.2
-LONGEST_DELAY_S = 5.0
 REFUSED_DELAY_S = 300.0
 """How long a message waits that neither ClickHouse nor DLQ takes; it stays on its stream meanwhile."""
 
-
-class _StoppingError(Exception):
-    """The service was told to stop while something was away."""
+CLICKHOUSE = "clickhouse"
+DEAD_LETTERS = "dead letters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +44,38 @@ class _Pending:
 class Sink:
     """Handles batches of messages. Batches of several streams may be in work at once."""
 
-    def __init__(self, analytics: Analytics, publisher: Publisher, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, analytics: Analytics, publisher: Publisher, now: Callable[[], datetime], metrics: SinkMetrics
+    ) -> None:
         self._analytics = analytics
         self._publisher = publisher
         self._now = now
-        self._clickhouse = Outage("clickhouse")
-        self._dead_letters = Outage("dead letters")
-        self._stopping = asyncio.Event()
+        self._metrics = metrics
+        self._held: dict[str, datetime] = {}
+        self._clickhouse = Waiting(CLICKHOUSE, self._tell)
+        self._dead_letters = Waiting(DEAD_LETTERS, self._tell)
 
     async def store(self, deliveries: list[Delivery]) -> None:
-        """Stores a batch and acknowledges it; on `stop` during an outage, leaves it to be delivered again."""
+        """Stores a batch of one stream and acknowledges it; on `stop` during an outage, leaves it for redelivery."""
+        stream = deliveries[0].stream
+        self._held[stream] = min(delivery.published_at for delivery in deliveries)
+        self._metrics.began(stream, deliveries[-1].waiting)
+        self._tell_lag()
         try:
             async with heartbeat(deliveries):
                 await self._store(deliveries)
-        except _StoppingError:
+        except StoppingError:
             structlog.get_logger().info("batch_left_for_redelivery", messages=len(deliveries))
+        else:
+            self._metrics.ended(stream)
+        finally:
+            self._tell_lag()
+            del self._held[stream]
 
     async def stop(self) -> None:
         """Gives up waiting for what is away. Work that needs no waiting is finished."""
-        self._stopping.set()
+        self._clickhouse.stop()
+        self._dead_letters.stop()
 
     async def _store(self, deliveries: list[Delivery]) -> None:
         waiting: dict[str, tuple[Table, list[_Pending]]] = {}
@@ -76,8 +88,12 @@ class Sink:
                     refused.append(delivery)
             else:
                 waiting.setdefault(table.name, (table, []))[1].append(_Pending(delivery, row))
-        for table, pending in waiting.values():
-            refused += await self._insert(table, pending)
+        # Side by side: while the server works on one insert, the next one is made here.
+        inserts = (self._insert(table, pending) for table, pending in waiting.values())
+        for outcome in await asyncio.gather(*inserts, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            refused += outcome
         for delivery in deliveries:
             if delivery in refused:
                 await delivery.retry_in(REFUSED_DELAY_S)
@@ -91,10 +107,14 @@ class Sink:
         Returns:
             The messages that could be kept nowhere.
         """
+
+        async def insert() -> None:
+            began = time.monotonic()
+            await self._analytics.insert(table, [item.row for item in pending])
+            self._metrics.stored(table.name, len(pending), time.monotonic() - began)
+
         try:
-            await self._patiently(
-                self._clickhouse, lambda: self._analytics.insert(table, [item.row for item in pending])
-            )
+            await self._clickhouse.patiently(insert)
         except RowsRejected as error:
             if len(pending) == 1:
                 delivery = pending[0].delivery
@@ -119,34 +139,19 @@ class Sink:
             )
 
         try:
-            await self._patiently(self._dead_letters, publish)
+            await self._dead_letters.patiently(publish)
         except PublishRefused:
             log.exception("dead_letter_refused", error=error, tried_again_in_s=REFUSED_DELAY_S)
             return False
+        self._metrics.set_aside(delivery.stream)
         log.warning("unstorable", error=error)
         return True
 
-    async def _patiently(self, outage: Outage, operation: Callable[[], Awaitable[None]]) -> None:
-        """Repeats an operation until the other side is there. Whatever else it raises is an answer, and is passed on.
+    def _tell(self, what: str, away: bool) -> None:
+        self._metrics.away(what, yes=away)
+        self._tell_lag()
 
-        Raises:
-            _StoppingError: `stop` was called while it was away.
-        """
-        delay_s = FIRST_DELAY_S
-        while True:
-            try:
-                await operation()
-            except (AnalyticsUnavailable, BusUnavailable) as error:
-                outage.failed(error)
-            except (RowsRejected, PublishRefused):
-                outage.worked()
-                raise
-            else:
-                outage.worked()
-                return
-            try:
-                await asyncio.wait_for(self._stopping.wait(), delay_s)
-            except TimeoutError:
-                delay_s = min(delay_s * 2, LONGEST_DELAY_S)
-            else:
-                raise _StoppingError
+    def _tell_lag(self) -> None:
+        now = self._now()
+        for stream, oldest in self._held.items():
+            self._metrics.behind(stream, (now - oldest).total_seconds())

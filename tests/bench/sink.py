@@ -1,25 +1,36 @@
-"""How fast the sink stores a backlog, and what it costs: rows a second, and CPU an event in every process.
+"""How fast the sink stores a backlog, what it costs, and how fast clickhouse-connect alone inserts the same rows.
 
     python -m tests.bench.sink [jobs]
 
 Starts the embedded servers in a temporary directory and the sink, which stores a few events to warm up and is then held
 (SIGSTOP) while two events for each job are published: an attempt and its execution, with 1.4 KB of prompt and answer.
-The figures are from its release to the last acknowledgement. Nothing is asserted.
+The figures are from its release to the last acknowledgement.
+
+Then clickhouse-connect inserts the same rows, which were made before, into the tables of another database of the same
+server: in inserts of the same size, one after the other, with nothing to read, to check or to acknowledge. Nothing is
+asserted.
 """
 
-import asyncio
 import signal
 import sys
 import tempfile
 import time
 from asyncio.subprocess import Process
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
+import uvloop
+from clickhouse_connect.driver import create_async_client
 
-from tests.analytics.samples import attempt, execution, new_database
-from tests.server_sources import EmbeddedServers
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.rows import Row
+from breakwater.analytics.schema import Table
+from services.sink import records
+from services.sink.app import BATCH_SIZE
+from tests.analytics.samples import NOON, attempt, execution, new_database
+from tests.server_sources import EmbeddedServers, RunningServer
 from tests.services.sink.plane import Plane, of_attempt, of_execution
 
 PUBLISHED_AT_ONCE = 2_000
@@ -50,6 +61,7 @@ def child(part_of_command: str) -> psutil.Process:
 async def measure(jobs: int, directory: Path) -> None:
     servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=directory)))
     nats_server, clickhouse_server = servers.nats(), servers.clickhouse()
+    everything = list(events(jobs, "job"))
     try:
         async with (
             new_database(clickhouse_server.url) as analytics,
@@ -60,19 +72,23 @@ async def measure(jobs: int, directory: Path) -> None:
                 await plane.publish(events(WARM_UP_JOBS, "warm-up"))
                 await plane.until_done()
                 sink.send_signal(signal.SIGSTOP)
-                everything = list(events(jobs, "job"))
                 for first in range(0, len(everything), PUBLISHED_AT_ONCE):
                     await plane.publish(everything[first : first + PUBLISHED_AT_ONCE])
-                await report(plane, sink, len(everything))
+                by_sink = await report(plane, sink, len(everything))
             finally:
                 sink.send_signal(signal.SIGCONT)
                 sink.terminate()
                 await sink.wait()
+        async with new_database(clickhouse_server.url) as analytics:
+            alone = await insert_alone(clickhouse_server, analytics, batches(everything))
+        print(f"{len(everything)} rows by clickhouse-connect alone: {alone:,.0f} a second")
+        print(f"the sink is at {by_sink / alone:.0%} of it")
     finally:
         servers.stop()
 
 
-async def report(plane: Plane, sink: Process, count: int) -> None:
+async def report(plane: Plane, sink: Process, count: int) -> float:
+    """Prints what the sink does; gives its events a second."""
     watched = {
         "nats": child("nats-server"),
         "clickhouse": child("breakwater.embedded.clickhouse"),
@@ -85,11 +101,47 @@ async def report(plane: Plane, sink: Process, count: int) -> None:
     took = time.monotonic() - began
     spent = {name: cpu_s(process) - before[name] for name, process in watched.items()}
     resident = watched["sink"].memory_info().rss / 2**20
-    print(f"{count} events in {took:.2f} s: {count / took:,.0f} a second; sink resident {resident:.0f} MB")
+    print(f"{count} events by the sink: {count / took:,.0f} a second; resident {resident:.0f} MB")
     for name, seconds in spent.items():
         print(f"{name:>12}: {seconds / count * 1e6:7.1f} us of CPU an event")
+    return count / took
+
+
+def batches(everything: Sequence[tuple[str, bytes]]) -> list[tuple[Table, list[Row]]]:
+    """The inserts that the sink makes of these messages, in the order in which it makes them."""
+    made: list[tuple[Table, list[Row]]] = []
+    for first in range(0, len(everything), BATCH_SIZE):
+        by_table: dict[str, tuple[Table, list[Row]]] = {}
+        for sequence, (subject, data) in enumerate(everything[first : first + BATCH_SIZE], first + 1):
+            table, row = records.read(subject, data, sequence, NOON)
+            by_table.setdefault(table.name, (table, []))[1].append(row)
+        made += by_table.values()
+    return made
+
+
+async def insert_alone(
+    server: RunningServer, analytics: Analytics, inserts: Sequence[tuple[Table, Sequence[Row]]]
+) -> float:
+    """Inserts with the driver's own means; gives rows a second."""
+    at = urlsplit(server.url)
+    client = await create_async_client(
+        host=at.hostname, port=at.port, username=at.username, password=at.password, database=analytics.database
+    )
+    try:
+        began = time.monotonic()
+        for table, rows in inserts:
+            await client.insert(
+                table.name,
+                rows,
+                column_names=list(table.columns),
+                column_type_names=list(table.columns.values()),
+                settings={"async_insert": 0, "wait_end_of_query": 1},
+            )
+        return sum(len(rows) for _, rows in inserts) / (time.monotonic() - began)
+    finally:
+        await client.close()
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
-        asyncio.run(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000, Path(temporary)))
+        uvloop.run(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000, Path(temporary)))

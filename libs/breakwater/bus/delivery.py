@@ -18,7 +18,17 @@ ACK_TIMEOUT_S = 5.0
 class Delivery:
     """One delivery of one stored message."""
 
-    __slots__ = ("_message", "data", "deliveries", "headers", "published_at", "sequence", "stream", "subject")
+    __slots__ = (
+        "_message",
+        "data",
+        "deliveries",
+        "headers",
+        "published_at",
+        "sequence",
+        "stream",
+        "subject",
+        "waiting",
+    )
 
     def __init__(self, message: Msg) -> None:
         metadata = message.metadata
@@ -31,6 +41,8 @@ class Delivery:
         self.deliveries: int = metadata.num_delivered or 1
         """1 for the first delivery."""
         self.published_at: datetime = metadata.timestamp
+        self.waiting: int = metadata.num_pending or 0
+        """How many messages stood behind this one for its consumer, delivered to nobody, when it was sent."""
 
     async def ack(self) -> None:
         """Acknowledges without waiting for the server: for work that may be done twice."""

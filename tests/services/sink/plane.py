@@ -81,14 +81,17 @@ class Plane:
         finally:
             await app.stop()
 
-    async def sink_process(self, directory: Path) -> asyncio.subprocess.Process:
+    async def sink_process(
+        self, directory: Path, *, clickhouse_url: str | None = None, metrics_port: int | None = None
+    ) -> asyncio.subprocess.Process:
         """The service as it is run for real; its log is on the process' stderr, in JSON lines."""
         config = directory / "breakwater.yaml"
         config.write_text(CONFIG)
         surroundings = {
             "BREAKWATER_CONFIG": str(config),
             "BREAKWATER_NATS_URL": self.settings.nats_url.get_secret_value(),
-            "BREAKWATER_CLICKHOUSE_URL": self.settings.clickhouse_url.get_secret_value(),
+            "BREAKWATER_CLICKHOUSE_URL": clickhouse_url or self.settings.clickhouse_url.get_secret_value(),
+            **({} if metrics_port is None else {"BREAKWATER_METRICS_PORT": str(metrics_port)}),
         }
         return await asyncio.create_subprocess_exec(
             sys.executable, "-m", "services", "sink", env={**os.environ, **surroundings}, stderr=asyncio.subprocess.PIPE
@@ -110,6 +113,10 @@ class Plane:
             line = json.loads(await asyncio.wait_for(sink.stderr.readline(), PATIENCE_S))
             if line["event"] == event:
                 return line
+
+    async def within_patience(self, something: Awaitable[Any]) -> None:
+        """Waits for something that must come."""
+        await asyncio.wait_for(something, PATIENCE_S)
 
     async def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
         """Stores messages on the bus, in order."""

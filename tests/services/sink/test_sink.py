@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import structlog
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from breakwater.analytics import schema
@@ -17,6 +18,7 @@ from breakwater.bus.delivery import Delivery
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt
+from breakwater.metrics import SinkMetrics
 from services.sink.handlers import Sink
 from tests.analytics import samples
 from tests.services.sink.plane import Plane, of_attempt, of_execution, until
@@ -263,7 +265,12 @@ async def test_a_dead_letter_waits_for_the_bus(plane: Plane) -> None:
     await plane.publish([("bw.guards.writer", b"unknown"), of_attempt(samples.attempt())])
     subscription = await plane.jetstream.pull_subscribe_bind("sink-events", "EVENTS")
     batch = [Delivery(message) for message in await subscription.fetch(2, timeout=60)]
-    sink = Sink(plane.analytics, Publisher(lambda: plane.client, "sink"), lambda: datetime.now(UTC))
+    sink = Sink(
+        plane.analytics,
+        Publisher(lambda: plane.client, "sink"),
+        lambda: datetime.now(UTC),
+        SinkMetrics(CollectorRegistry()),
+    )
     structlog.reset_defaults()
     with capture_logs() as log:
         plane.nats_server.kill()

@@ -1,0 +1,148 @@
+"""ClickHouse is away for long, and a sink is restarted meanwhile: that costs delay, and neither rows nor memory."""
+
+import asyncio
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+from nats.js.api import ConsumerConfig
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from breakwater.analytics import schema
+from breakwater.bus.delivery import Delivery
+from breakwater.bus.publisher import Publisher
+from breakwater.embedded.ports import free_port
+from breakwater.metrics import SinkMetrics
+from services.sink.app import BATCH_SIZE
+from services.sink.handlers import Sink
+from tests.analytics import samples
+from tests.services.sink.plane import Plane, of_attempt, of_execution, until
+
+BACKLOG = 8 * BATCH_SIZE
+PROMPT = [{"role": "user", "content": "12345678" * 1_500}]
+ALLOWED = 80 * 2**20
+"""Half of what the backlog takes, and more than a batch does in all of its forms."""
+
+
+def backlog(count: int, name: str) -> Iterator[tuple[str, bytes]]:
+    """Executions of 12 KB that cost 1, 2, 3, … nano-dollars."""
+    for number in range(1, count + 1):
+        yield of_execution(samples.execution(f"{name}-{number}", total_cost=number, messages=PROMPT))
+
+
+def scrape(port: int) -> dict[tuple[str, ...], float]:
+    """What a sink tells of itself, by name and label values."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return {
+            (sample.name.removeprefix("breakwater_sink_"), *sample.labels.values()): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+
+async def test_a_long_outage_with_a_restart_costs_neither_rows_nor_memory(plane: Plane, tmp_path: Path) -> None:
+    # A short ack wait, so that what the first sink held comes back within the test.
+    config: ConsumerConfig = (await plane.consumer()).config
+    await plane.jetstream.add_consumer("EVENTS", config.evolve(ack_wait=2.0))
+    port = free_port()
+    sink = await plane.sink_process(tmp_path, metrics_port=port)
+    await plane.publish(backlog(2 * BATCH_SIZE, "before"))
+    await plane.until_done()
+    before = psutil.Process(sink.pid).memory_info().rss
+
+    async def told_away() -> bool:
+        try:
+            told = await asyncio.to_thread(scrape, port)
+        except urllib.error.URLError:
+            return False  # it does not listen yet
+        return told.get(("unavailable", "clickhouse")) == 1
+
+    async with plane.clickhouse_away():
+        for begin in range(8):
+            await plane.publish(backlog(BACKLOG // 8, f"during-{begin}"))
+        await until(told_away, "the outage is in the metrics")
+        told = await asyncio.to_thread(scrape, port)
+        assert told["lag_seconds", "EVENTS"] > 0
+        held = await plane.consumer()
+        assert held.num_pending >= BACKLOG - 2 * BATCH_SIZE, "it takes no more than it works on"
+        assert held.num_ack_pending <= 2 * BATCH_SIZE
+        assert psutil.Process(sink.pid).memory_info().rss < before + ALLOWED
+        sink.send_signal(signal.SIGTERM)
+        await plane.within_patience(sink.communicate())
+        assert sink.returncode == 0
+        port = free_port()
+        sink = await plane.sink_process(tmp_path, metrics_port=port)
+        await until(told_away, "the second sink is at work, too")
+    await plane.until_done()
+    assert psutil.Process(sink.pid).memory_info().rss < before + ALLOWED
+    told = await asyncio.to_thread(scrape, port)
+    assert told["unavailable", "clickhouse"] == 0
+    assert told["rows_total", "executions"] >= BACKLOG
+    assert told["insert_duration_seconds_count", "executions"] >= BACKLOG / BATCH_SIZE
+    sink.terminate()
+    await sink.communicate()
+    each = BACKLOG // 8
+    assert await plane.rows("SELECT count(), toInt64(sum(total_cost) * 1000000000) FROM executions FINAL") == (
+        (BACKLOG + 2 * BATCH_SIZE, 8 * each * (each + 1) // 2 + BATCH_SIZE * (2 * BATCH_SIZE + 1)),
+    )
+    assert await plane.dead_letters() == []
+
+
+async def test_what_is_stored_what_waits_and_how_late_it_is_are_told(plane: Plane) -> None:
+    await plane.publish([*(of_attempt(samples.attempt(f"e{n}")) for n in range(24)), ("bw.guards.writer", b"unknown")])
+    subscription = await plane.jetstream.pull_subscribe_bind("sink-events", "EVENTS")
+    registry = CollectorRegistry()
+
+    async def store(count: int) -> None:
+        batch = [Delivery(message) for message in await subscription.fetch(count, timeout=60)]
+        late = batch[0].published_at + timedelta(seconds=90)
+        sink = Sink(plane.analytics, Publisher(lambda: plane.client, "sink"), lambda: late, SinkMetrics(registry))
+        await sink.store(batch)
+
+    def told(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"breakwater_sink_{name}", labels)
+
+    await store(10)
+    assert told("rows_total", table=schema.ATTEMPTS.name) == 10
+    assert told("waiting_messages", stream="EVENTS") == 15
+    assert told("lag_seconds", stream="EVENTS") == 90
+    assert told("dead_letters_total", stream="EVENTS") is None
+    await store(15)
+    assert told("rows_total", table=schema.ATTEMPTS.name) == 24
+    assert told("waiting_messages", stream="EVENTS") == 0
+    assert told("dead_letters_total", stream="EVENTS") == 1
+    assert told("batches_total", stream="EVENTS") == 2
+    assert told("insert_duration_seconds_count", table=schema.ATTEMPTS.name) == 2
+    assert told("unavailable", what="clickhouse") == 0
+    assert told("unavailable", what="dead letters") == 0
+
+
+async def test_what_one_table_takes_is_stored_while_another_is_missing_and_the_outage_lasts(plane: Plane) -> None:
+    await plane.analytics.execute("DROP TABLE attempts")
+    await plane.publish([of_attempt(samples.attempt()), of_execution(samples.execution())])
+    subscription = await plane.jetstream.pull_subscribe_bind("sink-events", "EVENTS")
+    registry = CollectorRegistry()
+    batch = [Delivery(message) for message in await subscription.fetch(2, timeout=60)]
+    now = batch[0].published_at
+    sink = Sink(plane.analytics, Publisher(lambda: plane.client, "sink"), lambda: now, SinkMetrics(registry))
+    storing = asyncio.create_task(sink.store(batch))
+
+    async def one_is_stored() -> bool:
+        return registry.get_sample_value("breakwater_sink_rows_total", {"table": "executions"}) == 1
+
+    async def away() -> bool:
+        return registry.get_sample_value("breakwater_sink_unavailable", {"what": "clickhouse"}) == 1
+
+    await until(one_is_stored, "the table that is there has its row")
+    await until(away, "the outage is told")
+    assert (await plane.consumer()).num_ack_pending == 2
+    await plane.analytics.execute(schema.ATTEMPTS.ddl())
+    await plane.within_patience(storing)
+    assert registry.get_sample_value("breakwater_sink_unavailable", {"what": "clickhouse"}) == 0
+    assert await plane.rows("SELECT count() FROM attempts") == ((1,),)
