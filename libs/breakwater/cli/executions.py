@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +10,8 @@ import typer
 from breakwater.cli import connect, execution_page, execution_tree, formats, output
 from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, wrong_usage
+from breakwater.cli.executions_export import Status, export
+from breakwater.cli.groups import ListsOrShows
 from breakwater.cli.plane import DataOption, JsonOption, Plane
 
 if TYPE_CHECKING:
@@ -21,14 +22,13 @@ if TYPE_CHECKING:
 _DRY_RUNS = "SELECT execution_id FROM executions FINAL WHERE dry_run AND execution_id IN {ids:Array(String)}"
 
 
-class Status(StrEnum):
-    """How an execution can end."""
-
-    SUCCEEDED = "succeeded"
-    DEAD_LETTERED = "dead_lettered"
-    CANCELLED = "cancelled"
+app = typer.Typer(
+    cls=ListsOrShows,
+    help="List executions, the latest first; show one; or export them to a file.",
+)
 
 
+@app.command("list")
 def executions(
     execution_id: Annotated[
         str | None, typer.Argument(metavar="[ID]", help="Show this one, with its attempts.")
@@ -50,6 +50,9 @@ def executions(
     An execution is the record of a job, and has the job's id. It appears about a second after the job was decided.
     A job that names a `parent_execution_id` stands below that execution in its tree.
 
+    `breakwater executions export` writes all that you choose to a file: see its `--help`. An execution whose id is
+    `export` or `list` is shown by `breakwater executions -- export`.
+
     For example:
 
         breakwater executions --status dead_lettered --since 1h
@@ -58,7 +61,7 @@ def executions(
 
         breakwater executions order-4711 --tree
 
-        breakwater executions --agent content-writer --json | jq '.[].total_cost'
+        breakwater executions list --agent content-writer --json | jq '.[].total_cost'
     """
     if tree and execution_id is None:
         raise wrong_usage("--tree needs the id of an execution", "Try `breakwater executions ID --tree`.")
@@ -72,6 +75,9 @@ def executions(
         output.json_document([_line_json(line) | {"dry_run": line.execution_id in dry} for line in lines])
     else:
         _show_list(lines, dry)
+
+
+app.command("export")(export)
 
 
 def _print_one(url: str, execution_id: str, as_json: bool) -> None:
