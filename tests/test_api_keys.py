@@ -6,11 +6,12 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from breakwater.api_keys import ApiKeysError, KeyRing, create_key, list_keys, revoke_key
-from breakwater.policy.api_keys import ENTROPY_BYTES, mint, opens, split
+from breakwater.policy.api_keys import ENTROPY_BYTES, SCOPES, Scope, mint, opens, scopes_for, split
 
 AT = datetime(2026, 11, 21, 10, tzinfo=UTC)
 
@@ -147,3 +148,123 @@ def test_keys_created_at_the_same_time_are_all_kept(path: Path) -> None:
     assert all(ring.holder(key) is not None for key in keys)
     assert {key.name for key in list_keys(path)} == {f"key {number}" for number in range(32)}
     assert not list(path.parent.glob(f"*.{os.getpid()}.new"))
+
+
+def test_a_key_is_for_everything_where_nothing_is_said(path: Path) -> None:
+    holder = KeyRing(path).holder(create_key(path, "ci"))
+    assert holder is not None
+    assert holder.scopes == ("submit", "read", "operate")
+
+
+def test_scopes_are_kept_once_each_and_in_one_order(path: Path) -> None:
+    create_key(path, "ci", ("operate", "read", "operate"))
+    assert [key.scopes for key in list_keys(path)] == [("read", "operate")]
+
+
+@pytest.mark.parametrize("scopes", [(), ("admin",), ("read", "")])
+def test_a_key_without_a_scope_or_with_one_that_is_not_known_is_not_made(path: Path, scopes: Any) -> None:
+    with pytest.raises(ApiKeysError, match="one or more of the scopes submit, read, operate"):
+        create_key(path, "ci", scopes)
+    assert list_keys(path) == ()
+
+
+def test_a_file_of_before_there_were_scopes_opens_everything_still(path: Path) -> None:
+    key = create_key(path, "old", ("read",))
+    document = json.loads(path.read_text())
+    del document["keys"][0]["scopes"]
+    path.write_text(json.dumps(document))
+    holder = KeyRing(path).holder(key)
+    assert holder is not None
+    assert holder.scopes == SCOPES
+    create_key(path, "new", ("submit",))
+    assert [kept.scopes for kept in list_keys(path)] == [SCOPES, ("submit",)]
+
+
+@pytest.mark.parametrize("scopes", [[], ["read", "root"], None, "operate"])
+def test_scopes_that_are_broken_by_hand_open_nothing_more(path: Path, scopes: Any) -> None:
+    key = create_key(path, "ci", ("read",))
+    ring, document = KeyRing(path), json.loads(path.read_text())
+    assert ring.holder(key) is not None
+    document["keys"][0]["scopes"] = scopes
+    path.write_text(json.dumps(document))
+    holder = ring.holder(key)
+    assert holder is not None
+    assert holder.scopes == ("read",)
+    assert KeyRing(path).holder(key) is None
+    with pytest.raises(ApiKeysError, match=r"is not a file of API keys: keys\.0\.scopes"):
+        list_keys(path)
+
+
+def test_scopes_that_are_changed_by_hand_hold_at_once(path: Path) -> None:
+    key = create_key(path, "ci", ("read",))
+    ring = KeyRing(path)
+    assert ring.holder(key) is not None
+    path.write_text(path.read_text().replace('"read"', '"submit"'))
+    holder = ring.holder(key)
+    assert holder is not None
+    assert holder.scopes == ("submit",)
+
+
+NEEDED: list[tuple[str, str, tuple[Scope, ...]]] = [
+    ("POST", "/api/v1/jobs", ("submit",)),
+    ("GET", "/api/v1/jobs/j", ("submit",)),
+    ("HEAD", "/api/v1/jobs/j", ("submit",)),
+    ("GET", "/api/v1/jobs/a/b", ("submit",)),
+    ("GET", "/api/v1/jobs/", ("submit",)),
+    ("GET", "/api/v1/jobs/progress", ("submit",)),
+    ("GET", "/api/v1/jobs/my-progress", ("submit",)),
+    ("GET", "/api/v1/jobs/j/progress/", ("submit",)),
+    ("GET", "/api/v1/jobs/j/progress", ("read", "submit")),
+    ("HEAD", "/api/v1/jobs/a/b/progress", ("read", "submit")),
+    ("POST", "/api/v1/jobs/j", ("operate",)),
+    ("POST", "/api/v1/jobs/j/progress", ("operate",)),
+    ("GET", "/api/v1/jobs", ("read",)),
+    ("GET", "/api/v1/jobsomething", ("read",)),
+    ("POST", "/api/v1/jobsomething", ("operate",)),
+    ("GET", "/api/v1/agents", ("read",)),
+    ("HEAD", "/api/v1/budgets/books", ("read",)),
+    ("GET", "/api/v1/alerts/inc_3f9a1c07", ("read",)),
+    ("GET", "/api/v1/of/a/later/version", ("read",)),
+    ("POST", "/api/v1/breakers/reset", ("operate",)),
+    ("POST", "/api/v1/alerts/ack", ("operate",)),
+    ("POST", "/api/v1/of/a/later/version", ("operate",)),
+    ("DELETE", "/api/v1/jobs", ("operate",)),
+    ("PUT", "/api/v1/agents", ("operate",)),
+    ("get", "/api/v1/agents", ("operate",)),
+    ("GET", "/metrics", ("read",)),
+    ("GET", "/metrics/", ("read",)),
+    ("POST", "/metrics", ("read",)),
+    ("GET", "/api/v1/key", SCOPES),
+    ("HEAD", "/api/v1/key", SCOPES),
+    ("POST", "/api/v1/key", ("operate",)),
+    ("GET", "/api/v1/key/s", ("read",)),
+    ("GET", "/api", SCOPES),
+    ("POST", "/api/", SCOPES),
+    ("GET", "/api/v1", SCOPES),
+    ("POST", "/api/v2/jobs", SCOPES),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "scopes"), NEEDED)
+def test_each_request_needs_its_scope(method: str, path: str, scopes: tuple[Scope, ...]) -> None:
+    assert scopes_for(method, path) == scopes
+
+
+ENDS_SO = [
+    ("/api/v1/jobs/a%2Fb/progress", ("read", "submit")),
+    ("/api/v1/jobs/a/b%2Fprogress", ("submit",)),
+    ("/api/v1/jobs/a%2Fb%2fprogress", ("submit",)),
+    ("/api%2Fv1%2Fjobs%2Fa%2Fb%2Fprogress", ("submit",)),
+    ("/api/v1/jobs/a%2Fb%2Fpr%6Fgress", ("submit",)),
+    ("", ("submit",)),
+]
+
+
+@pytest.mark.parametrize(("sent", "scopes"), ENDS_SO)
+def test_a_job_whose_name_ends_in_progress_is_not_mistaken_for_progress(sent: str, scopes: tuple[Scope, ...]) -> None:
+    assert scopes_for("GET", "/api/v1/jobs/a/b/progress", sent) == scopes
+
+
+def test_a_job_called_progress_is_a_job_however_it_is_sent() -> None:
+    for sent in ("/api/v1/jobs/progress", "/api/v1/jobs%2Fprogress"):
+        assert scopes_for("GET", "/api/v1/jobs/progress", sent) == ("submit",)

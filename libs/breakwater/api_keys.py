@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from breakwater.contracts.types import Message
 from breakwater.files import write_private
-from breakwater.policy.api_keys import ENTROPY_BYTES, ApiKey, mint, opens, split
+from breakwater.policy.api_keys import ENTROPY_BYTES, SCOPES, ApiKey, Scope, mint, opens, split
 from breakwater.telemetry import Outage
 
 
@@ -26,18 +26,20 @@ class _Document(Message):
     keys: tuple[ApiKey, ...] = ()
 
 
-def create_key(path: Path, name: str) -> str:
-    """Adds a key.
+def create_key(path: Path, name: str, scopes: tuple[Scope, ...] = SCOPES) -> str:
+    """Adds a key that may do what its scopes say.
 
     Returns:
         The key itself, `bw_<id>_<secret>`: the only time that anybody sees it.
 
     Raises:
-        ApiKeysError: the name can't be used, or the file can't be read or written.
+        ApiKeysError: the name or the scopes can't be used, or the file can't be read or written.
     """
     try:
-        key, kept = mint(name, entropy=secrets.token_bytes(ENTROPY_BYTES), at=datetime.now(UTC))
-    except ValueError as error:
+        key, kept = mint(name, entropy=secrets.token_bytes(ENTROPY_BYTES), at=datetime.now(UTC), scopes=scopes)
+    except ValidationError as error:
+        if any(mistake["loc"][:1] == ("scopes",) for mistake in error.errors(include_url=False)):
+            raise ApiKeysError(f"a key takes one or more of the scopes {', '.join(SCOPES)}") from error
         raise ApiKeysError(f"{name!r} can't name a key: 1 to 128 characters, no control characters") from error
     with _locked(path):
         _save(path, (*list_keys(path), kept))

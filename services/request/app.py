@@ -49,13 +49,19 @@ from services.request.answers import Answers
 from services.request.auth import RequireApiKey
 from services.request.breakers import BreakerRoutes
 from services.request.budgets import BudgetRoutes
+from services.request.dead_letters import DeadLetterRoutes
 from services.request.guards import GuardRoutes
 from services.request.handlers import Jobs
+from services.request.keys import show_key
 from services.request.observe import CountRequests, show_metrics
 from services.request.openapi import document
+from services.request.paths import ProgressRoute
 from services.request.problems import Problem, unavailable
+from services.request.progress import ProgressStreams, Sources
 from services.request.queue import Queue
-from services.request.server import PortTakenError, Server, listen
+from services.request.queues import QueueRoutes
+from services.request.replays import Replays
+from breakwater.http_server import PortTakenError, Server, listen
 from services.request.waiters import Waiters
 
 SLOW_START_S = 3.0
@@ -93,6 +99,10 @@ class RequestService:
         incidents = IncidentLog(self._connection, publisher, redactor)
         self._alerts = AlertRoutes(incidents, redactor, config.agents)
         self._channels = ChannelRoutes(config.alerts.channels, self._connection, publisher, redactor)
+        replays = Replays(config, self._connection, Queue(publisher), publisher, self._accepted, redactor)
+        self._letters = DeadLetterRoutes(self._connection, replays, redactor)
+        concurrency = {name: agent.concurrency for name, agent in config.agents.items()}
+        self._queues = QueueRoutes(concurrency, tuple(config.alerts.channels), self._connection)
         links = config.alerts.links
         self._links = None if links is None else LinkRoutes(links.signing_secret(), incidents, redactor)
         self._analytics = connect(settings.clickhouse_url)
@@ -105,7 +115,14 @@ class RequestService:
 
         self._budgets = BudgetRoutes(self._caps, counters, publisher, redactor, compared)
         self._jobs = Jobs(config, Queue(publisher), answers, self._waiters, self._accepted, self._agents)
-        self._server = Server(self._app(), drain_s=config.limits.drain_s, release=self._waiters.release)
+        self._streams = ProgressStreams(Sources(self._connection, answers, self._accepted, self._reconnects))
+        self._server = Server(
+            self._app(),
+            drain_s=config.limits.drain_s,
+            release=self._waiters.release,
+            # At once: a reader connects again, and a job that runs for hours must hold up no restart.
+            stopping=self._streams.release,
+        )
         self._connecting: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -134,6 +151,7 @@ class RequestService:
         pages.openapi = openapi
         routes = [
             Route("/api/v1/jobs", self._jobs.submit, methods=["POST"]),
+            ProgressRoute("/api/v1/jobs/{job_id:path}/progress", self._streams.follow, methods=["GET"]),
             Route("/api/v1/jobs/{job_id:path}", self._jobs.show, methods=["GET"]),
             Route("/api/v1/agents", self._agents.show, methods=["GET"]),
             Route("/api/v1/breakers", self._breakers.show, methods=["GET"]),
@@ -151,6 +169,11 @@ class RequestService:
             Route("/api/v1/alerts/undelivered", self._channels.undelivered, methods=["GET"]),
             Route("/api/v1/alerts/replay", self._channels.replay, methods=["POST"]),
             Route("/api/v1/alerts/{incident_id}", self._alerts.show_one, methods=["GET"]),
+            Route("/api/v1/dlq", self._letters.show, methods=["GET"]),
+            Route("/api/v1/dlq/replay", self._letters.replay, methods=["POST"]),
+            Route("/api/v1/dlq/{letter}", self._letters.show_one, methods=["GET"]),
+            Route("/api/v1/queues", self._queues.show, methods=["GET"]),
+            Route("/api/v1/key", show_key, methods=["GET"]),
             Route("/healthz", self._alive, methods=["GET"]),
             Route("/readyz", self._ready, methods=["GET"]),
             Route("/metrics", show_metrics, methods=["GET"]),

@@ -1,4 +1,4 @@
-"""The door: nothing under /api without a key, and no metrics."""
+"""The door: nothing under /api without a key whose scopes let the request pass, and no metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from breakwater.api_keys import KeyRing
-from breakwater.policy.api_keys import ApiKey
+from breakwater.policy.api_keys import ApiKey, scopes_for
+from breakwater.policy.api_keys import Scope as KeyScope
 from services.request.problems import Problem
 
 GUARDED = ("/api", "/metrics")
@@ -21,17 +22,24 @@ def holder_of(request: Request) -> ApiKey:
 
 
 class RequireApiKey:
-    """ASGI middleware that lets requests to what is guarded pass with a valid `Authorization: Bearer bw_…` only."""
+    """ASGI middleware that lets requests to what is guarded pass with a valid `Authorization: Bearer bw_…` only.
+
+    The key must have one of the scopes that `scopes_for` wants.
+    """
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, or answers it with 401."""
-        if scope["type"] == "http" and _is_guarded(scope["path"]):
+        """Passes the request on, or answers it with 401 or 403."""
+        if scope["type"] == "http" and is_guarded(scope["path"]):
             try:
-                scope[_HOLDER] = self._holder(scope)
+                holder = scope[_HOLDER] = self._holder(scope)
+                sent = (scope.get("raw_path") or b"").decode("latin-1")
+                needed = scopes_for(scope["method"], scope["path"], sent)
+                if not holder.may(needed):
+                    raise _forbidden(holder, needed)
             except Problem as problem:
                 await problem.response()(scope, receive, send)
                 return
@@ -48,8 +56,18 @@ class RequireApiKey:
         return holder
 
 
-def _is_guarded(path: str) -> bool:
+def is_guarded(path: str) -> bool:
+    """Whether a path takes a key."""
     return path.startswith(_BELOW) or path in GUARDED
+
+
+def _forbidden(key: ApiKey, needed: tuple[KeyScope, ...]) -> Problem:
+    message = (
+        f"this takes an API key with the scope {' or '.join(needed)}; the key {key.name!r} has the scope "
+        f"{', '.join(key.scopes)}; `breakwater keys create NAME --scope {needed[0]}` makes one that may"
+    )
+    challenge = f'Bearer realm="breakwater", error="insufficient_scope", scope="{needed[0]}"'
+    return Problem(403, "forbidden", message, headers={"WWW-Authenticate": challenge})
 
 
 def _unauthorized(message: str) -> Problem:

@@ -25,7 +25,7 @@ from services.request.answers import Answers
 from services.request.body import read_body
 from services.request.observe import Submitting, submitting
 from services.request.parsing import Submission, invalid_job, read_job, submission, suggestion
-from services.request.problems import Detail, Problem, unavailable
+from services.request.problems import Detail, Problem, unavailable, unknown_job
 from services.request.queue import Queue
 from services.request.waiters import Waiters
 
@@ -94,7 +94,7 @@ class Jobs:
         """GET of one: 200 with the result or the record, 202 while it is not decided, 404."""
         job_id: str = request.path_params["job_id"]
         if not is_identifier(job_id):
-            raise Problem(404, "unknown_job", "this can't be a job's id: 1 to 128 characters, no control characters")
+            raise unknown_job(None)
         try:
             decided = await self._answers.decided(job_id)
             known = decided is not None or await self._accepted.known(job_id)
@@ -103,18 +103,15 @@ class Jobs:
         if decided is not None:
             return Response(decided, media_type=_JSON)
         if not known:
-            raise Problem(
-                404,
-                "unknown_job",
-                f"no job {job_id!r} is decided or being worked on, and none was accepted over HTTP within a day; "
-                "one that was published straight to NATS appears when a worker takes it",
-            )
+            raise unknown_job(job_id)
         body = {"job_id": job_id, "execution_id": job_id, "status": "accepted"}
         return Response(orjson.dumps(body), 202, media_type=_JSON)
 
     async def _accept(self, sent: Submission, traceparent: str | None) -> Response:
         duplicate = await self._queue.put(sent, traceparent)
-        self._accepted.mark(sent.job_id)
+        self._accepted.mark(sent.job_id, sent.job.agent)
+        if not duplicate:
+            await self._queue.tell_queued(sent)
         body = {"job_id": sent.job_id, "execution_id": sent.job_id, "status": "accepted", "duplicate": duplicate}
         headers = {"Location": f"/api/v1/jobs/{quote(sent.job_id, safe='')}"}
         return Response(orjson.dumps(body), 202, headers, _JSON)

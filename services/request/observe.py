@@ -13,13 +13,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from breakwater import metrics, tracing
+from services.request.paths import as_routed
 from services.request.problems import Problem
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class CountRequests:
-    """ASGI middleware that counts answers, by the pattern of their route: paths hold the ids of jobs."""
+    """ASGI middleware that counts answers, by the pattern of their route: paths hold the ids of jobs.
+
+    A stream is counted when it begins, with the time until then.
+    """
 
     def __init__(self, app: ASGIApp, counted: metrics.HttpMetrics, routes: Iterable[Route]) -> None:
         self._app = app
@@ -34,11 +38,20 @@ class CountRequests:
             return
         begun = time.monotonic()
         status: int | None = None
+        streams = False
+
+        def count(status: int) -> None:
+            method = scope["method"] if scope["method"] in METHODS else metrics.OTHER
+            self._counted.request(self._route(as_routed(scope)), method, status, time.monotonic() - begun)
 
         async def noting(message: Message) -> None:
-            nonlocal status
+            nonlocal status, streams
             if message["type"] == "http.response.start":
                 status = message["status"]
+                # Such an answer is out when it begins: how long it is listened to says nothing of this service.
+                if (b"content-type", b"text/event-stream") in message["headers"]:
+                    streams = True
+                    count(message["status"])
             await send(message)
 
         try:
@@ -47,9 +60,8 @@ class CountRequests:
             status = 500  # as the server answers for what is raised here
             raise
         finally:
-            if status is not None:
-                method = scope["method"] if scope["method"] in METHODS else metrics.OTHER
-                self._counted.request(self._route(scope["path"]), method, status, time.monotonic() - begun)
+            if status is not None and not streams:
+                count(status)
 
     def _route(self, path: str) -> str:
         if path in self._plain:

@@ -12,8 +12,12 @@ from breakwater.contracts.job import Job
 from breakwater.contracts.types import Event, Identifier
 from services.request import openapi_alerts as alerts
 from services.request import openapi_budgets as budgets
+from services.request import openapi_dead_letters as dead_letters
 from services.request import openapi_governance as governance
+from services.request import openapi_keys as keys
 from services.request import openapi_parts as parts
+from services.request import openapi_progress as progress
+from services.request import openapi_queues as queues
 from services.request.problems import ErrorBody
 
 VERSION = "3.1.0"
@@ -58,23 +62,34 @@ def document() -> dict[str, Any]:
             *governance.TAGS,
             *budgets.TAGS,
             *alerts.TAGS,
+            *dead_letters.TAGS,
+            *queues.TAGS,
+            *keys.TAGS,
             {"name": "health"},
             {"name": "metrics"},
         ],
-        "paths": {
-            "/api/v1/jobs": {"post": _submit()},
-            "/api/v1/jobs/{job_id}": {"get": _show()},
-            **governance.paths(),
-            **budgets.paths(),
-            **alerts.paths(),
-            "/healthz": {"get": _health("Whether the process is alive", "alive", {})},
-            "/readyz": {"get": _health("Whether jobs can be accepted", "ready", {"503": parts.error("NATS is away.")})},
-            "/metrics": {"get": _metrics()},
-        },
+        "paths": keys.guarded(_paths()),
         "components": {
             "schemas": _schemas(),
-            "securitySchemes": {"api_key": {"type": "http", "scheme": "bearer", "bearerFormat": "bw_<id>_<secret>"}},
+            "securitySchemes": {"api_key": keys.SCHEME},
         },
+    }
+
+
+def _paths() -> dict[str, Any]:
+    return {
+        "/api/v1/jobs": {"post": _submit()},
+        "/api/v1/jobs/{job_id}": {"get": _show()},
+        **progress.paths(),
+        **governance.paths(),
+        **budgets.paths(),
+        **alerts.paths(),
+        **dead_letters.paths(),
+        **queues.paths(),
+        **keys.paths(),
+        "/healthz": {"get": _health("Whether the process is alive", "alive", {})},
+        "/readyz": {"get": _health("Whether jobs can be accepted", "ready", {"503": parts.error("NATS is away.")})},
+        "/metrics": {"get": _metrics()},
     }
 
 
@@ -86,9 +101,13 @@ def _schemas() -> dict[str, Any]:
             (AcceptedJob, "serialization"),
             (Health, "serialization"),
             (ErrorBody, "serialization"),
+            *progress.MODELS,
             *governance.MODELS,
             *budgets.MODELS,
             *alerts.MODELS,
+            *dead_letters.MODELS,
+            *queues.MODELS,
+            *keys.MODELS,
         ],
         ref_template=parts.REF,
     )
@@ -105,7 +124,6 @@ def _submit() -> dict[str, Any]:
             "execution, answered from the record of the first one, whatever else the second body says, its agent "
             "included."
         ),
-        "security": [{"api_key": []}],
         "parameters": [
             {
                 "name": "wait_s",
@@ -174,7 +192,6 @@ def _show() -> dict[str, Any]:
         "operationId": "show_job",
         "summary": "How a job stands",
         "description": "The result for 24 hours; after that the execution's record, where its output is redacted.",
-        "security": [{"api_key": []}],
         "parameters": [
             {
                 "name": "job_id",
@@ -211,7 +228,6 @@ def _metrics() -> dict[str, Any]:
         "operationId": "metrics",
         "summary": "Metrics of this process, for Prometheus",
         "description": "In OpenMetrics' format where the scraper accepts it.",
-        "security": [{"api_key": []}],
         "responses": {
             "200": {"description": "All metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}},
             "401": parts.unauthorized(),

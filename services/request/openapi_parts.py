@@ -66,7 +66,6 @@ def read(
         "operationId": operation,
         "summary": summary,
         "description": description,
-        "security": [{"api_key": []}],
         "responses": dict(sorted((answers | (responses or {})).items())),
     }
 
@@ -95,7 +94,6 @@ def act(
         "operationId": operation,
         "summary": summary,
         "description": f"{description} Who did it is told by the name of the API key.",
-        "security": [{"api_key": []}],
         "requestBody": {"required": True, "content": {"application/json": content}},
         "responses": dict(sorted((answers | responses).items())),
     }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from datetime import UTC, datetime
 
 from breakwater.bus.errors import BusUnavailable, PublishRefused
 from breakwater.bus.publisher import PUBLISH_TIMEOUT_S, Publisher, Stored, new_traceparent
 from breakwater.contracts import subjects
+from breakwater.contracts.execution import Progress
 from breakwater.contracts.subjects import Header
 from services.request.parsing import Submission
 from services.request.problems import unavailable
@@ -48,6 +51,18 @@ class Queue:
             raise unavailable("refused", f"the job was not accepted: {error}") from error
         # An id that was made here is there already only where the first try's acknowledgement was lost.
         return stored.duplicate and not sent.id_made_here
+
+    async def tell_queued(self, sent: Submission) -> None:
+        """Tells who listens now that a job is queued. The job is safe already, so nobody minds where that fails."""
+        step = Progress(
+            execution_id=sent.job_id,
+            agent=sent.job.agent,
+            parent_execution_id=sent.job.parent_execution_id,
+            state="queued",
+            at=datetime.now(UTC),
+        )
+        with suppress(BusUnavailable):
+            await self._publisher.transient(subjects.progress(sent.job.agent, sent.job_id), step)
 
     async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> Stored:
         begun = time.monotonic()

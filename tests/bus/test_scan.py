@@ -15,9 +15,9 @@ from nats.aio.client import Client
 
 from breakwater.bus import scan as scan_module
 from breakwater.bus.errors import BusUnavailable
-from breakwater.bus.lookup import Found
+from breakwater.bus.lookup import Found, Lookup
 from breakwater.bus.provision import provision
-from breakwater.bus.scan import BATCH_MESSAGES, last_of_each, scan
+from breakwater.bus.scan import BATCH_MESSAGES, last_of_each, last_on, scan
 from breakwater.bus.topology import Plan
 from breakwater.contracts.subjects import Stream
 from tests.servers import RunningServer
@@ -211,3 +211,33 @@ async def test_no_consumer_is_made_and_an_abandoned_scan_leaves_no_subscription(
     for inbox in inboxes:
         with pytest.raises(nats.errors.NoRespondersError):
             await client.request(inbox, b"is anybody there?")
+
+
+async def test_a_scan_may_end_before_the_last_message(client: Client) -> None:
+    await store(client, interleaved(30, 3))
+    everything = await read(client)
+    part = [
+        message
+        async for message in scan(
+            lambda: client, Stream.EVENTS, FILTER, start=everything[3].sequence, up_to=everything[9].sequence
+        )
+    ]
+    assert part == everything[3:10]
+    assert [one async for one in scan(lambda: client, Stream.EVENTS, FILTER, start=9, up_to=8)] == []
+
+
+async def test_the_last_on_each_of_some_subjects(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_module, "SUBJECTS_AT_ONCE", 3)
+    await store(client, interleaved(100, 10))
+    subjects = [*(f"bw.attempts.a.j{number}.1" for number in range(8)), "bw.attempts.a.none.1"]
+    found = {one.subject: one.data async for one in last_on(lambda: client, Stream.EVENTS, subjects)}
+    assert found == {f"bw.attempts.a.j{number}.1": b"%d" % (90 + number) for number in range(8)}
+    assert [one async for one in last_on(lambda: client, Stream.EVENTS, [])] == []
+    assert [one async for one in last_on(lambda: client, Stream.EVENTS, ["bw.attempts.none"])] == []
+
+
+async def test_messages_are_counted_by_subject(client: Client) -> None:
+    await store(client, interleaved(10, 2))
+    lookup = Lookup(lambda: client)
+    assert await lookup.counts(Stream.EVENTS, FILTER) == {"bw.attempts.a.j0.1": 5, "bw.attempts.a.j1.1": 5}
+    assert await lookup.counts(Stream.EVENTS, "bw.guards.>") == {}

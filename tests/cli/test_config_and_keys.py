@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from breakwater.cli.errors import ExitCode
+from breakwater.policy.api_keys import SCOPES
 from tests.cli.conftest import Run
 
 GOOD = """
@@ -91,6 +92,37 @@ def test_a_key_is_made_listed_and_revoked(run: Run, tmp_path: Path) -> None:
     gone = run("keys", "revoke", listed["id"])
     assert gone.code == ExitCode.FAILED
     assert "there is no API key" in gone.err
+
+
+def test_a_key_may_be_for_some_things_only(run: Run) -> None:
+    made = run("keys", "create", "on-call", "--scope", "operate", "--scope", "read", "--scope", "read")
+    assert made.code == ExitCode.OK
+    assert "Its scopes: read, operate." in made.err
+    assert run("keys", "create", "worker", "--scope", "submit", "--json").json["scopes"] == ["submit"]
+    run("keys", "create", "laptop")
+    scopes = {key["name"]: key["scopes"] for key in run("keys", "list", "--json").json}
+    assert scopes == {"on-call": ["read", "operate"], "worker": ["submit"], "laptop": list(SCOPES)}
+    listed = run("keys", "list").out.splitlines()
+    assert [re.split(r"  +", line)[1:3] for line in listed] == [
+        ["name", "scopes"],
+        ["on-call", "read, operate"],
+        ["worker", "submit"],
+        ["laptop", "submit, read, operate"],
+    ]
+
+
+def test_a_scope_that_is_not_known_makes_no_key_and_the_known_ones_are_named(run: Run) -> None:
+    ran = run("keys", "create", "ci", "--scope", "write")
+    assert ran.code == ExitCode.USAGE
+    for scope in ("'write'", *SCOPES):
+        assert scope in ran.err
+    assert run("keys", "list", "--json").json == []
+
+
+def test_the_help_says_what_each_scope_is_for(run: Run) -> None:
+    said = run("keys", "create", "--help").out
+    for scope in SCOPES:
+        assert f"{scope}: " in said
 
 
 def test_a_name_that_is_taken_is_told_of(run: Run) -> None:

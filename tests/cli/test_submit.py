@@ -180,6 +180,7 @@ def test_a_job_that_nobody_waited_for_shows_its_id(run: Run, sent: Sent) -> None
     [
         (404, {"code": "unknown_agent", "message": "no such agent"}, "unknown_agent", 1, "no such agent"),
         (401, {"code": "unauthorized", "message": "a key is needed"}, "unauthorized", 1, "a key is needed"),
+        (403, {"code": "forbidden", "message": "this takes the scope submit"}, "forbidden", 1, "the scope submit"),
         (503, {"code": "unavailable", "message": "NATS is away"}, "unavailable", 4, "NATS is away"),
         (422, {"code": "invalid_job", "message": "2 mistakes"}, "invalid_job", 2, "2 mistakes"),
         (502, "<html>", "http", 1, "502"),
@@ -193,6 +194,13 @@ def test_a_refusal_is_told_in_the_interfaces_own_words(
     assert isinstance(error, CliError)
     assert (error.code, error.exit_code) == (code, exit_code)
     assert said in error.message
+
+
+def test_a_key_that_may_not_is_to_be_exchanged_for_another_one() -> None:
+    body = {"code": "forbidden", "message": "this takes an API key with the scope submit", "details": []}
+    error = refused(403, json.dumps({"error": body}).encode())
+    assert error.remedy == "Name another one with --api-key or BREAKWATER_API_KEY."
+    assert refused(403, b"<html>").code == "http"
 
 
 def test_nothing_listening_is_said_with_its_address(run: Run) -> None:

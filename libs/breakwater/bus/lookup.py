@@ -121,6 +121,18 @@ class Lookup:
         created = info.created or datetime.fromtimestamp(0, UTC)
         return Facts(_identity(info), created, info.state.first_seq, info.state.last_seq)
 
+    async def counts(self, stream: Stream, subject_filter: str) -> dict[str, int]:
+        """How many messages each subject holds that matches, as the server counts them. Raises as `facts`.
+
+        One answer names 100,000 subjects at most; this is for streams that have fewer.
+        """
+        jetstream = self._connection().jetstream(timeout=LOOKUP_TIMEOUT_S)
+        try:
+            info = await jetstream.stream_info(stream.value, subjects_filter=subject_filter)
+        except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
+            raise BusUnavailable(f"NATS did not answer for {stream}: {str(error) or type(error).__name__}") from error
+        return dict(info.state.subjects or {})
+
     async def acknowledged(self, stream: Stream, durable: str) -> int:
         """Up to which sequence a durable consumer has acknowledged all that it was to get; 0 for nothing yet.
 

@@ -83,16 +83,37 @@ BOOKS = (
 )
 """What the record of attempts is, and up to where it is stored and counted."""
 
+BACKLOGS = tuple(
+    f"$JS.API.CONSUMER.INFO.{consumer}"
+    for consumer in (
+        # Agents and channels have a consumer each, of their names.
+        f"{Stream.JOBS}.*",
+        f"{Stream.ALERTS}.*",
+        f"{Stream.PARKED}.{PARKED_CONSUMER}",
+        f"{Stream.EVENTS}.breaker",
+        f"{Stream.EVENTS}.{ALERTER_EVENTS}",
+        f"{Stream.EVENTS}.{ALERTER_EXECUTIONS}",
+        f"{Stream.DLQ}.{ALERTER_LETTERS}",
+        f"{Stream.ALERTER}.{ALERTER_AGAIN}",
+    )
+)
+"""How much waits for workers and services; those of BOOKS go with them."""
+
 GRANTS = (
     _grant(
         "request",
         publish=(
             "bw.jobs.>",
+            # That a job is queued.
+            "bw.progress.>",
             # What a person resets, or forces open; budgets: a cap that a person raises.
             "bw.breakers.>",
             "bw.guards.>",
             "bw.budgets.>",
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
+            # Dead letters: how many there are, and which of them were run again.
+            f"$JS.API.STREAM.INFO.{Stream.DLQ}",
+            "bw.replayed.*",
             # Incidents that a person acknowledges or resolves; and what a channel shall try again, or be tested with.
             "bw.alerts.>",
             "bw.alerter.again.>",
@@ -101,6 +122,7 @@ GRANTS = (
             *reads(Stream.ALERTS, Stream.ALERTER),
             # It compares the budgets' books for whoever asks.
             *BOOKS,
+            *BACKLOGS,
         ),
         subscribe=("bw.results.>", "bw.progress.>"),
     ),

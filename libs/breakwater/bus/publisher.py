@@ -117,10 +117,17 @@ class Publisher:
         return Stored(ack.stream, ack.seq, bool(ack.duplicate))
 
     async def transient(self, subject: str, event: Event) -> None:
-        """Publishes on core NATS: whoever listens now hears it, nothing is stored. Silent when disconnected."""
+        """Publishes on core NATS: whoever listens now hears it, nothing is stored. Silent when disconnected.
+
+        Raises:
+            BusUnavailable: there is no connection at all, or it takes no more.
+        """
         client = self._connection()
         if client.is_connected:
-            await client.publish(subject, event.json_bytes())
+            try:
+                await client.publish(subject, event.json_bytes())
+            except (nats.errors.Error, OSError) as error:
+                raise BusUnavailable(f"NATS did not take {subject}: {str(error) or type(error).__name__}") from error
 
 
 def new_traceparent() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 
@@ -25,6 +25,8 @@ BATCH_MESSAGES = 1_000
 BATCH_BYTES = 4 * 1024 * 1024
 """A batch ends with the message that goes beyond it. Memory holds two at most: one read, the next coming."""
 
+SUBJECTS_AT_ONCE = 256
+
 _OF_THE_BATCH = ("Nats-Num-Pending", "Nats-Last-Sequence")
 """Headers that tell of the batch, and so differ each time the same message is read."""
 
@@ -34,7 +36,12 @@ class _TooManySubjectsError(BusError):
 
 
 async def scan(
-    connection: Connection, stream: Stream, subject_filter: str, *, start: datetime | int = 1
+    connection: Connection,
+    stream: Stream,
+    subject_filter: str,
+    *,
+    start: datetime | int = 1,
+    up_to: int | None = None,
 ) -> AsyncGenerator[Found]:
     """The stored messages that match, in the stream's order, up to the last one that was there when it began.
 
@@ -45,27 +52,49 @@ async def scan(
         stream: where to read; it must allow direct gets.
         subject_filter: one subject, wildcards allowed.
         start: the first sequence, or the time (with its zone) of storing from which on to read.
+        up_to: the last sequence, where it is known; no more is read than that.
 
     Raises:
         BusUnavailable: NATS does not answer in time, or has no such stream.
         BusError: NATS refuses the request.
         ValueError: the time has no zone.
     """
-    if isinstance(start, int):
-        first: dict[str, object] = {"seq": max(start, 1)}
-    elif start.tzinfo is None:
-        raise ValueError(f"the time to start from needs a zone: {start.isoformat()}")
-    else:
-        first = {"start_time": start.astimezone(UTC).isoformat()}
-    end = await Lookup(connection).last(stream, subject_filter)
-    if end is None:
-        return
-    async with aclosing(_walk(connection(), stream, {**first, "next_by_subj": subject_filter})) as stored:
+    first = _begin(start)
+    if up_to is None:
+        end = await Lookup(connection).last(stream, subject_filter)
+        if end is None:
+            return
+        up_to = end.sequence
+    wanted = {**first, "next_by_subj": subject_filter}
+    async with aclosing(_walk(connection(), stream, wanted, up_to=up_to)) as stored:
         async for message in stored:
-            if message.sequence <= end.sequence:
+            if message.sequence <= up_to:
                 yield message
-            if message.sequence >= end.sequence:
+            if message.sequence >= up_to:
                 return
+
+
+async def first_since(connection: Connection, stream: Stream, subject_filter: str, since: datetime) -> int | None:
+    """The sequence of the first message that matches and was stored from a time on. Raises as `scan` does."""
+    inbox = _Inbox(connection(), stream)
+    await inbox.open()
+    try:
+        messages, _ = await inbox.batch({**_begin(since), "next_by_subj": subject_filter}, 1)
+    finally:
+        await inbox.close()
+    return found(messages[0].data, messages[0].headers or {}).sequence if messages else None
+
+
+async def last_on(connection: Connection, stream: Stream, subjects: Sequence[str]) -> AsyncGenerator[Found]:
+    """The newest message of each of some subjects, where it has one. Raises as `scan` does.
+
+    Whoever may leave the loop early wraps it in `contextlib.aclosing`, which gives the subscription back at once.
+    """
+    for start in range(0, len(subjects), SUBJECTS_AT_ONCE):
+        wanted = {"multi_last": list(subjects[start : start + SUBJECTS_AT_ONCE]), "seq": 1}
+        async with aclosing(_walk(connection(), stream, wanted)) as stored:
+            async for message in stored:
+                yield message
 
 
 async def last_of_each(connection: Connection, stream: Stream, subject_filter: str) -> tuple[Found, ...]:
@@ -88,13 +117,27 @@ async def last_of_each(connection: Connection, stream: Stream, subject_filter: s
         return tuple(sorted(newest.values(), key=lambda message: message.sequence))
 
 
-async def _walk(client: Client, stream: Stream, wanted: Mapping[str, object]) -> AsyncGenerator[Found]:
-    """Asks for batch after batch until nothing is pending."""
+def _begin(start: datetime | int) -> dict[str, object]:
+    if isinstance(start, int):
+        return {"seq": max(start, 1)}
+    if start.tzinfo is None:
+        raise ValueError(f"the time to start from needs a zone: {start.isoformat()}")
+    return {"start_time": start.astimezone(UTC).isoformat()}
+
+
+async def _walk(
+    client: Client, stream: Stream, wanted: Mapping[str, object], *, up_to: int | None = None
+) -> AsyncGenerator[Found]:
+    """Asks for batch after batch until nothing is pending. `up_to`: what is behind it is not wanted."""
     inbox = _Inbox(client, stream)
     await inbox.open()
     try:
         while True:
-            messages, pending = await inbox.batch(wanted)
+            first = wanted.get("seq")
+            left = up_to - first + 1 if up_to is not None and isinstance(first, int) else BATCH_MESSAGES
+            if left < 1:
+                return
+            messages, pending = await inbox.batch(wanted, min(left, BATCH_MESSAGES))
             sequence = 0
             for message in messages:
                 headers = message.headers or {}
@@ -130,10 +173,10 @@ class _Inbox:
         with contextlib.suppress(nats.errors.Error):
             await self._subscription.unsubscribe()
 
-    async def batch(self, wanted: Mapping[str, object]) -> tuple[list[Msg], int]:
+    async def batch(self, wanted: Mapping[str, object], most: int = BATCH_MESSAGES) -> tuple[list[Msg], int]:
         """The messages, and how many more match that come after them."""
         self._messages, self._end = [], asyncio.get_running_loop().create_future()
-        request = {**wanted, "batch": BATCH_MESSAGES, "max_bytes": BATCH_BYTES}
+        request = {**wanted, "batch": most, "max_bytes": BATCH_BYTES}
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
                 await self._client.publish(

@@ -102,7 +102,8 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             duplicate_window=120.0,
         ),
         stream(Stream.RESULTS, ["bw.results.>"], plan.results_max_age_h * HOUR_S, duplicate_window=600.0),
-        stream(Stream.DLQ, ["bw.dlq.>"], 30 * DAY_S, duplicate_window=DAY_S),
+        # What was replayed is noted beside the letters: it is known for as long as they are, and goes where they go.
+        stream(Stream.DLQ, ["bw.dlq.>", "bw.replayed.*"], 30 * DAY_S, duplicate_window=DAY_S),
         stream(
             Stream.ADVISORIES,
             ["$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>", "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>"],

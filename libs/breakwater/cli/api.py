@@ -133,6 +133,8 @@ def refused(status: int, body: bytes, *, again: str = "Try again.") -> CliError:
     details = [one for one in details if one.partition(": ")[2].removeprefix("configured are ") not in message]
     if status == 401:
         return CliError(code, message, "Name one with --api-key or BREAKWATER_API_KEY.")
+    if status == 403:
+        return CliError(code, message, "Name another one with --api-key or BREAKWATER_API_KEY.")
     remedy = "; ".join(details)
     if status == 503:
         # An agent whose breakers are all open is no outage of the plane.

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from breakwater.cli import formats, output
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
 
-app = typer.Typer(help="API keys of the HTTP interface.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from breakwater.policy.api_keys import Scope
+
+app = typer.Typer(help="API keys of the HTTP interface, and what each may do.", no_args_is_help=True)
+
+
+class ScopeName(StrEnum):
+    """What a key may be for."""
+
+    SUBMIT = "submit"
+    READ = "read"
+    OPERATE = "operate"
+
 
 FileOption = Annotated[
     Path | None,
@@ -27,30 +40,44 @@ FileOption = Annotated[
 @app.command()
 def create(
     name: Annotated[str, typer.Argument(help="Who or what uses the key.")],
+    scope: Annotated[
+        list[ScopeName] | None,
+        typer.Option("--scope", help="What it is for; may be given more than once. [default: all three]"),
+    ] = None,
     file: FileOption = None,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a key. It is shown this once: only its digest is kept.
 
-    Running services take it at once. The key alone goes to stdout.
+    Running services take it at once. The key alone goes to stdout. A key opens what its scopes say, and nothing else:
+
+    - submit: submit jobs, and read their answers, which are not redacted
+
+    - read: look at agents, breakers, guards, budgets, alerts, dead letters and metrics
+
+    - operate: change how things stand: reset, isolate, raise a cap, acknowledge, resolve, test, replay
 
     For example:
 
-        breakwater keys create billing-service
+        breakwater keys create billing-service --scope submit
+
+        breakwater keys create on-call --scope read --scope operate
 
         export BREAKWATER_API_KEY=$(breakwater keys create laptop)
     """
     from breakwater.api_keys import create_key, list_keys
+    from breakwater.policy.api_keys import SCOPES
 
     path = keys_file(file, data)
     namesakes = [key.id for key in list_keys(path) if key.name == name]
-    key = create_key(path, name)
+    scopes: tuple[Scope, ...] = tuple(one for one in SCOPES if not scope or ScopeName(one) in scope)
+    key = create_key(path, name, scopes)
     if as_json:
-        output.json_document({"name": name, "key": key, "file": str(path)})
+        output.json_document({"name": name, "scopes": scopes, "key": key, "file": str(path)})
     else:
         output.write(key)
-        output.note(f"This is the only time it is shown. Its digest is in {path}.")
+        output.note(f"Its scopes: {', '.join(scopes)}. This is the only time it is shown. Its digest is in {path}.")
     if namesakes:
         listed = ", ".join(namesakes)
         output.note(f"{name!r} has another key already ({listed}); `breakwater keys revoke ID` takes one back.")
@@ -58,7 +85,7 @@ def create(
 
 @app.command(name="list")
 def list_(file: FileOption = None, data: DataOption = None, as_json: JsonOption = False) -> None:
-    """List the keys, without what opens the door.
+    """List the keys and their scopes, without what opens the door.
 
     For example:
 
@@ -69,12 +96,12 @@ def list_(file: FileOption = None, data: DataOption = None, as_json: JsonOption 
     path = keys_file(file, data)
     keys = list_keys(path)
     if as_json:
-        output.json_document([{"id": key.id, "name": key.name, "created_at": key.created_at} for key in keys])
+        output.json_document([key.model_dump(include={"id", "name", "scopes", "created_at"}) for key in keys])
         return
     now = datetime.now(UTC)
     output.table(
-        [output.Column("id"), output.Column("name"), output.Column("created", drop=1)],
-        [(key.id, key.name, formats.clock(key.created_at, now)) for key in keys],
+        [output.Column("id"), output.Column("name"), output.Column("scopes"), output.Column("created", drop=1)],
+        [(key.id, key.name, ", ".join(key.scopes), formats.clock(key.created_at, now)) for key in keys],
         empty=f"no keys in {path}; `breakwater keys create NAME` makes one",
     )
 

@@ -15,6 +15,7 @@ from breakwater.cli import (
     budgets,
     config_check,
     contract,
+    dlq,
     doctor,
     errors,
     executions,
@@ -45,12 +46,13 @@ app.command(rich_help_panel="Run")(demo.demo)
 app.command(rich_help_panel="Work")(submit.submit)
 app.command(rich_help_panel="Look")(tail.tail)
 app.command(rich_help_panel="Look")(agents.agents)
-app.command(rich_help_panel="Look")(executions.executions)
+app.add_typer(executions.app, name="executions", rich_help_panel="Look")
 app.command(rich_help_panel="Look")(query.query)
 app.add_typer(breakers.app, name="breakers", rich_help_panel="Look")
 app.add_typer(guards.app, name="guards", rich_help_panel="Look")
 app.add_typer(budgets.app, name="budgets", rich_help_panel="Look")
 app.add_typer(alerts.app, name="alerts", rich_help_panel="Look")
+app.add_typer(dlq.app, name="dlq", rich_help_panel="Look")
 app.command(rich_help_panel="Run")(doctor.doctor)
 app.command(rich_help_panel="Run")(setup.setup)
 app.command(rich_help_panel="Run")(contract.contract)

@@ -153,6 +153,11 @@ def dead_letter(reason: str, agent: str) -> str:
     return f"bw.dlq.{encode_token(reason)}.{encode_token(agent or 'unknown')}"
 
 
+def replayed(letter: int) -> str:
+    """Where it is noted that the job of a dead letter was run again; `letter` is its sequence (DLQ). Internal."""
+    return f"bw.replayed.{letter}"
+
+
 def progress(agent: str, execution_id: str) -> str:
     """Live progress of an execution; core NATS, not stored."""
     return f"bw.progress.{encode_token(agent)}.{encode_token(execution_id)}"

@@ -1,4 +1,4 @@
-"""API keys: `bw_<id>_<secret>`. Who holds the secret may call; only its digest is ever stored.
+"""API keys: `bw_<id>_<secret>`. Who holds the secret may call what the key is for; only its digest is ever stored.
 
 The digest is plain SHA-256. Slow hashes protect what people choose and others can guess; a secret of 256 random bits
 can't be guessed at any speed, and a slow hash on every request would only make the door easy to jam.
@@ -10,8 +10,9 @@ import hashlib
 import hmac
 from base64 import urlsafe_b64encode
 from datetime import datetime
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from breakwater.contracts.types import Identifier, Message, Timestamp
 
@@ -19,6 +20,20 @@ PREFIX = "bw"
 ID_BYTES = 6
 SECRET_BYTES = 32
 ENTROPY_BYTES = ID_BYTES + SECRET_BYTES
+
+Scope = Literal["submit", "read", "operate"]
+"""`submit`: jobs and their answers; `read`: how everything stands, redacted; `operate`: what people do by hand."""
+
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+_API = "/api/v1/"
+_JOBS = "/api/v1/jobs"
+_JOB = f"{_JOBS}/"
+_PROGRESS = "/progress"
+
+
+def _in_order(scopes: tuple[Scope, ...]) -> tuple[Scope, ...]:
+    return tuple(scope for scope in SCOPES if scope in scopes)
 
 
 class ApiKey(Message):
@@ -28,22 +43,32 @@ class ApiKey(Message):
     name: Identifier = Field(description="Who or what uses the key.")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="Digest of the secret.")
     created_at: Timestamp
+    # Keys that were made before there were scopes open everything, as they did.
+    scopes: Annotated[tuple[Scope, ...], AfterValidator(_in_order)] = Field(
+        default=SCOPES, min_length=1, description="What the key is for; each once, in one order."
+    )
+
+    def may(self, needed: tuple[Scope, ...]) -> bool:
+        """Whether the key has one of the scopes at least."""
+        return any(scope in needed for scope in self.scopes)
 
 
-def mint(name: str, *, entropy: bytes, at: datetime) -> tuple[str, ApiKey]:
+def mint(name: str, *, entropy: bytes, at: datetime, scopes: tuple[Scope, ...] = SCOPES) -> tuple[str, ApiKey]:
     """Makes a key from `ENTROPY_BYTES` random bytes.
 
     Returns:
         The key as its holder sends it, which is shown once and stored nowhere, and what is kept of it.
 
     Raises:
-        ValueError: too little entropy, or a name that is empty, over 128 characters or has control characters in it.
+        ValueError: too little entropy, a name that is empty, over 128 characters or has control characters in it, or
+            no scope.
     """
     if len(entropy) != ENTROPY_BYTES:
         raise ValueError(f"a key takes {ENTROPY_BYTES} random bytes, not {len(entropy)}")
     key_id = entropy[:ID_BYTES].hex()
     secret = urlsafe_b64encode(entropy[ID_BYTES:]).rstrip(b"=").decode()
-    return f"{PREFIX}_{key_id}_{secret}", ApiKey(id=key_id, name=name, sha256=_digest(secret), created_at=at)
+    kept = ApiKey(id=key_id, name=name, sha256=_digest(secret), created_at=at, scopes=scopes)
+    return f"{PREFIX}_{key_id}_{secret}", kept
 
 
 def split(text: str) -> tuple[str, str] | None:
@@ -56,6 +81,36 @@ def split(text: str) -> tuple[str, str] | None:
 def opens(key: ApiKey, secret: str) -> bool:
     """Whether the secret is the key's, in a time that tells nothing of how much of it was right."""
     return hmac.compare_digest(key.sha256, _digest(secret))
+
+
+def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[Scope, ...]:
+    """The scopes that let a request pass: a key needs one of them. Where any valid key will do, these are all.
+
+    What is not named here is decided by its method, so that a new path is never open to more than it should be.
+
+    Args:
+        method: HTTP's, in capitals.
+        path: of something that takes a key, decoded, as it is routed.
+        sent: the path as it came, encoded still; the same where it is left out. It tells the progress of the job `a`,
+            `a/progress`, from the job `a/progress`, which is sent as `a%2Fprogress`.
+
+    Returns:
+        At least one; the one that opens the least comes first.
+    """
+    looks = method in ("GET", "HEAD")
+    if path == "/metrics" or path.startswith("/metrics/"):
+        return ("read",)
+    if not path.startswith(_API) or (looks and path == "/api/v1/key"):
+        return SCOPES
+    if method == "POST" and path == _JOBS:
+        return ("submit",)
+    if not looks:
+        return ("operate",)
+    if not path.startswith(_JOB):
+        return ("read",)
+    # A job's answer is not redacted, so only who submits reads it; its progress is. A job may be called `progress`.
+    progress = path.removeprefix(_JOB).endswith(_PROGRESS) and (path if sent is None else sent).endswith(_PROGRESS)
+    return ("read", "submit") if progress else ("submit",)
 
 
 def _digest(secret: str) -> str:

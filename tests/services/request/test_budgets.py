@@ -436,9 +436,21 @@ async def test_the_document_tells_what_is_answered_of_budgets() -> None:
 
     listing, books = paths["/api/v1/budgets"]["get"], paths["/api/v1/budgets/books"]["get"]
     raising = paths["/api/v1/budgets/raise"]["post"]
-    assert set(listing["responses"]) == {"200", "401", "404", "422", "503", "default"}
-    assert set(books["responses"]) == {"200", "401", "503", "default"}
-    assert set(raising["responses"]) == {"200", "400", "401", "404", "408", "409", "413", "422", "503", "default"}
+    assert set(listing["responses"]) == {"200", "401", "403", "404", "422", "503", "default"}
+    assert set(books["responses"]) == {"200", "401", "403", "503", "default"}
+    assert set(raising["responses"]) == {
+        "200",
+        "400",
+        "401",
+        "403",
+        "404",
+        "408",
+        "409",
+        "413",
+        "422",
+        "503",
+        "default",
+    }
     [example] = listing["responses"]["200"]["content"]["application/json"]["examples"].values()
     assert set(example["value"]["budgets"][0]) == fields("BudgetStatus")
     [example] = books["responses"]["200"]["content"]["application/json"]["examples"].values()

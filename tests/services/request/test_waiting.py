@@ -177,7 +177,7 @@ async def test_an_accepted_job_is_known_to_every_other_door_too(door: Door, redi
     client = redis.asyncio.Redis.from_url(redis_server.url)
 
     async def saved() -> bool:
-        sets = [key for key in recent_keys(time.time()) if await client.sismember(key, job_id)]
+        sets = [key for key in recent_keys(time.time()) if await client.hexists(key, job_id)]
         return [await client.ttl(key) > 24 * 3600 for key in sets] == [True]
 
     await until(saved)

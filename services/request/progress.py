@@ -1,0 +1,241 @@
+"""`/api/v1/jobs/{job_id}/progress`: a job followed live, as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from breakwater import background
+from breakwater.bus.errors import BusError
+from breakwater.bus.hearing import hearing
+from breakwater.bus.lookup import Connection, Lookup
+from breakwater.bus.scan import scan
+from breakwater.contracts import subjects
+from breakwater.contracts.execution import Attempt, Progress
+from breakwater.contracts.subjects import Stream
+from breakwater.contracts.types import is_identifier
+from breakwater.state.accepted import Accepted
+from breakwater.state.connection import StateUnavailable
+from services.request import progress_steps as steps
+from services.request.answers import Answers
+from services.request.inbox import Inbox
+from services.request.problems import Problem, unavailable, unknown_job
+
+MOST_STREAMS = 200
+
+KEEP_ALIVE_S = 15.0
+"""Proxies close what is silent for a minute."""
+
+LOOK_S = 5.0
+"""How often it is looked whether something was not heard: a decision, attempts."""
+
+LOOK_AGAIN_S = 0.2
+"""The same, at first, once the end was heard and its record is not found: the replica that was asked is behind."""
+
+SEND_TIMEOUT_S = 60.0
+"""For a reader to take anything at all."""
+
+FAREWELL_S = 1.0
+
+_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where it stands, and is told, how jobs are."""
+
+    connection: Connection
+    answers: Answers
+    accepted: Accepted
+    reconnects: Callable[[], int]
+
+    async def attempts(self, job_id: str, beyond: int) -> list[Attempt]:
+        """The recorded attempts with higher numbers, in order. Raises BusError."""
+        subject = f"bw.attempts.*.{subjects.encode_token(job_id)}.*"
+        newest = await Lookup(self.connection).last(Stream.EVENTS, subject)
+        if newest is None or int(newest.subject.rpartition(".")[2]) <= beyond:
+            return []
+        found: list[Attempt] = []
+        async with aclosing(scan(self.connection, Stream.EVENTS, subject)) as stored:
+            async for message in stored:
+                attempt = message.read(Attempt)
+                if attempt is not None and attempt.number > beyond:
+                    found.append(attempt)
+        return sorted(found, key=lambda attempt: attempt.number)
+
+
+class ProgressStreams:
+    """All streams of this process."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._open: set[Inbox] = set()
+        self._released = False
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def follow(self, request: Request) -> Response:
+        """GET: the stream; 404, or 503 where there are too many."""
+        job_id: str = request.path_params["job_id"]
+        if not is_identifier(job_id):
+            raise unknown_job(None)
+        return _Following(self, self._sources, job_id)
+
+    @contextmanager
+    def place(self) -> Generator[Inbox]:
+        """A place for one more stream while the block runs. Raises Problem: 503, all are taken."""
+        if len(self._open) >= MOST_STREAMS:
+            message = f"{MOST_STREAMS} streams are open here, which is the most; close one, or ask for the job instead"
+            raise Problem(503, "too_many_streams", message, headers={"Retry-After": "5"})
+        inbox = Inbox()
+        self._open.add(inbox)
+        try:
+            if self._released:
+                inbox.end("the service stops; connect again")
+            yield inbox
+        finally:
+            self._open.discard(inbox)
+
+    def release(self) -> None:
+        """Ends all streams, now and from now on: the process stops."""
+        self._released = True
+        for inbox in self._open:
+            inbox.end("the service stops; connect again")
+
+
+class _Following(Response):
+    """One stream. Problems that are found before it has begun are answered as any other."""
+
+    def __init__(self, streams: ProgressStreams, sources: Sources, job_id: str) -> None:
+        super().__init__(headers=_HEADERS)
+        self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
+        self._streams = streams
+        self._sources = sources
+        self._job_id = job_id
+        self._told = steps.Told()
+        self._number = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the stream until the job is decided, the reader goes away, or the process stops."""
+        subject = f"bw.progress.*.{subjects.encode_token(self._job_id)}"
+        with self._streams.place() as inbox:
+            try:
+                async with hearing(self._sources.connection, subject, inbox.put):
+                    found, decided = await self._known()
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    if scope["method"] == "HEAD":
+                        await send({"type": "http.response.body", "body": b""})
+                        return
+                    await self._supervise(inbox, receive, send, found, decided)
+            except (BusError, StateUnavailable) as error:
+                raise unavailable("unavailable", f"how the job stands can't be known now: {error}") from error
+
+    async def _supervise(
+        self, inbox: Inbox, receive: Receive, send: Send, found: list[Progress], decided: bytes | None
+    ) -> None:
+        writing = asyncio.create_task(self._write(inbox, send, found, decided))
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait([writing, gone, inbox.ending], return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                with suppress(TimeoutError):
+                    writing.result()
+            elif not gone.done():
+                # Between two events: what a server was given it has taken, and only waiting can be cancelled.
+                await background.stop(writing)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FAREWELL_S):
+                        await send(_body(steps.comment(inbox.ending.result()), more=False))
+        finally:
+            await background.stop(writing, gone)
+
+    async def _known(self) -> tuple[list[Progress], bytes | None]:
+        """What is known when somebody joins, and the decision. Raises Problem: 404, nobody knows the job."""
+        # In this order: the attempts of a job that is decided are all recorded.
+        decided = await self._sources.answers.decided(self._job_id)
+        attempts = await self._sources.attempts(self._job_id, 0)
+        found = [steps.of_attempt(attempt) for attempt in attempts]
+        if decided is None:
+            standing = await self._sources.accepted.standing(self._job_id)
+            if standing is not None:
+                found += steps.of_standing(self._job_id, standing, attempts, datetime.now(UTC))
+            elif not attempts:
+                raise unknown_job(self._job_id)
+        return found, decided
+
+    async def _write(self, inbox: Inbox, send: Send, found: list[Progress], decided: bytes | None) -> None:
+        sender = _Sender(send)
+        # Said even where nothing is known yet: readers and proxies see that the stream has begun.
+        await sender.send(steps.comment(f"progress of job {self._job_id}"))
+        for step in found:
+            await self._tell(sender, step)
+        pause, reconnects = LOOK_S, self._sources.reconnects()
+        look_at = time.monotonic() + pause
+        heard_while_looking = len(inbox.messages)
+        while decided is None:
+            while inbox.messages:
+                step = steps.read(inbox.messages.popleft())
+                if step is not None:
+                    await self._tell(sender, step, while_looking=heard_while_looking > 0)
+                    if step.state in steps.ENDED:
+                        look_at, pause = 0.0, LOOK_AGAIN_S
+                heard_while_looking -= 1
+            connection = self._sources.reconnects()
+            if time.monotonic() >= look_at or connection != reconnects:
+                # An outage is no reason to end: the job goes on, and it is looked again.
+                with suppress(BusError):
+                    decided = await self._look(sender)
+                look_at, pause, reconnects = time.monotonic() + pause, min(pause * 2, LOOK_S), connection
+            else:
+                await inbox.wait(min(look_at, sender.silent_until) - time.monotonic())
+            if decided is None and time.monotonic() >= sender.silent_until:
+                await sender.send(steps.comment("still here"))
+        await sender.send(self._event("decided", steps.decision(self._job_id, decided)), more=False)
+
+    async def _look(self, sender: _Sender) -> bytes | None:
+        """Tells of the attempts that were not heard, and returns the decision."""
+        decided = await self._sources.answers.decided(self._job_id)
+        for attempt in await self._sources.attempts(self._job_id, self._told.complete_to):
+            await self._tell(sender, steps.of_attempt(attempt))
+        return decided
+
+    async def _tell(self, sender: _Sender, step: Progress, *, while_looking: bool = False) -> None:
+        if self._told.news(step, while_looking=while_looking):
+            await sender.send(self._event("progress", step.json_bytes()))
+
+    def _event(self, event: str, data: bytes) -> bytes:
+        self._number += 1
+        return steps.server_sent(event, data, self._number)
+
+
+class _Sender:
+    """Sends to a reader, and knows since when it was not."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.silent_until = 0.0
+        """When a comment is due, on the monotonic clock."""
+
+    async def send(self, data: bytes, *, more: bool = True) -> None:
+        """Waits for a reader that is slow. Raises TimeoutError: it takes nothing at all."""
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await self._send(_body(data, more=more))
+        self.silent_until = time.monotonic() + KEEP_ALIVE_S
+
+
+def _body(data: bytes, *, more: bool) -> dict[str, object]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,129 @@
+"""A job that was given up, and is run again when what was wrong is mended: through the API and a real worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from breakwater.api_keys import create_key
+from breakwater.contracts import subjects
+from breakwater.embedded.ports import free_port
+from tests.flow.fixtures import StartPlane
+from tests.flow.kit import COST, Plane, model, until
+
+ONE_TRY = {"retry": {"max_attempts": 1}, "breaker": "off"}
+ILL = {"models": {"sim/m": model({"status": 500})}}
+WELL = {"models": {"sim/m": model(answer="here it is")}}
+
+
+class Door:
+    """The HTTP interface, asked with a key."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self._http, self._url = http, url
+
+    async def get(self, path: str) -> Any:
+        async with self._http.get(f"{self._url}/api/v1/{path}") as response:
+            assert response.status in {200, 202}, await response.text()
+            return await response.json()
+
+    async def replay(self, **body: Any) -> Any:
+        async with self._http.post(f"{self._url}/api/v1/dlq/replay", json=body) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+    async def ready(self) -> bool:
+        try:
+            async with self._http.get(f"{self._url}/readyz") as response:
+                return response.status == 200
+        except aiohttp.ClientError:
+            return False
+
+
+@asynccontextmanager
+async def with_a_door(
+    start_plane: StartPlane, directory: Path, script: Mapping[str, Any], agents: Mapping[str, Any]
+) -> AsyncGenerator[tuple[Plane, Door]]:
+    port, keys = free_port(), directory / "keys.json"
+    key = create_key(keys, "ops")
+    environment = {"BREAKWATER_HTTP_PORT": str(port), "BREAKWATER_API_KEYS_FILE": str(keys)}
+    async with (
+        start_plane(script["models"], agents, services=("worker", "request"), environment=environment) as plane,
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as http,
+    ):
+        door = Door(http, f"http://127.0.0.1:{port}")
+        await until(door.ready, what="the request service")
+        yield plane, door
+
+
+async def test_a_job_that_was_given_up_is_run_again_once_and_linked_to_the_first(
+    start_plane: StartPlane, tmp_path: Path
+) -> None:
+    agents = {"writer": {"model": "sim/m", **ONE_TRY}}
+    job = {"agent": "writer", "job_id": "j1", "prompt": "mail ann@example.com", "tenant": "acme", "task_id": "t1"}
+    async with with_a_door(start_plane, tmp_path, ILL, agents) as (plane, door):
+        await plane.publish(job, **{"Nats-Msg-Id": "j1"})
+        failed = await plane.result("j1")
+        assert (failed["status"], failed["reason"]) == ("dead_lettered", "error")
+        [letter] = (await door.get("dlq"))["letters"]
+        assert (letter["kind"], letter["execution_id"], letter["replayable"]) == ("job", "j1", True)
+        assert (await door.get(f"dlq/{letter['letter']}"))["payload"]["prompt"] == "mail [REDACTED]"
+
+        plane.sim.use(WELL)
+        answers = await asyncio.gather(
+            *(door.replay(letters=[letter["letter"]], why="the provider is back") for _ in range(3))
+        )
+        [replayed] = [one for answer in answers for one in answer["replayed"]]
+        assert sum(answer["already"] for answer in answers) == 2
+        again = await plane.result(replayed["execution_id"])
+        assert (again["status"], again["output"], again["total_cost"]) == ("succeeded", "here it is", COST)
+        assert (again["tenant"], again["task_id"]) == ("acme", "t1")
+        [record] = await plane.messages("EVENTS", subjects.execution("writer", replayed["execution_id"]), at_least=1)
+        assert record["metadata"] == {"replay_of": "j1"}
+        # Once, however often it is asked for after that.
+        assert (await door.replay(reason="error"))["already"] == 1
+        assert plane.sim.ledger.totals.calls == 2
+        assert (await plane.result("j1"))["status"] == "dead_lettered"
+        [letter] = (await door.get("dlq"))["letters"]
+        assert (letter["replayed_as"], letter["replay_status"]) == (replayed["execution_id"], "succeeded")
+
+
+async def test_a_replay_that_fails_again_is_another_letter_that_can_be_replayed(
+    start_plane: StartPlane, tmp_path: Path
+) -> None:
+    agents = {"writer": {"model": "sim/m", **ONE_TRY}}
+    async with with_a_door(start_plane, tmp_path, ILL, agents) as (plane, door):
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "x"})
+        await plane.result("j1")
+        [first] = (await door.replay(all=True))["replayed"]
+        assert (await plane.result(first["execution_id"]))["status"] == "dead_lettered"
+        second, old = (await door.get("dlq"))["letters"]
+        assert (old["replay_status"], old["replayable"]) == ("dead_lettered", False)
+        assert (second["execution_id"], second["replayable"]) == (first["execution_id"], True)
+        plane.sim.use(WELL)
+        told = await door.replay(all=True)
+        [third] = told["replayed"]
+        assert (third["letter"], told["already"]) == (second["letter"], 1)
+        again = await plane.result(third["execution_id"])
+        assert (again["status"], again["metadata"]) == ("succeeded", {"replay_of": first["execution_id"]})
+
+
+async def test_what_is_no_job_is_not_replayed_and_said_why(start_plane: StartPlane, tmp_path: Path) -> None:
+    agents = {"writer": {"model": "sim/m", **ONE_TRY}}
+    async with with_a_door(start_plane, tmp_path, WELL, agents) as (plane, door):
+        await plane.publish(b'{"agent": "writer"', "writer", **{"Nats-Msg-Id": "broken"})
+        await plane.publish({"agent": "other", "job_id": "j2", "prompt": "x"}, "writer")
+        for job_id in ("broken", "j2"):
+            assert (await plane.result(job_id))["reason"] == "invalid"
+        told = await door.replay(reason="invalid")
+        assert told["replayed"] == []
+        assert [one["why"].partition(":")[0] for one in told["skipped"]] == [
+            "this is not a job",
+            "agent 'other' is not configured; known are writer",
+        ]
+        assert plane.sim.ledger.totals.calls == 0

@@ -1,0 +1,593 @@
+"""Dead letters over HTTP: what is seen of them, and running their jobs again."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.js.api import StreamConfig
+
+from breakwater.api_keys import create_key
+from breakwater.bus.parking import Waker
+from breakwater.bus.permissions import GRANTS, inbox_prefix, render
+from breakwater.bus.provision import provision
+from breakwater.bus.publisher import Publisher
+from breakwater.bus.scan import scan
+from breakwater.cli.setup import bus_plan
+from breakwater.config import parse_config
+from breakwater.contracts import subjects
+from breakwater.contracts.events import DeadLetter
+from breakwater.contracts.execution import Execution
+from breakwater.contracts.subjects import Header, Stream
+from breakwater.contracts.types import format_time
+from breakwater.embedded.ports import free_port
+from services.request import dead_letter_forms, dead_letters, letter_views
+from tests.nats_node import start_nats
+from tests.server_sources import RunningServer
+from tests.services.request.conftest import (
+    CONFIG,
+    ODD_AGENT,
+    Answer,
+    Door,
+    publish_result,
+    result_of,
+    running,
+    settings_for,
+    until,
+)
+
+NOW = datetime.now(UTC)
+AT = format_time(NOW)
+JOB: dict[str, Any] = {"agent": "writer", "job_id": "order-1", "prompt": "a haiku"}
+
+
+async def give_up(
+    door: Door,
+    payload: Any = JOB,
+    *,
+    reason: str = "error",
+    agent: str | None = "writer",
+    stream: str = "JOBS",
+    execution_id: str | None = "order-1",
+    headers: dict[str, str] | None = None,
+    error: str = "the provider answered 500",
+    at: datetime = NOW,
+    sequence: int = 1,
+) -> int:
+    """What a service does with what it can't handle. Returns the letter's number."""
+    data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+    letter = DeadLetter(
+        reason=reason,
+        agent=agent,
+        error=error,
+        stream=stream,
+        subject=f"bw.{stream.lower()}.{agent}",
+        sequence=sequence,
+        headers=headers or {},
+        payload_base64=base64.b64encode(data).decode(),
+        execution_id=execution_id,
+        at=at,
+    )
+    ce = {Header.CE_ID.value: f"dlq/{stream}/{sequence}"}
+    stored = await Publisher(lambda: door.bus, "worker").raw(
+        subjects.dead_letter(reason, agent or "unknown"), letter.json_bytes(), ce
+    )
+    return stored.sequence
+
+
+async def listed(door: Door, query: str = "") -> list[Any]:
+    answer = await door.ask("GET", f"/api/v1/dlq{query}")
+    assert answer.status == 200, answer.json
+    return answer.json["letters"]
+
+
+async def replay(door: Door, **body: Any) -> Any:
+    answer = await door.act("dlq/replay", **body)
+    assert answer.status == 200, answer.json
+    return answer.json
+
+
+async def jobs(door: Door) -> list[Any]:
+    """What JOBS holds, each with its subject and headers."""
+    return [
+        {**json.loads(found.data), "_subject": found.subject, "_headers": found.headers}
+        async for found in scan(lambda: door.bus, Stream.JOBS, "bw.jobs.>")
+    ]
+
+
+async def record(door: Door, execution_id: str, agent: str = "writer", **more: Any) -> None:
+    """The record of an execution, as a worker writes it."""
+    result = result_of(execution_id, agent).model_dump() | more
+    one = Execution.model_validate({name: result[name] for name in Execution.model_fields})
+    await door.bus.jetstream().publish(subjects.execution(agent, execution_id), one.json_bytes())
+
+
+async def test_letters_are_listed_the_latest_first_with_what_is_kept_in_all(door: Door) -> None:
+    assert (await door.ask("GET", "/api/v1/dlq")).json == {"letters": [], "more": False, "counts": []}
+    first = await give_up(door)
+    second = await give_up(door, {"agent": ODD_AGENT, "prompt": "x"}, agent=ODD_AGENT, reason="timeout")
+    third = await give_up(door, execution_id="order-3")
+    answer = (await door.ask("GET", "/api/v1/dlq")).json
+    assert [one["letter"] for one in answer["letters"]] == [third, second, first]
+    assert answer["letters"][2] == {
+        "letter": first,
+        "kind": "job",
+        "reason": "error",
+        "agent": "writer",
+        "execution_id": "order-1",
+        "error": "the provider answered 500",
+        "at": AT,
+        "replayable": True,
+        "why_not": None,
+        "replayed_as": None,
+        "replay_status": None,
+    }
+    assert answer["counts"] == [
+        {"reason": "error", "agent": "writer", "count": 2},
+        {"reason": "timeout", "agent": ODD_AGENT, "count": 1},
+    ]
+    part = (await door.ask("GET", "/api/v1/dlq?limit=2")).json
+    assert ([one["letter"] for one in part["letters"]], part["more"]) == ([third, second], True)
+    assert [one["letter"] for one in await listed(door, "?limit=3")] == [third, second, first]
+
+
+async def test_only_those_that_are_meant_are_listed(door: Door) -> None:
+    error = await give_up(door)
+    invalid = await give_up(door, reason="invalid")
+    other = await give_up(door, agent="reader", execution_id="order-2")
+    nobodys = await give_up(door, b"?", agent=None, reason="unreadable", stream="EVENTS", execution_id=None)
+    for query, letters in {
+        "?reason=error": [other, error],
+        "?agent=writer": [invalid, error],
+        "?reason=invalid&agent=writer": [invalid],
+        "?agent=unknown": [nobodys],
+        "?reason=none": [],
+        "?execution_id=order-2": [other],
+        "?execution_id=order-1&agent=writer": [invalid, error],
+    }.items():
+        assert [one["letter"] for one in await listed(door, query)] == letters, query
+
+
+async def test_the_last_seven_days_are_listed_or_those_since_a_time(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await give_up(door)
+    await asyncio.sleep(0.01)
+    message = await door.bus.jetstream().get_msg("DLQ", await give_up(door))
+    assert message.time is not None
+    since = message.time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    assert [one["letter"] for one in await listed(door, f"?since={since}")] == [message.seq]
+    assert [one["letter"] for one in await listed(door)] == [message.seq, before]
+    monkeypatch.setattr(dead_letters, "SHOWN_DAYS", -1)
+    assert await listed(door) == []
+    assert len(await listed(door, "?since=2020-01-01T00:00:00Z")) == 2
+
+
+@pytest.mark.parametrize(
+    ("query", "path"),
+    [
+        ("?limit=0", "limit"),
+        ("?limit=1001", "limit"),
+        ("?since=yesterday", "since"),
+        ("?since=2026-11-21T10:00:00", "since"),
+        ("?why=1", "why"),
+    ],
+)
+async def test_a_parameter_that_is_wrong_is_said_so(door: Door, query: str, path: str) -> None:
+    answer = await door.ask("GET", f"/api/v1/dlq{query}")
+    assert (answer.status, answer.code, answer.paths) == (422, "invalid_query", [path])
+
+
+async def test_what_is_no_letter_is_passed_over(door: Door) -> None:
+    letter = await give_up(door)
+    js = door.bus.jetstream()
+    unreadable = [await js.publish("bw.dlq.error.writer", body) for body in (b"{}", b"\xff")]
+    assert [one["letter"] for one in await listed(door)] == [letter]
+    assert (await door.ask("GET", f"/api/v1/dlq/{unreadable[0].seq}")).code == "unknown_letter"
+    told = await replay(door, letters=[letter, unreadable[0].seq, 999])
+    assert [one["letter"] for one in told["replayed"]] == [letter]
+    assert told["skipped"] == [
+        {"letter": unreadable[0].seq, "why": "there is no such dead letter"},
+        {"letter": 999, "why": "there is no such dead letter"},
+    ]
+    told = await replay(door, all=True)
+    assert (told["replayed"], told["already"], len(told["skipped"])) == ([], 1, 2)
+
+
+async def test_one_letter_is_shown_without_its_secrets(door: Door) -> None:
+    job = {
+        **JOB,
+        "prompt": "mail ann@example.com, the key is sk-proj-0123456789abcdefghijklmnop",
+        "metadata": {"api_key": "hunter2hunter2"},
+    }
+    headers = {"Nats-Msg-Id": "order-1", "Authorization": "Bearer hunter2hunter2"}
+    letter = await give_up(door, job, headers=headers, error="refused ann@example.com")
+    for path in (f"/api/v1/dlq/{letter}", "/api/v1/dlq"):
+        answer = await door.ask("GET", path)
+        for secret in (b"ann@example", b"sk-proj", b"hunter2"):
+            assert secret not in answer.body, path
+            assert base64.b64encode(json.dumps(job).encode())[:40] not in answer.body
+    shown = (await door.ask("GET", f"/api/v1/dlq/{letter}")).json
+    assert shown["payload"]["agent"] == "writer"
+    assert shown["payload"]["metadata"] == {"api_key": "[REDACTED]"}
+    assert shown["payload"]["prompt"].startswith("mail [REDACTED]")
+    assert shown["headers"] == {"Nats-Msg-Id": "order-1", "Authorization": "[REDACTED]"}
+    assert (shown["stream"], shown["subject"], shown["sequence"]) == ("JOBS", "bw.jobs.writer", 1)
+    assert (shown["payload_bytes"], shown["payload_cut"]) == (len(json.dumps(job)), False)
+    assert (shown["replayable"], shown["replayed_by"], shown["replayed_at"]) == (True, None, None)
+
+
+async def test_what_is_no_json_is_shown_as_a_text_without_its_secrets(door: Door) -> None:
+    cut_off = await give_up(door, b'{"agent": "writer", "password": "hunter2hunter2", "prompt": "ann@example.com')
+    shown = (await door.ask("GET", f"/api/v1/dlq/{cut_off}")).json
+    assert shown["payload"].startswith('{"agent": "writer"')
+    assert "hunter2" not in shown["payload"]
+    assert "ann@" not in shown["payload"]
+    binary = await give_up(door, b"\xff\x00NaN")
+    shown = (await door.ask("GET", f"/api/v1/dlq/{binary}")).json
+    assert (shown["payload"], shown["payload_cut"]) == ("\ufffd\x00NaN", False)
+    assert shown["why_not"].startswith("this is not a job: the body is not UTF-8")
+
+
+async def test_a_long_letter_is_cut_and_says_so(door: Door) -> None:
+    messages = [{"role": "user", "content": f"{'é' * 1000} password=hunter2hunter2 {number}"} for number in range(100)]
+    letter = await give_up(door, {"agent": "writer", "messages": messages})
+    answer = await door.ask("GET", f"/api/v1/dlq/{letter}")
+    shown = answer.json
+    assert shown["payload_cut"] is True
+    assert isinstance(shown["payload"], str)
+    assert 65_000 < len(shown["payload"].encode()) <= letter_views.MOST_PAYLOAD
+    assert shown["payload_bytes"] > 100_000
+    assert "hunter2" not in shown["payload"]
+    text = await give_up(door, b"no json: " + b"x" * 30_000)
+    shown = (await door.ask("GET", f"/api/v1/dlq/{text}")).json
+    assert shown["payload_cut"] is True
+    assert len(shown["payload"]) < 30_000
+
+
+@pytest.mark.parametrize("number", ["999", "0", "-1", "x", "%D9%A3", "9" * 30, "replay"])
+async def test_a_letter_that_is_not_there_is_said_so(door: Door, number: str) -> None:
+    await give_up(door)
+    answer = await door.ask("GET", f"/api/v1/dlq/{number}")
+    assert (answer.status, answer.code, answer.paths) == (404, "unknown_letter", ["letter"])
+    assert "breakwater dlq list" in answer.message
+
+
+async def test_a_replay_is_the_same_job_under_an_id_of_its_own(door: Door) -> None:
+    job = {
+        "agent": "writer",
+        "job_id": "order-1",
+        "messages": [{"role": "user", "content": "é", "x-mine": [1.5, None]}],
+        "params": {"temperature": 0.5, "big": 12345678901234567890123},
+        "tenant": "acme",
+        "task_id": "t1",
+        "parent_execution_id": "parent",
+        "reply_to": "_INBOX.abc.1",
+        "metadata": {"order": 1},
+        "skip_cache": True,
+    }
+    letter = await give_up(door, job, headers={"Nats-Msg-Id": "writer/order-1"})
+    [told] = (await replay(door, letters=[letter, letter]))["replayed"]
+    [queued] = await jobs(door)
+    assert told == {"letter": letter, "execution_id": queued["job_id"]}
+    assert queued["job_id"].startswith("rpl_")
+    headers = queued.pop("_headers")
+    assert headers[Header.MSG_ID.value] == f"writer/{queued['job_id']}"
+    assert Header.UNIQUE_ID.value not in headers
+    wanted = {**job, "job_id": queued["job_id"], "metadata": {"order": 1, "replay_of": "order-1"}}
+    assert queued == {**wanted, "_subject": "bw.jobs.writer"}
+    assert (await door.ask("GET", f"/api/v1/jobs/{queued['job_id']}")).json["status"] == "accepted"
+
+
+async def test_a_letter_is_replayed_once_however_often_and_by_whom(door: Door) -> None:
+    letters = [await give_up(door, sequence=number) for number in range(1, 11)]
+    answers = await asyncio.gather(*(replay(door, letters=letters) for _ in range(4)))
+    assert sum(len(one["replayed"]) for one in answers) == 10
+    assert all(len(one["replayed"]) + one["already"] == 10 for one in answers)
+    assert len(await jobs(door)) == 10
+    # Neither JOBS' memory for ids, nor a record, is what it goes by.
+    js = door.bus.jetstream()
+    await js.purge_stream("JOBS")
+    info = await js.stream_info("JOBS")
+    await js.update_stream(info.config.evolve(duplicate_window=0.1))
+    await asyncio.sleep(0.3)
+    told = await replay(door, reason="error")
+    assert (told["replayed"], told["already"], told["skipped"]) == ([], 10, [])
+    assert await jobs(door) == []
+
+
+async def test_a_replay_that_was_not_noted_is_the_same_job(door: Door) -> None:
+    letter = await give_up(door)
+    [first] = (await replay(door, letters=[letter]))["replayed"]
+    await door.bus.jetstream().purge_stream("DLQ", subject=subjects.replayed(letter))
+    told = await replay(door, letters=[letter])
+    assert (told["replayed"], told["already"]) == ([], 1)
+    [queued] = await jobs(door)
+    assert queued["job_id"] == first["execution_id"]
+    assert (await listed(door))[0]["replayed_as"] == first["execution_id"]
+
+
+async def test_letters_of_the_same_place_at_other_times_are_other_replays(door: Door) -> None:
+    letters = [await give_up(door), await give_up(door, at=NOW + timedelta(seconds=1))]
+    told = await replay(door, letters=letters)
+    assert len({one["execution_id"] for one in told["replayed"]}) == 2
+
+
+async def test_how_a_replay_stands_is_told(door: Door) -> None:
+    letters = [await give_up(door, sequence=number, execution_id=f"order-{number}") for number in range(1, 5)]
+    again = [one["execution_id"] for one in (await replay(door, letters=letters[:3]))["replayed"]]
+    await record(door, again[1])
+    await publish_result(door.bus, result_of(again[2], "writer").model_copy(update={"status": "dead_lettered"}))
+    found = list(reversed(await listed(door)))
+    assert [one["replay_status"] for one in found] == ["accepted", "succeeded", "dead_lettered", None]
+    assert [one["replayed_as"] for one in found] == [*again, None]
+    assert [one["replayable"] for one in found] == [False, False, False, True]
+    assert found[0]["why_not"] == f"it was replayed before, as {again[0]}"
+    shown = (await door.ask("GET", f"/api/v1/dlq/{letters[0]}")).json
+    assert (shown["replayed_by"], shown["replay_status"]) == ("tests", "accepted")
+    assert abs(datetime.fromisoformat(shown["replayed_at"]) - datetime.now(UTC)) < timedelta(hours=1)
+
+
+async def test_a_replay_whose_record_has_aged_out_is_not_called_accepted(door: Door) -> None:
+    letter = await give_up(door)
+    note = {
+        "letter": letter,
+        "execution_id": "rpl_1",
+        "agent": "writer",
+        "by": "ops",
+        "at": format_time(NOW - timedelta(hours=73)),
+    }
+    await door.bus.jetstream().publish(subjects.replayed(letter), json.dumps(note).encode())
+    [found] = await listed(door)
+    assert (found["replayed_as"], found["replay_status"]) == ("rpl_1", None)
+
+
+CANT_RUN: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "no JSON": (b'{"agent": "writer", "prompt":', {}, "this is not a job: the body is not JSON: "),
+    "no job": ({"agent": "writer"}, {}, "this is not a job: exactly one of prompt, messages and input is required"),
+    "agent gone": (
+        {"agent": "wroter", "prompt": "x"},
+        {"agent": "wroter"},
+        "agent 'wroter' is not configured; did you mean 'writer'?",
+    ),
+    "of another subject": (
+        {"agent": "reader", "prompt": "x"},
+        {},
+        "the job is for agent 'reader', and was published on the subject of 'writer'",
+    ),
+    "against the config": (
+        {"agent": "writer", "input": 1},
+        {},
+        "input: agent 'writer' is a chat agent and takes prompt or messages",
+    ),
+    "too long": (
+        {"agent": "writer", "prompt": "x" * 1_002_000},
+        {},
+        "the job has 1,002,033 bytes; at most 1,000,000 are accepted (limits.max_body_bytes)",
+    ),
+    "an alert": (
+        b"{}",
+        {"stream": "ALERTS", "agent": None, "headers": {Header.CHANNEL.value: "ops"}},
+        "it is an alert that did not reach channel 'ops'; `breakwater alerts replay --letter 1` tries it again",
+    ),
+    "an alert that can't be stored": (
+        b"{}",
+        {"stream": "ALERTS", "agent": None},
+        "it is an alert that could not be handled, and no job; it stays in ALERTS, and here for 30 days",
+    ),
+    "an event": (
+        b"{}",
+        {"stream": "EVENTS", "reason": "unstorable"},
+        "it is an event that could not be handled, and no job; it stays in EVENTS for 72 h and here for 30 days",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CANT_RUN)
+async def test_what_cannot_run_is_skipped_with_the_reason(door: Door, case: str) -> None:
+    payload, more, why = CANT_RUN[case]
+    bad = await give_up(door, payload, **more)
+    good = await give_up(door)
+    [_, found] = await listed(door)
+    assert found["kind"] == {"ALERTS": "alert", "EVENTS": "event"}.get(more.get("stream", ""), "job")
+    assert found["replayable"] is False
+    assert found["why_not"].startswith(why)
+    for told in (await replay(door, letters=[bad]), await replay(door, all=True)):
+        assert told["skipped"] == [{"letter": bad, "why": found["why_not"]}]
+    assert [job["job_id"] for job in await jobs(door)] == [(await listed(door))[0]["replayed_as"]]
+    assert good > bad
+
+
+async def test_what_keeps_a_job_from_running_is_told_without_its_secrets(door: Door) -> None:
+    await give_up(door, {"agent": "ann@example.com", "prompt": "x"}, agent="ann@example.com")
+    [found] = await listed(door)
+    assert "ann@" not in found["why_not"]
+
+
+async def test_a_job_that_succeeded_after_all_is_not_run_again(door: Door) -> None:
+    letter = await give_up(door)
+    await record(door, "order-1")
+    [found] = await listed(door)
+    assert (found["replayable"], found["replayed_as"]) == (False, None)
+    assert found["why_not"] == "its job succeeded after all, by another worker: there is nothing to replay"
+    assert (await replay(door, letters=[letter]))["skipped"] == [{"letter": letter, "why": found["why_not"]}]
+    assert await jobs(door) == []
+
+
+async def test_a_job_that_failed_is_run_again_though_it_has_a_record(door: Door) -> None:
+    letter = await give_up(door)
+    await record(door, "order-1", status="dead_lettered")
+    assert len((await replay(door, letters=[letter]))["replayed"]) == 1
+
+
+async def test_a_job_that_was_given_up_while_it_slept_can_be_replayed(door: Door) -> None:
+    """Its agent was taken out of the config, and has come back."""
+    parked = {**JOB, "job_id": None}
+    js = door.bus.jetstream()
+    headers = {
+        Header.EXECUTION_ID.value: "e1",
+        Header.DUE.value: format_time(NOW - timedelta(hours=1)),
+        Header.QUEUED_AT.value: format_time(NOW - timedelta(hours=2)),
+    }
+    await js.publish(subjects.parked("writer", "e1"), json.dumps(parked).encode(), headers=headers)
+    info = await js.stream_info("JOBS")
+    await js.update_stream(_without(info.config, "bw.jobs.writer"))
+    subscription = await js.pull_subscribe_bind("worker-parked", "PARKED")
+    from breakwater.bus.delivery import Delivery
+
+    [message] = await subscription.fetch(1, timeout=60)
+    await Waker(Publisher(lambda: door.bus, "worker"), ()).handle(Delivery(message))
+    await js.update_stream(info.config)
+    [found] = await listed(door)
+    assert (found["kind"], found["reason"], found["execution_id"]) == ("job", "unknown_agent", "e1")
+    assert found["replayable"] is True
+    await replay(door, all=True)
+    [queued] = await jobs(door)
+    assert queued["metadata"] == {"replay_of": "e1"}
+    assert not {Header.EXECUTION_ID.value, Header.QUEUED_AT.value, Header.DUE.value} & set(queued["_headers"])
+
+
+def _without(config: StreamConfig, subject: str) -> StreamConfig:
+    return config.evolve(subjects=[one for one in config.subjects or [] if one != subject])
+
+
+async def test_many_are_replayed_a_part_at_a_time(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "MOST_LETTERS", 3)
+    monkeypatch.setattr(dead_letters, "AT_ONCE", 2)
+    for number in range(1, 9):
+        await give_up(door, sequence=number)
+        await give_up(door, sequence=100 + number, reason="invalid")
+    parts: list[int] = []
+    more: dict[str, Any] = {}
+    while True:
+        told = await replay(door, reason="error", why="the provider is back", **more)
+        parts.append(len(told["replayed"]))
+        # What fails again meanwhile is not meant.
+        await give_up(door, sequence=1_000 + len(parts))
+        if told["continue_after"] is None:
+            assert told["up_to"] is None
+            break
+        more = {"after": told["continue_after"], "up_to": told["up_to"]}
+    assert parts == [3, 3, 2]
+    assert len(await jobs(door)) == 8
+
+
+async def test_a_request_that_takes_long_is_answered_with_what_is_done(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "REPLAY_S", 0.0)
+    letters = [await give_up(door, sequence=number) for number in range(1, 4)]
+    told = await replay(door, all=True)
+    assert ([one["letter"] for one in told["replayed"]], told["continue_after"]) == (letters[:1], letters[0])
+
+
+async def test_only_those_that_are_meant_are_replayed(door: Door) -> None:
+    await give_up(door, {"agent": "reader", "prompt": "x"}, agent="reader", sequence=1)
+    mine = await give_up(door, sequence=2)
+    await give_up(door, sequence=3, reason="timeout")
+    told = await replay(door, reason="error", agent="writer")
+    assert [one["letter"] for one in told["replayed"]] == [mine]
+    assert await replay(door, agent="nobody") == {
+        "replayed": [],
+        "already": 0,
+        "skipped": [],
+        "continue_after": None,
+        "up_to": None,
+    }
+    assert (await replay(door, all=True, since=format_time(NOW + timedelta(days=1))))["replayed"] == []
+    assert len(await jobs(door)) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "say which ones: letters, or a reason, an agent, or all"),
+        ({"why": "because"}, "say which ones"),
+        ({"letters": [1], "reason": "error"}, "letters says which ones are meant"),
+        ({"all": True, "after": 7}, "after needs up_to"),
+        ({"letters": []}, "letters"),
+        ({"letters": [0]}, "letters.0"),
+        ({"letters": [1] * 1_001}, "letters"),
+        ({"reason": "error", "letter": 1}, "did you mean 'letters'?"),
+    ],
+)
+async def test_a_request_that_does_not_say_which_is_refused(door: Door, body: dict[str, Any], said: str) -> None:
+    await give_up(door)
+    answer = await door.act("dlq/replay", **body)
+    assert (answer.status, answer.code) == (422, "invalid_request")
+    assert said in answer.message
+    assert await jobs(door) == []
+
+
+async def test_a_thousand_numbers_fit_into_a_request(door: Door) -> None:
+    told = await replay(door, letters=[10**10 + number for number in range(dead_letter_forms.MOST_LETTERS)])
+    assert len(told["skipped"]) == 1_000
+
+
+async def test_when_jobs_are_full_nothing_is_lost_and_asking_again_goes_on(door: Door) -> None:
+    letters = [await give_up(door, sequence=number) for number in range(1, 6)]
+    js = door.bus.jetstream()
+    config = (await js.stream_info("JOBS")).config
+    await js.update_stream(config.evolve(max_msgs=2))
+    answer: Answer = await door.act("dlq/replay", letters=letters)
+    assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "refused", "1")
+    assert "2 were replayed before this happened, and asking again replays none of them twice" in answer.message
+    await js.update_stream(config)
+    told = await replay(door, letters=letters)
+    assert (len(told["replayed"]), told["already"]) == (3, 2)
+    assert len(await jobs(door)) == 5
+
+
+async def test_without_nats_nothing_is_known_and_nothing_done(door: Door, own_nats_server: RunningServer) -> None:
+    letter = await give_up(door)
+    own_nats_server.kill()
+
+    async def noticed() -> bool:
+        return (await door.ask("GET", "/readyz")).status == 503
+
+    await until(noticed)
+    for answer in (
+        await door.ask("GET", "/api/v1/dlq"),
+        await door.ask("GET", f"/api/v1/dlq/{letter}"),
+        await door.act("dlq/replay", letters=[letter]),
+    ):
+        assert (answer.status, answer.code) == (503, "unavailable")
+
+
+@pytest.fixture
+async def guarded_bus(redis_server: RunningServer, tmp_path: Path) -> AsyncGenerator[tuple[Door, Door]]:
+    """A door that may do on the bus what `request` may; and the same, whose bus may do what `worker` may."""
+    folder, port = tmp_path / "nats", free_port()
+    folder.mkdir()
+    settings = f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}" }}\n'
+    server = start_nats(folder, settings + render(GRANTS, lambda user: f'"secret-of-{user}"'), port)
+    server.wait_until_ready()
+
+    def url_of(user: str) -> str:
+        return f"nats://{user}:secret-of-{user}@127.0.0.1:{port}"
+
+    config = parse_config(CONFIG)
+    await provision(url_of("setup"), bus_plan(config))
+    worker = await nats.connect(url_of("worker"), inbox_prefix=inbox_prefix("worker"))
+    surroundings = settings_for(url_of("request"), redis_server.url, tmp_path)
+    key = create_key(surroundings.api_keys_file, "tests")
+    async with running(surroundings, config, key) as door:
+        yield door, Door(door.url, door.http, worker, door.settings, door.stop)
+    await worker.close()
+    server.stop()
+
+
+async def test_what_the_user_of_the_bus_may_do_is_enough_for_all_of_it(guarded_bus: tuple[Door, Door]) -> None:
+    door, as_worker = guarded_bus
+    letter = await give_up(as_worker)
+    [told] = (await replay(door, all=True))["replayed"]
+    await record(as_worker, told["execution_id"])
+    answer = (await door.ask("GET", "/api/v1/dlq")).json
+    assert answer["counts"] == [{"reason": "error", "agent": "writer", "count": 1}]
+    assert [one["replay_status"] for one in answer["letters"]] == ["succeeded"]
+    assert (await door.ask("GET", f"/api/v1/dlq/{letter}")).json["replayed_by"] == "tests"

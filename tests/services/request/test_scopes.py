@@ -1,0 +1,186 @@
+"""What a key opens: the door, the document, and what is said to a key that may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openapi_spec_validator import validate
+from yarl import URL
+
+from breakwater.api_keys import create_key, revoke_key
+from breakwater.policy.api_keys import SCOPES, Scope
+from services.request.app import openapi
+from tests.server_sources import RunningServer
+from tests.services.request.conftest import Door, answer_jobs, new_id, until
+
+JOB = {"agent": "writer", "prompt": "x"}
+METHODS = ("get", "post", "put", "patch", "delete")
+
+
+def header(door: Door, *scopes: Scope, name: str = "scoped") -> dict[str, str]:
+    return {"Authorization": f"Bearer {create_key(door.settings.api_keys_file, name, scopes or SCOPES)}"}
+
+
+def operations() -> list[tuple[str, str, dict[str, Any]]]:
+    paths = openapi()["paths"].items()
+    return [(method, path, path_item[method]) for path, path_item in paths for method in METHODS if method in path_item]
+
+
+async def status(door: Door, method: str, path: str, headers: dict[str, str]) -> int:
+    """How the door answers; what it answers may have no end."""
+    url = URL(door.url + path, encoded=True)
+    async with door.http.request(method, url, headers=headers, data=b"") as response:
+        return response.status
+
+
+async def test_the_door_lets_each_key_do_what_the_document_says_and_nothing_else(alerting: Door) -> None:
+    keys = {scope: header(alerting, scope) for scope in SCOPES}
+    guarded = 0
+    for method, path, operation in operations():
+        asked = path.format(job_id=new_id(), incident_id="inc_3f9a1c07", letter=1)
+        alternatives: list[dict[str, list[Scope]]] = operation["security"]
+        guarded += bool(alternatives)
+        for scope, sent in keys.items():
+            let_in = not alternatives or any(set(one["api_key"]) <= {scope} for one in alternatives)
+            answered = await status(alerting, method.upper(), asked, sent)
+            assert (answered == 403) is not let_in, (method, path, scope, answered)
+            assert answered != 401
+        refused = {scope for scope in SCOPES if not any(set(one["api_key"]) <= {scope} for one in alternatives)}
+        assert ("403" in operation["responses"]) is bool(alternatives and refused), (method, path)
+        assert ("401" in operation["responses"]) is bool(alternatives), (method, path)
+    assert guarded >= 19
+
+
+def test_the_document_is_valid_and_says_in_words_what_is_needed() -> None:
+    document = openapi()
+    validate(document)
+    paths = document["paths"]
+    assert paths["/api/v1/jobs"]["post"]["security"] == [{"api_key": ["submit"]}]
+    assert paths["/api/v1/budgets"]["get"]["security"] == [{"api_key": ["read"]}]
+    assert paths["/metrics"]["get"]["security"] == [{"api_key": ["read"]}]
+    assert paths["/api/v1/breakers/reset"]["post"]["security"] == [{"api_key": ["operate"]}]
+    assert paths["/api/v1/key"]["get"]["security"] == [{"api_key": []}]
+    for _, path, operation in operations():
+        for alternative in operation["security"]:
+            for scope in alternative["api_key"]:
+                assert f"`{scope}`" in operation["description"].rpartition("Needs a key with the scope ")[2], path
+
+
+FORBIDDEN = [
+    ("read", "POST", "/api/v1/jobs", "submit"),
+    ("operate", "GET", "/api/v1/jobs/j", "submit"),
+    ("submit", "GET", "/api/v1/agents", "read"),
+    ("operate", "GET", "/metrics", "read"),
+    ("read", "POST", "/api/v1/breakers/reset", "operate"),
+    ("submit", "POST", "/api/v1/guards/reset", "operate"),
+]
+
+
+@pytest.mark.parametrize(("has", "method", "path", "needed"), FORBIDDEN)
+async def test_a_key_that_may_not_is_told_what_it_has_what_it_takes_and_what_to_do(
+    door: Door, has: Scope, method: str, path: str, needed: str
+) -> None:
+    sent = header(door, has, name="on call")
+    answer = await door.ask(method, path, headers=sent, json=JOB)
+    assert (answer.status, answer.code) == (403, "forbidden")
+    assert f"with the scope {needed};" in answer.message
+    assert f"the key 'on call' has the scope {has};" in answer.message
+    assert f"`breakwater keys create NAME --scope {needed}`" in answer.message
+    challenge = answer.headers["WWW-Authenticate"]
+    assert challenge == f'Bearer realm="breakwater", error="insufficient_scope", scope="{needed}"'
+    assert sent["Authorization"].split("_", 2)[2] not in answer.body.decode()
+
+
+async def test_a_key_that_only_looks_changes_nothing(governed: Door) -> None:
+    sent = header(governed, "read", "submit")
+    body = {"agent": "writer", "model": "m"}
+    for path in ("/api/v1/breakers/isolate", "/%61pi/v1/breakers/isolate", "/api/v1/breakers%2Fisolate"):
+        assert (await governed.ask("POST", path, json=body, headers=sent)).status == 403
+    assert await governed.events("bw.breakers.>") == []
+    assert (await governed.ask("POST", "/api/v1/jobs", json=JOB, headers=header(governed, "operate"))).status == 403
+    assert await governed.queued() == 0
+
+
+async def test_only_who_submits_reads_the_answer_whatever_the_job_is_called(door: Door) -> None:
+    await answer_jobs(door.bus)
+    for job_id in (new_id(), f"{new_id()}/x", "progress", f"{new_id()}%2Fx", f"{new_id()}%2Fprogress"):
+        decided = await door.post(JOB | {"job_id": job_id.replace("%2F", "/")}, query="?wait_s=60")
+        assert (decided.status, decided.json["output"]) == (200, "answer to x")
+        path = f"/api/v1/jobs/{job_id}"
+        assert (await door.ask("GET", path, headers=header(door, "submit"))).json["output"] == "answer to x"
+        for method in ("GET", "HEAD"):
+            answer = await door.ask(method, path, headers=header(door, "read", "operate"))
+            assert answer.status == 403, (method, path)
+            assert b"answer to x" not in answer.body
+
+
+async def test_no_spelling_of_a_path_opens_an_answer(door: Door) -> None:
+    await answer_jobs(door.bus)
+    job_id = new_id()
+    await door.post(JOB | {"job_id": f"{job_id}/progress"}, query="?wait_s=60")
+    sent = header(door, "read", "operate")
+    for path in (
+        f"/api/v1/jobs/{job_id}%2fprogress",
+        f"/api/v1/jobs/{job_id}%2Fpro%67ress",
+        f"/api/v1/jobs%2F{job_id}%2Fprogress",
+        f"/api%2Fv1%2Fjobs%2F{job_id}%2Fprogress",
+        f"/%61pi/v1/jobs/{job_id}%2Fprogress",
+        f"/api/v1/jobs//{job_id}%2Fprogress",
+    ):
+        answer = await door.ask("GET", path, headers=sent)
+        assert (answer.status, answer.code) == (403, "forbidden"), path
+
+
+async def test_a_key_may_have_several_scopes(governed: Door) -> None:
+    sent = header(governed, "read", "operate")
+    assert (await governed.ask("GET", "/api/v1/agents", headers=sent)).status == 200
+    body = {"agent": "writer", "model": "m"}
+    assert (await governed.ask("POST", "/api/v1/breakers/isolate", headers=sent, json=body)).status == 200
+    assert (await governed.ask("POST", "/api/v1/jobs", headers=sent, json=JOB)).status == 403
+
+
+async def test_each_key_is_shown_itself_and_no_other(door: Door) -> None:
+    header(door, name="another")
+    for scopes in (("submit",), ("read",), ("operate",), ("read", "operate")):
+        sent = header(door, *scopes, name="me")
+        answer = await door.ask("GET", "/api/v1/key", headers=sent)
+        assert answer.status == 200
+        shown = answer.json
+        assert shown.pop("created_at").endswith("Z")
+        key_id = sent["Authorization"].split("_")[1]
+        assert shown == {"id": key_id, "name": "me", "scopes": list(scopes)}
+
+
+async def test_nobody_is_shown_without_a_key_that_is_known(door: Door) -> None:
+    sent = header(door, "read")
+    revoke_key(door.settings.api_keys_file, sent["Authorization"].split("_")[1])
+    for one in (sent, {"Authorization": ""}):
+        answer = await door.ask("GET", "/api/v1/key", headers=one)
+        assert (answer.status, answer.code) == (401, "unauthorized")
+
+
+async def test_a_key_is_shown_while_nats_is_away(door: Door, own_nats_server: RunningServer) -> None:
+    own_nats_server.kill()
+
+    async def noticed() -> bool:
+        return (await door.ask("GET", "/readyz")).status == 503
+
+    await until(noticed)
+    assert (await door.ask("GET", "/api/v1/key")).status == 200
+
+
+async def test_what_is_not_there_is_not_found_by_any_key(door: Door) -> None:
+    for scope in SCOPES:
+        for path in ("/api", "/api/nothing", "/api/v2/jobs"):
+            assert (await door.ask("GET", path, headers=header(door, scope))).status == 404
+    assert (await door.ask("GET", "/api/v1/nothing", headers=header(door, "read"))).status == 404
+
+
+async def test_a_scope_that_is_taken_away_is_missed_by_the_next_request(door: Door) -> None:
+    sent, file = header(door, "read", name="me"), door.settings.api_keys_file
+    assert (await door.ask("GET", "/api/v1/agents", headers=sent)).status == 200
+    # The fixture's own key, which has all scopes, comes first in the file.
+    before, _, after = file.read_text().rpartition('"read"')
+    file.write_text(f'{before}"submit"{after}')
+    assert (await door.ask("GET", "/api/v1/agents", headers=sent)).status == 403
