@@ -19,7 +19,7 @@ from breakwater.config import Config, ConfigError, load_config
 from breakwater.settings import Settings
 from breakwater.telemetry import configure_logging
 
-NAMES = ("request", "worker", "breaker", "budget", "alerter", "sink")
+NAMES = ("request", "worker", "breaker", "budget", "alerter", "sink", "console")
 ALIVE_EVERY_S = 2.0
 FIRST_ALIVE_EVERY_S = 0.1
 

@@ -21,6 +21,12 @@ class Settings(BaseSettings):
     )
     http_host: str = "127.0.0.1"
     http_port: int = Field(default=8080, ge=1, le=65_535)
+    console_host: str = "127.0.0.1"
+    console_port: int = Field(default=8081, ge=1, le=65_535, description="Where the console's pages are served.")
+    request_url: str = Field(
+        default="http://127.0.0.1:8080",
+        description="The HTTP interface, as the console reaches it.",
+    )
     api_keys_file: Path = Field(default=Path("api_keys.json"), description="Hashes of the keys that may call the API.")
     nats_replicas: int = Field(default=1, ge=1, le=5, description="Copies of every stream; 3 on a cluster of three.")
     log_level: str = "info"

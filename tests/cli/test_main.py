@@ -174,6 +174,7 @@ def test_a_reader_that_goes_away_ends_the_command_without_a_traceback() -> None:
 def endpoints(directory: Path) -> Endpoints:
     return Endpoints(
         request_url="http://127.0.0.1:9",
+        console_url="http://127.0.0.1:9",
         nats_url="nats://client:x@127.0.0.1:9",
         redis_url="redis://127.0.0.1:9/0",
         clickhouse_url="http://127.0.0.1:9/breakwater",

@@ -56,6 +56,7 @@ def holder(data: DataDir) -> Generator[subprocess.Popen[str]]:
 def endpoints(data: DataDir) -> Endpoints:
     return Endpoints(
         request_url="http://127.0.0.1:8080",
+        console_url="http://127.0.0.1:8081",
         nats_url="nats://cli:n4ts-secret@127.0.0.1:4222",
         redis_url="redis://:r3dis-secret@127.0.0.1:6379/0",
         clickhouse_url="http://breakwater:ch-secret@127.0.0.1:8123",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -26,7 +27,8 @@ async def all_findings(plane: Plane, config: Config | None) -> list[Finding]:
         ("nats", lambda: nats_findings(plane, config)),
         ("redis", lambda: _redis(plane)),
         ("clickhouse", lambda: _clickhouse(plane)),
-        ("api", lambda: _api(plane)),
+        ("api", lambda: api_findings(plane)),
+        ("console", lambda: console_findings(plane)),
     ]
     if config is not None:
         checks.append(("provider", lambda: _providers(config)))
@@ -162,7 +164,8 @@ async def _clickhouse(plane: Plane) -> list[Finding]:
     return findings
 
 
-async def _api(plane: Plane) -> list[Finding]:
+async def api_findings(plane: Plane) -> list[Finding]:
+    """Whether the HTTP interface answers, and what the key opens."""
     import aiohttp
 
     door = plane.door()
@@ -172,9 +175,8 @@ async def _api(plane: Plane) -> list[Finding]:
         async with aiohttp.ClientSession(timeout=timeout) as http:
             async with http.get(f"{door.url}/readyz") as response:
                 ready, said = response.status, await response.text()
-            # Not there for sure: what matters is whether the key opens the door.
-            async with http.get(f"{door.url}/api/v1/jobs/doctor", headers=headers) as response:
-                let_in = response.status
+            async with http.get(f"{door.url}/api/v1/key", headers=headers) as response:
+                let_in, key = response.status, await response.read()
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         text = f"{door.url} does not answer: {str(error) or type(error).__name__}"
         return [Finding("api", "fail", text, "Is the service `request` running? See its log.")]
@@ -183,14 +185,39 @@ async def _api(plane: Plane) -> list[Finding]:
         if ready == 200
         else Finding("api", "fail", f"{door.url} is not ready ({ready}): {said[:200]}", "See the log of `request`.")
     ]
-    if let_in != 401:
-        findings.append(Finding("api", "ok", "the API key is accepted"))
+    if let_in == 200:
+        known = json.loads(key)
+        findings.append(Finding("api", "ok", f"the API key {known['name']!r} may {', '.join(known['scopes'])}"))
     elif door.api_key is None:
         findings.append(Finding("api", "warn", "no API key was tried", "Set BREAKWATER_API_KEY."))
-    else:
+    elif let_in == 401:
         remedy = "Make one with `breakwater keys create NAME`, and set BREAKWATER_API_KEY."
         findings.append(Finding("api", "fail", "the API key is not accepted", remedy))
+    else:
+        text = f"what the API key may do is not told ({let_in})"
+        findings.append(Finding("api", "warn", text, "Is it the same version of Breakwater? See the log of `request`."))
     return findings
+
+
+async def console_findings(plane: Plane) -> list[Finding]:
+    """Whether the console of a local stack answers; nothing where none is known of."""
+    import aiohttp
+
+    url = plane.console_url
+    if url is None:
+        return []
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CONNECT_PATIENCE_S)) as http,
+            http.get(f"{url}/healthz") as response,
+        ):
+            status = response.status
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        text = f"{url} does not answer: {str(error) or type(error).__name__}"
+        return [Finding("console", "warn", text, "Is the service `console` running? See its log.")]
+    if status == 200:
+        return [Finding("console", "ok", f"{url} answers")]
+    return [Finding("console", "warn", f"{url} answers {status}", "Is that the console? See its log.")]
 
 
 async def _providers(config: Config) -> list[Finding]:

@@ -81,6 +81,14 @@ class Plane:
         """ClickHouse, user and password included."""
         return self._variable("BREAKWATER_CLICKHOUSE_URL") or self._running("BREAKWATER_CLICKHOUSE_URL").clickhouse_url
 
+    @property
+    def console_url(self) -> str | None:
+        """The console of the running plane; None where nothing tells of one."""
+        try:
+            return self._running("BREAKWATER_URL").console_url
+        except CliError:
+            return None
+
     def door(self, url: str | None = None, api_key: str | None = None) -> Door:
         """The HTTP interface: as the options say, else as found."""
         where = url or self._variable("BREAKWATER_URL")

@@ -30,6 +30,10 @@ def up(
     http_port: Annotated[
         int | None, typer.Option(min=1, max=65_535, help="Where the API listens.", show_default="8080 or the next free")
     ] = None,
+    console_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65_535, help="Where the console's pages are.", show_default="8081 or the next free"),
+    ] = None,
     simulate: Annotated[
         bool,
         typer.Option(
@@ -69,7 +73,9 @@ def up(
     directory = DataDir(data)
     directory.create()
     with directory.locked() as lock:
-        return connect.run(_run(directory, lock, config, workers, http_port, simulate=simulate, as_json=as_json))
+        return connect.run(
+            _run(directory, lock, config, workers, http_port, console_port, simulate=simulate, as_json=as_json)
+        )
 
 
 async def _run(
@@ -78,6 +84,7 @@ async def _run(
     config_file: Path,
     workers: int,
     http_port: int | None,
+    console_port: int | None,
     *,
     simulate: bool,
     as_json: bool,
@@ -98,7 +105,14 @@ async def _run(
             await supervisor.start([simulation.process])
             effective = simulation.config_file
         async with choosing():
-            stack = plan_stack(data, effective, workers=workers, environment=os.environ, http_port=http_port)
+            stack = plan_stack(
+                data,
+                effective,
+                workers=workers,
+                environment=os.environ,
+                http_port=http_port,
+                console_port=console_port,
+            )
             key = await raise_stack(supervisor, data, stack)
         _tell_endpoints(stack, key, as_json=as_json, simulate=simulate)
 
@@ -123,6 +137,7 @@ def _tell_endpoints(stack: Stack, key: str | None, *, as_json: bool, simulate: b
         return name, mask_url(url) + (" (given)" if name in stack.given else "")
 
     rows = [
+        ("console", f"{endpoints.console_url} (sign in with the API key)"),
         ("API", endpoints.request_url + "/docs"),
         row("nats", endpoints.nats_url),
         row("redis", endpoints.redis_url),

@@ -25,6 +25,7 @@ class Endpoints(BaseModel):
 
     Attributes:
         request_url: The HTTP API.
+        console_url: The console.
         nats_url: NATS, user and password included.
         redis_url: Redis, password included.
         clickhouse_url: ClickHouse's HTTP protocol, user and password included.
@@ -39,6 +40,7 @@ class Endpoints(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     request_url: str
+    console_url: str
     nats_url: str
     redis_url: str
     clickhouse_url: str

@@ -28,12 +28,16 @@ from breakwater.embedded.servers import (
 
 LOOPBACK = "127.0.0.1"
 HTTP_PORT = 8080
+CONSOLE_PORT = 8081
 METRICS_PORT = 9464
 """The first of them; OpenTelemetry's for Prometheus, as in compose.yaml."""
 
 CLICKHOUSE_USER = "breakwater"
 DATABASE = "breakwater"
-SERVICES = ("worker", "breaker", "budget", "alerter", "sink", "request")
+SERVICES = ("worker", "breaker", "budget", "alerter", "sink", "request", "console")
+
+_NOT_FOR = {"console": ("BREAKWATER_REDIS_URL", "BREAKWATER_API_KEYS_FILE")}
+"""What a service needs nothing of: the console asks the HTTP interface for what is live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ def plan_stack(
     workers: int = 1,
     environment: Mapping[str, str],
     http_port: int | None = None,
+    console_port: int | None = None,
     port: Callable[[int], int] = choose_port,
 ) -> Stack:
     """Chooses ports, makes secrets, and lists the processes. Starts nothing.
@@ -73,14 +78,16 @@ def plan_stack(
         environment: Where `BREAKWATER_NATS_URL`, `BREAKWATER_REDIS_URL` and `BREAKWATER_CLICKHOUSE_URL` may name
             servers that are already there.
         http_port: Where the API listens; the standard port or the next free one when None.
+        console_port: Where the console listens, likewise.
         port: Gives the port of a server, told its standard one.
 
     Raises:
-        PortTakenError: `http_port` is in use.
+        PortTakenError: `http_port` or `console_port` is in use.
         NoFreePortError: so are all ports after a standard one.
     """
-    if http_port is not None and not is_free(http_port):
-        raise PortTakenError(http_port, LOOPBACK)
+    for chosen in (http_port, console_port):
+        if chosen is not None and not is_free(chosen):
+            raise PortTakenError(chosen, LOOPBACK)
     servers: list[ProcessSpec] = []
     nats_url = environment.get("BREAKWATER_NATS_URL")
     redis_url = environment.get("BREAKWATER_REDIS_URL")
@@ -114,18 +121,25 @@ def plan_stack(
         clickhouse_url = f"http://{CLICKHOUSE_USER}:{password}@{LOOPBACK}:{clickhouse_port}/{DATABASE}"
 
     http_port = port(HTTP_PORT) if http_port is None else http_port
+    console_port = (
+        port(CONSOLE_PORT if http_port < CONSOLE_PORT else http_port + 1) if console_port is None else console_port
+    )
     common = {
         "BREAKWATER_CONFIG": str(config_file.absolute()),
         "BREAKWATER_REDIS_URL": redis_url,
         "BREAKWATER_CLICKHOUSE_URL": clickhouse_url,
         "BREAKWATER_HTTP_HOST": LOOPBACK,
         "BREAKWATER_HTTP_PORT": str(http_port),
+        "BREAKWATER_CONSOLE_HOST": LOOPBACK,
+        "BREAKWATER_CONSOLE_PORT": str(console_port),
+        "BREAKWATER_REQUEST_URL": f"http://{LOOPBACK}:{http_port}",
         "BREAKWATER_API_KEYS_FILE": str(data.path / "api_keys.json"),
     }
     processes = _processes(workers)
     metrics_ports = _metrics_ports([process for _, process in processes], port)
     endpoints = Endpoints(
         request_url=f"http://{LOOPBACK}:{http_port}",
+        console_url=f"http://{LOOPBACK}:{console_port}",
         nats_url=nats_for("client"),
         redis_url=redis_url,
         clickhouse_url=clickhouse_url,
@@ -143,13 +157,13 @@ def plan_stack(
                 data,
                 name,
                 process,
-                common
+                {variable: value for variable, value in common.items() if variable not in _NOT_FOR.get(name, ())}
+                | ({} if name == "console" else {"BREAKWATER_NATS_URL": nats_for(name)})
                 | {
-                    "BREAKWATER_NATS_URL": nats_for(name),
                     "BREAKWATER_METRICS_HOST": LOOPBACK,
                     "BREAKWATER_METRICS_PORT": str(metrics_ports[process]),
                 },
-                http_port,
+                {"request": (http_port, "/readyz"), "console": (console_port, "/healthz")}.get(name),
             )
             for name, process in processes
         ),
@@ -174,12 +188,10 @@ def _metrics_ports(processes: Sequence[str], port: Callable[[int], int]) -> dict
 
 
 def _service_spec(
-    data: DataDir, service: str, process: str, environment: Mapping[str, str], http_port: int
+    data: DataDir, service: str, process: str, environment: Mapping[str, str], answers: tuple[int, str] | None
 ) -> ProcessSpec:
     alive = data.path / "alive" / process
-    ready: Probe = (
-        http_ready(LOOPBACK, http_port, "/readyz") if service == "request" else _touched_since(alive, time.time())
-    )
+    ready: Probe = _touched_since(alive, time.time()) if answers is None else http_ready(LOOPBACK, *answers)
     return ProcessSpec(
         name=process,
         argv=(sys.executable, "-m", "services", service),
