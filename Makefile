@@ -39,9 +39,10 @@ format: .venv/dev.stamp ## Format the code and mend what can be mended
 types: .venv/dev.stamp ## Check the types, strictly
 	@$(BIN)/basedpyright
 
-contract: .venv/dev.stamp ## Write what is generated from the code: proto/ and the NATS users of compose.yaml
+contract: .venv/dev.stamp ## Write what is generated: proto/, the NATS users of compose.yaml, the dashboards for Grafana
 	@$(BIN)/breakwater contract
 	@$(BIN)/python -m breakwater.bus.permissions > deploy/nats/users.conf
+	@$(BIN)/python -m deploy.grafana.source
 
 lock: .venv/dev.stamp ## Renew the pins in requirements/ from the ranges in pyproject.toml
 	@$(COMPILE) --upgrade --extra embedded --extra dev --output-file requirements/dev.txt pyproject.toml

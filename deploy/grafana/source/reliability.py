@@ -1,0 +1,205 @@
+"""What fails, why, and what helped against it?"""
+
+from __future__ import annotations
+
+from deploy.grafana.source.dashboard import Dashboard
+from deploy.grafana.source.panels import BAD, GOOD, SO_SO, Chart, Figure, Listing
+from deploy.grafana.source.shared import CALL_DURATIONS, ERRORS, OPENINGS
+from deploy.grafana.source.variables import AGENTS, MODELS
+
+AVAILABILITY = ((0.95, SO_SO), (0.99, GOOD))
+
+_FIGURES = (
+    Figure(
+        title="Calls that failed",
+        description="Of those that were made. Refused ones are not among them.",
+        unit="percentunit",
+        width=4,
+        below=GOOD,
+        steps=((0.05, SO_SO), (0.2, BAD)),
+        sql="""
+        SELECT if(sum(calls) = 0, NULL, sum(failed) / sum(calls)) AS share
+        FROM attempts_per_minute
+        WHERE $__timeFilter(minute) AND <agent> AND <model>
+        """,
+    ),
+    Figure(
+        title="Refused calls",
+        description="Not made, as a breaker, a budget, a guard or a limit was in the way.",
+        width=4,
+        below=GOOD,
+        steps=((1, SO_SO),),
+        sql="""
+        SELECT sum(short_circuits) AS refused
+        FROM attempts_per_minute
+        WHERE $__timeFilter(minute) AND <agent> AND <model>
+        """,
+    ),
+    Figure(
+        title="Retrying helped",
+        description="Of the executions that retried, those that succeeded. By whole days, of all models.",
+        unit="percentunit",
+        width=4,
+        below=BAD,
+        steps=((0.3, SO_SO), (0.6, GOOD)),
+        sql="""
+        SELECT if(sum(retried) = 0, NULL, sum(saved) / sum(retried)) AS share
+        FROM retries_per_day
+        WHERE $__dateFilter(day) AND <agent>
+        """,
+    ),
+    Figure(
+        title="Falling back helped",
+        description="Of the executions that asked another model, those that succeeded. By whole days, of all models.",
+        unit="percentunit",
+        width=4,
+        below=BAD,
+        steps=((0.3, SO_SO), (0.6, GOOD)),
+        sql="""
+        SELECT if(sum(fell_back) = 0, NULL, sum(saved_by_fallback) / sum(fell_back)) AS share
+        FROM retries_per_day
+        WHERE $__dateFilter(day) AND <agent>
+        """,
+    ),
+    Figure(
+        title="Cost of retries",
+        description="Those that failed and those that helped. By whole days, of all models.",
+        unit="currencyUSD",
+        width=4,
+        sql="""
+        SELECT sum(cost_of_retries) AS spent
+        FROM retries_per_day
+        WHERE $__dateFilter(day) AND <agent>
+        """,
+    ),
+    Figure(
+        title="Open breakers",
+        description="At this moment, whatever time is shown; shared ones included, of all models.",
+        width=4,
+        below=GOOD,
+        steps=((1, BAD),),
+        sql="""
+        SELECT count() AS open_now
+        FROM breaker_openings
+        WHERE closed_at IS NULL AND (agent = '*' OR <agent>)
+        """,
+    ),
+)
+
+DASHBOARD = Dashboard(
+    name="reliability",
+    description="What fails and why, what retries and fallbacks did about it, and how providers and breakers are.",
+    variables=(AGENTS, MODELS),
+    rows=(
+        _FIGURES,
+        (
+            ERRORS,
+            Chart(
+                title="Second tries",
+                description="Retries of the same model, and fallbacks to another one.",
+                draw="bars",
+                sql="""
+                SELECT
+                    $__timeInterval(minute) AS time,
+                    sum(attempts_per_minute.retries) AS retries,
+                    sum(attempts_per_minute.fallbacks) AS fallbacks
+                FROM attempts_per_minute
+                WHERE $__timeFilter(minute) AND <agent> AND <model>
+                GROUP BY time
+                ORDER BY time
+                """,
+            ),
+        ),
+        (
+            Chart(
+                title="Providers' availability",
+                description="Calls that did not fail by the provider's own fault: errors of its server, timeouts, lost"
+                " connections. Of all agents.",
+                unit="percentunit",
+                by="provider",
+                most=1,
+                sql="""
+                SELECT
+                    $__timeInterval(minute) AS time,
+                    provider,
+                    sum(availability * calls) / sum(calls) AS available
+                FROM provider_health
+                WHERE $__timeFilter(minute) AND <model>
+                GROUP BY time, provider
+                ORDER BY time, provider
+                """,
+            ),
+            CALL_DURATIONS,
+        ),
+        (
+            Chart(
+                title="Did retrying help?",
+                description="Executions that retried or fell back, and succeeded, of all that did. By whole days, of"
+                " all models.",
+                unit="percentunit",
+                most=1,
+                least_step="1d",
+                sql="""
+                SELECT
+                    toDateTime(day, 'UTC') AS time,
+                    if(sum(retried) = 0, NULL, sum(saved) / sum(retried)) AS retries,
+                    if(sum(fell_back) = 0, NULL, sum(saved_by_fallback) / sum(fell_back)) AS fallbacks
+                FROM retries_per_day
+                WHERE $__dateFilter(day) AND <agent>
+                GROUP BY day
+                ORDER BY time
+                """,
+            ),
+            Listing(
+                title="Providers",
+                description="By model, over all of the time shown. Of all agents.",
+                width=12,
+                height=8,
+                units={"availability": "percentunit", "slowest 5 %": "ms"},
+                below=BAD,
+                coloured={"availability": AVAILABILITY},
+                sql="""
+                SELECT
+                    provider,
+                    model,
+                    count() AS "calls",
+                    1 - countIf(error_kind IN ('server', 'timeout', 'network')) / "calls" AS "availability",
+                    countIf(error_kind = 'rate_limit') AS "rate limited",
+                    countIf(error_kind = 'server') AS "server errors",
+                    countIf(error_kind = 'timeout') AS "timeouts",
+                    quantile(0.95)(duration_ms) AS "slowest 5 %"
+                FROM attempts FINAL
+                WHERE $__timeFilter_ms(started_at) AND NOT short_circuited AND <model>
+                GROUP BY provider, model
+                ORDER BY "availability", provider, model
+                LIMIT 100
+                """,
+            ),
+        ),
+        (
+            Listing(
+                title="Errors",
+                description="The most frequent first, each with what its latest said.",
+                units={"cost": "currencyUSD"},
+                widths={"errors": 90, "kind": 150, "agent": 170, "model": 200},
+                agents_linked=True,
+                sql="""
+                SELECT
+                    sum(errors_per_minute.errors) AS "errors",
+                    kind,
+                    agent,
+                    model,
+                    argMax(latest_message, (minute, provider)) AS "the latest said",
+                    max(minute) AS "latest",
+                    sum(errors_per_minute.cost) AS "cost"
+                FROM errors_per_minute
+                WHERE $__timeFilter(minute) AND <agent> AND <model>
+                GROUP BY kind, agent, model
+                ORDER BY "errors" DESC, kind, agent, model
+                LIMIT 200
+                """,
+            ),
+        ),
+        (OPENINGS,),
+    ),
+)

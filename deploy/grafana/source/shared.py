@@ -1,0 +1,242 @@
+"""What more than one dashboard shows."""
+
+from __future__ import annotations
+
+from deploy.grafana.source.panels import BAD, GOOD, SO_SO, Chart, Figure, Listing
+
+SUCCESS_STEPS = ((0.9, SO_SO), (0.98, GOOD))
+OUTCOME_COLORS = {"succeeded": "green", "dead-lettered": "red", "cancelled": "text"}
+CALL_COLORS = {"succeeded": "green", "failed": "red", "refused": "orange"}
+
+FIGURES = (
+    Figure(
+        title="Success rate",
+        description="Of the executions that ended, those that succeeded. Dry runs never count.",
+        unit="percentunit",
+        below=BAD,
+        steps=SUCCESS_STEPS,
+        sql="""
+        SELECT if(sum(executions) = 0, NULL, sum(succeeded) / sum(executions)) AS success_rate
+        FROM executions_per_minute
+        WHERE $__timeFilter(minute) AND <agent>
+        """,
+    ),
+    Figure(
+        title="Executions",
+        description="How many ended.",
+        sql="""
+        SELECT sum(executions) AS ended
+        FROM executions_per_minute
+        WHERE $__timeFilter(minute) AND <agent>
+        """,
+    ),
+    Figure(
+        title="Dead-lettered",
+        description="Executions that were given up. The console tells why, and can replay them.",
+        below=GOOD,
+        steps=((1, SO_SO),),
+        sql="""
+        SELECT sum(dead_lettered) AS given_up
+        FROM executions_per_minute
+        WHERE $__timeFilter(minute) AND <agent>
+        """,
+    ),
+    Figure(
+        title="Slowest 5 %",
+        description="The time from queueing to the end that 95 % of the executions stay below.",
+        unit="ms",
+        sql="""
+        SELECT if(count() = 0, NULL, quantile(0.95)(duration_ms)) AS p95
+        FROM executions FINAL
+        WHERE $__timeFilter_ms(completed_at) AND NOT dry_run AND <agent>
+        """,
+    ),
+    Figure(
+        title="Spend",
+        description="What calls cost, as far as it is known.",
+        unit="currencyUSD",
+        sql="""
+        SELECT sum(spend) AS spent
+        FROM attempts_per_minute
+        WHERE $__timeFilter(minute) AND <agent>
+        """,
+    ),
+    Figure(
+        title="Wasted",
+        description="What calls cost that gave no answer which was used.",
+        unit="currencyUSD",
+        sql="""
+        SELECT sum(cost) AS wasted
+        FROM waste_per_minute
+        WHERE $__timeFilter(minute) AND <agent>
+        """,
+    ),
+    Figure(
+        title="Open breakers",
+        description="At this moment, whatever time is shown; those that agents share included.",
+        below=GOOD,
+        steps=((1, BAD),),
+        sql="""
+        SELECT count() AS open_now
+        FROM breaker_openings
+        WHERE closed_at IS NULL AND (agent = '*' OR <agent>)
+        """,
+    ),
+    Figure(
+        title="Open incidents",
+        description="At this moment, whatever time is shown: those that are not resolved, acknowledged ones included.",
+        below=GOOD,
+        steps=((1, SO_SO),),
+        sql="""
+        SELECT count() AS open_now
+        FROM incidents
+        WHERE status != 'resolved' AND (agent IS NULL OR <agent>)
+        """,
+    ),
+)
+
+INCIDENTS_OVER_CHARTS = """
+SELECT
+    opened_at AS time,
+    ifNull(resolved_at, $__toTime) AS timeEnd,
+    title AS text,
+    severity AS tags
+FROM incidents
+WHERE opened_at <= $__toTime AND (resolved_at IS NULL OR resolved_at >= $__fromTime)
+    AND (agent IS NULL OR <agent>)
+ORDER BY time
+"""
+
+OUTCOMES = Chart(
+    title="How executions ended",
+    description="By the moment of their end.",
+    draw="bars",
+    colors=OUTCOME_COLORS,
+    sql="""
+    SELECT
+        $__timeInterval(minute) AS time,
+        sum(executions_per_minute.succeeded) AS succeeded,
+        sum(dead_lettered) AS "dead-lettered",
+        sum(executions) - succeeded - "dead-lettered" AS cancelled
+    FROM executions_per_minute
+    WHERE $__timeFilter(minute) AND <agent>
+    GROUP BY time
+    ORDER BY time
+    """,
+)
+
+DURATIONS = Chart(
+    title="How long executions took",
+    description="From queueing to the end: half stay below the lower line, 95 % below the upper one.",
+    unit="ms",
+    sql="""
+    SELECT
+        $__timeInterval(completed_at) AS time,
+        quantile(0.5)(duration_ms) AS "half",
+        quantile(0.95)(duration_ms) AS "95 %"
+    FROM executions FINAL
+    WHERE $__timeFilter_ms(completed_at) AND NOT dry_run AND <agent>
+    GROUP BY time
+    ORDER BY time
+    """,
+)
+
+CALLS = Chart(
+    title="Calls",
+    description="Attempts by how they ended. Refused ones were not made: a breaker, a budget, a guard or a"
+    " limit was in the way.",
+    draw="bars",
+    colors=CALL_COLORS,
+    sql="""
+    SELECT
+        $__timeInterval(minute) AS time,
+        sum(attempts_per_minute.succeeded) AS succeeded,
+        sum(attempts_per_minute.failed) AS failed,
+        sum(short_circuits) AS refused
+    FROM attempts_per_minute
+    WHERE $__timeFilter(minute) AND <agent>
+    GROUP BY time
+    ORDER BY time
+    """,
+)
+
+WASTE = Chart(
+    title="Waste by cause",
+    description="Why what was paid for was thrown away: a retry or a fallback followed, an answer had to be"
+    " corrected, a worker was lost, or the execution failed in the end. Of all tenants and models.",
+    unit="currencyUSD",
+    draw="bars",
+    by="cause",
+    sql="""
+    SELECT
+        $__timeInterval(minute) AS time,
+        cause,
+        sum(cost) AS wasted
+    FROM waste_per_minute
+    WHERE $__timeFilter(minute) AND <agent>
+    GROUP BY time, cause
+    ORDER BY time, cause
+    """,
+)
+
+ERRORS = Chart(
+    title="Errors by kind",
+    description="Calls that failed, and those that were refused.",
+    draw="bars",
+    by="kind",
+    sql="""
+    SELECT
+        $__timeInterval(minute) AS time,
+        kind,
+        sum(errors) AS failures
+    FROM errors_per_minute
+    WHERE $__timeFilter(minute) AND <agent> AND <model>
+    GROUP BY time, kind
+    ORDER BY time, kind
+    """,
+)
+
+CALL_DURATIONS = Chart(
+    title="How long calls took",
+    description="95 % of a model's calls stay below its line.",
+    unit="ms",
+    by="model",
+    sql="""
+    SELECT
+        $__timeInterval(started_at) AS time,
+        model,
+        quantile(0.95)(duration_ms) AS p95
+    FROM attempts FINAL
+    WHERE $__timeFilter_ms(started_at) AND NOT short_circuited AND <agent> AND <model>
+    GROUP BY time, model
+    ORDER BY time, model
+    """,
+)
+
+OPENINGS = Listing(
+    title="Breakers that were open",
+    description="Each time that one opened or was isolated, and why. How long it was open counts within the time shown."
+    " `*` stands for all agents. Of all models.",
+    units={"open for": "ms"},
+    agents_linked=True,
+    sql="""
+    SELECT
+        opened_at AS "opened",
+        closed_at AS "closed",
+        dateDiff(
+            'millisecond',
+            greatest(opened_at, $__fromTime_ms),
+            least(ifNull(closed_at, $__toTime_ms), $__toTime_ms)
+        ) AS "open for",
+        agent,
+        model,
+        scope,
+        rule,
+        reason
+    FROM breaker_openings
+    WHERE opened_at <= $__toTime_ms AND (closed_at IS NULL OR closed_at >= $__fromTime_ms)
+        AND (agent = '*' OR <agent>)
+    ORDER BY "opened" DESC, agent, model
+    LIMIT 200
+    """,
+)

@@ -1,0 +1,230 @@
+"""Who spends what, and what of it was wasted?"""
+
+from __future__ import annotations
+
+from deploy.grafana.source.dashboard import Dashboard
+from deploy.grafana.source.panels import BAD, GOOD, SO_SO, Chart, Figure, Listing
+from deploy.grafana.source.shared import WASTE
+from deploy.grafana.source.variables import AGENTS, MODELS, TENANTS
+
+_FIGURES = (
+    Figure(
+        title="Spend",
+        description="What calls cost, as far as it is known, by the hour that budgets charge them at. The first hour"
+        " counts in full.",
+        unit="currencyUSD",
+        width=4,
+        sql="""
+        SELECT sum(spend) AS spent
+        FROM spend_per_hour
+        WHERE hour >= toStartOfHour($__fromTime) AND hour <= $__toTime AND <agent> AND <tenant> AND <model>
+        """,
+    ),
+    Figure(
+        title="Calls",
+        description="How many that was for.",
+        width=4,
+        sql="""
+        SELECT sum(calls) AS made
+        FROM spend_per_hour
+        WHERE hour >= toStartOfHour($__fromTime) AND hour <= $__toTime AND <agent> AND <tenant> AND <model>
+        """,
+    ),
+    Figure(
+        title="Calls of unknown cost",
+        description="Where there are any, spend is at least what is shown. They need a price in the config.",
+        width=4,
+        below=GOOD,
+        steps=((1, SO_SO),),
+        sql="""
+        SELECT count() AS unknown
+        FROM attempts FINAL
+        WHERE $__timeFilter_ms(started_at) AND NOT short_circuited AND cost IS NULL
+            AND <agent> AND <tenant> AND <model>
+        """,
+    ),
+    Figure(
+        title="Wasted",
+        description="What calls cost that gave no answer which was used, of executions that ended. Of all models.",
+        unit="currencyUSD",
+        width=4,
+        sql="""
+        SELECT sum(wasted_cost) AS wasted
+        FROM executions FINAL
+        WHERE $__timeFilter_ms(completed_at) AND NOT dry_run AND <agent> AND <tenant>
+        """,
+    ),
+    Figure(
+        title="Share that was wasted",
+        description="Of what executions cost that ended. Of all models.",
+        unit="percentunit",
+        width=4,
+        below=GOOD,
+        steps=((0.1, SO_SO), (0.3, BAD)),
+        sql="""
+        SELECT if(sum(total_cost) > 0, toFloat64(sum(wasted_cost)) / toFloat64(sum(total_cost)), NULL) AS share
+        FROM executions FINAL
+        WHERE $__timeFilter_ms(completed_at) AND NOT dry_run AND <agent> AND <tenant>
+        """,
+    ),
+    Figure(
+        title="Cost of one success",
+        description="All that executions cost, by how many succeeded. Of all models.",
+        unit="currencyUSD",
+        width=4,
+        sql="""
+        SELECT if(countIf(status = 'succeeded') = 0, NULL, toFloat64(sum(total_cost)) / countIf(status = 'succeeded'))
+            AS cost_of_one
+        FROM executions FINAL
+        WHERE $__timeFilter_ms(completed_at) AND NOT dry_run AND <agent> AND <tenant>
+        """,
+    ),
+)
+
+
+def _spend_by(column: str) -> Chart:
+    return Chart(
+        title=f"Spend by {column}",
+        description="By the hour that budgets charge calls at; hours add up to what budgets count.",
+        unit="currencyUSD",
+        draw="bars",
+        by=column,
+        least_step="1h",
+        sql="""
+        SELECT
+            $__timeInterval(hour) AS time,
+            <column>,
+            sum(spend) AS spent
+        FROM spend_per_hour
+        WHERE hour >= toStartOfHour($__fromTime) AND hour <= $__toTime AND <agent> AND <tenant> AND <model>
+        GROUP BY time, <column>
+        ORDER BY time, <column>
+        """.replace("<column>", column),
+    )
+
+
+DASHBOARD = Dashboard(
+    name="spend",
+    description="Who spends what, and what of it was wasted, on what?",
+    variables=(AGENTS, TENANTS, MODELS),
+    since="now-7d",
+    refresh="5m",
+    rows=(
+        _FIGURES,
+        (_spend_by("agent"), _spend_by("model")),
+        (
+            WASTE,
+            Chart(
+                title="Tokens",
+                description="As providers report them. Cached ones are part of the input. Of all tenants.",
+                draw="bars",
+                sql="""
+                SELECT
+                    $__timeInterval(minute) AS time,
+                    sum(ifNull(input_tokens, 0)) - sum(ifNull(cached_tokens, 0)) AS input,
+                    sum(ifNull(cached_tokens, 0)) AS "input, cached",
+                    sum(ifNull(output_tokens, 0)) AS output
+                FROM attempts_per_minute
+                WHERE $__timeFilter(minute) AND <agent> AND <model>
+                GROUP BY time
+                ORDER BY time
+                """,
+            ),
+        ),
+        (
+            Listing(
+                title="Who spent it",
+                description="The dearest first. Spend is blank where nothing of it is known.",
+                width=12,
+                units={"spend": "currencyUSD"},
+                agents_linked=True,
+                sql="""
+                SELECT
+                    agent,
+                    ifNull(tenant, 'no tenant') AS "tenant",
+                    model,
+                    sum(spend_per_hour.spend) AS "spend",
+                    sum(spend_per_hour.calls) AS "calls"
+                FROM spend_per_hour
+                WHERE hour >= toStartOfHour($__fromTime) AND hour <= $__toTime AND <agent> AND <tenant> AND <model>
+                GROUP BY agent, spend_per_hour.tenant, model
+                ORDER BY "spend" DESC NULLS LAST, agent, "tenant", model
+                LIMIT 200
+                """,
+            ),
+            Listing(
+                title="What was wasted, and on what",
+                description="By agent and cause, the dearest first. Of all tenants and models.",
+                width=12,
+                units={"wasted": "currencyUSD"},
+                agents_linked=True,
+                sql="""
+                SELECT
+                    agent,
+                    cause,
+                    sum(cost) AS "wasted",
+                    sum(waste_per_minute.executions) AS "executions"
+                FROM waste_per_minute
+                WHERE $__timeFilter(minute) AND <agent>
+                GROUP BY agent, cause
+                ORDER BY "wasted" DESC, agent, cause
+                LIMIT 200
+                """,
+            ),
+        ),
+        (
+            Listing(
+                title="Estimates against costs",
+                description="What was held in the budgets for calls, and what they cost then. Much more held than spent"
+                " means that hard caps refuse calls early; below 100 % is on the safe side. By whole days, of all"
+                " tenants.",
+                width=12,
+                units={"held": "currencyUSD", "cost": "currencyUSD", "cost of held": "percentunit"},
+                agents_linked=True,
+                below=GOOD,
+                coloured={"cost of held": ((1, SO_SO), (1.5, BAD))},
+                sql="""
+                SELECT
+                    agent,
+                    model,
+                    sum(estimate_accuracy.calls) AS "calls",
+                    sum(reserved) AS "held",
+                    sum(estimate_accuracy.cost) AS "cost",
+                    if("held" = 0, NULL, toFloat64("cost") / toFloat64("held")) AS "cost of held",
+                    sum(exceeded) AS "dearer than held"
+                FROM estimate_accuracy
+                WHERE $__dateFilter(day) AND <agent> AND <model>
+                GROUP BY agent, model
+                ORDER BY "held" DESC, agent, model
+                LIMIT 200
+                """,
+            ),
+            Listing(
+                title="What budgets told",
+                description="Caps that were reached, raised or repaired, the latest first. The console has how each"
+                " budget stands now.",
+                width=12,
+                units={"total": "currencyUSD", "cap": "currencyUSD", "reached": "percent"},
+                agents_linked=True,
+                sql="""
+                SELECT
+                    at AS "when",
+                    kind,
+                    scope,
+                    agent,
+                    tenant,
+                    window,
+                    threshold_percent AS "reached",
+                    total_cost AS "total",
+                    limit_cost AS "cap",
+                    enforcement
+                FROM budget_events FINAL
+                WHERE at >= $__fromTime_ms AND at <= $__toTime_ms
+                    AND (agent IS NULL OR <agent>) AND (tenant IS NULL OR <tenant>)
+                ORDER BY "when" DESC, event_id
+                LIMIT 200
+                """,
+            ),
+        ),
+    ),
+)
