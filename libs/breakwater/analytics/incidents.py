@@ -1,0 +1,159 @@
+"""Incidents that people were told of, over or not, and how each came to be what it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import JsonValue
+from pydantic_core import from_json
+
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.window import Window
+from breakwater.contracts.types import ms_from_time
+
+# By the incident's id where two were opened in one millisecond, so that no page leaves one out.
+INCIDENTS = """
+SELECT incident_id, event, severity, status, agent, model, tenant, title, count, opened_at, last_at, acknowledged_by,
+    acknowledged_at, resolved_by, resolved_at, reason, duration_ms, time_to_acknowledge_ms
+FROM incidents
+WHERE opened_at >= fromUnixTimestamp64Milli({start_ms:Int64})
+    AND opened_at < fromUnixTimestamp64Milli({end_ms:Int64})
+    AND ({status:String} = '' OR status = {status:String})
+    AND ({event:String} = '' OR event = {event:String} OR startsWith(key, concat({event:String}, '/')))
+    AND ({agent:String} = '' OR agent = {agent:String})
+    AND (toUnixTimestamp64Milli(opened_at), incident_id) < ({before_ms:Int64}, {before_id:String})
+ORDER BY opened_at DESC, incident_id DESC
+LIMIT {limit:UInt32}
+"""
+
+CHANGES = """
+SELECT change, status, event, severity, agent, model, tenant, title, text, payload, count, version, opened_at, last_at,
+    ends_at, reminders, acknowledged_by, acknowledged_at, resolved_by, resolved_at, reason, at
+FROM alerts FINAL
+WHERE incident_id = {incident_id:String}
+ORDER BY version, event_sequence
+LIMIT {limit:UInt32}
+"""
+
+MOST_CHANGES = 1_000
+_FOREVER_MS = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """An incident, as its newest change left it."""
+
+    incident_id: str
+    event: str
+    severity: str
+    status: str
+    agent: str | None
+    model: str | None
+    tenant: str | None
+    title: str
+    count: int
+    """How often it happened."""
+    opened_at: datetime
+    last_at: datetime
+    acknowledged_by: str | None
+    acknowledged_at: datetime | None
+    resolved_by: str | None
+    """None where it ended by itself, or goes on."""
+    resolved_at: datetime | None
+    reason: str | None
+    duration_ms: int | None
+    """None until it is over."""
+    time_to_acknowledge_ms: int | None
+    """None where nobody did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a page of incidents goes on: behind this one."""
+
+    opened_ms: int
+    incident_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What became of an incident at one moment, and all that was told of it then."""
+
+    change: str
+    status: str
+    event: str
+    severity: str
+    agent: str | None
+    model: str | None
+    tenant: str | None
+    title: str
+    text: str
+    payload: JsonValue
+    count: int
+    version: int
+    opened_at: datetime
+    last_at: datetime
+    ends_at: datetime | None
+    reminders: int
+    acknowledged_by: str | None
+    acknowledged_at: datetime | None
+    resolved_by: str | None
+    resolved_at: datetime | None
+    reason: str | None
+    at: datetime
+
+
+async def incidents(
+    analytics: Analytics,
+    window: Window,
+    *,
+    status: str = "",
+    event: str = "",
+    agent: str = "",
+    before: Place | None = None,
+    limit: int = 50,
+) -> tuple[Incident, ...]:
+    """Incidents that were opened in a window, the latest first.
+
+    Args:
+        analytics: the database.
+        window: of their opening.
+        status: only those that are so.
+        event: only those of which this happened last, or which it began.
+        agent: only this one's.
+        before: only those behind this one.
+        limit: at most so many.
+
+    Raises as `Analytics.query` does.
+    """
+    parameters = {
+        "start_ms": window.start_ms,
+        "end_ms": window.end_ms,
+        "status": status,
+        "event": event,
+        "agent": agent,
+        "before_ms": _FOREVER_MS if before is None else before.opened_ms,
+        "before_id": "" if before is None else before.incident_id,
+        "limit": limit,
+    }
+    return tuple(Incident(**row) for row in (await analytics.query(INCIDENTS, parameters)).named())
+
+
+async def incident_changes(analytics: Analytics, incident_id: str) -> tuple[Change, ...]:
+    """All changes of an incident, the first one first; nothing for one that is not stored.
+
+    Raises as `Analytics.query` does.
+    """
+    parameters = {"incident_id": incident_id, "limit": MOST_CHANGES}
+    return tuple(_change(row) for row in (await analytics.query(CHANGES, parameters)).named())
+
+
+def place_of(incident: Incident) -> Place:
+    """Where the incidents behind this one begin."""
+    return Place(ms_from_time(incident.opened_at), incident.incident_id)
+
+
+def _change(row: dict[str, Any]) -> Change:
+    return Change(**{**row, "payload": from_json(row["payload"])})

@@ -1,0 +1,150 @@
+"""What breakers did in a window of time: their changes of state, how long each was open, and what people did by hand.
+
+All is read with FINAL: a change that was stored twice counts once. These tables are small, as a breaker that works
+changes rarely.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.window import Window
+from breakwater.contracts.types import ms_from_time
+
+MOST = 200
+"""How many changes, or acts by hand, are told of at once: the latest."""
+
+TRANSITIONS = """
+SELECT from_state, to_state, rule, reason, by, health, consecutive_failures, errors, open_until, version, at
+FROM breaker_transitions FINAL
+WHERE agent = {agent:String} AND model = {model:String}
+    AND at >= fromUnixTimestamp64Milli({start_ms:Int64}) AND at < fromUnixTimestamp64Milli({end_ms:Int64})
+ORDER BY at DESC, version DESC, event_sequence DESC
+LIMIT {limit:UInt32}
+"""
+
+OPENINGS = """
+SELECT agent, model, rule, reason, opened_at, closed_at
+FROM breaker_openings
+WHERE opened_at < fromUnixTimestamp64Milli({end_ms:Int64})
+    AND (closed_at IS NULL OR closed_at > fromUnixTimestamp64Milli({start_ms:Int64}))
+    AND ({agent:String} = '' OR agent = {agent:String})
+    AND ({model:String} = '' OR model = {model:String})
+ORDER BY opened_at DESC, agent, model
+"""
+
+BY_HAND = """
+SELECT at, by, what, agent, model, task_id, tenant, reason
+FROM (
+    SELECT at, ifNull(by, '') AS by, if(to_state = 'isolated', 'isolated', 'reset') AS what, agent,
+        toNullable(toString(model)) AS model, CAST(NULL, 'Nullable(String)') AS task_id,
+        CAST(NULL, 'Nullable(String)') AS tenant, reason, event_sequence
+    FROM breaker_transitions FINAL
+    WHERE breaker_transitions.by IS NOT NULL
+    UNION ALL
+    SELECT at, ifNull(by, '') AS by, 'reset' AS what, agent, CAST(NULL, 'Nullable(String)') AS model,
+        toNullable(guard_events.task_id) AS task_id, CAST(tenant, 'Nullable(String)') AS tenant, reason, event_sequence
+    FROM guard_events FINAL
+    WHERE kind = 'reset'
+)
+WHERE at >= fromUnixTimestamp64Milli({start_ms:Int64}) AND at < fromUnixTimestamp64Milli({end_ms:Int64})
+ORDER BY at DESC, event_sequence DESC
+LIMIT {limit:UInt32}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A breaker changed its state."""
+
+    from_state: str
+    to_state: str
+    rule: str | None
+    reason: str
+    by: str | None
+    health: str | None
+    consecutive_failures: int
+    errors: int
+    """Failures within its window."""
+    open_until: datetime | None
+    version: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A stretch of time in which a breaker was not closed: open, isolated, or probed."""
+
+    agent: str
+    model: str
+    rule: str | None
+    """What opened it; None where a person did."""
+    reason: str
+    opened_at: datetime
+    closed_at: datetime | None
+    """None while it goes on."""
+    open_ms: int
+    """How long it lasted, or has lasted."""
+    in_window_ms: int
+    """How much of that lies in the window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What somebody did about a breaker or a stopped task."""
+
+    at: datetime
+    by: str
+    what: str
+    """`isolated` or `reset`."""
+    agent: str
+    model: str | None
+    """None where it is a task's."""
+    task_id: str | None
+    tenant: str | None
+    reason: str
+
+
+async def transitions(
+    analytics: Analytics, window: Window, agent: str, model: str, *, limit: int = MOST
+) -> tuple[Transition, ...]:
+    """The latest changes of one breaker in a window, the last one first. Raises as `Analytics.query` does."""
+    parameters = {**_within(window, agent, model), "limit": limit}
+    return tuple(Transition(**row) for row in (await analytics.query(TRANSITIONS, parameters)).named())
+
+
+async def openings(
+    analytics: Analytics, window: Window, now: datetime, agent: str = "", model: str = ""
+) -> tuple[Opening, ...]:
+    """The times that breakers were open in a window, the latest first.
+
+    Args:
+        analytics: the database.
+        window: those count that have a moment in it.
+        now: until when one that goes on has lasted.
+        agent: only this one's; `*` for those that agents share.
+        model: only on this one.
+
+    Raises as `Analytics.query` does.
+    """
+    rows = (await analytics.query(OPENINGS, _within(window, agent, model))).named()
+    return tuple(_opening(row, window, now) for row in rows)
+
+
+async def by_hand(analytics: Analytics, window: Window, *, limit: int = MOST) -> tuple[Act, ...]:
+    """What people did in a window, the latest first. Raises as `Analytics.query` does."""
+    rows = (await analytics.query(BY_HAND, {**_within(window, "", ""), "limit": limit})).named()
+    return tuple(Act(**row) for row in rows)
+
+
+def _within(window: Window, agent: str, model: str) -> dict[str, object]:
+    return {"start_ms": window.start_ms, "end_ms": window.end_ms, "agent": agent, "model": model}
+
+
+def _opening(row: dict[str, Any], window: Window, now: datetime) -> Opening:
+    start, end = ms_from_time(row["opened_at"]), ms_from_time(row["closed_at"] or now)
+    inside = min(end, window.end_ms) - max(start, window.start_ms)
+    return Opening(**row, open_ms=max(end - start, 0), in_window_ms=max(inside, 0))
