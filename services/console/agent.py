@@ -1,0 +1,182 @@
+"""One agent: how it stands, what it spent and wasted, whether trying again helped, what it may spend yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from breakwater.analytics import breakdown, costs, overview, search
+from breakwater.analytics.costs import RetryFigures
+from breakwater.analytics.overview import Totals
+from breakwater.analytics.refusals import refusals
+from breakwater.analytics.search_filters import Filters
+from breakwater.contracts.events import AgentHealth, BreakerStatus
+from breakwater.contracts.queues import AgentQueue, Queues
+from breakwater.contracts.types import is_identifier
+from services.console import tiles, words
+from services.console.auth import session_of
+from services.console.door import DoorError
+from services.console.history import causes, drawn, holding
+from services.console.live import Breakers, Budgets, Incidents, queue_of
+from services.console.plane import Found, Plane, found
+from services.console.spans import span_of
+from services.console.standing import spent
+from services.console.tiles import Colour, Tile
+
+T = TypeVar("T")
+
+LATEST = 8
+SHOWN = 20
+"""Lines of a table."""
+
+
+def routes(plane: Plane) -> list[Route]:
+    """The address of the page."""
+
+    async def show(request: Request) -> Response:
+        session, span, name = (
+            session_of(request),
+            span_of(request, plane.now(), plane.zone),
+            request.path_params["name"],
+        )
+        if not is_identifier(name):
+            raise HTTPException(404)
+        door, key, database, window = plane.door, session.key, plane.analytics, span.window
+        of_agent = Filters(agent=name, since=window.start, until=window.end)
+        now, past, calls = await asyncio.gather(
+            asyncio.gather(
+                found(door.read(list[AgentHealth], key, "agents")),
+                found(door.read(Breakers, key, "breakers")),
+                found(_if_known(door.read(Budgets, key, "budgets", {"agent": name}), Budgets(filled=True, budgets=()))),
+                found(_if_known(door.read(Incidents, key, "alerts", {"agent": name}), Incidents(alerts=()))),
+                found(door.read(Queues, key, "queues")),
+            ),
+            asyncio.gather(
+                found(overview.totals(database, window, agent=name)),
+                found(overview.history(database, window, agent=name)),
+                found(costs.waste(database, window, agent=name)),
+                found(search.search(database, of_agent, limit=LATEST)),
+            ),
+            asyncio.gather(
+                found(breakdown.errors(database, window, agent=name, limit=SHOWN)),
+                found(costs.retries(database, window, agent=name)),
+                found(refusals(database, window, agent=name)),
+            ),
+        )
+        healths, breakers, budgets, incidents, queues = now
+        totals, history, waste, latest = past
+        errors, retries, held = calls
+        health = next((one for one in healths.value or () if one.agent_id == name), None)
+        queue = queue_of(queues.value, name)
+        known = health is not None or healths.value is None or totals.value is None or _did(totals.value)
+        return plane.pages.render(
+            request,
+            "agent.html",
+            status=200 if known else 404,
+            session=session,
+            span=span,
+            name=name,
+            known=known,
+            health=health,
+            configured=healths.value is not None,
+            reasons=_reasons(breakers, name),
+            happened=[] if totals.value is None else [*tiles.of_history(totals.value, span, name)],
+            now=_now(name, queue, incidents, budgets, totals.value),
+            troubles=list(dict.fromkeys(one.trouble for one in (*now, *past, *calls) if one.trouble is not None)),
+            drawn=None if history.value is None else drawn(history.value, window),
+            errors=errors,
+            waste=waste,
+            all_waste=sum(line.cost for line in waste.value or ()),
+            causes=causes,
+            retries=retries.value,
+            helped=None if retries.value is None else helped(retries.value, span.words),
+            held=held,
+            holding=holding,
+            budgets=[one for one in budgets.value.budgets if one.agent == name] if budgets.value else None,
+            spent=spent,
+            latest=latest,
+        )
+
+    return [Route("/agents/{name:path}", show, methods=["GET"])]
+
+
+def helped(figures: RetryFigures, when: str) -> tuple[str, ...]:
+    """Whether trying again was worth it, in sentences.
+
+    Args:
+        figures: what happened.
+        when: such as `in the last 24h`.
+    """
+    if not figures.retried and not figures.fell_back:
+        return (f"Nothing was tried again {when}.",)
+    said: list[str] = []
+    if figures.retried:
+        outcome = _outcome(figures.saved, figures.retried, "tried again", figures.rate)
+        cost = words.short_money(figures.cost)
+        said.append(f"{_verdict('Retrying', figures.rate)}: {outcome}. The retries cost {cost}.")
+    if figures.fell_back:
+        outcome = _outcome(figures.saved_by_fallback, figures.fell_back, "fell back", figures.fallback_rate)
+        said.append(f"{_verdict('Falling back to another model', figures.fallback_rate)}: {outcome}.")
+    return tuple(said)
+
+
+def _verdict(what: str, rate: float | None) -> str:
+    share = rate or 0.0
+    return f"{what} {'helped' if share >= 0.5 else 'helped now and then' if share > 0 else 'did not help'}"
+
+
+def _outcome(saved: int, tried: int, what: str, rate: float | None) -> str:
+    if tried == 1:
+        return f"the one execution that {what} {'succeeded' if saved else 'failed'}"
+    return f"{saved:,} of {tried:,} executions that {what} succeeded ({words.percent(rate)})"
+
+
+def _did(totals: Totals) -> bool:
+    return bool(totals.executions or totals.calls or totals.short_circuits)
+
+
+async def _if_known(asked: Awaitable[T], nothing: T) -> T:
+    """What is told of an agent; `nothing` where the config has none of that name. Raises DoorError: anything else."""
+    try:
+        return await asked
+    except DoorError as error:
+        if error.code != "unknown_agent":
+            raise
+        return nothing
+
+
+def _reasons(breakers: Found[Breakers], name: str) -> dict[str, BreakerStatus]:
+    """The agent's own breakers, by model."""
+    told = breakers.value
+    return {} if told is None else {one.model: one for one in told.breakers if one.agent == name}
+
+
+def _now(
+    name: str, queue: AgentQueue | None, incidents: Found[Incidents], budgets: Found[Budgets], totals: Totals | None
+) -> list[Tile]:
+    shown = [_jobs(queue), tiles.incidents(incidents.value)]
+    if budgets.value is not None:
+        capped = [one for one in budgets.value.budgets if one.agent == name and one.limit]
+        over = [one for one in capped if spent(one)]
+        colour: Colour = "" if not over else "bad" if any(one.enforcement == "hard" for one in over) else "warn"
+        note = f"of {len(capped)}" if capped else "it has none of its own"
+        shown.append(Tile("Spent budgets", str(len(over)), note, "#budgets", colour))
+    if totals is not None:
+        shown.append(Tile("Retries", f"{totals.retries:,}", f"{totals.fallbacks:,} fallbacks", "#retries"))
+    return shown
+
+
+def _jobs(queue: AgentQueue | None) -> Tile:
+    if queue is None or queue.waiting is None:
+        return Tile(
+            "Jobs waiting now", "–", "it has no queue" if queue else "can't be told now", "/agents?sort=waiting"
+        )
+    idle = queue.waiting and not queue.in_work
+    note = f"{queue.in_work:,} in work, of {queue.concurrency:,} at once"
+    return Tile("Jobs waiting now", f"{queue.waiting:,}", note, "/agents?sort=waiting", "warn" if idle else "")

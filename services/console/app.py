@@ -1,0 +1,157 @@
+"""The console: pages for people, on what ClickHouse has recorded and what the HTTP interface tells and does."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from breakwater.analytics.client import connect
+from breakwater.config import Config
+from breakwater.http_server import PortTakenError, Server, listen
+from breakwater.settings import Settings
+from services.console import agents, alerts, breakers, budgets, dead_letters, execution, executions, overview
+from services.console.auth import NotAllowed, RequireSignIn, SignIn, session_of
+from services.console.door import Door, DoorError, SignedOut
+from services.console.forms import FormError
+from services.console.pages import HEADERS, Pages
+from services.console.plane import Plane
+from services.console.sessions import Sessions
+
+PAGES = (overview, agents, executions, execution, breakers, budgets, alerts, dead_letters)
+ANSWER_TIMEOUT_S = 20.0
+"""How long a page waits for ClickHouse."""
+DRAIN_S = 0.5
+"""Pages take less; what takes longer is a job that somebody watches, and their browser comes back by itself."""
+YEAR_S = 365 * 24 * 3600
+
+
+def build(settings: Settings, config: Config) -> ConsoleService:
+    """Wires the service. Connects to nothing yet."""
+    return ConsoleService(settings, config)
+
+
+class ConsoleService:
+    """Serves the pages."""
+
+    def __init__(self, settings: Settings, config: Config) -> None:
+        self._settings = settings
+        self._pages = Pages()
+        self._plane = Plane(
+            Door(settings.request_url),
+            connect(settings.clickhouse_url, answer_timeout_s=ANSWER_TIMEOUT_S),
+            self._pages,
+            lambda: datetime.now(UTC),
+            config.redaction.placeholder,
+            config.budgets.zone,
+        )
+        self._server = Server(self._app(), drain_s=DRAIN_S, release=lambda: None)
+
+    async def run(self) -> None:
+        """Serves until SIGTERM or SIGINT.
+
+        Raises:
+            SystemExit: with code 1, the port can't be had; the reason is on stderr.
+        """
+        host, port = self._settings.console_host, self._settings.console_port
+        try:
+            listening = listen(host, port, variables="BREAKWATER_CONSOLE_HOST and BREAKWATER_CONSOLE_PORT")
+        except PortTakenError as error:
+            sys.stderr.write(f"console: {error}\n")
+            raise SystemExit(1) from None
+        with listening:
+            structlog.get_logger().info("listening", url=f"http://{host}:{port}")
+            await self._server.serve([listening])
+
+    def stop(self) -> None:
+        """Ends serving, as SIGTERM does."""
+        self._server.should_exit = True
+
+    def _app(self) -> Starlette:
+        """The pages and who may see them."""
+        door, sessions = self._plane.door, Sessions(time.monotonic)
+        sign_in = SignIn(sessions, door, self._pages)
+        app = Starlette(
+            routes=[
+                *(route for page in PAGES for route in page.routes(self._plane)),
+                Route("/sign-in", sign_in.show, methods=["GET"]),
+                Route("/sign-in", sign_in.sign_in, methods=["POST"]),
+                Route("/sign-out", sign_in.sign_out, methods=["POST"]),
+                Route("/healthz", _alive, methods=["GET"]),
+                Mount("/static", _Static(packages=[("services.console", "static")])),
+            ],
+            middleware=[Middleware(RequireSignIn, sessions=sessions, door=door, pages=self._pages)],
+            lifespan=self._lifespan,
+        )
+        app.add_exception_handler(SignedOut, _signed_out)
+        app.add_exception_handler(DoorError, self._refused)
+        app.add_exception_handler(NotAllowed, self._refused)
+        app.add_exception_handler(FormError, self._refused)
+        app.add_exception_handler(HTTPException, self._http_error)
+        app.add_exception_handler(ClientDisconnect, _nobody_there)
+        app.add_exception_handler(Exception, self._bug)
+        return app
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:  # noqa: ARG002  Starlette passes it
+        try:
+            yield
+        finally:
+            await self._plane.door.close()
+            await self._plane.analytics.close()
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        status = error.status if isinstance(error, DoorError) else 403 if isinstance(error, NotAllowed) else 422
+        return self._page(request, status, "This was not done", str(error))
+
+    async def _http_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            return self._page(request, 404, "There is nothing here", f"No page has the address {request.url.path}.")
+        return self._page(request, error.status_code, "This can't be done here", str(error.detail))
+
+    async def _bug(self, request: Request, error: Exception) -> Response:  # noqa: ARG002  the server logs it
+        return self._page(
+            request, 500, "Something went wrong", "It is a mistake in Breakwater; the console's log says what."
+        )
+
+    def _page(self, request: Request, status: int, title: str, text: str) -> Response:
+        if "application/json" in request.headers.get("accept", ""):
+            return JSONResponse({"message": text}, status, HEADERS)
+        session = session_of(request) if "breakwater.session" in request.scope else None
+        return self._pages.plain(request, status, title, text, session=session)
+
+
+class _Static(StaticFiles):
+    """Our two files and the icon."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        # Their addresses name the version.
+        response.headers["Cache-Control"] = f"public, max-age={YEAR_S}" if scope["query_string"] else "no-cache"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+
+async def _alive(_: Request) -> Response:
+    return JSONResponse({"status": "alive"})
+
+
+async def _signed_out(_request: Request, _error: Exception) -> Response:
+    return RedirectResponse("/sign-in?revoked=", 303)
+
+
+async def _nobody_there(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=499)

@@ -1,0 +1,176 @@
+"""Breakers: which are open and why, what each one did, and forcing them open or resetting them; and stopped tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from breakwater.analytics.transitions import MOST, Opening, by_hand, openings, transitions
+from breakwater.analytics.window import Window
+from breakwater.contracts.events import BreakerStatus, StoppedTask
+from breakwater.contracts.types import Event, ms_from_time
+from services.console.auth import acting, session_of
+from services.console.by_hand import back, done, why
+from services.console.charts import Series
+from services.console.plane import WINDOWS, Plane, found, window_links, window_of
+from services.console.words import span as span_of
+
+_ORDER = {"isolated": 0, "open": 1, "half_open": 2, "closed": 3}
+
+
+class _Breakers(Event):
+    """What the interface tells of breakers."""
+
+    breakers: tuple[BreakerStatus, ...]
+    attended: bool
+
+
+class _Stopped(Event):
+    """What the interface tells of stopped tasks."""
+
+    stopped: tuple[StoppedTask, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One breaker in the list."""
+
+    status: BreakerStatus
+    opening: Opening | None
+    """Its latest opening in the window; None where that is not known, or there was none."""
+    open_ms: int
+    openings: int
+
+
+def routes(plane: Plane) -> list[Route]:
+    """The addresses of these pages."""
+
+    async def show(request: Request) -> Response:
+        session, window, now = session_of(request), window_of(request), plane.now()
+        span = Window.last(WINDOWS[window], now)
+        known, opened, acts, stopped = await asyncio.gather(
+            found(plane.door.read(_Breakers, session.key, "breakers")),
+            found(openings(plane.analytics, span, now)),
+            found(by_hand(plane.analytics, span)),
+            found(plane.door.read(_Stopped, session.key, "guards")),
+        )
+        return plane.pages.render(
+            request,
+            "breakers.html",
+            session=session,
+            now=now,
+            window=window,
+            windows=window_links(request, window),
+            known=known,
+            lines=_lines(known.value.breakers if known.value else (), opened.value or ()),
+            opened=opened,
+            acts=acts,
+            stopped=stopped,
+            most=MOST,
+        )
+
+    async def show_one(request: Request) -> Response:
+        session, window, now = session_of(request), window_of(request, "7d"), plane.now()
+        agent, model = request.query_params.get("agent", ""), request.query_params.get("model", "")
+        span = Window.last(WINDOWS[window], now)
+        known, opened, changes = await asyncio.gather(
+            found(plane.door.read(_Breakers, session.key, "breakers")),
+            found(openings(plane.analytics, span, now, agent, model)),
+            found(transitions(plane.analytics, span, agent, model)),
+        )
+        listed = known.value.breakers if known.value else ()
+        status = next((one for one in listed if (one.agent, one.model) == (agent, model)), None)
+        if not agent or not model or (known.value and status is None and not changes.value and not changes.trouble):
+            text = f"No breaker is known of agent {agent!r} on model {model!r}, and none changed in this window."
+            return plane.pages.plain(request, 404, "There is no such breaker", text, session=session)
+        return plane.pages.render(
+            request,
+            "breaker.html",
+            session=session,
+            now=now,
+            agent=agent,
+            model=model,
+            window=window,
+            windows=window_links(request, window),
+            known=known,
+            breaker=status,
+            opened=opened,
+            open_ms=sum(one.in_window_ms for one in opened.value or ()),
+            moments=[span.at(bucket) for bucket in range(span.buckets)],
+            step=timedelta(seconds=span.step_s),
+            series=[Series("open", "bad", _open_per_step(opened.value or (), span, now))],
+            duration_s=span_of,
+            changes=changes,
+            most=MOST,
+        )
+
+    async def reset(request: Request) -> Response:
+        return await _act(request, "reset", "is closed, and has forgotten its failures")
+
+    async def isolate(request: Request) -> Response:
+        return await _act(request, "isolate", "is isolated: no call is made until somebody resets it")
+
+    async def _act(request: Request, action: Literal["reset", "isolate"], outcome: str) -> Response:
+        session, fields = await acting(request)
+        agent, model = fields.get("agent"), fields.get("model")
+        body = {"agent": agent, "model": model, "reason": why(fields.get("reason"))}
+        whose = f"The breaker of {'all agents' if agent == '*' else agent} on {model}"
+        await done(
+            session,
+            plane.door.post(session.key, f"breakers/{action}", body),
+            f"{whose} {outcome}.",
+            f"{whose} was so already: nothing was changed.",
+        )
+        if fields.get("from") == "one":
+            return back("/breakers/one", {"agent": agent, "model": model})
+        return back("/breakers")
+
+    async def reset_task(request: Request) -> Response:
+        session, fields = await acting(request)
+        task = fields.get("task_id")
+        body = {"task_id": task, "tenant": fields.get("tenant") or None, "reason": why(fields.get("reason"))}
+        told = f"The task {task} may go on: its counts are forgotten."
+        await done(session, plane.door.post(session.key, "guards/reset", body), told, told)
+        return back("/breakers")
+
+    return [
+        Route("/breakers", show, methods=["GET"]),
+        # By its query, as the names of agents and models may hold slashes.
+        Route("/breakers/one", show_one, methods=["GET"]),
+        Route("/breakers/reset", reset, methods=["POST"]),
+        Route("/breakers/isolate", isolate, methods=["POST"]),
+        Route("/breakers/tasks/reset", reset_task, methods=["POST"]),
+    ]
+
+
+def _lines(breakers: Sequence[BreakerStatus], opened: Sequence[Opening]) -> list[Line]:
+    """Those that let no call through first, then those that were open longest."""
+    by_key: dict[tuple[str, str], list[Opening]] = {}
+    for one in opened:
+        by_key.setdefault((one.agent, one.model), []).append(one)
+    lines: list[Line] = []
+    for status in breakers:
+        its = by_key.get((status.agent, status.model), [])
+        lines.append(Line(status, its[0] if its else None, sum(one.in_window_ms for one in its), len(its)))
+    return sorted(lines, key=lambda line: (_ORDER[line.status.state], -line.open_ms, line.status.agent))
+
+
+def _open_per_step(opened: Sequence[Opening], span: Window, now: datetime) -> list[float]:
+    """How many seconds of each step of a window one breaker was open."""
+    step_ms, open_ms = span.step_s * 1000, [0] * span.buckets
+    for one in opened:
+        start = max(ms_from_time(one.opened_at), span.start_ms)
+        end = min(ms_from_time(one.closed_at or now), span.end_ms)
+        for bucket in range((start - span.start_ms) // step_ms, span.buckets):
+            begins = span.start_ms + bucket * step_ms
+            if begins >= end:
+                break
+            open_ms[bucket] += min(end, begins + step_ms) - max(start, begins)
+    return [ms / 1000 for ms in open_ms]

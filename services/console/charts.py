@@ -1,0 +1,341 @@
+"""Charts as SVG, made here: no script, no fonts, nothing fetched, and the page's own colours in the light and the dark.
+
+The drawing stretches to whatever room there is, and the words stand beside it as text, so that they stay readable on a
+phone. Each chart has its figures as a table below it, for who can't see it or wants to copy them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from markupsafe import Markup
+
+WIDTH, HEIGHT = 1000, 200
+_NOTHING = 1e-9
+"""Below a nano-dollar, a millisecond, one of anything."""
+_LABELS = 5
+"""How many times stand below a chart."""
+
+Unit = Callable[[float], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One row of values over time, by the chart's moments."""
+
+    name: str
+    colour: str
+    """A class of console.css: `good`, `bad`, `warn`, `plain`, `second`."""
+    values: Sequence[float | None]
+    """None where there is nothing to show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A stretch of time on a timeline."""
+
+    start: float
+    end: float
+    colour: str
+    text: str
+
+
+def columns(
+    label: str, moments: Sequence[datetime], series: Sequence[Series], unit: Unit, *, step: timedelta
+) -> Markup:
+    """Columns over time; several series stand on one another.
+
+    Args:
+        label: what is shown, in words.
+        moments: when each column begins.
+        series: with a value for each of them.
+        unit: how a value is written.
+        step: how long each column lasts.
+    """
+    sums = [sum(one.values[index] or 0 for one in series) for index in range(len(moments))]
+    top = nice(max(sums, default=0))
+    width = WIDTH / max(len(moments), 1)
+    drawn: list[Markup] = []
+    for index, moment in enumerate(moments):
+        told = ", ".join(f"{one.name} {unit(one.values[index] or 0)}" for one in series)
+        base = float(HEIGHT)
+        parts: list[Markup] = []
+        for one in series:
+            height = (one.values[index] or 0) / top * HEIGHT
+            if height <= 0:
+                continue
+            base -= height
+            parts.append(
+                Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>').format(
+                    one.colour, _n(index * width + width * 0.08), _n(base), _n(width * 0.84), _n(height)
+                )
+            )
+        # Over the whole height, so that a low column can be pointed at.
+        parts.append(
+            Markup('<rect class="touch" x="{}" y="0" width="{}" height="{}"/>').format(
+                _n(index * width), _n(width), HEIGHT
+            )
+        )
+        drawn.append(Markup("<g><title>{}: {}</title>{}</g>").format(_when(moment, step), told, Markup("").join(parts)))
+    return _figure(label, Markup("").join(drawn), moments, series, unit, top, step)
+
+
+def lines(label: str, moments: Sequence[datetime], series: Sequence[Series], unit: Unit, *, step: timedelta) -> Markup:
+    """Lines over time, with gaps where nothing was. Arguments as for `columns`."""
+    top = nice(max((value for one in series for value in one.values if value is not None), default=0))
+    width = WIDTH / max(len(moments), 1)
+    drawn: list[Markup] = []
+    for one in series:
+        points = [
+            None if value is None else ((index + 0.5) * width, HEIGHT - value / top * HEIGHT)
+            for index, value in enumerate(one.values)
+        ]
+        drawn.append(Markup('<path class="line {}" d="{}"/>').format(one.colour, _path(points)))
+        # A line through one point only is hard to see.
+        around = [None, *points, None]
+        alone = [point for before, point, after in zip(around, around[1:], around[2:], strict=False) if before is after]
+        dots = "".join(_path([point]) for point in alone)
+        drawn.append(Markup('<path class="line dot {}" d="{}"/>').format(one.colour, dots))
+    for index, moment in enumerate(moments):
+        told = ", ".join(f"{one.name} {unit(value)}" for one in series if (value := one.values[index]) is not None)
+        drawn.append(
+            Markup('<g><title>{}: {}</title><rect class="touch" x="{}" y="0" width="{}" height="{}"/></g>').format(
+                _when(moment, step), told or "nothing", _n(index * width), _n(width), HEIGHT
+            )
+        )
+    return _figure(label, Markup("").join(drawn), moments, series, unit, top, step)
+
+
+def sparkline(values: Sequence[float], bad: Sequence[float], label: str) -> Markup:
+    """Small columns without any words, with the bad part of each in its own colour.
+
+    Args:
+        values: all of each.
+        bad: how much of each is bad.
+        label: what it says, for who can't see it.
+    """
+    top = max(max(values, default=0), 1)
+    width = 100 / max(len(values), 1)
+    parts: list[Markup] = []
+    for index, (value, wrong) in enumerate(zip(values, bad, strict=True)):
+        for colour, base, part in (("bad", 0.0, wrong), ("good", wrong, value - wrong)):
+            if part > 0:
+                parts.append(
+                    Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>').format(
+                        colour,
+                        _n(index * width),
+                        _n(20 - (base + part) / top * 20),
+                        _n(width * 0.8),
+                        _n(part / top * 20),
+                    )
+                )
+    return Markup(
+        '<svg class="sparkline" viewBox="0 0 100 20" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
+    ).format(label, Markup("").join(parts))
+
+
+def share(parts: Sequence[tuple[str, float]], label: str, *, of: float | None = None) -> Markup:
+    """One bar that shows how something is made up.
+
+    Args:
+        parts: a colour and a value each, from the left.
+        label: what it says, for who can't see it.
+        of: what a full bar stands for; the sum of the parts where it is None.
+    """
+    whole = of if of is not None else sum(value for _, value in parts)
+    drawn: list[Markup] = []
+    at = 0.0
+    for colour, value in parts:
+        width = min(value / whole * 100, 100 - at) if whole else 0.0
+        if width > 0:
+            drawn.append(
+                Markup('<rect class="{}" x="{}" y="0" width="{}" height="10"/>').format(colour, _n(at), _n(width))
+            )
+        at += width
+    return Markup(
+        '<svg class="share" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label="{}">'
+        '<rect class="rest" x="0" y="0" width="100" height="10"/>{}</svg>'
+    ).format(label, Markup("").join(drawn))
+
+
+def burn(
+    label: str,
+    points: Sequence[tuple[datetime, float]],
+    *,
+    start: datetime,
+    end: datetime,
+    unit: Unit,
+    cap: float | None = None,
+    forecast: float | None = None,
+) -> Markup:
+    """How a sum grows through a period, against its cap, and where it is going.
+
+    Args:
+        label: what is shown, in words.
+        points: a moment and the sum then, in order.
+        start: of the period.
+        end: of the period.
+        unit: how a value is written.
+        cap: drawn as a line across.
+        forecast: the sum at the end, as far as can be told.
+    """
+    highest = max([value for _, value in points] + [cap or 0, forecast or 0], default=0)
+    top = nice(highest)
+    length = max((end - start).total_seconds(), 1)
+
+    def place(moment: datetime, value: float) -> tuple[float, float]:
+        return (moment - start).total_seconds() / length * WIDTH, HEIGHT - value / top * HEIGHT
+
+    drawn: list[Markup] = []
+    placed = [place(moment, value) for moment, value in points]
+    if placed:
+        area = [(placed[0][0], float(HEIGHT)), *placed, (placed[-1][0], float(HEIGHT))]
+        drawn.append(Markup('<path class="area plain" d="{}"/>').format(_path(area)))
+        drawn.append(Markup('<path class="line plain" d="{}"/>').format(_path(placed)))
+    if placed and forecast is not None:
+        drawn.append(Markup('<path class="line forecast" d="{}"/>').format(_path([placed[-1], place(end, forecast)])))
+    if cap is not None:
+        across = [(0.0, HEIGHT - cap / top * HEIGHT), (float(WIDTH), HEIGHT - cap / top * HEIGHT)]
+        drawn.append(Markup('<path class="line cap" d="{}"/>').format(_path(across)))
+    moments = [start + (end - start) * index / (_LABELS - 1) for index in range(_LABELS)]
+    legend = [("plain", "spent")]
+    if cap is not None:
+        legend.append(("cap", f"cap {unit(cap)}"))
+    if forecast is not None:
+        legend.append(("forecast", f"forecast {unit(forecast)}"))
+    rows = [(_day_and_time(moment), [unit(value)]) for moment, value in points]
+    return _frame(
+        label, Markup("").join(drawn), top, unit, [_day_and_time(one) for one in moments], legend, ["spent"], rows
+    )
+
+
+def timeline(rows: Sequence[Sequence[Bar]], label: str, unit: Unit) -> Markup:
+    """Lines of bars along one stretch of time: what followed what, and how long it took.
+
+    Args:
+        rows: from the top; times in milliseconds from the beginning.
+        label: what it says, for who can't see it.
+        unit: how a time is written.
+    """
+    end = max((bar.end for row in rows for bar in row), default=0) or 1
+    drawn = [
+        Markup('<g><title>{}</title><rect class="{}" x="{}" y="{}" width="{}" height="14"/></g>').format(
+            bar.text,
+            bar.colour,
+            # What took no time at all is still to be seen, also at the very end.
+            _n(min(bar.start / end * WIDTH, WIDTH - 3)),
+            index * 20 + 3,
+            _n(max((bar.end - bar.start) / end * WIDTH, 3)),
+        )
+        for index, row in enumerate(rows)
+        for bar in row
+    ]
+    return Markup(
+        '<svg class="timeline" viewBox="0 0 {0} {1}" height="{1}" preserveAspectRatio="none" role="img"'
+        ' aria-label="{2}">{3}</svg>'
+        '<div class="xs whole"><span>0</span><span>{4}</span><span>{5}</span></div>'
+    ).format(WIDTH, max(len(rows), 1) * 20, label, Markup("").join(drawn), unit(end / 2), unit(end))
+
+
+def nice(value: float) -> float:
+    """The next round number from a value up, for the top of an axis: 1, 2 or 5 times a power of ten; 1 for nothing."""
+    if value < _NOTHING:
+        return 1
+    power = 10 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
+
+
+def _figure(
+    label: str,
+    drawn: Markup,
+    moments: Sequence[datetime],
+    series: Sequence[Series],
+    unit: Unit,
+    top: float,
+    step: timedelta,
+) -> Markup:
+    chosen = [round(index * (len(moments) - 1) / (_LABELS - 1)) for index in range(_LABELS)] if moments else []
+    times = [_axis(moments[index], step) for index in dict.fromkeys(chosen)]
+    rows = [
+        (_when(moment, step), ["" if (value := one.values[index]) is None else unit(value) for one in series])
+        for index, moment in enumerate(moments)
+    ]
+    legend = [(one.colour, one.name) for one in series]
+    return _frame(label, drawn, top, unit, times, legend, [one.name for one in series], rows)
+
+
+def _frame(
+    label: str,
+    drawn: Markup,
+    top: float,
+    unit: Unit,
+    times: Sequence[str],
+    legend: Sequence[tuple[str, str]],
+    names: Sequence[str],
+    rows: Sequence[tuple[str, Sequence[str]]],
+) -> Markup:
+    marks = Markup("").join(Markup('<span><i class="{}"></i>{}</span>').format(*one) for one in legend)
+    grid = Markup('<path class="grid" d="M0 0H{w}M0 {h}H{w}"/>').format(w=WIDTH, h=HEIGHT // 2)
+    head = Markup("").join(Markup("<th scope=col>{}</th>").format(name) for name in names)
+    body = Markup("").join(
+        Markup("<tr><th scope=row>{}</th>{}</tr>").format(
+            when, Markup("").join(Markup("<td>{}</td>").format(value) for value in values)
+        )
+        for when, values in rows
+    )
+    return Markup(
+        '<figure class="chart"><figcaption><b>{label}</b><span class="legend">{marks}</span></figcaption>'
+        '<div class="plot"><div class="ys"><span>{top}</span><span>{half}</span><span>0</span></div>'
+        '<svg viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img" aria-label="{label}">'
+        "{grid}{drawn}</svg></div>"
+        '<div class="xs">{times}</div>'
+        '<details class="figures"><summary>Figures</summary><div class="scroll" tabindex="0"><table>'
+        "<thead><tr><th scope=col>UTC</th>{head}</tr></thead><tbody>{body}</tbody></table></div></details></figure>"
+    ).format(
+        label=label,
+        marks=marks,
+        top=unit(top),
+        half=unit(top / 2),
+        w=WIDTH,
+        h=HEIGHT,
+        grid=grid,
+        drawn=drawn,
+        times=Markup("").join(Markup("<span>{}</span>").format(one) for one in times),
+        head=head,
+        body=body,
+    )
+
+
+def _path(points: Sequence[tuple[float, float] | None]) -> str:
+    """Through the points; a None lifts the pen. A point all alone is a dot."""
+    commands: list[str] = []
+    around = [None, *points, None]
+    for before, point, after in zip(around, around[1:], around[2:], strict=False):
+        if point is not None:
+            commands.append(f"{'M' if before is None else 'L'}{_n(point[0])} {_n(point[1])}")
+            if before is None and after is None:
+                commands.append("h0.1")
+    return "".join(commands)
+
+
+def _n(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _axis(moment: datetime, step: timedelta) -> str:
+    at = moment.astimezone(UTC)
+    if step >= timedelta(hours=12):
+        return at.strftime("%b %d")
+    return at.strftime("%b %d %H:%M" if step >= timedelta(minutes=30) else "%H:%M")
+
+
+def _day_and_time(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%b %d %H:%M")
+
+
+def _when(moment: datetime, step: timedelta) -> str:
+    at = moment.astimezone(UTC)
+    return at.strftime("%b %d") if step >= timedelta(days=1) else at.strftime("%b %d %H:%M")

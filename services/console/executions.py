@@ -1,0 +1,115 @@
+"""All executions: found by filters, searched, and paged through, however many there are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import get_args
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from breakwater.analytics.facets import facets
+from breakwater.analytics.search import count, search
+from breakwater.analytics.search_filters import Cursor, Filters
+from breakwater.analytics.window import Window
+from breakwater.contracts.execution import Status
+from breakwater.contracts.types import NANO_PER_USD
+from services.console.auth import session_of
+from services.console.plane import Plane, found
+from services.console.spans import span_of
+
+PAGE = 50
+_NAMES = ("agent", "status", "reason", "model", "tenant", "task_id", "error_kind", "text", "min_cost")
+
+
+def routes(plane: Plane) -> list[Route]:
+    """The addresses of these pages."""
+
+    async def show(request: Request) -> Response:
+        return await _show(plane, request)
+
+    return [Route("/executions", show, methods=["GET"])]
+
+
+async def _show(plane: Plane, request: Request) -> Response:
+    given = {name: value for name in _NAMES if (value := request.query_params.get(name, "").strip())}
+    span, wrong = span_of(request, plane.now(), plane.zone), ""
+    window = span.name
+    before, after = request.query_params.get("before", ""), request.query_params.get("after", "")
+    try:
+        filters = filters_of(given, span.window)
+        older = Cursor.parse(after) if after else None
+        newer = Cursor.parse(before) if before and not after else None
+    except ValueError as error:
+        wrong, filters, older, newer = str(error), filters_of({}, span.window), None, None
+    page, number, seen = await asyncio.gather(
+        found(search(plane.analytics, filters, after=older, before=newer, limit=PAGE)),
+        found(count(plane.analytics, filters)),
+        found(facets(plane.analytics, span.window)),
+    )
+    links: dict[str, str | None] = {"newer": None, "older": None}
+    if page.value is not None:
+        if page.value.newer is not None:
+            links["newer"] = _link(given, window, before=page.value.newer.text)
+        if page.value.older is not None:
+            links["older"] = _link(given, window, after=page.value.older.text)
+    return plane.pages.render(
+        request,
+        "executions.html",
+        session=session_of(request),
+        given=given,
+        window=window,
+        windows=span.links,
+        within=span.words,
+        wrong=wrong,
+        page=page,
+        number=number,
+        facets=seen,
+        statuses=[(status, None) for status in get_args(Status)],
+        links=links,
+        first=not (before or after),
+        newest=_link(given, window),
+    )
+
+
+def filters_of(given: Mapping[str, str], window: Window) -> Filters:
+    """What a form asks for.
+
+    Args:
+        given: fields that are not empty, by name; `min_cost` in dollars.
+        window: when they ended.
+
+    Raises:
+        ValueError: a field is not what it should be; the text says what.
+    """
+    return Filters(
+        agent=given.get("agent"),
+        status=given.get("status"),
+        reason=given.get("reason"),
+        model=given.get("model"),
+        tenant=given.get("tenant"),
+        task_id=given.get("task_id"),
+        error_kind=given.get("error_kind"),
+        text=given.get("text"),
+        min_cost=_nano(given["min_cost"]) if "min_cost" in given else None,
+        since=window.start,
+        until=window.end,
+    )
+
+
+def _nano(dollars: str) -> int:
+    try:
+        nano = Decimal(dollars.lstrip("$")) * NANO_PER_USD
+    except InvalidOperation:
+        nano = Decimal("NaN")
+    if not nano.is_finite() or not 0 <= nano < 10**18:
+        raise ValueError(f"cost at least: {dollars!r} is no amount of dollars such as 0.05")
+    return int(nano)
+
+
+def _link(given: Mapping[str, str], window: str, **more: str) -> str:
+    return f"/executions?{urlencode({**given, 'window': window, **more})}"

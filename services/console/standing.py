@@ -1,0 +1,179 @@
+"""Whether all is well, in words: what a person would say who has looked at everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from breakwater.analytics.overview import Totals
+from breakwater.contracts.alerts import Alert
+from breakwater.contracts.events import BudgetStatus
+from breakwater.contracts.queues import AgentQueue, ServiceQueue
+from services.console import words
+from services.console.live import Live
+
+Tone = Literal["good", "warn", "bad"]
+
+BEHIND = 1_000
+"""A service that has more messages before it than this is behind."""
+SOME_FAIL, MANY_FAIL = 0.05, 0.2
+"""Shares of executions. Below the first one it is as usual."""
+MUCH_WASTED = 0.2
+"""The same of spend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something that is not as it should be."""
+
+    text: str
+    href: str
+    """Where one does something about it."""
+    tone: Tone
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The answer."""
+
+    tone: Tone
+    remarks: tuple[Remark, ...]
+    """The worst first."""
+    text: str
+    """What there is to say without any remarks, or besides them; may be empty."""
+
+
+def standing(totals: Totals | None, live: Live, when: str, failed: str) -> Standing:
+    """How the plane stands.
+
+    Args:
+        totals: what happened; None where that is not known.
+        live: how it is now.
+        when: the stretch of time that `totals` tell of, such as `in the last 24h`.
+        failed: the address of the executions that failed.
+    """
+    found = [*_breakers(live), *_budgets(live), *_services(live), *_jobs(live), *_incidents(live), *_agents(live)]
+    found += _failures(totals, when, failed)
+    remarks = tuple(sorted(found, key=lambda one: one.tone != "bad"))
+    # Where something can't be asked, the page says so; that all is well nobody may claim then.
+    unknown = totals is None or bool(live.troubles)
+    if remarks:
+        return Standing("bad" if remarks[0].tone == "bad" else "warn", remarks, "")
+    if unknown:
+        return Standing("warn", (), "Nothing wrong is known, but not everything could be asked.")
+    return Standing("good", (), f"All is well: {_usual(totals, when)}.")
+
+
+def spent(budget: BudgetStatus) -> bool:
+    """Whether a cap is reached. A cap of nothing is meant so."""
+    return bool(budget.limit) and budget.spent + budget.reserved >= (budget.limit or 0)
+
+
+def shares(totals: Totals | None) -> tuple[float | None, float | None]:
+    """Which share of executions failed, and which share of spend was wasted; None where it can't be told."""
+    if totals is None:
+        return None, None
+    failed = totals.dead_lettered / totals.executions if totals.executions else None
+    # Waste counts when its execution ends, and spend when its call begins: at the edge they may not fit.
+    fits = totals.spend and totals.wasted is not None and totals.wasted <= totals.spend
+    return failed, (totals.wasted or 0) / (totals.spend or 1) if fits else None
+
+
+def stuck(queues: Iterable[AgentQueue]) -> list[str]:
+    """The agents whose jobs wait while none is in work."""
+    return [one.agent for one in queues if one.waiting and one.in_work == 0]
+
+
+def behind(service: ServiceQueue) -> bool:
+    """Whether a service has more before it than it should, or can't be given anything at all."""
+    return service.waiting is None or service.waiting > BEHIND
+
+
+def sentence(parts: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
+
+
+def _usual(totals: Totals | None, when: str) -> str:
+    if totals is None or not totals.executions:
+        return f"nothing ran {when}, and nothing is amiss"
+    if totals.executions == totals.succeeded:
+        ended = "one execution ended" if totals.executions == 1 else f"all {totals.executions:,} executions ended"
+        return f"{ended} well {when}, and no breaker is open"
+    return (
+        f"{words.percent(totals.success_rate)} of {totals.executions:,} executions succeeded {when}, "
+        "and no breaker is open"
+    )
+
+
+def _breakers(live: Live) -> Iterable[Remark]:
+    told = live.breakers.value
+    if told is None:
+        return
+    states = [one.state for one in told.breakers]
+    if number := states.count("open"):
+        yield Remark(_are(number, "breaker", "open"), "/breakers", "bad")
+    if number := states.count("isolated"):
+        yield Remark(_are(number, "breaker", "forced open"), "/breakers", "bad")
+    if not told.attended:
+        yield Remark("no breaker service is at work, so no failure opens a breaker", "/breakers", "bad")
+
+
+def _budgets(live: Live) -> Iterable[Remark]:
+    told = live.budgets.value
+    if told is None:
+        return
+    if not told.filled:
+        yield Remark("the budgets' counters are being rebuilt from the record", "/budgets", "bad")
+        return
+    if number := sum(spent(one) for one in told.budgets):
+        yield Remark(_are(number, "budget", "spent"), "/budgets", "bad")
+
+
+def _services(live: Live) -> Iterable[Remark]:
+    told = live.queues.value
+    for one in () if told is None else told.services:
+        if one.waiting is None:
+            yield Remark(f"{one.consumer} has no queue, so `breakwater setup` must run", "/#services", "bad")
+        elif behind(one):
+            yield Remark(f"{one.service} is behind by {one.waiting:,} messages", "/#services", "bad")
+
+
+def _jobs(live: Live) -> Iterable[Remark]:
+    told = live.queues.value
+    waiting = [] if told is None else stuck(told.agents)
+    if waiting:
+        who = waiting[0] if len(waiting) == 1 else f"{len(waiting)} agents"
+        yield Remark(f"jobs of {who} wait and none is in work", "/agents?sort=waiting", "warn")
+
+
+def _incidents(live: Live) -> Iterable[Remark]:
+    told = live.incidents.value
+    alerts: tuple[Alert, ...] = () if told is None else told.alerts
+    critical = sum(one.severity == "critical" and one.status != "acknowledged" for one in alerts)
+    if critical:
+        yield Remark(_are(critical, "critical incident", "unattended"), "/alerts", "bad")
+    others = sum(one.status != "acknowledged" for one in alerts) - critical
+    if others:
+        more = "other " if critical else ""
+        yield Remark(_are(others, f"{more}incident", "open"), "/alerts", "warn")
+
+
+def _agents(live: Live) -> Iterable[Remark]:
+    healths = [one.health for one in live.agents.value or ()]
+    if number := healths.count("unhealthy"):
+        yield Remark(_are(number, "agent", "unhealthy"), "/agents?sort=health", "bad")
+    if number := healths.count("degraded"):
+        yield Remark(_are(number, "agent", "degraded"), "/agents?sort=health", "warn")
+
+
+def _failures(totals: Totals | None, when: str, href: str) -> Iterable[Remark]:
+    failed, _ = shares(totals)
+    if failed is not None and failed >= SOME_FAIL:
+        text = f"{words.percent(failed)} of executions failed {when}"
+        yield Remark(text, href, "bad" if failed >= MANY_FAIL else "warn")
+
+
+def _are(number: int, what: str, how: str) -> str:
+    return f"{number:,} {what}{' is' if number == 1 else 's are'} {how}"

@@ -1,0 +1,135 @@
+"""How figures stand on the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+from markupsafe import Markup, escape
+
+from breakwater.contracts.types import NANO_PER_USD
+from breakwater.policy import formats
+
+DAY_S = 86_400
+
+
+def short_money(nano: int | None) -> str:
+    """As many digits as help: `$1,204.20`, `$0.0131`, `under $0.0001`; the whole amount stands beside it."""
+    if nano is None:
+        return "unknown"
+    usd = Decimal(nano) / NANO_PER_USD
+    if usd == 0:
+        return "$0"
+    if abs(usd) >= 1:
+        return f"${usd:,.2f}" if usd > 0 else f"-${-usd:,.2f}"
+    if abs(usd) < Decimal("0.0001"):
+        return "under $0.0001"
+    return formats.dollars(f"{usd:.4f}")
+
+
+def money(nano: int | None) -> Markup:
+    """The short form, and the exact one for who points at it."""
+    return Markup('<span class="money" title="{}">{}</span>').format(formats.money(nano), short_money(nano))
+
+
+def percent(share: float | None) -> str:
+    """A share of 0 to 1: `98.2 %`; `–` for None."""
+    if share is None:
+        return "–"
+    text = f"{share * 100:.1f}"
+    # What is not all must not look like it.
+    if text == "100.0" and share < 1:
+        return "99.9 %"
+    return f"{text.removesuffix('.0')} %"
+
+
+def count(number: int | None) -> str:
+    """`12,345`; `–` for None."""
+    return "–" if number is None else f"{number:,}"
+
+
+def utc(moment: datetime) -> str:
+    """`2026-11-21 10:00:03 UTC`."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def ago(moment: datetime | None, now: datetime | None = None) -> Markup:
+    """How long ago, with the time itself for who points at it; `–` for None."""
+    if moment is None:
+        return Markup("–")
+    seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
+    told = span(abs(seconds))
+    text = f"{told} ago" if seconds >= 0 else f"in {told}"
+    return time(moment, "now" if abs(seconds) < 1 else text)
+
+
+def span(seconds: float) -> str:
+    """A length of time in its largest unit: `45 s`, `12 min`, `3 h`, `5 d`."""
+    for unit, length in (("d", DAY_S), ("h", 3_600), ("min", 60)):
+        if seconds >= length * (2 if unit == "d" else 1):
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def clock(moment: datetime | None) -> Markup:
+    """The time of day in UTC, with the date where that is another day's; `–` for None."""
+    if moment is None:
+        return Markup("–")
+    at = moment.astimezone(UTC)
+    today = at.date() == datetime.now(UTC).date()
+    return time(moment, at.strftime("%H:%M:%S" if today else "%b %d %H:%M:%S"))
+
+
+def time(moment: datetime, text: str) -> Markup:
+    """A moment as an element that programs and screen readers understand."""
+    at = moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(at, utc(moment), text)
+
+
+def duration(ms: float | None) -> str:
+    """`850 ms`, `1.2 s`; `–` for None."""
+    return formats.duration(ms) or "–"
+
+
+def plainly(word: str | None) -> str:
+    """A word of the contract in plain English: `dead_lettered` as `dead lettered`; empty for None."""
+    return "" if word is None else word.replace("_", " ")
+
+
+def segment(text: str) -> str:
+    """A name as one segment of a path."""
+    return quote(text, safe="")
+
+
+def pretty(value: Any) -> str:
+    """JSON for reading; text as it is."""
+    return value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+
+
+def code(text: str) -> Markup:
+    """A message with `commands` in it, which are set apart."""
+    parts = str(escape(text)).split("`")
+    if len(parts) % 2 == 0:
+        return escape(text)
+    return Markup("".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts)))  # noqa: S704  escaped above
+
+
+FILTERS: Mapping[str, Callable[..., object]] = {
+    "ago": ago,
+    "clock": clock,
+    "code": code,
+    "count": count,
+    "duration": duration,
+    "money": money,
+    "percent": percent,
+    "plainly": plainly,
+    "pretty": pretty,
+    "segment": segment,
+    "short_money": short_money,
+    "span": span,
+    "utc": utc,
+}

@@ -1,0 +1,157 @@
+"""The console on a real ClickHouse, before a stub of the HTTP interface, and somebody with a browser."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from html import unescape
+from typing import Any
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from breakwater.analytics import schema
+from breakwater.analytics.client import Analytics, connect
+from breakwater.analytics.migrations import migrate
+from breakwater.config import parse_config
+from breakwater.embedded.ports import free_port
+from breakwater.settings import Settings
+from services.console.app import ConsoleService
+from tests.analytics.samples import new_database_url
+from tests.cli.api_stub import KEY, Stub, serving
+from tests.server_sources import RunningServer
+
+CONFIG = """
+providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
+agents: {writer: {model: gpt-4.1}}
+"""
+_DATABASES: "dict[str, str]" = {}
+"""By server: one database for all tests of a process, emptied between them, as making one takes seconds."""
+
+SCOPES = ("submit", "read", "operate")
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a browser was given."""
+
+    status: int
+    headers: "dict[str, str]"
+    text: str
+    url: str
+    """Where it was, after all redirects."""
+
+    @property
+    def words(self) -> str:
+        """What can be read on it: without markup, and in one line."""
+        body = re.sub(r"<(script|style).*?</\1>", "", self.text, flags=re.DOTALL)
+        return " ".join(unescape(re.sub(r"<[^>]*>", " ", body)).split())
+
+    @property
+    def csrf(self) -> str:
+        found = re.search(r'name="csrf" value="([^"]+)"', self.text)
+        assert found, "there is no form on this page"
+        return found[1]
+
+
+@dataclass(frozen=True)
+class Console:
+    """A running console. `interface.answers` says what the HTTP interface tells it."""
+
+    url: str
+    http: aiohttp.ClientSession
+    interface: Stub
+    analytics: Analytics
+    """Of the database that it reads."""
+
+    async def get(self, path: str, *, follow: bool = True, **headers: str) -> Page:
+        return await self._ask("GET", path, follow=follow, headers=headers)
+
+    async def post(self, path: str, fields: "dict[str, Any]", *, follow: bool = True, **headers: str) -> Page:
+        """Sends a form as it stands; `submit` sends one as a page of ours does."""
+        return await self._ask("POST", path, follow=follow, headers=headers, data=fields)
+
+    async def submit(self, page: str, action: str, *, follow: bool = True, **fields: Any) -> Page:
+        """Opens a page and sends its form with these fields."""
+        opened = await self.get(page)
+        return await self.post(action, {"csrf": opened.csrf, **fields}, follow=follow)
+
+    async def sign_in(self, key: str = KEY, wanted: str = "/", *, follow: bool = False) -> Page:
+        return await self.post("/sign-in", {"key": key, "next": wanted}, follow=follow)
+
+    async def _ask(self, method: str, path: str, *, follow: bool, **more: Any) -> Page:
+        address = URL(self.url + path, encoded=True)
+        async with self.http.request(method, address, allow_redirects=follow, **more) as answer:
+            return Page(answer.status, dict(answer.headers), await answer.text(), str(answer.url))
+
+
+def key_with(*scopes: str, name: str = "ops") -> "tuple[int, dict[str, Any]]":
+    """What the interface tells of the key that asks."""
+    created = "2026-11-21T10:00:00.000Z"
+    return 200, {"id": "0123456789ab", "name": name, "scopes": list(scopes), "created_at": created}
+
+
+@pytest.fixture
+async def interface() -> AsyncGenerator[Stub]:
+    async with serving() as stub:
+        stub.answers["GET key"] = key_with(*SCOPES)
+        yield stub
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncGenerator[str]:
+    """A console, at a URL."""
+    service = ConsoleService(settings, parse_config(CONFIG))
+    serving_pages = asyncio.create_task(service.run())
+    url = f"http://127.0.0.1:{settings.console_port}"
+    try:
+        async with aiohttp.ClientSession() as http, asyncio.timeout(30):
+            while True:
+                try:
+                    async with http.get(f"{url}/healthz"):
+                        break
+                except aiohttp.ClientError:
+                    assert not serving_pages.done(), "the console has ended"
+                    await asyncio.sleep(0.05)
+        yield url
+    finally:
+        service.stop()
+        await serving_pages
+
+
+@asynccontextmanager
+async def visiting(interface: Stub, clickhouse_url: str, analytics: Analytics) -> AsyncGenerator[Console]:
+    settings = Settings(
+        clickhouse_url=clickhouse_url,  # pyright: ignore[reportArgumentType]
+        request_url=interface.url,
+        console_port=free_port(),
+    )
+    async with running(settings) as url, aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http:
+        yield Console(url, http, interface, analytics)
+
+
+@pytest.fixture
+async def visited(interface: Stub, clickhouse_server: RunningServer) -> AsyncGenerator[Console]:
+    """A console where nobody is signed in yet."""
+    known = clickhouse_server.url in _DATABASES
+    database = _DATABASES.setdefault(clickhouse_server.url, new_database_url(clickhouse_server.url))
+    analytics = connect(database)
+    try:
+        if known:
+            for table in schema.TABLES:
+                await analytics.execute(f"TRUNCATE TABLE {table.name}")
+        else:
+            await migrate(analytics)
+        async with visiting(interface, database, analytics) as console:
+            yield console
+    finally:
+        await analytics.close()
+
+
+@pytest.fixture
+async def console(visited: Console) -> Console:
+    """A console, and somebody who is signed in with a key that may do everything."""
+    assert (await visited.sign_in()).status == 303
+    return visited

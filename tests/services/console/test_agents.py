@@ -1,0 +1,349 @@
+"""All agents, and one: what it did, what it wasted and on what, whether trying again helped."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from html import unescape
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from breakwater.analytics.client import connect
+from breakwater.analytics.costs import RetryFigures
+from breakwater.analytics.overview import AgentLine
+from breakwater.analytics.refusals import RefusalLine
+from breakwater.contracts.events import AgentHealth
+from breakwater.contracts.queues import AgentQueue
+from breakwater.embedded.ports import free_port
+from services.console.agent import helped
+from services.console.agents import COLUMNS, Row, in_order
+from services.console.history import holding
+from services.console.spans import yesterday
+from tests.cli.api_stub import Stub, problem
+from tests.services.console.answers import answer, breaker, budget, health, incident, model, queue
+from tests.services.console.conftest import Console, visiting
+from tests.services.console.recorded import broken, ended, store, tried
+from tests.services.console.test_standing import ended as counted
+
+EVIL = '<script>alert("1")</script>'
+ODD = "écrivain.v2 > all/*?#%2F"
+
+
+def listed(html: str) -> "list[str]":
+    """The agents of the list, in its order."""
+    return [unescape(name) for name in re.findall(r'<td class="nowrap"><a href="/agents/[^"]*">([^<]*)</a>', html)]
+
+
+async def test_every_agent_of_the_config_is_listed_and_each_that_ran(console: Console):
+    answer(
+        console.interface,
+        agents=[
+            health("writer", "unhealthy", model("gpt-4.1", "open"), model("mini", "isolated"), model("free", None)),
+            health("idle"),
+        ],
+        queues=[queue("writer", 7, 2), queue("idle")],
+    )
+    limit = broken("slow down", "rate_limit")
+    await store(
+        console,
+        ended(
+            "w1",
+            10,
+            tried("w1", 1, 10, cost=1_000_000_000, outcome="error", error=limit),
+            tried("w1", 2, 10, cost=2_000_000_000, cause="retry"),
+            wasted_cost=1_000_000_000,
+            duration_ms=3_000,
+        ),
+        ended("w2", 20, status="dead_lettered", duration_ms=3_000),
+        ended("g1", 30, tried("g1", 1, 30, agent="gone", cost=None), agent="gone"),
+    )
+    page = await console.get("/agents")
+    assert page.status == 200
+    # The worst first; of one that is not configured, nobody knows its health.
+    assert listed(page.text) == ["writer", "idle", "gone"]
+    assert "writer unhealthy 2 open breakers 50 % 2 3.0 s 1 $3.00 $1.00 7 / 2 1" in page.words
+    assert "idle healthy did not run – – – – – – 0 / 0 –" in page.words
+    assert "gone removed 100 % 1 1.0 s 0 unknown $0 – / – 0" in page.words
+    assert 'aria-label="2 executions over time, 1 of them failed"' in page.text
+
+
+async def test_the_list_is_sorted_by_links_that_turn_round(console: Console):
+    answer(console.interface, agents=[health("b"), health("a"), health("c")])
+    await store(
+        console,
+        tried("a1", 1, 5, agent="a", cost=2_000_000_000),
+        tried("b1", 1, 5, agent="b", cost=3_000_000_000),
+    )
+    page = await console.get("/agents?window=1h&sort=spend")
+    assert listed(page.text) == ["b", "a", "c"]
+    assert page.text.count("aria-sort=") == 1
+    assert 'aria-sort="ascending"><a href="/agents?window=1h&amp;sort=-spend"' in page.text
+    turned = await console.get("/agents?window=1h&sort=-spend")
+    assert listed(turned.text) == ["a", "b", "c"]
+    assert 'aria-sort="descending"><a href="/agents?window=1h&amp;sort=spend"' in turned.text
+    assert listed((await console.get("/agents?sort=nonsense")).text) == ["a", "b", "c"]
+    assert listed((await console.get("/agents?sort=-name")).text) == ["c", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("name", "abc"),
+        ("health", "cab"),
+        ("success", "bac"),
+        ("executions", "bac"),
+        ("retries", "abc"),
+        ("waiting", "cba"),
+        ("limited", "abc"),
+    ],
+)
+def test_what_one_looks_for_comes_first_and_what_is_not_known_last(order: str, expected: str):
+    def row(name: str, **known: object) -> Row:
+        return Row(**({"name": name, "health": None, "line": None, "queue": None, "limited": None} | known))  # type: ignore[arg-type]
+
+    def jobs(waiting: int) -> AgentQueue:
+        return AgentQueue(agent="x", waiting=waiting, in_work=0, concurrency=1)
+
+    rows = [
+        row(
+            "a",
+            health=AgentHealth.model_validate(health("a")),
+            line=AgentLine("a", counted(2, failed=1), ()),
+            limited=3,
+        ),
+        row("b", line=AgentLine("b", counted(2, failed=2), ()), limited=0, queue=jobs(0)),
+        row("c", health=AgentHealth.model_validate(health("c", "unhealthy")), queue=jobs(9)),
+    ]
+    assert order in COLUMNS
+    assert "".join(one.name for one in in_order(rows, order)) == expected
+
+
+async def test_what_an_agent_wasted_yesterday_and_on_what_is_three_clicks_away(console: Console):
+    answer(console.interface, agents=[health("writer")])
+    noon = yesterday(datetime.now(UTC), ZoneInfo("UTC")).start + timedelta(hours=12)
+    fields = {"completed_at": noon, "status": "dead_lettered", "wasted_cost": 3_000_000_000}
+    causes = {"worker_lost": 2_000_000_000, "retry": 1_000_000_000}
+    await store(
+        console,
+        ended("y1", 0, tried("y1", 1, 0, started_at=noon, cost=3_000_000_000), wasted_by_cause=causes, **fields),
+        # The day before: no part of the answer.
+        ended("y2", 0, wasted_by_cause=causes, **(fields | {"completed_at": noon - timedelta(days=1)})),
+    )
+
+    def link(html: str, pattern: str) -> str:
+        found = re.search(pattern, html)
+        assert found, pattern
+        return unescape(found[1])
+
+    start = await console.get("/")
+    agents = await console.get(link(start.text, r'<a href="([^"]*)">Agents</a>'))
+    one = await console.get(link(agents.text, r'<a href="([^"]*)">writer</a>'))
+    page = await console.get(link(one.text, r'<a href="([^"]*)">yesterday</a>'))
+    assert "What it wasted: $3.00" in page.words
+    assert "worker died in the call $2.00 1 failed, then tried again $1.00 1" in page.words
+    assert "Wasted $3.00 100 % of what was spent" in page.words
+
+
+@pytest.mark.parametrize(
+    ("now", "zone", "start", "end"),
+    [
+        ("2026-11-22T00:00:00Z", "UTC", "2026-11-21T00:00:00Z", "2026-11-22T00:00:00Z"),
+        ("2026-11-22T23:59:59Z", "UTC", "2026-11-21T00:00:00Z", "2026-11-22T00:00:00Z"),
+        ("2026-11-22T23:59:59Z", "Asia/Kolkata", "2026-11-21T18:30:00Z", "2026-11-22T18:30:00Z"),
+        # Of 25 hours, and of 23.
+        ("2026-10-26T12:00:00Z", "Europe/Berlin", "2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z"),
+        ("2026-03-30T12:00:00Z", "Europe/Berlin", "2026-03-28T23:00:00Z", "2026-03-29T22:00:00Z"),
+    ],
+)
+def test_yesterday_is_the_last_whole_day_as_budgets_count_days(now: str, zone: str, start: str, end: str):
+    window = yesterday(datetime.fromisoformat(now), ZoneInfo(zone))
+    assert (window.start, window.end) == (datetime.fromisoformat(start), datetime.fromisoformat(end))
+    assert window.at(window.buckets) == window.end
+
+
+async def test_one_agent_is_told_whole(console: Console):
+    answer(
+        console.interface,
+        agents=[health("writer", "unhealthy", model("gpt-4.1", "open", "unhealthy"), model("free", None)), health("x")],
+        breakers=[
+            breaker("writer", "gpt-4.1", "open", "3 consecutive failures (threshold: 3)"),
+            breaker("x", "free", "open", "of another agent"),
+        ],
+        budgets=[
+            budget("global/daily", "1"),
+            budget("agent:writer/daily", "5"),
+            budget("agent:writer/monthly", "9", None, "none"),
+        ],
+        alerts=[incident(1)],
+        queues=[queue("writer", 7, 2), queue("x", 99, 99)],
+    )
+    down, held = broken("the cable is cut"), {"outcome": "short_circuited", "short_circuited": True, "cost": None}
+    await store(
+        console,
+        ended(
+            "w/1",
+            10,
+            tried("w/1", 1, 10, cost=1_000_000_000, outcome="error", error=down),
+            tried("w/1", 2, 10, cost=2_000_000_000, cause="retry"),
+            wasted_cost=1_000_000_000,
+            wasted_by_cause={"retry": 1_000_000_000},
+        ),
+        tried("w2", 1, 5, error=broken("no", "budget_exceeded"), refused_by="agent:writer/daily", **held),
+        # Of another one: no part of this page.
+        ended(
+            "x1",
+            5,
+            tried("x1", 1, 5, agent="x", cost=8_000_000_000, outcome="error", error=broken("x is down")),
+            tried("x1", 2, 5, agent="x", cost=7_000_000_000, cause="retry"),
+            agent="x",
+            wasted_cost=8_000_000_000,
+            wasted_by_cause={"retry": 8_000_000_000},
+        ),
+    )
+    page = await console.get("/agents/writer")
+    assert page.status == 200
+    for told in (
+        "writer unhealthy",
+        "Success rate 100 % 1 execution, 0 failed",
+        "Spend $3.00 2 calls",
+        "Wasted $1.00 33.3 % of what was spent",
+        "Jobs waiting now 7 2 in work, of 8 at once",
+        "Spent budgets 1 of 1",
+        "Retries 1 0 fallbacks",
+        "gpt-4.1 first choice unhealthy open 3 consecutive failures (threshold: 3) 0",
+        "free healthy off – 0",
+        "Retrying helped: the one execution that tried again succeeded. The retries cost $2.00.",
+        "server the cable is cut 1 $1.00 gpt-4.1",
+        "the budget agent:writer/daily 1",
+        "daily hard cap $5.00 $5.00",
+        "monthly $9.00 none",
+        "w/1 succeeded gpt-4.1 2 $0.001 1.0 s",
+    ):
+        assert told in page.words, told
+    for others in ("of another agent", "x is down", "x1", "$8.00", "$7.00", "$15.00"):
+        assert others not in page.words
+    for address in (
+        "/executions/w%2F1",
+        "/executions?agent=writer&amp;window=24h",
+        "/executions?agent=writer&amp;error_kind=server&amp;window=24h",
+        "/breakers/one?agent=writer&amp;model=gpt-4.1",
+        "/budgets/agent%3Awriter%2Fdaily",
+    ):
+        assert f'href="{address}"' in page.text, address
+    [asked] = [query for (path, _), query in zip(console.interface.asked, console.interface.queries, strict=True)
+               if path == "GET budgets"]  # fmt: skip
+    assert asked == {"agent": "writer"}
+
+
+async def test_an_agent_of_any_name_has_its_page(console: Console):
+    for name in (ODD, EVIL):
+        answer(console.interface, agents=[health(name)], queues=[queue(name, 3, 1)])
+        await store(
+            console,
+            ended(name, 5, tried(name, 1, 5, agent=name, outcome="error", error=broken(EVIL), model=EVIL), agent=name),
+        )
+        agents = await console.get("/agents")
+        found = re.search(r'<td class="nowrap"><a href="(/agents/[^"]*)">', agents.text)
+        assert found
+        page = await console.get(unescape(found[1]))
+        assert page.status == 200
+        assert f"<h1>{name}" not in page.text or name == ODD
+        assert "Jobs waiting now 3 1 in work" in page.words
+        assert "1 execution, 0 failed" in page.words
+        for one in (agents, page):
+            assert "<script>" not in one.text.replace("<script src", "")
+            assert name in one.words
+
+
+async def test_one_that_is_known_to_nobody_is_told_so(console: Console):
+    answer(console.interface, agents=[health("writer")])
+    for path in ("budgets", "alerts"):
+        console.interface.answers[f"GET {path}"] = (404, problem("unknown_agent", "no agent 'ghost' is known"))
+    page = await console.get("/agents/ghost?window=1h")
+    assert page.status == 404
+    assert "Nothing is known of ghost in the last 1h" in page.words
+    assert (await console.get("/agents/")).status == 404
+    # One that ran, and was taken out of the config since.
+    await store(console, ended("g1", 5, agent="ghost"))
+    page = await console.get("/agents/ghost?window=1h")
+    assert page.status == 200
+    assert "The config has no such agent now; this is what it did before." in page.words
+
+
+async def test_one_that_never_ran_says_what_would_appear(console: Console):
+    answer(console.interface, agents=[health("new")])
+    page = await console.get("/agents/new")
+    assert page.status == 200
+    for told in ("Nothing ran", "Nothing was wasted", "Nothing was tried again", "No call failed", "Nothing ended"):
+        assert f"{told} in the last 24h" in page.words
+    assert "breakwater submit --agent new" in page.words
+    assert "agents.new.budget" in page.words
+
+
+async def test_what_can_not_be_had_is_told_once_and_the_rest_is_shown(interface: Stub):
+    answer(interface, agents=[health("writer", "degraded")], queues=[queue("writer", 7, 2)])
+    nowhere = f"http://127.0.0.1:{free_port()}/breakwater"
+    async with visiting(interface, nowhere, connect(nowhere)) as visitor:
+        await visitor.sign_in()
+        agents, page = await visitor.get("/agents"), await visitor.get("/agents/writer")
+        interface.answers["GET queues"] = (503, problem("unavailable", "NATS is away"))
+        without_both = await visitor.get("/agents/writer")
+    assert "writer degraded – – – – – – – 7 / 2" in agents.words
+    assert "Jobs waiting now 7" in page.words
+    for one in (agents, page):
+        assert one.status == 200
+        assert one.words.count("What happened is not lost") == 1
+    assert without_both.words.count("NATS is away") == 1
+    assert "Jobs waiting now – can't be told now" in without_both.words
+
+
+NOTHING = RetryFigures(retried=0, saved=0, cost=0, fell_back=0, saved_by_fallback=0)
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        (NOTHING, ["Nothing was tried again in the last 24h."]),
+        (
+            RetryFigures(52, 41, 30_000_000, 0, 0),
+            ["Retrying helped: 41 of 52 executions that tried again succeeded (78.8 %). The retries cost $0.03."],
+        ),
+        (
+            RetryFigures(1_000, 3, 2_500_000_000, 0, 0),
+            [
+                "Retrying helped now and then: 3 of 1,000 executions that tried again succeeded (0.3 %). "
+                "The retries cost $2.50."
+            ],
+        ),
+        (
+            RetryFigures(4, 0, 0, 2, 1),
+            [
+                "Retrying did not help: 0 of 4 executions that tried again succeeded (0 %). The retries cost $0.",
+                "Falling back to another model helped: 1 of 2 executions that fell back succeeded (50 %).",
+            ],
+        ),
+        (
+            RetryFigures(0, 0, 0, 1, 0),
+            ["Falling back to another model did not help: the one execution that fell back failed."],
+        ),
+    ],
+)
+def test_whether_trying_again_helped_is_told_in_words(figures: RetryFigures, said: "list[str]"):
+    assert list(helped(figures, "in the last 24h")) == said
+
+
+@pytest.mark.parametrize(
+    ("kind", "by", "called", "expected"),
+    [
+        ("rate_limit", None, True, "the provider's rate limit"),
+        ("rate_limit", "provider:openai", False, "the rate limit of provider openai"),
+        ("budget_exceeded", "global/daily", False, "the budget global/daily"),
+        ("budget_exceeded", None, False, "a budget"),
+        ("breaker_open", None, False, "an open breaker"),
+        ("retry_budget", None, False, "the limit on retries of the whole fleet"),
+        ("guard_tripped", None, False, "a task's guard"),
+        ("context_overflow", None, False, "context overflow"),
+        ("", None, False, "the plane"),
+    ],
+)
+def test_what_held_a_call_back_is_told_in_words(kind: str, by: str | None, called: bool, expected: str):
+    assert holding(RefusalLine("writer", kind, by, called, 1, datetime.now(UTC))) == expected

@@ -1,0 +1,156 @@
+"""The pages of alerts, and looking after incidents."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from breakwater.analytics import rows, schema
+from breakwater.contracts.alerts import Alert
+from tests.analytics import samples
+from tests.cli.api_stub import problem
+from tests.services.console.conftest import Console, key_with
+
+EVIL = "<script>alert(1)</script>"
+A_CAP: dict[str, Any] = {"event": "budget_hard_cap", "key": "budget_hard_cap/agent/other"}
+NOTHING_LOST = (200, {"undelivered": [], "more": False})
+
+
+def incident(name: str = "i1", minutes_ago: float = 5, **fields: Any) -> Alert:
+    at = datetime.now(UTC) - timedelta(minutes=minutes_ago)
+    given: dict[str, Any] = {"incident_id": f"inc_{name}", "opened_at": at, "last_at": at, "at": at, **fields}
+    return samples.alert(f"alert_{name}_{fields.get('version', 1)}", **given)
+
+
+def listed(*alerts: Alert) -> tuple[int, Any]:
+    return 200, {"alerts": [alert.model_dump(mode="json") for alert in alerts], "more": False}
+
+
+def lost(letter: int, **fields: Any) -> dict[str, Any]:
+    at = "2026-11-22T10:00:00.000Z"
+    given = {"letter": letter, "channel": "ops", "alert_id": "a", "title": "t", "error": "404", "at": at}
+    return {**given, "replayed": False, **fields}
+
+
+async def store(console: Console, *alerts: Alert) -> None:
+    for sequence, alert in enumerate(alerts, 1):
+        await console.analytics.insert(schema.ALERTS, [rows.alert_row(alert, sequence)])
+
+
+async def test_what_is_not_over_stands_above_the_history(console: Console):
+    open_one = incident("open", title=f"writer is stopped {EVIL}")
+    over = {"status": "resolved", "change": "resolved", "version": 2, "resolved_by": "zoë"}
+    resolved = incident("over", 60, **over, resolved_at=datetime.now(UTC) - timedelta(minutes=50), title="It was bad")
+    await store(console, open_one, resolved)
+    console.interface.answers["GET alerts"] = listed(open_one)
+    console.interface.answers["GET alerts/undelivered"] = NOTHING_LOST
+    page = await console.get("/alerts")
+    assert page.status == 200
+    assert page.words.index(f"writer is stopped {EVIL}") < page.words.index("It was bad")
+    assert EVIL not in page.text
+    assert "resolved by zoë" in page.words
+    assert "goes on" in page.words
+    assert "Every alert arrived" in page.words
+
+
+async def test_the_history_is_filtered_and_turned_over(console: Console):
+    await store(console, *(incident(f"{number:03}", number + 1, title=f"No. {number}.") for number in range(60)))
+    await store(console, incident("other", 1, agent="other/agent", title="A cap", **A_CAP))
+    console.interface.answers["GET alerts"] = listed()
+    console.interface.answers["GET alerts/undelivered"] = NOTHING_LOST
+    first = await console.get("/alerts?event=breaker_open")
+    assert "No. 0." in first.words
+    assert "A cap" not in first.words
+    assert "No. 55." not in first.words
+    older = first.text.split('<a class="button" href="/alerts?')[-1].split('"')[0].replace("&amp;", "&")
+    second = await console.get(f"/alerts?{older}")
+    assert "No. 55." in second.words
+    assert "No. 0." not in second.words
+    assert "A cap" not in second.words
+    assert "Older" not in second.words
+    of_agent = await console.get("/alerts?agent=other%2Fagent&status=open")
+    assert "A cap" in of_agent.words
+    assert "No. 0." not in of_agent.words
+    for wrong in ("status=%27%3B--", "event=x", "before=x-y", "before=99999999999999999999-a", "window=9y"):
+        assert (await console.get(f"/alerts?{wrong}")).status == 200
+
+
+async def test_one_incident_tells_all_that_became_of_it(console: Console):
+    budget = {"scope": "agent", "agent": "wri/ter", "window": "daily", "execution_id": "e/1"}
+    given: dict[str, Any] = {"event": "budget_hard_cap", "payload": budget, "agent": "wri/ter"}
+    opened = incident(**given, text=f"Spent {EVIL}. To do: `breakwater budgets`.")
+    ack = {"status": "acknowledged", "acknowledged_by": "zoë", "acknowledged_at": datetime.now(UTC), "reason": "on it"}
+    newest = Alert.model_validate(
+        {**opened.model_dump(), "alert_id": "a2", "version": 2, "change": "acknowledged", **ack}
+    )
+    await store(console, opened, newest)
+    console.interface.answers["GET alerts/inc_i1"] = 200, newest.model_dump(mode="json")
+    page = await console.get("/alerts/inc_i1")
+    assert page.words.index("opened Spent") < page.words.index("acknowledged by zoë: on it")
+    assert "<code>breakwater budgets</code>" in page.text
+    assert EVIL not in page.text
+    assert 'href="/budgets/agent%3Awri%2Fter%2Fdaily"' in page.text
+    assert 'href="/executions/e%2F1"' in page.text
+    assert "Acknowledge…" not in page.words, "somebody does already"
+    assert "Resolve…" in page.words
+
+
+async def test_one_that_only_clickhouse_knows_and_one_that_nobody_knows(console: Console):
+    await store(console, incident("old", status="resolved", resolved_at=datetime.now(UTC)))
+    console.interface.answers["GET alerts/inc_old"] = 404, problem("unknown_incident", "no incident is known")
+    page = await console.get("/alerts/inc_old")
+    assert page.status == 200
+    assert "Resolve…" not in page.words
+    console.interface.answers["GET alerts/inc_no"] = 404, problem("unknown_incident", "no incident 'inc_no' is known")
+    missing = await console.get("/alerts/inc_no")
+    assert missing.status == 404
+    assert "no incident 'inc_no' is known" in missing.words
+
+
+async def test_somebody_acknowledges_and_resolves(console: Console):
+    console.interface.answers["GET alerts"] = listed(incident())
+    console.interface.answers["GET alerts/undelivered"] = NOTHING_LOST
+    console.interface.answers["POST alerts/ack"] = 200, {}
+    page = await console.submit("/alerts", "/alerts/ack", incident_id="inc_i1", reason="on it")
+    assert ("POST alerts/ack", {"incident_id": "inc_i1", "reason": "on it"}) in console.interface.asked
+    assert "The incident is acknowledged" in page.words
+    console.interface.answers["POST alerts/resolve"] = 200, {"unchanged": True}
+    console.interface.answers["GET alerts/inc_i1"] = 200, incident().model_dump(mode="json")
+    fields = {"incident_id": "inc_i1", "from": "one", "reason": ""}
+    page = await console.submit("/alerts/inc_i1", "/alerts/resolve", **fields)
+    assert ("POST alerts/resolve", {"incident_id": "inc_i1"}) in console.interface.asked
+    assert page.url.endswith("/alerts/inc_i1")
+    assert "Somebody was quicker" in page.words
+
+
+async def test_what_did_not_arrive_is_tried_again(console: Console):
+    console.interface.answers["GET alerts"] = listed()
+    console.interface.answers["GET alerts/undelivered"] = (
+        200,
+        {"undelivered": [lost(7, error=EVIL), lost(4, replayed=True)], "more": False},
+    )
+    told = {"replayed": 1, "already": 0, "skipped": 0, "channels": {"ops": 1}, "continue_after": None}
+    console.interface.answers["POST alerts/replay"] = 200, told
+    page = await console.submit("/alerts", "/alerts/replay", letter="7", reason="")
+    assert ("POST alerts/replay", {"letter": 7}) in console.interface.asked
+    assert "1 will be tried again (1 by ops)." in page.words
+    assert EVIL not in page.text
+    more = {"replayed": 990, "already": 5, "skipped": 5, "channels": {"ops": 990}, "continue_after": 1_200}
+    console.interface.answers["POST alerts/replay"] = 200, more
+    page = await console.submit("/alerts", "/alerts/replay", after="", reason="the hook is back")
+    assert ("POST alerts/replay", {"reason": "the hook is back"}) in console.interface.asked
+    assert "There are more: go on below." in page.words
+    assert 'name="after" value="1200"' in page.text
+    console.interface.answers["POST alerts/replay"] = 503, problem("unavailable", "NATS does not answer")
+    page = await console.submit("/alerts", "/alerts/replay", after="1200", reason="")
+    assert ("POST alerts/replay", {"after": 1_200}) in console.interface.asked
+    assert "This was not done: NATS does not answer" in page.words
+
+
+async def test_who_may_only_look_sees_no_buttons(visited: Console):
+    visited.interface.answers["GET key"] = key_with("read", name="viewer")
+    assert (await visited.sign_in()).status == 303
+    visited.interface.answers["GET alerts"] = listed(incident())
+    visited.interface.answers["GET alerts/undelivered"] = 200, {"undelivered": [lost(7)], "more": True}
+    page = await visited.get("/alerts")
+    assert 'method="post"' not in page.text.split("<main")[1]
+    assert "Your key viewer may look only" in page.words
+    assert (await visited.post("/alerts/ack", {"incident_id": "inc_i1"})).status == 403

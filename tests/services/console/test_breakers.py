@@ -1,0 +1,165 @@
+"""The pages of breakers, and what is done from them."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from breakwater.analytics import rows, schema
+from breakwater.contracts.types import format_time
+from tests.analytics import samples
+from tests.cli.api_stub import problem
+from tests.services.console.conftest import Console, key_with
+
+EVIL = "<script>alert(1)</script>"
+
+
+def breaker(agent: str = "writer", model: str = "gpt-4.1", **fields: Any) -> dict[str, Any]:
+    given = {"agent": agent, "model": model, "state": "closed", "health": "healthy", "version": 0}
+    counts = {"consecutive_failures": 0, "total_failures": 0, "unique_errors": 0}
+    return given | counts | fields
+
+
+def listed(*breakers: dict[str, Any], attended: bool = True) -> tuple[int, Any]:
+    return 200, {"breakers": list(breakers), "attended": attended}
+
+
+def now(seconds: float = 0) -> str:
+    return format_time(datetime.now(UTC) + timedelta(seconds=seconds))
+
+
+OPEN = {"state": "open", "health": "unhealthy", "reason": "3 consecutive failures (threshold: 3)", "version": 1}
+
+
+async def store(console: Console, *changes: Any) -> None:
+    for sequence, one in enumerate(changes, 1):
+        await console.analytics.insert(schema.BREAKER_TRANSITIONS, [rows.transition_row(one, sequence)])
+
+
+async def test_what_is_open_comes_first_with_why_and_until_when(console: Console):
+    console.interface.answers["GET breakers"] = listed(
+        breaker("calm"),
+        breaker("busy", **OPEN, since=now(-60), open_until=now(5 * 3600 + 1_500)),
+        breaker("gone", **(OPEN | {"state": "isolated"})),
+    )
+    console.interface.answers["GET guards"] = 200, {"stopped": []}
+    page = await console.get("/breakers")
+    assert page.status == 200
+    assert page.words.index("gone") < page.words.index("busy") < page.words.index("calm")
+    assert "3 consecutive failures (threshold: 3)" in page.words
+    assert "in 5 h" in page.words
+    assert "No task is stopped" in page.words
+    assert "Nobody did anything within 24h" in page.words
+
+
+async def test_how_long_each_was_open_and_who_did_what(console: Console):
+    console.interface.answers["GET breakers"] = listed(breaker())
+    console.interface.answers["GET guards"] = 200, {"stopped": []}
+    opened = datetime.now(UTC) - timedelta(minutes=30)
+    by_hand = {"from_state": "open", "to_state": "closed", "by": "zoë", "reason": f"reset by zoë: {EVIL}"}
+    await store(
+        console,
+        samples.transition(1, at=opened),
+        samples.transition(2, at=opened + timedelta(minutes=5), **by_hand),
+    )
+    page = await console.get("/breakers")
+    assert "5 min 00 s 1 time" in page.words
+    assert f"zoë reset writer on gpt-4.1 reset by zoë: {EVIL}" in page.words
+    assert EVIL not in page.text, "it is shown as text"
+
+
+async def test_without_a_breaker_service_it_says_so(console: Console):
+    console.interface.answers["GET breakers"] = listed(attended=False)
+    console.interface.answers["GET guards"] = 200, {"stopped": []}
+    page = await console.get("/breakers")
+    assert "No breaker service is at work" in page.words
+    assert "Each agent has one for each of its models" in page.words
+
+
+async def test_one_part_that_is_away_leaves_the_others(console: Console):
+    console.interface.answers["GET guards"] = 503, problem("unavailable", "Redis does not answer")
+    console.interface.answers["GET breakers"] = listed(breaker())
+    page = await console.get("/breakers")
+    assert page.status == 200
+    assert "Redis does not answer" in page.words
+    assert "it never opened" in page.words
+
+
+async def test_the_history_of_one_whose_names_hold_slashes(console: Console):
+    agent, model = "team/a b?&", "anthropic/claude"
+    console.interface.answers["GET breakers"] = listed(breaker(agent, model, **OPEN, since=now(-60)))
+    console.interface.answers["GET guards"] = 200, {"stopped": []}
+    opened = datetime.now(UTC) - timedelta(minutes=3)
+    await store(console, samples.transition(1, agent=agent, model=model, at=opened))
+    listing = await console.get("/breakers")
+    address = listing.text.split('<th scope="row"><a href="')[1].split('"')[0].replace("&amp;", "&")
+    page = await console.get(address)
+    assert page.status == 200
+    assert f"{agent} on {model}" in page.words
+    assert "consecutive failures 3 consecutive failures (threshold: 3)" in page.words
+    assert "not yet" in page.words, "its opening goes on"
+
+
+async def test_a_breaker_that_nobody_knows(console: Console):
+    console.interface.answers["GET breakers"] = listed(breaker())
+    for query in ("", "?agent=writer", "?agent=writer&model=nope"):
+        page = await console.get(f"/breakers/one{query}")
+        assert page.status == 404
+        assert "There is no such breaker" in page.words
+
+
+async def test_a_reset_is_done_with_the_reason_and_told(console: Console):
+    console.interface.answers["GET breakers"] = listed(breaker(**OPEN))
+    console.interface.answers["POST breakers/reset"] = 200, {}
+    fields = {"agent": "writer", "model": "gpt-4.1", "reason": " deployed\ta fix "}
+    page = await console.submit("/breakers", "/breakers/reset", **fields)
+    assert ("POST breakers/reset", {"agent": "writer", "model": "gpt-4.1", "reason": "deployed a fix"}) in (
+        console.interface.asked
+    )
+    assert page.url.endswith("/breakers")
+    assert "The breaker of writer on gpt-4.1 is closed" in page.words
+    assert "is closed, and has forgotten" not in (await console.get("/breakers")).words, "told once"
+
+
+async def test_an_isolation_goes_back_to_the_page_of_the_breaker(console: Console):
+    console.interface.answers["GET breakers"] = listed(breaker("*", "openai/*"))
+    console.interface.answers["POST breakers/isolate"] = 200, {"unchanged": True}
+    here = "/breakers/one?agent=*&model=openai/*"
+    fields = {"agent": "*", "model": "openai/*", "from": "one", "reason": ""}
+    page = await console.submit(here, "/breakers/isolate", **fields)
+    assert ("POST breakers/isolate", {"agent": "*", "model": "openai/*"}) in console.interface.asked
+    assert "/breakers/one" in page.url
+    assert "was so already" in page.words
+
+
+async def test_a_refusal_is_told_on_the_page(console: Console):
+    console.interface.answers["GET breakers"] = listed(breaker(**OPEN))
+    console.interface.answers["POST breakers/reset"] = 404, problem("unknown_breaker", f"no breaker; {EVIL}")
+    page = await console.submit("/breakers", "/breakers/reset", agent="x", model="y")
+    assert page.status == 200
+    assert f"This was not done: no breaker; {EVIL}" in page.words
+    assert EVIL not in page.text
+
+
+async def test_a_stopped_task_is_let_go_on(console: Console):
+    stopped = {"task_id": "research/42", "tenant": "acme", "agent": "writer", "rule": "max_cost", "since": now(-60)}
+    console.interface.answers["GET breakers"] = listed(breaker())
+    console.interface.answers["GET guards"] = 200, {"stopped": [{**stopped, "reason": f"$1.00 spent {EVIL}"}]}
+    console.interface.answers["POST guards/reset"] = 200, {}
+    page = await console.submit("/breakers", "/breakers/tasks/reset", task_id="research/42", tenant="acme", reason="ok")
+    asked = {"task_id": "research/42", "tenant": "acme", "reason": "ok"}
+    assert ("POST guards/reset", asked) in console.interface.asked
+    assert "The task research/42 may go on" in page.words
+    assert f"$1.00 spent {EVIL}" in page.words
+    assert EVIL not in page.text
+
+
+async def test_who_may_only_look_sees_no_buttons_and_can_do_nothing(visited: Console):
+    visited.interface.answers["GET key"] = key_with("read", name="viewer")
+    assert (await visited.sign_in()).status == 303
+    visited.interface.answers["GET breakers"] = listed(breaker(**OPEN))
+    visited.interface.answers["GET guards"] = 200, {"stopped": []}
+    page = await visited.get("/breakers")
+    assert "<form" not in page.text.split("<main")[1]
+    assert "Your key viewer may look only" in page.words
+    refused = await visited.post("/breakers/reset", {"agent": "writer", "model": "gpt-4.1"})
+    assert refused.status == 403
+    assert not any(asked.startswith("POST") for asked, _ in visited.interface.asked)

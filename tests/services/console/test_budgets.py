@@ -1,0 +1,197 @@
+"""The pages of budgets, and raising a cap."""
+
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from breakwater.analytics import schema
+from breakwater.contracts.events import BudgetStatus
+from breakwater.contracts.types import NANO_PER_USD, format_time, time_from_ms
+from breakwater.policy.forecast import Forecast
+from breakwater.policy.periods import period
+from services.console.budget_words import line, outlook
+from tests.analytics import samples
+from tests.cli.api_stub import problem
+from tests.services.console.conftest import Console
+
+EVIL = "<script>alert(1)</script>"
+UTC_ZONE = ZoneInfo("UTC")
+MONDAY_NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
+
+
+def budget(name: str = "global/daily", spent: str = "1", limit: str | None = "10", **fields: Any) -> dict[str, Any]:
+    key, _, window = name.rpartition("/")
+    scope, _, of = key.partition(":")
+    at = fields.pop("now", None) or datetime.now(UTC)
+    current = period("daily" if window == "daily" else "monthly", at, UTC_ZONE)
+    return {
+        "budget": name,
+        "scope": scope,
+        "agent": of if scope == "agent" else None,
+        "tenant": of if scope == "tenant" else None,
+        "window": window,
+        "period": current.name,
+        "enforcement": "hard",
+        "limit": limit,
+        "spent": spent,
+        "reserved": "0",
+        "remaining": None,
+        "calls": 3,
+        "calls_of_unknown_cost": 0,
+        "resets_at": format_time(time_from_ms(current.end_ms)),
+        **fields,
+    }
+
+
+def status(name: str = "global/daily", **fields: Any) -> BudgetStatus:
+    return BudgetStatus.model_validate(budget(name, now=MONDAY_NOON, **fields))
+
+
+def listed(*budgets: dict[str, Any], filled: bool = True) -> tuple[int, Any]:
+    return 200, {"filled": filled, "budgets": list(budgets)}
+
+
+TUESDAY_2PM_MS = int(datetime(2026, 11, 24, 14, tzinfo=UTC).timestamp() * 1000)
+USD = NANO_PER_USD
+
+
+@pytest.mark.parametrize(
+    ("of", "told", "expected"),
+    [
+        (status(), Forecast(2 * USD, None), "at this pace ends the day at $2.00 of $10.00"),
+        (status(limit=None), Forecast(2 * USD, None), "at this pace ends the day at $2.00"),
+        (
+            status("global/monthly"),
+            Forecast(20 * USD, TUESDAY_2PM_MS),
+            "at this pace the cap is reached on Tuesday, Nov 24, at 14:00 UTC",
+        ),
+        (status(), Forecast(20 * USD, TUESDAY_2PM_MS), "at this pace the cap is reached at 14:00 UTC"),
+        (status(spent="10"), Forecast(20 * USD, None), "the cap is reached"),
+        (status(spent="0"), None, "nothing spent yet"),
+        (status(), None, "too early in the day to tell"),
+    ],
+)
+def test_an_outlook_in_words(of: BudgetStatus, told: Forecast | None, expected: str):
+    assert outlook(of, told, known=True, zone=UTC_ZONE) == expected
+
+
+def test_an_outlook_names_the_time_of_the_budgets_zone():
+    told = outlook(status(), Forecast(20 * USD, TUESDAY_2PM_MS), known=True, zone=ZoneInfo("Asia/Tokyo"))
+    assert told.endswith("at 23:00 JST")
+
+
+def test_a_line_follows_the_pace_and_warns_in_time():
+    day = period("daily", MONDAY_NOON, UTC_ZONE)
+    calm = line(status(), day, 0, MONDAY_NOON, UTC_ZONE)
+    assert (calm.forecast, calm.tone) == (Forecast(1_500_000_000, None), "")
+    assert line(status(limit="1.2"), day, 0, MONDAY_NOON, UTC_ZONE).tone == "warn", "it will be reached"
+    assert line(status(limit="100", spent="1", reserved="99"), day, 0, MONDAY_NOON, UTC_ZONE).tone == "bad"
+    assert line(status(limit="0", spent="0"), day, 0, MONDAY_NOON, UTC_ZONE).used == 1.0
+    assert line(status(limit=None), day, 0, MONDAY_NOON, UTC_ZONE).bar is None
+    unknown = line(status(), day, None, MONDAY_NOON, UTC_ZONE)
+    assert unknown.forecast is None
+    assert "ClickHouse does not answer" in unknown.outlook
+    yesterday = line(status(period="2026-11-22"), day, 0, MONDAY_NOON, UTC_ZONE)
+    assert yesterday.forecast is None, "the counters are of a period that is over"
+
+
+async def test_all_budgets_with_what_is_spent_and_how_much_of_the_cap(console: Console):
+    raised = {"limit": "10", "configured": "5", "by": "zoë", "reason": EVIL, "at": "2026-11-22T10:00:00.000Z"}
+    console.interface.answers["GET budgets"] = listed(
+        budget(spent="2.5", reserved="0.5", raised=raised),
+        budget("agent:wri/ter/monthly", spent="0", limit=None, enforcement="none"),
+        budget("tenant:acme/daily", spent="9.5", enforcement="soft"),
+    )
+    page = await console.get("/budgets")
+    assert page.status == 200
+    assert "$2.50" in page.words
+    assert "30 %" in page.words
+    assert "raised by zoë" in page.words
+    assert "nothing spent yet" in page.words
+    assert page.text.count('<figure class="chart">') == 2, "those nearest to their caps"
+    assert page.words.index("Spend of tenant acme, daily") < page.words.index("Spend of everything, daily")
+    assert 'href="/budgets/agent%3Awri%2Fter%2Fmonthly"' in page.text
+
+
+async def test_of_thousands_of_tenants_those_are_listed_that_matter(console: Console):
+    small = [budget(f"tenant:t{number}/daily", spent="0.01", limit=None) for number in range(1_000)]
+    capped = [budget(f"tenant:capped{number}/daily", spent="0", limit="5") for number in range(5)]
+    console.interface.answers["GET budgets"] = listed(
+        budget(), *small[:500], budget("tenant:dear/daily", spent="3", limit=None), *small[500:], *capped
+    )
+    page = await console.get("/budgets")
+    assert "The 200 of 1,007 that are nearest to their caps" in page.words
+    assert "tenant dear" in page.words
+    assert all(f"tenant capped{number}" in page.words for number in range(5))
+
+
+async def test_a_budget_that_burns_down(console: Console):
+    now = datetime.now(UTC)
+    attempt = samples.attempt(started_at=now, cost=2 * USD, cost_basis="billed", agent="wri/ter")
+    await console.analytics.insert(schema.ATTEMPTS, [samples.attempt_row(attempt, 1)])
+    console.interface.answers["GET budgets"] = listed(budget("agent:wri/ter/monthly", spent="2", limit="1000"))
+    page = await console.get("/budgets/agent%3Awri%2Fter%2Fmonthly")
+    assert page.status == 200
+    assert "Spend of wri/ter, monthly" in page.words
+    assert "cap $1,000.00" in page.words
+    assert "$2.00" in page.words
+    assert "calls that might pass it are refused" in page.words
+    assert 'class="line cap"' in page.text
+
+
+async def test_a_budget_of_nobody_and_counters_that_are_rebuilt(console: Console):
+    console.interface.answers["GET budgets"] = listed(filled=False)
+    page = await console.get("/budgets")
+    assert "The counters are being rebuilt" in page.words
+    assert "No budgets" in page.words
+    missing = await console.get(f"/budgets/{EVIL}/daily".replace("<", "%3C").replace(">", "%3E"))
+    assert missing.status == 404
+    assert EVIL not in missing.text
+
+
+async def test_a_cap_is_raised_with_a_reason(console: Console):
+    console.interface.answers["GET budgets"] = listed(budget("agent:writer/daily"))
+    console.interface.answers["POST budgets/raise"] = 200, {}
+    here = "/budgets/agent%3Awriter%2Fdaily"
+    fields = {"budget": "agent:writer/daily", "limit_usd": " $1,250.50 ", "reason": "launch day"}
+    page = await console.submit(here, "/budgets/raise", **fields)
+    asked = {"budget": "agent:writer/daily", "limit_usd": "1250.50", "reason": "launch day"}
+    assert ("POST budgets/raise", asked) in console.interface.asked
+    assert "The cap of agent:writer/daily is $1,250.50 until its period ends." in page.words
+    assert "Budget of writer, daily" in page.words
+
+
+async def test_a_cap_that_is_no_amount_or_refused(console: Console):
+    console.interface.answers["GET budgets"] = listed(budget("agent:writer/daily"))
+    here, fields = "/budgets/agent%3Awriter%2Fdaily", {"budget": "agent:writer/daily", "reason": "launch"}
+    page = await console.submit(here, "/budgets/raise", limit_usd="a lot", **fields)
+    assert "'a lot' is not an amount in USD" in page.words
+    assert not any(asked.startswith("POST") for asked, _ in console.interface.asked)
+    console.interface.answers["POST budgets/raise"] = 422, problem("below_cap", "a cap is lowered in the config only")
+    page = await console.submit(here, "/budgets/raise", limit_usd="1", **fields)
+    assert "This was not done: a cap is lowered in the config only" in page.words
+
+
+async def test_the_books_are_compared_when_asked_for(console: Console):
+    book = {
+        "budget": "global/daily",
+        "period": "2026-11-22",
+        "counted": "2",
+        "recorded": "1.5",
+        "stored": "1.5",
+        "logged": "0",
+        "unrecorded": "0",
+        "difference": "0.5",
+        "counted_calls": 3,
+        "recorded_calls": 2,
+    }
+    books = {"equal": False, "books": [book], "reserved": "0", "held": "0", "at": "2026-11-22T10:00:00.000Z"}
+    console.interface.answers["GET budgets/books"] = 200, books
+    page = await console.get("/budgets/books")
+    assert "They do not agree" in page.words
+    assert "$0.50" in page.words
+    assert "3 counted, 2 on record" in page.words
+    console.interface.answers["GET budgets/books"] = 200, {**books, "equal": True, "books": []}
+    assert "They agree" in (await console.get("/budgets/books")).words

@@ -1,0 +1,226 @@
+"""One execution: its attempts, its family, what was redacted, its replay; and a job followed while it is not over."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from breakwater.analytics import rows, schema
+from breakwater.contracts.execution import Execution
+from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution
+from tests.cli.api_stub import problem
+from tests.services.console.conftest import Console, key_with
+
+EVIL = '<script>alert("1")</script>'
+
+
+def letter(**fields: Any) -> dict[str, Any]:
+    return {
+        "letter": 7,
+        "kind": "job",
+        "reason": "error",
+        "agent": "writer",
+        "execution_id": "e1",
+        "error": "no",
+        "at": "2026-11-21T12:00:00.000Z",
+        "replayable": True,
+        **fields,
+    }
+
+
+async def store(console: Console, *records: Execution) -> None:
+    for _ in range(2):
+        await console.analytics.insert(schema.EXECUTIONS, [rows.execution_row(one, 1) for one in records])
+        attempts = [rows.attempt_row(one, 1, NOON) for record in records for one in record.attempts]
+        await console.analytics.insert(schema.ATTEMPTS, attempts)
+
+
+def refused(execution_id: str = "e1", **fields: Any) -> Execution:
+    first = attempt(execution_id, 1, outcome="error", error=RATE_LIMITED, cost=1_500_000, cost_basis="estimated")
+    second = attempt(
+        execution_id,
+        2,
+        cause="retry",
+        backoff_ms=2_000,
+        outcome="error",
+        error=RATE_LIMITED,
+        started_at=NOON + timedelta(seconds=3),
+    )
+    return execution(
+        execution_id,
+        status="dead_lettered",
+        reason="error",
+        error=RATE_LIMITED,
+        attempts=(first, second),
+        attempts_count=2,
+        queued_at=NOON - timedelta(milliseconds=250),
+        **fields,
+    )
+
+
+async def test_every_attempt_is_told_with_its_wait_its_cost_and_its_error(console: Console):
+    await store(console, refused())
+    page = await console.get("/executions/e1")
+    assert page.status == 200
+    assert page.text.count("<tr>") >= 2
+    for told in ("rate limit 429", "zu viele Anfragen", "2.0 s", "estimated", "dead lettered", "The model is busy."):
+        assert told in page.words, told
+    assert 'title="$0.0015"' in page.text
+    # Waits and calls stand in the drawing, each attempt on a line of its own.
+    assert page.text.count('class="wait"') >= 2
+    assert page.text.count('<rect class="bad"') == 2
+    assert 'href="/agents/writer"' in page.text
+
+
+async def test_what_was_redacted_is_told_by_place(console: Console):
+    await store(
+        console,
+        execution(
+            "e1",
+            messages=[
+                {"role": "user", "content": "my key is [REDACTED], and [REDACTED]"},
+                {"role": "tool", "content": "x"},
+            ],
+            output={"answer": ["[REDACTED]"]},
+            metadata={"who": "me"},
+        ),
+    )
+    page = await console.get("/executions/e1")
+    assert "2 in message 1, 1 in answer" in page.words
+
+
+async def test_its_family_is_a_tree_with_what_it_cost(console: Console):
+    await store(
+        console,
+        execution("root", total_cost=1_000_000_000),
+        execution("child", parent_execution_id="root", total_cost=2_000_000_000),
+        execution("grandchild/1", parent_execution_id="child", total_cost=4_000_000_000),
+    )
+    page = await console.get("/executions/child")
+    assert 'href="/executions/root"' in page.text
+    assert 'href="/executions/grandchild%2F1"' in page.text
+    assert "$7.00" in page.words
+    assert (await console.get("/executions/grandchild%2F1")).status == 200
+
+
+async def test_what_models_and_people_wrote_is_only_text(console: Console):
+    await store(
+        console,
+        execution(
+            EVIL,
+            agent=EVIL,
+            task_id=EVIL,
+            output=EVIL,
+            messages=[{"role": EVIL, "content": EVIL}],
+            metadata={EVIL: EVIL},
+        ),
+    )
+    page = await console.get("/executions/%3Cscript%3Ealert(%221%22)%3C%2Fscript%3E")
+    assert page.status == 200
+    assert "<script>alert" not in page.text
+
+
+async def test_what_is_nowhere_is_said_to_be_nowhere(console: Console):
+    console.interface.answers["GET jobs/nope/progress"] = (404, problem("unknown_job", "there is no job nope"))
+    page = await console.get("/executions/nope")
+    assert page.status == 404
+    assert "No execution 'nope' is recorded" in page.words
+
+
+async def test_an_interface_that_is_away_is_no_missing_job(console: Console):
+    console.interface.answers["GET jobs/nope/progress"] = (503, problem("unavailable", "NATS is away; ask again"))
+    page = await console.get("/executions/nope")
+    assert page.status == 503
+    assert "NATS is away" in page.words
+
+
+async def test_a_replay_leads_to_the_new_execution(console: Console):
+    await store(console, refused())
+    console.interface.answers["GET dlq"] = (200, {"letters": [letter()], "more": False, "counts": []})
+    answer = {"replayed": [{"letter": 7, "execution_id": "rpl_1"}], "already": 0, "skipped": [], "continue_after": None}
+    console.interface.answers["POST dlq/replay"] = (200, answer)
+    page = await console.submit("/executions/e1", "/replay/e1", why="the provider is back", follow=False)
+    assert (page.status, page.headers["Location"]) == (303, "/executions/rpl_1")
+    asked = dict(console.interface.asked)["POST dlq/replay"]
+    assert asked == {"letters": [7], "why": "the provider is back"}
+    query = console.interface.queries[[path for path, _ in console.interface.asked].index("GET dlq")]
+    assert query["execution_id"] == "e1"
+
+
+async def test_why_a_replay_was_not_done_is_told_on_the_page(console: Console):
+    await store(console, refused())
+    console.interface.answers["GET dlq"] = (200, {"letters": [], "more": False, "counts": []})
+    assert "no dead letter of this job" in (await console.submit("/executions/e1", "/replay/e1")).words
+    console.interface.answers["GET dlq"] = (200, {"letters": [letter()], "more": False, "counts": []})
+    skipped = {"replayed": [], "already": 0, "skipped": [{"letter": 7, "why": "agent 'writer' is not configured"}]}
+    console.interface.answers["POST dlq/replay"] = (200, skipped | {"continue_after": None})
+    assert "agent 'writer' is not configured" in (await console.submit("/executions/e1", "/replay/e1")).words
+    console.interface.answers["POST dlq/replay"] = (503, problem("unavailable", "JOBS is full"))
+    page = await console.submit("/executions/e1", "/replay/e1")
+    assert "It was not replayed: JOBS is full" in page.words
+    assert "JOBS is full" not in (await console.get("/executions/e1")).words, "it is told once"
+
+
+async def test_who_may_only_look_is_told_what_is_missing(visited: Console):
+    visited.interface.answers["GET key"] = key_with("read")
+    await visited.sign_in()
+    await store(visited, refused())
+    page = await visited.get("/executions/e1")
+    assert "lacks the scope operate" in page.words
+    assert (await visited.post("/replay/e1", {"csrf": "guessed"})).status == 403
+    assert not any(asked.startswith("POST") for asked, _ in visited.interface.asked)
+
+
+def sse(*events: "tuple[str, str]") -> bytes:
+    return b": hello\n\n" + b"".join(f"id: 1\nevent: {name}\ndata: {data}\n\n".encode() for name, data in events)
+
+
+STEP = (
+    '{{"execution_id": "e1", "agent": "writer", "state": "{state}", "event": "{event}", "attempt": 1, '
+    '"model": "gpt-4.1", "at": "2026-11-21T12:00:00.000Z", "error_message": "<b>busy</b>"}}'
+)
+
+
+async def test_a_job_that_is_not_over_is_followed_to_its_record(console: Console, monkeypatch: Any):
+    decide = asyncio.Event()
+
+    async def progress(_: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(_)
+        await response.write(sse(("progress", STEP.format(state="in_progress", event="agent.attempt.start"))))
+        await decide.wait()
+        last = sse(("progress", STEP.format(state="retried", event="llm_retry_attempt")), ("decided", "{}"))
+        await response.write(last)
+        return response
+
+    app = web.Application()
+    app.router.add_get("/api/v1/jobs/e1/progress", progress)
+    async with TestServer(app) as live:
+        monkeypatch.setattr("services.console.door.Door._at", lambda _, path: live.make_url(f"/api/v1/{path}"))
+        page = await console.get("/executions/e1")
+        assert page.status == 200
+        assert 'data-watch="/watch/e1"' in page.text
+        async with console.http.get(f"{console.url}/watch/e1") as watched:
+            assert watched.headers["Content-Type"].startswith("text/event-stream")
+            lines: list[str] = []
+
+            async def read_until(what: str) -> str:
+                async with asyncio.timeout(60):
+                    while not (lines and what in lines[-1]):
+                        line = await watched.content.readline()
+                        assert line, f"it ended before {what}"
+                        lines.append(line.decode())
+                return lines[-1]
+
+            await read_until("event: restart")
+            first = await read_until("is called")
+            assert "&lt;b&gt;busy" in first
+            assert "<b>busy" not in first
+            await store(console, execution("e1"))
+            decide.set()
+            await read_until("is tried again")
+            await read_until("event: recorded")
+    monkeypatch.undo()
+    assert (await console.get("/executions/e1")).status == 200

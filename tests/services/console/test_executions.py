@@ -1,0 +1,129 @@
+"""The list of executions: found by filters, paged through, and safe whatever an agent wrote."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from breakwater.analytics import rows, schema
+from breakwater.contracts.execution import ErrorInfo, Execution
+from tests.analytics.samples import execution
+from tests.services.console.conftest import Console
+
+EVIL = '<script>alert("1")</script>'
+
+
+def ended(number: int, **fields: object) -> Execution:
+    """One that ended so many minutes ago."""
+    at = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=number)
+    times = {"queued_at": at, "dispatched_at": at, "started_at": at, "completed_at": at}
+    return execution(f"job-{number:03}", **(times | fields))
+
+
+async def store(console: Console, *records: Execution) -> None:
+    # Twice, as a redelivered batch is.
+    for first in (0, len(records)):
+        stored = [rows.execution_row(one, first + index) for index, one in enumerate(records)]
+        await console.analytics.insert(schema.EXECUTIONS, stored)
+
+
+async def test_an_empty_plane_says_how_to_fill_it(console: Console):
+    page = await console.get("/executions")
+    assert page.status == 200
+    assert "Nothing has ended in the last 24h" in page.words
+    assert "breakwater submit" in page.words
+    filtered = await console.get("/executions?agent=nobody")
+    assert "Take a filter away" in filtered.words
+
+
+async def test_all_are_paged_through_and_none_twice(console: Console):
+    await store(console, *(ended(number) for number in range(1, 121)))
+    seen: list[str] = []
+    address, pages = "/executions", 0
+    while address:
+        page = await console.get(address)
+        assert "120 executions in the last 24h" in page.words
+        seen += [part.split('"')[0] for part in page.text.split('href="/executions/')[1:]]
+        older = page.text.split('rel="next" href="')
+        address = older[1].split('"')[0].replace("&amp;", "&") if len(older) > 1 else ""
+        pages += 1
+    assert pages == 3
+    assert seen == [f"job-{number:03}" for number in range(1, 121)]
+    newer = page.text.split('rel="prev" href="')[1].split('"')[0].replace("&amp;", "&")
+    assert "job-051" in (await console.get(newer)).text
+
+
+async def test_filters_are_kept_and_told(console: Console):
+    broken = ErrorInfo(kind="server", class_="ServerError", message="the cable is cut", status_code=503)
+    await store(
+        console,
+        ended(1, agent="writer", tenant="acme"),
+        ended(2, agent="reader", status="dead_lettered", reason="error", error=broken),
+        ended(3, agent="reader", total_cost=2_000_000_000),
+    )
+    by_agent = await console.get("/executions?agent=reader")
+    assert "2 executions" in by_agent.words
+    assert '<option value="reader" selected>' in by_agent.text
+    assert "the cable is cut" in by_agent.text
+    for query, found in {
+        "status=dead_lettered": "job-002",
+        "tenant=acme": "job-001",
+        "min_cost=1.5": "job-003",
+        "min_cost=%241.5": "job-003",
+        "text=CABLE": "job-002",
+        "text=job-003": "job-003",
+        "error_kind=server": "job-002",
+        "reason=error": "job-002",
+    }.items():
+        page = await console.get(f"/executions?{query}")
+        assert "1 execution in" in page.words, query
+        assert f'href="/executions/{found}"' in page.text, query
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("min_cost=cheap", "'cheap' is no amount of dollars"),
+        ("min_cost=NaN", "no amount of dollars"),
+        ("min_cost=-1", "no amount of dollars"),
+        ("after=nonsense", "has no dot"),
+        ("before=12x.e", "milliseconds"),
+    ],
+)
+async def test_what_is_wrong_with_an_address_is_told(console: Console, query: str, said: str):
+    page = await console.get(f"/executions?{query}")
+    assert page.status == 200
+    assert said in page.words
+
+
+async def test_yesterday_is_a_day_and_not_the_last_24_hours(console: Console):
+    yesterday = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=1)
+    times = {"queued_at": yesterday, "dispatched_at": yesterday, "started_at": yesterday, "completed_at": yesterday}
+    await store(
+        console,
+        execution("then", **times),
+        execution("before", **times | {"completed_at": yesterday - timedelta(days=1)}),
+    )
+    page = await console.get("/executions?window=yesterday")
+    assert "1 execution yesterday" in page.words
+    assert 'href="/executions/then"' in page.text
+
+
+async def test_both_cursors_at_once_are_no_error(console: Console):
+    assert (await console.get("/executions?after=1795255200000.a&before=1795255200000.b")).status == 200
+
+
+async def test_what_agents_and_errors_are_called_is_only_text(console: Console):
+    error = ErrorInfo(kind="server", class_="ServerError", message=EVIL)
+    await store(console, ended(1, agent=EVIL, tenant=EVIL, status="dead_lettered", reason="error", error=error))
+    page = await console.get(f"/executions?text={EVIL}")
+    assert "<script>alert" not in page.text
+    assert EVIL in page.words or "&lt;script&gt;" in page.text
+
+
+async def test_without_clickhouse_the_page_says_so(console: Console):
+    await console.analytics.execute("RENAME TABLE executions TO hidden")
+    page = await console.get("/executions")
+    await console.analytics.execute("RENAME TABLE hidden TO executions")
+    assert page.status == 200
+    assert "ClickHouse refuses" in page.words
+    assert "breakwater setup" in page.words

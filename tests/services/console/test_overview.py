@@ -1,0 +1,172 @@
+"""The first page: each of its questions answered from what is stored and from what the interface tells."""
+
+import pytest
+
+from breakwater.analytics.client import connect
+from breakwater.embedded.ports import free_port
+from tests.cli.api_stub import Stub, problem
+from tests.services.console.answers import answer, breaker, budget, health, incident, queue, service
+from tests.services.console.conftest import Console, visiting
+from tests.services.console.recorded import broken, ended, store, tried
+
+EVIL = '<script>alert("1")</script>'
+
+
+async def test_a_plane_where_nothing_ran_says_so_and_what_would_appear(console: Console):
+    answer(console.interface, agents=[health("writer")], queues=[queue("writer")])
+    page = await console.get("/")
+    assert page.status == 200
+    assert "All is well: nothing ran in the last 24h, and nothing is amiss." in page.words
+    for told in (
+        "Nothing ran",
+        "No call failed",
+        "Nothing was held back",
+        "Nothing was wasted",
+        "Nobody spent anything",
+        "No model was called",
+    ):
+        assert f"{told} in the last 24h" in page.words
+    assert "Success rate – 0 executions, 0 failed" in page.words
+
+
+async def test_the_five_questions_are_answered(console: Console):
+    answer(
+        console.interface,
+        breakers=[breaker("writer", "gpt-4.1", "open"), breaker("reader", "gpt-4.1")],
+        budgets=[budget("global/daily", "5"), budget("agent:writer/daily", "1")],
+        alerts=[incident(1), incident(2, "warning", "acknowledged")],
+        queues=[queue("writer", 7, 2), queue("reader", 0, 1)],
+        parked=4,
+        services=[service("sink-events", 12_000, 30), service("alerter-channel-ops")],
+    )
+    down = broken("the cable is cut")
+    await store(
+        console,
+        ended("a1", 10, tried("a1", 1, 10, cost=3_000_000_000), duration_ms=4_000),
+        ended(
+            "a2",
+            20,
+            tried("a2", 1, 21, cost=1_000_000_000, outcome="error", error=down, tenant="acme"),
+            tried("a2", 2, 20, cost=0, outcome="error", error=down, cause="retry", tenant="acme"),
+            status="dead_lettered",
+            reason="error",
+            error=down,
+            tenant="acme",
+            wasted_cost=1_000_000_000,
+            wasted_by_cause={"retry": 1_000_000_000},
+            duration_ms=4_000,
+        ),
+        tried(
+            "a3",
+            1,
+            5,
+            outcome="short_circuited",
+            short_circuited=True,
+            cost=None,
+            refused_by="agent:writer/daily",
+            error=broken("no room", "budget_exceeded"),
+        ),
+        # Before the window.
+        ended("old", 60 * 25, tried("old", 1, 60 * 25, cost=9_000_000_000), wasted_cost=9_000_000_000),
+    )
+    page = await console.get("/")
+    assert "Success rate 50 % 2 executions, 1 failed" in page.words
+    assert "Spend $4.00 3 calls" in page.words
+    assert "Wasted $1.00 25 % of what was spent" in page.words
+    assert "p95 latency 4.0 s" in page.words
+    assert "Jobs waiting now 7 3 in work, 4 sleep" in page.words
+    assert "Open breakers 1 of 2" in page.words
+    assert "Spent budgets 1 of 2" in page.words
+    assert "Open incidents 2 1 critical" in page.words
+    remarks = (
+        "1 breaker is open , 1 budget is spent , sink is behind by 12,000 messages , 1 critical incident is unattended "
+        "and 50 % of executions failed in the last 24h ."
+    )
+    assert remarks in page.words
+    assert "server the cable is cut 2 $1.00 writer gpt-4.1" in page.words
+    assert "/executions?agent=writer&amp;error_kind=server&amp;window=24h" in page.text
+    assert "writer the budget agent:writer/daily 1" in page.words
+    assert "no room" not in page.words
+    assert "writer failed, then tried again $1.00 1" in page.words
+    assert "gpt-4.1 openai 33.3 % 3 0 2 0" in page.words
+    assert "sink stores what happened behind 12,000 30" in page.words
+    assert "alerter sends alerts to the channel ops up to date 0 0" in page.words
+
+
+async def test_who_spends_is_told_by_agent_tenant_and_model(console: Console):
+    answer(console.interface)
+    await store(
+        console,
+        tried("a1", 1, 5, cost=2_000_000_000, tenant="acme", model="big"),
+        tried("a2", 1, 5, cost=1_000_000_000, agent="reader", model="small", outcome="error"),
+        tried("a3", 1, 5, cost=None, cost_basis="unknown", agent="reader", model="small"),
+    )
+    by_agent = await console.get("/?window=1h")
+    assert "writer 1 $2.00 $0 reader 2 $1.00 at least $1.00" in by_agent.words
+    assert 'href="/?window=1h&amp;by=tenant#spend"' in by_agent.text
+    by_tenant = await console.get("/?window=1h&by=tenant")
+    assert "acme 1 $2.00 $0 no tenant 2 $1.00 at least $1.00" in by_tenant.words
+    assert 'href="/executions?tenant=acme&amp;window=1h"' in by_tenant.text
+    # The choice is kept when another window is chosen.
+    assert 'href="/?by=tenant&amp;window=7d"' in by_tenant.text
+    by_model = await console.get("/?by=model")
+    assert "big 1 $2.00 $0 small 2 $1.00 at least $1.00" in by_model.words
+
+
+async def test_what_agents_and_providers_write_stays_text(console: Console):
+    answer(
+        console.interface,
+        queues=[queue(EVIL, 1, 0)],
+        services=[service("alerter-channel-%3Cscript%3E")],
+    )
+    bad = broken(EVIL)
+    await store(
+        console,
+        ended(
+            "a1",
+            5,
+            tried("a1", 1, 5, agent=EVIL, model=EVIL, provider=EVIL, tenant=EVIL, outcome="error", error=bad),
+            agent=EVIL,
+            status="dead_lettered",
+            wasted_cost=1,
+            wasted_by_cause={"failed": 1},
+        ),
+    )
+    for by in ("agent", "tenant", "model", EVIL):
+        page = await console.get(f"/?by={by}&window={EVIL}")
+        assert page.status == 200
+        assert "<script>" not in page.text.replace("<script src", "")
+        assert EVIL in page.words
+    assert "/agents/%3Cscript%3Ealert%28%221%22%29%3C%2Fscript%3E" in page.text
+
+
+async def test_without_clickhouse_what_is_live_is_still_shown(interface: Stub):
+    answer(interface, breakers=[breaker("writer", "m", "open")], queues=[queue("writer", 7, 2)])
+    nowhere = f"http://127.0.0.1:{free_port()}/breakwater"
+    async with visiting(interface, nowhere, connect(nowhere)) as visitor:
+        await visitor.sign_in()
+        page = await visitor.get("/")
+    assert page.status == 200
+    assert "1 breaker is open" in page.words
+    assert "Jobs waiting now 7" in page.words
+    assert "What happened is not lost" in page.words
+    assert "All is well" not in page.words
+
+
+async def test_without_the_interface_what_is_recorded_is_still_shown(console: Console):
+    for path in ("agents", "breakers", "budgets", "alerts", "queues"):
+        console.interface.answers[f"GET {path}"] = (503, problem("unavailable", "Redis is away"))
+    await store(console, ended("a1", 5, tried("a1", 1, 5)))
+    page = await console.get("/")
+    assert page.status == 200
+    assert "Success rate 100 % 1 execution, 0 failed" in page.words
+    assert page.words.count("Redis is away") == 2  # on top, and where the services would stand
+    assert "Nothing wrong is known, but not everything could be asked." in page.words
+    assert "Open breakers – can't be told now" in page.words
+
+
+@pytest.mark.parametrize(("window", "renews"), [("1h", "5"), ("24h", "5"), ("7d", "30"), ("30d", "30"), ("x", "5")])
+async def test_a_page_renews_itself_as_often_as_its_window_changes(console: Console, window: str, renews: str):
+    answer(console.interface)
+    page = await console.get(f"/?window={window}")
+    assert f'data-renew-s="{renews}"' in page.text

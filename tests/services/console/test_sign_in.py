@@ -1,0 +1,194 @@
+"""Who gets in, what they may do, and what a page lets in from elsewhere: nothing."""
+
+import re
+from collections.abc import AsyncGenerator
+
+import pytest
+from pydantic import SecretStr
+
+from breakwater.analytics.client import connect
+from breakwater.embedded.ports import free_port
+from services.console.sessions import LASTS_S, MOST, Sessions
+from tests.cli.api_stub import KEY, Stub, problem
+from tests.services.console.conftest import Console, key_with, visiting
+
+PAGES = ("/", "/agents", "/executions", "/breakers", "/budgets", "/alerts", "/dead-letters")
+
+
+@pytest.fixture
+async def visited(interface: Stub) -> AsyncGenerator[Console]:
+    """Without ClickHouse, which has no say in this; the pages tell that it is away."""
+    nowhere = f"http://127.0.0.1:{free_port()}/breakwater"
+    async with visiting(interface, nowhere, connect(nowhere)) as console:
+        yield console
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/executions/e1", "/nowhere"])
+async def test_without_a_key_there_is_nothing_to_see(visited: Console, path: str):
+    page = await visited.get(path, follow=False)
+    assert page.status == 303
+    assert page.headers["Location"].startswith("/sign-in")
+    assert page.text == ""
+
+
+async def test_a_form_without_a_session_does_nothing(visited: Console):
+    page = await visited.post("/breakers/reset", {"agent": "writer", "model": "m"}, follow=False)
+    assert page.status == 303
+    assert page.headers["Location"] == "/sign-in"
+    assert not any(asked.startswith("POST") for asked, _ in visited.interface.asked)
+
+
+async def test_a_wrong_key_is_refused_and_told_how_to_get_one(visited: Console):
+    page = await visited.sign_in("bw_000000000000_wrong")
+    assert page.status == 403
+    assert "Set-Cookie" not in page.headers
+    assert "This key is not known" in page.words
+    assert "breakwater keys create" in page.words
+    assert (await visited.get("/", follow=False)).status == 303
+
+
+@pytest.mark.parametrize("key", ["", "   ", "bw_é", "bw_a\r\nX-Evil: 1", "x" * 5_000])
+async def test_what_is_no_key_is_refused_in_words(visited: Console, key: str):
+    page = await visited.sign_in(key)
+    assert page.status in (403, 422)
+    assert 'role="alert"' in page.text
+
+
+async def test_a_key_that_may_not_read_is_told_which_scope_it_lacks(visited: Console):
+    visited.interface.answers["GET key"] = key_with("submit")
+    page = await visited.sign_in()
+    assert page.status == 403
+    assert "--scope read" in page.words
+
+
+async def test_the_interface_that_is_away_is_no_wrong_key(visited: Console):
+    visited.interface.answers["GET key"] = (503, problem("unavailable", "Redis is away; ask again"))
+    page = await visited.sign_in()
+    assert page.status == 503
+    assert "Redis is away" in page.words
+
+
+async def test_after_signing_in_one_is_where_one_wanted_to_go(visited: Console):
+    first = await visited.get("/executions?agent=writer", follow=False)
+    wanted = re.search(r"next=([^&]+)", first.headers["Location"])
+    assert wanted
+    page = await visited.get(first.headers["Location"])
+    assert 'name="next" value="/executions?agent=writer"' in page.text
+    signed_in = await visited.sign_in(wanted="/executions?agent=writer")
+    assert (signed_in.status, signed_in.headers["Location"]) == (303, "/executions?agent=writer")
+
+
+@pytest.mark.parametrize(
+    "elsewhere", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)", "evil", "/a\nb"]
+)
+async def test_nobody_is_sent_elsewhere(visited: Console, elsewhere: str):
+    signed_in = await visited.sign_in(wanted=elsewhere)
+    assert (signed_in.status, signed_in.headers["Location"]) == (303, "/")
+
+
+async def test_the_cookie_is_hidden_from_scripts_and_holds_no_key(visited: Console):
+    signed_in = await visited.sign_in()
+    cookie = signed_in.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=lax" in cookie
+    assert KEY not in cookie
+    assert "Secure" not in cookie
+    by_tls = await visited.post("/sign-in", {"key": KEY}, follow=False, **{"X-Forwarded-Proto": "https"})
+    assert "Secure" in by_tls.headers["Set-Cookie"]
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_no_page_holds_the_key_or_lets_anything_foreign_in(console: Console, path: str):
+    page = await console.get(path)
+    assert page.status == 200
+    assert KEY not in page.text
+    policy = page.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    assert page.headers["Cache-Control"] == "no-store"
+    assert page.headers["X-Frame-Options"] == "DENY"
+    # What the policy would refuse does not stand there.
+    assert not re.search(r"<script(?![^>]*src=)|\son\w+=|\sstyle=|javascript:", page.text)
+    assert not re.search(r"""(?:src|href|action)=["']?(?:https?:)?//""", page.text)
+
+
+async def test_signing_out_ends_it_for_whoever_kept_the_cookie(console: Console):
+    kept = {"Cookie": "; ".join(f"{cookie.key}={cookie.value}" for cookie in console.http.cookie_jar)}
+    assert (await console.get("/", follow=False)).status == 200
+    assert (await console.post("/sign-out", {}, follow=False)).status == 303
+    assert (await console.get("/", follow=False, **kept)).status == 303
+
+
+async def test_a_revoked_key_is_out(console: Console, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.console.auth.CHECK_EVERY_S", 0.0)
+    console.interface.answers["GET key"] = (401, problem("unauthorized", "this API key is not known"))
+    page = await console.get("/")
+    assert page.url.endswith("/sign-in?revoked=")
+    assert "not known any more" in page.words
+    console.interface.answers["GET key"] = key_with("read")
+    assert (await console.get("/", follow=False)).status == 303, "the session has ended, and stays so"
+
+
+async def test_while_the_interface_is_away_what_is_recorded_can_be_read_for_a_while(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("services.console.auth.CHECK_EVERY_S", 0.0)
+    console.interface.answers["GET key"] = (503, problem("unavailable", "NATS is away"))
+    assert (await console.get("/executions", follow=False)).status == 200
+    monkeypatch.setattr("services.console.auth.UNCHECKED_S", 0.0)
+    page = await console.get("/executions", follow=False)
+    assert page.status == 503
+    assert "NATS is away" in page.words
+
+
+async def test_a_form_of_another_site_does_nothing(console: Console):
+    fields = {"agent": "writer", "model": "m"}
+    for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert (await console.post("/breakers/reset", fields, follow=False, **headers)).status == 403
+    refused = await console.post("/breakers/reset", fields, follow=False)
+    assert refused.status == 403
+    assert "sent by another site" in refused.words
+    assert not any(asked.startswith("POST") for asked, _ in console.interface.asked)
+
+
+async def test_who_may_only_look_can_do_nothing(visited: Console):
+    visited.interface.answers["GET key"] = key_with("read", name="viewer")
+    await visited.sign_in()
+    page = await visited.get("/breakers")
+    assert "to look only" in page.words
+    assert "<form" not in page.text.replace('<form method="post" action="/sign-out"', "")
+
+
+async def test_a_form_that_is_too_long_is_refused(console: Console):
+    page = await console.post("/breakers/reset", {"reason": "x" * 100_000}, follow=False)
+    assert page.status in (403, 422)
+    assert "65,536" in page.words
+
+
+async def test_an_address_that_is_none_says_so_within_the_frame(console: Console):
+    page = await console.get("/nowhere")
+    assert page.status == 404
+    assert "No page has the address /nowhere" in page.words
+    assert 'href="/executions"' in page.text
+
+
+async def test_files_are_served_and_nothing_above_them(visited: Console):
+    sheet = await visited.get("/static/console.css?v=1")
+    assert sheet.status == 200
+    assert "max-age" in sheet.headers["Cache-Control"]
+    for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static/"):
+        assert (await visited.get(path, follow=False)).status in (303, 404)
+
+
+def test_sign_ins_end_by_time_and_by_number():
+    now = 0.0
+    sessions = Sessions(lambda: now)
+    first = sessions.begin(SecretStr("k"), "id", "n", frozenset({"read"}))
+    assert sessions.find(first) is not None
+    assert sessions.find(first + "x") is None
+    now = LASTS_S
+    assert sessions.find(first) is None
+    tokens = [sessions.begin(SecretStr("k"), "id", "n", frozenset({"read"})) for _ in range(MOST + 1)]
+    assert sessions.find(tokens[0]) is None
+    assert sessions.find(tokens[1]) is not None
+    assert sessions.find(tokens[-1]) is not None

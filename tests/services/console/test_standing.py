@@ -1,0 +1,212 @@
+"""Whether all is well, in words."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from breakwater.analytics.overview import Totals
+from breakwater.contracts.events import AgentHealth, BudgetStatus
+from breakwater.contracts.queues import Queues
+from services.console.live import Breakers, Budgets, Incidents, Live
+from services.console.plane import Found
+from services.console.standing import Standing, sentence, shares, spent, standing
+from tests.services.console import answers
+from tests.services.console.answers import AT, breaker, budget, health, incident, queue, service
+
+QUIET = Totals(
+    executions=0,
+    succeeded=0,
+    dead_lettered=0,
+    calls=0,
+    failed_calls=0,
+    retries=0,
+    fallbacks=0,
+    short_circuits=0,
+    cache_hits=0,
+    p50_ms=None,
+    p95_ms=None,
+    spend=0,
+    wasted=0,
+    unknown_costs=0,
+)
+
+
+def ended(succeeded: int, failed: int = 0, cancelled: int = 0) -> Totals:
+    return replace(QUIET, executions=succeeded + failed + cancelled, succeeded=succeeded, dead_lettered=failed)
+
+
+def live(
+    *,
+    agents: Any = (),
+    breakers: Any = (),
+    attended: bool = True,
+    budgets: Any = (),
+    filled: bool = True,
+    alerts: Any = (),
+    queues: Any = (),
+    services: Any = (),
+) -> Live:
+    return Live(
+        Found([AgentHealth.model_validate(one) for one in agents]),
+        Found(Breakers.model_validate({"breakers": breakers, "attended": attended})),
+        Found(Budgets.model_validate({"filled": filled, "budgets": budgets})),
+        Found(Incidents.model_validate({"alerts": alerts})),
+        Found(Queues.model_validate({"agents": queues, "parked": 0, "services": services, "at": AT})),
+    )
+
+
+def told(totals: Totals | None, now: Live) -> tuple[str, str]:
+    found: Standing = standing(totals, now, "in the last 24h", "/executions?status=dead_lettered")
+    return found.tone, found.text or f"{sentence([one.text for one in found.remarks])}."
+
+
+FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budgets=[budget("global/daily", "4.99")])
+
+
+@pytest.mark.parametrize(
+    ("totals", "now", "tone", "text"),
+    [
+        (QUIET, FINE, "good", "All is well: nothing ran in the last 24h, and nothing is amiss."),
+        (ended(1), FINE, "good", "All is well: one execution ended well in the last 24h, and no breaker is open."),
+        (
+            ended(1_200),
+            FINE,
+            "good",
+            "All is well: all 1,200 executions ended well in the last 24h, and no breaker is open.",
+        ),
+        (
+            ended(98, failed=2),
+            FINE,
+            "good",
+            "All is well: 98 % of 100 executions succeeded in the last 24h, and no breaker is open.",
+        ),
+        (ended(95, failed=5), FINE, "warn", "5 % of executions failed in the last 24h."),
+        (ended(79, failed=21), FINE, "bad", "21 % of executions failed in the last 24h."),
+        # Who cancels has not failed.
+        (
+            ended(50, cancelled=50),
+            FINE,
+            "good",
+            "All is well: 50 % of 100 executions succeeded in the last 24h, and no breaker is open.",
+        ),
+        (
+            QUIET,
+            live(
+                breakers=[breaker("a", "m", "open"), breaker("b", "m", "open"), breaker("c", "m", "half_open")],
+                budgets=[budget("global/daily", "5"), budget("agent:a/daily", "1", None)],
+            ),
+            "bad",
+            "2 breakers are open and 1 budget is spent.",
+        ),
+        (QUIET, live(breakers=[breaker("a", "m", "isolated")]), "bad", "1 breaker is forced open."),
+        (QUIET, live(attended=False), "bad", "no breaker service is at work, so no failure opens a breaker."),
+        # While counters are rebuilt, their figures tell nothing.
+        (
+            QUIET,
+            live(filled=False, budgets=[budget("global/daily", "5")]),
+            "bad",
+            "the budgets' counters are being rebuilt from the record.",
+        ),
+        (QUIET, live(services=[service("sink-events", 1_001)]), "bad", "sink is behind by 1,001 messages."),
+        (QUIET, live(services=[service("sink-events", 1_000, 50_000)]), "good", None),
+        (
+            QUIET,
+            live(services=[service("sink-events", None, None)]),
+            "bad",
+            "sink-events has no queue, so `breakwater setup` must run.",
+        ),
+        (QUIET, live(queues=[queue("writer", 3, 0)]), "warn", "jobs of writer wait and none is in work."),
+        (
+            QUIET,
+            live(queues=[queue("writer", 3, 0), queue("reader", 1, 0), queue("busy", 99, 1), queue("idle")]),
+            "warn",
+            "jobs of 2 agents wait and none is in work.",
+        ),
+        # Whoever acknowledged one is at it.
+        (QUIET, live(alerts=[incident(1, status="acknowledged")]), "good", None),
+        (QUIET, live(alerts=[incident(1, "warning", "pending")]), "warn", "1 incident is open."),
+        # The worst comes first.
+        (
+            ended(90, failed=10),
+            live(
+                agents=[health("a", "degraded"), health("b", "unhealthy")],
+                alerts=[incident(1, "warning"), incident(2), incident(3)],
+            ),
+            "bad",
+            "2 critical incidents are unattended, 1 agent is unhealthy, 1 other incident is open, 1 agent is degraded "
+            "and 10 % of executions failed in the last 24h.",
+        ),
+        (None, FINE, "warn", "Nothing wrong is known, but not everything could be asked."),
+    ],
+)
+def test_what_is_amiss_is_told_in_one_line(totals: Totals | None, now: Live, tone: str, text: str | None):
+    found = told(totals, now)
+    assert found[0] == tone
+    if text is not None:
+        assert found[1] == text
+
+
+@pytest.mark.parametrize("part", ["agents", "breakers", "budgets", "incidents", "queues"])
+def test_where_something_can_not_be_asked_nobody_says_that_all_is_well(part: str):
+    away = replace(FINE, **{part: Found(None, "it is away")})
+    assert away.troubles == ("it is away",)
+    assert told(ended(10), away) == ("warn", "Nothing wrong is known, but not everything could be asked.")
+
+
+def test_every_remark_leads_to_where_one_acts():
+    now = live(
+        agents=[health("a", "unhealthy")],
+        breakers=[breaker("a", "m", "open")],
+        budgets=[budget("global/daily", "5")],
+        alerts=[incident(1)],
+        queues=[queue("a", 1, 0)],
+        services=[service("sink-events", 5_000)],
+    )
+    remarks = standing(ended(0, failed=1), now, "now", "/executions?status=dead_lettered").remarks
+    assert {one.href for one in remarks} == {
+        "/agents?sort=health",
+        "/agents?sort=waiting",
+        "/alerts",
+        "/breakers",
+        "/budgets",
+        "/executions?status=dead_lettered",
+        "/#services",
+    }
+
+
+@pytest.mark.parametrize(
+    ("totals", "expected"),
+    [
+        (None, (None, None)),
+        (QUIET, (None, None)),
+        (replace(ended(3, failed=1), spend=200, wasted=50), (0.25, 0.25)),
+        (replace(ended(1), spend=200, wasted=0), (0.0, 0.0)),
+        (replace(ended(1), spend=None, wasted=10), (0.0, None)),
+        (replace(ended(1), spend=10, wasted=None), (0.0, None)),
+        # What was spent before the window was wasted in it: no share of this.
+        (replace(ended(1), spend=10, wasted=11), (0.0, None)),
+    ],
+)
+def test_shares_are_told_where_they_mean_something(totals: Totals | None, expected: tuple[float | None, float | None]):
+    assert shares(totals) == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "amount", "held", "expected"),
+    [
+        ("5", "5", "0", True),
+        ("5", "4.9", "0.1", True),
+        ("5", "4.9", "0", False),
+        (None, "9", "0", False),
+        # A cap of nothing is meant so.
+        ("0", "0", "0", False),
+    ],
+)
+def test_a_budget_is_spent_when_nothing_is_left_of_its_cap(limit: str | None, amount: str, held: str, expected: bool):
+    status = BudgetStatus.model_validate(answers.budget("global/daily", amount, limit) | {"reserved": held})
+    assert spent(status) is expected
+
+
+def test_a_sentence_lists_as_people_do():
+    assert [sentence(list(parts)) for parts in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
