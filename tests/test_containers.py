@@ -15,6 +15,7 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
 import nats
 import pytest
@@ -98,9 +99,26 @@ def test_every_variable_of_a_service_is_one_that_it_reads() -> None:
 
 def test_every_service_connects_as_its_own_user() -> None:
     for name, service in OURS.items():
+        if name == "console":
+            continue
         address = urlsplit(service["environment"]["BREAKWATER_NATS_URL"])
         assert (address.username, address.hostname) == (name, "nats")
     assert all("nats" in SERVICES[node]["networks"]["default"]["aliases"] for node in NODES)
+
+
+def test_the_console_knows_no_bus_and_only_reads_tables() -> None:
+    given = SERVICES["console"]["environment"]
+    assert not {"BREAKWATER_NATS_URL", "BREAKWATER_REDIS_URL", "BREAKWATER_API_KEYS_FILE"} & set(given)
+    assert urlsplit(given["BREAKWATER_CLICKHOUSE_URL"]).username == "reader"
+    [mounted] = [one for one in SERVICES["clickhouse"]["volumes"] if "reader.xml" in one]
+    users = ElementTree.parse(ROOT / mounted.partition(":")[0]).getroot()
+    reader = users.find("users/reader")
+    assert reader is not None
+    password = reader.find("password")
+    assert password is not None
+    assert password.attrib["from_env"] in SERVICES["clickhouse"]["environment"]
+    assert [one.text for one in reader.iterfind("grants/query")] == ["GRANT SELECT ON breakwater.*"]
+    assert users.findtext("profiles/reader/readonly") == "2"
 
 
 def test_every_password_is_asked_for_and_none_has_a_default() -> None:
@@ -120,7 +138,7 @@ def test_what_is_not_a_password_needs_no_env_file() -> None:
 
 def test_ports_are_open_to_this_machine_alone() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
-    assert len(ports) == 3
+    assert len(ports) == 4
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 

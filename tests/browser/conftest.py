@@ -1,0 +1,205 @@
+"""A plane with the demo's data, and somebody at a browser who looks at its console."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+
+from breakwater.embedded.ports import free_port
+
+UP_WITHIN_S = 240.0
+PROGRAM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+OPTIONS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    # It would ask after updates and accounts, somewhere else.
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+
+
+@dataclass(frozen=True)
+class RunningPlane:
+    """A local stack that has done the demo's jobs."""
+
+    console_url: str
+    request_url: str
+    key: str
+    provider: str
+    """The controls of the simulated provider."""
+    script: "dict[str, Any]"
+    """How that behaves by default."""
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """The HTTP interface's answer."""
+        return self._ask(self.request_url + path, method, body, {"Authorization": f"Bearer {self.key}"})
+
+    @contextmanager
+    def behaving(self, **models: "dict[str, Any]") -> Generator[None]:
+        """The provider with some models otherwise than by default, while the block runs."""
+        changed = {name: {**self.script["models"][name], **more} for name, more in models.items()}
+        self._ask(f"{self.provider}/_sim/script", "POST", {"models": {**self.script["models"], **changed}}, {})
+        try:
+            yield
+        finally:
+            self._ask(f"{self.provider}/_sim/script", "POST", self.script, {})
+
+    def _ask(self, url: str, method: str, body: Any, headers: "dict[str, str]") -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        sent = {**headers, "Content-Type": "application/json"}
+        request = urllib.request.Request(url, data=data, method=method, headers=sent)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+
+@dataclass
+class Visitor:
+    """A page of the browser, and what went wrong in it."""
+
+    page: Page
+    plane: RunningPlane
+    troubles: "list[str]" = field(default_factory=list)
+    expected: "set[int]" = field(default_factory=set)
+    """Statuses that are no trouble."""
+
+    def __post_init__(self) -> None:
+        self.page.on("console", lambda said: self._note(said.text) if said.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self._note(str(error)))
+        self.page.on("response", lambda got: self._note(f"{got.status} {got.url}") if got.status >= 400 else None)
+        self.page.on("request", self._check_where)
+
+    def open(self, path: str) -> None:
+        self.page.goto(self.plane.console_url + path)
+
+    def sign_in(self) -> None:
+        self.open("/sign-in")
+        self.page.get_by_label("API key").fill(self.plane.key)
+        self.page.get_by_role("button", name="Sign in").click()
+        self.page.get_by_role("heading", name="Overview", level=1).wait_for()
+
+    def shoot(self, name: str) -> None:
+        """Keeps a picture of the whole page, where somebody wants them."""
+        if folder := os.environ.get("BREAKWATER_SCREENSHOTS"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+
+    def _note(self, what: str) -> None:
+        if not any(str(status) in what for status in self.expected):
+            self.troubles.append(what)
+
+    def _check_where(self, request: Any) -> None:
+        if not request.url.startswith((self.plane.console_url, "data:")):
+            self.troubles.append(f"asked for {request.url}, which is not ours")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Generator[Browser]:
+    if PROGRAM is None:
+        why = "no Chromium is installed (apt install chromium)"
+        if os.environ.get("CI"):
+            pytest.fail(why)
+        pytest.skip(why)
+    with _playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=PROGRAM, args=list(OPTIONS))
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def _playwright() -> Generator[Playwright]:
+    with sync_playwright() as playwright:
+        yield playwright
+
+
+@pytest.fixture(scope="session")
+def plane(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningPlane]:  # the browser first
+    data = tmp_path_factory.mktemp("plane") / "data"
+    log = data.parent / "log"
+    with log.open("wb") as errors:
+        demo = [sys.executable, "-m", "breakwater.cli", "demo", "--jobs", "150", "--data", str(data), "--json"]
+        subprocess.run(demo, check=False, stdout=errors, stderr=errors, timeout=UP_WITHIN_S)
+        config = data.parent / "breakwater.yaml"
+        shutil.copy(data / "breakwater.yaml", config)
+        up = [sys.executable, "-m", "breakwater.cli", "up", "--simulate", "--json", "--config", str(config)]
+        up += ["--data", str(data), "--http-port", str(free_port()), "--console-port", str(free_port())]
+        running = subprocess.Popen(up, stdout=subprocess.PIPE, stderr=errors)
+        try:
+            yield _started(running, data, log)
+        finally:
+            running.send_signal(signal.SIGTERM)
+            running.wait(60)
+
+
+def _started(running: "subprocess.Popen[bytes]", data: Path, log: Path) -> RunningPlane:
+    giving_up = threading.Timer(UP_WITHIN_S, running.kill)
+    giving_up.start()
+    assert running.stdout is not None
+    for line in running.stdout:
+        told = json.loads(line)
+        if told["event"] == "up":
+            giving_up.cancel()
+            break
+    else:
+        pytest.fail(f"the plane did not start: {log.read_text()[-2000:]}")
+    # It must not wait for somebody who reads what it prints.
+    threading.Thread(target=running.stdout.read, daemon=True).start()
+    simulated = yaml.safe_load((data / "breakwater.simulated.yaml").read_text())
+    base_url = next(iter(simulated["providers"].values()))["base_url"]
+    return RunningPlane(
+        console_url=told["console_url"],
+        request_url=told["request_url"],
+        key=Path(told["api_key_file"]).read_text().strip(),
+        provider=base_url.removesuffix("/v1"),
+        script=json.loads((data / "simulation.json").read_text()),
+    )
+
+
+@contextmanager
+def _visiting(chromium: Browser, plane: RunningPlane, **how: Any) -> Generator[Visitor]:
+    context = chromium.new_context(**how)
+    context.set_default_timeout(60_000)
+    visitor = Visitor(context.new_page(), plane)
+    yield visitor
+    context.close()
+    assert visitor.troubles == []
+
+
+@pytest.fixture
+def stranger(chromium: Browser, plane: RunningPlane) -> Generator[Visitor]:
+    """Somebody who is not signed in."""
+    with _visiting(chromium, plane, viewport={"width": 1360, "height": 900}) as visitor:
+        yield visitor
+
+
+@pytest.fixture
+def visitor(stranger: Visitor) -> Visitor:
+    """Somebody who is signed in."""
+    stranger.sign_in()
+    return stranger
+
+
+@pytest.fixture
+def by_phone(chromium: Browser, plane: RunningPlane) -> Generator[Visitor]:
+    """The same with a phone, at night."""
+    with _visiting(
+        chromium, plane, viewport={"width": 390, "height": 844}, color_scheme="dark", has_touch=True, is_mobile=True
+    ) as visitor:
+        visitor.sign_in()
+        yield visitor

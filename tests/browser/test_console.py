@@ -1,0 +1,168 @@
+"""The console as people use it, in a browser: every page, a job followed live, a reset, a replay."""
+
+import re
+import uuid
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import RunningPlane, Visitor
+
+PAGES = {
+    "overview": "/",
+    "agents": "/agents",
+    "agent": "/agents/content-writer?window=7d",
+    "executions": "/executions",
+    "executions-found": "/executions?status=dead_lettered&window=7d",
+    "execution": "/executions/demo-0001",
+    "breakers": "/breakers",
+    "budgets": "/budgets",
+    "alerts": "/alerts",
+    "dead-letters": "/dead-letters",
+}
+
+
+def check_markup(page: Page) -> None:
+    """What people need who have no mouse, or do not see the page."""
+    assert page.locator("h1").count() == 1
+    assert page.locator("main").count() == 1
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll("input:not([type=hidden]), select, textarea, button, a[href]")]
+            .filter((one) => !(one.labels?.length || one.getAttribute("aria-label") || one.textContent.trim()))
+            .map((one) => one.outerHTML.slice(0, 120))"""
+    )
+    assert nameless == []
+    doubled = page.evaluate(
+        """() => [...document.querySelectorAll("[id]")].map((one) => one.id)
+            .filter((id, index, all) => all.indexOf(id) !== index)"""
+    )
+    assert doubled == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_shows_the_demos_data(visitor: Visitor, name: str):
+    visitor.open(PAGES[name])
+    visitor.shoot(name)
+    expect(visitor.page.locator("main .trouble")).to_have_count(0)
+    check_markup(visitor.page)
+    assert len(visitor.page.locator("main").inner_text()) > 100
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_fits_a_phone(by_phone: Visitor, name: str):
+    by_phone.open(PAGES[name])
+    by_phone.shoot(f"{name}-phone")
+    assert by_phone.page.evaluate("document.documentElement.scrollWidth") <= 390
+    background = by_phone.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == "rgb(13, 17, 23)", "it is dark where the phone is"
+
+
+def test_without_a_key_nobody_gets_in(stranger: Visitor):
+    stranger.expected = {403}
+    stranger.open("/executions?status=dead_lettered")
+    expect(stranger.page.get_by_role("heading", name="Sign in")).to_be_visible()
+    stranger.page.get_by_label("API key").fill("bw_0123456789ab_wrong")
+    stranger.page.get_by_role("button", name="Sign in").click()
+    expect(stranger.page.get_by_role("alert")).to_contain_text("This key is not known")
+    stranger.shoot("sign-in-refused")
+    stranger.page.get_by_label("API key").fill(stranger.plane.key)
+    stranger.page.keyboard.press("Enter")
+    # Where they wanted to go in the first place.
+    expect(stranger.page).to_have_url(re.compile(r"/executions\?status=dead_lettered$"))
+    stranger.page.get_by_role("button", name="Sign out").click()
+    expect(stranger.page.get_by_role("heading", name="Sign in")).to_be_visible()
+    stranger.open("/")
+    expect(stranger.page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+def test_the_keyboard_alone_reaches_everything(visitor: Visitor):
+    visitor.open("/executions")
+    visitor.page.keyboard.press("Tab")
+    expect(visitor.page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    reached: set[str] = set()
+    for _ in range(40):
+        visitor.page.keyboard.press("Tab")
+        reached.add(visitor.page.evaluate("document.activeElement.textContent.trim() || document.activeElement.id"))
+    assert {"Overview", "Dead letters", "Sign out", "Search", "f-text", "7d"} <= reached
+
+
+def test_light_and_dark_are_a_choice_that_stays(visitor: Visitor):
+    visitor.page.get_by_role("button", name="Switch between light and dark").click()
+    visitor.open("/agents")
+    assert visitor.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
+
+
+def test_a_job_is_followed_live_from_queued_to_done(visitor: Visitor, plane: RunningPlane):
+    job_id = f"watched-{uuid.uuid4().hex[:8]}"
+    # The first model is down, and the second one takes its time: there is something to see.
+    with plane.behaving(**{"gpt-4o": {"faults": [{"status": 503}]}, "gpt-4o-mini": {"latency_ms": 4_000}}):
+        job = {"agent": "content-writer", "job_id": job_id, "prompt": "Say something about harbours."}
+        plane.ask("POST", "/api/v1/jobs", job)
+        visitor.open(f"/executions/{job_id}")
+        expect(visitor.page.get_by_text("This job is not over")).to_be_visible()
+        steps = visitor.page.locator("ol.steps li")
+        expect(steps.filter(has_text="has failed").first).to_be_visible()
+        expect(steps.filter(has_text="gpt-4o-mini is called").first).to_be_visible()
+        visitor.shoot("live")
+        # Nobody touches anything: the page turns into the record by itself.
+        expect(visitor.page.get_by_role("heading", name="Attempts")).to_be_visible()
+    expect(visitor.page.locator(".head .badge").first).to_have_text("succeeded")
+    expect(visitor.page.get_by_role("region", name="Attempts").get_by_text("fallback")).to_be_visible()
+    visitor.shoot("live-done")
+
+
+def test_what_an_agent_wasted_is_three_clicks_away(visitor: Visitor):
+    page = visitor.page
+    page.get_by_role("link", name="Agents", exact=True).click()
+    page.get_by_role("link", name="deep-research", exact=True).first.click()
+    page.get_by_role("navigation", name="Window").get_by_role("link", name="7d").click()
+    expect(page.locator("main")).to_contain_text(re.compile("wasted", re.IGNORECASE))
+    expect(page.locator("main")).to_contain_text("$0.0")
+    visitor.shoot("wasted")
+
+
+def state_of(plane: RunningPlane, agent: str, model: str) -> str:
+    known = plane.ask("GET", "/api/v1/breakers")["breakers"]
+    return next(one["state"] for one in known if (one["agent"], one["model"]) == (agent, model))
+
+
+def test_a_breaker_is_isolated_and_reset(visitor: Visitor, plane: RunningPlane):
+    page = visitor.page
+    visitor.open("/breakers")
+    row = page.get_by_role("row").filter(has_text="support-triage").filter(has_text="gpt-4o-mini")
+    row.get_by_role("link", name="gpt-4o-mini").click()
+    page.get_by_text("Isolate…").click()
+    page.get_by_role("textbox").fill("the provider told us to wait")
+    page.get_by_role("button", name="Isolate this breaker").click()
+    expect(page.get_by_role("status").filter(has_text="support-triage").first).to_be_visible()
+    expect(page.locator("#state")).to_contain_text("the provider told us to wait")
+    assert state_of(plane, "support-triage", "gpt-4o-mini") == "isolated"
+    visitor.shoot("breaker-isolated")
+    page.get_by_text("Reset…").click()
+    page.get_by_role("button", name="Reset this breaker").click()
+    expect(page.get_by_role("status").filter(has_text="support-triage").first).to_be_visible()
+    assert state_of(plane, "support-triage", "gpt-4o-mini") == "closed"
+    expect(page.locator("#changes")).to_contain_text("reset by", timeout=60_000)
+
+
+def test_a_dead_letter_is_replayed_and_followed_to_its_end(visitor: Visitor, plane: RunningPlane):
+    page = visitor.page
+    visitor.open("/dead-letters?agent=nightly-digest")
+    page.get_by_role("table").get_by_role("link").first.click()
+    visitor.shoot("dead-letter")
+    page.get_by_text("Replay…").first.click()
+    page.get_by_role("button", name="Replay it").click()
+    expect(page.get_by_role("status").first).to_contain_text("eplayed")
+    page.get_by_role("link", name=re.compile("^rpl_")).first.click()
+    expect(page.get_by_role("heading", name="Attempts")).to_be_visible()
+    expect(page.locator(".head .badge").first).to_have_text("succeeded")
+
+
+def test_many_dead_letters_are_replayed_with_progress(visitor: Visitor):
+    page = visitor.page
+    visitor.open("/dead-letters?agent=wrong-key")
+    page.get_by_text(re.compile("^Replay all")).click()
+    page.get_by_role("button", name="Yes, replay them").click()
+    expect(page.locator("[data-replay-told]")).to_contain_text(re.compile(r"\d+ replayed"))
+    expect(page.locator("[data-replay-told] a")).to_be_visible()
+    visitor.shoot("replayed")
