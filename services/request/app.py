@@ -31,6 +31,7 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, LiveCaps
 from breakwater.contracts.events import BudgetBooks as Books
+from breakwater.http_server import PortTakenError, Server, listen
 from breakwater.incidents import IncidentLog
 from breakwater.metrics import HttpMetrics
 from breakwater.policy.redact import Redactor
@@ -61,7 +62,6 @@ from services.request.progress import ProgressStreams, Sources
 from services.request.queue import Queue
 from services.request.queues import QueueRoutes
 from services.request.replays import Replays
-from breakwater.http_server import PortTakenError, Server, listen
 from services.request.waiters import Waiters
 
 SLOW_START_S = 3.0
