@@ -1,5 +1,6 @@
 """What goes wrong is told apart: the rows, the statement, or the server."""
 
+import asyncio
 import subprocess
 import sys
 
@@ -59,6 +60,31 @@ async def test_a_server_that_is_not_there_is_unavailable_for_everything() -> Non
     with pytest.raises(AnalyticsUnavailable):
         await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(), 1)])
     await analytics.close()
+
+
+async def test_a_server_that_hangs_is_tried_once_for_all_who_wait() -> None:
+    tried = 0
+
+    async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal tried
+        tried += 1
+        await asyncio.sleep(600)
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    analytics = connect(f"http://127.0.0.1:{port}/x", answer_timeout_s=0.5)
+    try:
+        answers = await asyncio.gather(*(analytics.query("SELECT 1") for _ in range(5)), return_exceptions=True)
+        assert all(isinstance(answer, AnalyticsUnavailable) for answer in answers), answers
+        assert tried == 1
+        # The next one tries again, as the server may be back.
+        with pytest.raises(AnalyticsUnavailable):
+            await analytics.query("SELECT 1")
+        assert tried == 2
+    finally:
+        await analytics.close()
+        server.close()
 
 
 async def test_a_gateway_that_answers_for_a_dead_server_is_unavailable() -> None:

@@ -3,22 +3,27 @@
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Generator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.analytics import breakdown, costs, facets, overview, schema
+from breakwater.analytics import breakdown, costs, facets, overview, rows, schema
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.overview import Bucket, Spark, Totals
 from breakwater.analytics.window import Window
 from breakwater.contracts.execution import Attempt, Execution
+from breakwater.policy.record import totals
 from tests.analytics.made import END, SOME, Made, connected, filled_database, known, made, quantile
-from tests.analytics.samples import attempt, attempt_row
+from tests.analytics.samples import RATE_LIMITED, attempt, attempt_row, execution
+from tests.analytics.test_migrations import before_7
 from tests.server_sources import RunningServer
 
 EMPTY = Window(END + timedelta(days=1), END + timedelta(days=2), 3_600)
 AGENTS = [None, "support-triage"]
+ITS_FAULT = ("server", "timeout", "network")
+"""What a provider can be blamed for."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +61,13 @@ def totals_of(executions: list[Execution], attempts: list[Attempt]) -> Totals:
         spend=known(one.cost for one in calls),
         wasted=known(one.wasted_cost for one in executions),
         unknown_costs=sum(one.cost is None for one in calls),
+        unknown_waste=sum(None in wasted_costs(one) for one in executions),
     )
+
+
+def wasted_costs(record: Execution) -> list[int | None]:
+    called = [one for one in record.attempts if not one.short_circuited]
+    return [one.cost for one in (called[:-1] if record.status == "succeeded" else called)]
 
 
 async def test_every_row_is_there_twice(filled: Analytics, history: Made) -> None:
@@ -112,10 +123,25 @@ async def test_errors_are_counted_by_what_they_are(filled: Analytics, history: M
         assert line.last_at == latest
         assert line.message in {one.error.message for one in some if one.error and one.started_at == latest}
         assert line.cost == known(one.cost for one in some)
+        assert line.unknown_costs == sum(one.cost is None for one in some)
         assert {(line.kind, line.class_name)} == {(one.error.kind, one.error.class_) for one in some if one.error}
         assert line.agents == tuple(sorted({one.agent for one in some}))
         assert line.models == tuple(sorted({one.model for one in some}))
     assert await breakdown.errors(filled, SOME, agent=agent, limit=3) == lines[:3]
+
+
+async def test_a_provider_is_as_available_as_its_view_tells(analytics: Analytics) -> None:
+    kinds = ("server", "timeout", "network", "rate_limit", "logic", "context_overflow", "client")
+    calls = [
+        attempt("e1", number, outcome="error", error=RATE_LIMITED.model_copy(update={"kind": kind}))
+        for number, kind in enumerate(kinds, 1)
+    ]
+    calls.append(attempt("e1", 8))
+    await analytics.insert(schema.ATTEMPTS, [attempt_row(one, 1) for one in calls])
+    (line,) = await breakdown.providers(analytics, Window(END, END + timedelta(hours=1), 60))
+    view = await analytics.query("SELECT sum(availability * calls) / sum(calls) FROM provider_health")
+    assert line.available_share == pytest.approx(view.rows[0][0]) == pytest.approx(5 / 8)
+    assert (line.rate_limited, line.others, line.succeeded, line.calls) == (1, 3, 1, 8)
 
 
 async def test_waste_is_told_by_agent_and_cause(filled: Analytics, history: Made) -> None:
@@ -149,13 +175,17 @@ async def test_providers_are_judged_by_the_calls_they_got(filled: Analytics, his
         times = [one.duration_ms for one in some if one.outcome == "success"]
         latest = max((one.started_at for one in failed), default=None)
         assert (line.calls, line.succeeded) == (len(some), len(times))
-        assert (line.rate_limited, line.server_errors, line.timeouts) == (
+        assert (line.rate_limited, line.server_errors, line.timeouts, line.lost_connections) == (
             kinds["rate_limit"],
             kinds["server"],
             kinds["timeout"],
+            kinds["network"],
         )
+        assert line.others == len(some) - len(times) - line.rate_limited - sum(kinds[kind] for kind in ITS_FAULT)
+        assert line.available_share == pytest.approx(1 - sum(kinds[kind] for kind in ITS_FAULT) / len(some))
         assert (line.p50_ms, line.p95_ms) == (quantile(times, 0.5), quantile(times, 0.95))
         assert line.spend == known(one.cost for one in some)
+        assert line.unknown_costs == sum(one.cost is None for one in some)
         assert line.last_error_at == latest
         assert line.last_error in {one.error.message for one in failed if one.error and one.started_at == latest}
 
@@ -190,6 +220,7 @@ async def test_who_spent_what_is_told_the_dearest_first(filled: Analytics, histo
         assert line.spend == known(one.cost for one in some)
         assert line.wasted == known(one.cost for one in some if one.outcome != "success")
         assert (line.calls, line.unknown_costs) == (len(some), sum(one.cost is None for one in some))
+        assert line.unknown_waste == sum(one.cost is None for one in some if one.outcome != "success")
     spends = [line.spend or 0 for line in lines]
     assert spends == sorted(spends, reverse=True)
     assert await costs.spend_by(filled, SOME, by, limit=2) == lines[:2]
@@ -219,9 +250,17 @@ async def test_nothing_happened_is_told_as_zero(filled: Analytics) -> None:
     )
     for nothing in (overview.agents, breakdown.errors, breakdown.providers, costs.waste):
         assert await nothing(filled, EMPTY) == ()
-    assert await costs.retries(filled, EMPTY) == costs.RetryFigures(0, 0, 0, 0, 0)
+    assert await costs.retries(filled, EMPTY) == costs.RetryFigures(0, 0, 0, 0, 0, 0)
     assert await costs.spend_by(filled, EMPTY, "tenant") == ()
     assert await facets.facets(filled, EMPTY) == facets.Facets((), (), (), (), ())
+
+
+async def test_who_cancels_has_neither_failed_nor_succeeded(analytics: Analytics) -> None:
+    states = ("succeeded", "succeeded", "succeeded", "dead_lettered", "cancelled", "cancelled")
+    records = [execution(f"e{number}", status=status) for number, status in enumerate(states)]
+    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(one, 1) for one in records])
+    found = await overview.totals(analytics, Window(END, END + timedelta(hours=1), 60))
+    assert (found.executions, found.decided, found.success_rate) == (6, 4, 0.75)
 
 
 async def test_what_is_not_known_is_not_zero(analytics: Analytics) -> None:
@@ -231,7 +270,58 @@ async def test_what_is_not_known_is_not_zero(analytics: Analytics) -> None:
     found = await overview.totals(analytics, window)
     assert (found.spend, found.unknown_costs) == (None, 1)
     (line,) = await costs.spend_by(analytics, window, "agent")
-    assert (line.spend, line.wasted, line.calls, line.unknown_costs) == (None, None, 2, 1)
+    assert (line.spend, line.wasted, line.calls, line.unknown_costs, line.unknown_waste) == (None, None, 2, 1, 1)
+
+
+FAILED = {"status": "dead_lettered", "reason": "error"}
+
+
+@pytest.mark.parametrize(
+    ("costs_of_calls", "fields", "wasted", "unknown"),
+    [
+        ([None], FAILED, None, 1),
+        ([None, 5], FAILED, 5, 1),
+        ([None, 5], {}, None, 1),
+        ([3, None, 5], {}, 3, 1),
+        # What is not known is what the answer cost: no waste.
+        ([None], {}, 0, 0),
+        ([3, None], {}, 3, 0),
+        ([], FAILED, 0, 0),
+    ],
+)
+async def test_waste_is_a_lower_bound_where_a_part_of_it_is_not_known(
+    analytics: Analytics, costs_of_calls: list[int | None], fields: dict[str, Any], wasted: int | None, unknown: int
+) -> None:
+    calls = [
+        attempt("e1", number, cost=cost, cost_basis="unknown" if cost is None else "billed")
+        for number, cost in enumerate(costs_of_calls, 1)
+    ]
+    sums = totals(calls, answered=not fields)
+    money = {name: getattr(sums, name) for name in ("total_cost", "wasted_cost", "wasted_by_cause", "cost_basis")}
+    record = execution("e1", attempts=calls, attempts_count=len(calls), **money, **fields)
+    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(record, 1)])
+    found = await overview.totals(analytics, Window(END, END + timedelta(hours=1), 60))
+    assert (found.wasted, found.unknown_waste) == (wasted, unknown)
+
+
+async def test_executions_stored_before_their_calls_were_counted_tell_nothing_of_retries(analytics: Analytics) -> None:
+    tries = [attempt("e1", 1, outcome="error"), attempt("e1", 2, cause="retry")]
+    refused = attempt("e2", 1, outcome="short_circuited", short_circuited=True, cost=None)
+    records = [
+        execution("e1", attempts=tries, attempts_count=2),
+        # It called nothing, so there is nothing to be told of it.
+        execution("e2", attempts=[refused], attempts_count=1, started_at=None, **FAILED),
+        execution("e3", attempts_count=0, started_at=None, cache_hit=True),
+    ]
+    old = before_7(schema.EXECUTIONS)
+    values = [dict(zip(schema.EXECUTIONS.columns, rows.execution_row(one, 1), strict=True)) for one in records]
+    window = Window(END, END + timedelta(hours=1), 60)
+    await analytics.insert(old, [[row[name] for name in old.columns] for row in values])
+    assert await costs.retries(analytics, window) == costs.RetryFigures(0, 0, 0, 0, 0, untold=1)
+    again = [rows.execution_row(one, 2) for one in records]
+    await analytics.insert(schema.EXECUTIONS, again)
+    found = await costs.retries(analytics, window)
+    assert (found.retried, found.saved, found.untold) == (1, 1, 0)
 
 
 @given(

@@ -241,6 +241,7 @@ def test_a_cursor_is_what_its_text_says(at: datetime, execution_id: str) -> None
         ("²5.e1", "milliseconds"),
         ("99999999999999.e1", "milliseconds"),
         (f"{'9' * 5_000}.e1", "milliseconds"),
+        (f"{'1'.zfill(20)}{'0' * 30}.e1", "milliseconds"),
         ("5.", "id"),
         ("5.a\x00b", "id"),
         (f"5.{'x' * 129}", "id"),

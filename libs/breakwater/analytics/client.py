@@ -22,11 +22,13 @@ from clickhouse_connect.driver.query import QueryResult
 from clickhouse_connect.driver.transform import NativeTransform
 from pydantic import SecretStr
 
+from breakwater import background
 from breakwater.analytics import raw, schema
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed, RowsRejected
 
 DEFAULT_DATABASE = "breakwater"
 CONNECT_TIMEOUT_S = 5.0
+MOST_CONNECTIONS = 100
 ANSWER_TIMEOUT_S = 60.0
 """How long a statement may be silent. An insert of thousands of rows takes a fraction of a second."""
 
@@ -129,7 +131,7 @@ class Analytics:
             "password": password,
         }
         self._client: AsyncClient | None = None
-        self._connecting = asyncio.Lock()
+        self._connecting: asyncio.Task[AsyncClient] | None = None
         self._replicated: dict[str, bool] = {}
 
     async def insert(self, table: schema.Table, rows: Sequence[Sequence[object]]) -> None:
@@ -281,16 +283,28 @@ class Analytics:
 
     async def close(self) -> None:
         """Ends the connections. Used again, it connects again."""
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            await background.stop(connecting)
         client, self._client = self._client, None
         if client is not None:
             await client.close()
 
     async def _connected(self) -> AsyncClient:
-        if self._client is None:
-            async with self._connecting:
-                if self._client is None:
-                    self._client = await self._connect()
+        while self._client is None:
+            # One attempt for all who wait: a server that hangs would else be waited for by one after the other.
+            if self._connecting is None:
+                self._connecting = asyncio.create_task(self._connect())
+                self._connecting.add_done_callback(self._tried)
+            await asyncio.shield(self._connecting)
         return self._client
+
+    def _tried(self, connecting: asyncio.Task[AsyncClient]) -> None:
+        if self._connecting is connecting:
+            self._connecting = None
+        # Looked at even where everybody has gone: asyncio would log an exception that nobody has seen.
+        if not connecting.cancelled() and connecting.exception() is None:
+            self._client = connecting.result()
 
     async def _connect(self) -> AsyncClient:
         # Whatever the driver logs it also raises, and an outage would be told once for every try.
@@ -305,6 +319,9 @@ class Analytics:
                 tz_mode="aware",
                 show_clickhouse_errors=True,
                 client_name="breakwater",
+                # A page asks a dozen questions at once, and several people may look at pages.
+                connector_limit=MOST_CONNECTIONS,
+                connector_limit_per_host=MOST_CONNECTIONS,
             )
         # Named only now, because the driver's first questions would fail in a database that setup has yet to create.
         client.database = self.database

@@ -6,8 +6,8 @@ Executions count by when they ended, calls by when they began; dry runs are left
 calls. What was wasted is told by executions, as only their end says what each call was good for: what `waste` tells by
 cause adds up to it. Money is in nano-dollars, None where nothing of it is known.
 
-Everything is read with FINAL. Filters on the sorting key stand in PREWHERE, which is applied before rows are replaced:
-that is right, as all versions of a row have the same key. So is replacing within a partition only. Quantiles are those
+Everything is read with FINAL. What leaves much out stands in PREWHERE, which is applied before rows are replaced: that is
+right, as all versions of a row are the same message, stored twice. So is replacing within a partition only. Quantiles are those
 of a random sample of 8,192 where there are more: exact ones of a million take twice as long.
 """
 
@@ -26,14 +26,17 @@ from breakwater.analytics.window import Window
 SPARKS = 24
 """Points of an agent's small chart."""
 
-_OF_EXECUTIONS = """
+# An execution's waste is the known part of it too. With a call of unknown cost, that call was wasted where there is no
+# answer, or where the answer's cost is known: it is what the total has besides the waste.
+_UNKNOWN_WASTE = "wasted_cost IS NULL OR cost_basis = 'unknown' AND (status != 'succeeded' OR total_cost > wasted_cost)"
+_OF_EXECUTIONS = f"""
     count() AS executions,
     countIf(status = 'succeeded') AS succeeded,
     countIf(status = 'dead_lettered') AS dead_lettered,
     countIf(cache_hit) AS cache_hits,
     quantiles(0.5, 0.95)(duration_ms) AS times,
     sum(wasted_cost) AS wasted,
-    countIf(wasted_cost IS NULL) AS unknown_waste
+    countIf({_UNKNOWN_WASTE}) AS unknown_waste
 """
 _OF_ATTEMPTS = """
     countIf(NOT short_circuited) AS calls,
@@ -90,11 +93,18 @@ class Totals:
     wasted: int | None
     unknown_costs: int
     """Calls whose cost nobody knows; `spend` is a lower bound where there are any."""
+    unknown_waste: int
+    """Executions that wasted what nobody knows; `wasted` is a lower bound where there are any."""
+
+    @property
+    def decided(self) -> int:
+        """Executions that succeeded or failed."""
+        return self.succeeded + self.dead_lettered
 
     @property
     def success_rate(self) -> float | None:
-        """From 0 to 1; None without executions."""
-        return self.succeeded / self.executions if self.executions else None
+        """Of those that succeeded or failed, from 0 to 1; None without any."""
+        return self.succeeded / self.decided if self.decided else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +199,7 @@ def _totals(executions: dict[str, Any], attempts: dict[str, Any]) -> Totals:
         spend=known_sum(attempts.get("spend"), attempts.get("unknown_costs", 0)),
         wasted=known_sum(executions.get("wasted"), executions.get("unknown_waste", 0)),
         unknown_costs=attempts.get("unknown_costs", 0),
+        unknown_waste=executions.get("unknown_waste", 0),
     )
 
 

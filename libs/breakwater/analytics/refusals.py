@@ -21,7 +21,7 @@ SELECT
     count() AS attempts,
     max(started_at) AS last_at
 {CALLED}
-WHERE short_circuited OR error_kind = 'rate_limit'
+    AND (short_circuited OR error_kind = 'rate_limit')
 GROUP BY agent, kind, by, called
 ORDER BY attempts DESC, agent, kind, by
 {SETTINGS}"""

@@ -4,7 +4,7 @@ Pages are found by key and not by number, so the last page of a million takes no
 for in slices of time, the nearest first, each eight times as long as the one before: a page of common ones is found in
 a fraction of the table, and rare ones after having read all of it once. Only then are the lines of a page read.
 
-Filters on the sorting key stand in PREWHERE, which is right as told in `overview.py`.
+Filters stand in PREWHERE, which is right as told in `overview.py`.
 """
 
 from __future__ import annotations
@@ -227,8 +227,12 @@ def _slices(low: int, high: int, floor: int, *, words: bool, upwards: bool) -> I
 
 
 def _matching(filters: Filters, span: _Slice) -> str:
-    text = "" if not filters.text else f"AND ({_BY_ID} OR {_BY_WORDS})" if span.words else f"AND {_BY_ID}"
-    return f"FROM executions FINAL PREWHERE {filters.prewhere()} WHERE {filters.where()} {text}"
+    kept = f"{filters.prewhere()} AND {filters.where()}"
+    if not filters.text:
+        return f"FROM executions FINAL PREWHERE {kept}"
+    if span.words:
+        return f"FROM executions FINAL PREWHERE {kept} WHERE ({_BY_ID} OR {_BY_WORDS})"
+    return f"FROM executions FINAL PREWHERE {kept} AND {_BY_ID}"
 
 
 def _parameters(filters: Filters, span: _Slice) -> dict[str, object]:
