@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -14,11 +17,27 @@ GUARDED = ("/api", "/metrics")
 
 _BELOW = tuple(f"{path}/" for path in GUARDED)
 _HOLDER = "breakwater.api_key"
+_LOOK_AGAIN = "breakwater.api_key.look_again"
 
 
 def holder_of(request: Request) -> ApiKey:
     """Whose key let this request in; only of what is guarded."""
     return request.scope[_HOLDER]
+
+
+async def refusal(request: Request, every_s: float) -> str:
+    """Waits until the key that let this request in would not do so any more, and says why.
+
+    Args:
+        request: one of what is guarded, which takes long.
+        every_s: how often the key is looked at, in seconds.
+    """
+    look_again: Callable[[], str | None] = request.scope[_LOOK_AGAIN]
+    why: str | None = None
+    while why is None:
+        await asyncio.sleep(every_s)
+        why = look_again()
+    return why
 
 
 class RequireApiKey:
@@ -35,30 +54,43 @@ class RequireApiKey:
         """Passes the request on, or answers it with 401 or 403."""
         if scope["type"] == "http" and is_guarded(scope["path"]):
             try:
-                holder = scope[_HOLDER] = self._holder(scope)
+                key = _key_of(scope)
+                holder = scope[_HOLDER] = self._holder(key)
                 sent = (scope.get("raw_path") or b"").decode("latin-1")
                 needed = scopes_for(scope["method"], scope["path"], sent)
                 if not holder.may(needed):
                     raise _forbidden(holder, needed)
+                scope[_LOOK_AGAIN] = lambda: self._why_not_now(key, needed)
             except Problem as problem:
                 await problem.response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _holder(self, scope: Scope) -> ApiKey:
-        header = next((value for name, value in scope["headers"] if name == b"authorization"), None)
-        if header is None:
-            raise _unauthorized("an API key is needed: send the header `Authorization: Bearer bw_…`")
-        scheme, _, key = header.decode("latin-1").partition(" ")
-        holder = self._keys.holder(key.strip()) if scheme.lower() == "bearer" else None
+    def _holder(self, key: str) -> ApiKey:
+        holder = self._keys.holder(key)
         if holder is None:
             raise _unauthorized("this API key is not known; `breakwater keys create NAME` makes one")
         return holder
+
+    def _why_not_now(self, key: str, needed: tuple[KeyScope, ...]) -> str | None:
+        holder = self._keys.holder(key)
+        if holder is None:
+            return "this API key is not known any more"
+        return None if holder.may(needed) else "this API key may not see this any more"
 
 
 def is_guarded(path: str) -> bool:
     """Whether a path takes a key."""
     return path.startswith(_BELOW) or path in GUARDED
+
+
+def _key_of(scope: Scope) -> str:
+    """The key as it was sent; empty where it was not sent as a bearer's."""
+    header = next((value for name, value in scope["headers"] if name == b"authorization"), None)
+    if header is None:
+        raise _unauthorized("an API key is needed: send the header `Authorization: Bearer bw_…`")
+    scheme, _, key = header.decode("latin-1").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def _forbidden(key: ApiKey, needed: tuple[KeyScope, ...]) -> Problem:

@@ -197,9 +197,8 @@ def _no_cap(counter: Counter) -> Problem:
 
 
 def _below(configured: int) -> Problem:
-    message = f"the config's cap is {money_text(configured)}: give more, or exactly that to take a raise back"
-    detail = Detail(path="limit_usd", message=message)
-    return Problem(422, "below_cap", "a cap can be raised here, and lowered in the config only", [detail])
+    detail = Detail(path="limit_usd", message="give more; or exactly that, which takes a raise back")
+    return Problem(422, "below_cap", f"a cap can't be below what the config says ({money_text(configured)})", [detail])
 
 
 def _not_filled() -> Problem:

@@ -28,6 +28,9 @@ from services.request.problems import Detail, Problem
 from services.request.replays import By, Outcome, Replays, not_all
 
 SHOWN_DAYS = 7
+MOST_DIGITS = 19
+"""Of a letter's number, which is below 2**63."""
+
 AT_ONCE = 64
 AT_ONCE_BYTES = 8 * 1024 * 1024
 """How many letters are replayed at the same time; memory holds their jobs."""
@@ -87,7 +90,8 @@ class DeadLetterRoutes:
         """GET of one: 200 with what may be seen of it."""
         number: str = request.path_params["letter"]
         try:
-            kept = await self._letter(int(number)) if number.isascii() and number.isdecimal() else None
+            is_number = number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS
+            kept = await self._letter(int(number)) if is_number else None
             if kept is None:
                 hint = "`breakwater dlq list` lists them; each is kept for 30 days"
                 message = f"there is no dead letter {number[:40]!r}; {hint}"

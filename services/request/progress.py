@@ -26,6 +26,7 @@ from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailable
 from services.request import progress_steps as steps
 from services.request.answers import Answers
+from services.request.auth import refusal
 from services.request.inbox import Inbox
 from services.request.problems import Problem, unavailable, unknown_job
 
@@ -33,6 +34,9 @@ MOST_STREAMS = 200
 
 KEEP_ALIVE_S = 15.0
 """Proxies close what is silent for a minute."""
+
+KEY_LOOK_S = 15.0
+"""How often it is looked whether the key that opened a stream still would: it may be revoked meanwhile."""
 
 LOOK_S = 5.0
 """How often it is looked whether something was not heard: a decision, attempts."""
@@ -88,7 +92,7 @@ class ProgressStreams:
         job_id: str = request.path_params["job_id"]
         if not is_identifier(job_id):
             raise unknown_job(None)
-        return _Following(self, self._sources, job_id)
+        return _Following(self, self._sources, job_id, request)
 
     @contextmanager
     def place(self) -> Generator[Inbox]:
@@ -115,17 +119,18 @@ class ProgressStreams:
 class _Following(Response):
     """One stream. Problems that are found before it has begun are answered as any other."""
 
-    def __init__(self, streams: ProgressStreams, sources: Sources, job_id: str) -> None:
+    def __init__(self, streams: ProgressStreams, sources: Sources, job_id: str, request: Request) -> None:
         super().__init__(headers=_HEADERS)
         self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         self._streams = streams
         self._sources = sources
         self._job_id = job_id
+        self._request = request
         self._told = steps.Told()
         self._number = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the stream until the job is decided, the reader goes away, or the process stops."""
+        """Sends the stream until the job is decided, the reader goes away, its key is revoked, or the process stops."""
         subject = f"bw.progress.*.{subjects.encode_token(self._job_id)}"
         with self._streams.place() as inbox:
             try:
@@ -144,6 +149,7 @@ class _Following(Response):
     ) -> None:
         writing = asyncio.create_task(self._write(inbox, send, found, decided))
         gone = asyncio.create_task(_disconnected(receive))
+        watching = asyncio.create_task(self._watch_key(inbox))
         try:
             await asyncio.wait([writing, gone, inbox.ending], return_when=asyncio.FIRST_COMPLETED)
             if writing.done():
@@ -156,7 +162,10 @@ class _Following(Response):
                     async with asyncio.timeout(FAREWELL_S):
                         await send(_body(steps.comment(inbox.ending.result()), more=False))
         finally:
-            await background.stop(writing, gone)
+            await background.stop(writing, gone, watching)
+
+    async def _watch_key(self, inbox: Inbox) -> None:
+        inbox.end(await refusal(self._request, KEY_LOOK_S))
 
     async def _known(self) -> tuple[list[Progress], bytes | None]:
         """What is known when somebody joins, and the decision. Raises Problem: 404, nobody knows the job."""

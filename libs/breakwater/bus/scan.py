@@ -31,6 +31,10 @@ _OF_THE_BATCH = ("Nats-Num-Pending", "Nats-Last-Sequence")
 """Headers that tell of the batch, and so differ each time the same message is read."""
 
 
+_FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2262, 1, 1, tzinfo=UTC)
+"""NATS counts nanoseconds in 64 bits: a time beyond these would mean another one, of other centuries."""
+
+
 class _TooManySubjectsError(BusError):
     """The server names the last messages of at most 1024 subjects."""
 
@@ -122,7 +126,7 @@ def _begin(start: datetime | int) -> dict[str, object]:
         return {"seq": max(start, 1)}
     if start.tzinfo is None:
         raise ValueError(f"the time to start from needs a zone: {start.isoformat()}")
-    return {"start_time": start.astimezone(UTC).isoformat()}
+    return {"start_time": min(max(start, _FIRST), _LAST).astimezone(UTC).isoformat()}
 
 
 async def _walk(

@@ -168,6 +168,14 @@ async def test_the_last_seven_days_are_listed_or_those_since_a_time(
     assert len(await listed(door, "?since=2020-01-01T00:00:00Z")) == 2
 
 
+async def test_times_long_ago_and_far_away_mean_what_they_say(door: Door) -> None:
+    letter = await give_up(door)
+    for since, found in {"0001-01-01": [letter], "1600-01-01": [letter], "2300-01-01": [], "9999-12-31": []}.items():
+        assert [one["letter"] for one in await listed(door, f"?since={since}T00:00:00Z")] == found, since
+    assert (await replay(door, all=True, since="9999-12-31T00:00:00Z"))["replayed"] == []
+    assert len((await replay(door, all=True, since="1600-01-01T00:00:00Z"))["replayed"]) == 1
+
+
 @pytest.mark.parametrize(
     ("query", "path"),
     [
@@ -175,6 +183,8 @@ async def test_the_last_seven_days_are_listed_or_those_since_a_time(
         ("?limit=1001", "limit"),
         ("?since=yesterday", "since"),
         ("?since=2026-11-21T10:00:00", "since"),
+        ("?since=0001-01-01T00:00:00%2B14:00", "since"),
+        ("?since=9999-12-31T23:59:59-14:00", "since"),
         ("?why=1", "why"),
     ],
 )
@@ -250,7 +260,7 @@ async def test_a_long_letter_is_cut_and_says_so(door: Door) -> None:
     assert len(shown["payload"]) < 30_000
 
 
-@pytest.mark.parametrize("number", ["999", "0", "-1", "x", "%D9%A3", "9" * 30, "replay"])
+@pytest.mark.parametrize("number", ["999", "0", "-1", "x", "%D9%A3", "9" * 30, "9" * 5_000, "replay"])
 async def test_a_letter_that_is_not_there_is_said_so(door: Door, number: str) -> None:
     await give_up(door)
     answer = await door.ask("GET", f"/api/v1/dlq/{number}")
@@ -512,6 +522,12 @@ async def test_only_those_that_are_meant_are_replayed(door: Door) -> None:
         ({"all": True, "after": 7}, "after needs up_to"),
         ({"letters": []}, "letters"),
         ({"letters": [0]}, "letters.0"),
+        ({"letters": [True]}, "letters.0"),
+        ({"letters": ["1"]}, "letters.0"),
+        ({"all": True, "after": True, "up_to": 7}, "after"),
+        ({"all": True, "up_to": True}, "up_to"),
+        ({"all": True, "since": "0001-01-01T00:00:00+14:00"}, "since"),
+        ({"all": True, "since": "9999-12-31T23:59:59-14:00"}, "since"),
         ({"letters": [1] * 1_001}, "letters"),
         ({"reason": "error", "letter": 1}, "did you mean 'letters'?"),
     ],

@@ -15,7 +15,7 @@ import pytest
 import redis.asyncio
 from yarl import URL
 
-from breakwater.api_keys import create_key
+from breakwater.api_keys import create_key, revoke_key
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, ErrorInfo, Progress
@@ -65,10 +65,10 @@ class Follower:
 
 
 @asynccontextmanager
-async def following(door: Door, job_id: str, path: str = "") -> AsyncGenerator[Follower]:
+async def following(door: Door, job_id: str, path: str = "", **headers: str) -> AsyncGenerator[Follower]:
     url = URL(door.url + (path or f"/api/v1/jobs/{quote(job_id, safe='')}/progress"), encoded=True)
     timeout = aiohttp.ClientTimeout(total=120)
-    async with door.http.get(url, timeout=timeout) as response:
+    async with door.http.get(url, timeout=timeout, headers=headers) as response:
         assert response.status == 200, await response.read()
         yield Follower(response)
 
@@ -284,6 +284,39 @@ async def test_an_encoded_slash_does_not_open_an_answer_to_a_key_that_may_see_pr
     followed = await door.ask("GET", f"/api/v1/jobs/{quote(job_id, safe='')}/progress", headers=header)
     assert followed.status == 200
     assert b"a secret answer" not in followed.body
+
+
+async def test_a_stream_ends_once_its_key_is_revoked_and_those_of_other_keys_go_on(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.request.progress.KEY_LOOK_S", 0.05)
+    revoked = create_key(door.settings.api_keys_file, "leaving", scopes=("read",))
+    job_id = await submitted(door)
+    async with following(door, job_id) as stays, following(door, job_id, Authorization=f"Bearer {revoked}") as reader:
+        assert await stays.step() == await reader.step() == ("queued", None, None)
+        revoke_key(door.settings.api_keys_file, revoked.split("_")[1])
+        async with asyncio.timeout(60):
+            assert await reader.rest() == []
+        assert reader.comments[-1] == "this API key is not known any more"
+        await tell(door, job_id, "dispatched")
+        assert await stays.step() == ("dispatched", None, None)
+
+
+async def test_a_stream_ends_once_its_key_may_not_see_progress_any_more(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.request.progress.KEY_LOOK_S", 0.05)
+    path = door.settings.api_keys_file
+    narrowed = create_key(path, "narrowed", scopes=("read",))
+    job_id = await submitted(door)
+    async with following(door, job_id, Authorization=f"Bearer {narrowed}") as reader:
+        assert await reader.step() == ("queued", None, None)
+        document = json.loads(path.read_text())
+        document["keys"][-1]["scopes"] = ["operate"]
+        path.write_text(json.dumps(document))
+        async with asyncio.timeout(60):
+            assert await reader.rest() == []
+        assert reader.comments[-1] == "this API key may not see this any more"
 
 
 async def test_head_answers_at_once(door: Door) -> None:
