@@ -123,9 +123,26 @@ def test_a_broken_file_is_not_overwritten(path: Path) -> None:
 
 
 def test_revoking_an_unknown_key_names_the_known_ones(path: Path) -> None:
-    key_id = create_key(path, "ci").split("_")[1]
-    with pytest.raises(ApiKeysError, match=f"no API key 'nope'; known are: {key_id}"):
+    ids = [create_key(path, name).split("_")[1] for name in ("ci", "laptop")]
+    with pytest.raises(ApiKeysError) as refused:
         revoke_key(path, "nope")
+    assert str(refused.value) == f"there is no API key 'nope'; known are: {ids[0]} (ci), {ids[1]} (laptop)"
+
+
+def test_a_key_is_revoked_by_a_name_that_no_other_has(path: Path) -> None:
+    ids = [create_key(path, name).split("_")[1] for name in ("ci", "laptop", "ci")]
+    assert revoke_key(path, "laptop").id == ids[1]
+    with pytest.raises(ApiKeysError) as refused:
+        revoke_key(path, "ci")
+    assert str(refused.value) == f"2 API keys are named 'ci'; say which by its id: {ids[0]} (ci), {ids[2]} (ci)"
+    assert [key.id for key in list_keys(path)] == [ids[0], ids[2]]
+
+
+def test_an_id_is_meant_before_a_name_that_reads_alike(path: Path) -> None:
+    key_id = create_key(path, "ci").split("_")[1]
+    create_key(path, key_id)
+    assert revoke_key(path, key_id).name == "ci"
+    assert [key.name for key in list_keys(path)] == [key_id]
 
 
 @pytest.mark.parametrize("name", ["", "n" * 129, "line\nbreak"])

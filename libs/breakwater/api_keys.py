@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,23 +64,29 @@ def list_keys(path: Path) -> tuple[ApiKey, ...]:
         raise ApiKeysError(f"{path}: is not a file of API keys: {where}{': ' if where else ''}{first['msg']}") from None
 
 
-def revoke_key(path: Path, key_id: str) -> ApiKey:
+def revoke_key(path: Path, which: str) -> ApiKey:
     """Removes a key. Running services refuse it from their next request on.
+
+    Args:
+        path: the file.
+        which: its id; or its name, where no other key has it.
 
     Returns:
         What was kept of it.
 
     Raises:
-        ApiKeysError: there is no such key, or the file can't be read or written.
+        ApiKeysError: there is no such key, or more than one of this name, or the file can't be read or written.
     """
     with _locked(path):
         keys = list_keys(path)
-        gone = next((key for key in keys if key.id == key_id), None)
-        if gone is None:
-            known = ", ".join(key.id for key in keys) or "none"
-            raise ApiKeysError(f"there is no API key {key_id!r}; known are: {known}")
-        _save(path, tuple(key for key in keys if key.id != key_id))
-    return gone
+        # An id first: a key may be named like the id of another one.
+        found = [key for key in keys if key.id == which] or [key for key in keys if key.name == which]
+        if not found:
+            raise ApiKeysError(f"there is no API key {which!r}; known are: {_listed(keys) or 'none'}")
+        if len(found) > 1:
+            raise ApiKeysError(f"{len(found)} API keys are named {which!r}; say which by its id: {_listed(found)}")
+        _save(path, tuple(key for key in keys if key.id != found[0].id))
+    return found[0]
 
 
 class KeyRing:
@@ -124,6 +130,10 @@ class KeyRing:
         except OSError:
             return None
         return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _listed(keys: Iterable[ApiKey]) -> str:
+    return ", ".join(f"{key.id} ({key.name})" for key in keys)
 
 
 def _save(path: Path, keys: tuple[ApiKey, ...]) -> None:

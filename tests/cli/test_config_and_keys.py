@@ -94,6 +94,16 @@ def test_a_key_is_made_listed_and_revoked(run: Run, tmp_path: Path) -> None:
     assert "there is no API key" in gone.err
 
 
+def test_a_key_is_revoked_by_its_name_where_only_one_has_it(run: Run) -> None:
+    ids = [run("keys", "create", name, "--json").json["key"].split("_")[1] for name in ("laptop", "ci", "ci")]
+    assert run("keys", "revoke", "laptop").out == f"revoked {ids[0]} (laptop)\n"
+    for name in ("ci", "laptop"):
+        refused = run("keys", "revoke", name)
+        assert refused.code == ExitCode.FAILED
+        assert f"{ids[1]} (ci), {ids[2]} (ci)" in refused.err
+    assert len(run("keys", "list", "--json").json) == 2
+
+
 def test_a_key_may_be_for_some_things_only(run: Run) -> None:
     made = run("keys", "create", "on-call", "--scope", "operate", "--scope", "read", "--scope", "read")
     assert made.code == ExitCode.OK

@@ -144,6 +144,29 @@ async def test_which_ones_are_meant_is_asked_for(run: Run, stub: Stub) -> None:
     assert timedelta(hours=2) <= datetime.now(UTC) - begin < timedelta(hours=3)
 
 
+@pytest.mark.parametrize(
+    ("options", "added"),
+    [
+        (["--reason", "nope"], "; no letter has the reason 'nope', only error, timeout"),
+        (["--agent", "nope"], "; no letter is of agent 'nope', only unknown, writer"),
+        (
+            ["--reason", "x", "--agent", "y"],
+            "; no letter has the reason 'x', only error, timeout; no letter is of agent 'y', only unknown, writer",
+        ),
+        (["--reason", "timeout", "--agent", "writer"], ""),
+    ],
+)
+async def test_a_reason_or_an_agent_that_no_letter_has_is_told(
+    run: Run, stub: Stub, options: list[str], added: str
+) -> None:
+    kept = [("error", "unknown", 3), ("error", "writer", 2), ("timeout", "unknown", 1)]
+    counts = [{"reason": reason, "agent": agent, "count": count} for reason, agent, count in kept]
+    stub.answers["GET dlq"] = (200, {"letters": [], "more": False, "counts": counts})
+    ran = await in_thread(run, "dlq", "list", *options)
+    assert (ran.code, ran.out) == (ExitCode.OK, "")
+    assert ran.err.splitlines()[0] == f"nothing of those you asked for was given up within 7 days{added}"
+
+
 @pytest.mark.parametrize("width", [60, 80, 140])
 async def test_letters_fit_the_terminal_with_their_errors(
     run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch, width: int

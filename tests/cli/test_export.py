@@ -19,7 +19,7 @@ from clickhouse_connect.driver import create_async_client
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
-from breakwater.cli import parquet
+from breakwater.cli import executions_export, parquet
 from breakwater.cli.errors import ExitCode
 from breakwater.contracts.execution import Execution
 from breakwater.contracts.types import format_time
@@ -54,6 +54,16 @@ async def store(analytics: Analytics, records: Sequence[Execution]) -> None:
     await analytics.insert(schema.ATTEMPTS, [attempt_row(one, 1) for record in records for one in record.attempts])
 
 
+async def store_much(analytics: Analytics) -> None:
+    """Text that does not compress, so that the answer is long in either format."""
+    await store(analytics, [execution()])
+    await analytics.execute(
+        "INSERT INTO executions SELECT * EXCEPT (number) "
+        "REPLACE (base64Encode(randomString(2000)) AS output, toString(number) AS execution_id) "
+        f"FROM (SELECT executions.*, many.number FROM executions CROSS JOIN numbers({MANY}) AS many)"
+    )
+
+
 def lines(file: Path, key: str) -> dict[str, dict[str, Any]]:
     """What a file of JSON lines holds, by an id."""
     text = file.read_text(encoding="utf-8")
@@ -64,9 +74,10 @@ def lines(file: Path, key: str) -> dict[str, dict[str, Any]]:
 
 
 @asynccontextmanager
-async def cutting(url: str, after: int) -> AsyncGenerator[str]:
-    """A way to ClickHouse on which an answer breaks off when it has so many bytes."""
+async def cutting(url: str, after: int, *, hangs: bool = False) -> AsyncGenerator[str]:
+    """A way to ClickHouse on which an answer breaks off when it has so many bytes, or no more of it comes."""
     at = urlsplit(url)
+    over = asyncio.Event()
 
     async def serve(questions: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         answers, onward = await asyncio.open_connection(at.hostname, at.port)
@@ -82,12 +93,17 @@ async def cutting(url: str, after: int) -> AsyncGenerator[str]:
                 back.write(chunk[:left])
                 await back.drain()
                 left -= len(chunk)
+        if hangs and left <= 0:
+            await over.wait()
         asking.cancel()
         onward.close()
         back.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        yield url.replace(f"{at.hostname}:{at.port}", f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        try:
+            yield url.replace(f"{at.hostname}:{at.port}", f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        finally:
+            over.set()
 
 
 @pytest.mark.parametrize(("what", "table"), [("executions", schema.EXECUTIONS), ("attempts", schema.ATTEMPTS)])
@@ -185,7 +201,11 @@ async def test_no_rows_are_a_success_that_says_so_and_leave_no_file(run: Run, an
     ask = ("executions", "export", "--format", "parquet", "--agent", "nobody")
     ran = await in_thread(run, *ask)
     assert (ran.code, ran.out) == (ExitCode.OK, "")
-    assert "no executions to export; no file is written" in ran.err
+    assert ran.err == (
+        "no executions of agent 'nobody' to export; no file is written\n(what else you asked for fits agents writer)\n"
+    )
+    nothing = await in_thread(run, *ask, "--until", "2020-01-01")
+    assert nothing.err.endswith("(what else you asked for fits no agent)\n")
     assert (await in_thread(run, *ask, "--json")).json == {"rows": 0, "bytes": 0, "file": None}
     assert list(Path().iterdir()) == []
 
@@ -209,13 +229,7 @@ async def test_a_file_that_is_there_is_replaced_only_by_force(run: Run, analytic
 async def test_an_answer_that_breaks_off_leaves_no_file(
     run: Run, analytics: Analytics, clickhouse_server: RunningServer, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    # Text that does not compress, so that the answer is long in either format.
-    await store(analytics, [execution()])
-    await analytics.execute(
-        "INSERT INTO executions SELECT * EXCEPT (number) "
-        "REPLACE (base64Encode(randomString(2000)) AS output, toString(number) AS execution_id) "
-        f"FROM (SELECT executions.*, many.number FROM executions CROSS JOIN numbers({MANY}) AS many)"
-    )
+    await store_much(analytics)
     async with cutting(clickhouse_server.url, 3_000_000) as url:
         monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", f"{url.rstrip('/')}/{analytics.database}")
         ran = await in_thread(run, "executions", "export", "--format", form)
@@ -226,6 +240,28 @@ async def test_an_answer_that_breaks_off_leaves_no_file(
     whole = await in_thread(run, "executions", "export", "--format", form, "--json")
     assert whole.json["rows"] == MANY + 1
     assert whole.json["bytes"] > 3_000_000
+
+
+@pytest.mark.parametrize("after", [1, 3_000_000], ids=["from the start", "in the middle"])
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+async def test_a_server_that_falls_silent_is_given_up_and_leaves_no_file(
+    run: Run,
+    analytics: Analytics,
+    clickhouse_server: RunningServer,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    after: int,
+) -> None:
+    await store_much(analytics)
+    monkeypatch.setattr(executions_export, "SILENCE_S", 5.0)
+    async with cutting(clickhouse_server.url, after, hangs=True) as url:
+        monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", f"{url.rstrip('/')}/{analytics.database}")
+        async with asyncio.timeout(120):
+            ran = await in_thread(run, "executions", "export", "--format", form)
+    assert ran.code == ExitCode.UNREACHABLE, ran.err
+    assert "Timeout on reading data" in ran.err
+    assert "breakwater doctor" in ran.err
+    assert list(Path().iterdir()) == []
 
 
 async def test_a_parquet_file_tells_whether_it_is_whole(run: Run, analytics: Analytics) -> None:
@@ -243,6 +279,8 @@ async def test_a_parquet_file_tells_whether_it_is_whole(run: Run, analytics: Ana
     [
         (("--what", "attempts", "--status", "succeeded"), "--status is of executions"),
         (("--output", "-", "--json"), "--json prints a summary on stdout"),
+        (("--since", "1h", "--until", "2h"), "--since 1h is not before --until 2h, so that nothing lies between"),
+        (("--since", "2999-01-01"), "--since 2999-01-01 is not before now"),
         (("--until", "soon"), "--until 'soon' is neither a duration nor a time"),
     ],
 )

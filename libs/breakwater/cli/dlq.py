@@ -90,10 +90,7 @@ def list_(
     if as_json:
         output.json_document(document)
         return
-    chosen = " of those you asked for" if reason or agent else ""
-    letter_tables.show(
-        letters, now, empty=f"nothing{chosen} was given up {f'since {since}' if since else 'within 7 days'}"
-    )
+    letter_tables.show(letters, now, empty=letter_tables.nothing(counts, reason, agent, since))
     if more:
         output.note(f"(there are more than these {limit:,}; see --limit)")
     letter_tables.tell_counts(counts)

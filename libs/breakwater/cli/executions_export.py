@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -18,17 +17,15 @@ import typer
 from breakwater.cli import connect, formats, output, parquet
 from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, unreachable, wrong_usage
+from breakwater.cli.export_progress import Progress, size
 from breakwater.cli.plane import DataOption, JsonOption, Plane
 
-ANSWER_TIMEOUT_S = 600.0
-"""Before its first row a server may have to read and merge much."""
+SILENCE_S = 120.0
+"""How long nothing may come, before the first byte or between two. A server that hangs looks like one that works."""
 
 STDOUT = Path("-")
-_AGAIN = "\r\x1b[K"
-"""Begins the terminal's line again."""
-
-_TOLD_EVERY_S = {True: 0.2, False: 10.0}
-"""Progress, on a terminal and elsewhere."""
+MOST_NAMED = 10
+"""How many agents are named where the one that was asked for has nothing."""
 
 
 class What(StrEnum):
@@ -108,22 +105,22 @@ def export(
         raise wrong_usage(f"{target} is there already", "Name another one with --output, or replace it with --force.")
     from breakwater.analytics.exports import where
 
-    now = datetime.now(UTC)
-    rows, parameters = where(
-        what.value,
-        since=None if since is None else formats.since(since, now),
-        until=now if until is None else formats.since(until, now, "--until"),
-        agent=agent,
-        status=None if status is None else status.value,
-    )
-    written = run(_export(_Wanted(Plane(data).clickhouse_url, what, form, rows, parameters, target)))
+    begin, end = _range(since, until)
+    ended = None if status is None else status.value
+    rows, parameters = where(what.value, since=begin, until=end, agent=agent, status=ended)
+    url = Plane(data).clickhouse_url
+    written = run(_export(_Wanted(url, what, form, rows, parameters, target)))
     if as_json:
         output.json_document(written)
     elif not written.rows:
-        output.note(f"no {what} to export; {'nothing' if target == STDOUT else 'no file'} is written")
+        of_it = "" if agent is None else f" of agent {agent!r}"
+        output.note(f"no {what}{of_it} to export; {'nothing' if target == STDOUT else 'no file'} is written")
+        if agent is not None:
+            others = where(what.value, since=begin, until=end, agent=None, status=ended)
+            output.note(f"(what else you asked for fits {run(_agents(url, *others))})")
     else:
         place = "stdout" if written.file is None else written.file
-        output.note(f"{formats.counted(written.rows, what.value[:-1])} in {place}, {_size(written.bytes)}")
+        output.note(f"{formats.counted(written.rows, what.value[:-1])} in {place}, {size(written.bytes)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +135,32 @@ class _Wanted:
     target: Path
 
 
+def _range(since: str | None, until: str | None) -> tuple[datetime | None, datetime]:
+    now = datetime.now(UTC)
+    begin = None if since is None else formats.since(since, now)
+    end = now if until is None else formats.since(until, now, "--until")
+    if begin is not None and begin >= end:
+        last = "now" if until is None else f"--until {until}"
+        raise wrong_usage(
+            f"--since {since} is not before {last}, so that nothing lies between",
+            "--since is the earlier one: --since 2h --until 1h.",
+        )
+    return begin, end
+
+
+async def _agents(url: str, rows: str, parameters: dict[str, object]) -> str:
+    """Whose rows there are, those with the most first."""
+    found = f"SELECT agent FROM {rows} GROUP BY agent ORDER BY count() DESC, agent LIMIT {MOST_NAMED + 1}"  # noqa: S608  of `where`
+    async with connect.analytics(url, answer_timeout_s=SILENCE_S) as analytics:
+        names = [str(name) for (name,) in (await analytics.query(found, parameters)).rows]
+    more = " and others" if len(names) > MOST_NAMED else ""
+    return f"agents {', '.join(names[:MOST_NAMED])}{more}" if names else "no agent"
+
+
 async def _export(wanted: _Wanted) -> Written:
     from breakwater.analytics.exports import SETTINGS, statement
 
-    async with connect.analytics(wanted.url, answer_timeout_s=ANSWER_TIMEOUT_S) as analytics:
+    async with connect.analytics(wanted.url, answer_timeout_s=SILENCE_S) as analytics:
         already = int((await analytics.query("SELECT getSetting('readonly')")).rows[0][0])
         if already == 1:
             raise CliError(
@@ -160,7 +179,7 @@ async def _export(wanted: _Wanted) -> Written:
             **({} if already else {"readonly": 2}),
         }
         sql = statement(wanted.what.value, wanted.form.value, wanted.rows)
-        progress = _Progress(wanted, total)
+        progress = Progress(formats.counted(total, wanted.what.value[:-1]), counts=wanted.form is Form.JSONL)
         chunks = analytics.raw_stream(sql, wanted.parameters, settings)
         if wanted.target == STDOUT:
             await _to_stdout(chunks, progress)
@@ -173,7 +192,7 @@ async def _export(wanted: _Wanted) -> Written:
         return Written(rows, progress.bytes, str(wanted.target))
 
 
-async def _copy(chunks: AsyncGenerator[bytes], file: BinaryIO, progress: _Progress) -> None:
+async def _copy(chunks: AsyncGenerator[bytes], file: BinaryIO, progress: Progress) -> None:
     async with aclosing(chunks):
         async for chunk in chunks:
             file.write(chunk)
@@ -181,7 +200,7 @@ async def _copy(chunks: AsyncGenerator[bytes], file: BinaryIO, progress: _Progre
     progress.over()
 
 
-async def _to_stdout(chunks: AsyncGenerator[bytes], progress: _Progress) -> None:
+async def _to_stdout(chunks: AsyncGenerator[bytes], progress: Progress) -> None:
     try:
         await _copy(chunks, sys.stdout.buffer, progress)
         sys.stdout.buffer.flush()
@@ -205,45 +224,3 @@ def _replacing(target: Path) -> Generator[BinaryIO]:
         raise CliError("not_written", f"{target} can't be written: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
-
-
-class _Progress:
-    """Counts what came, and tells of it on stderr."""
-
-    def __init__(self, wanted: _Wanted, total: int) -> None:
-        self.rows = 0
-        self.bytes = 0
-        self._of = formats.counted(total, wanted.what.value[:-1])
-        self._counts = wanted.form is Form.JSONL
-        self._last = b""
-        self._drawn = output.is_terminal(sys.stderr)
-        self._every_s = _TOLD_EVERY_S[self._drawn]
-        self._next = time.monotonic()
-
-    @property
-    def whole_rows(self) -> int | None:
-        """The lines of JSON; None where the last one is not whole."""
-        return self.rows if self._last == b"}\n" else None
-
-    def on(self, chunk: bytes) -> None:
-        """Bytes were written."""
-        self.bytes += len(chunk)
-        if self._counts:
-            self.rows += chunk.count(b"\n")
-            self._last = (self._last + chunk[-2:])[-2:]
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + self._every_s
-            text = f"{self.rows:,} of {self._of}" if self._counts else f"exporting {self._of}"
-            sys.stderr.write(
-                f"{_AGAIN}{text}, {_size(self.bytes)}" if self._drawn else f"{text}, {_size(self.bytes)}\n"
-            )
-            sys.stderr.flush()
-
-    def over(self) -> None:
-        """No more will come."""
-        if self._drawn:
-            sys.stderr.write(_AGAIN)
-
-
-def _size(count: int) -> str:
-    return f"{count:,} bytes" if count < 10_000 else f"{count / 1e6:,.1f} MB"

@@ -108,7 +108,12 @@ def list_(file: FileOption = None, data: DataOption = None, as_json: JsonOption 
 
 @app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="As `breakwater keys list` shows it.")],
+    key: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY", help="Its id, as `breakwater keys list` shows it; or its name, if only it has that."
+        ),
+    ],
     file: FileOption = None,
     data: DataOption = None,
     as_json: JsonOption = False,
@@ -118,10 +123,12 @@ def revoke(
     For example:
 
         breakwater keys revoke 3f9c01d2a77b
+
+        breakwater keys revoke billing-service
     """
     from breakwater.api_keys import revoke_key
 
-    gone = revoke_key(keys_file(file, data), key_id)
+    gone = revoke_key(keys_file(file, data), key)
     if as_json:
         output.json_document({"id": gone.id, "name": gone.name, "revoked": True})
     else:

@@ -57,6 +57,18 @@ def tell_counts(counts: list[LetterCount]) -> None:
     output.note(f"(kept for 30 days: {', '.join(named)})")
 
 
+def nothing(counts: list[LetterCount], reason: str | None, agent: str | None, since: str | None) -> str:
+    """What to say where no letter was found; a reason or an agent that no letter has is told with those that are."""
+    unknown = [
+        f"no letter {has} {asked!r}, only {_most(counts, name)}"
+        for name, has, asked in (("reason", "has the reason", reason), ("agent", "is of agent", agent))
+        if asked is not None and counts and all(getattr(one, name) != asked for one in counts)
+    ]
+    chosen = " of those you asked for" if reason or agent else ""
+    said = f"nothing{chosen} was given up {f'since {since}' if since else 'within 7 days'}"
+    return "; ".join([said, *unknown])
+
+
 def show_one(one: ShownLetter, now: datetime) -> None:
     """Prints all that may be seen of a letter."""
     replayed_at = "" if one.replayed_at is None else f" at {formats.clock(one.replayed_at, now)}"
@@ -104,6 +116,13 @@ def _replay(one: Letter) -> output.Cell:
     if one.replayed_as is not None:
         return "done" if one.replay_status is None else output.state(one.replay_status)
     return "possible" if one.replayable else "no"
+
+
+def _most(counts: list[LetterCount], name: str) -> str:
+    """The reasons or the agents that letters have, the most first."""
+    names = list(dict.fromkeys(str(getattr(one, name)) for one in counts))
+    more = f" and {len(names) - MOST_NUMBERS:,} more" if len(names) > MOST_NUMBERS else ""
+    return f"{', '.join(names[:MOST_NUMBERS])}{more}"
 
 
 def _numbers(letters: list[int]) -> str:

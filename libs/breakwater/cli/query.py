@@ -70,10 +70,10 @@ def query(
     """Run SQL on the recorded executions, attempts, transitions, events of budgets and guards, and alerts; only reads.
 
     The tables: executions, attempts, breaker_transitions, budget_events, guard_events, alerts. Use FINAL to count a row
-    once that was stored twice and not yet merged. The views need none: executions_per_minute,
-    attempts_per_minute, errors_per_minute, waste_per_minute, provider_health, spend_per_hour, retries_per_day,
-    estimate_accuracy, breaker_openings, incidents. docs/analytics.md has a query for each question. Money is Decimal in USD; times are UTC. What would change something is refused without
-    --write.
+    once that was stored twice and not yet merged. The views need none: executions_per_minute, attempts_per_minute,
+    errors_per_minute, waste_per_minute, provider_health, spend_per_hour, retries_per_day, estimate_accuracy,
+    breaker_openings, incidents. docs/analytics.md has a query for each question. Money is Decimal in USD; times are
+    UTC. What would change something is refused without --write.
 
     For example:
 
