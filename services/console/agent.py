@@ -93,6 +93,7 @@ def routes(plane: Plane) -> list[Route]:
             errors=errors,
             waste=waste,
             all_waste=sum(line.cost for line in waste.value or ()),
+            unknown_waste=None if totals.value is None else totals.value.unknown_waste,
             causes=causes,
             retries=retries.value,
             helped=None if retries.value is None else helped(retries.value, span.words),
@@ -113,7 +114,7 @@ def helped(figures: RetryFigures, when: str) -> tuple[str, ...]:
         figures: what happened.
         when: such as `in the last 24h`.
     """
-    if not figures.retried and not figures.fell_back:
+    if not figures.retried and not figures.fell_back and not figures.untold:
         return (f"Nothing was tried again {when}.",)
     said: list[str] = []
     if figures.retried:
@@ -123,6 +124,10 @@ def helped(figures: RetryFigures, when: str) -> tuple[str, ...]:
     if figures.fell_back:
         outcome = _outcome(figures.saved_by_fallback, figures.fell_back, "fell back", figures.fallback_rate)
         said.append(f"{_verdict('Falling back to another model', figures.fallback_rate)}: {outcome}.")
+    if figures.untold == 1:
+        said.append("One execution that ended before the upgrade tells nothing of it.")
+    elif figures.untold:
+        said.append(f"{figures.untold:,} executions that ended before the upgrade tell nothing of it.")
     return tuple(said)
 
 

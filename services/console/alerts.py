@@ -16,7 +16,7 @@ from breakwater.analytics.window import Window
 from breakwater.contracts.alerts import Alert, AlertEvent, IncidentStatus, Replayed, UndeliveredAlert
 from breakwater.contracts.types import Event
 from services.console.auth import acting, session_of
-from services.console.by_hand import back, done, why
+from services.console.by_hand import back, done, whole, why
 from services.console.door import DoorError, SignedOut
 from services.console.plane import WINDOWS, Found, Plane, found, window_links, window_of
 from services.console.words import segment
@@ -123,11 +123,15 @@ def routes(plane: Plane) -> list[Route]:
     async def replay(request: Request) -> Response:
         session, fields = await acting(request)
         number, after = fields.get("letter"), fields.get("after")
+        if any(given and not whole(given) for given in (number, after)):
+            # Without it, all of them would be tried again.
+            session.tell("This was not done: a letter is named by its number, which is shown below.", "bad")
+            return back("/alerts")
         body: dict[str, object] = {"reason": why(fields.get("reason"))}
-        if number.isdecimal():
-            body["letter"] = int(number)
-        elif after.isdecimal():
-            body["after"] = int(after)
+        if number:
+            body["letter"] = whole(number)
+        elif after:
+            body["after"] = whole(after)
         try:
             told = Replayed.model_validate(await plane.door.post(session.key, "alerts/replay", body))
         except SignedOut:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import AsyncGenerator
@@ -54,10 +55,11 @@ class ConsoleService:
             connect(settings.clickhouse_url, answer_timeout_s=ANSWER_TIMEOUT_S),
             self._pages,
             lambda: datetime.now(UTC),
+            asyncio.Event(),
             config.redaction.placeholder,
             config.budgets.zone,
         )
-        self._server = Server(self._app(), drain_s=DRAIN_S, release=lambda: None)
+        self._server = Server(self._app(), drain_s=DRAIN_S, release=lambda: None, stopping=self._plane.stopping.set)
 
     async def run(self) -> None:
         """Serves until SIGTERM or SIGINT.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hmac
+import math
 import time
 from collections.abc import Callable
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import structlog
 from pydantic import SecretStr
@@ -21,10 +22,15 @@ from services.console.sessions import LASTS_S, Session, Sessions
 COOKIE = "breakwater_console"
 CHECK_EVERY_S = 10.0
 """A revoked key is out after this long."""
+CHECK_TIMEOUT_S = 3.0
 UNCHECKED_S = 300.0
 """While the interface is away, who signed in before may go on reading what is recorded, for this long."""
 
 _OPEN = ("/sign-in", "/healthz")
+_WHY = {
+    "revoked": "This key is not known any more: sign in with another one.",
+    "over": "Your sign-in had ended, and nothing was done. Sign in, and send the form again.",
+}
 _SESSION = "breakwater.session"
 
 
@@ -44,7 +50,7 @@ async def acting(request: Request) -> tuple[Session, Fields]:
         NotAllowed: the form is not from our pages, or their key does not let them do things.
     """
     session, fields = session_of(request), await read_form(request)
-    if not hmac.compare_digest(fields.get("csrf", ""), session.csrf):
+    if not hmac.compare_digest(fields.get("csrf", "").encode(), session.csrf.encode()):
         raise NotAllowed("This form is too old, or was sent by another site. Load the page again.")
     if not session.may_operate:
         raise NotAllowed(f"The key {session.name!r} may look, and change nothing: it lacks the scope `operate`.")
@@ -67,6 +73,7 @@ class RequireSignIn:
         self._door = door
         self._pages = pages
         self._clock = clock
+        self._asked_again_at = -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on with its session, or answers it."""
@@ -85,17 +92,21 @@ class RequireSignIn:
         if session is None:
             return _to_sign_in(request)
         now = self._clock()
-        if now - session.checked_at > CHECK_EVERY_S:
+        # While the interface is away or hangs, not every page waits to find that out.
+        if now - session.checked_at > CHECK_EVERY_S and now >= self._asked_again_at:
             try:
-                await self._door.get(session.key, "key")
+                await self._door.get(session.key, "key", timeout_s=CHECK_TIMEOUT_S)
             except SignedOut:
                 self._sessions.end(token)
                 return _to_sign_in(request, "revoked")
             except DoorError as error:
+                self._asked_again_at = self._clock() + CHECK_EVERY_S
                 if now - session.checked_at > UNCHECKED_S:
                     return self._pages.plain(request, 503, "Nobody can be let in now", error.message)
             else:
                 session.checked_at = now
+        elif now - session.checked_at > UNCHECKED_S:
+            return self._pages.plain(request, 503, "Nobody can be let in now", "The HTTP interface does not answer.")
         request.scope[_SESSION] = session
         return None
 
@@ -110,9 +121,7 @@ class SignIn:
 
     async def show(self, request: Request) -> Response:
         """GET: the page."""
-        wrong = (
-            "This key is not known any more: sign in with another one." if "revoked" in request.query_params else None
-        )
+        wrong = next((text for why, text in _WHY.items() if why in request.query_params), None)
         return self._page(request, request.query_params.get("next", ""), wrong)
 
     async def sign_in(self, request: Request) -> Response:
@@ -141,12 +150,17 @@ class SignIn:
             log.warning("sign_in_refused", why="no scope to read", key_id=holder["id"], name=name)
             message = f"The key {name!r} may not read. `breakwater keys create NAME --scope read` makes one that may."
             return self._page(request, wanted, message, 403)
+        # Who signs in anew in the same browser is one person, not two.
+        self._sessions.end(request.cookies.get(COOKIE, ""))
         token = self._sessions.begin(key, str(holder["id"]), name, scopes)
         log.info("signed_in", key_id=holder["id"], name=name)
         response = RedirectResponse(_local(wanted), 303)
-        secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))
+        # Of several proxies, the first one tells how the browser came.
+        outside = request.headers.get("x-forwarded-proto", request.url.scheme).partition(",")[0].strip()
         # Lax and not strict: who follows a link in an alert is signed in when they arrive.
-        response.set_cookie(COOKIE, token, max_age=int(LASTS_S), httponly=True, samesite="lax", secure=secure)
+        response.set_cookie(
+            COOKIE, token, max_age=int(LASTS_S), httponly=True, samesite="lax", secure=outside == "https"
+        )
         return response
 
     async def sign_out(self, request: Request) -> Response:
@@ -162,22 +176,31 @@ class SignIn:
 
 
 def _to_sign_in(request: Request, why: str = "") -> Response:
-    query: dict[str, str] = {"revoked": ""} if why == "revoked" else {}
+    query: dict[str, str] = {why: ""} if why else {}
     if request.method == "GET" and request.url.path != "/":
         query["next"] = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    elif request.method == "POST":
+        query = {"over": "", "next": _came_from(request)}
     return RedirectResponse(f"/sign-in?{urlencode(query)}" if query else "/sign-in", 303)
+
+
+def _came_from(request: Request) -> str:
+    """The page with the form that was sent, whose address only the browser knows."""
+    origin, _, path = request.headers.get("referer", "").partition("://")[2].partition("/")
+    return f"/{path}" if origin == request.headers.get("host") else "/"
 
 
 def _local(path: str) -> str:
     """A path of ours, whatever stands in a link that somebody was given."""
-    parts = urlsplit(path)
-    ours = path.startswith("/") and not path.startswith(("//", "/\\")) and not parts.netloc and path.isprintable()
+    ours = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if ours else "/"
 
 
 def _from_here(request: Request) -> bool:
     """Whether a form was sent by a page of ours, as far as the browser tells."""
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        return False
+    # No page can forge it, and it holds behind any proxy.
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site in ("same-origin", "none")
     origin = request.headers.get("origin")
-    return origin is None or origin == "null" or urlsplit(origin).netloc == request.headers.get("host")
+    return origin is None or origin.partition("://")[2] == request.headers.get("host")

@@ -18,9 +18,9 @@ from breakwater.contracts.events import BreakerStatus, StoppedTask
 from breakwater.contracts.types import Event, ms_from_time
 from services.console.auth import acting, session_of
 from services.console.by_hand import back, done, why
-from services.console.charts import Series
+from services.console.charts import Series, nice_seconds
 from services.console.plane import WINDOWS, Plane, found, window_links, window_of
-from services.console.words import span as span_of
+from services.console.words import duration
 
 _ORDER = {"isolated": 0, "open": 1, "half_open": 2, "closed": 3}
 
@@ -106,16 +106,17 @@ def routes(plane: Plane) -> list[Route]:
             moments=[span.at(bucket) for bucket in range(span.buckets)],
             step=timedelta(seconds=span.step_s),
             series=[Series("open", "bad", _open_per_step(opened.value or (), span, now))],
-            duration_s=span_of,
+            duration_s=_lasting,
+            nice=nice_seconds,
             changes=changes,
             most=MOST,
         )
 
     async def reset(request: Request) -> Response:
-        return await _act(request, "reset", "is closed, and has forgotten its failures")
+        return await _act(request, "reset", "was reset")
 
     async def isolate(request: Request) -> Response:
-        return await _act(request, "isolate", "is isolated: no call is made until somebody resets it")
+        return await _act(request, "isolate", "was isolated")
 
     async def _act(request: Request, action: Literal["reset", "isolate"], outcome: str) -> Response:
         session, fields = await acting(request)
@@ -125,7 +126,7 @@ def routes(plane: Plane) -> list[Route]:
         await done(
             session,
             plane.door.post(session.key, f"breakers/{action}", body),
-            f"{whose} {outcome}.",
+            f"{whose} {outcome}, as asked.",
             f"{whose} was so already: nothing was changed.",
         )
         if fields.get("from") == "one":
@@ -174,3 +175,9 @@ def _open_per_step(opened: Sequence[Opening], span: Window, now: datetime) -> li
                 break
             open_ms[bucket] += min(end, begins + step_ms) - max(start, begins)
     return [ms / 1000 for ms in open_ms]
+
+
+def _lasting(seconds: float) -> str:
+    """A length of time with no digit lost and none too many: `30 s`, `2 min 30 s`, `6 h`."""
+    text = duration(seconds * 1000)
+    return text.removesuffix(" 00 s").removesuffix(" 00 min").replace(".0 s", " s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,12 +20,16 @@ from breakwater.policy.forecast import recent_from
 from breakwater.policy.periods import WINDOWS, Period, periods_at
 from services.console.auth import acting, session_of
 from services.console.budget_words import Line, chart, line, title
-from services.console.by_hand import back, done, why
+from services.console.by_hand import back, why
+from services.console.door import DoorError, SignedOut
 from services.console.plane import Found, Plane, found
 from services.console.words import segment, short_money
 
 CHARTS = 2
 """How many budgets are drawn on the page of all: those nearest to their caps."""
+
+FAR = 10
+"""A cap of more than so many times the present one is asked for twice: a digit too many is easily typed."""
 
 MOST = 200
 """How many budgets are listed: those that are nearest to their caps, and then those of which most is spent."""
@@ -44,6 +49,19 @@ class Drawn:
     line: Line
     picture: Found[Markup]
     unknown_costs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A form that raises a cap and was not accepted, to be shown again as it was filled in."""
+
+    limit_usd: str
+    reason: str
+    trouble: str
+    doubt: str = ""
+    """What somebody has to confirm; empty where that would not help."""
+    sure: str = ""
+    """What the form sends where it is confirmed: it holds for one amount only."""
 
 
 def routes(plane: Plane) -> list[Route]:
@@ -70,7 +88,7 @@ def routes(plane: Plane) -> list[Route]:
             drawn=await asyncio.gather(*(_drawn(plane, one, now) for one in nearest[:CHARTS] if one.used is not None)),
         )
 
-    async def show_one(request: Request) -> Response:
+    async def show_one(request: Request, refused: Refused | None = None) -> Response:
         session, now, name = session_of(request), plane.now(), request.path_params["name"]
         known, recent = await asyncio.gather(
             found(plane.door.read(_Budgets, session.key, "budgets")), found(_recent(plane, now))
@@ -83,7 +101,9 @@ def routes(plane: Plane) -> list[Route]:
         return plane.pages.render(
             request,
             "budget.html",
+            status=200 if refused is None else 422,
             session=session,
+            refused=refused,
             known=known,
             recent=recent,
             name=name,
@@ -99,25 +119,67 @@ def routes(plane: Plane) -> list[Route]:
 
     async def raise_cap(request: Request) -> Response:
         session, fields = await acting(request)
-        name, wanted = fields.get("budget"), fields.get("limit_usd").strip().removeprefix("$").replace(",", "")
-        address = f"/budgets/{segment(name)}" if name else "/budgets"
+        name, sure = request.path_params["name"], fields.get("sure")
+        wanted, reason = fields.get("limit_usd").strip().removeprefix("$").strip(), why(fields.get("reason")) or ""
+        known = await found(plane.door.read(_Budgets, session.key, "budgets"))
+        status = next((one for one in known.value.budgets if one.budget == name), None) if known.value else None
+        if known.value and status is None:
+            return await show_one(request)
+        present = status.limit if status else None
+        refused = _refused(fields.get("limit_usd"), wanted, reason, present, sure, known.trouble)
+        if refused is not None:
+            return await show_one(request, refused)
         try:
-            limit = nano_from_usd(wanted)
-        except ValueError as error:
-            session.tell(f"This was not done: {error}.", "bad")
-            return back(address)
-        body = {"budget": name, "limit_usd": wanted, "reason": why(fields.get("reason")) or ""}
-        told = f"The cap of {name} is {short_money(limit)} until its period ends."
-        asked = plane.door.post(session.key, "budgets/raise", body)
-        await done(session, asked, told, f"The cap of {name} is {short_money(limit)} already.")
-        return back(address)
+            body = {"budget": name, "limit_usd": wanted, "reason": reason}
+            answer = await plane.door.post(session.key, "budgets/raise", body)
+        except SignedOut:
+            raise
+        except DoorError as error:
+            return await show_one(request, Refused(fields.get("limit_usd"), reason, error.message))
+        limit = short_money(nano_from_usd(wanted))
+        if "unchanged" in answer:
+            session.tell(f"The cap of {name} was {limit} already.")
+        else:
+            session.tell(f"The cap of {name} was raised to {limit} until its period ends.")
+        return back(f"/budgets/{segment(name)}")
 
     return [
         Route("/budgets", show, methods=["GET"]),
         Route("/budgets/books", books, methods=["GET"]),
-        Route("/budgets/raise", raise_cap, methods=["POST"]),
         Route("/budgets/{name:path}", show_one, methods=["GET"]),
+        # At the same address, so that the page which shows the form again is that of the budget.
+        Route("/budgets/{name:path}", raise_cap, methods=["POST"]),
     ]
+
+
+def _refused(
+    given: str, wanted: str, reason: str, present: int | None, sure: str, trouble: str | None
+) -> Refused | None:
+    """Why a cap is not raised to what was wanted; None where nothing speaks against it."""
+    try:
+        limit = _nano(wanted)
+    except ValueError as error:
+        return Refused(given, reason, str(error))
+    if not reason:
+        return Refused(given, reason, "a raise needs a reason, for the record")
+    if trouble:
+        return Refused(given, reason, f"the present cap is not known: {trouble}")
+    if present is not None and limit > present * FAR and sure != str(limit):
+        doubt = f"{short_money(limit)} is meant: more than ten times the cap of {short_money(present)}"
+        return Refused(
+            given, reason, "this is more than ten times the cap; say below that it is meant", doubt, str(limit)
+        )
+    return None
+
+
+def _nano(wanted: str) -> int:
+    """An amount as people write it, in nano-dollars. Raises ValueError: it could be meant otherwise, or is none."""
+    if "," in wanted:
+        # It parts the cents in half of the world, and the thousands in the other.
+        raise ValueError(f"{wanted!r} has a comma: write 2.50, dollars with a point and nothing between the thousands")
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?|\.[0-9]+", wanted):
+        raise ValueError(f"{wanted!r} is not an amount in USD: write 2.50, dollars with a point")
+    return nano_from_usd(wanted)
 
 
 async def _recent(plane: Plane, now: datetime) -> dict[Window, dict[str, int]]:

@@ -43,6 +43,11 @@ def why(given: str) -> str | None:
     return " ".join(given.split()) or None
 
 
+def whole(given: str) -> int:
+    """A whole number that the interface takes; 0 for what is none."""
+    return int(given) if given.isascii() and given.isdecimal() and len(given) < 19 else 0
+
+
 def back(path: str, query: Mapping[str, str | None] | None = None) -> Response:
     """303: to a page, by GET, so that loading it again does nothing again."""
     given = {name: value for name, value in (query or {}).items() if value}

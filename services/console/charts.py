@@ -16,6 +16,9 @@ from markupsafe import Markup
 WIDTH, HEIGHT = 1000, 200
 _NOTHING = 1e-9
 """Below a nano-dollar, a millisecond, one of anything."""
+_SPANS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 21_600, 43_200, 86_400)
+"""Round times: those that a clock has."""
+_DAY_S = 86_400
 _LABELS = 5
 """How many times stand below a chart."""
 
@@ -43,8 +46,31 @@ class Bar:
     text: str
 
 
+def nice(value: float) -> float:
+    """The next round number from a value up, for the top of an axis: 1, 2 or 5 times a power of ten; 1 for nothing."""
+    if value < _NOTHING:
+        return 1
+    power = 10 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
+
+
+def nice_seconds(value: float) -> float:
+    """The same for seconds: 15 s, 2 min, 6 h, 5 d; 1 for nothing."""
+    if value <= _SPANS_S[0]:
+        return nice(value)
+    if value > _SPANS_S[-1]:
+        return nice(value / _DAY_S) * _DAY_S
+    return next(span for span in _SPANS_S if span >= value)
+
+
 def columns(
-    label: str, moments: Sequence[datetime], series: Sequence[Series], unit: Unit, *, step: timedelta
+    label: str,
+    moments: Sequence[datetime],
+    series: Sequence[Series],
+    unit: Unit,
+    *,
+    step: timedelta,
+    nice: Callable[[float], float] = nice,
 ) -> Markup:
     """Columns over time; several series stand on one another.
 
@@ -54,6 +80,7 @@ def columns(
         series: with a value for each of them.
         unit: how a value is written.
         step: how long each column lasts.
+        nice: the top of the axis by the highest value, such as `nice_seconds`.
     """
     sums = [sum(one.values[index] or 0 for one in series) for index in range(len(moments))]
     top = nice(max(sums, default=0))
@@ -83,7 +110,15 @@ def columns(
     return _figure(label, Markup("").join(drawn), moments, series, unit, top, step)
 
 
-def lines(label: str, moments: Sequence[datetime], series: Sequence[Series], unit: Unit, *, step: timedelta) -> Markup:
+def lines(
+    label: str,
+    moments: Sequence[datetime],
+    series: Sequence[Series],
+    unit: Unit,
+    *,
+    step: timedelta,
+    nice: Callable[[float], float] = nice,
+) -> Markup:
     """Lines over time, with gaps where nothing was. Arguments as for `columns`."""
     top = nice(max((value for one in series for value in one.values if value is not None), default=0))
     width = WIDTH / max(len(moments), 1)
@@ -238,14 +273,6 @@ def timeline(rows: Sequence[Sequence[Bar]], label: str, unit: Unit) -> Markup:
         ' aria-label="{2}">{3}</svg>'
         '<div class="xs whole"><span>0</span><span>{4}</span><span>{5}</span></div>'
     ).format(WIDTH, max(len(rows), 1) * 20, label, Markup("").join(drawn), unit(end / 2), unit(end))
-
-
-def nice(value: float) -> float:
-    """The next round number from a value up, for the top of an axis: 1, 2 or 5 times a power of ten; 1 for nothing."""
-    if value < _NOTHING:
-        return 1
-    power = 10 ** math.floor(math.log10(value))
-    return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
 
 
 def _figure(

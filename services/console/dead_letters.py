@@ -14,7 +14,7 @@ from starlette.routing import Route
 from breakwater.contracts.dead_letters import LetterCount, LetterList, LettersReplayed, ShownLetter
 from breakwater.contracts.types import format_time
 from services.console.auth import NotAllowed, acting, session_of
-from services.console.by_hand import back, why
+from services.console.by_hand import back, whole, why
 from services.console.door import DoorError, SignedOut
 from services.console.forms import Fields, FormError
 from services.console.pages import HEADERS
@@ -40,12 +40,14 @@ def routes(plane: Plane) -> list[Route]:
     """The addresses of these pages."""
 
     async def show(request: Request) -> Response:
-        session, window = session_of(request), window_of(request, "30d")
+        session, window = session_of(request), window_of(request, "7d")
         reason, agent = request.query_params.get("reason", ""), request.query_params.get("agent", "").strip()
         since = plane.now() - WINDOWS[window]
         wanted = {"reason": reason, "agent": agent, "since": format_time(since), "limit": PAGE}
         known = await found(plane.door.read(LetterList, session.key, "dlq", wanted))
         counts = known.value.counts if known.value else ()
+        # What is counted is of all times, so this is the most that a bar may have to show.
+        total = sum(one.count for one in counts if _is_of(one, reason, agent))
         return plane.pages.render(
             request,
             "dead_letters.html",
@@ -58,10 +60,10 @@ def routes(plane: Plane) -> list[Route]:
             known=known,
             tiles=_tiles(counts, agent),
             agents=sorted({one.agent for one in counts} | ({agent} if agent else set())),
-            # What is counted is of all times, so this is the most that a bar may have to show.
-            total=sum(one.count for one in counts if _is_of(one, reason, agent)),
+            total=total,
+            replayable=_replayable(known.value, total),
             after=request.query_params.get("after", ""),
-            left=_whole(request.query_params.get("left", "")),
+            left=whole(request.query_params.get("left", "")),
         )
 
     async def show_one(request: Request) -> Response:
@@ -90,7 +92,7 @@ def routes(plane: Plane) -> list[Route]:
         except DoorError as error:
             session.tell(f"This was not done: {error.message}", "bad")
             return back(f"/dead-letters/{fields.get('letter')}" if one else "/dead-letters", {} if one else here)
-        left = max(_whole(fields.get("total")) - _looked_at(outcome), 0) if outcome.continue_after else 0
+        left = max(whole(fields.get("total")) - _looked_at(outcome), 0) if outcome.continue_after else 0
         session.tell(_told(outcome, left), "good" if outcome.replayed or not outcome.skipped else "bad")
         if one:
             return back(f"/dead-letters/{fields.get('letter')}")
@@ -123,6 +125,14 @@ def routes(plane: Plane) -> list[Route]:
     ]
 
 
+def _replayable(listed: LetterList | None, total: int) -> int:
+    """How many letters a replay of all would run: of those that are listed; with more of them, the most it may be."""
+    if listed is None:
+        return 0
+    able = sum(one.replayable for one in listed.letters)
+    return max(total - len(listed.letters), 0) + able if listed.more else able
+
+
 def _tiles(counts: Sequence[LetterCount], agent: str) -> list[Tile]:
     """All of them, then each reason, the most first."""
     sums: dict[str, int] = {}
@@ -138,18 +148,18 @@ def _is_of(count: LetterCount, reason: str, agent: str) -> bool:
 
 
 def _says_which(fields: Fields) -> bool:
-    return bool(fields.get("all")) or any(_whole(one) for one in fields.all("letter"))
+    return bool(fields.get("all")) or any(whole(one) for one in fields.all("letter"))
 
 
 def _wanted(fields: Fields) -> dict[str, Any]:
     """What the interface is asked to replay: the letters that are ticked, or all that the page is filtered by."""
     body: dict[str, Any] = {"why": why(fields.get("why"))}
     if not fields.get("all"):
-        return body | {"letters": [number for one in fields.all("letter") if (number := _whole(one))]}
+        return body | {"letters": [number for one in fields.all("letter") if (number := whole(one))]}
     reason, agent = fields.get("reason") or None, fields.get("agent") or None
     after, _, up_to = fields.get("after").partition("-")
-    if _whole(after) and up_to.isdecimal():
-        body |= {"after": _whole(after), "up_to": int(up_to)}
+    if whole(after) and whole(up_to):
+        body |= {"after": whole(after), "up_to": whole(up_to)}
     body |= {"reason": reason, "agent": agent, "all": True if reason is None and agent is None else None}
     return body | {"since": _moment(fields.get("since"))}
 
@@ -177,13 +187,8 @@ def _told(outcome: LettersReplayed, left: int) -> str:
     return f"{text[:1].upper()}{text[1:]}.{more}"
 
 
-def _whole(text: str) -> int:
-    """A whole number; 0 for what is none."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0
-
-
 def _moment(text: str) -> str | None:
     try:
         return format_time(datetime.fromisoformat(text))
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

@@ -19,7 +19,12 @@ from yarl import URL
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 3.0
+READ_TIMEOUT_S = 5.0
+"""What is only looked at: a page shows the rest without it."""
 ANSWER_TIMEOUT_S = 15.0
+"""What is done, or begins to be told."""
+SILENT_S = 60.0
+"""A stream that says nothing for so long has ended: the interface says something every 15 s."""
 
 
 class DoorError(Exception):
@@ -55,14 +60,23 @@ class Door:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._http: aiohttp.ClientSession | None = None
+        self._streams: aiohttp.ClientSession | None = None
 
-    async def get(self, key: SecretStr, path: str, parameters: Mapping[str, str | int | None] | None = None) -> Any:
+    async def get(
+        self,
+        key: SecretStr,
+        path: str,
+        parameters: Mapping[str, str | int | None] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> Any:
         """What is at a path below `/api/v1/`, as JSON.
 
         Args:
             key: whose.
             path: such as `breakers`.
             parameters: of the query; those that are None or empty are not sent.
+            timeout_s: how long it may take; READ_TIMEOUT_S by default.
 
         Raises:
             SignedOut: the key is not known.
@@ -70,7 +84,7 @@ class Door:
             DoorError: it was refused.
         """
         given = {name: str(value) for name, value in (parameters or {}).items() if value not in (None, "")}
-        return await self._ask("GET", key, path, given, None)
+        return await self._ask("GET", key, path, given, None, READ_TIMEOUT_S if timeout_s is None else timeout_s)
 
     async def read(
         self, form: type[T], key: SecretStr, path: str, parameters: Mapping[str, str | int | None] | None = None
@@ -85,33 +99,47 @@ class Door:
     async def post(self, key: SecretStr, path: str, body: Mapping[str, object]) -> Any:
         """Has something done, and returns the answer as JSON. Fields that are None are not sent. Raises as `get`."""
         given = {name: value for name, value in body.items() if value is not None}
-        return await self._ask("POST", key, path, {}, orjson.dumps(given))
+        return await self._ask("POST", key, path, {}, orjson.dumps(given), ANSWER_TIMEOUT_S)
 
     @asynccontextmanager
     async def stream(self, key: SecretStr, path: str) -> AsyncGenerator[aiohttp.StreamReader]:
         """What comes at a path below `/api/v1/`, line by line, for as long as it comes. Raises as `get` does."""
-        endless = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+        if self._streams is None:
+            # Connections of their own, and as many as it takes: those who watch keep nobody else from an answer.
+            self._streams = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENT_S),
+            )
         try:
-            async with self._session().get(self._at(path), headers=_headers(key), timeout=endless) as response:
-                if response.status != 200:
-                    raise _refusal(response.status, await response.read())
-                yield response.content
+            async with asyncio.timeout(ANSWER_TIMEOUT_S) as begins:
+                async with self._streams.get(self._at(path), headers=_headers(key)) as response:
+                    if response.status != 200:
+                        raise _refusal(response.status, await response.read())
+                    begins.reschedule(None)
+                    yield response.content
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._no_answer(error) from error
 
     async def close(self) -> None:
         """Ends the connections."""
-        http, self._http = self._http, None
-        if http is not None:
-            await http.close()
+        sessions = [one for one in (self._http, self._streams) if one is not None]
+        self._http = self._streams = None
+        for one in sessions:
+            await one.close()
 
     async def _ask(
-        self, method: str, key: SecretStr, path: str, parameters: Mapping[str, str], body: bytes | None
+        self,
+        method: str,
+        key: SecretStr,
+        path: str,
+        parameters: Mapping[str, str],
+        body: bytes | None,
+        timeout_s: float,
     ) -> Any:
         headers = _headers(key) | ({} if body is None else {"Content-Type": "application/json"})
         try:
             async with (
-                asyncio.timeout(ANSWER_TIMEOUT_S),
+                asyncio.timeout(timeout_s),
                 self._session().request(
                     method, self._at(path).with_query(parameters), data=body, headers=headers
                 ) as response,

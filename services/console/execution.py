@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
+import aiohttp
 import orjson
 from pydantic import JsonValue
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from breakwater import background
 from breakwater.analytics.queries import find_execution
 from breakwater.analytics.tree import Tree, TreeNode, execution_tree
 from breakwater.contracts.dead_letters import LetterList
@@ -24,8 +27,9 @@ from services.console.charts import Bar
 from services.console.door import DoorError, Unreachable
 from services.console.pages import HEADERS
 from services.console.plane import Found, Plane, found
-from services.console.sessions import Session
+from services.console.sessions import MOST_WATCHED, Session
 
+TOO_MANY = f"{MOST_WATCHED} jobs are watched with this sign-in, which is the most; close one, and load this page again"
 RECORDED_WITHIN_S = 30.0
 """A decided job is in ClickHouse within a second, if that is there."""
 LOOK_EVERY_S = 0.5
@@ -109,8 +113,11 @@ class ExecutionPage:
         return RedirectResponse(f"/executions/{quote(told['replayed'][0]['execution_id'], safe='')}", 303)
 
     async def _letter(self, session: Session, execution_id: str) -> int | None:
-        """The number of the last dead letter of a job."""
-        record = await find_execution(self._plane.analytics, execution_id)
+        """The number of the last dead letter of a job. Raises DoorError: it can't be told now."""
+        known = await found(find_execution(self._plane.analytics, execution_id))
+        if known.trouble is not None:
+            raise Unreachable(known.trouble)
+        record = known.value
         if record is None:
             return None
         # The letter is written before the record, by the same worker.
@@ -143,10 +150,14 @@ class ExecutionPage:
 
     async def _steps(self, session: Session, execution_id: str) -> AsyncGenerator[bytes]:
         yield _event("restart", "")
+        if session.watched >= MOST_WATCHED:
+            yield _event("gone", TOO_MANY)
+            return
+        session.watched += 1
         try:
             async with self._plane.door.stream(session.key, _progress(execution_id)) as lines:
                 kind = ""
-                while line := await lines.readline():
+                while line := await self._line(lines):
                     name, _, value = line.decode().rstrip("\r\n").partition(": ")
                     if name == "event":
                         kind = value
@@ -164,11 +175,23 @@ class ExecutionPage:
                         yield b": \n\n"
         except DoorError as error:
             yield _event("gone", error.message)
+        finally:
+            session.watched -= 1
+
+    async def _line(self, lines: aiohttp.StreamReader) -> bytes:
+        """The next line; nothing where there is none, or where this process ends."""
+        reading = asyncio.create_task(lines.readline())
+        stopping = asyncio.create_task(self._plane.stopping.wait())
+        try:
+            await asyncio.wait([reading, stopping], return_when=asyncio.FIRST_COMPLETED)
+            return reading.result() if reading.done() else b""
+        finally:
+            await background.stop(reading, stopping)
 
     async def _recorded(self, execution_id: str) -> bytes:
         """Waits until ClickHouse has the record."""
-        tries = round(RECORDED_WITHIN_S / LOOK_EVERY_S)
-        for _ in range(tries):
+        until = time.monotonic() + RECORDED_WITHIN_S
+        while time.monotonic() < until:
             if (await found(find_execution(self._plane.analytics, execution_id))).value is not None:
                 return _event("recorded", "")
             await asyncio.sleep(LOOK_EVERY_S)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
 MAX_BYTES = 65_536
+BODY_TIMEOUT_S = 30.0
 _MOST_FIELDS = 1_100
 
 
@@ -36,10 +38,14 @@ async def read_form(request: Request) -> Fields:
         FormError: it is too large, or not what a form sends.
     """
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BYTES:
-            raise FormError(f"this is longer than {MAX_BYTES:,} bytes")
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BYTES:
+                    raise FormError(f"this is longer than {MAX_BYTES:,} bytes")
+    except TimeoutError:
+        raise FormError(f"this did not arrive within {BODY_TIMEOUT_S:g} s") from None
     try:
         return Fields(parse_qsl(bytes(body).decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
     except ValueError as error:

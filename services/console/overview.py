@@ -76,6 +76,7 @@ def routes(plane: Plane) -> list[Route]:
             held=held,
             holding=holding,
             waste=waste,
+            unknown_waste=None if totals.value is None else totals.value.unknown_waste,
             causes=causes,
             providers=providers,
             spenders=spenders,

@@ -68,7 +68,8 @@ class Pages:
             session: who is signed in; None for pages that are for everybody.
             told: what the template shows.
         """
-        notices = () if session is None else session.told()
+        # Not for a page that only renews itself, perhaps in another tab: nobody would read them.
+        notices = () if session is None or "x-renewal" in request.headers else session.told()
         html = self._templates.get_template(template).render(
             request=request, session=session, notices=notices, path=request.url.path, **told
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,6 +18,9 @@ from services.console.door import Door, DoorError, SignedOut
 from services.console.pages import Pages
 
 T = TypeVar("T")
+
+ANSWER_S = 8.0
+"""How long a page waits for any part of it."""
 
 WINDOWS = {
     "1h": timedelta(hours=1),
@@ -35,6 +39,8 @@ class Plane:
     """Only read: where it matters, the URL is that of a user who can do no more."""
     pages: Pages
     now: Callable[[], datetime]
+    stopping: asyncio.Event
+    """Set when the process ends: who watches a job comes back by themselves."""
     placeholder: str
     """What stands where something was redacted."""
     zone: ZoneInfo
@@ -56,9 +62,12 @@ async def found(asked: Awaitable[T]) -> Found[T]:
         SignedOut: the key is not known any more.
     """
     try:
-        return Found(await asked)
+        async with asyncio.timeout(ANSWER_S):
+            return Found(await asked)
     except SignedOut:
         raise
+    except TimeoutError:
+        return Found(None, f"No answer came within {ANSWER_S:g} s. `breakwater doctor` tells what hangs.")
     except DoorError as error:
         return Found(None, error.message)
     except AnalyticsUnavailable as error:

@@ -17,7 +17,10 @@ from pydantic import SecretStr
 LASTS_S = 12 * 3600.0
 """A working day."""
 MOST = 1_000
-"""Beyond it the oldest sign-ins end."""
+MOST_OF_A_KEY = 20
+"""Beyond these the oldest sign-ins end: first those with the same key, so that nobody can sign others out."""
+MOST_WATCHED = 10
+"""How many jobs somebody watches at the same time."""
 
 Tone = Literal["good", "bad"]
 
@@ -45,6 +48,8 @@ class Session:
     checked_at: float
     """When the key was last seen to be valid, on the same clock."""
     notices: list[Notice] = field(default_factory=list[Notice])
+    watched: int = 0
+    """How many jobs they watch now."""
 
     @property
     def may_operate(self) -> bool:
@@ -70,6 +75,9 @@ class Sessions:
 
     def begin(self, key: SecretStr, key_id: str, name: str, scopes: frozenset[str]) -> str:
         """Signs somebody in, and returns what their browser is to hold."""
+        same = [digest for digest, one in self._known.items() if one.key_id == key_id]
+        for digest in same[: max(len(same) - MOST_OF_A_KEY + 1, 0)]:
+            del self._known[digest]
         token, now = secrets.token_urlsafe(32), self._clock()
         self._known[_digest(token)] = Session(
             key, key_id, name, scopes, secrets.token_urlsafe(16), now + LASTS_S, checked_at=now

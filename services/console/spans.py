@@ -34,6 +34,12 @@ class Span:
         return YESTERDAY if self.name == YESTERDAY else f"in the last {self.name}"
 
     @property
+    def bounds(self) -> str:
+        """When it really begins, as its steps are whole: a little before what its name says."""
+        start, end = (f"{at.astimezone(UTC):%b %d %H:%M}" for at in (self.window.start, self.window.end))
+        return f"{start} to {end} UTC" if self.name == YESTERDAY else f"since {start} UTC"
+
+    @property
     def renew_s(self) -> int:
         """How often the page renews itself."""
         return OFTEN_S if self.name in ("1h", "24h") else SELDOM_S

@@ -13,12 +13,13 @@ from breakwater.contracts.queues import AgentQueue, ServiceQueue
 from services.console import words
 from services.console.live import Live
 
-Tone = Literal["good", "warn", "bad"]
+Tone = Literal["", "good", "warn", "bad"]
+"""The empty one says neither that all is well nor that somebody must act."""
 
 BEHIND = 1_000
 """A service that has more messages before it than this is behind."""
-SOME_FAIL, MANY_FAIL = 0.05, 0.2
-"""Shares of executions. Below the first one it is as usual."""
+FEW_FAIL, SOME_FAIL, MANY_FAIL = 0.01, 0.05, 0.2
+"""Shares of executions. Below the first one all is well, below the second one nobody has to act."""
 MUCH_WASTED = 0.2
 """The same of spend."""
 
@@ -62,6 +63,11 @@ def standing(totals: Totals | None, live: Live, when: str, failed: str) -> Stand
         return Standing("bad" if remarks[0].tone == "bad" else "warn", remarks, "")
     if unknown:
         return Standing("warn", (), "Nothing wrong is known, but not everything could be asked.")
+    share, wasted = shares(totals)
+    much = wasted is not None and wasted >= MUCH_WASTED
+    if totals is not None and (much or (share is not None and share >= FEW_FAIL)):
+        text = f"Nothing is open now; {sentence(_losses(totals, wasted if much else None))} {when}."
+        return Standing("warn" if much else "", (), text)
     return Standing("good", (), f"All is well: {_usual(totals, when)}.")
 
 
@@ -71,10 +77,14 @@ def spent(budget: BudgetStatus) -> bool:
 
 
 def shares(totals: Totals | None) -> tuple[float | None, float | None]:
-    """Which share of executions failed, and which share of spend was wasted; None where it can't be told."""
+    """Which share of executions failed, and which share of spend was wasted; None where it can't be told.
+
+    Executions that were cancelled neither failed nor succeeded: they are no part of the first one.
+    Of money it is what is known: where a part is not, the share is a guess, good enough for a colour.
+    """
     if totals is None:
         return None, None
-    failed = totals.dead_lettered / totals.executions if totals.executions else None
+    failed = totals.dead_lettered / totals.decided if totals.decided else None
     # Waste counts when its execution ends, and spend when its call begins: at the edge they may not fit.
     fits = totals.spend and totals.wasted is not None and totals.wasted <= totals.spend
     return failed, (totals.wasted or 0) / (totals.spend or 1) if fits else None
@@ -101,10 +111,18 @@ def _usual(totals: Totals | None, when: str) -> str:
     if totals.executions == totals.succeeded:
         ended = "one execution ended" if totals.executions == 1 else f"all {totals.executions:,} executions ended"
         return f"{ended} well {when}, and no breaker is open"
-    return (
-        f"{words.percent(totals.success_rate)} of {totals.executions:,} executions succeeded {when}, "
-        "and no breaker is open"
-    )
+    failed = f"only {totals.dead_lettered:,}" if totals.dead_lettered else "none"
+    return f"{failed} of {totals.executions:,} executions failed {when}, and no breaker is open"
+
+
+def _losses(totals: Totals, wasted: float | None) -> list[str]:
+    """What was lost without anything being amiss now; `wasted` where it is much."""
+    found: list[str] = []
+    if totals.dead_lettered:
+        found.append(f"{totals.dead_lettered:,} of {totals.executions:,} executions failed")
+    if wasted is not None:
+        found.append(f"{words.percent(wasted)} of what was spent was wasted")
+    return found
 
 
 def _breakers(live: Live) -> Iterable[Remark]:
@@ -116,6 +134,8 @@ def _breakers(live: Live) -> Iterable[Remark]:
         yield Remark(_are(number, "breaker", "open"), "/breakers", "bad")
     if number := states.count("isolated"):
         yield Remark(_are(number, "breaker", "forced open"), "/breakers", "bad")
+    if number := states.count("half_open"):
+        yield Remark(_are(number, "breaker", "being probed"), "/breakers", "warn")
     if not told.attended:
         yield Remark("no breaker service is at work, so no failure opens a breaker", "/breakers", "bad")
 

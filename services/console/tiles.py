@@ -25,6 +25,8 @@ class Tile:
     note: str
     href: str
     colour: Colour = ""
+    title: str = ""
+    """What there is to know of the figure, for who points at it."""
 
 
 def of_history(totals: Totals, span: Span, agent: str | None = None) -> list[Tile]:
@@ -40,12 +42,13 @@ def of_history(totals: Totals, span: Span, agent: str | None = None) -> list[Til
             f"{_counted(totals.executions, 'execution')}, {totals.dead_lettered:,} failed{cancelled}",
             span.executions(agent=agent, status="dead_lettered"),
             bad,
+            "Of executions that succeeded or failed. Dry runs are left out.",
         ),
         Tile("Spend", words.short_money(totals.spend), _calls(totals), "/budgets"),
         Tile(
             "Wasted",
             words.short_money(totals.wasted),
-            f"{words.percent(wasted)} of what was spent" if totals.spend else "nothing was spent",
+            _waste(totals, wasted),
             "#waste",
             "warn" if wasted is not None and wasted >= MUCH_WASTED else "",
         ),
@@ -115,9 +118,28 @@ def _budgets(live: Live) -> Tile:
 
 
 def _calls(totals: Totals) -> str:
+    calls = _counted(totals.calls, "call")
     if totals.unknown_costs:
-        return f"at least: {totals.unknown_costs:,} of {totals.calls:,} calls of unknown cost"
-    return _counted(totals.calls, "call")
+        return f"{_least(totals.spend)}{totals.unknown_costs:,} of {calls} of unknown cost"
+    return calls
+
+
+def _waste(totals: Totals, share: float | None) -> str:
+    if totals.unknown_waste:
+        executions = _counted(totals.executions, "execution")
+        return f"{_least(totals.wasted)}{totals.unknown_waste:,} of {executions} wasted an unknown amount"
+    if totals.spend is None:
+        return "what was spent is not known"
+    if not totals.spend:
+        return "nothing was spent"
+    # All of the waste is known here. What else was spent can only make its share smaller.
+    most = "at most " if share and totals.unknown_costs else ""
+    return f"{most}{words.percent(share)} of what was spent"
+
+
+def _least(known: int | None) -> str:
+    """What stands before the number of those that are not known: no bound where nothing is known."""
+    return "" if known is None else "at least: "
 
 
 def _counted(number: int, what: str) -> str:

@@ -18,7 +18,7 @@ DAY_S = 86_400
 
 
 def short_money(nano: int | None) -> str:
-    """As many digits as help: `$1,204.20`, `$0.0131`, `under $0.0001`; the whole amount stands beside it."""
+    """As many digits as help: `$1,204.20`, `$0.0131`, `<$0.0001`; the whole amount stands beside it."""
     if nano is None:
         return "unknown"
     usd = Decimal(nano) / NANO_PER_USD
@@ -27,7 +27,7 @@ def short_money(nano: int | None) -> str:
     if abs(usd) >= 1:
         return f"${usd:,.2f}" if usd > 0 else f"-${-usd:,.2f}"
     if abs(usd) < Decimal("0.0001"):
-        return "under $0.0001"
+        return "<$0.0001"
     return formats.dollars(f"{usd:.4f}")
 
 
@@ -124,6 +124,7 @@ FILTERS: Mapping[str, Callable[..., object]] = {
     "code": code,
     "count": count,
     "duration": duration,
+    "exact": formats.money,
     "money": money,
     "percent": percent,
     "plainly": plainly,

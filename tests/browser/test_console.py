@@ -4,7 +4,7 @@ import re
 import uuid
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import RunningPlane, Visitor
 
@@ -166,3 +166,32 @@ def test_many_dead_letters_are_replayed_with_progress(visitor: Visitor):
     expect(page.locator("[data-replay-told]")).to_contain_text(re.compile(r"\d+ replayed"))
     expect(page.locator("[data-replay-told] a")).to_be_visible()
     visitor.shoot("replayed")
+
+
+def test_without_javascript_nothing_pretends_to_be_live(chromium: Browser, plane: RunningPlane):
+    context = chromium.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{plane.console_url}/sign-in?next=/dead-letters")
+    page.get_by_label("API key").fill(plane.key)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", name="Dead letters", level=1)).to_be_visible()
+    expect(page.get_by_label("Choose all on this page")).not_to_be_visible()
+    page.get_by_role("link", name="Overview", exact=True).click()
+    expect(page.get_by_role("heading", name="Overview", level=1)).to_be_visible()
+    expect(page.locator(".live")).not_to_be_visible()
+    context.close()
+
+
+def test_what_was_typed_survives_a_sign_in_that_ended(visitor: Visitor):
+    page = visitor.page
+    visitor.open("/breakers/one?agent=support-triage&model=gpt-4o-mini")
+    page.get_by_text("Isolate…").click()
+    page.get_by_role("textbox").fill("a long story")
+    page.context.clear_cookies()
+    expect(page.locator("[data-renew-s]")).to_contain_text("signed out", timeout=60_000)
+    expect(page.get_by_role("textbox")).to_have_value("a long story")
+    page.get_by_role("button", name="Isolate this breaker").click()
+    expect(page.get_by_role("alert")).to_contain_text("nothing was done")
+    page.get_by_label("API key").fill(visitor.plane.key)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page).to_have_url(re.compile(r"/breakers/one\?agent=support-triage"))

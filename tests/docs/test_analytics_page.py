@@ -113,6 +113,23 @@ async def test_what_an_agent_wasted_yesterday_and_on_what_is_one_query(seeded: A
     assert {cause for cause, *_ in found.rows} == {"retry", "fallback"}
 
 
+async def test_jobs_that_were_cancelled_did_not_fail(seeded: Analytics) -> None:
+    lines = [
+        samples.execution(f"c{n}", agent=AGENT, completed_at=datetime.now(UTC), status="cancelled") for n in (1, 2)
+    ]
+    await seeded.insert(schema.EXECUTIONS, [rows.execution_row(one, 9) for one in lines])
+    (row,) = (await seeded.query(asked("AS succeeded_percent").text)).named()
+    assert (row["jobs"], row["failed"], row["succeeded_percent"]) == (4, 1, 50.0)
+
+
+async def test_what_is_said_of_estimates_are_columns_of_their_query(seeded: Analytics) -> None:
+    query = asked("FROM estimate_accuracy")
+    above = PAGE.read_text().splitlines()[query.line - 4 : query.line - 1]
+    named = re.findall(r"`(\w+)`", " ".join(above))
+    assert len(named) == 2
+    assert set(named) <= set((await seeded.query(query.text)).columns)
+
+
 async def test_the_forecast_goes_on_as_the_month_began(analytics: Analytics) -> None:
     """On the 11th, after ten days of 12 dollars: 360 in the 30 days of November, and the cap of 120 is reached now."""
     text = asked("cap_reached_at").text.replace("now(zone)", "toDateTime('2026-11-11 00:00:00', zone)")

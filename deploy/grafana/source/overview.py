@@ -55,7 +55,8 @@ DASHBOARD = Dashboard(
                 SELECT
                     agent,
                     count() AS ended,
-                    countIf(status = 'succeeded') / ended AS "success rate",
+                    countIf(status = 'succeeded')
+                        / nullIf(countIf(status IN ('succeeded', 'dead_lettered')), 0) AS "success rate",
                     countIf(status = 'dead_lettered') AS "dead-lettered",
                     quantile(0.95)(duration_ms) AS "slowest 5 %",
                     sum(total_cost) AS "cost",

@@ -11,12 +11,13 @@ CALL_COLORS = {"succeeded": "green", "failed": "red", "refused": "orange"}
 FIGURES = (
     Figure(
         title="Success rate",
-        description="Of the executions that ended, those that succeeded. Dry runs never count.",
+        description="Of the executions that succeeded or failed, those that succeeded. Cancelled ones and dry runs"
+        " never count.",
         unit="percentunit",
         below=BAD,
         steps=SUCCESS_STEPS,
         sql="""
-        SELECT if(sum(executions) = 0, NULL, sum(succeeded) / sum(executions)) AS success_rate
+        SELECT sum(succeeded) / nullIf(sum(succeeded) + sum(dead_lettered), 0) AS success_rate
         FROM executions_per_minute
         WHERE $__timeFilter(minute) AND <agent>
         """,

@@ -40,7 +40,7 @@ FROM (
         countIf(attempts.cost IS NULL) AS inner_unknown,
         max(started_at) AS inner_last_at
     {CALLED}
-    WHERE NOT short_circuited AND error_kind IS NOT NULL
+        AND NOT short_circuited AND error_kind IS NOT NULL
     GROUP BY hash, agent, model
 )
 GROUP BY hash
@@ -57,6 +57,7 @@ SELECT
     countIf(error_kind = 'rate_limit') AS rate_limited,
     countIf(error_kind = 'server') AS server_errors,
     countIf(error_kind = 'timeout') AS timeouts,
+    countIf(error_kind = 'network') AS lost_connections,
     quantilesIf(0.5, 0.95)(duration_ms, outcome = 'success') AS times,
     sum(cost) AS spend,
     countIf(cost IS NULL) AS unknown_costs,
@@ -91,6 +92,8 @@ class ErrorLine:
     calls: int
     """That failed with it. Those that were refused before they called are left out."""
     cost: int | None
+    unknown_costs: int
+    """Calls whose cost nobody knows; `cost` is a lower bound where there are any."""
     agents: tuple[str, ...]
     models: tuple[str, ...]
     last_at: datetime
@@ -108,13 +111,27 @@ class ProviderLine:
     rate_limited: int
     server_errors: int
     timeouts: int
+    lost_connections: int
     p50_ms: int | None
     """Of calls that succeeded; None without any, as `p95_ms`."""
     p95_ms: int | None
     spend: int | None
+    unknown_costs: int
+    """Calls whose cost nobody knows; `spend` is a lower bound where there are any."""
     last_error_at: datetime | None
     """When the latest call that failed began."""
     last_error: str | None
+
+    @property
+    def available_share(self) -> float:
+        """From 0 to 1, as the view `provider_health` tells it: calls that did not fail by the provider's own fault."""
+        return 1 - (self.server_errors + self.timeouts + self.lost_connections) / self.calls
+
+    @property
+    def others(self) -> int:
+        """Calls that failed otherwise: answers that were no use, requests that were wrong, workers that died."""
+        told = self.rate_limited + self.server_errors + self.timeouts + self.lost_connections
+        return self.calls - self.succeeded - told
 
 
 async def errors(
@@ -133,6 +150,7 @@ async def errors(
             message=texts.get((last_agent, row["hash"], last_at)),
             calls=row["calls"],
             cost=known_sum(row["cost"], row["unknown_costs"]),
+            unknown_costs=row["unknown_costs"],
             agents=tuple(row["agents"]),
             models=tuple(row["models"]),
             last_at=last_at,
@@ -169,9 +187,11 @@ def _provider(row: dict[str, Any], texts: dict[tuple[str, datetime], str | None]
         rate_limited=row["rate_limited"],
         server_errors=row["server_errors"],
         timeouts=row["timeouts"],
+        lost_connections=row["lost_connections"],
         p50_ms=p50_ms,
         p95_ms=p95_ms,
         spend=known_sum(row["spend"], row["unknown_costs"]),
+        unknown_costs=row["unknown_costs"],
         last_error_at=last_at,
         last_error=None if last_at is None else texts.get((row["model"], last_at)),
     )

@@ -27,7 +27,8 @@ SELECT
     countIf(calls_by_cause['retry'] > 0 AND status = 'succeeded') AS saved,
     sum(cost_by_cause['retry']) AS cost,
     countIf(calls_by_cause['fallback'] > 0) AS fell_back,
-    countIf(calls_by_cause['fallback'] > 0 AND status = 'succeeded') AS saved_by_fallback
+    countIf(calls_by_cause['fallback'] > 0 AND status = 'succeeded') AS saved_by_fallback,
+    countIf(empty(calls_by_cause) AND attempts_count > 0 AND started_at IS NOT NULL) AS untold
 FROM executions FINAL{ENDED}
 {SETTINGS}"""  # noqa: S608  of constants
 
@@ -77,6 +78,9 @@ class RetryFigures:
     """Executions that called another model."""
     saved_by_fallback: int
     """Of those, how many succeeded."""
+    untold: int
+    """Executions that called a model, and were stored before it was recorded why they did: they count in none of these.
+    Those that made no call, as all of it was refused, are none of them."""
 
     @property
     def rate(self) -> float | None:
@@ -100,7 +104,9 @@ class SpendLine:
     """What calls that did not succeed cost."""
     calls: int
     unknown_costs: int
-    """Calls whose cost nobody knows."""
+    """Calls whose cost nobody knows; `spend` is a lower bound where there are any."""
+    unknown_waste: int
+    """Those of them that did not succeed; the same of `wasted`."""
 
 
 async def waste(analytics: Analytics, window: Window, *, agent: str | None = None) -> tuple[WasteLine, ...]:
@@ -126,6 +132,7 @@ async def spend_by(analytics: Analytics, window: Window, by: Spender, limit: int
             wasted=known_sum(row["wasted"], row["unknown_waste"]),
             calls=row["calls"],
             unknown_costs=row["unknown_costs"],
+            unknown_waste=row["unknown_waste"],
         )
         for row in rows
     )

@@ -6,9 +6,9 @@ Executions count by when they ended, calls by when they began; dry runs are left
 calls. What was wasted is told by executions, as only their end says what each call was good for: what `waste` tells by
 cause adds up to it. Money is in nano-dollars, None where nothing of it is known.
 
-Everything is read with FINAL. What leaves much out stands in PREWHERE, which is applied before rows are replaced: that is
-right, as all versions of a row are the same message, stored twice. So is replacing within a partition only. Quantiles are those
-of a random sample of 8,192 where there are more: exact ones of a million take twice as long.
+Everything is read with FINAL. What leaves much out stands in PREWHERE, which is applied before rows are replaced: that
+is right, as all versions of a row are the same message, stored twice. So is replacing within a partition only.
+Quantiles are those of a random sample of 8,192 where there are more: exact ones of a million take twice as long.
 """
 
 from __future__ import annotations

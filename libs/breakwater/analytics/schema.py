@@ -7,9 +7,9 @@ whatever partitions or sorts a table must never change for a key: rows are repla
 one writer publish. A job id that is used again after the bus forgot it ran again, and cost again: other times, so
 another row, as it must be for the books. The small tables have no partition at all.
 
-The two large ones are sorted by the hour first, and by the agent within it. Parts come in the order of time, so FINAL has
-something to compare only where they meet, and what is old costs no more than without it. By the agent first, every part
-overlaps with every other. Tables from before keep their order, and are right, but slower over long times.
+The two large ones are sorted by the hour first, and by the agent within it. Parts come in the order of time, so FINAL
+has something to compare only where they meet, and what is old costs no more than without it. By the agent first, every
+part overlaps with every other. Tables from before keep their order, and are right, but slower over long times.
 
 `event_sequence`, the message's place in its stream, is the version: of two rows with one key the later message stays.
 It begins again at 1 when the stream is made anew; `stored_at`, by the NATS server's clock, tells which one it is of.

@@ -20,6 +20,8 @@ _EQUAL = {
 _LAST_MS = 4_291_747_199_999
 """The end of 2105, the last year whose times are stored."""
 
+_MOST_DIGITS = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Filters:
@@ -103,7 +105,7 @@ class Cursor:
         time, dot, execution_id = text.partition(".")
         if not dot:
             raise ValueError("a page's address must look like 1795255200000.<execution id>; this one has no dot")
-        if not (time.isascii() and time.isdigit()) or not 0 <= int(time[:20]) <= _LAST_MS:
+        if not (time.isascii() and time.isdigit() and len(time) <= _MOST_DIGITS) or int(time) > _LAST_MS:
             raise ValueError(f"a page's address begins with milliseconds since 1970, and not with {time[:40]!r}")
         if not is_identifier(execution_id):
             raise ValueError("a page's address ends with the id of an execution, and what stands there can't be one")

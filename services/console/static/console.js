@@ -10,8 +10,6 @@ try {
 
 document.addEventListener("DOMContentLoaded", () => {
   themeButton();
-  // On a phone the links are one line that scrolls.
-  document.querySelector(".side nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
   renewal();
   watching();
   replaying();
@@ -39,12 +37,19 @@ function renewal() {
     part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea") ||
     part.querySelector("details[open]") !== null ||
     !getSelection().isCollapsed && part.contains(getSelection().anchorNode);
+  let since = new Date();
   const renew = async () => {
     if (busy || document.hidden) return;
     busy = true;
     try {
-      const answer = await fetch(location.href, { headers: { "X-Renewal": "1" }, redirect: "manual" });
-      if (answer.type === "opaqueredirect") { location.reload(); return; }
+      const limit = AbortSignal.timeout(Math.max(everyMs, 10000));
+      const answer = await fetch(location.href, { headers: { "X-Renewal": "1" }, redirect: "manual", signal: limit });
+      if (answer.type === "opaqueredirect") {
+        if (![...document.querySelectorAll("main form, main [data-live]")].some(atWork)) { location.reload(); return; }
+        mark.className = "live stale";
+        mark.textContent = "signed out: sign in in another tab, what you typed stays here";
+        return;
+      }
       if (!answer.ok) throw new Error(`status ${answer.status}`);
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       let paused = false;
@@ -56,11 +61,12 @@ function renewal() {
         part.replaceWith(document.adoptNode(newer));
         if (focused) document.querySelector(`#${CSS.escape(newer.id)} [href="${CSS.escape(focused)}"]`)?.focus();
       }
+      since = new Date();
       mark.className = paused ? "live paused" : "live";
       mark.textContent = paused ? "waits until you are done" : "live";
     } catch (error) {
       mark.className = "live stale";
-      mark.textContent = "no answer, trying again";
+      mark.textContent = `no answer since ${since.toLocaleTimeString()}, trying again`;
     } finally {
       busy = false;
     }

@@ -30,7 +30,7 @@ ODD = "écrivain.v2 > all/*?#%2F"
 
 def listed(html: str) -> "list[str]":
     """The agents of the list, in its order."""
-    return [unescape(name) for name in re.findall(r'<td class="nowrap"><a href="/agents/[^"]*">([^<]*)</a>', html)]
+    return [unescape(name) for name in re.findall(r'<td class="name"><a href="/agents/[^"]*">([^<]*)</a>', html)]
 
 
 async def test_every_agent_of_the_config_is_listed_and_each_that_ran(console: Console):
@@ -62,8 +62,40 @@ async def test_every_agent_of_the_config_is_listed_and_each_that_ran(console: Co
     assert listed(page.text) == ["writer", "idle", "gone"]
     assert "writer unhealthy 2 open breakers 50 % 2 3.0 s 1 $3.00 $1.00 7 / 2 1" in page.words
     assert "idle healthy did not run – – – – – – 0 / 0 –" in page.words
-    assert "gone removed 100 % 1 1.0 s 0 unknown $0 – / – 0" in page.words
+    assert "gone not in the config 100 % 1 1.0 s 0 unknown $0 – / – 0" in page.words
     assert 'aria-label="2 executions over time, 1 of them failed"' in page.text
+
+
+async def test_a_success_rate_leaves_out_what_was_cancelled(console: Console):
+    answer(console.interface, agents=[health("writer")])
+    ends = ("succeeded", "succeeded", "succeeded", "dead_lettered", "cancelled")
+    await store(console, *(ended(f"w{number}", 5, status=status) for number, status in enumerate(ends)))
+    for path in ("/", "/agents/writer"):
+        assert "Success rate 75 % 5 executions, 1 failed, 1 cancelled" in (await console.get(path)).words
+    assert "writer healthy 75 % 5" in (await console.get("/agents")).words
+
+
+async def test_pages_tell_when_their_window_really_begins(console: Console):
+    answer(console.interface, agents=[health("writer")])
+    for path in ("/", "/agents", "/agents/writer"):
+        page = await console.get(f"{path}?window=24h")
+        # A step of 24 hours is 15 minutes.
+        told = re.search(r"since (\w{3} \d\d \d\d:(?:00|15|30|45)) UTC, without dry runs", page.words)
+        assert told, path
+        day_ago = datetime.now(UTC) - timedelta(hours=24)
+        assert datetime.strptime(f"{day_ago.year} {told[1]} +0000", "%Y %b %d %H:%M %z") <= day_ago
+    assert re.search(r"\d\d:\d\d to \w{3} \d\d \d\d:\d\d UTC", (await console.get("/?window=yesterday")).words)
+
+
+async def test_a_long_name_is_broken_where_it_must(console: Console):
+    long = "a" * 120
+    answer(console.interface, agents=[health(long)])
+    page = await console.get("/agents")
+    assert f'<td class="name"><a href="/agents/{long}?window=24h">' in page.text
+    style = (await console.get(unescape(re.findall(r'href="(/static/console.css[^"]*)"', page.text)[0]))).text
+    rule = re.search(r"^\.name \{([^}]*)\}", style, re.MULTILINE)
+    assert rule
+    assert "overflow-wrap: anywhere" in rule[1]
 
 
 async def test_the_list_is_sorted_by_links_that_turn_round(console: Console):
@@ -229,9 +261,50 @@ async def test_one_agent_is_told_whole(console: Console):
         "/budgets/agent%3Awriter%2Fdaily",
     ):
         assert f'href="{address}"' in page.text, address
+    assert '<a href="/executions?agent=writer&amp;window=24h">failed, then tried again</a>' in page.text
     [asked] = [query for (path, _), query in zip(console.interface.asked, console.interface.queries, strict=True)
                if path == "GET budgets"]  # fmt: skip
     assert asked == {"agent": "writer"}
+
+
+async def test_what_is_not_known_of_an_agent_is_not_told_as_nothing(console: Console):
+    answer(console.interface, agents=[health("writer")])
+    unknown = {"cost": None, "cost_basis": "unknown", "outcome": "error", "error": broken("it is down")}
+    lost = {"status": "dead_lettered", "total_cost": None, "wasted_cost": None, "cost_basis": "unknown"}
+    await store(console, ended("w1", 5, tried("w1", 1, 5, **unknown), **lost))
+    page = await console.get("/agents/writer")
+    assert "Wasted unknown 1 of 1 execution wasted an unknown amount" in page.words
+    assert "What was wasted in the last 24h is not known" in page.words
+    assert "Nothing was wasted" not in page.words
+    await store(
+        console,
+        ended(
+            "w2",
+            6,
+            tried("w2", 1, 6, cost=5_000_000_000, outcome="error", error=broken("it is down")),
+            status="dead_lettered",
+            total_cost=5_000_000_000,
+            wasted_cost=5_000_000_000,
+            wasted_by_cause={"failed": 5_000_000_000},
+        ),
+    )
+    page = await console.get("/agents/writer")
+    assert "Wasted $5.00 at least: 1 of 2 executions wasted an unknown amount" in page.words
+    assert "What it wasted: at least $5.00" in page.words
+    assert "the job failed in the end $5.00 1 At least this much: 1 execution wasted an unknown amount." in page.words
+    assert "server it is down 2 $5.00 at least gpt-4.1" in page.words
+    agents = await console.get("/agents")
+    assert "writer healthy 0 % 2 1.0 s 0 $5.00 at least $5.00 at least" in agents.words
+
+
+async def test_what_ended_before_the_upgrade_is_not_told_as_never_tried_again(console: Console):
+    answer(console.interface, agents=[health("writer")])
+    tries = (tried("w1", 1, 5, outcome="error", error=broken("it is down")), tried("w1", 2, 5, cause="retry"))
+    await store(console, ended("w1", 5, attempts_count=2), *tries)
+    page = await console.get("/agents/writer")
+    assert "Retries 1" in page.words
+    assert "Did retrying help? One execution that ended before the upgrade tells nothing of it." in page.words
+    assert "Nothing was tried again" not in page.words
 
 
 async def test_an_agent_of_any_name_has_its_page(console: Console):
@@ -242,7 +315,7 @@ async def test_an_agent_of_any_name_has_its_page(console: Console):
             ended(name, 5, tried(name, 1, 5, agent=name, outcome="error", error=broken(EVIL), model=EVIL), agent=name),
         )
         agents = await console.get("/agents")
-        found = re.search(r'<td class="nowrap"><a href="(/agents/[^"]*)">', agents.text)
+        found = re.search(r'<td class="name"><a href="(/agents/[^"]*)">', agents.text)
         assert found
         page = await console.get(unescape(found[1]))
         assert page.status == 200
@@ -296,7 +369,7 @@ async def test_what_can_not_be_had_is_told_once_and_the_rest_is_shown(interface:
     assert "Jobs waiting now – can't be told now" in without_both.words
 
 
-NOTHING = RetryFigures(retried=0, saved=0, cost=0, fell_back=0, saved_by_fallback=0)
+NOTHING = RetryFigures(retried=0, saved=0, cost=0, fell_back=0, saved_by_fallback=0, untold=0)
 
 
 @pytest.mark.parametrize(
@@ -304,26 +377,37 @@ NOTHING = RetryFigures(retried=0, saved=0, cost=0, fell_back=0, saved_by_fallbac
     [
         (NOTHING, ["Nothing was tried again in the last 24h."]),
         (
-            RetryFigures(52, 41, 30_000_000, 0, 0),
+            RetryFigures(52, 41, 30_000_000, 0, 0, 0),
             ["Retrying helped: 41 of 52 executions that tried again succeeded (78.8 %). The retries cost $0.03."],
         ),
         (
-            RetryFigures(1_000, 3, 2_500_000_000, 0, 0),
+            RetryFigures(1_000, 3, 2_500_000_000, 0, 0, 0),
             [
                 "Retrying helped now and then: 3 of 1,000 executions that tried again succeeded (0.3 %). "
                 "The retries cost $2.50."
             ],
         ),
         (
-            RetryFigures(4, 0, 0, 2, 1),
+            RetryFigures(4, 0, 0, 2, 1, 0),
             [
                 "Retrying did not help: 0 of 4 executions that tried again succeeded (0 %). The retries cost $0.",
                 "Falling back to another model helped: 1 of 2 executions that fell back succeeded (50 %).",
             ],
         ),
         (
-            RetryFigures(0, 0, 0, 1, 0),
+            RetryFigures(0, 0, 0, 1, 0, 0),
             ["Falling back to another model did not help: the one execution that fell back failed."],
+        ),
+        (
+            RetryFigures(0, 0, 0, 0, 0, 1),
+            ["One execution that ended before the upgrade tells nothing of it."],
+        ),
+        (
+            RetryFigures(1, 1, 0, 0, 0, 1_200),
+            [
+                "Retrying helped: the one execution that tried again succeeded. The retries cost $0.",
+                "1,200 executions that ended before the upgrade tell nothing of it.",
+            ],
         ),
     ],
 )

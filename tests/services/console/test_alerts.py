@@ -3,6 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from breakwater.analytics import rows, schema
 from breakwater.contracts.alerts import Alert
 from tests.analytics import samples
@@ -48,7 +50,16 @@ async def test_what_is_not_over_stands_above_the_history(console: Console):
     assert EVIL not in page.text
     assert "resolved by zoë" in page.words
     assert "goes on" in page.words
-    assert "Every alert arrived" in page.words
+    assert "Alerts that did not arrive Every alert arrived" in page.words
+
+
+async def test_what_waits_for_somebody_says_so(console: Console):
+    waiting = incident("waiting", status="pending")
+    console.interface.answers["GET alerts"] = listed(waiting)
+    console.interface.answers["GET alerts/undelivered"] = NOTHING_LOST
+    assert "pending waits for somebody" in (await console.get("/alerts")).words
+    console.interface.answers["GET alerts/inc_waiting"] = 200, waiting.model_dump(mode="json")
+    assert "pending waits for somebody" in (await console.get("/alerts/inc_waiting")).words
 
 
 async def test_the_history_is_filtered_and_turned_over(console: Console):
@@ -69,7 +80,14 @@ async def test_the_history_is_filtered_and_turned_over(console: Console):
     of_agent = await console.get("/alerts?agent=other%2Fagent&status=open")
     assert "A cap" in of_agent.words
     assert "No. 0." not in of_agent.words
-    for wrong in ("status=%27%3B--", "event=x", "before=x-y", "before=99999999999999999999-a", "window=9y"):
+    for wrong in (
+        "status=%27%3B--",
+        "event=x",
+        "before=x-y",
+        "before=99999999999999999999-a",
+        "before=999999999999999-a",
+        "window=9y",
+    ):
         assert (await console.get(f"/alerts?{wrong}")).status == 200
 
 
@@ -143,6 +161,17 @@ async def test_what_did_not_arrive_is_tried_again(console: Console):
     page = await console.submit("/alerts", "/alerts/replay", after="1200", reason="")
     assert ("POST alerts/replay", {"after": 1_200}) in console.interface.asked
     assert "This was not done: NATS does not answer" in page.words
+
+
+@pytest.mark.parametrize("number", ["9" * 30, "9" * 5_000, "x", "٣"])
+@pytest.mark.parametrize("name", ["letter", "after"])
+async def test_what_can_name_no_letter_does_not_stand_for_all(console: Console, name: str, number: str):
+    console.interface.answers["GET alerts"] = listed()
+    console.interface.answers["GET alerts/undelivered"] = 200, {"undelivered": [lost(7)], "more": False}
+    page = await console.submit("/alerts", "/alerts/replay", **{name: number, "reason": ""})
+    assert page.status == 200
+    assert "This was not done: a letter is named by its number" in page.words
+    assert not any(what == "POST alerts/replay" for what, _ in console.interface.asked)
 
 
 async def test_who_may_only_look_sees_no_buttons(visited: Console):

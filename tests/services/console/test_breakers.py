@@ -62,6 +62,8 @@ async def test_how_long_each_was_open_and_who_did_what(console: Console):
     )
     page = await console.get("/breakers")
     assert "5 min 00 s 1 time" in page.words
+    assert "closed; last opened 30 min ago" in page.words
+    assert "it never opened" not in page.words
     assert f"zoë reset writer on gpt-4.1 reset by zoë: {EVIL}" in page.words
     assert EVIL not in page.text, "it is shown as text"
 
@@ -115,8 +117,32 @@ async def test_a_reset_is_done_with_the_reason_and_told(console: Console):
         console.interface.asked
     )
     assert page.url.endswith("/breakers")
-    assert "The breaker of writer on gpt-4.1 is closed" in page.words
-    assert "is closed, and has forgotten" not in (await console.get("/breakers")).words, "told once"
+    assert "The breaker of writer on gpt-4.1 was reset, as asked." in page.words
+    assert "was reset, as asked" not in (await console.get("/breakers")).words, "told once"
+
+
+async def test_the_axis_of_how_long_it_was_open_is_exact(console: Console):
+    console.interface.answers["GET breakers"] = listed(breaker())
+    start = (datetime.now(UTC) - timedelta(days=2)).replace(hour=1, minute=0, second=0, microsecond=0)
+    closed = {"from_state": "open", "to_state": "closed", "by": "zoë", "reason": "reset"}
+    await store(
+        console,
+        samples.transition(1, at=start),
+        samples.transition(2, at=start + timedelta(seconds=280), **closed),
+    )
+    page = await console.get("/breakers/one?agent=writer&model=gpt-4.1")
+    assert "<span>5 min</span><span>2 min 30 s</span>" in page.text
+    assert "open 4 min 40 s" in page.words
+    assert "closed; last opened" in page.words
+
+
+async def test_what_was_done_is_told_and_not_how_it_is(console: Console):
+    console.interface.answers["GET breakers"] = listed(breaker())
+    console.interface.answers["POST breakers/isolate"] = 200, {}
+    page = await console.submit(
+        "/breakers/one?agent=writer&model=gpt-4.1", "/breakers/isolate", agent="writer", model="m"
+    )
+    assert "The breaker of writer on m was isolated, as asked." in page.words
 
 
 async def test_an_isolation_goes_back_to_the_page_of_the_breaker(console: Console):

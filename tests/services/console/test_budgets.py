@@ -14,7 +14,7 @@ from breakwater.policy.periods import period
 from services.console.budget_words import line, outlook
 from tests.analytics import samples
 from tests.cli.api_stub import problem
-from tests.services.console.conftest import Console
+from tests.services.console.conftest import Console, key_with
 
 EVIL = "<script>alert(1)</script>"
 UTC_ZONE = ZoneInfo("UTC")
@@ -151,27 +151,94 @@ async def test_a_budget_of_nobody_and_counters_that_are_rebuilt(console: Console
     assert EVIL not in missing.text
 
 
+HERE = "/budgets/agent%3Awriter%2Fdaily"
+
+
+def raises(console: Console) -> list[Any]:
+    """What the interface was asked to raise."""
+    return [body for what, body in console.interface.asked if what == "POST budgets/raise"]
+
+
 async def test_a_cap_is_raised_with_a_reason(console: Console):
-    console.interface.answers["GET budgets"] = listed(budget("agent:writer/daily"))
+    console.interface.answers["GET budgets"] = listed(budget("agent:writer/daily", limit="500"))
     console.interface.answers["POST budgets/raise"] = 200, {}
-    here = "/budgets/agent%3Awriter%2Fdaily"
-    fields = {"budget": "agent:writer/daily", "limit_usd": " $1,250.50 ", "reason": "launch day"}
-    page = await console.submit(here, "/budgets/raise", **fields)
-    asked = {"budget": "agent:writer/daily", "limit_usd": "1250.50", "reason": "launch day"}
-    assert ("POST budgets/raise", asked) in console.interface.asked
-    assert "The cap of agent:writer/daily is $1,250.50 until its period ends." in page.words
+    page = await console.submit(HERE, HERE, limit_usd=" $1250.50 ", reason="launch day")
+    assert raises(console) == [{"budget": "agent:writer/daily", "limit_usd": "1250.50", "reason": "launch day"}]
+    assert "The cap of agent:writer/daily was raised to $1,250.50 until its period ends." in page.words
     assert "Budget of writer, daily" in page.words
+    assert "This was not done" not in page.words
 
 
-async def test_a_cap_that_is_no_amount_or_refused(console: Console):
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("2,50", "'2,50' has a comma: write 2.50, dollars with a point"),
+        ("1,250.50", "has a comma: write 2.50"),
+        ("1.250,50", "has a comma: write 2.50"),
+        ("a lot", "'a lot' is not an amount in USD"),
+        ("2_50", "'2_50' is not an amount in USD"),
+        ("", "'' is not an amount in USD"),
+    ],
+)
+async def test_an_amount_that_might_be_meant_otherwise_raises_nothing(console: Console, given: str, told: str):
+    console.interface.answers["GET budgets"] = listed(budget("agent:writer/daily", limit="1"))
+    console.interface.answers["POST budgets/raise"] = 200, {}
+    page = await console.submit(HERE, HERE, limit_usd=given, reason=f'launch "{EVIL}')
+    assert page.status == 422
+    assert "This was not done: " in page.words
+    assert told in page.words
+    assert raises(console) == []
+    form = page.text.split('<details class="act" open')[1].split("</form>")[0]
+    assert f'value="{given}"' in form.replace("&#39;", "'"), "it is filled in again"
+    assert "launch &#34;&lt;script" in form
+    assert EVIL not in page.text
+
+
+async def test_more_than_ten_times_the_cap_is_asked_for_twice(console: Console):
+    console.interface.answers["GET budgets"] = listed(budget("agent:writer/daily", limit="2"))
+    console.interface.answers["POST budgets/raise"] = 200, {}
+    fields = {"limit_usd": "250", "reason": "launch"}
+    page = await console.submit(HERE, HERE, **fields)
+    assert raises(console) == []
+    assert "Yes, $250.00 is meant: more than ten times the cap of $2.00" in page.words
+    sure = page.text.split('name="sure" value="')[1].split('"')[0]
+    page = await console.submit(HERE, HERE, **fields | {"limit_usd": "2500", "sure": sure})
+    assert raises(console) == [], "that was said of another amount"
+    await console.submit(HERE, HERE, **fields, sure=sure)
+    assert [one["limit_usd"] for one in raises(console)] == ["250"]
+    await console.submit(HERE, HERE, **fields | {"limit_usd": "20"})
+    assert [one["limit_usd"] for one in raises(console)] == ["250", "20"], "ten times are done at once"
+
+
+async def test_what_the_interface_refuses_is_told_in_the_form_which_stays_filled(console: Console):
     console.interface.answers["GET budgets"] = listed(budget("agent:writer/daily"))
-    here, fields = "/budgets/agent%3Awriter%2Fdaily", {"budget": "agent:writer/daily", "reason": "launch"}
-    page = await console.submit(here, "/budgets/raise", limit_usd="a lot", **fields)
-    assert "'a lot' is not an amount in USD" in page.words
-    assert not any(asked.startswith("POST") for asked, _ in console.interface.asked)
-    console.interface.answers["POST budgets/raise"] = 422, problem("below_cap", "a cap is lowered in the config only")
-    page = await console.submit(here, "/budgets/raise", limit_usd="1", **fields)
-    assert "This was not done: a cap is lowered in the config only" in page.words
+    refusal = "a cap can't be below what the config says ($10.00)"
+    console.interface.answers["POST budgets/raise"] = 422, problem("below_cap", refusal)
+    page = await console.submit(HERE, HERE, limit_usd="1", reason="launch")
+    form = page.text.split('<details class="act" open')[1].split("</form>")[0]
+    assert "This was not done: a cap can&#39;t be below what the config says ($10.00)" in form
+    assert 'value="1"' in form
+    assert 'value="launch"' in form
+    page = await console.submit(HERE, HERE, limit_usd="12", reason=" ")
+    assert "This was not done: a raise needs a reason" in page.words
+    assert len(raises(console)) == 1
+    gone = await console.post("/budgets/agent%3Agone%2Fdaily", {"csrf": page.csrf, "limit_usd": "12", "reason": "x"})
+    assert gone.status == 404
+    assert len(raises(console)) == 1, "its cap is not known"
+    console.interface.answers["GET budgets"] = 503, problem("unavailable", "Redis does not answer")
+    page = await console.post(HERE, {"csrf": page.csrf, "limit_usd": "12", "reason": "launch"})
+    assert "Redis does not answer" in page.words
+    assert len(raises(console)) == 1, "what the cap is now could not be told"
+
+
+async def test_who_may_only_look_is_told_so(visited: Console):
+    visited.interface.answers["GET key"] = key_with("read", name="viewer")
+    assert (await visited.sign_in()).status == 303
+    visited.interface.answers["GET budgets"] = listed(budget("agent:writer/daily"))
+    page = await visited.get("/budgets")
+    assert "Your key viewer may look only" in page.words
+    assert (await visited.post(HERE, {"limit_usd": "12", "reason": "x"})).status == 403
+    assert raises(visited) == []
 
 
 async def test_the_books_are_compared_when_asked_for(console: Console):

@@ -103,6 +103,36 @@ def test_axes_end_at_round_numbers(value: float, top: float):
     assert charts.nice(value) == pytest.approx(top)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "top"),
+    [
+        (0, 1),
+        (0.3, 0.5),
+        (3, 5),
+        (11, 15),
+        (45, 60),
+        (100, 120),
+        (301, 600),
+        (601, 900),
+        (1_801, 3_600),
+        (9_000, 21_600),
+        (86_400, 86_400),
+        (90_000, 172_800),
+        (10 * 86_400, 10 * 86_400),
+    ],
+)
+def test_axes_of_durations_end_at_round_times(seconds: float, top: float):
+    assert charts.nice_seconds(seconds) == pytest.approx(top)
+    drawn = charts.columns(
+        "x", [NOON], [Series("a", "bad", [seconds])], "{:g}".format, step=HOUR, nice=charts.nice_seconds
+    )
+    assert f"<span>{top:g}</span><span>{top / 2:g}</span>" in drawn
+    drawn = charts.lines(
+        "x", [NOON], [Series("a", "bad", [seconds])], "{:g}".format, step=HOUR, nice=charts.nice_seconds
+    )
+    assert f"<span>{top:g}</span><span>{top / 2:g}</span>" in drawn
+
+
 @given(st.floats(1e-9, 1e15))
 def test_every_value_fits_below_the_top(value: float):
     assert value * (1 - 1e-6) <= charts.nice(value) <= value * 10

@@ -65,13 +65,33 @@ async def test_counts_by_reason_filter_the_list(console: Console):
     assert (query["reason"], query["agent"], query["limit"]) == ("error", "unknown", "100")
     assert "since" in query
     assert "error 5" in filtered.words
-    assert "Replay all 5 like these" in filtered.words
+    assert "Replay all, up to 4 like these" in filtered.words, "one of them was replayed"
+
+
+async def test_what_was_replayed_is_not_counted_again(console: Console):
+    done = letter(8, replayable=False, why_not="it was replayed before, as e/8~r", replayed_as="e/8~r")
+    console.interface.answers["GET dlq"] = listed(letter(), letter(9), done)
+    page = await console.get("/dead-letters?reason=error")
+    assert "Replay all 2 like these" in page.words
+    console.interface.answers["GET dlq"] = listed(done)
+    page = await console.get("/dead-letters")
+    assert "Replay all" not in page.words, "there is none that could be"
+    assert "e/8~r" in page.words
+
+
+async def test_a_long_error_leaves_room_for_what_became_of_it(console: Console):
+    long = f"client 401 {'x ' * 500}{EVIL}"
+    console.interface.answers["GET dlq"] = listed(letter(error=long))
+    page = await console.get("/dead-letters")
+    assert page.text.index(">Replayed</th>") < page.text.index(">Why</th>")
+    assert 'class="two-lines" title="client 401 x x' in page.text
+    assert EVIL not in page.text
 
 
 async def test_nothing_was_given_up(console: Console):
     console.interface.answers["GET dlq"] = 200, {"letters": [], "more": False, "counts": []}
     page = await console.get("/dead-letters")
-    assert "Nothing was given up within 30d" in page.words
+    assert "Nothing was given up within 7d" in page.words
     console.interface.answers["GET dlq"] = 503, problem("unavailable", "NATS does not answer")
     page = await console.get("/dead-letters")
     assert page.status == 200
@@ -138,7 +158,7 @@ async def test_all_of_a_filter_without_a_script_goes_on_where_it_stopped(console
     assert asked(console) == {"reason": "error", "agent": "writer", "since": since}
     assert "100 replayed. About 1,900 are left: go on below." in page.words
     assert 'name="after" value="400-5000"' in page.text
-    assert "Go on: replay the 1,900 that are left" in page.words
+    assert "Go on: replay up to 1,900 that are left" in page.words
     console.interface.answers["POST dlq/replay"] = outcome(*range(3))
     page = await console.submit("/dead-letters", "/dead-letters/replay", **fields | {"after": "400-5000", "reason": ""})
     assert asked(console) == {"agent": "writer", "since": since, "after": 400, "up_to": 5_000}
@@ -159,6 +179,24 @@ async def test_a_script_is_answered_in_figures_until_there_are_no_more(console: 
     last = await console.post("/dead-letters/replay", fields | {"after": told["continue_after"]}, **AS_JSON)
     assert json.loads(last.text)["continue_after"] is None
     assert asked(console) == {"all": True, "after": 400, "up_to": 5_000}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"after": f"1-{'9' * 30}"},
+        {"after": f"1-{'9' * 5_000}"},
+        {"after": f"{'9' * 5_000}-1"},
+        {"since": "0001-01-01T00:00:00+14:00"},
+        {"since": "9999-12-31T23:59:59-14:00"},
+    ],
+)
+async def test_what_can_be_no_place_and_no_time_is_left_out(console: Console, wrong: dict[str, str]):
+    console.interface.answers["GET dlq"] = listed(letter(7))
+    console.interface.answers["POST dlq/replay"] = outcome(1)
+    page = await console.submit("/dead-letters", "/dead-letters/replay", all="1", why="", **wrong)
+    assert page.status == 200
+    assert asked(console) == {"all": True}
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,22 @@
 """One execution: its attempts, its family, what was redacted, its replay; and a job followed while it is not over."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
+import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from pydantic import SecretStr
 
 from breakwater.analytics import rows, schema
 from breakwater.contracts.execution import Execution
+from services.console.door import Door
+from services.console.sessions import MOST_WATCHED
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution
-from tests.cli.api_stub import problem
+from tests.cli.api_stub import KEY, Stub, problem
 from tests.services.console.conftest import Console, key_with
 
 EVIL = '<script>alert("1")</script>'
@@ -67,7 +73,7 @@ async def test_every_attempt_is_told_with_its_wait_its_cost_and_its_error(consol
     assert page.text.count("<tr>") >= 2
     for told in ("rate limit 429", "zu viele Anfragen", "2.0 s", "estimated", "dead lettered", "The model is busy."):
         assert told in page.words, told
-    assert 'title="$0.0015"' in page.text
+    assert "$0.0015" in page.words
     # Waits and calls stand in the drawing, each attempt on a line of its own.
     assert page.text.count('class="wait"') >= 2
     assert page.text.count('<rect class="bad"') == 2
@@ -171,6 +177,80 @@ async def test_who_may_only_look_is_told_what_is_missing(visited: Console):
     assert "lacks the scope operate" in page.words
     assert (await visited.post("/replay/e1", {"csrf": "guessed"})).status == 403
     assert not any(asked.startswith("POST") for asked, _ in visited.interface.asked)
+
+
+async def test_a_replay_without_clickhouse_is_told_on_the_page(console: Console):
+    await store(console, refused())
+    form = await console.get("/executions/e1")
+    await console.analytics.execute("RENAME TABLE executions TO hidden")
+    page = await console.post("/replay/e1", {"csrf": form.csrf}, follow=False)
+    await console.analytics.execute("RENAME TABLE hidden TO executions")
+    assert page.status == 303
+    assert "It was not replayed: ClickHouse refuses" in (await console.get("/executions/e1")).words
+
+
+async def hanging(_: web.Request) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@asynccontextmanager
+async def door_with(answer: Callable[[web.Request], Awaitable[web.StreamResponse]], monkeypatch: Any):
+    """Another HTTP interface for jobs, and the same for the rest."""
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as server:
+        at = Door._at
+        monkeypatch.setattr(
+            Door, "_at", lambda self, path: server.make_url(f"/{path}") if path.startswith("jobs") else at(self, path)
+        )
+        yield
+
+
+async def test_a_door_that_hangs_does_not_hang_the_page(console: Console, monkeypatch: Any):
+    monkeypatch.setattr("services.console.door.ANSWER_TIMEOUT_S", 0.3)
+    async with door_with(hanging, monkeypatch), asyncio.timeout(60):
+        page = await console.get("/executions/none")
+    assert page.status == 503
+    assert "does not answer" in page.words
+
+
+async def test_those_who_watch_keep_nobody_from_an_answer(interface: Stub, monkeypatch: Any):
+    """Of connections to one place there are usually a hundred at most."""
+
+    async def silent(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await asyncio.Event().wait()
+        return response
+
+    door = Door(interface.url)
+    try:
+        async with door_with(silent, monkeypatch), AsyncExitStack() as watched:
+            for number in range(120):
+                await watched.enter_async_context(door.stream(SecretStr(KEY), f"jobs/{number}/progress"))
+            assert (await door.get(SecretStr(KEY), "key"))["name"] == "ops"
+    finally:
+        await door.close()
+
+
+async def test_somebody_watches_ten_jobs_at_once_at_most(console: Console, monkeypatch: Any):
+    async def silent(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await asyncio.Event().wait()
+        return response
+
+    async with door_with(silent, monkeypatch), AsyncExitStack() as watched:
+
+        async def watch(number: int) -> aiohttp.ClientResponse:
+            return await watched.enter_async_context(console.http.get(f"{console.url}/watch/job-{number}"))
+
+        for number in range(MOST_WATCHED):
+            assert await (await watch(number)).content.readline() == b"event: restart\n"
+        told = (await (await watch(99)).content.read()).decode()
+        assert "event: gone" in told
+        assert "close one" in told
 
 
 def sse(*events: "tuple[str, str]") -> bytes:

@@ -88,9 +88,33 @@ async def test_the_five_questions_are_answered(console: Console):
     assert "writer the budget agent:writer/daily 1" in page.words
     assert "no room" not in page.words
     assert "writer failed, then tried again $1.00 1" in page.words
-    assert "gpt-4.1 openai 33.3 % 3 0 2 0" in page.words
+    assert "gpt-4.1 openai 33.3 % 3 1 0 2 0 0" in page.words
     assert "sink stores what happened behind 12,000 30" in page.words
     assert "alerter sends alerts to the channel ops up to date 0 0" in page.words
+
+
+async def test_a_provider_is_not_blamed_for_our_mistakes_and_its_columns_add_up(console: Console):
+    answer(console.interface)
+    kinds = ("logic", "context_overflow", "client", "rate_limit")
+    failed = [
+        tried("a1", number, 5, outcome="error", error=broken("no use", kind)) for number, kind in enumerate(kinds, 1)
+    ]
+    lost = tried("a2", 1, 5, model="down", outcome="error", error=broken("cut", "network"))
+    await store(console, *failed, tried("a1", 5, 5), lost)
+    page = await console.get("/")
+    assert "gpt-4.1 openai 100 % 5 1 1 0 0 3" in page.words
+    assert "down openai 0 % 1 0 0 0 1 0" in page.words
+    # Only the one that is down is red.
+    assert page.text.count("bad-text") == 1
+
+
+async def test_what_was_lost_is_told_though_nothing_is_open(console: Console):
+    answer(console.interface)
+    lost = ended("w0", 5, status="dead_lettered")
+    await store(console, lost, *(ended(f"w{number}", 5) for number in range(1, 50)))
+    page = await console.get("/")
+    assert "Nothing is open now; 1 of 50 executions failed in the last 24h." in page.words
+    assert "All is well" not in page.words
 
 
 async def test_who_spends_is_told_by_agent_tenant_and_model(console: Console):
@@ -111,6 +135,63 @@ async def test_who_spends_is_told_by_agent_tenant_and_model(console: Console):
     assert 'href="/?by=tenant&amp;window=7d"' in by_tenant.text
     by_model = await console.get("/?by=model")
     assert "big 1 $2.00 $0 small 2 $1.00 at least $1.00" in by_model.words
+
+
+async def test_what_is_not_known_is_told_neither_as_nothing_nor_as_all(console: Console):
+    answer(console.interface)
+    unknown = {"cost": None, "cost_basis": "unknown", "outcome": "error", "error": broken("it is down")}
+    lost = {"status": "dead_lettered", "total_cost": None, "wasted_cost": None, "cost_basis": "unknown"}
+    await store(console, ended("w1", 5, tried("w1", 1, 5, **unknown), **lost))
+    page = await console.get("/")
+    assert "Spend unknown 1 of 1 call of unknown cost" in page.words
+    assert "Wasted unknown 1 of 1 execution wasted an unknown amount" in page.words
+    assert "What was wasted in the last 24h is not known" in page.words
+    assert "writer 1 unknown unknown" in page.words
+    for told in ("nothing was spent", "Nothing was wasted", "at least"):
+        assert told not in page.words, told
+    await store(
+        console,
+        ended(
+            "w2",
+            6,
+            tried("w2", 1, 6, cost=5_000_000_000, outcome="error", error=broken("it is down")),
+            status="dead_lettered",
+            total_cost=5_000_000_000,
+            wasted_cost=5_000_000_000,
+            wasted_by_cause={"failed": 5_000_000_000},
+        ),
+    )
+    page = await console.get("/")
+    assert "Spend $5.00 at least: 1 of 2 calls of unknown cost" in page.words
+    assert "Wasted $5.00 at least: 1 of 2 executions wasted an unknown amount" in page.words
+    assert "server it is down 2 $5.00 at least writer gpt-4.1" in page.words
+    assert "the job failed in the end $5.00 1 At least this much: 1 execution wasted an unknown amount." in page.words
+    assert "writer 2 $5.00 at least $5.00 at least" in page.words
+    assert "– / – $5.00 at least" in page.words
+
+
+@pytest.mark.parametrize(
+    ("cost", "wasted", "said"),
+    [
+        (0, 0, "Wasted $0 nothing was spent"),
+        (None, 0, "Wasted $0 what was spent is not known"),
+        (2_000_000_000, 0, "Wasted $0 0 % of what was spent"),
+        (2_000_000_000, 500_000_000, "Wasted $0.50 25 % of what was spent"),
+    ],
+)
+async def test_waste_is_told_as_a_share_of_what_is_known_to_be_spent(
+    console: Console, cost: "int | None", wasted: int, said: str
+):
+    answer(console.interface)
+    await store(console, ended("w1", 5, tried("w1", 1, 5, cost=cost), wasted_cost=wasted))
+    assert said in (await console.get("/")).words
+
+
+async def test_a_share_of_what_is_spent_is_told_as_the_most_it_can_be(console: Console):
+    answer(console.interface)
+    calls = tried("w1", 1, 5, cost=2_000_000_000), tried("w1", 2, 5, cost=None, cost_basis="unknown")
+    await store(console, ended("w1", 5, *calls, wasted_cost=2_000_000_000))
+    assert "Wasted $2.00 at most 100 % of what was spent" in (await console.get("/")).words
 
 
 async def test_what_agents_and_providers_write_stays_text(console: Console):

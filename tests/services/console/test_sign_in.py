@@ -1,14 +1,18 @@
 """Who gets in, what they may do, and what a page lets in from elsewhere: nothing."""
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator
+from urllib.parse import quote
 
+import aiohttp
 import pytest
 from pydantic import SecretStr
+from yarl import URL
 
 from breakwater.analytics.client import connect
 from breakwater.embedded.ports import free_port
-from services.console.sessions import LASTS_S, MOST, Sessions
+from services.console.sessions import LASTS_S, MOST, MOST_OF_A_KEY, Sessions
 from tests.cli.api_stub import KEY, Stub, problem
 from tests.services.console.conftest import Console, key_with, visiting
 
@@ -31,10 +35,11 @@ async def test_without_a_key_there_is_nothing_to_see(visited: Console, path: str
     assert page.text == ""
 
 
-async def test_a_form_without_a_session_does_nothing(visited: Console):
-    page = await visited.post("/breakers/reset", {"agent": "writer", "model": "m"}, follow=False)
-    assert page.status == 303
-    assert page.headers["Location"] == "/sign-in"
+async def test_a_form_without_a_session_does_nothing_and_says_so(visited: Console):
+    fields = {"agent": "writer", "model": "m"}
+    page = await visited.post("/breakers/reset", fields, Referer=f"{visited.url}/breakers?window=7d")
+    assert "nothing was done" in page.words
+    assert 'name="next" value="/breakers?window=7d"' in page.text
     assert not any(asked.startswith("POST") for asked, _ in visited.interface.asked)
 
 
@@ -84,6 +89,37 @@ async def test_after_signing_in_one_is_where_one_wanted_to_go(visited: Console):
 async def test_nobody_is_sent_elsewhere(visited: Console, elsewhere: str):
     signed_in = await visited.sign_in(wanted=elsewhere)
     assert (signed_in.status, signed_in.headers["Location"]) == (303, "/")
+
+
+@pytest.mark.parametrize(
+    "odd", ["//[", "http://[", "//\u2100", "http://[::1", "\ud800".encode("utf-8", "replace").decode()]
+)
+async def test_an_odd_address_to_go_to_is_no_error(visited: Console, odd: str):
+    page = await visited.get(f"/sign-in?next={quote(odd)}")
+    assert page.status == 200
+    assert 'name="next" value="/"' in page.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "let_in"),
+    [
+        ({"Origin": "http://["}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "https://evil.example"}, False),
+        # A proxy that tells us another host than the browser asked for.
+        ({"Origin": "https://console.example", "Sec-Fetch-Site": "same-origin"}, True),
+        ({"Origin": "https://console.example", "Sec-Fetch-Site": "same-site"}, False),
+    ],
+)
+async def test_a_sign_in_comes_from_our_page(visited: Console, headers: "dict[str, str]", let_in: bool):
+    page = await visited.post("/sign-in", {"key": KEY}, follow=False, **headers)
+    assert page.status == (303 if let_in else 403)
+
+
+async def test_of_several_proxies_the_first_tells_how_the_browser_came(visited: Console):
+    for told, secure in (("https, http", True), ("http, https", False)):
+        page = await visited.post("/sign-in", {"key": KEY}, follow=False, **{"X-Forwarded-Proto": told})
+        assert ("Secure" in page.headers["Set-Cookie"]) is secure
 
 
 async def test_the_cookie_is_hidden_from_scripts_and_holds_no_key(visited: Console):
@@ -151,6 +187,37 @@ async def test_a_form_of_another_site_does_nothing(console: Console):
     assert not any(asked.startswith("POST") for asked, _ in console.interface.asked)
 
 
+@pytest.mark.parametrize("csrf", ["", "guessed", "é", "\x00"])
+async def test_a_form_without_our_mark_does_nothing(console: Console, csrf: str):
+    page = await console.post("/breakers/reset", {"csrf": csrf, "agent": "writer", "model": "m"}, follow=False)
+    assert page.status == 403
+    assert not any(asked.startswith("POST") for asked, _ in console.interface.asked)
+
+
+async def test_a_form_that_never_ends_is_given_up(visited: Console, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.console.forms.BODY_TIMEOUT_S", 0.2)
+    address = URL(visited.url)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(b"POST /sign-in HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\nkey=")
+    async with asyncio.timeout(60):
+        answer = await reader.readline()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 422")
+
+
+async def test_a_notice_waits_for_a_page_that_somebody_reads(console: Console):
+    console.interface.answers["POST breakers/reset"] = (503, problem("unavailable", "Redis is away"))
+    letter = {"letter": 7, "kind": "job", "reason": "error", "execution_id": "e1", "error": "no", "replayable": True}
+    listed = {"letters": [{**letter, "agent": "writer", "at": "2026-11-21T12:00:00.000Z"}], "more": False, "counts": []}
+    console.interface.answers["GET dlq"] = (200, listed)
+    form = await console.get("/dead-letters")
+    fields = {"csrf": form.csrf, "agent": "writer", "model": "gpt-4.1"}
+    assert (await console.post("/breakers/reset", fields, follow=False)).status == 303
+    # Another tab renews itself before.
+    assert "Redis is away" not in (await console.get("/executions", **{"X-Renewal": "1"})).words
+    assert "Redis is away" in (await console.get("/executions")).words
+
+
 async def test_who_may_only_look_can_do_nothing(visited: Console):
     visited.interface.answers["GET key"] = key_with("read", name="viewer")
     await visited.sign_in()
@@ -180,6 +247,29 @@ async def test_files_are_served_and_nothing_above_them(visited: Console):
         assert (await visited.get(path, follow=False)).status in (303, 404)
 
 
+def test_nobody_is_signed_out_by_somebody_elses_sign_ins():
+    sessions = Sessions(lambda: 0.0)
+
+    def begin(key_id: str) -> str:
+        return sessions.begin(SecretStr("k"), key_id, "n", frozenset({"read"}))
+
+    other, first = begin("other"), begin("one")
+    for _ in range(MOST_OF_A_KEY - 1):
+        begin("one")
+    assert sessions.find(first) is not None
+    begin("one")
+    assert sessions.find(first) is None
+    assert sessions.find(other) is not None
+
+
+async def test_who_signs_in_again_in_the_same_browser_is_one(visited: Console):
+    await visited.sign_in()
+    kept = {"Cookie": "; ".join(f"{cookie.key}={cookie.value}" for cookie in visited.http.cookie_jar)}
+    await visited.sign_in()
+    async with aiohttp.ClientSession(headers=kept) as http, http.get(visited.url, allow_redirects=False) as answer:
+        assert answer.status == 303
+
+
 def test_sign_ins_end_by_time_and_by_number():
     now = 0.0
     sessions = Sessions(lambda: now)
@@ -188,7 +278,7 @@ def test_sign_ins_end_by_time_and_by_number():
     assert sessions.find(first + "x") is None
     now = LASTS_S
     assert sessions.find(first) is None
-    tokens = [sessions.begin(SecretStr("k"), "id", "n", frozenset({"read"})) for _ in range(MOST + 1)]
+    tokens = [sessions.begin(SecretStr("k"), str(n), "n", frozenset({"read"})) for n in range(MOST + 1)]
     assert sessions.find(tokens[0]) is None
     assert sessions.find(tokens[1]) is not None
     assert sessions.find(tokens[-1]) is not None

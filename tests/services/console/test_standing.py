@@ -29,6 +29,7 @@ QUIET = Totals(
     spend=0,
     wasted=0,
     unknown_costs=0,
+    unknown_waste=0,
 )
 
 
@@ -76,11 +77,32 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
             "All is well: all 1,200 executions ended well in the last 24h, and no breaker is open.",
         ),
         (
-            ended(98, failed=2),
+            ended(992, failed=8),
             FINE,
             "good",
-            "All is well: 98 % of 100 executions succeeded in the last 24h, and no breaker is open.",
+            "All is well: only 8 of 1,000 executions failed in the last 24h, and no breaker is open.",
         ),
+        # One in a hundred is no alarm, and not all is well either.
+        (ended(99, failed=1), FINE, "", "Nothing is open now; 1 of 100 executions failed in the last 24h."),
+        (
+            ended(18_958, failed=829),
+            FINE,
+            "",
+            "Nothing is open now; 829 of 19,787 executions failed in the last 24h.",
+        ),
+        (
+            replace(ended(99, failed=1), spend=200, wasted=54),
+            FINE,
+            "warn",
+            "Nothing is open now; 1 of 100 executions failed and 27 % of what was spent was wasted in the last 24h.",
+        ),
+        (
+            replace(ended(9), spend=100, wasted=20),
+            FINE,
+            "warn",
+            "Nothing is open now; 20 % of what was spent was wasted in the last 24h.",
+        ),
+        (QUIET, live(breakers=[breaker("a", "m", "half_open")]), "warn", "1 breaker is being probed."),
         (ended(95, failed=5), FINE, "warn", "5 % of executions failed in the last 24h."),
         (ended(79, failed=21), FINE, "bad", "21 % of executions failed in the last 24h."),
         # Who cancels has not failed.
@@ -88,7 +110,7 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
             ended(50, cancelled=50),
             FINE,
             "good",
-            "All is well: 50 % of 100 executions succeeded in the last 24h, and no breaker is open.",
+            "All is well: none of 100 executions failed in the last 24h, and no breaker is open.",
         ),
         (
             QUIET,
@@ -97,7 +119,7 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
                 budgets=[budget("global/daily", "5"), budget("agent:a/daily", "1", None)],
             ),
             "bad",
-            "2 breakers are open and 1 budget is spent.",
+            "2 breakers are open, 1 budget is spent and 1 breaker is being probed.",
         ),
         (QUIET, live(breakers=[breaker("a", "m", "isolated")]), "bad", "1 breaker is forced open."),
         (QUIET, live(attended=False), "bad", "no breaker service is at work, so no failure opens a breaker."),
@@ -182,6 +204,9 @@ def test_every_remark_leads_to_where_one_acts():
         (QUIET, (None, None)),
         (replace(ended(3, failed=1), spend=200, wasted=50), (0.25, 0.25)),
         (replace(ended(1), spend=200, wasted=0), (0.0, 0.0)),
+        # Who cancels has neither failed nor succeeded.
+        (ended(3, failed=1, cancelled=4), (0.25, None)),
+        (ended(0, cancelled=4), (None, None)),
         (replace(ended(1), spend=None, wasted=10), (0.0, None)),
         (replace(ended(1), spend=10, wasted=None), (0.0, None)),
         # What was spent before the window was wasted in it: no share of this.
