@@ -1,7 +1,7 @@
 """Looking for executions: pages of them, and how many there are.
 
 Pages are found by key and not by number, so the last page of a million takes no longer than the first. They are looked
-for in slices of time, the nearest first, each eight times as long as the one before: a page of common ones is found in
+for in slices of time, the nearest first, each 24 times as long as the one before: a page of common ones is found in
 a fraction of the table, and rare ones after having read all of it once. Only then are the lines of a page read.
 
 Filters stand in PREWHERE, which is right as told in `overview.py`.
@@ -24,7 +24,7 @@ WORDS_WITHIN = 20_000
 """Words are looked for in so many of the newest executions that the other filters leave: their texts are long."""
 
 SHORTEST_MS = 3_600_000
-GROWTH = 8
+GROWTH = 24
 
 _BY_ID = "startsWith(execution_id, {text:String})"
 _BY_WORDS = " OR ".join(
