@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from breakwater.embedded.ports import free_port
 
@@ -110,26 +110,27 @@ class Visitor:
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Generator[Browser]:
+def program() -> str:
     if PROGRAM is None:
         why = "no Chromium is installed (apt install chromium)"
         if os.environ.get("CI"):
             pytest.fail(why)
         pytest.skip(why)
-    with _playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=PROGRAM, args=list(OPTIONS))
+    return PROGRAM
+
+
+@pytest.fixture
+def chromium(program: str) -> Generator[Browser]:
+    """A browser for one test: while it runs, its driver has the event loop of this thread."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=list(OPTIONS))
         yield browser
         browser.close()
 
 
-@contextmanager
-def _playwright() -> Generator[Playwright]:
-    with sync_playwright() as playwright:
-        yield playwright
-
-
 @pytest.fixture(scope="session")
-def plane(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningPlane]:  # the browser first
+def plane(program: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningPlane]:
+    """Only where there is a browser to look at it."""
     data = tmp_path_factory.mktemp("plane") / "data"
     log = data.parent / "log"
     with log.open("wb") as errors:
