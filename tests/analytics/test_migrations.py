@@ -143,7 +143,11 @@ async def test_a_database_of_version_2_gets_the_columns_and_keeps_its_rows(click
         {"database": analytics.database},
     )
     kind = "bloom_filter(0.01)"
-    assert indices.rows == (("by_execution_id", kind, 1), ("by_parent_execution_id", kind, 1))
+    assert indices.rows == (
+        ("by_completed_at", "minmax", 1),
+        ("by_execution_id", kind, 1),
+        ("by_parent_execution_id", kind, 1),
+    )
 
     await analytics.insert(schema.EXECUTIONS, [rows.execution_row(samples.full_execution(), 3)])
     await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.full_attempt(), 4)])

@@ -300,3 +300,20 @@ async def test_what_a_breaker_does_until_it_closes_is_one_opening(analytics: Ana
 
 def test_every_view_is_tested() -> None:
     assert VIEWS.keys() == TIMES.keys() | {"incidents", "breaker_openings"}
+
+
+async def test_a_condition_on_the_minute_skips_what_lies_within_the_same_month(analytics: Analytics) -> None:
+    """The sorting key begins with the hour, which ClickHouse can't tell from a minute; an index can."""
+    ddl = schema.ATTEMPTS.ddl().replace("attempts", "fine", 1).replace("SETTINGS ", "SETTINGS index_granularity = 16, ")
+    await analytics.execute(ddl)
+    many = schema.Table("fine", schema.ATTEMPTS.columns, order_by=("attempt_id",), time="started_at")
+    rows_of_a_week = [
+        samples.attempt_row(samples.attempt(f"e{number}", started_at=samples.NOON - timedelta(minutes=10 * number)), 1)
+        for number in range(1_000)
+    ]
+    await analytics.insert(many, rows_of_a_week)
+    by_minute = "SELECT toStartOfMinute(started_at) AS minute, count() FROM fine FINAL"
+    asked = f"{by_minute} WHERE minute >= toDateTime('2026-11-21 00:00:00', 'UTC') GROUP BY minute"
+    everything, half_a_day = await granules(analytics, f"{by_minute} GROUP BY minute"), await granules(analytics, asked)
+    assert everything > 50
+    assert half_a_day < everything / 5

@@ -89,6 +89,8 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
             "calls by cause, smaller columns, and views for every question",
             (
                 *added(EXECUTIONS, "calls_by_cause", "cost_by_cause"),
+                EXECUTIONS.add_index("completed_at", layout),
+                ATTEMPTS.add_index("started_at", layout),
                 ATTEMPTS.add_index("charged_at", layout),
                 *(table.modify_columns(table.columns, layout) for table in TABLES),
                 *(table.modify_settings(layout) for table in TABLES if table.monthly),
