@@ -19,17 +19,11 @@ from breakwater.contracts.types import Event, ms_from_time
 from services.console.auth import acting, session_of
 from services.console.by_hand import back, done, why
 from services.console.charts import Series, nice_seconds
+from services.console.live import Breakers
 from services.console.plane import WINDOWS, Plane, found, window_links, window_of
 from services.console.words import duration
 
 _ORDER = {"isolated": 0, "open": 1, "half_open": 2, "closed": 3}
-
-
-class _Breakers(Event):
-    """What the interface tells of breakers."""
-
-    breakers: tuple[BreakerStatus, ...]
-    attended: bool
 
 
 class _Stopped(Event):
@@ -56,7 +50,7 @@ def routes(plane: Plane) -> list[Route]:
         session, window, now = session_of(request), window_of(request), plane.now()
         span = Window.last(WINDOWS[window], now)
         known, opened, acts, stopped = await asyncio.gather(
-            found(plane.door.read(_Breakers, session.key, "breakers")),
+            found(plane.door.read(Breakers, session.key, "breakers")),
             found(openings(plane.analytics, span, now)),
             found(by_hand(plane.analytics, span)),
             found(plane.door.read(_Stopped, session.key, "guards")),
@@ -81,7 +75,7 @@ def routes(plane: Plane) -> list[Route]:
         agent, model = request.query_params.get("agent", ""), request.query_params.get("model", "")
         span = Window.last(WINDOWS[window], now)
         known, opened, changes = await asyncio.gather(
-            found(plane.door.read(_Breakers, session.key, "breakers")),
+            found(plane.door.read(Breakers, session.key, "breakers")),
             found(openings(plane.analytics, span, now, agent, model)),
             found(transitions(plane.analytics, span, agent, model)),
         )

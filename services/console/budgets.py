@@ -15,13 +15,14 @@ from starlette.routing import Route
 
 from breakwater.analytics.burn import Burn, burn, spent_since
 from breakwater.contracts.events import BudgetBooks, BudgetStatus, Window
-from breakwater.contracts.types import Event, ms_from_time, nano_from_usd, time_from_ms
+from breakwater.contracts.types import ms_from_time, nano_from_usd, time_from_ms
 from breakwater.policy.forecast import recent_from
 from breakwater.policy.periods import WINDOWS, Period, periods_at
 from services.console.auth import acting, session_of
 from services.console.budget_words import Line, chart, line, title
 from services.console.by_hand import back, why
 from services.console.door import DoorError, SignedOut
+from services.console.live import Budgets
 from services.console.plane import Found, Plane, found
 from services.console.words import segment, short_money
 
@@ -33,13 +34,6 @@ FAR = 10
 
 MOST = 200
 """How many budgets are listed: those that are nearest to their caps, and then those of which most is spent."""
-
-
-class _Budgets(Event):
-    """What the interface tells of budgets."""
-
-    filled: bool
-    budgets: tuple[BudgetStatus, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +64,7 @@ def routes(plane: Plane) -> list[Route]:
     async def show(request: Request) -> Response:
         session, now = session_of(request), plane.now()
         known, recent = await asyncio.gather(
-            found(plane.door.read(_Budgets, session.key, "budgets")), found(_recent(plane, now))
+            found(plane.door.read(Budgets, session.key, "budgets")), found(_recent(plane, now))
         )
         lines = _lines(plane, known.value.budgets if known.value else (), recent, now)
         nearest = sorted(lines, key=_nearness, reverse=True)
@@ -91,7 +85,7 @@ def routes(plane: Plane) -> list[Route]:
     async def show_one(request: Request, refused: Refused | None = None) -> Response:
         session, now, name = session_of(request), plane.now(), request.path_params["name"]
         known, recent = await asyncio.gather(
-            found(plane.door.read(_Budgets, session.key, "budgets")), found(_recent(plane, now))
+            found(plane.door.read(Budgets, session.key, "budgets")), found(_recent(plane, now))
         )
         lines = _lines(plane, known.value.budgets if known.value else (), recent, now)
         one = next((one for one in lines if one.status.budget == name), None)
@@ -121,7 +115,7 @@ def routes(plane: Plane) -> list[Route]:
         session, fields = await acting(request)
         name, sure = request.path_params["name"], fields.get("sure")
         wanted, reason = fields.get("limit_usd").strip().removeprefix("$").strip(), why(fields.get("reason")) or ""
-        known = await found(plane.door.read(_Budgets, session.key, "budgets"))
+        known = await found(plane.door.read(Budgets, session.key, "budgets"))
         status = next((one for one in known.value.budgets if one.budget == name), None) if known.value else None
         if known.value and status is None:
             return await show_one(request)
