@@ -1,9 +1,10 @@
 -- May this attempt call? Closed: yes. Isolated: no. Open: no, until the cool-down is over. Half-open: one leased probe
 -- in the fleet.
--- KEYS: breaker   ARGV: attempt_id, probe_lease_ms
+-- KEYS: breaker
 -- Returns {verdict, until_ms, version, changed, wait_ms}: verdict is 'closed', 'probe', 'refused' or 'probing' (refused,
 -- as another attempt holds the probe).
-local known = redis.call('HMGET', KEYS[1], 'state', 'open_until_ms', 'probe', 'probe_until_ms', 'version')
+local breaker, attempt_id, probe_lease_ms = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local known = redis.call('HMGET', breaker, 'state', 'open_until_ms', 'probe', 'probe_until_ms', 'version')
 local state, version = known[1] or 'closed', tonumber(known[5] or '0')
 if state == 'closed' then
   return {'closed', 0, version, 0, 0}
@@ -21,13 +22,13 @@ if state == 'open' then
   end
   version = version + 1
   changed = 1
-  redis.call('HSET', KEYS[1], 'changed_ms', now)
-elseif known[3] and known[3] ~= '' and known[3] ~= ARGV[1] and now < tonumber(known[4]) then
+  redis.call('HSET', breaker, 'changed_ms', now)
+elseif known[3] and known[3] ~= '' and known[3] ~= attempt_id and now < tonumber(known[4]) then
   return {'probing', tonumber(known[4]), version, 0, tonumber(known[4]) - now}
-elseif known[3] == ARGV[1] then
-  changed = 1 -- asked again, as the answer was lost: whoever tells of the change must hear of it
+elseif known[3] == attempt_id then
+  changed = 1 -- asked again, as the first answer was lost: the caller has yet to publish the change
 end
-local lease_until = now + tonumber(ARGV[2])
-redis.call('HSET', KEYS[1], 'state', 'half_open', 'probe', ARGV[1], 'probe_until_ms', lease_until, 'version', version)
-redis.call('HINCRBY', KEYS[1], 'revision', 1)
+local lease_until = now + probe_lease_ms
+redis.call('HSET', breaker, 'state', 'half_open', 'probe', attempt_id, 'probe_until_ms', lease_until, 'version', version)
+redis.call('HINCRBY', breaker, 'revision', 1)
 return {'probe', lease_until, version, changed, 0}

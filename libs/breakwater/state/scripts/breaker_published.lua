@@ -1,6 +1,8 @@
--- Notes that transitions have been published, unless others, which are not, have taken their place.
--- KEYS: breaker   ARGV: transitions
-if redis.call('HGET', KEYS[1], 'unpublished') == ARGV[1] then
+-- Records that transitions have been published, unless newer ones have taken their place.
+-- KEYS: breaker
+-- Returns 1, or 0 where newer ones have.
+local transitions = ARGV[1]
+if redis.call('HGET', KEYS[1], 'unpublished') == transitions then
   redis.call('HSET', KEYS[1], 'unpublished', '')
   return 1
 end

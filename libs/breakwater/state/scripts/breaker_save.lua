@@ -1,13 +1,16 @@
 -- Saves a breaker, if nobody changed it since it was read.
--- KEYS: breaker   ARGV: revision as read, keep_ms (0 = for ever), field, value, field, value, ...
-if (redis.call('HGET', KEYS[1], 'revision') or '0') ~= ARGV[1] then
+-- KEYS: breaker
+-- Returns 1, or 0 where somebody did.
+local revision_read, keep_ms = ARGV[1], ARGV[2] -- keep_ms 0: it does not expire
+local fields_and_values = {unpack(ARGV, 3)}
+if (redis.call('HGET', KEYS[1], 'revision') or '0') ~= revision_read then
   return 0
 end
-redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+redis.call('HSET', KEYS[1], unpack(fields_and_values))
 redis.call('HINCRBY', KEYS[1], 'revision', 1)
-if ARGV[2] == '0' then
+if keep_ms == '0' then
   redis.call('PERSIST', KEYS[1])
 else
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  redis.call('PEXPIRE', KEYS[1], keep_ms)
 end
 return 1

@@ -1,39 +1,43 @@
--- Sets all counters to what the record says, once: whoever comes second changes nothing. What calls under way hold stays.
+-- Sets all counters to what the event log says, once: the second caller changes nothing. What calls under way have
+-- reserved is kept.
 -- KEYS: filled, reservations, periods...
--- ARGV: log, zone, upto, alone (1: nothing of it is from elsewhere), log and zone that are filled now ('' = none), then for
---       each period: name, keep until (ms), number of fields, then fields and values
-local known = redis.call('HMGET', KEYS[1], 'log', 'zone')
-if (known[1] or '') ~= ARGV[5] or (known[2] or '') ~= ARGV[6] then
+-- ARGV from the 7th, for each period: name, keep until (ms), number of fields, then fields and values
+-- Returns 1, or 0 where the counters are not filled as the caller believed.
+local log, zone, upto, alone = ARGV[1], ARGV[2], ARGV[3], ARGV[4] -- alone 1: nothing in it is from another log
+local log_before, zone_before = ARGV[5], ARGV[6] -- what they are filled from now; '': they are not filled
+local filled, reservations_key, first_period, first_argument = KEYS[1], KEYS[2], 3, 7
+local known = redis.call('HMGET', filled, 'log', 'zone')
+if (known[1] or '') ~= log_before or (known[2] or '') ~= zone_before then
   return 0
 end
-local place, keep, at = {}, {}, 7
-for k = 3, #KEYS do
-  place[ARGV[at]], keep[KEYS[k]] = KEYS[k], ARGV[at + 1]
+local period_keys, keep_until, at = {}, {}, first_argument
+for k = first_period, #KEYS do
+  local name, until_ms, fields, first = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]), at + 3
+  period_keys[name], keep_until[KEYS[k]] = KEYS[k], until_ms
   redis.call('DEL', KEYS[k])
-  local first = at + 3
-  at = first + 2 * tonumber(ARGV[at + 2])
+  at = first + 2 * fields
   for i = first, at - 2, 2 do
     redis.call('HSET', KEYS[k], ARGV[i], ARGV[i + 1])
   end
 end
-local reservations = redis.call('HGETALL', KEYS[2])
+local reservations = redis.call('HGETALL', reservations_key)
 for i = 2, #reservations, 2 do
   local pattern = '^(%a)|(%d+)|%d+|([^|]+)|([^|]+)|(.-)\n(.*)$'
   local state, amount, day, month, agent, tenant = string.match(reservations[i], pattern)
   for _, period in ipairs({day, month}) do
     for _, key in ipairs({'global', 'agent:' .. agent, tenant ~= '' and 'tenant:' .. tenant or nil}) do
-      if place[period] then
-        redis.call('HINCRBY', place[period], (state == 'r' and 'reserved:' or 'spent:') .. key, amount)
+      if period_keys[period] then
+        redis.call('HINCRBY', period_keys[period], (state == 'r' and 'reserved:' or 'spent:') .. key, amount)
       end
     end
   end
 end
-for key, until_ms in pairs(keep) do
+for key, until_ms in pairs(keep_until) do
   redis.call('PEXPIREAT', key, until_ms)
 end
-redis.call('DEL', KEYS[1])
--- Another one with each filling: what was read before it repairs nothing after it.
+redis.call('DEL', filled)
+-- A new number with each filling: a repair that was computed before it is refused after it.
 local time = redis.call('TIME')
 local number = string.format('%.0f', time[1] * 1000000 + time[2])
-redis.call('HSET', KEYS[1], 'log', ARGV[1], 'zone', ARGV[2], 'upto', ARGV[3], 'alone', ARGV[4], 'repairs', number)
+redis.call('HSET', filled, 'log', log, 'zone', zone, 'upto', upto, 'alone', alone, 'repairs', number)
 return 1

@@ -1,7 +1,8 @@
--- Keeps an answer, and lets go of its question if this holder leads.
--- KEYS: answer, flight   ARGV: answer, ttl_ms, holder ('' for none)
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-if redis.call('GET', KEYS[2]) == ARGV[3] then
+-- Caches an answer, and ends its flight if this holder leads it.
+-- KEYS: answer, flight
+local answer, ttl_ms, holder = ARGV[1], ARGV[2], ARGV[3] -- holder '': none
+redis.call('SET', KEYS[1], answer, 'PX', ttl_ms)
+if redis.call('GET', KEYS[2]) == holder then
   redis.call('DEL', KEYS[2])
 end
 return 1

@@ -1,15 +1,17 @@
 -- May this call be made? If it fits all its limits; then it counts towards each of them, and otherwise towards none.
 -- Asking again while the lease stands gives the same answer, counts nothing and renews the lease.
 -- KEYS: attempt, then for each limit: counts, calls
--- ARGV: attempt_id, tokens, lease_ms, slice_ms, slices, then for each limit: requests, tokens, concurrent calls ('' = none)
+-- ARGV from the 6th, for each limit: requests, tokens, concurrent calls ('' = none)
 -- Returns {1} or {0, index of the refusing limit from 1, what it limits, ms until it may fit (-1 = never)}.
 -- counts: 'r<slice>' and 't<slice>' with the requests and tokens of a slice, 'requests' and 'tokens' with the sums over
 -- all slices from 'first' to 'last'. A slice counts until a window after its end: a call never less than a window, and
 -- at most a slice more.
 -- calls: attempts by the end of their leases.   attempt: 'until', and 'slice|tokens' by the counts it is part of.
+local attempt_id, tokens, lease_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local slice_ms, slices, first_limit = tonumber(ARGV[4]), tonumber(ARGV[5]), 6
+local attempt, limits = KEYS[1], (#KEYS - 1) / 2
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local tokens, lease_ms, slice_ms, slices = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local until_ms, slice = now + lease_ms, math.floor(now / slice_ms)
 
 local function keep(key, ms)
@@ -22,7 +24,7 @@ local function counted(key)
   local known = redis.call('HMGET', key, 'first', 'last', 'requests', 'tokens', 'r' .. slice, 't' .. slice)
   local over = slice - slices - 1
   local last = tonumber(known[2] or over)
-  if last <= over or last > slice + slices then -- ahead by a window: the clock was set back, and nothing can be told
+  if last <= over or last > slice + slices then -- ahead by a window: the clock was set back, and the counts mean nothing
     redis.call('DEL', key)
     return {first = slice, last = slice, requests = 0, tokens = 0, r = 0, t = 0, fresh = true}
   end
@@ -68,36 +70,39 @@ local function wait(key, kind, sums, excess)
   return (sums.last + slices + 1) * slice_ms - now
 end
 
-local asked = redis.call('HGET', KEYS[1], 'until')
+local function limit(index)
+  local first = first_limit + 3 * (index - 1)
+  return tonumber(ARGV[first]), tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2])
+end
+
+local asked = redis.call('HGET', attempt, 'until')
 if asked and now < tonumber(asked) then
   for k = 3, #KEYS, 2 do
-    redis.call('ZADD', KEYS[k], 'XX', 'GT', until_ms, ARGV[1]) -- XX: it may have been settled
+    redis.call('ZADD', KEYS[k], 'XX', 'GT', until_ms, attempt_id) -- XX: it may have been settled
     keep(KEYS[k], lease_ms)
   end
-  redis.call('HSET', KEYS[1], 'until', math.max(until_ms, tonumber(asked)))
-  keep(KEYS[1], lease_ms)
+  redis.call('HSET', attempt, 'until', math.max(until_ms, tonumber(asked)))
+  keep(attempt, lease_ms)
   return {1}
 end
 
--- Of several that refuse, the one that does so the longest is told. A concurrent call may end at any moment.
+-- Of several that refuse, the one that does so the longest is the answer. A concurrent call may end at any moment.
 local refusal
 local function refuse(index, what, ms)
   if not refusal or ms > refusal[4] then
     refusal = {0, index, what, ms}
   end
 end
-local limits, all = (#KEYS - 1) / 2, {}
+local all = {}
 for i = 1, limits do
-  local rule = 3 + 3 * i
-  local most = tonumber(ARGV[rule + 1])
+  local _, most = limit(i)
   if most and tokens > most then
     return {0, i, 'tokens_per_minute', -1}
   end
 end
 for i = 1, limits do
-  local key, rule = KEYS[2 * i], 3 + 3 * i
+  local key, requests, most = KEYS[2 * i], limit(i)
   local sums = counted(key)
-  local requests, most = tonumber(ARGV[rule]), tonumber(ARGV[rule + 1])
   if requests and sums.requests + 1 > requests then
     refuse(i, 'requests_per_minute', wait(key, 'r', sums, sums.requests + 1 - requests))
   end
@@ -110,7 +115,7 @@ if refusal then
   return refusal
 end
 for i = 1, limits do
-  local key, most = KEYS[2 * i + 1], tonumber(ARGV[5 + 3 * i])
+  local key, _, _, most = KEYS[2 * i + 1], limit(i)
   redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
   local calls = most and redis.call('ZCARD', key) or 0
   if most and calls >= most then
@@ -131,12 +136,12 @@ for i, sums in ipairs(all) do
   if sums.fresh then
     redis.call('PEXPIREAT', counts, ends)
   end
-  redis.call('ZADD', calls, until_ms, ARGV[1])
+  redis.call('ZADD', calls, until_ms, attempt_id)
   keep(calls, lease_ms)
   memory[#memory + 1] = counts
-  memory[#memory + 1] = sums.last .. '|' .. ARGV[2]
+  memory[#memory + 1] = sums.last .. '|' .. tokens
   over_at = math.max(over_at, ends)
 end
-redis.call('HSET', KEYS[1], 'until', until_ms, unpack(memory))
-redis.call('PEXPIREAT', KEYS[1], over_at)
+redis.call('HSET', attempt, 'until', until_ms, unpack(memory))
+redis.call('PEXPIREAT', attempt, over_at)
 return {1}

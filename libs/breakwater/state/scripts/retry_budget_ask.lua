@@ -1,14 +1,15 @@
 -- May this retry be made? If retries < max(floor, ratio * first tries) within the window; then it counts: field 'r<slice>'.
 -- Asking again for the same attempt gives the same answer.
--- KEYS: counts, answer   ARGV: slice_ms, slices, floor, ratio in millionths, remember_ms
+-- KEYS: counts, answer
 -- Retries count for one slice more than first tries do: both round against the retry.
+local slice_ms, slices, floor, ratio_millionths = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local remember_ms = ARGV[5]
 local answered = redis.call('GET', KEYS[2])
 if answered then
   return tonumber(answered)
 end
 local time = redis.call('TIME')
-local slice = math.floor((time[1] * 1000 + math.floor(time[2] / 1000)) / tonumber(ARGV[1]))
-local slices = tonumber(ARGV[2])
+local slice = math.floor((time[1] * 1000 + math.floor(time[2] / 1000)) / slice_ms)
 local sums = {f = 0, r = 0}
 local known = redis.call('HGETALL', KEYS[1])
 for i = 1, #known, 2 do
@@ -20,10 +21,10 @@ for i = 1, #known, 2 do
   end
 end
 local granted = 0
-if sums.r * 1000000 < math.max(ARGV[3] * 1000000, ARGV[4] * sums.f) then
+if sums.r * 1000000 < math.max(floor * 1000000, ratio_millionths * sums.f) then
   granted = 1
   redis.call('HINCRBY', KEYS[1], 'r' .. slice, 1)
-  redis.call('PEXPIRE', KEYS[1], ARGV[1] * (slices + 1))
+  redis.call('PEXPIRE', KEYS[1], slice_ms * (slices + 1))
 end
-redis.call('SET', KEYS[2], granted, 'PX', ARGV[5])
+redis.call('SET', KEYS[2], granted, 'PX', remember_ms)
 return granted

@@ -1,3 +1,3 @@
--- A task as it is.
--- KEYS: task   ARGV: fields to read...
+-- Reads a task.
+-- KEYS: task   ARGV: fields to read
 return redis.call('HMGET', KEYS[1], unpack(ARGV))

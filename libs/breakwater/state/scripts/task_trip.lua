@@ -1,14 +1,15 @@
 -- Stops a task, unless it is stopped already: the first trip stands.
--- KEYS: task   ARGV: keep_ms, rule, reason, agent, execution, at_ms ('' = now), told (1 or 0), fields to read...
+-- KEYS: task   ARGV from the 8th: fields to read
 -- Returns the fields.
+local keep_ms, rule, reason, agent, execution = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local at_ms, told, first_field = ARGV[6], ARGV[7], 8 -- at_ms '': now; told 1: its event is published, or 0
 if redis.call('HEXISTS', KEYS[1], 'rule') == 0 then
-  local at = ARGV[6]
-  if at == '' then
+  if at_ms == '' then
     local time = redis.call('TIME')
-    at = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+    at_ms = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
   end
-  redis.call('HSET', KEYS[1], 'rule', ARGV[2], 'reason', ARGV[3], 'agent', ARGV[4], 'execution', ARGV[5],
-    'at_ms', at, 'told', ARGV[7])
+  redis.call('HSET', KEYS[1], 'rule', rule, 'reason', reason, 'agent', agent, 'execution', execution,
+    'at_ms', at_ms, 'told', told)
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[1])
-return redis.call('HMGET', KEYS[1], unpack(ARGV, 8))
+redis.call('PEXPIRE', KEYS[1], keep_ms)
+return redis.call('HMGET', KEYS[1], unpack(ARGV, first_field))
