@@ -359,13 +359,13 @@ class Courier:
                 return None if any(one.again for one in self._on_the_way) else self._idle_s
             await self._give_up(composed, error)
             if composed in self._on_the_way:
-                return self._schedule.max_s  # the letter was refused
+                return self._schedule.max_s  # the dead letter was refused
 
     async def _give_up(self, composed: _Composed, error: str) -> None:
         name, identity = self._channel.name, message_id(composed.message)
         deliveries = tuple(composed.deliveries.values())
         tried = f"tried {composed.failures} time{'' if composed.failures == 1 else 's'}"
-        letter = DeadLetter(
+        dead_letter = DeadLetter(
             reason="undeliverable",
             agent=composed.message.agent if isinstance(composed.message, Alert) else None,
             error=f"{name}: {error} ({tried})",
@@ -380,13 +380,13 @@ class Courier:
             payload_base64=base64.b64encode(composed.message.json_bytes()).decode(),
             at=self._now(),
         )
-        # One that was tried again and given up again is another letter.
+        # One that was tried again and given up again is another dead letter.
         another = f"/{deliveries[0].sequence}" if composed.again else ""
-        subject = subjects.dead_letter(letter.reason, letter.agent or "unknown")
+        subject = subjects.dead_letter(dead_letter.reason, dead_letter.agent or "unknown")
         try:
-            await self._publisher.event(subject, letter, id=f"dlq/{name}/{identity}{another}", at=letter.at)
+            await self._publisher.event(subject, dead_letter, id=f"dlq/{name}/{identity}{another}", at=dead_letter.at)
         except PublishRefused as refusal:
-            # It is tried on: a letter that can't be kept must not be the end of an alert.
+            # It is tried on: a dead letter that can't be kept must not be the end of an alert.
             composed.not_before = self._clock() + self._schedule.max_s
             structlog.get_logger().error("dead_letter_refused", channel=name, alert_id=identity, error=str(refusal))
             return

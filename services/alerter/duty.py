@@ -17,7 +17,7 @@ from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Connection, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Pull
-from breakwater.bus.topology import ALERTER_AGAIN, ALERTER_EXECUTIONS, ALERTER_LETTERS, ALERTS_HELD, alert_consumer
+from breakwater.bus.topology import ALERTER_AGAIN, ALERTER_DEAD_LETTERS, ALERTER_EXECUTIONS, ALERTS_HELD, alert_consumer
 from breakwater.config import Alerts
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.contracts.subjects import Header, Stream
@@ -29,7 +29,7 @@ from breakwater.telemetry import Outage
 from services.alerter.baselines import Baselines
 from services.alerter.channel import Channel
 from services.alerter.courier import PATIENT, Courier, Schedule
-from services.alerter.handlers import Gathering, Sweep, of_executions, of_letters
+from services.alerter.handlers import Gathering, Sweep, of_dead_letters, of_executions
 from services.alerter.notes import Gone, Posts, Usual
 
 SAVE_S = 30.0
@@ -74,7 +74,7 @@ class Duty:
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             **{f"channel {name}": courier.run for name, courier in couriers.items()},
             "executions": lambda: self._gathering(Stream.EVENTS, ALERTER_EXECUTIONS).run(heard),
-            "letters": lambda: self._gathering(Stream.DLQ, ALERTER_LETTERS).run(of_letters),
+            "dead letters": lambda: self._gathering(Stream.DLQ, ALERTER_DEAD_LETTERS).run(of_dead_letters),
             "sweep": Sweep(self._log, self._rules, baselines, self._now).run,
             "again": lambda: self._again(couriers),
             "usual": lambda: self._save(baselines, usual),

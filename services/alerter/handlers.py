@@ -212,10 +212,10 @@ def of_executions(
     return heard
 
 
-def of_letters(delivery: Delivery) -> Sequence[Raised]:
+def of_dead_letters(delivery: Delivery) -> Sequence[Raised]:
     """What a dead letter says."""
-    letter = DeadLetter.model_validate_json(delivery.data)
-    return of_dead_letter(letter, delivery.headers.get(Header.CE_ID.value, str(delivery.sequence)))
+    dead_letter = DeadLetter.model_validate_json(delivery.data)
+    return of_dead_letter(dead_letter, delivery.headers.get(Header.CE_ID.value, str(delivery.sequence)))
 
 
 class Sweep:

@@ -142,7 +142,7 @@ def _parse(delivery: Delivery) -> Attempt | None:
     try:
         return Attempt.model_validate_json(delivery.data)
     except ValidationError as error:
-        # Kept for whoever wrote it; the sink stores its own letter, so this one only says that it was skipped.
+        # Kept for whoever wrote it; the sink stores its own dead letter, so this one only says that it was skipped.
         structlog.get_logger().warning("attempt_unreadable", sequence=delivery.sequence, problems=error.error_count())
         return None
 

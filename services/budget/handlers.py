@@ -152,7 +152,7 @@ def _read(message: Delivery | Found) -> Attempt | None:
     try:
         return Attempt.model_validate_json(message.data)
     except ValidationError as error:
-        # The sink keeps a letter of it; without a readable cost there is nothing to settle, and its lease will lapse.
+        # The sink dead-letters it; without a readable cost there is nothing to settle, and its lease will lapse.
         structlog.get_logger().warning("attempt_unreadable", sequence=message.sequence, problems=error.error_count())
         return None
 

@@ -122,14 +122,14 @@ def routes(plane: Plane) -> list[Route]:
 
     async def replay(request: Request) -> Response:
         session, fields = await acting(request)
-        number, after = fields.get("letter"), fields.get("after")
+        number, after = fields.get("dead_letter_id"), fields.get("after")
         if any(given and not whole(given) for given in (number, after)):
             # Without it, all of them would be tried again.
-            session.tell("This was not done: a letter is named by its number, which is shown below.", "bad")
+            session.tell("This was not done: a dead letter is named by its number, which is shown below.", "bad")
             return back("/alerts")
         body: dict[str, object] = {"reason": why(fields.get("reason"))}
         if number:
-            body["letter"] = whole(number)
+            body["dead_letter_id"] = whole(number)
         elif after:
             body["after"] = whole(after)
         try:

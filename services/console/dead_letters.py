@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from breakwater.contracts.dead_letters import LetterCount, LetterList, LettersReplayed, ShownLetter
+from breakwater.contracts.dead_letters import DeadLetterCount, DeadLetterDetails, DeadLetterList, DeadLetterReplays
 from breakwater.contracts.types import format_time
 from services.console.auth import NotAllowed, acting, session_of
 from services.console.by_hand import back, whole, why
@@ -29,7 +29,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How many letters there are of a reason, of the agent that is asked for."""
+    """How many dead letters there are of a reason, of the agent that is asked for."""
 
     reason: str
     """Empty for all of them."""
@@ -44,7 +44,7 @@ def routes(plane: Plane) -> list[Route]:
         reason, agent = request.query_params.get("reason", ""), request.query_params.get("agent", "").strip()
         since = plane.now() - WINDOWS[window]
         wanted = {"reason": reason, "agent": agent, "since": format_time(since), "limit": PAGE}
-        known = await found(plane.door.read(LetterList, session.key, "dlq", wanted))
+        known = await found(plane.door.read(DeadLetterList, session.key, "dlq", wanted))
         counts = known.value.counts if known.value else ()
         # What is counted is of all times, so this is the most that a bar may have to show.
         total = sum(one.count for one in counts if _is_of(one, reason, agent))
@@ -67,14 +67,14 @@ def routes(plane: Plane) -> list[Route]:
         )
 
     async def show_one(request: Request) -> Response:
-        session, number = session_of(request), request.path_params["letter"]
+        session, number = session_of(request), request.path_params["dead_letter_id"]
         try:
-            letter = await plane.door.read(ShownLetter, session.key, f"dlq/{segment(number)}")
+            dead_letter = await plane.door.read(DeadLetterDetails, session.key, f"dlq/{segment(number)}")
         except DoorError as error:
             if error.status == 404:
                 return plane.pages.plain(request, 404, "There is no such dead letter", error.message, session=session)
             raise
-        return plane.pages.render(request, "dead_letter.html", session=session, letter=letter)
+        return plane.pages.render(request, "dead_letter.html", session=session, dead_letter=dead_letter)
 
     async def replay(request: Request) -> Response:
         if "application/json" in request.headers.get("accept", ""):
@@ -83,7 +83,7 @@ def routes(plane: Plane) -> list[Route]:
         one = fields.get("from") == "one"
         here = {name: fields.get(name) for name in ("reason", "agent", "window")}
         if not _says_which(fields):
-            session.tell("Nothing was chosen: tick the letters that shall be replayed.", "bad")
+            session.tell("Nothing was chosen: tick the dead letters that shall be replayed.", "bad")
             return back("/dead-letters", here)
         try:
             outcome = await _replay(session, fields)
@@ -91,11 +91,13 @@ def routes(plane: Plane) -> list[Route]:
             raise
         except DoorError as error:
             session.tell(f"This was not done: {error.message}", "bad")
-            return back(f"/dead-letters/{fields.get('letter')}" if one else "/dead-letters", {} if one else here)
+            return back(
+                f"/dead-letters/{fields.get('dead_letter_id')}" if one else "/dead-letters", {} if one else here
+            )
         left = max(whole(fields.get("total")) - _looked_at(outcome), 0) if outcome.continue_after else 0
         session.tell(_told(outcome, left), "good" if outcome.replayed or not outcome.skipped else "bad")
         if one:
-            return back(f"/dead-letters/{fields.get('letter')}")
+            return back(f"/dead-letters/{fields.get('dead_letter_id')}")
         more = {"after": _cursor(outcome), "left": str(left)} if outcome.continue_after else {}
         return back("/dead-letters", here | more)
 
@@ -115,25 +117,25 @@ def routes(plane: Plane) -> list[Route]:
         }
         return JSONResponse(told, headers=HEADERS)
 
-    async def _replay(session: Session, fields: Fields) -> LettersReplayed:
-        return LettersReplayed.model_validate(await plane.door.post(session.key, "dlq/replay", _wanted(fields)))
+    async def _replay(session: Session, fields: Fields) -> DeadLetterReplays:
+        return DeadLetterReplays.model_validate(await plane.door.post(session.key, "dlq/replay", _wanted(fields)))
 
     return [
         Route("/dead-letters", show, methods=["GET"]),
         Route("/dead-letters/replay", replay, methods=["POST"]),
-        Route("/dead-letters/{letter}", show_one, methods=["GET"]),
+        Route("/dead-letters/{dead_letter_id}", show_one, methods=["GET"]),
     ]
 
 
-def _replayable(listed: LetterList | None, total: int) -> int:
-    """How many letters a replay of all would run: of those that are listed; with more of them, the most it may be."""
+def _replayable(listed: DeadLetterList | None, total: int) -> int:
+    """How many dead letters a replay of all would run; an upper bound where there are more than are listed."""
     if listed is None:
         return 0
-    able = sum(one.replayable for one in listed.letters)
-    return max(total - len(listed.letters), 0) + able if listed.more else able
+    able = sum(one.replayable for one in listed.dead_letters)
+    return max(total - len(listed.dead_letters), 0) + able if listed.more else able
 
 
-def _tiles(counts: Sequence[LetterCount], agent: str) -> list[Tile]:
+def _tiles(counts: Sequence[DeadLetterCount], agent: str) -> list[Tile]:
     """All of them, then each reason, the most first."""
     sums: dict[str, int] = {}
     for one in counts:
@@ -143,19 +145,19 @@ def _tiles(counts: Sequence[LetterCount], agent: str) -> list[Tile]:
     return [Tile("", sum(sums.values())), *(Tile(*item) for item in by_reason)]
 
 
-def _is_of(count: LetterCount, reason: str, agent: str) -> bool:
+def _is_of(count: DeadLetterCount, reason: str, agent: str) -> bool:
     return reason in ("", count.reason) and agent in ("", count.agent)
 
 
 def _says_which(fields: Fields) -> bool:
-    return bool(fields.get("all")) or any(whole(one) for one in fields.all("letter"))
+    return bool(fields.get("all")) or any(whole(one) for one in fields.all("dead_letter_id"))
 
 
 def _wanted(fields: Fields) -> dict[str, Any]:
-    """What the interface is asked to replay: the letters that are ticked, or all that the page is filtered by."""
+    """What the interface is asked to replay: the dead letters that are ticked, or all that the page is filtered by."""
     body: dict[str, Any] = {"why": why(fields.get("why"))}
     if not fields.get("all"):
-        return body | {"letters": [number for one in fields.all("letter") if (number := whole(one))]}
+        return body | {"dead_letters": [number for one in fields.all("dead_letter_id") if (number := whole(one))]}
     reason, agent = fields.get("reason") or None, fields.get("agent") or None
     after, _, up_to = fields.get("after").partition("-")
     if whole(after) and whole(up_to):
@@ -164,16 +166,16 @@ def _wanted(fields: Fields) -> dict[str, Any]:
     return body | {"since": _moment(fields.get("since"))}
 
 
-def _cursor(outcome: LettersReplayed) -> str | None:
+def _cursor(outcome: DeadLetterReplays) -> str | None:
     """Where to go on, as the pages hand it back; None where that was all."""
     return None if outcome.continue_after is None else f"{outcome.continue_after}-{outcome.up_to or 0}"
 
 
-def _looked_at(outcome: LettersReplayed) -> int:
+def _looked_at(outcome: DeadLetterReplays) -> int:
     return len(outcome.replayed) + outcome.already + len(outcome.skipped)
 
 
-def _told(outcome: LettersReplayed, left: int) -> str:
+def _told(outcome: DeadLetterReplays, left: int) -> str:
     """What came of a replay, in words."""
     done = len(outcome.replayed)
     parts = [f"replayed as {outcome.replayed[0].execution_id}" if done == 1 else f"{done:,} replayed"]
@@ -181,7 +183,7 @@ def _told(outcome: LettersReplayed, left: int) -> str:
         parts.append(f"{outcome.already:,} {'was' if outcome.already == 1 else 'were'} before")
     if outcome.skipped:
         first = outcome.skipped[0]
-        parts.append(f"{len(outcome.skipped):,} can't be, such as letter {first.letter}: {first.why}")
+        parts.append(f"{len(outcome.skipped):,} can't be, such as dead letter {first.dead_letter_id}: {first.why}")
     text = "; ".join(parts)
     more = f" About {left:,} are left: go on below." if outcome.continue_after else ""
     return f"{text[:1].upper()}{text[1:]}.{more}"

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from breakwater import background
 from breakwater.analytics.queries import find_execution
 from breakwater.analytics.tree import Tree, TreeNode, execution_tree
-from breakwater.contracts.dead_letters import LetterList
+from breakwater.contracts.dead_letters import DeadLetterList
 from breakwater.contracts.execution import Attempt, Execution, Progress
 from services.console.auth import acting, session_of
 from services.console.charts import Bar
@@ -94,11 +94,11 @@ class ExecutionPage:
         execution_id = str(request.path_params["execution_id"])
         here = f"/executions/{quote(execution_id, safe='')}"
         try:
-            letter = await self._letter(session, execution_id)
-            if letter is None:
+            dead_letter = await self._dead_letter(session, execution_id)
+            if dead_letter is None:
                 session.tell("There is no dead letter of this job any more: they are kept for 30 days.", "bad")
                 return RedirectResponse(here, 303)
-            body = {"letters": [letter], "why": fields.get("why") or None}
+            body = {"dead_letters": [dead_letter], "why": fields.get("why") or None}
             told = await self._plane.door.post(session.key, "dlq/replay", body)
         except DoorError as error:
             session.tell(f"It was not replayed: {error.message}", "bad")
@@ -108,11 +108,11 @@ class ExecutionPage:
             return RedirectResponse(here, 303)
         if not told["replayed"]:
             session.tell("It was replayed before. The dead letter links to what became of it.")
-            return RedirectResponse(f"/dead-letters/{letter}", 303)
+            return RedirectResponse(f"/dead-letters/{dead_letter}", 303)
         session.tell(f"Replayed as a new job, with what was sent as {execution_id}.")
         return RedirectResponse(f"/executions/{quote(told['replayed'][0]['execution_id'], safe='')}", 303)
 
-    async def _letter(self, session: Session, execution_id: str) -> int | None:
+    async def _dead_letter(self, session: Session, execution_id: str) -> int | None:
         """The number of the last dead letter of a job. Raises DoorError: it can't be told now."""
         known = await found(find_execution(self._plane.analytics, execution_id))
         if known.trouble is not None:
@@ -120,11 +120,11 @@ class ExecutionPage:
         record = known.value
         if record is None:
             return None
-        # The letter is written before the record, by the same worker.
+        # The dead letter is written before the record, by the same worker.
         since = (record.completed_at - timedelta(minutes=1)).isoformat()
         asked = {"execution_id": execution_id, "agent": record.agent, "since": since, "limit": 1}
-        letters = (await self._plane.door.read(LetterList, session.key, "dlq", asked)).letters
-        return letters[0].letter if letters else None
+        dead_letters = (await self._plane.door.read(DeadLetterList, session.key, "dlq", asked)).dead_letters
+        return dead_letters[0].dead_letter_id if dead_letters else None
 
     async def _not_recorded(
         self, request: Request, session: Session, execution_id: str, known: Found[Execution | None]

@@ -35,7 +35,7 @@ _READS = {
     "budget": "counts what calls cost",
     "alerter": "hears of breakers, budgets and guards",
     "alerter-executions": "watches how executions end",
-    "alerter-letters": "hears of dead letters",
+    "alerter-dead-letters": "hears of dead letters",
     "alerter-again": "tries alerts again",
     "sink-events": "stores what happened",
     "sink-alerts": "stores incidents",

@@ -31,21 +31,21 @@ from services.request.parsing import read_query, suggestion
 from services.request.problems import Detail, Problem, unavailable
 
 TEST_TIMEOUT_S = 20.0
-MOST_LETTERS = 1_000
-"""How many letters one request to replay looks at: it is answered within seconds, however many there are."""
+MOST_DEAD_LETTERS = 1_000
+"""How many dead letters one request to replay looks at: it is answered within seconds, however many there are."""
 
-LETTERS = "bw.dlq.undeliverable.>"
+DEAD_LETTERS = "bw.dlq.undeliverable.>"
 
 _JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class Undelivered:
     """A dead letter of an alert that did not reach a channel."""
 
     sequence: int
     channel: str
-    letter: DeadLetter
+    dead_letter: DeadLetter
 
 
 class ChannelRoutes:
@@ -79,11 +79,11 @@ class ChannelRoutes:
     async def undelivered(self, request: Request) -> Response:
         """GET: 200 with the alerts that were given up, the latest first."""
         wanted = read_query(request, UndeliveredQuery)
-        # Only the last ones are kept, and of each what is shown: the letters themselves may be large, and many.
+        # Only the last ones are kept, and of each what is shown: the dead letters themselves may be large, and many.
         latest: deque[UndeliveredAlert] = deque(maxlen=wanted.limit + 1)
         try:
-            async with aclosing(self._letters()) as letters:
-                async for one in letters:
+            async with aclosing(self._dead_letters()) as dead_letters:
+                async for one in dead_letters:
                     if wanted.channel in (None, one.channel):
                         latest.append(_shown(one))
             listed = list(latest)[-wanted.limit :]
@@ -100,22 +100,24 @@ class ChannelRoutes:
         if who.form.channel is not None:
             self._check(who.form.channel)
         try:
-            told = await (self._replay_all(who.form) if who.form.letter is None else self._replay_one(who.form))
+            told = await (self._replay_all(who.form) if who.form.dead_letter_id is None else self._replay_one(who.form))
         except BusError as error:
             raise not_done(error) from error
         who.log("alerts_replayed", replayed=told.replayed, channels=told.channels)
         return Response(told.json_bytes(), media_type=_JSON)
 
     async def _replay_one(self, wanted: ReplayRequest) -> Replayed:
-        number = wanted.letter or 0
-        found = await self._lookup.next(Stream.DLQ, LETTERS, number)
-        one = None if found is None or found.sequence != number else _letter(found)
+        number = wanted.dead_letter_id or 0
+        found = await self._lookup.next(Stream.DLQ, DEAD_LETTERS, number)
+        one = None if found is None or found.sequence != number else _dead_letter(found)
         if one is None or wanted.channel not in (None, one.channel):
             hint = "`breakwater alerts undelivered` lists them"
             message = (
                 f"there is no dead letter {number} of an alert{f' for {wanted.channel}' if wanted.channel else ''}"
             )
-            raise Problem(404, "unknown_letter", f"{message}; {hint}", [Detail(path="letter", message=hint)])
+            raise Problem(
+                404, "unknown_dead_letter", f"{message}; {hint}", [Detail(path="dead_letter_id", message=hint)]
+            )
         self._check(one.channel)
         await self._put(one, again=True)
         return Replayed(replayed=1, already=0, skipped=0, channels={one.channel: 1})
@@ -124,11 +126,11 @@ class ChannelRoutes:
         looked_at, already, skipped, last = 0, 0, 0, wanted.after
         replayed: Counter[str] = Counter()
         continue_after: int | None = None
-        async with aclosing(self._letters(start=wanted.after + 1)) as letters:
-            async for one in letters:
+        async with aclosing(self._dead_letters(start=wanted.after + 1)) as dead_letters:
+            async for one in dead_letters:
                 if wanted.channel not in (None, one.channel):
                     continue
-                if looked_at == MOST_LETTERS:
+                if looked_at == MOST_DEAD_LETTERS:
                     continue_after = last
                     break
                 looked_at, last = looked_at + 1, one.sequence
@@ -146,7 +148,7 @@ class ChannelRoutes:
             continue_after=continue_after,
         )
 
-    async def _put(self, one: Letter, *, again: bool) -> bool:
+    async def _put(self, one: Undelivered, *, again: bool) -> bool:
         """Has its channel try it again.
 
         Returns:
@@ -156,21 +158,23 @@ class ChannelRoutes:
         if not again:
             # The stream itself refuses a second one, however many people ask for it at once.
             headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = "0"
-        payload = base64.b64decode(one.letter.payload_base64)
+        payload = base64.b64decode(one.dead_letter.payload_base64)
         try:
             await self._publisher.raw(subjects.alert_again(one.channel, one.sequence), payload, headers)
         except AlreadyDecided:
             return False
         return True
 
-    async def _letters(self, start: int = 1) -> AsyncGenerator[Letter]:
-        async with aclosing(scan(self._connection, Stream.DLQ, LETTERS, start=start)) as stored:
+    async def _dead_letters(self, start: int = 1) -> AsyncGenerator[Undelivered]:
+        async with aclosing(scan(self._connection, Stream.DLQ, DEAD_LETTERS, start=start)) as stored:
             async for found in stored:
-                if (one := _letter(found)) is not None:
+                if (one := _dead_letter(found)) is not None:
                     yield one
 
     async def _is_replayed(self, one: UndeliveredAlert) -> bool:
-        return await self._lookup.last(Stream.ALERTER, subjects.alert_again(one.channel, one.letter)) is not None
+        return (
+            await self._lookup.last(Stream.ALERTER, subjects.alert_again(one.channel, one.dead_letter_id)) is not None
+        )
 
     def _check(self, channel: str) -> None:
         if channel not in self._channels:
@@ -193,20 +197,20 @@ class _Kept(Event):
     counts: dict[str, int] | None = None
 
 
-def _letter(found: Found) -> Letter | None:
+def _dead_letter(found: Found) -> Undelivered | None:
     """None where it is no alert that a channel gave up."""
     try:
-        letter = DeadLetter.model_validate_json(found.data)
+        dead_letter = DeadLetter.model_validate_json(found.data)
     except ValidationError:
         structlog.get_logger().error("dead_letter_unreadable", sequence=found.sequence)
         return None
-    channel = letter.headers.get(Header.CHANNEL.value)
-    return None if channel is None else Letter(found.sequence, channel, letter)
+    channel = dead_letter.headers.get(Header.CHANNEL.value)
+    return None if channel is None else Undelivered(found.sequence, channel, dead_letter)
 
 
-def _shown(one: Letter) -> UndeliveredAlert:
+def _shown(one: Undelivered) -> UndeliveredAlert:
     try:
-        kept = _Kept.model_validate_json(base64.b64decode(one.letter.payload_base64))
+        kept = _Kept.model_validate_json(base64.b64decode(one.dead_letter.payload_base64))
     except ValidationError:
         kept = _Kept()
     title = kept.title
@@ -214,11 +218,11 @@ def _shown(one: Letter) -> UndeliveredAlert:
         incidents = sum(kept.counts.values())
         title = f"a digest of {incidents} incident{'' if incidents == 1 else 's'}"
     return UndeliveredAlert(
-        letter=one.sequence,
+        dead_letter_id=one.sequence,
         channel=one.channel,
         alert_id=kept.digest_id or kept.alert_id,
         title=title,
-        error=one.letter.error,
-        at=one.letter.at,
+        error=one.dead_letter.error,
+        at=one.dead_letter.at,
         replayed=False,
     )

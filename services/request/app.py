@@ -100,7 +100,7 @@ class RequestService:
         self._alerts = AlertRoutes(incidents, redactor, config.agents)
         self._channels = ChannelRoutes(config.alerts.channels, self._connection, publisher, redactor)
         replays = Replays(config, self._connection, Queue(publisher), publisher, self._accepted, redactor)
-        self._letters = DeadLetterRoutes(self._connection, replays, redactor)
+        self._dead_letters = DeadLetterRoutes(self._connection, replays, redactor)
         concurrency = {name: agent.concurrency for name, agent in config.agents.items()}
         self._queues = QueueRoutes(concurrency, tuple(config.alerts.channels), self._connection)
         links = config.alerts.links
@@ -169,9 +169,9 @@ class RequestService:
             Route("/api/v1/alerts/undelivered", self._channels.undelivered, methods=["GET"]),
             Route("/api/v1/alerts/replay", self._channels.replay, methods=["POST"]),
             Route("/api/v1/alerts/{incident_id}", self._alerts.show_one, methods=["GET"]),
-            Route("/api/v1/dlq", self._letters.show, methods=["GET"]),
-            Route("/api/v1/dlq/replay", self._letters.replay, methods=["POST"]),
-            Route("/api/v1/dlq/{letter}", self._letters.show_one, methods=["GET"]),
+            Route("/api/v1/dlq", self._dead_letters.show, methods=["GET"]),
+            Route("/api/v1/dlq/replay", self._dead_letters.replay, methods=["POST"]),
+            Route("/api/v1/dlq/{dead_letter_id}", self._dead_letters.show_one, methods=["GET"]),
             Route("/api/v1/queues", self._queues.show, methods=["GET"]),
             Route("/api/v1/key", show_key, methods=["GET"]),
             Route("/healthz", self._alive, methods=["GET"]),

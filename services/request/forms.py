@@ -91,7 +91,9 @@ class ReplayRequest(Message):
     """Which of the alerts that did not arrive shall be tried again. Left out: all that were not yet."""
 
     channel: Identifier | None = Field(default=None, description="Only those of this channel.")
-    letter: int | None = Field(default=None, ge=1, description="Only this one, even where it was tried again before.")
+    dead_letter_id: int | None = Field(
+        default=None, ge=1, description="Only this one, even where it was tried again before."
+    )
     after: int = Field(default=0, ge=0, description="Only those behind this one: `continue_after` of the last answer.")
 
 

@@ -11,25 +11,25 @@ from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from breakwater.bus.lookup import Found
-from breakwater.contracts.dead_letters import Letter, ReplayNote, ShownLetter
+from breakwater.contracts.dead_letters import DeadLetterDetails, ListedDeadLetter, ReplayNote
 from breakwater.policy.redact import Redactor
-from services.request.letters import Kept, read_letter
+from services.request.letters import Kept, read_dead_letter
 from services.request.replays import SUCCEEDED, Replays
 
 MOST_PAYLOAD = 64 * 1024
-"""How much of a letter's payload is shown, in bytes."""
+"""How much of a dead letter's payload is shown, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A letter, and whether its job could run; without its payload."""
+    """A dead letter, and whether its job could run; without its payload."""
 
     kept: Kept
     why_not: str | None
 
 
-class LetterViews:
-    """Makes what people see of letters."""
+class DeadLetterViews:
+    """Makes what people see of dead letters."""
 
     def __init__(self, replays: Replays, redactor: Redactor, now: Callable[[], datetime]) -> None:
         self._replays = replays
@@ -37,40 +37,40 @@ class LetterViews:
         self._now = now
 
     def judged(self, found: Found) -> Judged | None:
-        """What is kept of a letter to list it; None where it can't be read."""
-        kept = read_letter(found)
+        """What is kept of a dead letter to list it; None where it can't be read."""
+        kept = read_dead_letter(found)
         if kept is None:
             return None
         why_not = self._replays.why_not(kept)
-        # The payload, and what it was read from: there may be hundreds of letters, of megabytes each.
-        light = kept.letter.model_copy(update={"payload_base64": "", "headers": {}})
-        return Judged(dataclasses.replace(kept, letter=light, payload=b""), why_not)
+        # The payload, and what it was read from: there may be hundreds of dead letters, of megabytes each.
+        light = kept.dead_letter.model_copy(update={"payload_base64": "", "headers": {}})
+        return Judged(dataclasses.replace(kept, dead_letter=light, payload=b""), why_not)
 
-    async def _told(self, judged: Sequence[Judged]) -> tuple[tuple[Letter, ...], dict[int, ReplayNote]]:
-        """The letters with what is known of their jobs and of their replays."""
+    async def _told(self, judged: Sequence[Judged]) -> tuple[tuple[ListedDeadLetter, ...], dict[int, ReplayNote]]:
+        """The dead letters with what is known of their jobs and of their replays."""
         jobs = [one.kept for one in judged if one.kept.kind == "job"]
         notes = await self._replays.notes([kept.number for kept in jobs])
         executions = {note.execution_id: note.agent for note in notes.values()}
         for kept in jobs:
-            if kept.letter.execution_id and kept.letter.agent and kept.number not in notes:
-                executions[kept.letter.execution_id] = kept.letter.agent
+            if kept.dead_letter.execution_id and kept.dead_letter.agent and kept.number not in notes:
+                executions[kept.dead_letter.execution_id] = kept.dead_letter.agent
         ended, now = await self._replays.ended(executions), self._now()
-        told: list[Letter] = []
+        told: list[ListedDeadLetter] = []
         for one in judged:
             kept, note, why_not = one.kept, notes.get(one.kept.number), one.why_not
             if note is not None:
                 why_not = f"it was replayed before, as {note.execution_id}"
-            elif why_not is None and ended.get(kept.letter.execution_id or "") == "succeeded":
+            elif why_not is None and ended.get(kept.dead_letter.execution_id or "") == "succeeded":
                 why_not = SUCCEEDED
             told.append(
-                Letter(
-                    letter=kept.number,
+                ListedDeadLetter(
+                    dead_letter_id=kept.number,
                     kind=kept.kind,
-                    reason=kept.letter.reason,
-                    agent=kept.letter.agent,
-                    execution_id=kept.letter.execution_id,
-                    error=self._redactor.text(kept.letter.error),
-                    at=kept.letter.at,
+                    reason=kept.dead_letter.reason,
+                    agent=kept.dead_letter.agent,
+                    execution_id=kept.dead_letter.execution_id,
+                    error=self._redactor.text(kept.dead_letter.error),
+                    at=kept.dead_letter.at,
                     replayable=why_not is None,
                     why_not=why_not,
                     replayed_as=None if note is None else note.execution_id,
@@ -79,23 +79,23 @@ class LetterViews:
             )
         return tuple(told), notes
 
-    async def listed(self, judged: Sequence[Judged]) -> tuple[Letter, ...]:
-        """Letters with what is known of their jobs and of their replays. Raises BusError."""
-        letters, _ = await self._told(judged)
-        return letters
+    async def listed(self, judged: Sequence[Judged]) -> tuple[ListedDeadLetter, ...]:
+        """Dead letters with what is known of their jobs and of their replays. Raises BusError."""
+        dead_letters, _ = await self._told(judged)
+        return dead_letters
 
-    async def shown(self, kept: Kept) -> ShownLetter:
-        """All that may be seen of a letter. Raises BusError."""
+    async def shown(self, kept: Kept) -> DeadLetterDetails:
+        """All that may be seen of a dead letter. Raises BusError."""
         [told], notes = await self._told([Judged(kept, self._replays.why_not(kept))])
         note = notes.get(kept.number)
         payload, cut = self._visible(kept.payload)
-        headers = self._redactor.json(dict(kept.letter.headers))
-        return ShownLetter.model_validate(
+        headers = self._redactor.json(dict(kept.dead_letter.headers))
+        return DeadLetterDetails.model_validate(
             {
                 **told.model_dump(),
-                "stream": kept.letter.stream,
-                "subject": kept.letter.subject,
-                "sequence": kept.letter.sequence,
+                "stream": kept.dead_letter.stream,
+                "subject": kept.dead_letter.subject,
+                "sequence": kept.dead_letter.sequence,
                 "headers": headers,
                 "payload": payload,
                 "payload_bytes": len(kept.payload),

@@ -76,7 +76,7 @@ _ACKNOWLEDGED = {
     "at": "2026-11-21T10:04:12.000Z",
 }
 _UNDELIVERED = {
-    "letter": 17,
+    "dead_letter_id": 17,
     "channel": "ops",
     "alert_id": "alert_3f9a1c07d2e84b56a1c0d375_1",
     "title": "Task stopped: research-4711 (max_iterations)",
@@ -266,13 +266,14 @@ def _replay() -> dict[str, Any]:
         "alerts",
         "replay_alerts",
         "Try alerts again that did not arrive",
-        "Each is sent as it was, with the same id, once: what was tried again before is left alone, unless `letter` "
-        "names it. One request looks at a thousand; where there are more, the answer says where to go on.",
+        "Each is sent as it was, with the same id, once: what was tried again before is left alone, unless "
+        "`dead_letter_id` names it. One request looks at a thousand; where there are more, the answer says where "
+        "to go on.",
         parts.ref("ReplayRequest"),
-        {"all": {}, "of a channel": {"channel": "ops"}, "one": {"letter": 17}},
+        {"all": {}, "of a channel": {"channel": "ops"}, "one": {"dead_letter_id": 17}},
         {
             "200": parts.with_examples(parts.json("They will be tried.", "Replayed"), {"of a channel": done}),
-            "404": parts.error("There is no such channel (`unknown_channel`) or letter (`unknown_letter`)."),
+            "404": parts.error("There is no such channel (`unknown_channel`) or dead letter (`unknown_dead_letter`)."),
             "503": parts.unavailable("NATS is away (`unavailable`). Ask again: none is sent twice."),
         },
     )

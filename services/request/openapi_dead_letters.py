@@ -6,21 +6,28 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from breakwater.contracts.dead_letters import LetterList, LettersReplayed, ShownLetter
+from breakwater.contracts.dead_letters import DeadLetterDetails, DeadLetterList, DeadLetterReplays
 from services.request import openapi_parts as parts
-from services.request.dead_letter_forms import AGENT, EXECUTION, MOST_LETTERS, REASON, SINCE, ReplayLettersRequest
+from services.request.dead_letter_forms import (
+    AGENT,
+    EXECUTION,
+    MOST_DEAD_LETTERS,
+    REASON,
+    SINCE,
+    ReplayDeadLettersRequest,
+)
 
 TAGS = [{"name": "dead letters"}]
 
 MODELS: list[tuple[type[BaseModel], Literal["validation", "serialization"]]] = [
-    (LetterList, "serialization"),
-    (ShownLetter, "serialization"),
-    (ReplayLettersRequest, "validation"),
-    (LettersReplayed, "serialization"),
+    (DeadLetterList, "serialization"),
+    (DeadLetterDetails, "serialization"),
+    (ReplayDeadLettersRequest, "validation"),
+    (DeadLetterReplays, "serialization"),
 ]
 
-_LETTER = {
-    "letter": 17,
+_DEAD_LETTER = {
+    "dead_letter_id": 17,
     "kind": "job",
     "reason": "error",
     "agent": "researcher",
@@ -34,8 +41,8 @@ _LETTER = {
 }
 _AGAIN = "rpl_5f0c8a41d2b94e7794c3a1de02f6b8c9"
 _REPLAYED = {
-    **_LETTER,
-    "letter": 12,
+    **_DEAD_LETTER,
+    "dead_letter_id": 12,
     "execution_id": "order-4698",
     "replayable": False,
     "why_not": f"it was replayed before, as {_AGAIN}",
@@ -43,7 +50,7 @@ _REPLAYED = {
     "replay_status": "succeeded",
 }
 _SHOWN = {
-    **_LETTER,
+    **_DEAD_LETTER,
     "stream": "JOBS",
     "subject": "bw.jobs.researcher",
     "sequence": 4711,
@@ -61,7 +68,7 @@ def paths() -> dict[str, Any]:
     return {
         "/api/v1/dlq": {"get": _list()},
         "/api/v1/dlq/replay": {"post": _replay()},
-        "/api/v1/dlq/{letter}": {"get": _show()},
+        "/api/v1/dlq/{dead_letter_id}": {"get": _show()},
     }
 
 
@@ -71,7 +78,7 @@ _NAME = {"type": "string", "minLength": 1, "maxLength": 128}
 
 def _list() -> dict[str, Any]:
     counts = [{"reason": "error", "agent": "researcher", "count": 2}]
-    answer = {"letters": [_LETTER, _REPLAYED], "more": False, "counts": counts}
+    answer = {"dead_letters": [_DEAD_LETTER, _REPLAYED], "more": False, "counts": counts}
     return {
         **parts.read(
             "dead letters",
@@ -79,7 +86,7 @@ def _list() -> dict[str, Any]:
             "What was given up",
             "The latest first: jobs that failed for good or are no jobs, alerts that did not arrive, events that could "
             "not be stored. Each is kept for 30 days.",
-            parts.with_examples(parts.json("Those that are meant.", "LetterList"), {"one was replayed": answer}),
+            parts.with_examples(parts.json("Those that are meant.", "DeadLetterList"), {"one was replayed": answer}),
             {"422": parts.error("A parameter is wrong (`invalid_query`)."), **_AWAY},
         ),
         "parameters": [
@@ -90,7 +97,7 @@ def _list() -> dict[str, Any]:
             parts.parameter(
                 "limit",
                 "At most so many, the latest.",
-                {"type": "integer", "minimum": 1, "maximum": MOST_LETTERS, "default": 100},
+                {"type": "integer", "minimum": 1, "maximum": MOST_DEAD_LETTERS, "default": 100},
             ),
         ],
     }
@@ -104,12 +111,12 @@ def _show() -> dict[str, Any]:
             "One dead letter",
             "With the original message, as the config's redaction rules let it be seen. Of one that is longer than "
             "64 KiB, the beginning. The original itself is not told.",
-            parts.with_examples(parts.json("The letter.", "ShownLetter"), {"a job": _SHOWN}),
-            {"404": parts.error("There is no such letter (`unknown_letter`)."), **_AWAY},
+            parts.with_examples(parts.json("The dead letter.", "DeadLetterDetails"), {"a job": _SHOWN}),
+            {"404": parts.error("There is no such dead letter (`unknown_dead_letter`)."), **_AWAY},
         ),
         "parameters": [
             {
-                "name": "letter",
+                "name": "dead_letter_id",
                 "in": "path",
                 "required": True,
                 "description": "Its number.",
@@ -121,9 +128,9 @@ def _show() -> dict[str, Any]:
 
 def _replay() -> dict[str, Any]:
     done = {
-        "replayed": [{"letter": 17, "execution_id": _AGAIN}],
+        "replayed": [{"dead_letter_id": 17, "execution_id": _AGAIN}],
         "already": 1,
-        "skipped": [{"letter": 18, "why": "agent 'gone' is not configured; known are researcher"}],
+        "skipped": [{"dead_letter_id": 18, "why": "agent 'gone' is not configured; known are researcher"}],
         "continue_after": None,
         "up_to": None,
     }
@@ -131,19 +138,19 @@ def _replay() -> dict[str, Any]:
         "dead letters",
         "replay_dead_letters",
         "Run jobs again that were given up",
-        "Each once: its job is queued as it was, under an id that is made from the letter, and with the old execution "
-        "as `metadata.replay_of`. A letter that was replayed before is left alone; a replay that fails again has a "
-        f"letter of its own. One request looks at {MOST_LETTERS:,} letters at most; where there are more, the answer "
-        "says where to go on.",
-        parts.ref("ReplayLettersRequest"),
+        "Each once: its job is queued as it was, under an id that is made from the dead letter, and with the old "
+        "execution as `metadata.replay_of`. A dead letter that was replayed before is left alone; a replay that fails "
+        f"again has a dead letter of its own. One request looks at {MOST_DEAD_LETTERS:,} dead letters at most; where "
+        "there are more, the answer says where to go on.",
+        parts.ref("ReplayDeadLettersRequest"),
         {
-            "some": {"letters": [12, 17, 18]},
+            "some": {"dead_letters": [12, 17, 18]},
             "all of a reason": {"reason": "error", "agent": "researcher", "why": "the provider is back"},
             "the next of them": {"reason": "error", "agent": "researcher", "after": 2034, "up_to": 2500},
             "all": {"all": True, "since": "2026-11-21T00:00:00Z"},
         },
         {
-            "200": parts.with_examples(parts.json("Those are queued.", "LettersReplayed"), {"some": done}),
+            "200": parts.with_examples(parts.json("Those are queued.", "DeadLetterReplays"), {"some": done}),
             "503": parts.unavailable(
                 "NATS is away (`unavailable`), or JOBS is full (`refused`). Nothing is lost, and what was replayed is "
                 "not replayed again: ask again."

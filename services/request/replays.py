@@ -1,8 +1,8 @@
 """Running the jobs of dead letters again, each once.
 
-A replay's id is a function of its letter, so JOBS takes it once in ten minutes, and the worker runs it once as long as
-its record is kept. What outlasts both is the note beside the letter. It is written once the job is queued: after a
-crash in between, a second replay is the same job again.
+A replay's id is a function of its dead letter, so JOBS takes it once in ten minutes, and the worker runs it once as
+long as its record is kept. What outlasts both is the note beside the dead letter. It is written once the job is queued:
+after a crash in between, a second replay is the same job again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from breakwater.bus.publisher import Publisher
 from breakwater.bus.scan import last_on
 from breakwater.config import Config
 from breakwater.contracts import subjects
-from breakwater.contracts.dead_letters import ReplayedLetter, ReplayNote, ReplayStatus, SkippedLetter
+from breakwater.contracts.dead_letters import ReplayedDeadLetter, ReplayNote, ReplayStatus, SkippedDeadLetter
 from breakwater.contracts.execution import Status
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
@@ -46,15 +46,15 @@ class By:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of replaying letters, as far as it has come."""
+    """What came of replaying dead letters, as far as it has come."""
 
-    replayed: list[ReplayedLetter] = field(default_factory=list[ReplayedLetter])
+    replayed: list[ReplayedDeadLetter] = field(default_factory=list[ReplayedDeadLetter])
     already: int = 0
-    skipped: list[SkippedLetter] = field(default_factory=list[SkippedLetter])
+    skipped: list[SkippedDeadLetter] = field(default_factory=list[SkippedDeadLetter])
 
-    def skip(self, letter: int, why: str) -> None:
-        """Leaves a letter alone."""
-        self.skipped.append(SkippedLetter(letter=letter, why=why))
+    def skip(self, dead_letter_id: int, why: str) -> None:
+        """Leaves a dead letter alone."""
+        self.skipped.append(SkippedDeadLetter(dead_letter_id=dead_letter_id, why=why))
 
 
 class _Ended(Event):
@@ -85,19 +85,21 @@ class Replays:
         self._remembered = timedelta(hours=config.limits.events_max_age_h)
 
     def why_not(self, kept: Kept) -> str | None:
-        """Why the letter holds nothing that can run as the config is now; redacted. None where it does."""
+        """Why the dead letter holds nothing that can run as the config is now; redacted. None where it does."""
         job = job_of(self._config, kept)
         return self._redactor.text(job) if isinstance(job, str) else None
 
-    async def notes(self, letters: Sequence[int]) -> dict[int, ReplayNote]:
-        """The replays of some letters. Raises BusError."""
+    async def notes(self, dead_letters: Sequence[int]) -> dict[int, ReplayNote]:
+        """The replays of some dead letters. Raises BusError."""
         found: dict[int, ReplayNote] = {}
         async with aclosing(
-            last_on(self._connection, Stream.DLQ, [subjects.replayed(letter) for letter in letters])
+            last_on(
+                self._connection, Stream.DLQ, [subjects.replayed(dead_letter_id) for dead_letter_id in dead_letters]
+            )
         ) as stored:
             async for one in stored:
                 if (note := one.read(ReplayNote)) is not None:
-                    found[note.letter] = note
+                    found[note.dead_letter_id] = note
         return found
 
     async def ended(self, agents: Mapping[str, str]) -> dict[str, Status]:
@@ -113,16 +115,16 @@ class Replays:
         forgotten = now - note.at > self._remembered
         return ended.get(note.execution_id, None if forgotten else "accepted")
 
-    async def replay(self, letters: Sequence[Kept], by: By, outcome: Outcome) -> None:
-        """Replays letters at the same time, and adds what came of it to `outcome`.
+    async def replay(self, dead_letters: Sequence[Kept], by: By, outcome: Outcome) -> None:
+        """Replays dead letters at the same time, and adds what came of it to `outcome`.
 
         Raises:
             BusError: whether they were replayed before is not known; none was replayed.
             Problem: 503, not all were accepted; `outcome` tells which were.
         """
-        notes = await self.notes([kept.number for kept in letters])
+        notes = await self.notes([kept.number for kept in dead_letters])
         runnable: list[tuple[Kept, Job]] = []
-        for kept in letters:
+        for kept in dead_letters:
             if kept.number in notes:
                 outcome.already += 1
             elif isinstance(job := job_of(self._config, kept), str):
@@ -130,19 +132,19 @@ class Replays:
             else:
                 runnable.append((kept, job))
         ended = await self.ended(
-            {kept.letter.execution_id: job.agent for kept, job in runnable if kept.letter.execution_id}
+            {kept.dead_letter.execution_id: job.agent for kept, job in runnable if kept.dead_letter.execution_id}
         )
         # Two workers can have been at a job at once: one gave it up, and the other one answered it.
         wanted: list[tuple[Kept, Job]] = []
         for kept, job in runnable:
-            if ended.get(kept.letter.execution_id or "") == "succeeded":
+            if ended.get(kept.dead_letter.execution_id or "") == "succeeded":
                 outcome.skip(kept.number, SUCCEEDED)
             else:
                 wanted.append((kept, job))
         done = await asyncio.gather(*(self._put(kept, job, by) for kept, job in wanted), return_exceptions=True)
         for (kept, _), came in zip(wanted, done, strict=True):
             if came == "replayed":
-                outcome.replayed.append(ReplayedLetter(letter=kept.number, execution_id=kept.replay_id))
+                outcome.replayed.append(ReplayedDeadLetter(dead_letter_id=kept.number, execution_id=kept.replay_id))
             elif came == "already":
                 outcome.already += 1
         for came in done:
@@ -156,7 +158,7 @@ class Replays:
         if not duplicate:
             await self._queue.tell_queued(again)
         note = ReplayNote(
-            letter=kept.number,
+            dead_letter_id=kept.number,
             execution_id=kept.replay_id,
             agent=job.agent,
             by=by.name,

@@ -115,7 +115,7 @@ async def decided(plane: Plane, agent_name: str, execution_id: str) -> Result | 
 
 async def refuse_id(plane: Plane, ask: Ask, refusal: Result) -> None:
     """Refuses a job whose id belongs to another one: kept and told to who asked, with no record under that id."""
-    await _keep_letter(plane, ask, refusal)
+    await _keep_dead_letter(plane, ask, refusal)
     if ask.reply_to is not None:
         await plane.publisher.transient(ask.reply_to, refusal)
     await ask.delivery.ack_sync()
@@ -124,12 +124,12 @@ async def refuse_id(plane: Plane, ask: Ask, refusal: Result) -> None:
 async def finish(plane: Plane, ask: Ask, result: Result) -> None:
     """Decides a job, and answers it."""
     if result.status == "dead_lettered":
-        await _keep_letter(plane, ask, result)
+        await _keep_dead_letter(plane, ask, result)
     standing = await _decide(plane, result)
     await answer(plane, ask, standing)
 
 
-async def _keep_letter(plane: Plane, ask: Ask, result: Result) -> None:
+async def _keep_dead_letter(plane: Plane, ask: Ask, result: Result) -> None:
     await plane.patience.nats(
         lambda: dead_letter(
             plane.publisher,

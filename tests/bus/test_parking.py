@@ -333,9 +333,9 @@ async def test_a_job_whose_agent_is_gone_is_dead_lettered_with_its_bytes(client:
     await jetstream.update_stream(config.evolve(subjects=[subjects.job(OTHER)]))
     await Waker(publisher, {OTHER}).handle(await parked(client))
     stored = await jetstream.get_last_msg("DLQ", subjects.dead_letter("unknown_agent", SLOW))
-    letter = json.loads(stored.data or b"")
-    assert base64.b64decode(letter["payload_base64"]) == b"\xffkept"
-    assert (letter["agent"], letter["execution_id"]) == (SLOW, EXECUTION)
+    dead_letter = json.loads(stored.data or b"")
+    assert base64.b64decode(dead_letter["payload_base64"]) == b"\xffkept"
+    assert (dead_letter["agent"], dead_letter["execution_id"]) == (SLOW, EXECUTION)
     assert await count(client, Stream.PARKED) == 0
 
 

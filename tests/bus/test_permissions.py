@@ -69,7 +69,7 @@ MAY_PUBLISH = {
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.budget": {"budget"},
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.alerter": {"alerter"},
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.alerter-executions": {"alerter"},
-    "$JS.API.CONSUMER.MSG.NEXT.DLQ.alerter-letters": {"alerter"},
+    "$JS.API.CONSUMER.MSG.NEXT.DLQ.alerter-dead-letters": {"alerter"},
     "$JS.API.CONSUMER.MSG.NEXT.ALERTER.alerter-again": {"alerter"},
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.sink-events": {"sink"},
     # The names of channels are the config's: the alerter may pull from all consumers of this stream.

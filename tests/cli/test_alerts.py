@@ -59,7 +59,7 @@ CAP = incident(
 LISTED = {"alerts": [CAP, PENDING], "more": False}
 UNDELIVERED = [
     {
-        "letter": 17,
+        "dead_letter_id": 17,
         "channel": "ops",
         "alert_id": "alert_1",
         "title": PENDING["title"],
@@ -68,7 +68,7 @@ UNDELIVERED = [
         "replayed": False,
     },
     {
-        "letter": 9,
+        "dead_letter_id": 9,
         "channel": "second line",
         "alert_id": None,
         "title": None,
@@ -312,15 +312,15 @@ async def test_replaying_goes_on_until_there_are_no_more(run: Run, stub: Stub) -
     assert "1 alert of channels that the config has no more" in ran.err
 
 
-async def test_one_letter_is_replayed_by_its_number(run: Run, stub: Stub) -> None:
+async def test_one_dead_letter_is_replayed_by_its_number(run: Run, stub: Stub) -> None:
     stub.answers["POST alerts/replay"] = (200, replayed(1))
-    ran = await in_thread(run, "alerts", "replay", "--letter", "17")
-    assert stub.asked == [("POST alerts/replay", {"letter": 17})]
+    ran = await in_thread(run, "alerts", "replay", "--dead-letter", "17")
+    assert stub.asked == [("POST alerts/replay", {"dead_letter_id": 17})]
     assert (ran.out, ran.err) == ("1 alert will be tried again: 1 on ops\n", "")
-    told = (await in_thread(run, "alerts", "replay", "--letter", "17", "--json")).json
+    told = (await in_thread(run, "alerts", "replay", "--dead-letter", "17", "--json")).json
     assert told == {"replayed": 1, "already": 0, "skipped": 0, "channels": {"ops": 1}}
-    stub.answers["POST alerts/replay"] = (404, problem("unknown_letter", "there is no dead letter 17"))
-    ran = await in_thread(run, "alerts", "replay", "--letter", "17")
+    stub.answers["POST alerts/replay"] = (404, problem("unknown_dead_letter", "there is no dead letter 17"))
+    ran = await in_thread(run, "alerts", "replay", "--dead-letter", "17")
     assert (ran.code, "`breakwater alerts undelivered` lists them." in ran.err) == (ExitCode.FAILED, True)
 
 
@@ -333,7 +333,7 @@ async def test_one_letter_is_replayed_by_its_number(run: Run, stub: Stub) -> Non
         (["ack", "\udcff", "--url", "http://127.0.0.1:9"], "incident_id is not UTF-8 text"),
         (["--agent", "\udcff", "--url", "http://127.0.0.1:9"], "--agent is not UTF-8 text"),
         (["--limit", "0"], "--limit"),
-        (["replay", "--letter", "0"], "--letter"),
+        (["replay", "--dead-letter", "0"], "--dead-letter"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_is_asked(run: Run, arguments: list[str], said: str) -> None:

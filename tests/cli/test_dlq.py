@@ -19,9 +19,9 @@ NOW = datetime.now(UTC)
 BEFORE = NOW - timedelta(days=2)
 
 
-def letter(number: int, **more: Any) -> dict[str, Any]:
+def dead_letter(number: int, **more: Any) -> dict[str, Any]:
     return {
-        "letter": number,
+        "dead_letter_id": number,
         "kind": "job",
         "reason": "error",
         "agent": "researcher",
@@ -36,11 +36,11 @@ def letter(number: int, **more: Any) -> dict[str, Any]:
     }
 
 
-REPLAYED = letter(
+REPLAYED = dead_letter(
     12, replayable=False, why_not="it was replayed before, as rpl_1", replayed_as="rpl_1", replay_status="succeeded"
 )
-FORGOTTEN = {**REPLAYED, "letter": 11, "replay_status": None}
-EVENT = letter(
+FORGOTTEN = {**REPLAYED, "dead_letter_id": 11, "replay_status": None}
+EVENT = dead_letter(
     9,
     kind="event",
     reason="unstorable",
@@ -54,9 +54,9 @@ COUNTS = [
     {"reason": reason, "agent": "researcher", "count": 1200 - number}
     for number, reason in enumerate(["error", "timeout", "invalid", "a", "b", "c", "d"])
 ]
-LISTED = {"letters": [letter(17), REPLAYED, FORGOTTEN, EVENT], "more": False, "counts": COUNTS}
+LISTED = {"dead_letters": [dead_letter(17), REPLAYED, FORGOTTEN, EVENT], "more": False, "counts": COUNTS}
 SHOWN = {
-    **letter(17),
+    **dead_letter(17),
     "stream": "JOBS",
     "subject": "bw.jobs.researcher",
     "sequence": 4711,
@@ -69,11 +69,11 @@ SHOWN = {
 }
 
 
-def replayed(*letters: int, already: int = 0, skipped: Any = (), after: int | None = None) -> dict[str, Any]:
+def replayed(*dead_letters: int, already: int = 0, skipped: Any = (), after: int | None = None) -> dict[str, Any]:
     return {
-        "replayed": [{"letter": number, "execution_id": f"rpl_{number}"} for number in letters],
+        "replayed": [{"dead_letter_id": number, "execution_id": f"rpl_{number}"} for number in dead_letters],
         "already": already,
-        "skipped": [{"letter": number, "why": why} for number, why in skipped],
+        "skipped": [{"dead_letter_id": number, "why": why} for number, why in skipped],
         "continue_after": after,
         "up_to": None if after is None else 5_000,
     }
@@ -100,11 +100,11 @@ async def stub(run: Run, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Stub
 
 
 @pytest.mark.parametrize("command", [["dlq"], ["dlq", "list"]], ids=" ".join)
-async def test_letters_are_listed_with_what_a_replay_would_do(run: Run, stub: Stub, command: list[str]) -> None:
+async def test_dead_letters_are_listed_with_what_a_replay_would_do(run: Run, stub: Stub, command: list[str]) -> None:
     ran = await in_thread(run, *command)
     assert ran.code == ExitCode.OK
     rows = [line.split() for line in ran.out.splitlines()]
-    assert rows[0] == ["letter", "given", "up", "of", "reason", "agent", "execution", "replay", "error"]
+    assert rows[0] == ["dead_letter_id", "given", "up", "of", "reason", "agent", "execution", "replay", "error"]
     when = clock(BEFORE, NOW).split()
     assert rows[1] == [
         "17",
@@ -127,12 +127,12 @@ async def test_letters_are_listed_with_what_a_replay_would_do(run: Run, stub: St
 
 
 async def test_which_ones_are_meant_is_asked_for(run: Run, stub: Stub) -> None:
-    stub.answers["GET dlq"] = (200, {"letters": [letter(17)], "more": True, "counts": []})
+    stub.answers["GET dlq"] = (200, {"dead_letters": [dead_letter(17)], "more": True, "counts": []})
     arguments = ["--reason", "error", "--agent", "a b&c", "--since", "2026-11-21T10:00Z", "--limit", "1"]
     ran = await in_thread(run, "dlq", "list", *arguments)
     assert stub.queries == [{"reason": "error", "agent": "a b&c", "since": "2026-11-21T10:00:00.000Z", "limit": "1"}]
     assert ran.err == "(there are more than these 1; see --limit)\n"
-    stub.answers["GET dlq"] = (200, {"letters": [], "more": False, "counts": []})
+    stub.answers["GET dlq"] = (200, {"dead_letters": [], "more": False, "counts": []})
     for given, said in (
         ([], "nothing was given up within 7 days"),
         (["--since", "2h"], "nothing was given up since 2h"),
@@ -147,28 +147,29 @@ async def test_which_ones_are_meant_is_asked_for(run: Run, stub: Stub) -> None:
 @pytest.mark.parametrize(
     ("options", "added"),
     [
-        (["--reason", "nope"], "; no letter has the reason 'nope', only error, timeout"),
-        (["--agent", "nope"], "; no letter is of agent 'nope', only unknown, writer"),
+        (["--reason", "nope"], "; no dead letter has the reason 'nope', only error, timeout"),
+        (["--agent", "nope"], "; no dead letter is of agent 'nope', only unknown, writer"),
         (
             ["--reason", "x", "--agent", "y"],
-            "; no letter has the reason 'x', only error, timeout; no letter is of agent 'y', only unknown, writer",
+            "; no dead letter has the reason 'x', only error, timeout; "
+            "no dead letter is of agent 'y', only unknown, writer",
         ),
         (["--reason", "timeout", "--agent", "writer"], ""),
     ],
 )
-async def test_a_reason_or_an_agent_that_no_letter_has_is_told(
+async def test_a_reason_or_an_agent_that_no_dead_letter_has_is_told(
     run: Run, stub: Stub, options: list[str], added: str
 ) -> None:
     kept = [("error", "unknown", 3), ("error", "writer", 2), ("timeout", "unknown", 1)]
     counts = [{"reason": reason, "agent": agent, "count": count} for reason, agent, count in kept]
-    stub.answers["GET dlq"] = (200, {"letters": [], "more": False, "counts": counts})
+    stub.answers["GET dlq"] = (200, {"dead_letters": [], "more": False, "counts": counts})
     ran = await in_thread(run, "dlq", "list", *options)
     assert (ran.code, ran.out) == (ExitCode.OK, "")
     assert ran.err.splitlines()[0] == f"nothing of those you asked for was given up within 7 days{added}"
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
-async def test_letters_fit_the_terminal_with_their_errors(
+async def test_dead_letters_fit_the_terminal_with_their_errors(
     run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
@@ -179,11 +180,11 @@ async def test_letters_fit_the_terminal_with_their_errors(
         assert words in ran.out
 
 
-async def test_one_letter_is_shown(run: Run, stub: Stub) -> None:
+async def test_one_dead_letter_is_shown(run: Run, stub: Stub) -> None:
     ran = await in_thread(run, "dlq", "show", "17")
     assert (ran.code, ran.err) == (ExitCode.OK, "")
     head, *lines = ran.out.splitlines()
-    assert head == "letter 17  error"
+    assert head == "dead letter 17  error"
     facts, payload = lines[: lines.index("")], lines[lines.index("") + 1 :]
     assert {line[2:16].strip(): line[16:].strip() for line in facts} == {
         "of": "job: bw.jobs.researcher, 4,711 of JOBS",
@@ -206,7 +207,7 @@ async def test_a_payload_that_is_a_text_does_nothing_to_the_terminal(run: Run, s
     assert ran.err == "(only the beginning: the original has 80,000 bytes)\n"
 
 
-async def test_who_replayed_a_letter_is_shown_or_why_none_can(run: Run, stub: Stub) -> None:
+async def test_who_replayed_a_dead_letter_is_shown_or_why_none_can(run: Run, stub: Stub) -> None:
     done = {**SHOWN, **REPLAYED, "replayed_by": "ops", "replayed_at": format_time(NOW)}
     stub.answers["GET dlq/12"] = (200, done)
     out = (await in_thread(run, "dlq", "show", "12")).out
@@ -215,30 +216,30 @@ async def test_who_replayed_a_letter_is_shown_or_why_none_can(run: Run, stub: St
     assert "why not" not in out
     stub.answers["GET dlq/9"] = (200, {**SHOWN, **EVENT})
     assert "why not       it is an event\n" in (await in_thread(run, "dlq", "show", "9")).out
-    stub.answers["GET dlq/8"] = (404, problem("unknown_letter", "there is no dead letter '8'"))
+    stub.answers["GET dlq/8"] = (404, problem("unknown_dead_letter", "there is no dead letter '8'"))
     ran = await in_thread(run, "dlq", "show", "8")
     assert (ran.code, ran.err.splitlines()[0]) == (ExitCode.FAILED, "error: there is no dead letter '8'")
 
 
-async def test_letters_are_replayed_by_their_numbers(run: Run, stub: Stub) -> None:
-    again = "`breakwater alerts replay --letter {}` tries it again"
+async def test_dead_letters_are_replayed_by_their_numbers(run: Run, stub: Stub) -> None:
+    again = "`breakwater alerts replay --dead-letter {}` tries it again"
     skipped = [(5, "no job"), *((number, again.format(number)) for number in (6, 7)), (8, "no job")]
     stub.answers["POST dlq/replay"] = (200, replayed(17, 18, already=1, skipped=skipped))
     numbers = ["17", "18", "17", "12", "5", "6", "7", "8"]
     ran = await in_thread(run, "dlq", "replay", *numbers, "--why", "the provider is back")
-    asked = {"letters": [17, 18, 12, 5, 6, 7, 8], "why": "the provider is back"}
+    asked = {"dead_letters": [17, 18, 12, 5, 6, 7, 8], "why": "the provider is back"}
     assert stub.asked == [("POST dlq/replay", asked)]
     assert (ran.code, ran.out) == (
         ExitCode.OK,
-        "2 jobs queued again\n  letter 17 as rpl_17\n  letter 18 as rpl_18\n",
+        "2 jobs queued again\n  dead letter 17 as rpl_17\n  dead letter 18 as rpl_18\n",
     )
     assert ran.err.splitlines() == [
-        "1 letter had been replayed before",
-        "skipped letters 5, 8: no job",
-        "skipped letters 6, 7: `breakwater alerts replay` tries it again",
+        "1 dead letter had been replayed before",
+        "skipped dead letters 5, 8: no job",
+        "skipped dead letters 6, 7: `breakwater alerts replay` tries it again",
     ]
     told = (await in_thread(run, "dlq", "replay", "17", "--json")).json
-    assert told["replayed"][0] == {"letter": 17, "execution_id": "rpl_17"}
+    assert told["replayed"][0] == {"dead_letter_id": 17, "execution_id": "rpl_17"}
     assert set(told) == {"replayed", "already", "skipped"}
 
 
@@ -246,18 +247,18 @@ async def test_where_none_could_run_the_exit_code_says_so(run: Run, stub: Stub) 
     stub.answers["POST dlq/replay"] = (200, replayed(skipped=[(5, "agent 'x' is not configured")]))
     ran = await in_thread(run, "dlq", "replay", "5")
     assert (ran.code, ran.out) == (ExitCode.FAILED, "0 jobs queued again\n")
-    assert ran.err == "skipped letter 5: agent 'x' is not configured\n"
+    assert ran.err == "skipped dead letter 5: agent 'x' is not configured\n"
     stub.answers["POST dlq/replay"] = (200, replayed(already=1))
     assert (await in_thread(run, "dlq", "replay", "5")).code == ExitCode.OK
 
 
-async def test_many_named_letters_go_in_parts_with_progress(
+async def test_many_named_dead_letters_go_in_parts_with_progress(
     run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dlq, "LETTERS_AT_ONCE", 2)
+    monkeypatch.setattr(dlq, "DEAD_LETTERS_AT_ONCE", 2)
     in_turn(stub, (200, replayed(1, 2)), (200, replayed(3, already=1)), (200, replayed(skipped=[(5, "no job")])))
     ran = await in_thread(run, "dlq", "replay", "1", "2", "3", "4", "5")
-    assert [body["letters"] for _, body in stub.asked] == [[1, 2], [3, 4], [5]]
+    assert [body["dead_letters"] for _, body in stub.asked] == [[1, 2], [3, 4], [5]]
     assert ran.out.startswith("3 jobs queued again\n")
     assert ran.err.splitlines()[:2] == [
         "2 replayed, 0 before, 0 skipped; going on",
@@ -278,7 +279,7 @@ async def test_many_that_are_chosen_go_on_until_there_are_no_more(run: Run, stub
     assert (head, len(named), rest) == ("901 jobs queued again", 10, "  and 891 more; --json names all of them")
     assert ran.err.splitlines() == [
         "900 replayed, 100 before, 0 skipped; going on",
-        "100 letters had been replayed before",
+        "100 dead letters had been replayed before",
     ]
 
 
@@ -286,7 +287,7 @@ async def test_json_of_many_is_one_document_and_nothing_else(run: Run, stub: Stu
     in_turn(stub, (200, replayed(1, after=1)), (200, replayed(2)))
     ran = await in_thread(run, "dlq", "replay", "--all", "--json")
     assert [body for _, body in stub.asked] == [{"all": True}, {"all": True, "after": 1, "up_to": 5_000}]
-    assert ([one["letter"] for one in ran.json["replayed"]], ran.err) == ([1, 2], "")
+    assert ([one["dead_letter_id"] for one in ran.json["replayed"]], ran.err) == ([1, 2], "")
 
 
 async def test_what_was_replayed_before_an_outage_is_said(run: Run, stub: Stub) -> None:
@@ -300,10 +301,10 @@ async def test_what_was_replayed_before_an_outage_is_said(run: Run, stub: Stub) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["replay"], "which letters is not said"),
-        (["replay", "17", "--all"], "name letters, or choose them by --reason, --agent, --all and --since"),
-        (["replay", "17", "--since", "2h"], "name letters, or choose them"),
-        (["replay", "--since", "2h"], "which letters is not said"),
+        (["replay"], "which dead letters is not said"),
+        (["replay", "17", "--all"], "name dead letters, or choose them by --reason, --agent, --all and --since"),
+        (["replay", "17", "--since", "2h"], "name dead letters, or choose them"),
+        (["replay", "--since", "2h"], "which dead letters is not said"),
         (["replay", "0"], "should be greater than or equal to 1"),
         (["replay", "--all", "--since", "soon"], "--since 'soon' is neither a duration nor a time"),
         (["list", "--since", "soon"], "--since 'soon' is neither a duration nor a time"),

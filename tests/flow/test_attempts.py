@@ -72,9 +72,9 @@ async def test_a_client_error_costs_one_call_and_ends_in_the_dead_letters_with_t
         assert result["error"]["status_code"] == 401
         assert "credentials" in result["error"]["user_message"]
         assert plane.sim.ledger.totals.calls == 1
-        [letter] = await plane.messages("DLQ", "bw.dlq.error.writer")
-        assert json.loads(base64.b64decode(letter["payload_base64"])) == job
-        assert letter["execution_id"] == "j1"
+        [dead_letter] = await plane.messages("DLQ", "bw.dlq.error.writer")
+        assert json.loads(base64.b64decode(dead_letter["payload_base64"])) == job
+        assert dead_letter["execution_id"] == "j1"
 
 
 async def test_a_fallback_model_takes_over_and_its_spend_and_the_wasted_one_are_told_apart(
@@ -164,8 +164,10 @@ async def test_a_job_that_cannot_be_run_is_refused_with_its_reason_and_kept(star
             assert named in result["error"]["message"], data
             subject = subjects.execution("writer", f"bad-{number}")
             assert len(await plane.messages("EVENTS", subject, at_least=1)) == 1, data
-        letters = await plane.messages("DLQ", "bw.dlq.invalid.writer")
-        assert sorted(base64.b64decode(letter["payload_base64"]) for letter in letters) == sorted(BAD_JOBS)
+        dead_letters = await plane.messages("DLQ", "bw.dlq.invalid.writer")
+        assert sorted(base64.b64decode(dead_letter["payload_base64"]) for dead_letter in dead_letters) == sorted(
+            BAD_JOBS
+        )
 
 
 async def test_any_model_id_makes_its_way_through_every_subject(start_plane: StartPlane) -> None:

@@ -70,13 +70,13 @@ async def test_a_job_that_was_given_up_is_run_again_once_and_linked_to_the_first
         await plane.publish(job, **{"Nats-Msg-Id": "j1"})
         failed = await plane.result("j1")
         assert (failed["status"], failed["reason"]) == ("dead_lettered", "error")
-        [letter] = (await door.get("dlq"))["letters"]
-        assert (letter["kind"], letter["execution_id"], letter["replayable"]) == ("job", "j1", True)
-        assert (await door.get(f"dlq/{letter['letter']}"))["payload"]["prompt"] == "mail [REDACTED]"
+        [dead_letter] = (await door.get("dlq"))["dead_letters"]
+        assert (dead_letter["kind"], dead_letter["execution_id"], dead_letter["replayable"]) == ("job", "j1", True)
+        assert (await door.get(f"dlq/{dead_letter['dead_letter_id']}"))["payload"]["prompt"] == "mail [REDACTED]"
 
         plane.sim.use(WELL)
         answers = await asyncio.gather(
-            *(door.replay(letters=[letter["letter"]], why="the provider is back") for _ in range(3))
+            *(door.replay(dead_letters=[dead_letter["dead_letter_id"]], why="the provider is back") for _ in range(3))
         )
         [replayed] = [one for answer in answers for one in answer["replayed"]]
         assert sum(answer["already"] for answer in answers) == 2
@@ -89,11 +89,11 @@ async def test_a_job_that_was_given_up_is_run_again_once_and_linked_to_the_first
         assert (await door.replay(reason="error"))["already"] == 1
         assert plane.sim.ledger.totals.calls == 2
         assert (await plane.result("j1"))["status"] == "dead_lettered"
-        [letter] = (await door.get("dlq"))["letters"]
-        assert (letter["replayed_as"], letter["replay_status"]) == (replayed["execution_id"], "succeeded")
+        [dead_letter] = (await door.get("dlq"))["dead_letters"]
+        assert (dead_letter["replayed_as"], dead_letter["replay_status"]) == (replayed["execution_id"], "succeeded")
 
 
-async def test_a_replay_that_fails_again_is_another_letter_that_can_be_replayed(
+async def test_a_replay_that_fails_again_is_another_dead_letter_that_can_be_replayed(
     start_plane: StartPlane, tmp_path: Path
 ) -> None:
     agents = {"writer": {"model": "sim/m", **ONE_TRY}}
@@ -102,13 +102,13 @@ async def test_a_replay_that_fails_again_is_another_letter_that_can_be_replayed(
         await plane.result("j1")
         [first] = (await door.replay(all=True))["replayed"]
         assert (await plane.result(first["execution_id"]))["status"] == "dead_lettered"
-        second, old = (await door.get("dlq"))["letters"]
+        second, old = (await door.get("dlq"))["dead_letters"]
         assert (old["replay_status"], old["replayable"]) == ("dead_lettered", False)
         assert (second["execution_id"], second["replayable"]) == (first["execution_id"], True)
         plane.sim.use(WELL)
         told = await door.replay(all=True)
         [third] = told["replayed"]
-        assert (third["letter"], told["already"]) == (second["letter"], 1)
+        assert (third["dead_letter_id"], told["already"]) == (second["dead_letter_id"], 1)
         again = await plane.result(third["execution_id"])
         assert (again["status"], again["metadata"]) == ("succeeded", {"replay_of": first["execution_id"]})
 

@@ -232,14 +232,14 @@ async def test_a_secret_never_reaches_an_event_a_log_a_dead_letters_reason_or_cl
         await until(lambda: _equals(whole, "SELECT count() FROM executions FINAL", (count,)), what="the executions")
         events = await plane.messages("EVENTS", "bw.>")
         alerts = await plane.messages("ALERTS", "bw.>")
-        letters = [letter | {"payload_base64": ""} for letter in await plane.messages("DLQ", "bw.>")]
-        assert len(letters) == count - 1
+        dead_letters = [dead_letter | {"payload_base64": ""} for dead_letter in await plane.messages("DLQ", "bw.>")]
+        assert len(dead_letters) == count - 1
         rows = [await whole.analytics.query(f"SELECT * FROM {table.name}") for table in TABLES]
         told = [answer["error"]["user_message"] for answer in answers.values() if answer["error"]]
         places = {
             "events": json.dumps(events),
             "alerts": json.dumps(alerts),
-            "dead letters": json.dumps(letters),
+            "dead letters": json.dumps(dead_letters),
             "ClickHouse": str([table.rows for table in rows]),
             "messages to users": json.dumps([*told, answers["bad"]["output"]]),
             "logs": "".join(plane.log(name) for name in ALL),

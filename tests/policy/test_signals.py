@@ -479,7 +479,7 @@ def test_an_execution_that_costs_or_takes_too_much_is_an_anomaly_though_it_succe
     assert of_execution(ended(status="succeeded", reason=None, total_cost=None), 1, None) == ()
 
 
-def letter(**fields: Any) -> DeadLetter:
+def dead_letter(**fields: Any) -> DeadLetter:
     given: dict[str, Any] = {
         "reason": "unreadable",
         "agent": None,
@@ -494,15 +494,15 @@ def letter(**fields: Any) -> DeadLetter:
 
 
 def test_a_dead_letter_without_a_record_is_an_incident_and_one_with_a_record_is_told_by_that() -> None:
-    [said] = of_dead_letter(letter(), "dlq/JOBS/7")
+    [said] = of_dead_letter(dead_letter(), "dlq/JOBS/7")
     assert (said.key, said.source_id) == ("job_dead_lettered//unreadable", "dlq/JOBS/7")
     assert "eyJ" not in str(said)
-    assert of_dead_letter(letter(reason="error", agent="writer", execution_id="e1"), "x") == ()
+    assert of_dead_letter(dead_letter(reason="error", agent="writer", execution_id="e1"), "x") == ()
 
 
 def test_alerts_that_do_not_arrive_are_an_incident_of_their_channel_of_which_it_does_not_hear_for_ever() -> None:
     headers = {"Breakwater-Channel": "ops", "Breakwater-Incident": "breaker_open/writer/gpt"}
-    unsent = letter(stream="ALERTS", reason="undeliverable", agent="writer", error="ops: gone", headers=headers)
+    unsent = dead_letter(stream="ALERTS", reason="undeliverable", agent="writer", error="ops: gone", headers=headers)
     [said] = of_dead_letter(unsent, "y")
     assert (said.key, said.title) == ("job_dead_lettered//undeliverable/ops", "Alerts do not arrive: channel ops")
     assert "`breakwater alerts replay --channel=ops`" in said.text
@@ -513,6 +513,6 @@ def test_alerts_that_do_not_arrive_are_an_incident_of_their_channel_of_which_it_
         assert of_dead_letter(unsent.model_copy(update={"headers": dead}), "z") == ()
 
 
-def test_a_letter_of_an_agent_that_can_not_be_one_is_told_all_the_same() -> None:
-    [said] = of_dead_letter(letter(agent="x" * 129), "y")
+def test_a_dead_letter_of_an_agent_that_can_not_be_one_is_told_all_the_same() -> None:
+    [said] = of_dead_letter(dead_letter(agent="x" * 129), "y")
     assert said.agent is None

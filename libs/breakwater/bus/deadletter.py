@@ -24,13 +24,13 @@ async def dead_letter(
 ) -> Stored:
     """Stores a message on DLQ. Its id is that of the original, so that a repeated call stores it once.
 
-    `consumer` is for streams on which several give up for reasons of their own: each then has its own letter.
+    `consumer` is for streams on which several give up for reasons of their own: each then has its own dead letter.
 
     Raises:
         BusUnavailable: not stored for sure; the original must not be acknowledged.
         PublishRefused: the stream does not take it.
     """
-    letter = DeadLetter(
+    dead_letter = DeadLetter(
         reason=reason,
         agent=agent,
         error=error,
@@ -44,4 +44,4 @@ async def dead_letter(
     )
     subject = subjects.dead_letter(reason, agent or "unknown")
     original = f"dlq/{delivery.stream}/{delivery.sequence}"
-    return await publisher.event(subject, letter, id=f"{original}/{consumer}" if consumer else original, at=at)
+    return await publisher.event(subject, dead_letter, id=f"{original}/{consumer}" if consumer else original, at=at)

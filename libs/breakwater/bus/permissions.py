@@ -28,7 +28,13 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from breakwater.bus.topology import ALERTER_AGAIN, ALERTER_EVENTS, ALERTER_EXECUTIONS, ALERTER_LETTERS, PARKED_CONSUMER
+from breakwater.bus.topology import (
+    ALERTER_AGAIN,
+    ALERTER_DEAD_LETTERS,
+    ALERTER_EVENTS,
+    ALERTER_EXECUTIONS,
+    PARKED_CONSUMER,
+)
 from breakwater.contracts.subjects import CHANNEL_TESTS, TURN, Stream
 
 CLIENT_INBOX = "_INBOX"
@@ -93,7 +99,7 @@ BACKLOGS = tuple(
         f"{Stream.EVENTS}.breaker",
         f"{Stream.EVENTS}.{ALERTER_EVENTS}",
         f"{Stream.EVENTS}.{ALERTER_EXECUTIONS}",
-        f"{Stream.DLQ}.{ALERTER_LETTERS}",
+        f"{Stream.DLQ}.{ALERTER_DEAD_LETTERS}",
         f"{Stream.ALERTER}.{ALERTER_AGAIN}",
     )
 )
@@ -176,7 +182,7 @@ GRANTS = (
             "bw.alerts.>",
             "bw.dlq.>",
             *consumes(Stream.EVENTS, ALERTER_EVENTS, ALERTER_EXECUTIONS),
-            *consumes(Stream.DLQ, ALERTER_LETTERS),
+            *consumes(Stream.DLQ, ALERTER_DEAD_LETTERS),
             # Each channel has a consumer of its name: a new channel needs no new grant.
             *consumes(Stream.ALERTS, "*"),
             # What it has to remember: whose turn it is, which messages it may update, what is usual.

@@ -34,7 +34,7 @@ PARKED_CONSUMER = "worker-parked"
 
 ALERTER_EVENTS = "alerter"
 ALERTER_EXECUTIONS = "alerter-executions"
-ALERTER_LETTERS = "alerter-letters"
+ALERTER_DEAD_LETTERS = "alerter-dead-letters"
 ALERTER_AGAIN = "alerter-again"
 
 ALERTS_HELD = 1_000
@@ -102,7 +102,7 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             duplicate_window=120.0,
         ),
         stream(Stream.RESULTS, ["bw.results.>"], plan.results_max_age_h * HOUR_S, duplicate_window=600.0),
-        # What was replayed is noted beside the letters: it is known for as long as they are, and goes where they go.
+        # What was replayed is noted beside the dead letters, and is kept for as long as they are.
         stream(Stream.DLQ, ["bw.dlq.>", "bw.replayed.*"], 30 * DAY_S, duplicate_window=DAY_S),
         stream(
             Stream.ADVISORIES,
@@ -138,7 +138,7 @@ def consumers(plan: Plan) -> tuple[tuple[Stream, ConsumerConfig], ...]:
         # One at a time over the whole fleet: a breaker's closing is never heard before its opening.
         (Stream.EVENTS, _durable(ALERTER_EVENTS, ["bw.breakers.>", "bw.guards.>", "bw.budgets.>"], max_ack_pending=1)),
         (Stream.EVENTS, _durable(ALERTER_EXECUTIONS, ["bw.executions.>"], max_ack_pending=5_000)),
-        (Stream.DLQ, _durable(ALERTER_LETTERS, ["bw.dlq.>"], max_ack_pending=1_000)),
+        (Stream.DLQ, _durable(ALERTER_DEAD_LETTERS, ["bw.dlq.>"], max_ack_pending=1_000)),
         (Stream.ALERTER, _durable(ALERTER_AGAIN, ["bw.alerter.again.>"], max_ack_pending=1_000)),
         (Stream.EVENTS, _durable("sink-events", ["bw.>"], max_ack_pending=50_000)),
         (Stream.ALERTS, _durable("sink-alerts", ["bw.alerts.>"], max_ack_pending=10_000)),

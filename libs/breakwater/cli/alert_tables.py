@@ -96,7 +96,7 @@ def show_undelivered(undelivered: list[UndeliveredAlert], now: datetime, *, empt
     """Prints alerts that did not arrive, one a row."""
     output.table(
         [
-            output.Column("letter", right=True),
+            output.Column("dead letter", right=True),
             output.Column("channel"),
             output.Column("given up"),
             output.Column("replayed", drop=1),
@@ -106,7 +106,7 @@ def show_undelivered(undelivered: list[UndeliveredAlert], now: datetime, *, empt
         ],
         [
             (
-                str(one.letter),
+                str(one.dead_letter_id),
                 one.channel,
                 formats.clock(one.at, now),
                 "yes" if one.replayed else "no",

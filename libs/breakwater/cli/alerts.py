@@ -236,9 +236,9 @@ def undelivered(
 @app.command()
 def replay(
     channel: Annotated[str | None, typer.Option("--channel", metavar="NAME", help="Only those for this one.")] = None,
-    letter: Annotated[
+    dead_letter_id: Annotated[
         int | None,
-        typer.Option("--letter", metavar="N", min=1, help="Only this one, even where it was tried again before."),
+        typer.Option("--dead-letter", metavar="N", min=1, help="Only this one, even where it was tried again before."),
     ] = None,
     url: UrlOption = None,
     api_key: ApiKeyOption = None,
@@ -255,9 +255,9 @@ def replay(
 
         breakwater alerts replay --channel ops
 
-        breakwater alerts replay --letter 17
+        breakwater alerts replay --dead-letter 17
     """
-    told = _replayed(Plane(data).door(url, api_key), channel, letter)
+    told = _replayed(Plane(data).door(url, api_key), channel, dead_letter_id)
     if as_json:
         output.json_document(told.model_dump(exclude={"continue_after"}))
         return
@@ -266,7 +266,7 @@ def replay(
     output.write(f"{what} will be tried again{f': {channels}' if channels else ''}")
     if told.already:
         output.note(
-            f"{formats.counted(told.already, 'alert')} had been tried again before; --letter tries one once more"
+            f"{formats.counted(told.already, 'alert')} had been tried again before; --dead-letter tries one once more"
         )
     if told.skipped:
         output.note(f"{formats.counted(told.skipped, 'alert')} of channels that the config has no more", "yellow")
@@ -300,7 +300,7 @@ def _got(door: Door, path: str, wanted: dict[str, Any]) -> Any:
     return run(api.get(door, f"{path}?{urlencode(given)}"))
 
 
-def _replayed(door: Door, channel: str | None, letter: int | None) -> Replayed:
+def _replayed(door: Door, channel: str | None, dead_letter_id: int | None) -> Replayed:
     """Asks until there are no more: one request replays a part of them."""
     from breakwater.cli import api
     from breakwater.contracts.alerts import Replayed
@@ -312,7 +312,7 @@ def _replayed(door: Door, channel: str | None, letter: int | None) -> Replayed:
         document = by_hand.act(
             door,
             "alerts/replay",
-            {"channel": channel, "letter": letter, "after": after},
+            {"channel": channel, "dead_letter_id": dead_letter_id, "after": after},
             see="breakwater alerts undelivered",
             unknown="`breakwater alerts undelivered` lists them.",
         )

@@ -17,10 +17,10 @@ from breakwater.cli.groups import ListsByItself
 from breakwater.cli.plane import ApiKeyOption, DataOption, Door, JsonOption, Plane, UrlOption
 
 if TYPE_CHECKING:
-    from breakwater.contracts.dead_letters import LettersReplayed
+    from breakwater.contracts.dead_letters import DeadLetterReplays
 
-LETTERS_AT_ONCE = 100
-"""How many letters that are named go into one request: so that there is progress to show."""
+DEAD_LETTERS_AT_ONCE = 100
+"""How many dead letters that are named go into one request: so that there is progress to show."""
 
 _HELP = """See what was given up, look at it, and run such jobs again. Without a command it lists the latest.
 
@@ -65,8 +65,8 @@ def list_(
 ) -> None:
     """List what was given up, the latest first.
 
-    The column `replay` tells whether a letter's job can run again (`possible`, or `no`: `show` tells why), or how its
-    replay stands (`accepted`, `succeeded`, `dead_lettered`; `done` where its record has aged out).
+    The column `replay` says whether the job can run again (`possible`, or `no`: `show` says why), or the status of its
+    replay (`accepted`, `succeeded`, `dead_lettered`; `done` where its record has aged out).
 
     For example:
 
@@ -75,7 +75,7 @@ def list_(
         breakwater dlq list --json | jq '.letters[] | select(.replayable) | .letter'
     """
     from breakwater.cli import api
-    from breakwater.contracts.dead_letters import Letter, LetterCount
+    from breakwater.contracts.dead_letters import DeadLetterCount, ListedDeadLetter
 
     now = datetime.now(UTC)
     begin = _since(since, now)
@@ -85,12 +85,15 @@ def list_(
         sendable(f"--{name}", value)
     document = run(api.get(Plane(data).door(url, api_key), f"dlq?{urlencode(given)}"))
     answer = api.read(dict[str, Any], document)
-    letters, more = api.read(list[Letter], answer.get("letters")), api.read(bool, answer.get("more"))
-    counts = api.read(list[LetterCount], answer.get("counts"))
+    dead_letters, more = (
+        api.read(list[ListedDeadLetter], answer.get("dead_letters")),
+        api.read(bool, answer.get("more")),
+    )
+    counts = api.read(list[DeadLetterCount], answer.get("counts"))
     if as_json:
         output.json_document(document)
         return
-    letter_tables.show(letters, now, empty=letter_tables.nothing(counts, reason, agent, since))
+    letter_tables.show(dead_letters, now, empty=letter_tables.nothing(counts, reason, agent, since))
     if more:
         output.note(f"(there are more than these {limit:,}; see --limit)")
     letter_tables.tell_counts(counts)
@@ -98,13 +101,15 @@ def list_(
 
 @app.command()
 def show(
-    letter: Annotated[int, typer.Argument(metavar="LETTER", help="Its number, as `breakwater dlq` lists it.")],
+    dead_letter_id: Annotated[
+        int, typer.Argument(metavar="DEAD_LETTER", help="Its number, as `breakwater dlq` lists it.")
+    ],
     url: UrlOption = None,
     api_key: ApiKeyOption = None,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one letter: why it was given up, the original message without its secrets, and whether it can run again.
+    """Show one dead letter: why it was given up, the original message, redacted, and whether it can run again.
 
     For example:
 
@@ -113,10 +118,10 @@ def show(
         breakwater dlq show 17 --json | jq .payload
     """
     from breakwater.cli import api
-    from breakwater.contracts.dead_letters import ShownLetter
+    from breakwater.contracts.dead_letters import DeadLetterDetails
 
-    document = run(api.get(Plane(data).door(url, api_key), f"dlq/{letter}"))
-    shown = api.read(ShownLetter, document)
+    document = run(api.get(Plane(data).door(url, api_key), f"dlq/{dead_letter_id}"))
+    shown = api.read(DeadLetterDetails, document)
     if as_json:
         output.json_document(document)
         return
@@ -125,9 +130,9 @@ def show(
 
 @app.command()
 def replay(
-    letters: Annotated[
+    dead_letters: Annotated[
         list[int] | None,
-        typer.Argument(metavar="LETTER", min=1, help="Their numbers, as `breakwater dlq` lists them."),
+        typer.Argument(metavar="DEAD_LETTER", min=1, help="Their numbers, as `breakwater dlq` lists them."),
     ] = None,
     reason: ReasonOption = None,
     agent: AgentOption = None,
@@ -142,8 +147,8 @@ def replay(
     """Run jobs again that were given up, each once: those that are named, or all of a reason, of an agent, or --all.
 
     A replay is a new execution of the same job. `metadata.replay_of` in its record names the old one. What was replayed
-    before is left alone, so to ask again does no harm; what fails again is a new letter. What can't run is skipped, and
-    said why. It ends with code 1 where none could run.
+    before is left alone, so asking again does no harm; what fails again is a new dead letter. What can't run is
+    skipped, with the reason. Exits with code 1 when none could run.
 
     For example:
 
@@ -154,16 +159,16 @@ def replay(
         breakwater dlq replay --all --since 30d
     """
     chosen = reason is not None or agent is not None or everything
-    if letters and (chosen or since is not None):
-        raise wrong_usage("name letters, or choose them by --reason, --agent, --all and --since", "Not both.")
-    if not letters and not chosen:
+    if dead_letters and (chosen or since is not None):
+        raise wrong_usage("name dead letters, or choose them by --reason, --agent, --all and --since", "Not both.")
+    if not dead_letters and not chosen:
         raise wrong_usage(
-            "which letters is not said",
+            "which dead letters is not said",
             "Name them, or choose by --reason, --agent or --all; `breakwater dlq` lists them.",
         )
     door = Plane(data).door(url, api_key)
-    if letters:
-        parts = _named(door, list(dict.fromkeys(letters)), why)
+    if dead_letters:
+        parts = _named(door, list(dict.fromkeys(dead_letters)), why)
     else:
         begin = _since(since, datetime.now(UTC))
         choice = {"reason": reason, "agent": agent, "all": everything or None, "since": begin, "why": why}
@@ -183,13 +188,13 @@ def _since(since: str | None, now: datetime) -> str | None:
     return None if since is None else format_time(formats.since(since, now))
 
 
-def _named(door: Door, letters: list[int], why: str | None) -> Iterator[tuple[LettersReplayed, bool]]:
-    for start in range(0, len(letters), LETTERS_AT_ONCE):
-        part = letters[start : start + LETTERS_AT_ONCE]
-        yield _asked(door, {"letters": part, "why": why}), start + LETTERS_AT_ONCE < len(letters)
+def _named(door: Door, dead_letters: list[int], why: str | None) -> Iterator[tuple[DeadLetterReplays, bool]]:
+    for start in range(0, len(dead_letters), DEAD_LETTERS_AT_ONCE):
+        part = dead_letters[start : start + DEAD_LETTERS_AT_ONCE]
+        yield _asked(door, {"dead_letters": part, "why": why}), start + DEAD_LETTERS_AT_ONCE < len(dead_letters)
 
 
-def _chosen(door: Door, choice: dict[str, Any]) -> Iterator[tuple[LettersReplayed, bool]]:
+def _chosen(door: Door, choice: dict[str, Any]) -> Iterator[tuple[DeadLetterReplays, bool]]:
     after: int | None = None
     up_to: int | None = None
     while True:
@@ -200,24 +205,24 @@ def _chosen(door: Door, choice: dict[str, Any]) -> Iterator[tuple[LettersReplaye
             return
 
 
-def _asked(door: Door, body: dict[str, Any]) -> LettersReplayed:
+def _asked(door: Door, body: dict[str, Any]) -> DeadLetterReplays:
     from breakwater.cli import api
-    from breakwater.contracts.dead_letters import LettersReplayed
+    from breakwater.contracts.dead_letters import DeadLetterReplays
 
     document = by_hand.act(
         door, "dlq/replay", body, see="breakwater dlq list", unknown="`breakwater dlq list` lists them."
     )
-    return api.read(LettersReplayed, document)
+    return api.read(DeadLetterReplays, document)
 
 
-def _whole(parts: Iterator[tuple[LettersReplayed, bool]], *, quiet: bool) -> LettersReplayed:
+def _whole(parts: Iterator[tuple[DeadLetterReplays, bool]], *, quiet: bool) -> DeadLetterReplays:
     """What came of all requests together; says how far it is after each but the last."""
-    from breakwater.contracts.dead_letters import LettersReplayed
+    from breakwater.contracts.dead_letters import DeadLetterReplays
 
-    whole = LettersReplayed(replayed=(), already=0, skipped=())
+    whole = DeadLetterReplays(replayed=(), already=0, skipped=())
     try:
         for told, more in parts:
-            whole = LettersReplayed(
+            whole = DeadLetterReplays(
                 replayed=(*whole.replayed, *told.replayed),
                 already=whole.already + told.already,
                 skipped=(*whole.skipped, *told.skipped),
@@ -231,5 +236,5 @@ def _whole(parts: Iterator[tuple[LettersReplayed, bool]], *, quiet: bool) -> Let
     return whole
 
 
-def _so_far(told: LettersReplayed) -> str:
+def _so_far(told: DeadLetterReplays) -> str:
     return f"{len(told.replayed):,} replayed, {told.already:,} before, {len(told.skipped):,} skipped"

@@ -9,19 +9,24 @@ from typing import TYPE_CHECKING
 from breakwater.cli import formats, output
 
 if TYPE_CHECKING:
-    from breakwater.contracts.dead_letters import Letter, LetterCount, LettersReplayed, ShownLetter
+    from breakwater.contracts.dead_letters import (
+        DeadLetterCount,
+        DeadLetterDetails,
+        DeadLetterReplays,
+        ListedDeadLetter,
+    )
 
 MOST_NUMBERS = 10
-"""How many letters are named that have something in common."""
+"""How many dead letters are named that have something in common."""
 
 MOST_COUNTS = 5
 
 
-def show(letters: list[Letter], now: datetime, *, empty: str) -> None:
-    """Prints letters, one a row."""
+def show(dead_letters: list[ListedDeadLetter], now: datetime, *, empty: str) -> None:
+    """Prints dead letters, one a row."""
     output.table(
         [
-            output.Column("letter", right=True),
+            output.Column("dead letter", right=True),
             output.Column("given up"),
             output.Column("of", drop=3),
             output.Column("reason"),
@@ -32,7 +37,7 @@ def show(letters: list[Letter], now: datetime, *, empty: str) -> None:
         ],
         [
             (
-                str(one.letter),
+                str(one.dead_letter_id),
                 formats.clock(one.at, now),
                 one.kind,
                 one.reason,
@@ -41,14 +46,14 @@ def show(letters: list[Letter], now: datetime, *, empty: str) -> None:
                 _replay(one),
                 one.error,
             )
-            for one in letters
+            for one in dead_letters
         ],
         empty=empty,
     )
 
 
-def tell_counts(counts: list[LetterCount]) -> None:
-    """Notes how many letters are kept, the most first."""
+def tell_counts(counts: list[DeadLetterCount]) -> None:
+    """Notes how many dead letters are kept, the most first."""
     if not counts:
         return
     named = [f"{one.count:,} {one.reason} of {one.agent}" for one in counts[:MOST_COUNTS]]
@@ -57,10 +62,10 @@ def tell_counts(counts: list[LetterCount]) -> None:
     output.note(f"(kept for 30 days: {', '.join(named)})")
 
 
-def nothing(counts: list[LetterCount], reason: str | None, agent: str | None, since: str | None) -> str:
-    """What to say where no letter was found; a reason or an agent that no letter has is told with those that are."""
+def nothing(counts: list[DeadLetterCount], reason: str | None, agent: str | None, since: str | None) -> str:
+    """What to say when no dead letter was found; names the known ones where the reason or the agent is unknown."""
     unknown = [
-        f"no letter {has} {asked!r}, only {_most(counts, name)}"
+        f"no dead letter {has} {asked!r}, only {_most(counts, name)}"
         for name, has, asked in (("reason", "has the reason", reason), ("agent", "is of agent", agent))
         if asked is not None and counts and all(getattr(one, name) != asked for one in counts)
     ]
@@ -69,8 +74,8 @@ def nothing(counts: list[LetterCount], reason: str | None, agent: str | None, si
     return "; ".join([said, *unknown])
 
 
-def show_one(one: ShownLetter, now: datetime) -> None:
-    """Prints all that may be seen of a letter."""
+def show_one(one: DeadLetterDetails, now: datetime) -> None:
+    """Prints all that may be seen of a dead letter."""
     replayed_at = "" if one.replayed_at is None else f" at {formats.clock(one.replayed_at, now)}"
     facts: list[tuple[str, output.Cell]] = [
         ("of", f"{one.kind}: {one.subject}, {one.sequence:,} of {one.stream}"),
@@ -84,7 +89,7 @@ def show_one(one: ShownLetter, now: datetime) -> None:
         ("why not", "" if one.replayed_as else one.why_not or ""),
         *(("header", f"{name}: {value}") for name, value in one.headers.items()),
     ]
-    output.styled((f"letter {one.letter}", "bold"), f"  {one.reason}")
+    output.styled((f"dead letter {one.dead_letter_id}", "bold"), f"  {one.reason}")
     for name, value in facts:
         if output.text_of(value):
             output.styled((f"  {name:<14}", "dim"), value)
@@ -95,40 +100,42 @@ def show_one(one: ShownLetter, now: datetime) -> None:
         output.note(f"(only the beginning: the original has {one.payload_bytes:,} bytes)")
 
 
-def tell(told: LettersReplayed) -> None:
-    """Prints what came of replaying letters."""
+def tell(told: DeadLetterReplays) -> None:
+    """Prints what came of replaying dead letters."""
     output.write(f"{formats.counted(len(told.replayed), 'job')} queued again")
     for one in told.replayed[:MOST_NUMBERS]:
-        output.write(f"  letter {one.letter} as {one.execution_id}")
+        output.write(f"  dead letter {one.dead_letter_id} as {one.execution_id}")
     if len(told.replayed) > MOST_NUMBERS:
         output.write(f"  and {len(told.replayed) - MOST_NUMBERS:,} more; --json names all of them")
     if told.already:
-        output.note(f"{formats.counted(told.already, 'letter')} had been replayed before")
+        output.note(f"{formats.counted(told.already, 'dead letter')} had been replayed before")
     alike: dict[str, list[int]] = {}
     for skipped in told.skipped:
-        # What differs from letter to letter only by its own number is one reason.
-        alike.setdefault(skipped.why.replace(f" --letter {skipped.letter}`", "`"), []).append(skipped.letter)
-    for why, letters in alike.items():
-        output.note(f"skipped {_numbers(letters)}: {why}", "yellow")
+        # What differs from dead letter to dead letter only by its own number is one reason.
+        alike.setdefault(skipped.why.replace(f" --dead-letter {skipped.dead_letter_id}`", "`"), []).append(
+            skipped.dead_letter_id
+        )
+    for why, dead_letters in alike.items():
+        output.note(f"skipped {_numbers(dead_letters)}: {why}", "yellow")
 
 
-def _replay(one: Letter) -> output.Cell:
+def _replay(one: ListedDeadLetter) -> output.Cell:
     if one.replayed_as is not None:
         return "done" if one.replay_status is None else output.state(one.replay_status)
     return "possible" if one.replayable else "no"
 
 
-def _most(counts: list[LetterCount], name: str) -> str:
-    """The reasons or the agents that letters have, the most first."""
+def _most(counts: list[DeadLetterCount], name: str) -> str:
+    """The reasons or the agents that dead letters have, the most first."""
     names = list(dict.fromkeys(str(getattr(one, name)) for one in counts))
     more = f" and {len(names) - MOST_NUMBERS:,} more" if len(names) > MOST_NUMBERS else ""
     return f"{', '.join(names[:MOST_NUMBERS])}{more}"
 
 
-def _numbers(letters: list[int]) -> str:
-    named = ", ".join(str(letter) for letter in letters[:MOST_NUMBERS])
-    more = f" and {len(letters) - MOST_NUMBERS:,} more" if len(letters) > MOST_NUMBERS else ""
-    return f"letter{'' if len(letters) == 1 else 's'} {named}{more}"
+def _numbers(dead_letters: list[int]) -> str:
+    named = ", ".join(str(dead_letter_id) for dead_letter_id in dead_letters[:MOST_NUMBERS])
+    more = f" and {len(dead_letters) - MOST_NUMBERS:,} more" if len(dead_letters) > MOST_NUMBERS else ""
+    return f"dead letter{'' if len(dead_letters) == 1 else 's'} {named}{more}"
 
 
 def _safe(text: str) -> str:

@@ -99,13 +99,15 @@ class ChannelTest(Event):
 class UndeliveredAlert(Event):
     """An alert that did not reach a channel."""
 
-    letter: Count = Field(description="The sequence of its dead letter in DLQ.")
+    dead_letter_id: Count = Field(description="The sequence of its dead letter in DLQ.")
     channel: str
     alert_id: str | None = Field(description="Of a digest, its id; None where what was kept can't be read.")
     title: str | None
     error: str = Field(description="Why it was given up.")
     at: Timestamp = Field(description="When it was.")
-    replayed: bool = Field(description="Whether it was tried again since; if that failed too, there is another letter.")
+    replayed: bool = Field(
+        description="Whether it was tried again since; if that failed too, there is another dead letter."
+    )
 
 
 class Replayed(Event):

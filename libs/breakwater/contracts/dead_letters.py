@@ -9,15 +9,15 @@ from pydantic import Field, JsonValue
 from breakwater.contracts.execution import Status
 from breakwater.contracts.types import Count, Event, Identifier, Timestamp
 
-LetterKind = Literal["job", "alert", "event"]
+DeadLetterKind = Literal["job", "alert", "event"]
 ReplayStatus = Literal["accepted"] | Status
 
 
-class Letter(Event):
+class ListedDeadLetter(Event):
     """A dead letter, as it is listed."""
 
-    letter: Count = Field(description="Its number: the sequence in DLQ.")
-    kind: LetterKind = Field(description="What it is of: told by the stream that the original was on.")
+    dead_letter_id: Count = Field(description="Its number: the sequence in DLQ.")
+    kind: DeadLetterKind = Field(description="What it is of: from the stream that the original was on.")
     reason: str = Field(description="Why it was given up, in a word.")
     agent: str | None = Field(description="None where it can't be told, or where it is of no agent.")
     execution_id: str | None
@@ -35,7 +35,7 @@ class Letter(Event):
     )
 
 
-class ShownLetter(Letter):
+class DeadLetterDetails(ListedDeadLetter):
     """One dead letter, with all that may be shown of it."""
 
     stream: str = Field(description="Where the original was.")
@@ -51,56 +51,58 @@ class ShownLetter(Letter):
     replayed_at: Timestamp | None = None
 
 
-class LetterCount(Event):
-    """How many letters are kept."""
+class DeadLetterCount(Event):
+    """How many dead letters are kept."""
 
     reason: str
     agent: str = Field(description="`unknown` where it can't be told.")
     count: Count
 
 
-class LetterList(Event):
+class DeadLetterList(Event):
     """Dead letters, the latest first."""
 
-    letters: tuple[Letter, ...]
+    dead_letters: tuple[ListedDeadLetter, ...]
     more: bool = Field(description="Whether there are more since then than were asked for.")
-    counts: tuple[LetterCount, ...] = Field(description="Of all that are kept, whatever was asked for; the most first.")
+    counts: tuple[DeadLetterCount, ...] = Field(
+        description="Of all that are kept, whatever was asked for; the most first."
+    )
 
 
-class ReplayedLetter(Event):
-    """A letter whose job runs again."""
+class ReplayedDeadLetter(Event):
+    """A dead letter whose job runs again."""
 
-    letter: Count
+    dead_letter_id: Count
     execution_id: Identifier = Field(description="Of the new execution; its `metadata.replay_of` names the old one.")
 
 
-class SkippedLetter(Event):
-    """A letter that was not replayed."""
+class SkippedDeadLetter(Event):
+    """A dead letter that was not replayed."""
 
-    letter: Count
+    dead_letter_id: Count
     why: str
 
 
-class LettersReplayed(Event):
+class DeadLetterReplays(Event):
     """What came of a request to replay."""
 
-    replayed: tuple[ReplayedLetter, ...] = Field(description="Those whose jobs are queued by this request.")
+    replayed: tuple[ReplayedDeadLetter, ...] = Field(description="Those whose jobs are queued by this request.")
     already: Count = Field(description="Those that were replayed before, and now were left alone.")
-    skipped: tuple[SkippedLetter, ...]
+    skipped: tuple[SkippedDeadLetter, ...]
     continue_after: Count | None = Field(
         default=None, description="There are more: ask again with this as `after`. None where that was all."
     )
     up_to: Count | None = Field(
         default=None,
-        description="Goes with `continue_after`: send it back, too. What fails again becomes a later letter, which is "
-        "not meant.",
+        description="Goes with `continue_after`: send it back, too. What fails again becomes a later dead letter, "
+        "which is not meant.",
     )
 
 
 class ReplayNote(Event):
-    """Kept beside a letter: that it was replayed."""
+    """Kept beside a dead letter: that it was replayed."""
 
-    letter: Count
+    dead_letter_id: Count
     execution_id: Identifier = Field(description="Of the new execution.")
     agent: Identifier
     by: str

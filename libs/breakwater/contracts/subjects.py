@@ -133,9 +133,9 @@ def usual(agent: str) -> str:
     return f"bw.alerter.usual.{encode_token(agent)}"
 
 
-def alert_again(channel: str, letter: int) -> str:
-    """Where an alert is put that a channel shall try again; `letter` is its dead letter's sequence (ALERTER)."""
-    return f"bw.alerter.again.{encode_token(channel)}.{letter}"
+def alert_again(channel: str, dead_letter_id: int) -> str:
+    """Where an alert is put that a channel shall try again (ALERTER). `dead_letter_id`: its sequence in DLQ."""
+    return f"bw.alerter.again.{encode_token(channel)}.{dead_letter_id}"
 
 
 def channel_test(channel: str) -> str:
@@ -153,9 +153,9 @@ def dead_letter(reason: str, agent: str) -> str:
     return f"bw.dlq.{encode_token(reason)}.{encode_token(agent or 'unknown')}"
 
 
-def replayed(letter: int) -> str:
-    """Where it is noted that the job of a dead letter was run again; `letter` is its sequence (DLQ). Internal."""
-    return f"bw.replayed.{letter}"
+def replayed(dead_letter_id: int) -> str:
+    """Where a replay of a dead letter's job is noted (DLQ). Internal. `dead_letter_id`: its sequence in DLQ."""
+    return f"bw.replayed.{dead_letter_id}"
 
 
 def progress(agent: str, execution_id: str) -> str:

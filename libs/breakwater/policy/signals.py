@@ -414,33 +414,33 @@ def _figures(execution: Execution) -> dict[str, JsonValue]:
     }
 
 
-def of_dead_letter(letter: DeadLetter, letter_id: str) -> tuple[Raised, ...]:
+def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Raised, ...]:
     """What a dead letter says that belongs to no execution: a job that can't be read, a row that no table takes.
 
-    `letter_id`: its `ce-id`.
+    `source_id`: its `ce-id`.
     """
-    if letter.execution_id is not None and letter.stream == "JOBS":
+    if dead_letter.execution_id is not None and dead_letter.stream == "JOBS":
         return ()  # its record tells
-    channel = letter.headers.get(Header.CHANNEL)
+    channel = dead_letter.headers.get(Header.CHANNEL)
     if channel is not None:
-        return _unheard(letter, letter_id, channel)
-    agent = letter.agent if letter.agent != "unknown" and is_identifier(letter.agent or "") else None
+        return _unheard(dead_letter, source_id, channel)
+    agent = dead_letter.agent if dead_letter.agent != "unknown" and is_identifier(dead_letter.agent or "") else None
     return (
         Raised(
-            key=key_of("job_dead_lettered", agent, letter.reason),
+            key=key_of("job_dead_lettered", agent, dead_letter.reason),
             event="job_dead_lettered",
-            title=f"Dead letters: {letter.reason}" + (f" ({agent})" if agent else ""),
-            text=f"A message on {letter.subject} could not be handled, and is kept: {sentence(letter.error)} "
-            f"To do: see what sends it; it stands on `bw.dlq.{encode_token(letter.reason)}.>`.",
-            source_id=letter_id,
-            at=letter.at,
+            title=f"Dead letters: {dead_letter.reason}" + (f" ({agent})" if agent else ""),
+            text=f"A message on {dead_letter.subject} could not be handled, and is kept: {sentence(dead_letter.error)} "
+            f"To do: see what sends it; it stands on `bw.dlq.{encode_token(dead_letter.reason)}.>`.",
+            source_id=source_id,
+            at=dead_letter.at,
             payload={
                 "agent": agent,
-                "reason": letter.reason,
-                "stream": letter.stream,
-                "subject": letter.subject,
-                "sequence": letter.sequence,
-                "timestamp": format_time(letter.at),
+                "reason": dead_letter.reason,
+                "stream": dead_letter.stream,
+                "subject": dead_letter.subject,
+                "sequence": dead_letter.sequence,
+                "timestamp": format_time(dead_letter.at),
             },
             agent=agent,
             fades=True,
@@ -448,8 +448,8 @@ def of_dead_letter(letter: DeadLetter, letter_id: str) -> tuple[Raised, ...]:
     )
 
 
-def _unheard(letter: DeadLetter, letter_id: str, channel: str) -> tuple[Raised, ...]:
-    if letter.headers.get(Header.INCIDENT, "").startswith(UNDELIVERABLE):
+def _unheard(dead_letter: DeadLetter, source_id: str, channel: str) -> tuple[Raised, ...]:
+    if dead_letter.headers.get(Header.INCIDENT, "").startswith(UNDELIVERABLE):
         # That a channel is dead did not reach another dead one: they would tell each other for ever.
         return ()
     key = f"{UNDELIVERABLE}{encode_token(channel)}"
@@ -459,15 +459,15 @@ def _unheard(letter: DeadLetter, letter_id: str, channel: str) -> tuple[Raised, 
             key=key,
             event="job_dead_lettered",
             title=f"Alerts do not arrive: channel {channel}",
-            text=f"{sentence(letter.error)} What did not arrive is kept. To do: mend the channel and see with `{test}` "
-            f"that it works; `{replay}` then sends what is kept.",
-            source_id=letter_id,
-            at=letter.at,
+            text=f"{sentence(dead_letter.error)} What did not arrive is kept. To do: mend the channel and see with "
+            f"`{test}` that it works; `{replay}` then sends what is kept.",
+            source_id=source_id,
+            at=dead_letter.at,
             payload={
                 "channel": channel,
-                "reason": letter.reason,
-                "sequence": letter.sequence,
-                "timestamp": format_time(letter.at),
+                "reason": dead_letter.reason,
+                "sequence": dead_letter.sequence,
+                "timestamp": format_time(dead_letter.at),
             },
         ),
     )

@@ -96,7 +96,7 @@ function watching() {
 function replaying() {
   const form = document.querySelector("form[data-replay]");
   if (!form) return;
-  const boxes = [...form.querySelectorAll("input[name=letter]")];
+  const boxes = [...form.querySelectorAll("input[name=dead_letter_id]")];
   const all = form.querySelector("[data-all]");
   const button = form.querySelector("[data-replay-chosen]");
   const show = () => {
@@ -117,7 +117,7 @@ function replaying() {
     for (const other of form.querySelectorAll("button")) other.disabled = true;
     bar.hidden = told.hidden = false;
     let after = 0, done = 0, skipped = 0, already = 0;
-    const total = Number(event.submitter?.dataset.total || fields.getAll("letter").length) || 1;
+    const total = Number(event.submitter?.dataset.total || fields.getAll("dead_letter_id").length) || 1;
     bar.max = total;
     try {
       do {

@@ -160,7 +160,7 @@ class Bus:
             assert asyncio.get_running_loop().time() < deadline, f"no {change} within {DEADLINE_S} s"
             await asyncio.sleep(0.05)
 
-    async def letters(self) -> list[DeadLetter]:
+    async def dead_letters(self) -> list[DeadLetter]:
         return await self.stored("DLQ", DeadLetter)
 
     async def delivered(self, stream: str, durable: str, times: int) -> None:

@@ -163,11 +163,11 @@ async def test_a_message_that_is_refused_holds_up_no_other_and_becomes_a_dead_le
         await publish(bus, alert("good"))
         await bus.finished("ALERTS", DURABLE, 2)
     assert channel.ids == ["alert_good_1"]
-    [letter] = await bus.letters()
-    assert (letter.reason, letter.stream, letter.sequence) == ("undeliverable", "ALERTS", 1)
-    assert letter.headers["Breakwater-Channel"] == "ops"
-    assert letter.error == "ops: the receiver answered 400 (tried 4 times)"
-    assert Alert.model_validate_json(base64.b64decode(letter.payload_base64)).alert_id == "alert_bad_1"
+    [dead_letter] = await bus.dead_letters()
+    assert (dead_letter.reason, dead_letter.stream, dead_letter.sequence) == ("undeliverable", "ALERTS", 1)
+    assert dead_letter.headers["Breakwater-Channel"] == "ops"
+    assert dead_letter.error == "ops: the receiver answered 400 (tried 4 times)"
+    assert Alert.model_validate_json(base64.b64decode(dead_letter.payload_base64)).alert_id == "alert_bad_1"
 
 
 async def test_a_receiver_that_is_away_for_too_long_gets_its_alerts_as_dead_letters_and_the_next_one_when_it_is_back(
@@ -182,7 +182,7 @@ async def test_a_receiver_that_is_away_for_too_long_gets_its_alerts_as_dead_lett
         await publish(bus, alert("b"))
         await bus.finished("ALERTS", DURABLE, 2)
     assert channel.ids == ["alert_b_1"]
-    assert [letter.sequence for letter in await bus.letters()] == [1]
+    assert [dead_letter.sequence for dead_letter in await bus.dead_letters()] == [1]
 
 
 async def test_a_receiver_that_is_gone_is_called_no_more_also_by_the_next_process(bus: Bus) -> None:
@@ -196,8 +196,8 @@ async def test_a_receiver_that_is_gone_is_called_no_more_also_by_the_next_proces
         await publish(bus, alert("c"))
         await bus.finished("ALERTS", DURABLE, 3)
     assert later.tried == []
-    letters = await bus.letters()
-    assert sorted(base64.b64decode(one.payload_base64)[:30] for one in letters) == sorted(
+    dead_letters = await bus.dead_letters()
+    assert sorted(base64.b64decode(one.payload_base64)[:30] for one in dead_letters) == sorted(
         alert(name).json_bytes()[:30] for name in "abc"
     )
     # Another receiver has not said so.
@@ -377,14 +377,14 @@ async def test_what_nobody_foresaw_of_one_message_holds_up_no_other(bus: Bus) ->
     async with delivering(bus, channel):
         await bus.finished("ALERTS", DURABLE, 2)
     assert channel.ids == ["alert_good_1"]
-    [letter] = await bus.letters()
-    assert "it can't be sent (RecursionError)" in letter.error
+    [dead_letter] = await bus.dead_letters()
+    assert "it can't be sent (RecursionError)" in dead_letter.error
 
 
 async def test_a_channel_whose_alerts_did_not_arrive_is_an_incident_until_one_arrives(bus: Bus) -> None:
     log = IncidentLog(lambda: bus.client, Publisher(lambda: bus.client, "test"), Redactor.compile(RedactionRules()))
     rules = IncidentRules(CONFIG.alerts.on_events, 600, (), CONFIG.alerts.reminders)
-    letter = DeadLetter.model_validate(
+    dead_letter = DeadLetter.model_validate(
         {
             "reason": "undeliverable",
             "error": "ops: no answer in time",
@@ -396,7 +396,7 @@ async def test_a_channel_whose_alerts_did_not_arrive_is_an_incident_until_one_ar
             "at": datetime.now(UTC),
         }
     )
-    [raised] = of_dead_letter(letter, "dlq/1")
+    [raised] = of_dead_letter(dead_letter, "dlq/1")
     await log.tell(raised, rules)
     channel = Recorder()
     async with delivering(bus, channel) as courier:

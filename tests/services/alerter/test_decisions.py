@@ -185,8 +185,8 @@ async def test_an_unreadable_event_is_kept_and_holds_nothing_up(own_nats_server:
         async with alerter(bus, config):
             await bus.finished("EVENTS", "alerter", 4)
             # That there are dead letters is an incident of its own, however many there are.
-            await bus.finished("DLQ", "alerter-letters", 3)
-        first, second, third = await bus.letters()
+            await bus.finished("DLQ", "alerter-dead-letters", 3)
+        first, second, third = await bus.dead_letters()
         alerts = await bus.alerts()
         assert {alert.event for alert in alerts} == {"breaker_open", "job_dead_lettered"}
         assert len({alert.incident_id for alert in alerts}) == 2

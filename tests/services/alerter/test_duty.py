@@ -63,7 +63,7 @@ async def test_a_receiver_that_was_gone_is_told_again_once_a_test_has_reached_it
         await bus.publish(opened(1, model="other", transition_id="other"))
         await bus.finished("ALERTS", "alerter-channel-ops", 2)
         assert len(receiver.seen) == 1
-        assert len(await bus.letters()) == 2
+        assert len(await bus.dead_letters()) == 2
         assert (await ask_test(bus, "ops")).delivered
         await bus.publish(opened(1, model="third", transition_id="third"))
         await until("the alert after the test", lambda: len(receiver.seen) >= 3)

@@ -26,9 +26,16 @@ def listed(*alerts: Alert) -> tuple[int, Any]:
     return 200, {"alerts": [alert.model_dump(mode="json") for alert in alerts], "more": False}
 
 
-def lost(letter: int, **fields: Any) -> dict[str, Any]:
+def lost(dead_letter_id: int, **fields: Any) -> dict[str, Any]:
     at = "2026-11-22T10:00:00.000Z"
-    given = {"letter": letter, "channel": "ops", "alert_id": "a", "title": "t", "error": "404", "at": at}
+    given = {
+        "dead_letter_id": dead_letter_id,
+        "channel": "ops",
+        "alert_id": "a",
+        "title": "t",
+        "error": "404",
+        "at": at,
+    }
     return {**given, "replayed": False, **fields}
 
 
@@ -147,8 +154,8 @@ async def test_what_did_not_arrive_is_tried_again(console: Console):
     )
     told = {"replayed": 1, "already": 0, "skipped": 0, "channels": {"ops": 1}, "continue_after": None}
     console.interface.answers["POST alerts/replay"] = 200, told
-    page = await console.submit("/alerts", "/alerts/replay", letter="7", reason="")
-    assert ("POST alerts/replay", {"letter": 7}) in console.interface.asked
+    page = await console.submit("/alerts", "/alerts/replay", dead_letter_id="7", reason="")
+    assert ("POST alerts/replay", {"dead_letter_id": 7}) in console.interface.asked
     assert "1 will be tried again (1 by ops)." in page.words
     assert EVIL not in page.text
     more = {"replayed": 990, "already": 5, "skipped": 5, "channels": {"ops": 990}, "continue_after": 1_200}
@@ -164,13 +171,13 @@ async def test_what_did_not_arrive_is_tried_again(console: Console):
 
 
 @pytest.mark.parametrize("number", ["9" * 30, "9" * 5_000, "x", "٣"])
-@pytest.mark.parametrize("name", ["letter", "after"])
-async def test_what_can_name_no_letter_does_not_stand_for_all(console: Console, name: str, number: str):
+@pytest.mark.parametrize("name", ["dead_letter_id", "after"])
+async def test_what_can_name_no_dead_letter_does_not_stand_for_all(console: Console, name: str, number: str):
     console.interface.answers["GET alerts"] = listed()
     console.interface.answers["GET alerts/undelivered"] = 200, {"undelivered": [lost(7)], "more": False}
     page = await console.submit("/alerts", "/alerts/replay", **{name: number, "reason": ""})
     assert page.status == 200
-    assert "This was not done: a letter is named by its number" in page.words
+    assert "This was not done: a dead letter is named by its number" in page.words
     assert not any(what == "POST alerts/replay" for what, _ in console.interface.asked)
 
 

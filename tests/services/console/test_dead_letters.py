@@ -12,9 +12,9 @@ EVIL = "<script>alert(1)</script>"
 AS_JSON = {"Accept": "application/json"}
 
 
-def letter(number: int = 7, **fields: Any) -> dict[str, Any]:
+def dead_letter(number: int = 7, **fields: Any) -> dict[str, Any]:
     return {
-        "letter": number,
+        "dead_letter_id": number,
         "kind": "job",
         "reason": "error",
         "agent": "writer",
@@ -26,18 +26,18 @@ def letter(number: int = 7, **fields: Any) -> dict[str, Any]:
     }
 
 
-def listed(*letters: dict[str, Any], more: bool = False) -> tuple[int, Any]:
+def listed(*dead_letters: dict[str, Any], more: bool = False) -> tuple[int, Any]:
     counts = [
         {"reason": "error", "agent": "writer", "count": 2_000},
         {"reason": "timeout", "agent": "writer", "count": 30},
         {"reason": "error", "agent": "unknown", "count": 5},
     ]
-    return 200, {"letters": letters, "more": more, "counts": counts}
+    return 200, {"dead_letters": dead_letters, "more": more, "counts": counts}
 
 
 def outcome(*replayed: int, already: int = 0, skipped: int = 0, after: int | None = None) -> tuple[int, Any]:
-    done = [{"letter": number, "execution_id": f"e/{number}~r"} for number in replayed]
-    left = [{"letter": 1_000 + number, "why": "its payload is no job"} for number in range(skipped)]
+    done = [{"dead_letter_id": number, "execution_id": f"e/{number}~r"} for number in replayed]
+    left = [{"dead_letter_id": 1_000 + number, "why": "its payload is no job"} for number in range(skipped)]
     told = {"replayed": done, "already": already, "skipped": left}
     return 200, told | {"continue_after": after, "up_to": None if after is None else 5_000}
 
@@ -48,8 +48,8 @@ def asked(console: Console) -> dict[str, Any]:
 
 
 async def test_counts_by_reason_filter_the_list(console: Console):
-    other = letter(8, replayable=False, why_not="it was replayed before, as e/8~r", replayed_as="e/8~r")
-    console.interface.answers["GET dlq"] = listed(letter(), other | {"replay_status": "succeeded"}, more=True)
+    other = dead_letter(8, replayable=False, why_not="it was replayed before, as e/8~r", replayed_as="e/8~r")
+    console.interface.answers["GET dlq"] = listed(dead_letter(), other | {"replay_status": "succeeded"}, more=True)
     page = await console.get("/dead-letters")
     assert page.status == 200
     assert "all reasons 2,035" in page.words
@@ -59,7 +59,7 @@ async def test_counts_by_reason_filter_the_list(console: Console):
     assert EVIL not in page.text
     assert 'href="/executions/e%2F8~r"' in page.text
     assert "The latest 2 only" in page.words
-    assert 'value="8" aria-label="Choose letter 8" disabled' in page.text
+    assert 'value="8" aria-label="Choose dead letter 8" disabled' in page.text
     filtered = await console.get("/dead-letters?reason=error&agent=unknown&window=24h")
     query = console.interface.queries[-1]
     assert (query["reason"], query["agent"], query["limit"]) == ("error", "unknown", "100")
@@ -69,8 +69,8 @@ async def test_counts_by_reason_filter_the_list(console: Console):
 
 
 async def test_what_was_replayed_is_not_counted_again(console: Console):
-    done = letter(8, replayable=False, why_not="it was replayed before, as e/8~r", replayed_as="e/8~r")
-    console.interface.answers["GET dlq"] = listed(letter(), letter(9), done)
+    done = dead_letter(8, replayable=False, why_not="it was replayed before, as e/8~r", replayed_as="e/8~r")
+    console.interface.answers["GET dlq"] = listed(dead_letter(), dead_letter(9), done)
     page = await console.get("/dead-letters?reason=error")
     assert "Replay all 2 like these" in page.words
     console.interface.answers["GET dlq"] = listed(done)
@@ -81,7 +81,7 @@ async def test_what_was_replayed_is_not_counted_again(console: Console):
 
 async def test_a_long_error_leaves_room_for_what_became_of_it(console: Console):
     long = f"client 401 {'x ' * 500}{EVIL}"
-    console.interface.answers["GET dlq"] = listed(letter(error=long))
+    console.interface.answers["GET dlq"] = listed(dead_letter(error=long))
     page = await console.get("/dead-letters")
     assert page.text.index(">Replayed</th>") < page.text.index(">Why</th>")
     assert 'class="two-lines" title="client 401 x x' in page.text
@@ -89,7 +89,7 @@ async def test_a_long_error_leaves_room_for_what_became_of_it(console: Console):
 
 
 async def test_nothing_was_given_up(console: Console):
-    console.interface.answers["GET dlq"] = 200, {"letters": [], "more": False, "counts": []}
+    console.interface.answers["GET dlq"] = 200, {"dead_letters": [], "more": False, "counts": []}
     page = await console.get("/dead-letters")
     assert "Nothing was given up within 7d" in page.words
     console.interface.answers["GET dlq"] = 503, problem("unavailable", "NATS does not answer")
@@ -98,10 +98,10 @@ async def test_nothing_was_given_up(console: Console):
     assert "NATS does not answer" in page.words
 
 
-async def test_one_letter_whole(console: Console):
+async def test_one_dead_letter_whole(console: Console):
     whole = {"stream": "JOBS", "subject": "bw.jobs.writer", "sequence": 9, "headers": {"ce-id": EVIL}}
     payload = {"payload": {"prompt": EVIL, "key": "[REDACTED]"}, "payload_bytes": 70_000, "payload_cut": True}
-    console.interface.answers["GET dlq/7"] = 200, letter() | whole | payload
+    console.interface.answers["GET dlq/7"] = 200, dead_letter() | whole | payload
     page = await console.get("/dead-letters/7")
     assert page.status == 200
     assert f'"prompt": "{EVIL}"' in page.words
@@ -109,14 +109,14 @@ async def test_one_letter_whole(console: Console):
     assert "70,000 bytes" in page.words
     assert "only the beginning" in page.words
     assert "Replay it" in page.words
-    alert = letter(kind="alert", replayable=False, why_not="it is an alert") | whole | payload
+    alert = dead_letter(kind="alert", replayable=False, why_not="it is an alert") | whole | payload
     console.interface.answers["GET dlq/7"] = 200, alert
     page = await console.get("/dead-letters/7")
     assert "Replay it" not in page.words
     assert 'href="/alerts#undelivered"' in page.text
     console.interface.answers["GET dlq/x%2Fy"] = console.interface.answers["GET dlq/99"] = (
         404,
-        problem("unknown_letter", "there is no dead letter 99"),
+        problem("unknown_dead_letter", "there is no dead letter 99"),
     )
     missing = await console.get("/dead-letters/99")
     assert missing.status == 404
@@ -126,23 +126,30 @@ async def test_one_letter_whole(console: Console):
 async def test_one_is_replayed_and_leads_to_its_new_execution(console: Console):
     whole = {"stream": "JOBS", "subject": "bw.jobs.writer", "sequence": 9, "headers": {}}
     payload = {"payload": "x", "payload_bytes": 1, "payload_cut": False}
-    console.interface.answers["GET dlq/7"] = 200, letter() | whole | payload
+    console.interface.answers["GET dlq/7"] = 200, dead_letter() | whole | payload
     console.interface.answers["POST dlq/replay"] = outcome(7)
-    fields = {"letter": "7", "from": "one", "why": "deployed a fix"}
+    fields = {"dead_letter_id": "7", "from": "one", "why": "deployed a fix"}
     page = await console.submit("/dead-letters/7", "/dead-letters/replay", **fields)
-    assert asked(console) == {"letters": [7], "why": "deployed a fix"}
+    assert asked(console) == {"dead_letters": [7], "why": "deployed a fix"}
     assert page.url.endswith("/dead-letters/7")
     assert "Replayed as e/7~r." in page.words
 
 
 async def test_the_chosen_ones_without_a_script(console: Console):
-    console.interface.answers["GET dlq"] = listed(letter(7), letter(9))
+    console.interface.answers["GET dlq"] = listed(dead_letter(7), dead_letter(9))
     console.interface.answers["POST dlq/replay"] = outcome(7, 9, already=1, skipped=1)
     opened = await console.get("/dead-letters?reason=error")
-    form = [("csrf", opened.csrf), ("letter", "7"), ("letter", "9"), ("reason", "error"), ("window", "7d"), ("why", "")]
+    form = [
+        ("csrf", opened.csrf),
+        ("dead_letter_id", "7"),
+        ("dead_letter_id", "9"),
+        ("reason", "error"),
+        ("window", "7d"),
+        ("why", ""),
+    ]
     page = await console.post("/dead-letters/replay", form)  # pyright: ignore[reportArgumentType]  as a browser sends it
-    assert asked(console) == {"letters": [7, 9]}
-    assert "2 replayed; 1 was before; 1 can't be, such as letter 1000: its payload is no job." in page.words
+    assert asked(console) == {"dead_letters": [7, 9]}
+    assert "2 replayed; 1 was before; 1 can't be, such as dead letter 1000: its payload is no job." in page.words
     assert "reason=error" in page.url
     assert "window=7d" in page.url
     page = await console.submit("/dead-letters", "/dead-letters/replay", why="")
@@ -150,7 +157,7 @@ async def test_the_chosen_ones_without_a_script(console: Console):
 
 
 async def test_all_of_a_filter_without_a_script_goes_on_where_it_stopped(console: Console):
-    console.interface.answers["GET dlq"] = listed(letter(7), more=True)
+    console.interface.answers["GET dlq"] = listed(dead_letter(7), more=True)
     console.interface.answers["POST dlq/replay"] = outcome(*range(100), after=400)
     since = "2026-11-01T00:00:00.000Z"
     fields = {"all": "1", "agent": "writer", "reason": "error", "since": since, "total": "2000", "why": "", "after": ""}
@@ -167,7 +174,7 @@ async def test_all_of_a_filter_without_a_script_goes_on_where_it_stopped(console
 
 
 async def test_a_script_is_answered_in_figures_until_there_are_no_more(console: Console):
-    console.interface.answers["GET dlq"] = listed(letter(7))
+    console.interface.answers["GET dlq"] = listed(dead_letter(7))
     csrf = (await console.get("/dead-letters")).csrf
     fields = {"csrf": csrf, "all": "1", "reason": "", "agent": "", "after": "0", "since": "", "why": ""}
     console.interface.answers["POST dlq/replay"] = outcome(1, 2, already=3, skipped=1, after=400)
@@ -192,7 +199,7 @@ async def test_a_script_is_answered_in_figures_until_there_are_no_more(console: 
     ],
 )
 async def test_what_can_be_no_place_and_no_time_is_left_out(console: Console, wrong: dict[str, str]):
-    console.interface.answers["GET dlq"] = listed(letter(7))
+    console.interface.answers["GET dlq"] = listed(dead_letter(7))
     console.interface.answers["POST dlq/replay"] = outcome(1)
     page = await console.submit("/dead-letters", "/dead-letters/replay", all="1", why="", **wrong)
     assert page.status == 200
@@ -207,13 +214,13 @@ async def test_what_can_be_no_place_and_no_time_is_left_out(console: Console, wr
     ],
 )
 async def test_a_script_is_told_why_in_words(console: Console, answer: tuple[int, Any], status: int, words: str):
-    console.interface.answers["GET dlq"] = listed(letter(7))
+    console.interface.answers["GET dlq"] = listed(dead_letter(7))
     csrf = (await console.get("/dead-letters")).csrf
     console.interface.answers["POST dlq/replay"] = answer
-    page = await console.post("/dead-letters/replay", {"csrf": csrf, "letter": "7"}, **AS_JSON)
+    page = await console.post("/dead-letters/replay", {"csrf": csrf, "dead_letter_id": "7"}, **AS_JSON)
     assert page.status == status
     assert json.loads(page.text) == {"message": words}
-    forged = await console.post("/dead-letters/replay", {"csrf": "no", "letter": "7"}, **AS_JSON)
+    forged = await console.post("/dead-letters/replay", {"csrf": "no", "dead_letter_id": "7"}, **AS_JSON)
     assert forged.status == 403
     assert "too old" in json.loads(forged.text)["message"]
 
@@ -221,10 +228,10 @@ async def test_a_script_is_told_why_in_words(console: Console, answer: tuple[int
 async def test_who_may_only_look_replays_nothing(visited: Console):
     visited.interface.answers["GET key"] = key_with("read", name="viewer")
     assert (await visited.sign_in()).status == 303
-    visited.interface.answers["GET dlq"] = listed(letter(7))
+    visited.interface.answers["GET dlq"] = listed(dead_letter(7))
     page = await visited.get("/dead-letters")
     assert "<button" not in page.text.split("data-replay")[1]
     assert "Your key viewer may look only" in page.words
-    refused = await visited.post("/dead-letters/replay", {"csrf": page.csrf, "letter": "7"})
+    refused = await visited.post("/dead-letters/replay", {"csrf": page.csrf, "dead_letter_id": "7"})
     assert refused.status == 403
     assert not any(asked.startswith("POST") for asked, _ in visited.interface.asked)

@@ -22,9 +22,9 @@ from tests.services.console.conftest import Console, key_with
 EVIL = '<script>alert("1")</script>'
 
 
-def letter(**fields: Any) -> dict[str, Any]:
+def dead_letter(**fields: Any) -> dict[str, Any]:
     return {
-        "letter": 7,
+        "dead_letter_id": 7,
         "kind": "job",
         "reason": "error",
         "agent": "writer",
@@ -144,23 +144,32 @@ async def test_an_interface_that_is_away_is_no_missing_job(console: Console):
 
 async def test_a_replay_leads_to_the_new_execution(console: Console):
     await store(console, refused())
-    console.interface.answers["GET dlq"] = (200, {"letters": [letter()], "more": False, "counts": []})
-    answer = {"replayed": [{"letter": 7, "execution_id": "rpl_1"}], "already": 0, "skipped": [], "continue_after": None}
+    console.interface.answers["GET dlq"] = (200, {"dead_letters": [dead_letter()], "more": False, "counts": []})
+    answer = {
+        "replayed": [{"dead_letter_id": 7, "execution_id": "rpl_1"}],
+        "already": 0,
+        "skipped": [],
+        "continue_after": None,
+    }
     console.interface.answers["POST dlq/replay"] = (200, answer)
     page = await console.submit("/executions/e1", "/replay/e1", why="the provider is back", follow=False)
     assert (page.status, page.headers["Location"]) == (303, "/executions/rpl_1")
     asked = dict(console.interface.asked)["POST dlq/replay"]
-    assert asked == {"letters": [7], "why": "the provider is back"}
+    assert asked == {"dead_letters": [7], "why": "the provider is back"}
     query = console.interface.queries[[path for path, _ in console.interface.asked].index("GET dlq")]
     assert query["execution_id"] == "e1"
 
 
 async def test_why_a_replay_was_not_done_is_told_on_the_page(console: Console):
     await store(console, refused())
-    console.interface.answers["GET dlq"] = (200, {"letters": [], "more": False, "counts": []})
+    console.interface.answers["GET dlq"] = (200, {"dead_letters": [], "more": False, "counts": []})
     assert "no dead letter of this job" in (await console.submit("/executions/e1", "/replay/e1")).words
-    console.interface.answers["GET dlq"] = (200, {"letters": [letter()], "more": False, "counts": []})
-    skipped = {"replayed": [], "already": 0, "skipped": [{"letter": 7, "why": "agent 'writer' is not configured"}]}
+    console.interface.answers["GET dlq"] = (200, {"dead_letters": [dead_letter()], "more": False, "counts": []})
+    skipped = {
+        "replayed": [],
+        "already": 0,
+        "skipped": [{"dead_letter_id": 7, "why": "agent 'writer' is not configured"}],
+    }
     console.interface.answers["POST dlq/replay"] = (200, skipped | {"continue_after": None})
     assert "agent 'writer' is not configured" in (await console.submit("/executions/e1", "/replay/e1")).words
     console.interface.answers["POST dlq/replay"] = (503, problem("unavailable", "JOBS is full"))

@@ -207,8 +207,19 @@ async def test_a_form_that_never_ends_is_given_up(visited: Console, monkeypatch:
 
 async def test_a_notice_waits_for_a_page_that_somebody_reads(console: Console):
     console.interface.answers["POST breakers/reset"] = (503, problem("unavailable", "Redis is away"))
-    letter = {"letter": 7, "kind": "job", "reason": "error", "execution_id": "e1", "error": "no", "replayable": True}
-    listed = {"letters": [{**letter, "agent": "writer", "at": "2026-11-21T12:00:00.000Z"}], "more": False, "counts": []}
+    dead_letter = {
+        "dead_letter_id": 7,
+        "kind": "job",
+        "reason": "error",
+        "execution_id": "e1",
+        "error": "no",
+        "replayable": True,
+    }
+    listed = {
+        "dead_letters": [{**dead_letter, "agent": "writer", "at": "2026-11-21T12:00:00.000Z"}],
+        "more": False,
+        "counts": [],
+    }
     console.interface.answers["GET dlq"] = (200, listed)
     form = await console.get("/dead-letters")
     fields = {"csrf": form.csrf, "agent": "writer", "model": "gpt-4.1"}

@@ -35,12 +35,12 @@ NOW = datetime(2026, 11, 21, 11, 0, 3, tzinfo=UTC)
 
 
 async def give_up(door: Door, channel: str | None, message: Event, *, error: str = "the receiver answered 500") -> int:
-    """What an alerter does with a message that can't be delivered. Returns the letter's sequence."""
-    return await put_letter(door, channel, message.json_bytes(), error)
+    """What an alerter does with a message that can't be delivered. Returns the dead letter's sequence."""
+    return await put_dead_letter(door, channel, message.json_bytes(), error)
 
 
-async def put_letter(door: Door, channel: str | None, payload: bytes, error: str) -> int:
-    letter = DeadLetter(
+async def put_dead_letter(door: Door, channel: str | None, payload: bytes, error: str) -> int:
+    dead_letter = DeadLetter(
         reason="undeliverable",
         error=f"{channel}: {error}",
         stream="ALERTS",
@@ -51,7 +51,7 @@ async def put_letter(door: Door, channel: str | None, payload: bytes, error: str
         at=NOW,
     )
     stored = await Publisher(lambda: door.bus, "alerter").raw(
-        subjects.dead_letter("undeliverable", "unknown"), letter.json_bytes(), {}
+        subjects.dead_letter("undeliverable", "unknown"), dead_letter.json_bytes(), {}
     )
     return stored.sequence
 
@@ -141,11 +141,11 @@ async def test_what_did_not_arrive_is_listed_the_latest_first(alerting: Door, al
     )
     first = await give_up(alerting, "ops", alert)
     second = await give_up(alerting, "second line", digest)
-    third = await put_letter(alerting, "ops", b"no alert", "why")
-    await put_letter(alerting, None, alert.json_bytes(), "of no channel")
+    third = await put_dead_letter(alerting, "ops", b"no alert", "why")
+    await put_dead_letter(alerting, None, alert.json_bytes(), "of no channel")
     listed = await undelivered(alerting)
     assert listed[2] == {
-        "letter": first,
+        "dead_letter_id": first,
         "channel": "ops",
         "alert_id": alert.alert_id,
         "title": alert.title,
@@ -153,22 +153,25 @@ async def test_what_did_not_arrive_is_listed_the_latest_first(alerting: Door, al
         "at": format_time(NOW),
         "replayed": False,
     }
-    assert [(one["letter"], one["alert_id"], one["title"]) for one in listed[:2]] == [
+    assert [(one["dead_letter_id"], one["alert_id"], one["title"]) for one in listed[:2]] == [
         (third, None, None),
         (second, "digest_1", "a digest of 3 incidents"),
     ]
-    assert [one["letter"] for one in await undelivered(alerting, "?channel=ops")] == [third, first]
+    assert [one["dead_letter_id"] for one in await undelivered(alerting, "?channel=ops")] == [third, first]
     answer = await alerting.ask("GET", "/api/v1/alerts/undelivered?limit=2")
-    assert ([one["letter"] for one in answer.json["undelivered"]], answer.json["more"]) == ([third, second], True)
+    assert ([one["dead_letter_id"] for one in answer.json["undelivered"]], answer.json["more"]) == (
+        [third, second],
+        True,
+    )
     wrong = await alerting.ask("GET", "/api/v1/alerts/undelivered?limit=0")
     assert (wrong.status, wrong.code, wrong.paths) == (422, "invalid_query", ["limit"])
 
 
 async def test_each_is_tried_again_once_with_the_bytes_that_were_kept(alerting: Door, alert: Alert) -> None:
     payload = json.dumps({"of": "a later version"}).encode()
-    letters = [
+    dead_letters = [
         await give_up(alerting, "ops", alert),
-        await put_letter(alerting, "second line", payload, "why"),
+        await put_dead_letter(alerting, "second line", payload, "why"),
         await give_up(alerting, "gone", alert),
         await give_up(alerting, None, alert),
     ]
@@ -184,8 +187,8 @@ async def test_each_is_tried_again_once_with_the_bytes_that_were_kept(alerting: 
         },
     )
     wanted = [
-        (subjects.alert_again("ops", letters[0]), "ops", alert.json_bytes()),
-        (subjects.alert_again("second line", letters[1]), "second line", payload),
+        (subjects.alert_again("ops", dead_letters[0]), "ops", alert.json_bytes()),
+        (subjects.alert_again("second line", dead_letters[1]), "second line", payload),
     ]
     assert await again(alerting) == wanted
     assert [(one["channel"], one["replayed"]) for one in await undelivered(alerting)] == [
@@ -200,38 +203,42 @@ async def test_each_is_tried_again_once_with_the_bytes_that_were_kept(alerting: 
 
 async def test_only_those_of_a_channel_are_tried_again_where_it_is_named(alerting: Door, alert: Alert) -> None:
     await give_up(alerting, "ops", alert)
-    letter = await give_up(alerting, "second line", alert)
+    dead_letter = await give_up(alerting, "second line", alert)
     answer = await alerting.act("alerts/replay", channel="second line")
     assert (answer.json["replayed"], answer.json["already"], answer.json["skipped"]) == (1, 0, 0)
-    assert [where for where, _, _ in await again(alerting)] == [subjects.alert_again("second line", letter)]
+    assert [where for where, _, _ in await again(alerting)] == [subjects.alert_again("second line", dead_letter)]
 
 
 async def test_one_that_is_named_is_tried_once_more(alerting: Door, alert: Alert) -> None:
-    letter = await give_up(alerting, "ops", alert)
+    dead_letter = await give_up(alerting, "ops", alert)
     other = await give_up(alerting, "ops", alert)
     stored = set[int]()
     for _ in range(2):
-        answer = await alerting.act("alerts/replay", letter=letter)
+        answer = await alerting.act("alerts/replay", dead_letter_id=dead_letter)
         assert (answer.json["replayed"], answer.json["channels"]) == (1, {"ops": 1})
         [found] = [one async for one in scan(lambda: alerting.bus, Stream.ALERTER, "bw.alerter.again.>")]
-        assert found.subject == subjects.alert_again("ops", letter)
+        assert found.subject == subjects.alert_again("ops", dead_letter)
         stored.add(found.sequence)
     assert len(stored) == 2  # for the consumer, another message
     assert (await alerting.act("alerts/replay")).json["channels"] == {"ops": 1}
     assert len(await again(alerting)) == 2
-    assert other > letter
+    assert other > dead_letter
 
 
-async def test_a_letter_that_is_not_there_is_said_so(alerting: Door, alert: Alert) -> None:
+async def test_a_dead_letter_that_is_not_there_is_said_so(alerting: Door, alert: Alert) -> None:
     other = await Publisher(lambda: alerting.bus, "worker").raw("bw.dlq.invalid.writer", b"{}", {})
     mine = await give_up(alerting, "ops", alert)
     gone = await give_up(alerting, "gone", alert)
-    for body in ({"letter": 99}, {"letter": other.sequence}, {"letter": mine, "channel": "second line"}):
+    for body in (
+        {"dead_letter_id": 99},
+        {"dead_letter_id": other.sequence},
+        {"dead_letter_id": mine, "channel": "second line"},
+    ):
         answer = await alerting.act("alerts/replay", **body)
-        assert (answer.status, answer.code, answer.paths) == (404, "unknown_letter", ["letter"]), body
-    answer = await alerting.act("alerts/replay", letter=gone)
+        assert (answer.status, answer.code, answer.paths) == (404, "unknown_dead_letter", ["dead_letter_id"]), body
+    answer = await alerting.act("alerts/replay", dead_letter_id=gone)
     assert (answer.status, answer.code) == (404, "unknown_channel")
-    assert (await alerting.act("alerts/replay", letter=0)).code == "invalid_request"
+    assert (await alerting.act("alerts/replay", dead_letter_id=0)).code == "invalid_request"
     assert await again(alerting) == []
 
 
@@ -247,7 +254,7 @@ async def test_many_who_replay_at_once_replay_each_once(alerting: Door, alert: A
 async def test_one_request_looks_at_a_part_of_them_and_says_where_to_go_on(
     alerting: Door, alert: Alert, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alert_channels, "MOST_LETTERS", 3)
+    monkeypatch.setattr(alert_channels, "MOST_DEAD_LETTERS", 3)
     for _ in range(4):
         await give_up(alerting, "ops", alert)
         await give_up(alerting, "second line", alert)

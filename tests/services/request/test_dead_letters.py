@@ -26,7 +26,8 @@ from breakwater.contracts.execution import Execution
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import format_time
 from breakwater.embedded.ports import free_port
-from services.request import dead_letter_forms, dead_letters, letter_views
+from services.request import dead_letter_forms, letter_views
+from services.request import dead_letters as routes
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import (
@@ -59,9 +60,9 @@ async def give_up(
     at: datetime = NOW,
     sequence: int = 1,
 ) -> int:
-    """What a service does with what it can't handle. Returns the letter's number."""
+    """What a service does with what it can't handle. Returns the dead letter's number."""
     data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-    letter = DeadLetter(
+    dead_letter = DeadLetter(
         reason=reason,
         agent=agent,
         error=error,
@@ -75,7 +76,7 @@ async def give_up(
     )
     ce = {Header.CE_ID.value: f"dlq/{stream}/{sequence}"}
     stored = await Publisher(lambda: door.bus, "worker").raw(
-        subjects.dead_letter(reason, agent or "unknown"), letter.json_bytes(), ce
+        subjects.dead_letter(reason, agent or "unknown"), dead_letter.json_bytes(), ce
     )
     return stored.sequence
 
@@ -83,7 +84,7 @@ async def give_up(
 async def listed(door: Door, query: str = "") -> list[Any]:
     answer = await door.ask("GET", f"/api/v1/dlq{query}")
     assert answer.status == 200, answer.json
-    return answer.json["letters"]
+    return answer.json["dead_letters"]
 
 
 async def replay(door: Door, **body: Any) -> Any:
@@ -107,15 +108,15 @@ async def record(door: Door, execution_id: str, agent: str = "writer", **more: A
     await door.bus.jetstream().publish(subjects.execution(agent, execution_id), one.json_bytes())
 
 
-async def test_letters_are_listed_the_latest_first_with_what_is_kept_in_all(door: Door) -> None:
-    assert (await door.ask("GET", "/api/v1/dlq")).json == {"letters": [], "more": False, "counts": []}
+async def test_dead_letters_are_listed_the_latest_first_with_what_is_kept_in_all(door: Door) -> None:
+    assert (await door.ask("GET", "/api/v1/dlq")).json == {"dead_letters": [], "more": False, "counts": []}
     first = await give_up(door)
     second = await give_up(door, {"agent": ODD_AGENT, "prompt": "x"}, agent=ODD_AGENT, reason="timeout")
     third = await give_up(door, execution_id="order-3")
     answer = (await door.ask("GET", "/api/v1/dlq")).json
-    assert [one["letter"] for one in answer["letters"]] == [third, second, first]
-    assert answer["letters"][2] == {
-        "letter": first,
+    assert [one["dead_letter_id"] for one in answer["dead_letters"]] == [third, second, first]
+    assert answer["dead_letters"][2] == {
+        "dead_letter_id": first,
         "kind": "job",
         "reason": "error",
         "agent": "writer",
@@ -132,8 +133,8 @@ async def test_letters_are_listed_the_latest_first_with_what_is_kept_in_all(door
         {"reason": "timeout", "agent": ODD_AGENT, "count": 1},
     ]
     part = (await door.ask("GET", "/api/v1/dlq?limit=2")).json
-    assert ([one["letter"] for one in part["letters"]], part["more"]) == ([third, second], True)
-    assert [one["letter"] for one in await listed(door, "?limit=3")] == [third, second, first]
+    assert ([one["dead_letter_id"] for one in part["dead_letters"]], part["more"]) == ([third, second], True)
+    assert [one["dead_letter_id"] for one in await listed(door, "?limit=3")] == [third, second, first]
 
 
 async def test_only_those_that_are_meant_are_listed(door: Door) -> None:
@@ -141,7 +142,7 @@ async def test_only_those_that_are_meant_are_listed(door: Door) -> None:
     invalid = await give_up(door, reason="invalid")
     other = await give_up(door, agent="reader", execution_id="order-2")
     nobodys = await give_up(door, b"?", agent=None, reason="unreadable", stream="EVENTS", execution_id=None)
-    for query, letters in {
+    for query, expected in {
         "?reason=error": [other, error],
         "?agent=writer": [invalid, error],
         "?reason=invalid&agent=writer": [invalid],
@@ -150,7 +151,7 @@ async def test_only_those_that_are_meant_are_listed(door: Door) -> None:
         "?execution_id=order-2": [other],
         "?execution_id=order-1&agent=writer": [invalid, error],
     }.items():
-        assert [one["letter"] for one in await listed(door, query)] == letters, query
+        assert [one["dead_letter_id"] for one in await listed(door, query)] == expected, query
 
 
 async def test_the_last_seven_days_are_listed_or_those_since_a_time(
@@ -161,17 +162,22 @@ async def test_the_last_seven_days_are_listed_or_those_since_a_time(
     message = await door.bus.jetstream().get_msg("DLQ", await give_up(door))
     assert message.time is not None
     since = message.time.astimezone(UTC).isoformat().replace("+00:00", "Z")
-    assert [one["letter"] for one in await listed(door, f"?since={since}")] == [message.seq]
-    assert [one["letter"] for one in await listed(door)] == [message.seq, before]
-    monkeypatch.setattr(dead_letters, "SHOWN_DAYS", -1)
+    assert [one["dead_letter_id"] for one in await listed(door, f"?since={since}")] == [message.seq]
+    assert [one["dead_letter_id"] for one in await listed(door)] == [message.seq, before]
+    monkeypatch.setattr(routes, "SHOWN_DAYS", -1)
     assert await listed(door) == []
     assert len(await listed(door, "?since=2020-01-01T00:00:00Z")) == 2
 
 
 async def test_times_long_ago_and_far_away_mean_what_they_say(door: Door) -> None:
-    letter = await give_up(door)
-    for since, found in {"0001-01-01": [letter], "1600-01-01": [letter], "2300-01-01": [], "9999-12-31": []}.items():
-        assert [one["letter"] for one in await listed(door, f"?since={since}T00:00:00Z")] == found, since
+    dead_letter = await give_up(door)
+    for since, found in {
+        "0001-01-01": [dead_letter],
+        "1600-01-01": [dead_letter],
+        "2300-01-01": [],
+        "9999-12-31": [],
+    }.items():
+        assert [one["dead_letter_id"] for one in await listed(door, f"?since={since}T00:00:00Z")] == found, since
     assert (await replay(door, all=True, since="9999-12-31T00:00:00Z"))["replayed"] == []
     assert len((await replay(door, all=True, since="1600-01-01T00:00:00Z"))["replayed"]) == 1
 
@@ -193,36 +199,36 @@ async def test_a_parameter_that_is_wrong_is_said_so(door: Door, query: str, path
     assert (answer.status, answer.code, answer.paths) == (422, "invalid_query", [path])
 
 
-async def test_what_is_no_letter_is_passed_over(door: Door) -> None:
-    letter = await give_up(door)
+async def test_what_is_no_dead_letter_is_passed_over(door: Door) -> None:
+    dead_letter = await give_up(door)
     js = door.bus.jetstream()
     unreadable = [await js.publish("bw.dlq.error.writer", body) for body in (b"{}", b"\xff")]
-    assert [one["letter"] for one in await listed(door)] == [letter]
-    assert (await door.ask("GET", f"/api/v1/dlq/{unreadable[0].seq}")).code == "unknown_letter"
-    told = await replay(door, letters=[letter, unreadable[0].seq, 999])
-    assert [one["letter"] for one in told["replayed"]] == [letter]
+    assert [one["dead_letter_id"] for one in await listed(door)] == [dead_letter]
+    assert (await door.ask("GET", f"/api/v1/dlq/{unreadable[0].seq}")).code == "unknown_dead_letter"
+    told = await replay(door, dead_letters=[dead_letter, unreadable[0].seq, 999])
+    assert [one["dead_letter_id"] for one in told["replayed"]] == [dead_letter]
     assert told["skipped"] == [
-        {"letter": unreadable[0].seq, "why": "there is no such dead letter"},
-        {"letter": 999, "why": "there is no such dead letter"},
+        {"dead_letter_id": unreadable[0].seq, "why": "there is no such dead letter"},
+        {"dead_letter_id": 999, "why": "there is no such dead letter"},
     ]
     told = await replay(door, all=True)
     assert (told["replayed"], told["already"], len(told["skipped"])) == ([], 1, 2)
 
 
-async def test_one_letter_is_shown_without_its_secrets(door: Door) -> None:
+async def test_one_dead_letter_is_shown_without_its_secrets(door: Door) -> None:
     job = {
         **JOB,
         "prompt": "mail ann@example.com, the key is sk-proj-0123456789abcdefghijklmnop",
         "metadata": {"api_key": "hunter2hunter2"},
     }
     headers = {"Nats-Msg-Id": "order-1", "Authorization": "Bearer hunter2hunter2"}
-    letter = await give_up(door, job, headers=headers, error="refused ann@example.com")
-    for path in (f"/api/v1/dlq/{letter}", "/api/v1/dlq"):
+    dead_letter = await give_up(door, job, headers=headers, error="refused ann@example.com")
+    for path in (f"/api/v1/dlq/{dead_letter}", "/api/v1/dlq"):
         answer = await door.ask("GET", path)
         for secret in (b"ann@example", b"sk-proj", b"hunter2"):
             assert secret not in answer.body, path
             assert base64.b64encode(json.dumps(job).encode())[:40] not in answer.body
-    shown = (await door.ask("GET", f"/api/v1/dlq/{letter}")).json
+    shown = (await door.ask("GET", f"/api/v1/dlq/{dead_letter}")).json
     assert shown["payload"]["agent"] == "writer"
     assert shown["payload"]["metadata"] == {"api_key": "[REDACTED]"}
     assert shown["payload"]["prompt"].startswith("mail [REDACTED]")
@@ -244,10 +250,10 @@ async def test_what_is_no_json_is_shown_as_a_text_without_its_secrets(door: Door
     assert shown["why_not"].startswith("this is not a job: the body is not UTF-8")
 
 
-async def test_a_long_letter_is_cut_and_says_so(door: Door) -> None:
+async def test_a_long_dead_letter_is_cut_and_says_so(door: Door) -> None:
     messages = [{"role": "user", "content": f"{'é' * 1000} password=hunter2hunter2 {number}"} for number in range(100)]
-    letter = await give_up(door, {"agent": "writer", "messages": messages})
-    answer = await door.ask("GET", f"/api/v1/dlq/{letter}")
+    dead_letter = await give_up(door, {"agent": "writer", "messages": messages})
+    answer = await door.ask("GET", f"/api/v1/dlq/{dead_letter}")
     shown = answer.json
     assert shown["payload_cut"] is True
     assert isinstance(shown["payload"], str)
@@ -261,10 +267,10 @@ async def test_a_long_letter_is_cut_and_says_so(door: Door) -> None:
 
 
 @pytest.mark.parametrize("number", ["999", "0", "-1", "x", "%D9%A3", "9" * 30, "9" * 5_000, "replay"])
-async def test_a_letter_that_is_not_there_is_said_so(door: Door, number: str) -> None:
+async def test_a_dead_letter_that_is_not_there_is_said_so(door: Door, number: str) -> None:
     await give_up(door)
     answer = await door.ask("GET", f"/api/v1/dlq/{number}")
-    assert (answer.status, answer.code, answer.paths) == (404, "unknown_letter", ["letter"])
+    assert (answer.status, answer.code, answer.paths) == (404, "unknown_dead_letter", ["dead_letter_id"])
     assert "breakwater dlq list" in answer.message
 
 
@@ -281,10 +287,10 @@ async def test_a_replay_is_the_same_job_under_an_id_of_its_own(door: Door) -> No
         "metadata": {"order": 1},
         "skip_cache": True,
     }
-    letter = await give_up(door, job, headers={"Nats-Msg-Id": "writer/order-1"})
-    [told] = (await replay(door, letters=[letter, letter]))["replayed"]
+    dead_letter = await give_up(door, job, headers={"Nats-Msg-Id": "writer/order-1"})
+    [told] = (await replay(door, dead_letters=[dead_letter, dead_letter]))["replayed"]
     [queued] = await jobs(door)
-    assert told == {"letter": letter, "execution_id": queued["job_id"]}
+    assert told == {"dead_letter_id": dead_letter, "execution_id": queued["job_id"]}
     assert queued["job_id"].startswith("rpl_")
     headers = queued.pop("_headers")
     assert headers[Header.MSG_ID.value] == f"writer/{queued['job_id']}"
@@ -294,9 +300,9 @@ async def test_a_replay_is_the_same_job_under_an_id_of_its_own(door: Door) -> No
     assert (await door.ask("GET", f"/api/v1/jobs/{queued['job_id']}")).json["status"] == "accepted"
 
 
-async def test_a_letter_is_replayed_once_however_often_and_by_whom(door: Door) -> None:
-    letters = [await give_up(door, sequence=number) for number in range(1, 11)]
-    answers = await asyncio.gather(*(replay(door, letters=letters) for _ in range(4)))
+async def test_a_dead_letter_is_replayed_once_however_often_and_by_whom(door: Door) -> None:
+    dead_letters = [await give_up(door, sequence=number) for number in range(1, 11)]
+    answers = await asyncio.gather(*(replay(door, dead_letters=dead_letters) for _ in range(4)))
     assert sum(len(one["replayed"]) for one in answers) == 10
     assert all(len(one["replayed"]) + one["already"] == 10 for one in answers)
     assert len(await jobs(door)) == 10
@@ -312,25 +318,25 @@ async def test_a_letter_is_replayed_once_however_often_and_by_whom(door: Door) -
 
 
 async def test_a_replay_that_was_not_noted_is_the_same_job(door: Door) -> None:
-    letter = await give_up(door)
-    [first] = (await replay(door, letters=[letter]))["replayed"]
-    await door.bus.jetstream().purge_stream("DLQ", subject=subjects.replayed(letter))
-    told = await replay(door, letters=[letter])
+    dead_letter = await give_up(door)
+    [first] = (await replay(door, dead_letters=[dead_letter]))["replayed"]
+    await door.bus.jetstream().purge_stream("DLQ", subject=subjects.replayed(dead_letter))
+    told = await replay(door, dead_letters=[dead_letter])
     assert (told["replayed"], told["already"]) == ([], 1)
     [queued] = await jobs(door)
     assert queued["job_id"] == first["execution_id"]
     assert (await listed(door))[0]["replayed_as"] == first["execution_id"]
 
 
-async def test_letters_of_the_same_place_at_other_times_are_other_replays(door: Door) -> None:
-    letters = [await give_up(door), await give_up(door, at=NOW + timedelta(seconds=1))]
-    told = await replay(door, letters=letters)
+async def test_dead_letters_of_the_same_place_at_other_times_are_other_replays(door: Door) -> None:
+    dead_letters = [await give_up(door), await give_up(door, at=NOW + timedelta(seconds=1))]
+    told = await replay(door, dead_letters=dead_letters)
     assert len({one["execution_id"] for one in told["replayed"]}) == 2
 
 
 async def test_how_a_replay_stands_is_told(door: Door) -> None:
-    letters = [await give_up(door, sequence=number, execution_id=f"order-{number}") for number in range(1, 5)]
-    again = [one["execution_id"] for one in (await replay(door, letters=letters[:3]))["replayed"]]
+    dead_letters = [await give_up(door, sequence=number, execution_id=f"order-{number}") for number in range(1, 5)]
+    again = [one["execution_id"] for one in (await replay(door, dead_letters=dead_letters[:3]))["replayed"]]
     await record(door, again[1])
     await publish_result(door.bus, result_of(again[2], "writer").model_copy(update={"status": "dead_lettered"}))
     found = list(reversed(await listed(door)))
@@ -338,21 +344,21 @@ async def test_how_a_replay_stands_is_told(door: Door) -> None:
     assert [one["replayed_as"] for one in found] == [*again, None]
     assert [one["replayable"] for one in found] == [False, False, False, True]
     assert found[0]["why_not"] == f"it was replayed before, as {again[0]}"
-    shown = (await door.ask("GET", f"/api/v1/dlq/{letters[0]}")).json
+    shown = (await door.ask("GET", f"/api/v1/dlq/{dead_letters[0]}")).json
     assert (shown["replayed_by"], shown["replay_status"]) == ("tests", "accepted")
     assert abs(datetime.fromisoformat(shown["replayed_at"]) - datetime.now(UTC)) < timedelta(hours=1)
 
 
 async def test_a_replay_whose_record_has_aged_out_is_not_called_accepted(door: Door) -> None:
-    letter = await give_up(door)
+    dead_letter = await give_up(door)
     note = {
-        "letter": letter,
+        "dead_letter_id": dead_letter,
         "execution_id": "rpl_1",
         "agent": "writer",
         "by": "ops",
         "at": format_time(NOW - timedelta(hours=73)),
     }
-    await door.bus.jetstream().publish(subjects.replayed(letter), json.dumps(note).encode())
+    await door.bus.jetstream().publish(subjects.replayed(dead_letter), json.dumps(note).encode())
     [found] = await listed(door)
     assert (found["replayed_as"], found["replay_status"]) == ("rpl_1", None)
 
@@ -383,7 +389,7 @@ CANT_RUN: dict[str, tuple[Any, dict[str, Any], str]] = {
     "an alert": (
         b"{}",
         {"stream": "ALERTS", "agent": None, "headers": {Header.CHANNEL.value: "ops"}},
-        "it is an alert that did not reach channel 'ops'; `breakwater alerts replay --letter 1` tries it again",
+        "it is an alert that did not reach channel 'ops'; `breakwater alerts replay --dead-letter 1` tries it again",
     ),
     "an alert that can't be stored": (
         b"{}",
@@ -407,8 +413,8 @@ async def test_what_cannot_run_is_skipped_with_the_reason(door: Door, case: str)
     assert found["kind"] == {"ALERTS": "alert", "EVENTS": "event"}.get(more.get("stream", ""), "job")
     assert found["replayable"] is False
     assert found["why_not"].startswith(why)
-    for told in (await replay(door, letters=[bad]), await replay(door, all=True)):
-        assert told["skipped"] == [{"letter": bad, "why": found["why_not"]}]
+    for told in (await replay(door, dead_letters=[bad]), await replay(door, all=True)):
+        assert told["skipped"] == [{"dead_letter_id": bad, "why": found["why_not"]}]
     assert [job["job_id"] for job in await jobs(door)] == [(await listed(door))[0]["replayed_as"]]
     assert good > bad
 
@@ -420,19 +426,21 @@ async def test_what_keeps_a_job_from_running_is_told_without_its_secrets(door: D
 
 
 async def test_a_job_that_succeeded_after_all_is_not_run_again(door: Door) -> None:
-    letter = await give_up(door)
+    dead_letter = await give_up(door)
     await record(door, "order-1")
     [found] = await listed(door)
     assert (found["replayable"], found["replayed_as"]) == (False, None)
     assert found["why_not"] == "its job succeeded after all, by another worker: there is nothing to replay"
-    assert (await replay(door, letters=[letter]))["skipped"] == [{"letter": letter, "why": found["why_not"]}]
+    assert (await replay(door, dead_letters=[dead_letter]))["skipped"] == [
+        {"dead_letter_id": dead_letter, "why": found["why_not"]}
+    ]
     assert await jobs(door) == []
 
 
 async def test_a_job_that_failed_is_run_again_though_it_has_a_record(door: Door) -> None:
-    letter = await give_up(door)
+    dead_letter = await give_up(door)
     await record(door, "order-1", status="dead_lettered")
-    assert len((await replay(door, letters=[letter]))["replayed"]) == 1
+    assert len((await replay(door, dead_letters=[dead_letter]))["replayed"]) == 1
 
 
 async def test_a_job_that_was_given_up_while_it_slept_can_be_replayed(door: Door) -> None:
@@ -467,8 +475,8 @@ def _without(config: StreamConfig, subject: str) -> StreamConfig:
 
 
 async def test_many_are_replayed_a_part_at_a_time(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "MOST_LETTERS", 3)
-    monkeypatch.setattr(dead_letters, "AT_ONCE", 2)
+    monkeypatch.setattr(routes, "MOST_DEAD_LETTERS", 3)
+    monkeypatch.setattr(routes, "AT_ONCE", 2)
     for number in range(1, 9):
         await give_up(door, sequence=number)
         await give_up(door, sequence=100 + number, reason="invalid")
@@ -490,10 +498,13 @@ async def test_many_are_replayed_a_part_at_a_time(door: Door, monkeypatch: pytes
 async def test_a_request_that_takes_long_is_answered_with_what_is_done(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "REPLAY_S", 0.0)
-    letters = [await give_up(door, sequence=number) for number in range(1, 4)]
+    monkeypatch.setattr(routes, "REPLAY_S", 0.0)
+    dead_letters = [await give_up(door, sequence=number) for number in range(1, 4)]
     told = await replay(door, all=True)
-    assert ([one["letter"] for one in told["replayed"]], told["continue_after"]) == (letters[:1], letters[0])
+    assert ([one["dead_letter_id"] for one in told["replayed"]], told["continue_after"]) == (
+        dead_letters[:1],
+        dead_letters[0],
+    )
 
 
 async def test_only_those_that_are_meant_are_replayed(door: Door) -> None:
@@ -501,7 +512,7 @@ async def test_only_those_that_are_meant_are_replayed(door: Door) -> None:
     mine = await give_up(door, sequence=2)
     await give_up(door, sequence=3, reason="timeout")
     told = await replay(door, reason="error", agent="writer")
-    assert [one["letter"] for one in told["replayed"]] == [mine]
+    assert [one["dead_letter_id"] for one in told["replayed"]] == [mine]
     assert await replay(door, agent="nobody") == {
         "replayed": [],
         "already": 0,
@@ -516,20 +527,20 @@ async def test_only_those_that_are_meant_are_replayed(door: Door) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({}, "say which ones: letters, or a reason, an agent, or all"),
+        ({}, "say which ones: dead_letters, or a reason, an agent, or all"),
         ({"why": "because"}, "say which ones"),
-        ({"letters": [1], "reason": "error"}, "letters says which ones are meant"),
+        ({"dead_letters": [1], "reason": "error"}, "dead_letters says which ones are meant"),
         ({"all": True, "after": 7}, "after needs up_to"),
-        ({"letters": []}, "letters"),
-        ({"letters": [0]}, "letters.0"),
-        ({"letters": [True]}, "letters.0"),
-        ({"letters": ["1"]}, "letters.0"),
+        ({"dead_letters": []}, "dead_letters"),
+        ({"dead_letters": [0]}, "dead_letters.0"),
+        ({"dead_letters": [True]}, "dead_letters.0"),
+        ({"dead_letters": ["1"]}, "dead_letters.0"),
         ({"all": True, "after": True, "up_to": 7}, "after"),
         ({"all": True, "up_to": True}, "up_to"),
         ({"all": True, "since": "0001-01-01T00:00:00+14:00"}, "since"),
         ({"all": True, "since": "9999-12-31T23:59:59-14:00"}, "since"),
-        ({"letters": [1] * 1_001}, "letters"),
-        ({"reason": "error", "letter": 1}, "did you mean 'letters'?"),
+        ({"dead_letters": [1] * 1_001}, "dead_letters"),
+        ({"reason": "error", "dead_letter_id": 1}, "did you mean 'dead_letters'?"),
     ],
 )
 async def test_a_request_that_does_not_say_which_is_refused(door: Door, body: dict[str, Any], said: str) -> None:
@@ -541,26 +552,26 @@ async def test_a_request_that_does_not_say_which_is_refused(door: Door, body: di
 
 
 async def test_a_thousand_numbers_fit_into_a_request(door: Door) -> None:
-    told = await replay(door, letters=[10**10 + number for number in range(dead_letter_forms.MOST_LETTERS)])
+    told = await replay(door, dead_letters=[10**10 + number for number in range(dead_letter_forms.MOST_DEAD_LETTERS)])
     assert len(told["skipped"]) == 1_000
 
 
 async def test_when_jobs_are_full_nothing_is_lost_and_asking_again_goes_on(door: Door) -> None:
-    letters = [await give_up(door, sequence=number) for number in range(1, 6)]
+    dead_letters = [await give_up(door, sequence=number) for number in range(1, 6)]
     js = door.bus.jetstream()
     config = (await js.stream_info("JOBS")).config
     await js.update_stream(config.evolve(max_msgs=2))
-    answer: Answer = await door.act("dlq/replay", letters=letters)
+    answer: Answer = await door.act("dlq/replay", dead_letters=dead_letters)
     assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "refused", "1")
     assert "2 were replayed before this happened, and asking again replays none of them twice" in answer.message
     await js.update_stream(config)
-    told = await replay(door, letters=letters)
+    told = await replay(door, dead_letters=dead_letters)
     assert (len(told["replayed"]), told["already"]) == (3, 2)
     assert len(await jobs(door)) == 5
 
 
 async def test_without_nats_nothing_is_known_and_nothing_done(door: Door, own_nats_server: RunningServer) -> None:
-    letter = await give_up(door)
+    dead_letter = await give_up(door)
     own_nats_server.kill()
 
     async def noticed() -> bool:
@@ -569,8 +580,8 @@ async def test_without_nats_nothing_is_known_and_nothing_done(door: Door, own_na
     await until(noticed)
     for answer in (
         await door.ask("GET", "/api/v1/dlq"),
-        await door.ask("GET", f"/api/v1/dlq/{letter}"),
-        await door.act("dlq/replay", letters=[letter]),
+        await door.ask("GET", f"/api/v1/dlq/{dead_letter}"),
+        await door.act("dlq/replay", dead_letters=[dead_letter]),
     ):
         assert (answer.status, answer.code) == (503, "unavailable")
 
@@ -600,10 +611,10 @@ async def guarded_bus(redis_server: RunningServer, tmp_path: Path) -> AsyncGener
 
 async def test_what_the_user_of_the_bus_may_do_is_enough_for_all_of_it(guarded_bus: tuple[Door, Door]) -> None:
     door, as_worker = guarded_bus
-    letter = await give_up(as_worker)
+    dead_letter = await give_up(as_worker)
     [told] = (await replay(door, all=True))["replayed"]
     await record(as_worker, told["execution_id"])
     answer = (await door.ask("GET", "/api/v1/dlq")).json
     assert answer["counts"] == [{"reason": "error", "agent": "writer", "count": 1}]
-    assert [one["replay_status"] for one in answer["letters"]] == ["succeeded"]
-    assert (await door.ask("GET", f"/api/v1/dlq/{letter}")).json["replayed_by"] == "tests"
+    assert [one["replay_status"] for one in answer["dead_letters"]] == ["succeeded"]
+    assert (await door.ask("GET", f"/api/v1/dlq/{dead_letter}")).json["replayed_by"] == "tests"

@@ -149,12 +149,12 @@ class Plane:
     async def dead_letters(self) -> list[dict[str, Any]]:
         """Everything on DLQ."""
         subscription = await self.jetstream.pull_subscribe("bw.dlq.>", stream="DLQ")
-        letters: list[dict[str, Any]] = []
+        dead_letters: list[dict[str, Any]] = []
         there = (await subscription.consumer_info()).num_pending
-        while len(letters) < there:
-            fetched = await subscription.fetch(min(100, there - len(letters)), timeout=60)
-            letters += [json.loads(message.data) | {"on": message.subject} for message in fetched]
-        return letters
+        while len(dead_letters) < there:
+            fetched = await subscription.fetch(min(100, there - len(dead_letters)), timeout=60)
+            dead_letters += [json.loads(message.data) | {"on": message.subject} for message in fetched]
+        return dead_letters
 
 
 def of_attempt(attempt: Attempt) -> tuple[str, bytes]:

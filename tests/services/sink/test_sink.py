@@ -209,12 +209,14 @@ async def test_poison_is_set_aside_whole_and_holds_up_nobody(plane: Plane) -> No
     async with plane.sink():
         await plane.until_done()
     assert await books_of(plane) == (500, 50, known_nano(500))
-    letters = await plane.dead_letters()
-    kept = {base64.b64decode(letter["payload_base64"]) for letter in letters}
+    dead_letters = await plane.dead_letters()
+    kept = {base64.b64decode(dead_letter["payload_base64"]) for dead_letter in dead_letters}
     assert kept == {*poison.values(), b'{"kind": "not known here"}'}
-    assert len(letters) == len(kept)
-    assert {(letter["on"], letter["reason"]) for letter in letters} == {("bw.dlq.unstorable.writer", "unstorable")}
-    by_subject = {letter["subject"]: letter for letter in letters}
+    assert len(dead_letters) == len(kept)
+    assert {(dead_letter["on"], dead_letter["reason"]) for dead_letter in dead_letters} == {
+        ("bw.dlq.unstorable.writer", "unstorable")
+    }
+    by_subject = {dead_letter["subject"]: dead_letter for dead_letter in dead_letters}
     assert by_subject[subject]["execution_id"] == "poison"
     assert by_subject[subject]["stream"] == "EVENTS"
     assert "is not a GuardEvent" in by_subject["bw.guards.writer"]["error"]
@@ -279,7 +281,9 @@ async def test_a_dead_letter_waits_for_the_bus(plane: Plane) -> None:
         await plane.nats_server.restart_async()
         await asyncio.wait_for(storing, 60)
     assert [line["event"] for line in log] == ["unavailable", "available_again", "unstorable"]
-    assert [base64.b64decode(letter["payload_base64"]) for letter in await plane.dead_letters()] == [b"unknown"]
+    assert [base64.b64decode(dead_letter["payload_base64"]) for dead_letter in await plane.dead_letters()] == [
+        b"unknown"
+    ]
     assert (await books_of(plane))[0] == 1
 
 

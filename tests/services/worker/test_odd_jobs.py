@@ -44,8 +44,8 @@ async def test_no_odd_job_stops_another_one_or_is_lost(start_plane: StartPlane) 
         await until(lambda: _drained(plane), what="an empty JOBS")
         records = await plane.messages("EVENTS", "bw.executions.odd.*", at_least=len(ODD))
         assert len(records) == len(ODD)
-        letters = await plane.messages("DLQ", "bw.dlq.invalid.odd")
-        kept = [base64.b64decode(letter["payload_base64"]).decode() for letter in letters]
+        dead_letters = await plane.messages("DLQ", "bw.dlq.invalid.odd")
+        kept = [base64.b64decode(dead_letter["payload_base64"]).decode() for dead_letter in dead_letters]
         # The first two only have a message id that can't be a job id, and the last one a number that JSON allows.
         assert sorted(kept) == sorted(json.dumps(job) for job, _ in ODD[2:-1])
         assert "job_handling_failed" not in plane.log("worker")
