@@ -104,7 +104,7 @@ async def test_dead_letters_are_listed_with_what_a_replay_would_do(run: Run, stu
     ran = await in_thread(run, *command)
     assert ran.code == ExitCode.OK
     rows = [line.split() for line in ran.out.splitlines()]
-    assert rows[0] == ["dead_letter_id", "given", "up", "of", "reason", "agent", "execution", "replay", "error"]
+    assert rows[0] == ["dead", "letter", "given", "up", "of", "reason", "agent", "execution", "replay", "error"]
     when = clock(BEFORE, NOW).split()
     assert rows[1] == [
         "17",
