@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,10 +43,14 @@ def problem(code: str, message: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def serving() -> AsyncGenerator[Stub]:
-    """A stub that listens."""
+async def serving(
+    special: Mapping[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] | None = None,
+) -> AsyncGenerator[Stub]:
+    """A stub that listens; `special` handles whole paths of its own."""
     stub = Stub()
     app = web.Application()
+    for path, handler in (special or {}).items():
+        app.router.add_get(path, handler)
     app.router.add_route("*", "/{path:.*}", stub.answer)
     async with TestServer(app) as server:
         stub.url = str(server.make_url("")).rstrip("/")

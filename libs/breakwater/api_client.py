@@ -1,0 +1,254 @@
+"""The client of Breakwater's HTTP API, which the command line and the console share.
+
+ApiError                  a request without a usable response
+  ApiUnavailable          no response came
+  UnexpectedResponse      a response that Breakwater does not write: another version of it, or another server
+  ApiRefused              an error response
+    ApiKeyRefused         401: the API key is missing, wrong or revoked
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+import aiohttp
+from pydantic import SecretStr, TypeAdapter, ValidationError
+from yarl import URL
+
+T = TypeVar("T")
+Query = Mapping[str, str | int | float | None]
+"""Query parameters. Those that are None or empty are not sent."""
+
+CONNECT_TIMEOUT_S = 3.0
+READ_TIMEOUT_S = 5.0
+ACT_TIMEOUT_S = 15.0
+"""For requests that change something, and for the first byte of a stream."""
+STREAM_SILENCE_S = 60.0
+"""A stream that is silent for longer has ended: the API sends something every 15 s."""
+
+
+class ApiError(Exception):
+    """A request has no usable response.
+
+    Attributes:
+        status: HTTP's, or the one that fits best where no response came.
+        code: stable, for programs: `unknown_breaker`, `unreachable`, ….
+        message: for people.
+    """
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+
+
+class ApiUnavailable(ApiError):  # noqa: N818  named after the state, as BusUnavailable
+    """No response came.
+
+    Attributes:
+        connected: whether a connection was made, so that the request may have been carried out all the same.
+    """
+
+    def __init__(self, message: str, *, connected: bool) -> None:
+        super().__init__(503, "unreachable", message)
+        self.connected = connected
+
+
+class UnexpectedResponse(ApiError):  # noqa: N818  named after what it is
+    """The response is none of Breakwater's: the URL is wrong, or the versions differ."""
+
+    def __init__(self, status: int, problem: str) -> None:
+        super().__init__(status, "http", problem)
+
+
+class ApiRefused(ApiError):  # noqa: N818  named after what happened
+    """The API refused the request, or could not carry it out.
+
+    Attributes:
+        details: single mistakes, as `(path, message)`: a field path, empty for the whole body.
+    """
+
+    def __init__(self, status: int, code: str, message: str, details: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(status, code, message)
+        self.details = details
+
+
+class ApiKeyRefused(ApiRefused):
+    """The API key is missing, wrong or revoked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiResponse:
+    """A response below 400: its status, and its body as JSON."""
+
+    status: int
+    document: Any
+
+
+class ApiClient:
+    """The HTTP API of one plane, used with one API key.
+
+    Connects at the first request. Paths are below `/api/v1/` and already percent-encoded. All methods raise ApiError.
+
+    Args:
+        url: where the `request` service listens, such as `http://127.0.0.1:8080`.
+        api_key: sent with each request; None sends none.
+    """
+
+    def __init__(self, url: str, api_key: SecretStr | str | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._api_key = api_key
+        self._connections = _Connections()
+
+    def with_key(self, api_key: SecretStr | str) -> Self:
+        """The same API over the same connections, used with another key."""
+        other = copy.copy(self)
+        other._api_key = api_key
+        return other
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections, also those of other keys."""
+        await self._connections.close()
+
+    async def get(self, path: str, query: Query | None = None, *, timeout_s: float = READ_TIMEOUT_S) -> Any:
+        """Reads a resource, as JSON."""
+        return (await self.request("GET", path, query=query, timeout_s=timeout_s)).document
+
+    async def read(
+        self, form: type[T], path: str, query: Query | None = None, *, timeout_s: float = READ_TIMEOUT_S
+    ) -> T:
+        """Reads a resource, as one of the messages of `contracts`."""
+        return parse(form, await self.get(path, query, timeout_s=timeout_s))
+
+    async def post(self, path: str, body: Mapping[str, object], *, timeout_s: float = ACT_TIMEOUT_S) -> Any:
+        """Has an action carried out, and returns its result as JSON. Fields of the body that are None are not sent."""
+        given = {name: value for name, value in body.items() if value is not None}
+        return (await self.request("POST", path, body=given, timeout_s=timeout_s)).document
+
+    async def act(self, form: type[T], path: str, body: Mapping[str, object], *, timeout_s: float = ACT_TIMEOUT_S) -> T:
+        """The same, with the result as one of the messages of `contracts`."""
+        return parse(form, await self.post(path, body, timeout_s=timeout_s))
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: Mapping[str, object] | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> ApiResponse:
+        """Sends one request. `body` is sent as JSON, whole; `timeout_s` bounds the request with its response."""
+        # The standard library's json, as what people submit may hold integers of more than 64 bits.
+        data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._connections.requests().request(
+                    method, self._url(path, query), data=data, headers=self._headers()
+                ) as response,
+            ):
+                status, content = response.status, await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._unavailable(error) from error
+        if status >= 400:
+            raise _error_of(status, content)
+        try:
+            return ApiResponse(status, json.loads(content))
+        except ValueError as error:
+            raise UnexpectedResponse(status, _not_ours(status)) from error
+
+    @asynccontextmanager
+    async def stream(self, path: str) -> AsyncGenerator[aiohttp.StreamReader]:
+        """The body of a resource that is written line by line, for as long as it lasts."""
+        try:
+            async with (
+                asyncio.timeout(ACT_TIMEOUT_S) as until_it_begins,
+                self._connections.streams().get(self._url(path, None), headers=self._headers()) as response,
+            ):
+                if response.status != 200:
+                    raise _error_of(response.status, await response.read())
+                until_it_begins.reschedule(None)
+                yield response.content
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._unavailable(error) from error
+
+    def _url(self, path: str, query: Query | None) -> URL:
+        given = {name: str(value) for name, value in (query or {}).items() if value not in (None, "")}
+        # Encoded already: an id may hold slashes, which must arrive as they are.
+        return URL(f"{self.url}/api/v1/{path}", encoded=True).update_query(given)
+
+    def _headers(self) -> dict[str, str]:
+        key = self._api_key.get_secret_value() if isinstance(self._api_key, SecretStr) else self._api_key
+        return {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+
+    def _unavailable(self, error: Exception) -> ApiUnavailable:
+        connected = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+        what = "no response came from" if connected else "nothing answers at"
+        why = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+        return ApiUnavailable(f"{what} {self.url}: {why}", connected=connected)
+
+
+class _Connections:
+    """Two pools, opened when first used: one for requests, and one without bounds for streams, which stay open long."""
+
+    def __init__(self) -> None:
+        self._requests: aiohttp.ClientSession | None = None
+        self._streams: aiohttp.ClientSession | None = None
+
+    def requests(self) -> aiohttp.ClientSession:
+        if self._requests is None:
+            self._requests = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+            )
+        return self._requests
+
+    def streams(self) -> aiohttp.ClientSession:
+        if self._streams is None:
+            self._streams = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=STREAM_SILENCE_S),
+            )
+        return self._streams
+
+    async def close(self) -> None:
+        sessions = (self._requests, self._streams)
+        self._requests = self._streams = None
+        for session in sessions:
+            if session is not None:
+                await session.close()
+
+
+def parse(form: type[T], document: Any) -> T:
+    """A JSON document as one of the messages of `contracts`. Raises UnexpectedResponse."""
+    try:
+        return TypeAdapter(form).validate_python(document)
+    except ValidationError as error:
+        raise UnexpectedResponse(200, _not_ours(200)) from error
+
+
+def _error_of(status: int, body: bytes) -> ApiError:
+    try:
+        error = json.loads(body)["error"]
+        code, message = str(error["code"]), str(error["message"])
+        details = tuple((str(one["path"]), str(one["message"])) for one in error.get("details", ()))
+    except (ValueError, KeyError, TypeError):
+        return UnexpectedResponse(status, _not_ours(status))
+    return (ApiKeyRefused if status == 401 else ApiRefused)(status, code, message, details)
+
+
+def _not_ours(status: int) -> str:
+    return f"the HTTP API's response ({status}) is none of Breakwater's; is it the right URL, and the same version?"
