@@ -20,14 +20,14 @@ from breakwater.contracts.events import AgentHealth, BreakerStatus
 from breakwater.contracts.queues import AgentQueue, Queues
 from breakwater.contracts.types import is_identifier
 from services.console import tiles, words
-from services.console.auth import session_of
 from services.console.door import DoorError
 from services.console.history import causes, drawn, holding
 from services.console.live import Breakers, Budgets, Incidents, queue_of
-from services.console.plane import Found, Plane, found
-from services.console.spans import span_of
-from services.console.standing import spent
+from services.console.overall_health import spent
+from services.console.pages import Fetched, PageContext, fetched
+from services.console.sessions import session_of
 from services.console.tiles import Colour, Tile
+from services.console.time_range import time_range_of
 
 T = TypeVar("T")
 
@@ -36,37 +36,39 @@ SHOWN = 20
 """Lines of a table."""
 
 
-def routes(plane: Plane) -> list[Route]:
+def routes(context: PageContext) -> list[Route]:
     """The address of the page."""
 
     async def show(request: Request) -> Response:
-        session, span, name = (
+        session, time_range, name = (
             session_of(request),
-            span_of(request, plane.now(), plane.zone),
+            time_range_of(request, context.now(), context.zone),
             request.path_params["name"],
         )
         if not is_identifier(name):
             raise HTTPException(404)
-        door, key, database, window = plane.door, session.key, plane.analytics, span.window
+        door, key, database, window = context.api, session.key, context.analytics, time_range.window
         of_agent = Filters(agent=name, since=window.start, until=window.end)
         now, past, calls = await asyncio.gather(
             asyncio.gather(
-                found(door.read(list[AgentHealth], key, "agents")),
-                found(door.read(Breakers, key, "breakers")),
-                found(_if_known(door.read(Budgets, key, "budgets", {"agent": name}), Budgets(filled=True, budgets=()))),
-                found(_if_known(door.read(Incidents, key, "alerts", {"agent": name}), Incidents(alerts=()))),
-                found(door.read(Queues, key, "queues")),
+                fetched(door.read(list[AgentHealth], key, "agents")),
+                fetched(door.read(Breakers, key, "breakers")),
+                fetched(
+                    _if_known(door.read(Budgets, key, "budgets", {"agent": name}), Budgets(filled=True, budgets=()))
+                ),
+                fetched(_if_known(door.read(Incidents, key, "alerts", {"agent": name}), Incidents(alerts=()))),
+                fetched(door.read(Queues, key, "queues")),
             ),
             asyncio.gather(
-                found(overview.totals(database, window, agent=name)),
-                found(overview.history(database, window, agent=name)),
-                found(costs.waste(database, window, agent=name)),
-                found(search.search(database, of_agent, limit=LATEST)),
+                fetched(overview.totals(database, window, agent=name)),
+                fetched(overview.history(database, window, agent=name)),
+                fetched(costs.waste(database, window, agent=name)),
+                fetched(search.search(database, of_agent, limit=LATEST)),
             ),
             asyncio.gather(
-                found(breakdown.errors(database, window, agent=name, limit=SHOWN)),
-                found(costs.retries(database, window, agent=name)),
-                found(refusals(database, window, agent=name)),
+                fetched(breakdown.errors(database, window, agent=name, limit=SHOWN)),
+                fetched(costs.retries(database, window, agent=name)),
+                fetched(refusals(database, window, agent=name)),
             ),
         )
         healths, breakers, budgets, incidents, queues = now
@@ -75,20 +77,19 @@ def routes(plane: Plane) -> list[Route]:
         health = next((one for one in healths.value or () if one.agent_id == name), None)
         queue = queue_of(queues.value, name)
         known = health is not None or healths.value is None or totals.value is None or _did(totals.value)
-        return plane.pages.render(
+        return context.pages.render(
             request,
             "agent.html",
             status=200 if known else 404,
-            session=session,
-            span=span,
+            time_range=time_range,
             name=name,
             known=known,
             health=health,
             configured=healths.value is not None,
             reasons=_reasons(breakers, name),
-            happened=[] if totals.value is None else [*tiles.of_history(totals.value, span, name)],
+            happened=[] if totals.value is None else [*tiles.of_history(totals.value, time_range, name)],
             now=_now(name, queue, incidents, budgets, totals.value),
-            troubles=list(dict.fromkeys(one.trouble for one in (*now, *past, *calls) if one.trouble is not None)),
+            problems=list(dict.fromkeys(one.problem for one in (*now, *past, *calls) if one.problem is not None)),
             drawn=None if history.value is None else drawn(history.value, window),
             errors=errors,
             waste=waste,
@@ -96,7 +97,7 @@ def routes(plane: Plane) -> list[Route]:
             unknown_waste=None if totals.value is None else totals.value.unknown_waste,
             causes=causes,
             retries=retries.value,
-            helped=None if retries.value is None else helped(retries.value, span.words),
+            helped=None if retries.value is None else helped(retries.value, time_range.words),
             held=held,
             holding=holding,
             budgets=[one for one in budgets.value.budgets if one.agent == name] if budgets.value else None,
@@ -156,14 +157,14 @@ async def _if_known(asked: Awaitable[T], nothing: T) -> T:
         return nothing
 
 
-def _reasons(breakers: Found[Breakers], name: str) -> dict[str, BreakerStatus]:
+def _reasons(breakers: Fetched[Breakers], name: str) -> dict[str, BreakerStatus]:
     """The agent's own breakers, by model."""
     told = breakers.value
     return {} if told is None else {one.model: one for one in told.breakers if one.agent == name}
 
 
 def _now(
-    name: str, queue: AgentQueue | None, incidents: Found[Incidents], budgets: Found[Budgets], totals: Totals | None
+    name: str, queue: AgentQueue | None, incidents: Fetched[Incidents], budgets: Fetched[Budgets], totals: Totals | None
 ) -> list[Tile]:
     shown = [_jobs(queue), tiles.incidents(incidents.value)]
     if budgets.value is not None:

@@ -18,11 +18,11 @@ from breakwater.analytics.refusals import RefusalLine, refusals
 from breakwater.contracts.events import AgentHealth
 from breakwater.contracts.queues import AgentQueue, Queues
 from services.console import agent
-from services.console.auth import session_of
 from services.console.history import sparks
-from services.console.plane import Plane, found
-from services.console.spans import span_of
-from services.console.standing import MANY_FAIL, SOME_FAIL, shares
+from services.console.overall_health import MANY_FAIL, SOME_FAIL, shares
+from services.console.pages import PageContext, fetched
+from services.console.sessions import session_of
+from services.console.time_range import time_range_of
 
 _REFUSING = ("open", "isolated")
 _WORST = ("unhealthy", "degraded", "healthy")
@@ -64,34 +64,33 @@ COLUMNS: dict[str, tuple[str, _Sorting]] = {
 """The columns, and by what each sorts: the smallest first, which is what one looks for. None comes last."""
 
 
-def routes(plane: Plane) -> list[Route]:
+def routes(context: PageContext) -> list[Route]:
     """The addresses of these pages."""
 
     async def show(request: Request) -> Response:
-        session, span = session_of(request), span_of(request, plane.now(), plane.zone)
+        session, time_range = session_of(request), time_range_of(request, context.now(), context.zone)
         healths, queues, lines, held = await asyncio.gather(
-            found(plane.door.read(list[AgentHealth], session.key, "agents")),
-            found(plane.door.read(Queues, session.key, "queues")),
-            found(overview.agents(plane.analytics, span.window)),
-            found(refusals(plane.analytics, span.window)),
+            fetched(context.api.read(list[AgentHealth], session.key, "agents")),
+            fetched(context.api.read(Queues, session.key, "queues")),
+            fetched(overview.agents(context.analytics, time_range.window)),
+            fetched(refusals(context.analytics, time_range.window)),
         )
         order, backwards = _order(request)
         rows = _rows(healths.value or (), lines.value or (), queues.value, held.value)
-        return plane.pages.render(
+        return context.pages.render(
             request,
             "agents.html",
-            session=session,
-            span=span,
+            time_range=time_range,
             rows=in_order(rows, order, backwards=backwards),
             configured=healths.value is not None,
             ran=lines.value is not None,
-            troubles=list(dict.fromkeys(one.trouble for one in (healths, queues, lines, held) if one.trouble)),
+            problems=list(dict.fromkeys(one.problem for one in (healths, queues, lines, held) if one.problem)),
             columns=[_column(request, name, order, backwards=backwards) for name in COLUMNS],
             sparks=sparks,
             colour=_colour,
         )
 
-    return [Route("/agents", show, methods=["GET"]), *agent.routes(plane)]
+    return [Route("/agents", show, methods=["GET"]), *agent.routes(context)]
 
 
 def in_order(rows: Sequence[Row], order: str, *, backwards: bool = False) -> list[Row]:

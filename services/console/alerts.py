@@ -15,10 +15,12 @@ from breakwater.analytics.incidents import Incident, Place, incident_changes, in
 from breakwater.analytics.window import Window
 from breakwater.contracts.alerts import Alert, AlertEvent, IncidentStatus, Replayed, UndeliveredAlert
 from breakwater.contracts.types import Event
-from services.console.auth import acting, session_of
-from services.console.by_hand import back, done, whole, why
+from services.console.auth import acting
 from services.console.door import DoorError, SignedOut
-from services.console.plane import WINDOWS, Found, Plane, found, window_links, window_of
+from services.console.operator_actions import back, done, whole, why
+from services.console.pages import Fetched, PageContext, fetched
+from services.console.sessions import session_of
+from services.console.time_range import WINDOWS, window_links, window_of
 from services.console.words import segment
 
 PAGE = 50
@@ -40,29 +42,28 @@ class _Undelivered(Event):
     more: bool
 
 
-def routes(plane: Plane) -> list[Route]:
+def routes(context: PageContext) -> list[Route]:
     """The addresses of these pages."""
 
     async def show(request: Request) -> Response:
         session, window = session_of(request), window_of(request, "7d")
         chosen = _chosen(request)
         known, lost, before = await asyncio.gather(
-            found(plane.door.read(_Alerts, session.key, "alerts", {"limit": 200})),
-            found(plane.door.read(_Undelivered, session.key, "alerts/undelivered", {"limit": 50})),
-            found(
+            fetched(context.api.read(_Alerts, session.key, "alerts", {"limit": 200})),
+            fetched(context.api.read(_Undelivered, session.key, "alerts/undelivered", {"limit": 50})),
+            fetched(
                 incidents(
-                    plane.analytics,
-                    Window.last(WINDOWS[window], plane.now()),
+                    context.analytics,
+                    Window.last(WINDOWS[window], context.now()),
                     **chosen,
                     before=_before(request),
                     limit=PAGE + 1,
                 )
             ),
         )
-        return plane.pages.render(
+        return context.pages.render(
             request,
             "alerts.html",
-            session=session,
             window=window,
             windows=window_links(request, window),
             known=known,
@@ -79,17 +80,16 @@ def routes(plane: Plane) -> list[Route]:
     async def show_one(request: Request) -> Response:
         session, incident_id = session_of(request), request.path_params["incident_id"]
         known, changes = await asyncio.gather(
-            found(plane.door.read(Alert, session.key, f"alerts/{segment(incident_id)}")),
-            found(incident_changes(plane.analytics, incident_id)),
+            fetched(context.api.read(Alert, session.key, f"alerts/{segment(incident_id)}")),
+            fetched(incident_changes(context.analytics, incident_id)),
         )
         newest = known.value or (changes.value[-1] if changes.value else None)
-        if newest is None and not changes.trouble:
-            text = known.trouble or f"No incident {incident_id!r} is known."
-            return plane.pages.plain(request, 404, "There is no such incident", text, session=session)
-        return plane.pages.render(
+        if newest is None and not changes.problem:
+            text = known.problem or f"No incident {incident_id!r} is known."
+            return context.pages.plain(request, 404, "There is no such incident", text)
+        return context.pages.render(
             request,
             "alert.html",
-            session=session,
             incident_id=known.value.incident_id if known.value else incident_id,
             # One that is over for long is kept in ClickHouse only, and nothing can be done about it.
             live=known.value is not None,
@@ -112,7 +112,7 @@ def routes(plane: Plane) -> list[Route]:
         body = {"incident_id": incident_id, "reason": why(fields.get("reason"))}
         await done(
             session,
-            plane.door.post(session.key, f"alerts/{action}", body),
+            context.api.post(session.key, f"alerts/{action}", body),
             f"The incident {outcome}.",
             "Somebody was quicker: nothing was changed. Below is how it is.",
         )
@@ -125,7 +125,7 @@ def routes(plane: Plane) -> list[Route]:
         number, after = fields.get("dead_letter_id"), fields.get("after")
         if any(given and not whole(given) for given in (number, after)):
             # Without it, all of them would be tried again.
-            session.tell("This was not done: a dead letter is named by its number, which is shown below.", "bad")
+            session.notify("This was not done: a dead letter is named by its number, which is shown below.", "bad")
             return back("/alerts")
         body: dict[str, object] = {"reason": why(fields.get("reason"))}
         if number:
@@ -133,13 +133,13 @@ def routes(plane: Plane) -> list[Route]:
         elif after:
             body["after"] = whole(after)
         try:
-            told = Replayed.model_validate(await plane.door.post(session.key, "alerts/replay", body))
+            told = Replayed.model_validate(await context.api.post(session.key, "alerts/replay", body))
         except SignedOut:
             raise
         except DoorError as error:
-            session.tell(f"This was not done: {error.message}", "bad")
+            session.notify(f"This was not done: {error.message}", "bad")
             return back("/alerts")
-        session.tell(_told(told))
+        session.notify(_told(told))
         return back("/alerts", {"more_after": str(told.continue_after) if told.continue_after else None})
 
     return [
@@ -170,7 +170,7 @@ def _before(request: Request) -> Place | None:
     return Place(int(moment), incident_id)
 
 
-def _older(request: Request, past: Found[tuple[Incident, ...]]) -> str | None:
+def _older(request: Request, past: Fetched[tuple[Incident, ...]]) -> str | None:
     """The address of the next page of the history; None where there is none."""
     if past.value is None or len(past.value) <= PAGE:
         return None

@@ -24,12 +24,11 @@ from breakwater.config import Config
 from breakwater.http_server import PortTakenError, Server, listen
 from breakwater.settings import Settings
 from services.console import agents, alerts, breakers, budgets, dead_letters, execution, executions, overview
-from services.console.auth import NotAllowed, RequireSignIn, SignIn, session_of
+from services.console.auth import NotAllowed, RequireSignIn, SignIn
 from services.console.door import Door, DoorError, SignedOut
 from services.console.forms import FormError
-from services.console.pages import HEADERS, Pages
-from services.console.plane import Plane
-from services.console.sessions import Sessions
+from services.console.pages import HEADERS, PageContext, PageRenderer
+from services.console.sessions import SignIns
 
 PAGES = (overview, agents, executions, execution, breakers, budgets, alerts, dead_letters)
 ANSWER_TIMEOUT_S = 20.0
@@ -49,8 +48,8 @@ class ConsoleService:
 
     def __init__(self, settings: Settings, config: Config) -> None:
         self._settings = settings
-        self._pages = Pages()
-        self._plane = Plane(
+        self._pages = PageRenderer()
+        self._context = PageContext(
             Door(settings.request_url),
             connect(settings.clickhouse_url, answer_timeout_s=ANSWER_TIMEOUT_S),
             self._pages,
@@ -59,7 +58,7 @@ class ConsoleService:
             config.redaction.placeholder,
             config.budgets.zone,
         )
-        self._server = Server(self._app(), drain_s=DRAIN_S, release=lambda: None, stopping=self._plane.stopping.set)
+        self._server = Server(self._app(), drain_s=DRAIN_S, release=lambda: None, stopping=self._context.stopping.set)
 
     async def run(self) -> None:
         """Serves until SIGTERM or SIGINT.
@@ -83,11 +82,11 @@ class ConsoleService:
 
     def _app(self) -> Starlette:
         """The pages and who may see them."""
-        door, sessions = self._plane.door, Sessions(time.monotonic)
+        door, sessions = self._context.api, SignIns(time.monotonic)
         sign_in = SignIn(sessions, door, self._pages)
         app = Starlette(
             routes=[
-                *(route for page in PAGES for route in page.routes(self._plane)),
+                *(route for page in PAGES for route in page.routes(self._context)),
                 Route("/sign-in", sign_in.show, methods=["GET"]),
                 Route("/sign-in", sign_in.sign_in, methods=["POST"]),
                 Route("/sign-out", sign_in.sign_out, methods=["POST"]),
@@ -111,8 +110,8 @@ class ConsoleService:
         try:
             yield
         finally:
-            await self._plane.door.close()
-            await self._plane.analytics.close()
+            await self._context.api.close()
+            await self._context.analytics.close()
 
     async def _refused(self, request: Request, error: Exception) -> Response:
         status = error.status if isinstance(error, DoorError) else 403 if isinstance(error, NotAllowed) else 422
@@ -132,8 +131,7 @@ class ConsoleService:
     def _page(self, request: Request, status: int, title: str, text: str) -> Response:
         if "application/json" in request.headers.get("accept", ""):
             return JSONResponse({"message": text}, status, HEADERS)
-        session = session_of(request) if "breakwater.session" in request.scope else None
-        return self._pages.plain(request, status, title, text, session=session)
+        return self._pages.plain(request, status, title, text)
 
 
 class _Static(StaticFiles):

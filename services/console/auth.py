@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.console.door import Door, DoorError, SignedOut, Unreachable
 from services.console.forms import Fields, read_form
-from services.console.pages import Pages
-from services.console.sessions import LASTS_S, Session, Sessions
+from services.console.pages import PageRenderer
+from services.console.sessions import LASTS_S, SESSION, Session, SignIns, session_of
 
 COOKIE = "breakwater_console"
 CHECK_EVERY_S = 10.0
@@ -31,12 +31,6 @@ _WHY = {
     "revoked": "This key is not known any more: sign in with another one.",
     "over": "Your sign-in had ended, and nothing was done. Sign in, and send the form again.",
 }
-_SESSION = "breakwater.session"
-
-
-def session_of(request: Request) -> Session:
-    """Who asks."""
-    return request.scope[_SESSION]
 
 
 class NotAllowed(Exception):  # noqa: N818  an answer
@@ -63,9 +57,9 @@ class RequireSignIn:
     def __init__(
         self,
         app: ASGIApp,
-        sessions: Sessions,
+        sessions: SignIns,
         door: Door,
-        pages: Pages,
+        pages: PageRenderer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
@@ -107,14 +101,14 @@ class RequireSignIn:
                 session.checked_at = now
         elif now - session.checked_at > UNCHECKED_S:
             return self._pages.plain(request, 503, "Nobody can be let in now", "The HTTP interface does not answer.")
-        request.scope[_SESSION] = session
+        request.scope[SESSION] = session
         return None
 
 
 class SignIn:
     """The page where people sign in, and the way out."""
 
-    def __init__(self, sessions: Sessions, door: Door, pages: Pages) -> None:
+    def __init__(self, sessions: SignIns, door: Door, pages: PageRenderer) -> None:
         self._sessions = sessions
         self._door = door
         self._pages = pages

@@ -16,11 +16,13 @@ from breakwater.analytics.transitions import MOST, Opening, by_hand, openings, t
 from breakwater.analytics.window import Window
 from breakwater.contracts.events import BreakerStatus, StoppedTask
 from breakwater.contracts.types import Event, ms_from_time
-from services.console.auth import acting, session_of
-from services.console.by_hand import back, done, why
+from services.console.auth import acting
 from services.console.charts import Series, nice_seconds
 from services.console.live import Breakers
-from services.console.plane import WINDOWS, Plane, found, window_links, window_of
+from services.console.operator_actions import back, done, why
+from services.console.pages import PageContext, fetched
+from services.console.sessions import session_of
+from services.console.time_range import WINDOWS, window_links, window_of
 from services.console.words import duration
 
 _ORDER = {"isolated": 0, "open": 1, "half_open": 2, "closed": 3}
@@ -43,22 +45,21 @@ class Line:
     openings: int
 
 
-def routes(plane: Plane) -> list[Route]:
+def routes(context: PageContext) -> list[Route]:
     """The addresses of these pages."""
 
     async def show(request: Request) -> Response:
-        session, window, now = session_of(request), window_of(request), plane.now()
-        span = Window.last(WINDOWS[window], now)
+        session, window, now = session_of(request), window_of(request), context.now()
+        period = Window.last(WINDOWS[window], now)
         known, opened, acts, stopped = await asyncio.gather(
-            found(plane.door.read(Breakers, session.key, "breakers")),
-            found(openings(plane.analytics, span, now)),
-            found(by_hand(plane.analytics, span)),
-            found(plane.door.read(_Stopped, session.key, "guards")),
+            fetched(context.api.read(Breakers, session.key, "breakers")),
+            fetched(openings(context.analytics, period, now)),
+            fetched(by_hand(context.analytics, period)),
+            fetched(context.api.read(_Stopped, session.key, "guards")),
         )
-        return plane.pages.render(
+        return context.pages.render(
             request,
             "breakers.html",
-            session=session,
             now=now,
             window=window,
             windows=window_links(request, window),
@@ -71,23 +72,22 @@ def routes(plane: Plane) -> list[Route]:
         )
 
     async def show_one(request: Request) -> Response:
-        session, window, now = session_of(request), window_of(request, "7d"), plane.now()
+        session, window, now = session_of(request), window_of(request, "7d"), context.now()
         agent, model = request.query_params.get("agent", ""), request.query_params.get("model", "")
-        span = Window.last(WINDOWS[window], now)
+        period = Window.last(WINDOWS[window], now)
         known, opened, changes = await asyncio.gather(
-            found(plane.door.read(Breakers, session.key, "breakers")),
-            found(openings(plane.analytics, span, now, agent, model)),
-            found(transitions(plane.analytics, span, agent, model)),
+            fetched(context.api.read(Breakers, session.key, "breakers")),
+            fetched(openings(context.analytics, period, now, agent, model)),
+            fetched(transitions(context.analytics, period, agent, model)),
         )
         listed = known.value.breakers if known.value else ()
         status = next((one for one in listed if (one.agent, one.model) == (agent, model)), None)
-        if not agent or not model or (known.value and status is None and not changes.value and not changes.trouble):
+        if not agent or not model or (known.value and status is None and not changes.value and not changes.problem):
             text = f"No breaker is known of agent {agent!r} on model {model!r}, and none changed in this window."
-            return plane.pages.plain(request, 404, "There is no such breaker", text, session=session)
-        return plane.pages.render(
+            return context.pages.plain(request, 404, "There is no such breaker", text)
+        return context.pages.render(
             request,
             "breaker.html",
-            session=session,
             now=now,
             agent=agent,
             model=model,
@@ -97,9 +97,9 @@ def routes(plane: Plane) -> list[Route]:
             breaker=status,
             opened=opened,
             open_ms=sum(one.in_window_ms for one in opened.value or ()),
-            moments=[span.at(bucket) for bucket in range(span.buckets)],
-            step=timedelta(seconds=span.step_s),
-            series=[Series("open", "bad", _open_per_step(opened.value or (), span, now))],
+            moments=[period.at(bucket) for bucket in range(period.buckets)],
+            step=timedelta(seconds=period.step_s),
+            series=[Series("open", "bad", _open_per_step(opened.value or (), period, now))],
             duration_s=_lasting,
             nice=nice_seconds,
             changes=changes,
@@ -119,7 +119,7 @@ def routes(plane: Plane) -> list[Route]:
         whose = f"The breaker of {'all agents' if agent == '*' else agent} on {model}"
         await done(
             session,
-            plane.door.post(session.key, f"breakers/{action}", body),
+            context.api.post(session.key, f"breakers/{action}", body),
             f"{whose} {outcome}, as asked.",
             f"{whose} was so already: nothing was changed.",
         )
@@ -132,7 +132,7 @@ def routes(plane: Plane) -> list[Route]:
         task = fields.get("task_id")
         body = {"task_id": task, "tenant": fields.get("tenant") or None, "reason": why(fields.get("reason"))}
         told = f"The task {task} may go on: its counts are forgotten."
-        await done(session, plane.door.post(session.key, "guards/reset", body), told, told)
+        await done(session, context.api.post(session.key, "guards/reset", body), told, told)
         return back("/breakers")
 
     return [
@@ -157,14 +157,14 @@ def _lines(breakers: Sequence[BreakerStatus], opened: Sequence[Opening]) -> list
     return sorted(lines, key=lambda line: (_ORDER[line.status.state], -line.open_ms, line.status.agent))
 
 
-def _open_per_step(opened: Sequence[Opening], span: Window, now: datetime) -> list[float]:
+def _open_per_step(opened: Sequence[Opening], period: Window, now: datetime) -> list[float]:
     """How many seconds of each step of a window one breaker was open."""
-    step_ms, open_ms = span.step_s * 1000, [0] * span.buckets
+    step_ms, open_ms = period.step_s * 1000, [0] * period.buckets
     for one in opened:
-        start = max(ms_from_time(one.opened_at), span.start_ms)
-        end = min(ms_from_time(one.closed_at or now), span.end_ms)
-        for bucket in range((start - span.start_ms) // step_ms, span.buckets):
-            begins = span.start_ms + bucket * step_ms
+        start = max(ms_from_time(one.opened_at), period.start_ms)
+        end = min(ms_from_time(one.closed_at or now), period.end_ms)
+        for bucket in range((start - period.start_ms) // step_ms, period.buckets):
+            begins = period.start_ms + bucket * step_ms
             if begins >= end:
                 break
             open_ms[bucket] += min(end, begins + step_ms) - max(start, begins)

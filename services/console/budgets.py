@@ -18,12 +18,13 @@ from breakwater.contracts.events import BudgetBooks, BudgetStatus, Window
 from breakwater.contracts.types import ms_from_time, nano_from_usd, time_from_ms
 from breakwater.policy.forecast import recent_from
 from breakwater.policy.periods import WINDOWS, Period, periods_at
-from services.console.auth import acting, session_of
+from services.console.auth import acting
 from services.console.budget_words import Line, chart, line, title
-from services.console.by_hand import back, why
 from services.console.door import DoorError, SignedOut
 from services.console.live import Budgets
-from services.console.plane import Found, Plane, found
+from services.console.operator_actions import back, why
+from services.console.pages import Fetched, PageContext, fetched
+from services.console.sessions import session_of
 from services.console.words import segment, short_money
 
 CHARTS = 2
@@ -41,7 +42,7 @@ class Drawn:
     """A budget with its chart."""
 
     line: Line
-    picture: Found[Markup]
+    picture: Fetched[Markup]
     unknown_costs: int
 
 
@@ -51,90 +52,90 @@ class Refused:
 
     limit_usd: str
     reason: str
-    trouble: str
+    problem: str
     doubt: str = ""
     """What somebody has to confirm; empty where that would not help."""
     sure: str = ""
     """What the form sends where it is confirmed: it holds for one amount only."""
 
 
-def routes(plane: Plane) -> list[Route]:
+def routes(context: PageContext) -> list[Route]:
     """The addresses of these pages."""
 
     async def show(request: Request) -> Response:
-        session, now = session_of(request), plane.now()
+        session, now = session_of(request), context.now()
         known, recent = await asyncio.gather(
-            found(plane.door.read(Budgets, session.key, "budgets")), found(_recent(plane, now))
+            fetched(context.api.read(Budgets, session.key, "budgets")), fetched(_recent(context, now))
         )
-        lines = _lines(plane, known.value.budgets if known.value else (), recent, now)
+        lines = _lines(context, known.value.budgets if known.value else (), recent, now)
         nearest = sorted(lines, key=_nearness, reverse=True)
         # There may be thousands of tenants: those that matter, in the order in which they came.
         shown = set(map(id, nearest[:MOST]))
-        return plane.pages.render(
+        return context.pages.render(
             request,
             "budgets.html",
-            session=session,
             known=known,
             recent=recent,
             lines=[one for one in lines if id(one) in shown],
             count=len(lines),
             title=title,
-            drawn=await asyncio.gather(*(_drawn(plane, one, now) for one in nearest[:CHARTS] if one.used is not None)),
+            drawn=await asyncio.gather(
+                *(_drawn(context, one, now) for one in nearest[:CHARTS] if one.used is not None)
+            ),
         )
 
     async def show_one(request: Request, refused: Refused | None = None) -> Response:
-        session, now, name = session_of(request), plane.now(), request.path_params["name"]
+        session, now, name = session_of(request), context.now(), request.path_params["name"]
         known, recent = await asyncio.gather(
-            found(plane.door.read(Budgets, session.key, "budgets")), found(_recent(plane, now))
+            fetched(context.api.read(Budgets, session.key, "budgets")), fetched(_recent(context, now))
         )
-        lines = _lines(plane, known.value.budgets if known.value else (), recent, now)
+        lines = _lines(context, known.value.budgets if known.value else (), recent, now)
         one = next((one for one in lines if one.status.budget == name), None)
         if known.value and one is None:
             text = f"No budget is named {name!r}, or nothing was spent of it in its present period. /budgets lists all."
-            return plane.pages.plain(request, 404, "There is no such budget", text, session=session)
-        return plane.pages.render(
+            return context.pages.plain(request, 404, "There is no such budget", text)
+        return context.pages.render(
             request,
             "budget.html",
             status=200 if refused is None else 422,
-            session=session,
             refused=refused,
             known=known,
             recent=recent,
             name=name,
             one=one,
             title=title,
-            drawn=None if one is None else await _drawn(plane, one, now),
+            drawn=None if one is None else await _drawn(context, one, now),
         )
 
     async def books(request: Request) -> Response:
         session = session_of(request)
-        compared = await found(plane.door.read(BudgetBooks, session.key, "budgets/books"))
-        return plane.pages.render(request, "budget_books.html", session=session, compared=compared)
+        compared = await fetched(context.api.read(BudgetBooks, session.key, "budgets/books"))
+        return context.pages.render(request, "budget_books.html", compared=compared)
 
     async def raise_cap(request: Request) -> Response:
         session, fields = await acting(request)
         name, sure = request.path_params["name"], fields.get("sure")
         wanted, reason = fields.get("limit_usd").strip().removeprefix("$").strip(), why(fields.get("reason")) or ""
-        known = await found(plane.door.read(Budgets, session.key, "budgets"))
+        known = await fetched(context.api.read(Budgets, session.key, "budgets"))
         status = next((one for one in known.value.budgets if one.budget == name), None) if known.value else None
         if known.value and status is None:
             return await show_one(request)
         present = status.limit if status else None
-        refused = _refused(fields.get("limit_usd"), wanted, reason, present, sure, known.trouble)
+        refused = _refused(fields.get("limit_usd"), wanted, reason, present, sure, known.problem)
         if refused is not None:
             return await show_one(request, refused)
         try:
             body = {"budget": name, "limit_usd": wanted, "reason": reason}
-            answer = await plane.door.post(session.key, "budgets/raise", body)
+            answer = await context.api.post(session.key, "budgets/raise", body)
         except SignedOut:
             raise
         except DoorError as error:
             return await show_one(request, Refused(fields.get("limit_usd"), reason, error.message))
         limit = short_money(nano_from_usd(wanted))
         if "unchanged" in answer:
-            session.tell(f"The cap of {name} was {limit} already.")
+            session.notify(f"The cap of {name} was {limit} already.")
         else:
-            session.tell(f"The cap of {name} was raised to {limit} until its period ends.")
+            session.notify(f"The cap of {name} was raised to {limit} until its period ends.")
         return back(f"/budgets/{segment(name)}")
 
     return [
@@ -147,7 +148,7 @@ def routes(plane: Plane) -> list[Route]:
 
 
 def _refused(
-    given: str, wanted: str, reason: str, present: int | None, sure: str, trouble: str | None
+    given: str, wanted: str, reason: str, present: int | None, sure: str, problem: str | None
 ) -> Refused | None:
     """Why a cap is not raised to what was wanted; None where nothing speaks against it."""
     try:
@@ -156,8 +157,8 @@ def _refused(
         return Refused(given, reason, str(error))
     if not reason:
         return Refused(given, reason, "a raise needs a reason, for the record")
-    if trouble:
-        return Refused(given, reason, f"the present cap is not known: {trouble}")
+    if problem:
+        return Refused(given, reason, f"the present cap is not known: {problem}")
     if present is not None and limit > present * FAR and sure != str(limit):
         doubt = f"{short_money(limit)} is meant: more than ten times the cap of {short_money(present)}"
         return Refused(
@@ -176,36 +177,36 @@ def _nano(wanted: str) -> int:
     return nano_from_usd(wanted)
 
 
-async def _recent(plane: Plane, now: datetime) -> dict[Window, dict[str, int]]:
+async def _recent(context: PageContext, now: datetime) -> dict[Window, dict[str, int]]:
     """What each scope has spent lately, as forecasts of its day and its month take it."""
-    periods = periods_at(now, plane.zone)
+    periods = periods_at(now, context.zone)
     since = {window: recent_from(periods.of(window), ms_from_time(now)) for window in WINDOWS}
-    sums = await asyncio.gather(*(spent_since(plane.analytics, time_from_ms(since[one]), now) for one in WINDOWS))
+    sums = await asyncio.gather(*(spent_since(context.analytics, time_from_ms(since[one]), now) for one in WINDOWS))
     return dict(zip(WINDOWS, sums, strict=True))
 
 
 def _lines(
-    plane: Plane, budgets: Sequence[BudgetStatus], recent: Found[dict[Window, dict[str, int]]], now: datetime
+    context: PageContext, budgets: Sequence[BudgetStatus], recent: Fetched[dict[Window, dict[str, int]]], now: datetime
 ) -> list[Line]:
-    periods = periods_at(now, plane.zone)
+    periods = periods_at(now, context.zone)
     return [
         line(
             one,
             periods.of(one.window),
             None if recent.value is None else recent.value[one.window].get(_scope(one), 0),
             now,
-            plane.zone,
+            context.zone,
         )
         for one in budgets
     ]
 
 
-async def _drawn(plane: Plane, one: Line, now: datetime) -> Drawn:
-    of = periods_at(now, plane.zone).of(one.status.window)
-    burnt = await found(burn(plane.analytics, of, _scope(one.status), plane.zone, now))
+async def _drawn(context: PageContext, one: Line, now: datetime) -> Drawn:
+    of = periods_at(now, context.zone).of(one.status.window)
+    burnt = await fetched(burn(context.analytics, of, _scope(one.status), context.zone, now))
     if burnt.value is None:
-        return Drawn(one, Found(None, burnt.trouble), 0)
-    return Drawn(one, Found(_picture(one, of, burnt.value, now)), burnt.value.unknown_costs)
+        return Drawn(one, Fetched(None, burnt.problem), 0)
+    return Drawn(one, Fetched(_picture(one, of, burnt.value, now)), burnt.value.unknown_costs)
 
 
 def _picture(one: Line, of: Period, burnt: Burn, now: datetime) -> Markup:

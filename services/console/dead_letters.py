@@ -13,13 +13,13 @@ from starlette.routing import Route
 
 from breakwater.contracts.dead_letters import DeadLetterCount, DeadLetterDetails, DeadLetterList, DeadLetterReplays
 from breakwater.contracts.types import format_time
-from services.console.auth import NotAllowed, acting, session_of
-from services.console.by_hand import back, whole, why
+from services.console.auth import NotAllowed, acting
 from services.console.door import DoorError, SignedOut
 from services.console.forms import Fields, FormError
-from services.console.pages import HEADERS
-from services.console.plane import WINDOWS, Plane, found, window_links, window_of
-from services.console.sessions import Session
+from services.console.operator_actions import back, whole, why
+from services.console.pages import HEADERS, PageContext, fetched
+from services.console.sessions import Session, session_of
+from services.console.time_range import WINDOWS, window_links, window_of
 from services.console.words import segment
 
 PAGE = 100
@@ -36,22 +36,21 @@ class Tile:
     count: int
 
 
-def routes(plane: Plane) -> list[Route]:
+def routes(context: PageContext) -> list[Route]:
     """The addresses of these pages."""
 
     async def show(request: Request) -> Response:
         session, window = session_of(request), window_of(request, "7d")
         reason, agent = request.query_params.get("reason", ""), request.query_params.get("agent", "").strip()
-        since = plane.now() - WINDOWS[window]
+        since = context.now() - WINDOWS[window]
         wanted = {"reason": reason, "agent": agent, "since": format_time(since), "limit": PAGE}
-        known = await found(plane.door.read(DeadLetterList, session.key, "dlq", wanted))
+        known = await fetched(context.api.read(DeadLetterList, session.key, "dlq", wanted))
         counts = known.value.counts if known.value else ()
         # What is counted is of all times, so this is the most that a bar may have to show.
         total = sum(one.count for one in counts if _is_of(one, reason, agent))
-        return plane.pages.render(
+        return context.pages.render(
             request,
             "dead_letters.html",
-            session=session,
             window=window,
             windows=window_links(request, window),
             since=format_time(since),
@@ -69,12 +68,12 @@ def routes(plane: Plane) -> list[Route]:
     async def show_one(request: Request) -> Response:
         session, number = session_of(request), request.path_params["dead_letter_id"]
         try:
-            dead_letter = await plane.door.read(DeadLetterDetails, session.key, f"dlq/{segment(number)}")
+            dead_letter = await context.api.read(DeadLetterDetails, session.key, f"dlq/{segment(number)}")
         except DoorError as error:
             if error.status == 404:
-                return plane.pages.plain(request, 404, "There is no such dead letter", error.message, session=session)
+                return context.pages.plain(request, 404, "There is no such dead letter", error.message)
             raise
-        return plane.pages.render(request, "dead_letter.html", session=session, dead_letter=dead_letter)
+        return context.pages.render(request, "dead_letter.html", dead_letter=dead_letter)
 
     async def replay(request: Request) -> Response:
         if "application/json" in request.headers.get("accept", ""):
@@ -83,19 +82,19 @@ def routes(plane: Plane) -> list[Route]:
         one = fields.get("from") == "one"
         here = {name: fields.get(name) for name in ("reason", "agent", "window")}
         if not _says_which(fields):
-            session.tell("Nothing was chosen: tick the dead letters that shall be replayed.", "bad")
+            session.notify("Nothing was chosen: tick the dead letters that shall be replayed.", "bad")
             return back("/dead-letters", here)
         try:
             outcome = await _replay(session, fields)
         except SignedOut:
             raise
         except DoorError as error:
-            session.tell(f"This was not done: {error.message}", "bad")
+            session.notify(f"This was not done: {error.message}", "bad")
             return back(
                 f"/dead-letters/{fields.get('dead_letter_id')}" if one else "/dead-letters", {} if one else here
             )
         left = max(whole(fields.get("total")) - _looked_at(outcome), 0) if outcome.continue_after else 0
-        session.tell(_told(outcome, left), "good" if outcome.replayed or not outcome.skipped else "bad")
+        session.notify(_told(outcome, left), "good" if outcome.replayed or not outcome.skipped else "bad")
         if one:
             return back(f"/dead-letters/{fields.get('dead_letter_id')}")
         more = {"after": _cursor(outcome), "left": str(left)} if outcome.continue_after else {}
@@ -118,7 +117,7 @@ def routes(plane: Plane) -> list[Route]:
         return JSONResponse(told, headers=HEADERS)
 
     async def _replay(session: Session, fields: Fields) -> DeadLetterReplays:
-        return DeadLetterReplays.model_validate(await plane.door.post(session.key, "dlq/replay", _wanted(fields)))
+        return DeadLetterReplays.model_validate(await context.api.post(session.key, "dlq/replay", _wanted(fields)))
 
     return [
         Route("/dead-letters", show, methods=["GET"]),

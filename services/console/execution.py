@@ -22,12 +22,11 @@ from breakwater.analytics.queries import find_execution
 from breakwater.analytics.tree import Tree, TreeNode, execution_tree
 from breakwater.contracts.dead_letters import DeadLetterList
 from breakwater.contracts.execution import Attempt, Execution, Progress
-from services.console.auth import acting, session_of
+from services.console.auth import acting
 from services.console.charts import Bar
 from services.console.door import DoorError, Unreachable
-from services.console.pages import HEADERS
-from services.console.plane import Found, Plane, found
-from services.console.sessions import MOST_WATCHED, Session
+from services.console.pages import HEADERS, Fetched, PageContext, fetched
+from services.console.sessions import MOST_WATCHED, Session, session_of
 
 TOO_MANY = f"{MOST_WATCHED} jobs are watched with this sign-in, which is the most; close one, and load this page again"
 RECORDED_WITHIN_S = 30.0
@@ -45,9 +44,9 @@ class Branch:
     node: TreeNode
 
 
-def routes(plane: Plane) -> list[Route]:
+def routes(context: PageContext) -> list[Route]:
     """The addresses of these pages."""
-    page = ExecutionPage(plane)
+    page = ExecutionPage(context)
     return [
         Route("/executions/{execution_id:path}", page.show, methods=["GET"]),
         Route("/watch/{execution_id:path}", page.watch, methods=["GET"]),
@@ -58,27 +57,26 @@ def routes(plane: Plane) -> list[Route]:
 class ExecutionPage:
     """The page of one execution."""
 
-    def __init__(self, plane: Plane) -> None:
-        self._plane = plane
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
 
     async def show(self, request: Request) -> Response:
         """GET: 200 with the record, or with a job that is under way; 404."""
         session, execution_id = session_of(request), str(request.path_params["execution_id"])
         known, tree = await asyncio.gather(
-            found(find_execution(self._plane.analytics, execution_id)),
-            found(execution_tree(self._plane.analytics, execution_id)),
+            fetched(find_execution(self._context.analytics, execution_id)),
+            fetched(execution_tree(self._context.analytics, execution_id)),
         )
         if known.value is None:
             return await self._not_recorded(request, session, execution_id, known)
-        return self._plane.pages.render(
+        return self._context.pages.render(
             request,
             "execution.html",
-            session=session,
             execution=known.value,
             bars=bars(known.value),
             family=_branches(tree.value),
             tree=tree,
-            redacted=redacted(known.value, self._plane.placeholder),
+            redacted=redacted(known.value, self._context.placeholder),
             left_out=left_out(known.value.attempts),
         )
 
@@ -96,57 +94,57 @@ class ExecutionPage:
         try:
             dead_letter = await self._dead_letter(session, execution_id)
             if dead_letter is None:
-                session.tell("There is no dead letter of this job any more: they are kept for 30 days.", "bad")
+                session.notify("There is no dead letter of this job any more: they are kept for 30 days.", "bad")
                 return RedirectResponse(here, 303)
             body = {"dead_letters": [dead_letter], "why": fields.get("why") or None}
-            told = await self._plane.door.post(session.key, "dlq/replay", body)
+            told = await self._context.api.post(session.key, "dlq/replay", body)
         except DoorError as error:
-            session.tell(f"It was not replayed: {error.message}", "bad")
+            session.notify(f"It was not replayed: {error.message}", "bad")
             return RedirectResponse(here, 303)
         if told["skipped"]:
-            session.tell(f"It can't be replayed: {told['skipped'][0]['why']}", "bad")
+            session.notify(f"It can't be replayed: {told['skipped'][0]['why']}", "bad")
             return RedirectResponse(here, 303)
         if not told["replayed"]:
-            session.tell("It was replayed before. The dead letter links to what became of it.")
+            session.notify("It was replayed before. The dead letter links to what became of it.")
             return RedirectResponse(f"/dead-letters/{dead_letter}", 303)
-        session.tell(f"Replayed as a new job, with what was sent as {execution_id}.")
+        session.notify(f"Replayed as a new job, with what was sent as {execution_id}.")
         return RedirectResponse(f"/executions/{quote(told['replayed'][0]['execution_id'], safe='')}", 303)
 
     async def _dead_letter(self, session: Session, execution_id: str) -> int | None:
         """The number of the last dead letter of a job. Raises DoorError: it can't be told now."""
-        known = await found(find_execution(self._plane.analytics, execution_id))
-        if known.trouble is not None:
-            raise Unreachable(known.trouble)
+        known = await fetched(find_execution(self._context.analytics, execution_id))
+        if known.problem is not None:
+            raise Unreachable(known.problem)
         record = known.value
         if record is None:
             return None
         # The dead letter is written before the record, by the same worker.
         since = (record.completed_at - timedelta(minutes=1)).isoformat()
         asked = {"execution_id": execution_id, "agent": record.agent, "since": since, "limit": 1}
-        dead_letters = (await self._plane.door.read(DeadLetterList, session.key, "dlq", asked)).dead_letters
+        dead_letters = (await self._context.api.read(DeadLetterList, session.key, "dlq", asked)).dead_letters
         return dead_letters[0].dead_letter_id if dead_letters else None
 
     async def _not_recorded(
-        self, request: Request, session: Session, execution_id: str, known: Found[Execution | None]
+        self, request: Request, session: Session, execution_id: str, known: Fetched[Execution | None]
     ) -> Response:
         try:
             # Opened and closed again: whether it goes on is told by the status alone.
-            async with self._plane.door.stream(session.key, _progress(execution_id)):
+            async with self._context.api.stream(session.key, _progress(execution_id)):
                 pass
         except Unreachable as error:
-            return self._nothing(request, session, execution_id, 503, known.trouble or error.message)
+            return self._nothing(request, execution_id, 503, known.problem or error.message)
         except DoorError as error:
-            if error.status != 404 or known.trouble is not None:
-                return self._nothing(request, session, execution_id, 503, known.trouble or error.message)
+            if error.status != 404 or known.problem is not None:
+                return self._nothing(request, execution_id, 503, known.problem or error.message)
             text = (
                 f"No execution {execution_id!r} is recorded, and no such job is under way. Records are kept for as "
                 "long as the config says (`clickhouse.retention_days`)."
             )
-            return self._nothing(request, session, execution_id, 404, text)
-        return self._plane.pages.render(request, "execution_live.html", session=session, execution_id=execution_id)
+            return self._nothing(request, execution_id, 404, text)
+        return self._context.pages.render(request, "execution_live.html", execution_id=execution_id)
 
-    def _nothing(self, request: Request, session: Session, execution_id: str, status: int, text: str) -> Response:
-        return self._plane.pages.plain(request, status, f"Execution {execution_id}", text, session=session)
+    def _nothing(self, request: Request, execution_id: str, status: int, text: str) -> Response:
+        return self._context.pages.plain(request, status, f"Execution {execution_id}", text)
 
     async def _steps(self, session: Session, execution_id: str) -> AsyncGenerator[bytes]:
         yield _event("restart", "")
@@ -155,7 +153,7 @@ class ExecutionPage:
             return
         session.watched += 1
         try:
-            async with self._plane.door.stream(session.key, _progress(execution_id)) as lines:
+            async with self._context.api.stream(session.key, _progress(execution_id)) as lines:
                 kind = ""
                 while line := await self._line(lines):
                     name, _, value = line.decode().rstrip("\r\n").partition(": ")
@@ -163,7 +161,7 @@ class ExecutionPage:
                         kind = value
                     elif name == "data" and kind == "progress":
                         step = Progress.model_validate_json(value)
-                        html = self._plane.pages.fragment("execution_step.html", step=step)
+                        html = self._context.pages.fragment("execution_step.html", step=step)
                         yield _event(
                             "step", orjson.dumps({"html": html, "state": step.state.replace("_", " ")}).decode()
                         )
@@ -181,7 +179,7 @@ class ExecutionPage:
     async def _line(self, lines: aiohttp.StreamReader) -> bytes:
         """The next line; nothing where there is none, or where this process ends."""
         reading = asyncio.create_task(lines.readline())
-        stopping = asyncio.create_task(self._plane.stopping.wait())
+        stopping = asyncio.create_task(self._context.stopping.wait())
         try:
             await asyncio.wait([reading, stopping], return_when=asyncio.FIRST_COMPLETED)
             return reading.result() if reading.done() else b""
@@ -192,7 +190,7 @@ class ExecutionPage:
         """Waits until ClickHouse has the record."""
         until = time.monotonic() + RECORDED_WITHIN_S
         while time.monotonic() < until:
-            if (await found(find_execution(self._plane.analytics, execution_id))).value is not None:
+            if (await fetched(find_execution(self._context.analytics, execution_id))).value is not None:
                 return _event("recorded", "")
             await asyncio.sleep(LOOK_EVERY_S)
         return _event("gone", "decided; its record is not in ClickHouse yet, load the page again")

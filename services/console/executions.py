@@ -18,38 +18,37 @@ from breakwater.analytics.search_filters import Cursor, Filters
 from breakwater.analytics.window import Window
 from breakwater.contracts.execution import Status
 from breakwater.contracts.types import NANO_PER_USD
-from services.console.auth import session_of
-from services.console.plane import Plane, found
-from services.console.spans import span_of
+from services.console.pages import PageContext, fetched
+from services.console.time_range import time_range_of
 
 PAGE = 50
 _NAMES = ("agent", "status", "reason", "model", "tenant", "task_id", "error_kind", "text", "min_cost")
 
 
-def routes(plane: Plane) -> list[Route]:
+def routes(context: PageContext) -> list[Route]:
     """The addresses of these pages."""
 
     async def show(request: Request) -> Response:
-        return await _show(plane, request)
+        return await _show(context, request)
 
     return [Route("/executions", show, methods=["GET"])]
 
 
-async def _show(plane: Plane, request: Request) -> Response:
+async def _show(context: PageContext, request: Request) -> Response:
     given = {name: value for name in _NAMES if (value := request.query_params.get(name, "").strip())}
-    span, wrong = span_of(request, plane.now(), plane.zone), ""
-    window = span.name
+    time_range, wrong = time_range_of(request, context.now(), context.zone), ""
+    window = time_range.name
     before, after = request.query_params.get("before", ""), request.query_params.get("after", "")
     try:
-        filters = filters_of(given, span.window)
+        filters = filters_of(given, time_range.window)
         older = Cursor.parse(after) if after else None
         newer = Cursor.parse(before) if before and not after else None
     except ValueError as error:
-        wrong, filters, older, newer = str(error), filters_of({}, span.window), None, None
+        wrong, filters, older, newer = str(error), filters_of({}, time_range.window), None, None
     page, number, seen = await asyncio.gather(
-        found(search(plane.analytics, filters, after=older, before=newer, limit=PAGE)),
-        found(count(plane.analytics, filters)),
-        found(facets(plane.analytics, span.window)),
+        fetched(search(context.analytics, filters, after=older, before=newer, limit=PAGE)),
+        fetched(count(context.analytics, filters)),
+        fetched(facets(context.analytics, time_range.window)),
     )
     links: dict[str, str | None] = {"newer": None, "older": None}
     if page.value is not None:
@@ -57,14 +56,13 @@ async def _show(plane: Plane, request: Request) -> Response:
             links["newer"] = _link(given, window, before=page.value.newer.text)
         if page.value.older is not None:
             links["older"] = _link(given, window, after=page.value.older.text)
-    return plane.pages.render(
+    return context.pages.render(
         request,
         "executions.html",
-        session=session_of(request),
         given=given,
         window=window,
-        windows=span.links,
-        within=span.words,
+        windows=time_range.links,
+        within=time_range.words,
         wrong=wrong,
         page=page,
         number=number,

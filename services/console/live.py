@@ -12,7 +12,7 @@ from breakwater.contracts.events import AgentHealth, BreakerStatus, BudgetStatus
 from breakwater.contracts.queues import AgentQueue, Queues
 from breakwater.contracts.types import Event
 from services.console.door import Door
-from services.console.plane import Found, found
+from services.console.pages import Fetched, fetched
 
 MOST_INCIDENTS = 1_000
 
@@ -42,29 +42,29 @@ class Incidents(Event):
 class Live:
     """The whole plane. What can't be had says why."""
 
-    agents: Found[list[AgentHealth]]
-    breakers: Found[Breakers]
-    budgets: Found[Budgets]
-    incidents: Found[Incidents]
+    agents: Fetched[list[AgentHealth]]
+    breakers: Fetched[Breakers]
+    budgets: Fetched[Budgets]
+    incidents: Fetched[Incidents]
     """Those that are not over."""
-    queues: Found[Queues]
+    queues: Fetched[Queues]
 
     @property
-    def troubles(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[str, ...]:
         """Why parts of it can't be had, each reason once."""
         parts = (self.agents, self.breakers, self.budgets, self.incidents, self.queues)
-        return tuple(dict.fromkeys(part.trouble for part in parts if part.trouble is not None))
+        return tuple(dict.fromkeys(part.problem for part in parts if part.problem is not None))
 
 
 async def live(door: Door, key: SecretStr) -> Live:
     """Asks for all of it at once. Raises SignedOut: the key is not known any more."""
     return Live(
         *await asyncio.gather(
-            found(door.read(list[AgentHealth], key, "agents")),
-            found(door.read(Breakers, key, "breakers")),
-            found(door.read(Budgets, key, "budgets")),
-            found(door.read(Incidents, key, "alerts", {"limit": MOST_INCIDENTS})),
-            found(door.read(Queues, key, "queues")),
+            fetched(door.read(list[AgentHealth], key, "agents")),
+            fetched(door.read(Breakers, key, "breakers")),
+            fetched(door.read(Budgets, key, "budgets")),
+            fetched(door.read(Incidents, key, "alerts", {"limit": MOST_INCIDENTS})),
+            fetched(door.read(Queues, key, "queues")),
         )
     )
 

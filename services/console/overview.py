@@ -17,12 +17,12 @@ from breakwater.analytics.refusals import refusals
 from breakwater.contracts.queues import ServiceQueue
 from breakwater.contracts.subjects import decode_token
 from services.console import tiles
-from services.console.auth import session_of
 from services.console.history import causes, drawn, holding
 from services.console.live import live
-from services.console.plane import Plane, found
-from services.console.spans import Span, span_of
-from services.console.standing import behind, standing
+from services.console.overall_health import behind, overall_health
+from services.console.pages import PageContext, fetched
+from services.console.sessions import session_of
+from services.console.time_range import TimeRange, time_range_of
 from services.console.words import segment
 
 SHOWN = 10
@@ -42,33 +42,32 @@ _READS = {
 }
 
 
-def routes(plane: Plane) -> list[Route]:
+def routes(context: PageContext) -> list[Route]:
     """The addresses of these pages."""
 
     async def show(request: Request) -> Response:
-        session, span, by = session_of(request), span_of(request, plane.now(), plane.zone), _by(request)
-        database, window = plane.analytics, span.window
+        session, time_range, by = session_of(request), time_range_of(request, context.now(), context.zone), _by(request)
+        database, window = context.analytics, time_range.window
         now, held, (totals, history, errors, waste, providers, spenders) = await asyncio.gather(
-            live(plane.door, session.key),
-            found(refusals(database, window)),
+            live(context.api, session.key),
+            fetched(refusals(database, window)),
             asyncio.gather(
-                found(overview.totals(database, window)),
-                found(overview.history(database, window)),
-                found(breakdown.errors(database, window, limit=SHOWN)),
-                found(costs.waste(database, window)),
-                found(breakdown.providers(database, window)),
-                found(costs.spend_by(database, window, by, limit=SHOWN)),
+                fetched(overview.totals(database, window)),
+                fetched(overview.history(database, window)),
+                fetched(breakdown.errors(database, window, limit=SHOWN)),
+                fetched(costs.waste(database, window)),
+                fetched(breakdown.providers(database, window)),
+                fetched(costs.spend_by(database, window, by, limit=SHOWN)),
             ),
         )
-        return plane.pages.render(
+        return context.pages.render(
             request,
             "overview.html",
-            session=session,
-            span=span,
+            time_range=time_range,
             live=now,
             totals=totals,
-            standing=standing(totals.value, now, span.words, span.executions(status="dead_lettered")),
-            happened=[] if totals.value is None else tiles.of_history(totals.value, span),
+            health=overall_health(totals.value, now, time_range.words, time_range.executions(status="dead_lettered")),
+            happened=[] if totals.value is None else tiles.of_history(totals.value, time_range),
             now=tiles.of_now(now),
             drawn=None if history.value is None else drawn(history.value, window),
             history=history,
@@ -82,7 +81,7 @@ def routes(plane: Plane) -> list[Route]:
             spenders=spenders,
             by=by,
             tabs=[(one, _tab(request, one), one == by) for one in _SPENDERS],
-            address=partial(_address, span, by),
+            address=partial(_address, time_range, by),
             behind=behind,
             reads=_reads,
             shown=SHOWN,
@@ -100,11 +99,11 @@ def _tab(request: Request, by: Spender) -> str:
     return f"/?{urlencode(dict(request.query_params) | {'by': by})}#spend"
 
 
-def _address(span: Span, by: Spender, line: SpendLine) -> str | None:
+def _address(time_range: TimeRange, by: Spender, line: SpendLine) -> str | None:
     """Where to see more of who spends; None for what has no name."""
     if line.key is None:
         return None
-    return f"/agents/{segment(line.key)}" if by == "agent" else span.executions(**{by: line.key})
+    return f"/agents/{segment(line.key)}" if by == "agent" else time_range.executions(**{by: line.key})
 
 
 def _reads(queue: ServiceQueue) -> str:

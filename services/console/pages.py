@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from importlib.resources import files
-from typing import cast
+from typing import Generic, TypeVar, cast
+from zoneinfo import ZoneInfo
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
 from services.console import charts, words
-from services.console.sessions import Session
+from services.console.door import Door, DoorError, SignedOut
+from services.console.sessions import SESSION, Session
+
+T = TypeVar("T")
+
+ANSWER_S = 8.0
+"""How long a page waits for any part of it."""
 
 STATIC = files("services.console") / "static"
 
@@ -37,7 +49,7 @@ NAVIGATION = (
 )
 
 
-class Pages:
+class PageRenderer:
     """Writes them. Everything that is not markup of ours is escaped."""
 
     def __init__(self) -> None:
@@ -56,31 +68,73 @@ class Pages:
         sources = b"".join((STATIC / name).read_bytes() for name in ("console.css", "console.js"))
         known["version"] = hashlib.sha256(sources).hexdigest()[:12]
 
-    def render(
-        self, request: Request, template: str, *, status: int = 200, session: Session | None = None, **told: object
-    ) -> Response:
-        """A page.
+    def render(self, request: Request, template: str, *, status: int = 200, **values: object) -> Response:
+        """A page, for whoever is signed in.
 
         Args:
-            request: what asks for it.
-            template: its file.
-            status: of the answer.
-            session: who is signed in; None for pages that are for everybody.
-            told: what the template shows.
+            request: the request that it answers.
+            template: the name of its file.
+            status: HTTP's.
+            values: the template's variables.
         """
-        # Not for a page that only renews itself, perhaps in another tab: nobody would read them.
-        notices = () if session is None or "x-renewal" in request.headers else session.told()
+        session: Session | None = request.scope.get(SESSION)
+        # A page that refreshes itself, perhaps in another tab, must not use up notices: nobody would read them.
+        notices = () if session is None or "x-renewal" in request.headers else session.take_notices()
         html = self._templates.get_template(template).render(
-            request=request, session=session, notices=notices, path=request.url.path, **told
+            request=request, session=session, notices=notices, path=request.url.path, **values
         )
         return HTMLResponse(html, status, HEADERS)
 
-    def plain(
-        self, request: Request, status: int, title: str, text: str, *, session: Session | None = None
-    ) -> Response:
-        """A page that only says something, such as why something was not done."""
-        return self.render(request, "plain.html", status=status, session=session, title=title, text=text)
+    def plain(self, request: Request, status: int, title: str, text: str) -> Response:
+        """A page with a title and one sentence, such as why something was refused."""
+        return self.render(request, "plain.html", status=status, title=title, text=text)
 
-    def fragment(self, template: str, **told: object) -> str:
-        """A piece of a page, for what is put into it while it is open."""
-        return self._templates.get_template(template).render(**told)
+    def fragment(self, template: str, **values: object) -> str:
+        """A piece of HTML that a script adds to an open page."""
+        return self._templates.get_template(template).render(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class PageContext:
+    """The parts of the plane that pages ask, and what writes the pages."""
+
+    api: Door
+    analytics: Analytics
+    """Only read: where it matters, the URL is that of a user who can do no more."""
+    pages: PageRenderer
+    now: Callable[[], datetime]
+    stopping: asyncio.Event
+    """Set when the process ends: who watches a job comes back by themselves."""
+    placeholder: str
+    """What stands where something was redacted."""
+    zone: ZoneInfo
+    """Where the days and months of budgets begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched(Generic[T]):
+    """What was asked for, or why it can't be had: a page shows the rest of itself all the same."""
+
+    value: T | None
+    problem: str | None = None
+
+
+async def fetched(asked: Awaitable[T]) -> Fetched[T]:
+    """Waits for an answer.
+
+    Raises:
+        SignedOut: the key is not known any more.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return Fetched(await asked)
+    except SignedOut:
+        raise
+    except TimeoutError:
+        return Fetched(None, f"No answer came within {ANSWER_S:g} s. `breakwater doctor` tells what hangs.")
+    except DoorError as error:
+        return Fetched(None, error.message)
+    except AnalyticsUnavailable as error:
+        return Fetched(None, f"{error}. What happened is not lost: it is stored when ClickHouse is back.")
+    except QueryFailed as error:
+        return Fetched(None, f"ClickHouse refuses: {error.message}. `breakwater setup` brings its tables up to date.")

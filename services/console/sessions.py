@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import SecretStr
+from starlette.requests import Request
 
 LASTS_S = 12 * 3600.0
 """A working day."""
@@ -22,12 +23,15 @@ MOST_OF_A_KEY = 20
 MOST_WATCHED = 10
 """How many jobs somebody watches at the same time."""
 
+SESSION = "breakwater.session"
+"""Where the session is in the scope of a request."""
+
 Tone = Literal["good", "bad"]
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What came of something that was done, told once on the next page."""
+    """The outcome of an action, shown once, on the next page."""
 
     text: str
     tone: Tone
@@ -56,17 +60,22 @@ class Session:
         """Whether the key lets its holder do things, and not only look."""
         return "operate" in self.scopes
 
-    def tell(self, text: str, tone: Tone = "good") -> None:
-        """Has the next page say something."""
+    def notify(self, text: str, tone: Tone = "good") -> None:
+        """Adds a notice to the next page."""
         self.notices.append(Notice(text, tone))
 
-    def told(self) -> tuple[Notice, ...]:
-        """What the next page says; nothing when asked again."""
-        said, self.notices = tuple(self.notices), []
-        return said
+    def take_notices(self) -> tuple[Notice, ...]:
+        """The notices of the next page, which are shown once."""
+        taken, self.notices = tuple(self.notices), []
+        return taken
 
 
-class Sessions:
+def session_of(request: Request) -> Session:
+    """The session of a request that passed `RequireSignIn`."""
+    return request.scope[SESSION]
+
+
+class SignIns:
     """All sign-ins of this process, by the digest of what the browser holds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -10,8 +10,8 @@ from breakwater.analytics.overview import Totals
 from breakwater.contracts.alerts import Alert
 from services.console import words
 from services.console.live import Incidents, Live
-from services.console.spans import Span
-from services.console.standing import MANY_FAIL, MUCH_WASTED, SOME_FAIL, shares, spent, stuck
+from services.console.overall_health import MANY_FAIL, MUCH_WASTED, SOME_FAIL, shares, spent, stuck
+from services.console.time_range import TimeRange
 
 Colour = Literal["", "warn", "bad"]
 
@@ -29,7 +29,7 @@ class Tile:
     """What there is to know of the figure, for who points at it."""
 
 
-def of_history(totals: Totals, span: Span, agent: str | None = None) -> list[Tile]:
+def of_history(totals: Totals, time_range: TimeRange, agent: str | None = None) -> list[Tile]:
     """Success, spend, waste and latency of a window."""
     failed, wasted = shares(totals)
     bad: Colour = "" if failed is None or failed < SOME_FAIL else "warn" if failed < MANY_FAIL else "bad"
@@ -40,7 +40,7 @@ def of_history(totals: Totals, span: Span, agent: str | None = None) -> list[Til
             "Success rate",
             words.percent(totals.success_rate),
             f"{_counted(totals.executions, 'execution')}, {totals.dead_lettered:,} failed{cancelled}",
-            span.executions(agent=agent, status="dead_lettered"),
+            time_range.executions(agent=agent, status="dead_lettered"),
             bad,
             "Of executions that succeeded or failed. Dry runs are left out.",
         ),

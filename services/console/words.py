@@ -62,12 +62,12 @@ def ago(moment: datetime | None, now: datetime | None = None) -> Markup:
     if moment is None:
         return Markup("–")
     seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
-    told = span(abs(seconds))
+    told = rough_duration(abs(seconds))
     text = f"{told} ago" if seconds >= 0 else f"in {told}"
     return time(moment, "now" if abs(seconds) < 1 else text)
 
 
-def span(seconds: float) -> str:
+def rough_duration(seconds: float) -> str:
     """A length of time in its largest unit: `45 s`, `12 min`, `3 h`, `5 d`."""
     for unit, length in (("d", DAY_S), ("h", 3_600), ("min", 60)):
         if seconds >= length * (2 if unit == "d" else 1):
@@ -131,6 +131,6 @@ FILTERS: Mapping[str, Callable[..., object]] = {
     "pretty": pretty,
     "segment": segment,
     "short_money": short_money,
-    "span": span,
+    "rough_duration": rough_duration,
     "utc": utc,
 }

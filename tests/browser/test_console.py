@@ -43,7 +43,7 @@ def check_markup(page: Page) -> None:
 def test_every_page_shows_the_demos_data(visitor: Visitor, name: str):
     visitor.open(PAGES[name])
     visitor.shoot(name)
-    expect(visitor.page.locator("main .trouble")).to_have_count(0)
+    expect(visitor.page.locator("main .problem")).to_have_count(0)
     check_markup(visitor.page)
     assert len(visitor.page.locator("main").inner_text()) > 100
 

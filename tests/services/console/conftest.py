@@ -1,4 +1,8 @@
-"""The console on a real ClickHouse, before a stub of the HTTP interface, and somebody with a browser."""
+"""The console on a real ClickHouse, with a stub of the HTTP API, and somebody with a browser.
+
+All tests of this folder run in one event loop, with one console, one stub and one database that is emptied in between:
+starting and stopping a server for each of them took two thirds of their time.
+"""
 
 import asyncio
 import re
@@ -6,19 +10,22 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 from yarl import URL
 
 from breakwater.analytics import schema
-from breakwater.analytics.client import Analytics, connect
+from breakwater.analytics.client import Analytics
 from breakwater.analytics.migrations import migrate
 from breakwater.config import parse_config
 from breakwater.embedded.ports import free_port
 from breakwater.settings import Settings
 from services.console.app import ConsoleService
+from tests.analytics.made import connected
 from tests.analytics.samples import new_database_url
 from tests.cli.api_stub import KEY, Stub, serving
 from tests.server_sources import RunningServer
@@ -27,9 +34,7 @@ CONFIG = """
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
 agents: {writer: {model: gpt-4.1}}
 """
-_DATABASES: "dict[str, str]" = {}
-"""By server: one database for all tests of a process, emptied between them, as making one takes seconds."""
-
+HERE = Path(__file__).parent
 SCOPES = ("submit", "read", "operate")
 
 
@@ -93,11 +98,26 @@ def key_with(*scopes: str, name: str = "ops") -> "tuple[int, dict[str, Any]]":
     return 200, {"id": "0123456789ab", "name": name, "scopes": list(scopes), "created_at": created}
 
 
+def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
+    for item in items:
+        if pytest_asyncio.is_async_test(item) and item.path.parent == HERE:
+            item.add_marker(pytest.mark.asyncio(loop_scope="package"), append=False)
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def stub() -> AsyncGenerator[Stub]:
+    async with serving() as listening:
+        yield listening
+
+
 @pytest.fixture
-async def interface() -> AsyncGenerator[Stub]:
-    async with serving() as stub:
-        stub.answers["GET key"] = key_with(*SCOPES)
-        yield stub
+def interface(stub: Stub) -> Stub:
+    """The HTTP API, which so far knows the key only."""
+    stub.answers.clear()
+    stub.asked.clear()
+    stub.queries.clear()
+    stub.answers["GET key"] = key_with(*SCOPES)
+    return stub
 
 
 @asynccontextmanager
@@ -132,25 +152,24 @@ async def visiting(interface: Stub, clickhouse_url: str, analytics: Analytics) -
         yield Console(url, http, interface, analytics)
 
 
-@pytest.fixture
-async def visited(interface: Stub, clickhouse_server: RunningServer) -> AsyncGenerator[Console]:
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def served(stub: Stub, clickhouse_server: RunningServer) -> AsyncGenerator[Console]:
+    database = new_database_url(clickhouse_server.url)
+    async with connected(database) as analytics, visiting(stub, database, analytics) as console:
+        await migrate(analytics)
+        yield console
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def visited(served: Console, interface: Stub) -> Console:
     """A console where nobody is signed in yet."""
-    known = clickhouse_server.url in _DATABASES
-    database = _DATABASES.setdefault(clickhouse_server.url, new_database_url(clickhouse_server.url))
-    analytics = connect(database)
-    try:
-        if known:
-            for table in schema.TABLES:
-                await analytics.execute(f"TRUNCATE TABLE {table.name}")
-        else:
-            await migrate(analytics)
-        async with visiting(interface, database, analytics) as console:
-            yield console
-    finally:
-        await analytics.close()
+    served.http.cookie_jar.clear()
+    for table in schema.TABLES:
+        await served.analytics.execute(f"TRUNCATE TABLE {table.name}")
+    return served
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="package")
 async def console(visited: Console) -> Console:
     """A console, and somebody who is signed in with a key that may do everything."""
     assert (await visited.sign_in()).status == 303

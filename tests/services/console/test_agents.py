@@ -17,12 +17,12 @@ from breakwater.embedded.ports import free_port
 from services.console.agent import helped
 from services.console.agents import COLUMNS, Row, in_order
 from services.console.history import holding
-from services.console.spans import yesterday
+from services.console.time_range import yesterday
 from tests.cli.api_stub import Stub, problem
 from tests.services.console.answers import answer, breaker, budget, health, incident, model, queue
 from tests.services.console.conftest import Console, visiting
 from tests.services.console.recorded import broken, ended, store, tried
-from tests.services.console.test_standing import ended as counted
+from tests.services.console.test_overall_health import ended as counted
 
 EVIL = '<script>alert("1")</script>'
 ODD = "écrivain.v2 > all/*?#%2F"

@@ -7,24 +7,31 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
+import pytest_asyncio
 from pydantic import SecretStr
 from yarl import URL
 
 from breakwater.analytics.client import connect
 from breakwater.embedded.ports import free_port
-from services.console.sessions import LASTS_S, MOST, MOST_OF_A_KEY, Sessions
+from services.console.sessions import LASTS_S, MOST, MOST_OF_A_KEY, SignIns
 from tests.cli.api_stub import KEY, Stub, problem
 from tests.services.console.conftest import Console, key_with, visiting
 
 PAGES = ("/", "/agents", "/executions", "/breakers", "/budgets", "/alerts", "/dead-letters")
 
 
-@pytest.fixture
-async def visited(interface: Stub) -> AsyncGenerator[Console]:
-    """Without ClickHouse, which has no say in this; the pages tell that it is away."""
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def served(stub: Stub) -> AsyncGenerator[Console]:
     nowhere = f"http://127.0.0.1:{free_port()}/breakwater"
-    async with visiting(interface, nowhere, connect(nowhere)) as console:
+    async with visiting(stub, nowhere, connect(nowhere)) as console:
         yield console
+
+
+@pytest.fixture
+def visited(served: Console, interface: Stub) -> Console:
+    """Without ClickHouse, which has no say in this; the pages say that it is unavailable."""
+    served.http.cookie_jar.clear()
+    return served
 
 
 @pytest.mark.parametrize("path", [*PAGES, "/executions/e1", "/nowhere"])
@@ -259,7 +266,7 @@ async def test_files_are_served_and_nothing_above_them(visited: Console):
 
 
 def test_nobody_is_signed_out_by_somebody_elses_sign_ins():
-    sessions = Sessions(lambda: 0.0)
+    sessions = SignIns(lambda: 0.0)
 
     def begin(key_id: str) -> str:
         return sessions.begin(SecretStr("k"), key_id, "n", frozenset({"read"}))
@@ -283,7 +290,7 @@ async def test_who_signs_in_again_in_the_same_browser_is_one(visited: Console):
 
 def test_sign_ins_end_by_time_and_by_number():
     now = 0.0
-    sessions = Sessions(lambda: now)
+    sessions = SignIns(lambda: now)
     first = sessions.begin(SecretStr("k"), "id", "n", frozenset({"read"}))
     assert sessions.find(first) is not None
     assert sessions.find(first + "x") is None

@@ -1,4 +1,4 @@
-"""Which stretch of time a page tells of: one of plane.WINDOWS, or yesterday."""
+"""Which stretch of time a page tells of: one of `WINDOWS`, or yesterday."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from zoneinfo import ZoneInfo
 from starlette.requests import Request
 
 from breakwater.analytics.window import Window
-from services.console.plane import WINDOWS, window_links, window_of
 
+WINDOWS = {
+    "1h": timedelta(hours=1),
+    "24h": timedelta(hours=24),
+    "7d": timedelta(days=7),
+    "30d": timedelta(days=30),
+}
 YESTERDAY = "yesterday"
 _STEP = timedelta(minutes=15)
 
@@ -20,13 +25,13 @@ OFTEN_S, SELDOM_S = 5, 30
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeRange:
     """A stretch of time, and what a page needs of it."""
 
     name: str
     window: Window
     links: list[tuple[str, str, bool]]
-    """The same page for each other one: `plane.window_links`."""
+    """The same page for each other one: `window_links`."""
 
     @property
     def words(self) -> str:
@@ -50,7 +55,7 @@ class Span:
         return f"/executions?{urlencode(given | {'window': self.name})}"
 
 
-def span_of(request: Request, now: datetime, zone: ZoneInfo) -> Span:
+def time_range_of(request: Request, now: datetime, zone: ZoneInfo) -> TimeRange:
     """The one that a page is asked for: `?window=`; 24 hours where it is none of them. `zone`: where days are days."""
     wanted = request.query_params.get("window")
     name = YESTERDAY if wanted == YESTERDAY else window_of(request)
@@ -59,7 +64,7 @@ def span_of(request: Request, now: datetime, zone: ZoneInfo) -> Span:
     address = f"{request.url.path}?{urlencode(others | {'window': YESTERDAY})}"
     # By length: an hour, a day, then that other day.
     links.insert(2, (YESTERDAY, address, name == YESTERDAY))
-    return Span(name, yesterday(now, zone) if name == YESTERDAY else Window.last(WINDOWS[name], now), links)
+    return TimeRange(name, yesterday(now, zone) if name == YESTERDAY else Window.last(WINDOWS[name], now), links)
 
 
 def yesterday(now: datetime, zone: ZoneInfo) -> Window:
@@ -68,3 +73,15 @@ def yesterday(now: datetime, zone: ZoneInfo) -> Window:
     start, end = (datetime.combine(day, time.min, zone).astimezone(UTC) for day in (today - timedelta(days=1), today))
     # A day of 23 or 25 hours has whole steps too.
     return Window(start, end, int(_STEP.total_seconds()))
+
+
+def window_of(request: Request, default: str = "24h") -> str:
+    """Which of WINDOWS a page is asked for."""
+    wanted = request.query_params.get("window", default)
+    return wanted if wanted in WINDOWS else default
+
+
+def window_links(request: Request, here: str) -> list[tuple[str, str, bool]]:
+    """The same page for each of WINDOWS: its text, its address, whether it is this one."""
+    others = {name: value for name, value in request.query_params.items() if name not in ("window", "after", "before")}
+    return [(name, f"{request.url.path}?{urlencode(others | {'window': name})}", name == here) for name in WINDOWS]

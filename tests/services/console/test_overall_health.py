@@ -9,8 +9,8 @@ from breakwater.analytics.overview import Totals
 from breakwater.contracts.events import AgentHealth, BudgetStatus
 from breakwater.contracts.queues import Queues
 from services.console.live import Breakers, Budgets, Incidents, Live
-from services.console.plane import Found
-from services.console.standing import Standing, sentence, shares, spent, standing
+from services.console.overall_health import OverallHealth, overall_health, sentence, shares, spent
+from services.console.pages import Fetched
 from tests.services.console import answers
 from tests.services.console.answers import AT, breaker, budget, health, incident, queue, service
 
@@ -49,16 +49,16 @@ def live(
     services: Any = (),
 ) -> Live:
     return Live(
-        Found([AgentHealth.model_validate(one) for one in agents]),
-        Found(Breakers.model_validate({"breakers": breakers, "attended": attended})),
-        Found(Budgets.model_validate({"filled": filled, "budgets": budgets})),
-        Found(Incidents.model_validate({"alerts": alerts})),
-        Found(Queues.model_validate({"agents": queues, "parked": 0, "services": services, "at": AT})),
+        Fetched([AgentHealth.model_validate(one) for one in agents]),
+        Fetched(Breakers.model_validate({"breakers": breakers, "attended": attended})),
+        Fetched(Budgets.model_validate({"filled": filled, "budgets": budgets})),
+        Fetched(Incidents.model_validate({"alerts": alerts})),
+        Fetched(Queues.model_validate({"agents": queues, "parked": 0, "services": services, "at": AT})),
     )
 
 
 def told(totals: Totals | None, now: Live) -> tuple[str, str]:
-    found: Standing = standing(totals, now, "in the last 24h", "/executions?status=dead_lettered")
+    found: OverallHealth = overall_health(totals, now, "in the last 24h", "/executions?status=dead_lettered")
     return found.tone, found.text or f"{sentence([one.text for one in found.remarks])}."
 
 
@@ -171,8 +171,8 @@ def test_what_is_amiss_is_told_in_one_line(totals: Totals | None, now: Live, ton
 
 @pytest.mark.parametrize("part", ["agents", "breakers", "budgets", "incidents", "queues"])
 def test_where_something_can_not_be_asked_nobody_says_that_all_is_well(part: str):
-    away = replace(FINE, **{part: Found(None, "it is away")})
-    assert away.troubles == ("it is away",)
+    away = replace(FINE, **{part: Fetched(None, "it is away")})
+    assert away.problems == ("it is away",)
     assert told(ended(10), away) == ("warn", "Nothing wrong is known, but not everything could be asked.")
 
 
@@ -185,7 +185,7 @@ def test_every_remark_leads_to_where_one_acts():
         queues=[queue("a", 1, 0)],
         services=[service("sink-events", 5_000)],
     )
-    remarks = standing(ended(0, failed=1), now, "now", "/executions?status=dead_lettered").remarks
+    remarks = overall_health(ended(0, failed=1), now, "now", "/executions?status=dead_lettered").remarks
     assert {one.href for one in remarks} == {
         "/agents?sort=health",
         "/agents?sort=waiting",

@@ -35,7 +35,7 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class OverallHealth:
     """The answer."""
 
     tone: Tone
@@ -45,7 +45,7 @@ class Standing:
     """What there is to say without any remarks, or besides them; may be empty."""
 
 
-def standing(totals: Totals | None, live: Live, when: str, failed: str) -> Standing:
+def overall_health(totals: Totals | None, live: Live, when: str, failed: str) -> OverallHealth:
     """How the plane stands.
 
     Args:
@@ -58,17 +58,17 @@ def standing(totals: Totals | None, live: Live, when: str, failed: str) -> Stand
     found += _failures(totals, when, failed)
     remarks = tuple(sorted(found, key=lambda one: one.tone != "bad"))
     # Where something can't be asked, the page says so; that all is well nobody may claim then.
-    unknown = totals is None or bool(live.troubles)
+    unknown = totals is None or bool(live.problems)
     if remarks:
-        return Standing("bad" if remarks[0].tone == "bad" else "warn", remarks, "")
+        return OverallHealth("bad" if remarks[0].tone == "bad" else "warn", remarks, "")
     if unknown:
-        return Standing("warn", (), "Nothing wrong is known, but not everything could be asked.")
+        return OverallHealth("warn", (), "Nothing wrong is known, but not everything could be asked.")
     share, wasted = shares(totals)
     much = wasted is not None and wasted >= MUCH_WASTED
     if totals is not None and (much or (share is not None and share >= FEW_FAIL)):
         text = f"Nothing is open now; {sentence(_losses(totals, wasted if much else None))} {when}."
-        return Standing("warn" if much else "", (), text)
-    return Standing("good", (), f"All is well: {_usual(totals, when)}.")
+        return OverallHealth("warn" if much else "", (), text)
+    return OverallHealth("good", (), f"All is well: {_usual(totals, when)}.")
 
 
 def spent(budget: BudgetStatus) -> bool:

@@ -32,9 +32,9 @@ async def done(session: Session, asked: Awaitable[Any], told: str, unchanged: st
     except SignedOut:
         raise
     except DoorError as error:
-        session.tell(f"This was not done: {error.message}", "bad")
+        session.notify(f"This was not done: {error.message}", "bad")
         return False
-    session.tell(unchanged if isinstance(answer, dict) and "unchanged" in answer else told)
+    session.notify(unchanged if isinstance(answer, dict) and "unchanged" in answer else told)
     return True
 
 
