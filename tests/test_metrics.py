@@ -254,7 +254,7 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
     sink.set_aside("EVENTS")
     sink.behind("EVENTS", 1.5)
     sink.ended("EVENTS")
-    sink.away("clickhouse", yes=False)
+    sink.unavailable("clickhouse", yes=False)
     families = list(text_string_to_metric_families(generate_latest(registry).decode()))
     served = {
         family.name + ("_total" if family.type == "counter" else ""): (

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from breakwater.contracts.types import Message
 from breakwater.files import write_private
+from breakwater.outage import Outage
 from breakwater.policy.api_keys import ENTROPY_BYTES, SCOPES, ApiKey, Scope, mint, opens, split
-from breakwater.telemetry import Outage
 
 
 class ApiKeysError(Exception):

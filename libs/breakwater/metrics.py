@@ -240,8 +240,8 @@ class SinkMetrics:
         """A message became a dead letter, as no table takes it."""
         self._series.dead_letters[(stream,)].inc()
 
-    def away(self, what: str, *, yes: bool) -> None:
-        """Whether something that is needed is away, by the name that the log has for it."""
+    def unavailable(self, what: str, *, yes: bool) -> None:
+        """Whether a server that is needed is unavailable, by the name that the log has for it."""
         self._series.unavailable[(what,)].set(yes)
 
 
@@ -374,7 +374,7 @@ def _sink_series(registry: CollectorRegistry) -> _SinkSeries:
         dead_letters=counter("dead_letters", "Messages that no table takes, and that became dead letters.", "stream"),
         lag=gauge("lag_seconds", "How old the oldest event is that is held, or was when it was stored.", "stream"),
         waiting=gauge("waiting_messages", "Messages that stood behind the newest batch when it came.", "stream"),
-        unavailable=gauge("unavailable", "1 while something that is needed is away.", "what"),
+        unavailable=gauge("unavailable", "1 while a server that is needed is unavailable.", "what"),
     )
 
 

@@ -27,28 +27,3 @@ def configure_logging(service: str, *, level: str = "info", as_json: bool = True
     )
     structlog.contextvars.bind_contextvars(service=service)
     logging.basicConfig(level=max(numeric, logging.WARNING), stream=sys.stderr, format="%(name)s: %(message)s")
-
-
-class Outage:
-    """Says once that something is away, and once that it is back, however often it is tried in between."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._since_failures = 0
-
-    @property
-    def lasting(self) -> bool:
-        """Whether it is away now."""
-        return self._since_failures > 0
-
-    def failed(self, error: BaseException | str) -> None:
-        """Notes a failure; the first one is logged."""
-        self._since_failures += 1
-        if self._since_failures == 1:
-            structlog.get_logger().warning("unavailable", what=self._what, error=str(error) or repr(error))
-
-    def worked(self) -> None:
-        """Notes a success; the first one after failures is logged."""
-        if self._since_failures:
-            structlog.get_logger().info("available_again", what=self._what, failed_tries=self._since_failures)
-            self._since_failures = 0

@@ -29,11 +29,11 @@ from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.subjects import Header
 from breakwater.incidents import IncidentLog
 from breakwater.metrics import ChannelMetrics
+from breakwater.outage import Outage
 from breakwater.policy.alert_rules import UNDELIVERABLE
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelRules, Held, Message, message_id, next_message
 from breakwater.policy.signals import channel_works
-from breakwater.telemetry import Outage
 from services.alerter.channel import Channel, SendError
 from services.alerter.notes import Gone, Posts
 

@@ -23,9 +23,9 @@ from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.incidents import IncidentLog
 from breakwater.metrics import AlerterMetrics
+from breakwater.outage import Outage
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelRules
-from breakwater.telemetry import Outage
 from services.alerter.baselines import Baselines
 from services.alerter.channel import Channel
 from services.alerter.courier import PATIENT, Courier, Schedule

@@ -19,10 +19,10 @@ from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLett
 from breakwater.contracts.execution import Execution
 from breakwater.contracts.subjects import Header, decode_token
 from breakwater.incidents import IncidentLog
+from breakwater.outage import Outage
 from breakwater.policy.alert_rules import AnomalyRules, began_with
 from breakwater.policy.incidents import IncidentRules, due, due_at
 from breakwater.policy.signals import Over, Raised, Signal, key_of, of_dead_letter, of_execution, signals_of
-from breakwater.telemetry import Outage
 from services.alerter.baselines import Baselines
 
 RETRY_S = 1.0

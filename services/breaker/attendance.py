@@ -11,9 +11,8 @@ import structlog
 from breakwater.bus.errors import BusError, BusUnavailable
 from breakwater.bus.lookup import Lookup
 from breakwater.contracts.subjects import Stream
-from breakwater.patience import Patience
+from breakwater.outage import Outage, Outages
 from breakwater.state.breakers import Breakers
-from breakwater.telemetry import Outage
 from services.breaker.handlers import BreakerHandler
 from services.breaker.rebuild import Rebuild
 
@@ -30,7 +29,7 @@ class Attendance:
         self._breakers = breakers
         self._rebuild = rebuild
         self._lookup = lookup
-        self._patience = Patience()
+        self._outages = Outages()
         self._filling = Outage("filling breakers from EVENTS")
         self._publishing = Outage("publishing transitions")
         self._log: str | None = None
@@ -41,7 +40,7 @@ class Attendance:
 
         Asked for each batch: one that met the breakers just lost could open one anew that somebody has forced open.
         """
-        while self._log is None or await self._patience.redis(self._breakers.filled_from) != self._log:
+        while self._log is None or await self._outages.retry_while_unavailable(self._breakers.filled_from) != self._log:
             self._looked.clear()
             await self._looked.wait()
 
@@ -65,7 +64,7 @@ class Attendance:
         Nobody is let at empty breakers in silence: as long as filling fails, workers find nobody at work, and say so.
         """
         try:
-            await self._patience.both(work)
+            await self._outages.retry_while_unavailable(work)
         except Exception as error:  # noqa: BLE001  whatever it is, a look that never comes again would be worse
             if not (isinstance(error, BusError) or outage.lasting):
                 structlog.get_logger().exception("breakers_not_looked_after")

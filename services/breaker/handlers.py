@@ -16,7 +16,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import ms_from_time
-from breakwater.patience import Patience
+from breakwater.outage import Outages
 from breakwater.policy.breaker import Observation, observe
 from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
 from breakwater.policy.health import failed
@@ -59,7 +59,7 @@ class BreakerHandler:
         self._healths = healths
         self._publisher = publisher
         self._jitter = jitter
-        self._patience = Patience()
+        self._outages = Outages()
 
     async def handle(self, batch: list[Delivery], once: Callable[[], Awaitable[None]] | None = None) -> None:
         """Takes a batch of attempts into account, and acknowledges it; `once` something else is done."""
@@ -70,7 +70,7 @@ class BreakerHandler:
             told = self.sorted(
                 (delivery.sequence, ms_from_time(delivery.published_at), attempt) for delivery, attempt in attempts
             )
-            await self._patience.both(lambda: self.apply(told))
+            await self._outages.retry_while_unavailable(lambda: self.apply(told))
         for delivery in batch:
             await delivery.ack()
 

@@ -19,13 +19,12 @@ from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import time_from_ms
 from breakwater.metrics import BudgetMetrics
-from breakwater.patience import Patience
+from breakwater.outage import Outage, Outages
 from breakwater.policy.alert_texts import money_text
 from breakwater.policy.budget import CapTable
 from breakwater.policy.ledger import Figures, Place
 from breakwater.state.budget_books import BudgetBooks, Filled
 from breakwater.state.budgets import NotFilled
-from breakwater.telemetry import Outage
 
 LOOK_EVERY_S = 1.0
 GRACE_S = 3.0
@@ -59,7 +58,7 @@ class Bookkeeper:
         self._compare_every_s = compare_every_s
         self._grace_s = grace_s
         self._now = now
-        self._patience = Patience()
+        self._outages = Outages()
         self._filling = Outage("rebuilding the budgets")
         self._sweeping = Outage("charging what lost workers held")
         self._comparing = Outage("comparing the budgets with the record")
@@ -148,7 +147,7 @@ class Bookkeeper:
     async def _tried(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> bool:
         """Does what may be repeated; what fails is told, and tried again at the next look."""
         try:
-            await self._patience.both(work)
+            await self._outages.retry_while_unavailable(work, unless=AnalyticsUnavailable)
         except NotFilled:
             return False  # lost since the look: the next one sees it
         except (AnalyticsUnavailable, QueryFailed) as error:
@@ -239,7 +238,9 @@ class Bookkeeper:
         structlog.get_logger().warning("budget_repaired", budget=counter.name, period=name, reason=event.reason)
         self._metrics.repaired()
         subject = subjects.budget(counter.scope, counter.window)
-        await self._patience.nats(lambda: self._publisher.event(subject, event, id=event.event_id, at=event.at))
+        await self._outages.retry_while_unavailable(
+            lambda: self._publisher.event(subject, event, id=event.event_id, at=event.at)
+        )
 
 
 def _off(nano: int, what: str) -> str:

@@ -16,7 +16,7 @@ from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import time_from_ms
-from breakwater.patience import Patience
+from breakwater.outage import Outages
 from breakwater.policy.budget import CapTable, Counter, in_force, reached
 from breakwater.policy.ledger import charged_at
 from breakwater.policy.periods import Period, periods_at
@@ -46,16 +46,16 @@ class BudgetHandler:
         self._publisher = publisher
         self._lookup = lookup
         self._filled = filled
-        self._patience = Patience()
+        self._outages = Outages()
 
     async def handle(self, batch: list[Delivery]) -> None:
         """Settles a batch of attempts, and acknowledges it."""
         async with heartbeat(batch):
             attempts = [(delivery.sequence, found) for delivery in batch if (found := _read(delivery)) is not None]
             called = [Settlement.of(*item) for item in attempts if not item[1].short_circuited]
-            await self._patience.both(lambda: self.settle(called))
+            await self._outages.retry_while_unavailable(lambda: self.settle(called))
             refused = [attempt for _, attempt in attempts if attempt.refused_by is not None]
-            await self._patience.both(lambda: self._tell_refusals(refused))
+            await self._outages.retry_while_unavailable(lambda: self._tell_refusals(refused))
         for delivery in batch:
             await delivery.ack()
 

@@ -23,14 +23,11 @@ from breakwater.bus.delivery import Delivery, heartbeat
 from breakwater.bus.errors import PublishRefused
 from breakwater.bus.publisher import Publisher
 from breakwater.metrics import SinkMetrics
+from breakwater.outage import Outages, StoppedWaiting
 from services.sink import records
-from services.sink.waiting import StoppingError, Waiting
 
 REFUSED_DELAY_S = 300.0
 """How long a message waits that neither ClickHouse nor DLQ takes; it stays on its stream meanwhile."""
-
-CLICKHOUSE = "clickhouse"
-DEAD_LETTERS = "dead letters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,30 +49,30 @@ class Sink:
         self._now = now
         self._metrics = metrics
         self._held: dict[str, datetime] = {}
-        self._clickhouse = Waiting(CLICKHOUSE, self._tell)
-        self._dead_letters = Waiting(DEAD_LETTERS, self._tell)
+        self._outages = Outages(self._report)
+        for server in ("clickhouse", "nats"):
+            metrics.unavailable(server, yes=False)
 
     async def store(self, deliveries: list[Delivery]) -> None:
         """Stores a batch of one stream and acknowledges it; on `stop` during an outage, leaves it for redelivery."""
         stream = deliveries[0].stream
         self._held[stream] = min(delivery.published_at for delivery in deliveries)
         self._metrics.began(stream, deliveries[-1].waiting)
-        self._tell_lag()
+        self._report_lag()
         try:
             async with heartbeat(deliveries):
                 await self._store(deliveries)
-        except StoppingError:
+        except StoppedWaiting:
             structlog.get_logger().info("batch_left_for_redelivery", messages=len(deliveries))
         else:
             self._metrics.ended(stream)
         finally:
-            self._tell_lag()
+            self._report_lag()
             del self._held[stream]
 
     async def stop(self) -> None:
-        """Gives up waiting for what is away. Work that needs no waiting is finished."""
-        self._clickhouse.stop()
-        self._dead_letters.stop()
+        """Gives up waiting for servers that are unavailable. Work that needs no waiting is finished."""
+        self._outages.stop()
 
     async def _store(self, deliveries: list[Delivery]) -> None:
         waiting: dict[str, tuple[Table, list[_Pending]]] = {}
@@ -114,7 +111,7 @@ class Sink:
             self._metrics.stored(table.name, len(pending), time.monotonic() - began)
 
         try:
-            await self._clickhouse.patiently(insert)
+            await self._outages.retry_while_unavailable(insert)
         except RowsRejected as error:
             if len(pending) == 1:
                 delivery = pending[0].delivery
@@ -139,7 +136,7 @@ class Sink:
             )
 
         try:
-            await self._dead_letters.patiently(publish)
+            await self._outages.retry_while_unavailable(publish)
         except PublishRefused:
             log.exception("dead_letter_refused", error=error, tried_again_in_s=REFUSED_DELAY_S)
             return False
@@ -147,11 +144,11 @@ class Sink:
         log.warning("unstorable", error=error)
         return True
 
-    def _tell(self, what: str, away: bool) -> None:
-        self._metrics.away(what, yes=away)
-        self._tell_lag()
+    def _report(self, server: str, unavailable: bool) -> None:
+        self._metrics.unavailable(server, yes=unavailable)
+        self._report_lag()
 
-    def _tell_lag(self) -> None:
+    def _report_lag(self) -> None:
         now = self._now()
         for stream, oldest in self._held.items():
             self._metrics.behind(stream, (now - oldest).total_seconds())

@@ -188,4 +188,6 @@ async def _tell_half_open(plane: Plane, job: Assignment, key: BreakerKey) -> Non
         return  # somebody forced it open or reset it meanwhile, which has been told
     told = half_opened(key, loaded.breaker, job.agent.breaker, loaded.now_ms)
     subject = subjects.breaker(key.agent, key.model)
-    await plane.patience.nats(lambda: plane.publisher.event(subject, told, id=told.transition_id, at=told.at))
+    await plane.outages.retry_while_unavailable(
+        lambda: plane.publisher.event(subject, told, id=told.transition_id, at=told.at)
+    )

@@ -81,7 +81,9 @@ class Answers:
 
     async def _ask(self) -> Cached | Leader | Follower | None:
         holder = self._holder if self._rules.share_concurrent else None
-        return await self._plane.patience.redis(lambda: self._plane.cache.ask(self._key, holder, round(LEASE_S * 1000)))
+        return await self._plane.outages.retry_while_unavailable(
+            lambda: self._plane.cache.ask(self._key, holder, round(LEASE_S * 1000))
+        )
 
 
 def answers_for(plane: Plane, job: Assignment) -> Answers | None:

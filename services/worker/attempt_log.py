@@ -96,7 +96,7 @@ class AttemptLog:
                 if found.data != attempt.json_bytes():
                     raise ClaimLost(attempt.execution_id) from None
 
-        await self._plane.patience.nats(publish)
+        await self._plane.outages.retry_while_unavailable(publish)
 
     async def find(self, number: int) -> Attempt | None:
         """What is recorded of an attempt, by whomever."""
@@ -113,5 +113,5 @@ async def recorded_attempts(plane: Plane, agent: str, execution_id: str) -> tupl
 
 async def _find(plane: Plane, agent: str, execution_id: str, number: int) -> Attempt | None:
     subject = subjects.attempt(agent, execution_id, number)
-    found = await plane.patience.nats(lambda: plane.lookup.last(Stream.EVENTS, subject))
+    found = await plane.outages.retry_while_unavailable(lambda: plane.lookup.last(Stream.EVENTS, subject))
     return None if found is None else Attempt.model_validate_json(found.data)

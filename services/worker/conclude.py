@@ -102,11 +102,13 @@ def conclude(end: Conclusion) -> Result:
 
 async def decided(plane: Plane, agent_name: str, execution_id: str) -> Result | None:
     """What stands of a job that was decided before: its result, or its record when the result has aged out."""
-    result = await plane.patience.nats(lambda: plane.lookup.last(Stream.RESULTS, subjects.result(execution_id)))
+    result = await plane.outages.retry_while_unavailable(
+        lambda: plane.lookup.last(Stream.RESULTS, subjects.result(execution_id))
+    )
     if result is not None:
         return Result.model_validate_json(result.data)
     subject = subjects.execution(agent_name, execution_id)
-    record = await plane.patience.nats(lambda: plane.lookup.last(Stream.EVENTS, subject))
+    record = await plane.outages.retry_while_unavailable(lambda: plane.lookup.last(Stream.EVENTS, subject))
     if record is None:
         return None
     execution = Execution.model_validate_json(record.data)
@@ -130,7 +132,7 @@ async def finish(plane: Plane, ask: Ask, result: Result) -> None:
 
 
 async def _keep_dead_letter(plane: Plane, ask: Ask, result: Result) -> None:
-    await plane.patience.nats(
+    await plane.outages.retry_while_unavailable(
         lambda: dead_letter(
             plane.publisher,
             ask.delivery,
@@ -145,7 +147,7 @@ async def _keep_dead_letter(plane: Plane, ask: Ask, result: Result) -> None:
 
 async def answer(plane: Plane, ask: Ask, result: Result) -> None:
     """Makes sure that the record stands, tells who waits, and acknowledges the job."""
-    await plane.patience.nats(lambda: _record(plane, ask, result))
+    await plane.outages.retry_while_unavailable(lambda: _record(plane, ask, result))
     if ask.reply_to is not None:
         await plane.publisher.transient(ask.reply_to, result)
     await Notices(plane, result.agent, result.execution_id, result.parent_execution_id).ended(result)
@@ -167,7 +169,7 @@ async def _decide(plane: Plane, result: Result) -> Result:
             return Result.model_validate_json(found.data)
         return result
 
-    return await plane.patience.nats(publish)
+    return await plane.outages.retry_while_unavailable(publish)
 
 
 async def _record(plane: Plane, ask: Ask, result: Result) -> None:

@@ -86,7 +86,7 @@ class JobHandler:
     async def _run(self, ask: Ask, job: Job, execution_id: str) -> None:
         plane, delivery = self._plane, ask.delivery
         holder = Holder(execution_id, delivery.sequence, delivery.deliveries)
-        match await plane.patience.redis(lambda: plane.executions.claim(holder)):
+        match await plane.outages.retry_while_unavailable(lambda: plane.executions.claim(holder)):
             case Taken():
                 # The same job id under another message: it will be answered from the record of the first.
                 await delivery.retry_in(min(0.25 * 2 ** min(delivery.deliveries, 5), 5.0))
@@ -163,7 +163,7 @@ class JobHandler:
             if guard is not None:
                 # Before it is decided: the task's next job may come as soon as this one is answered.
                 output = outcome.output
-                await plane.patience.redis(lambda: guard.record(result, output))
+                await plane.outages.retry_while_unavailable(lambda: guard.record(result, output))
             await finish(plane, ask, result)
             if answers is not None and cached_from is None:
                 await answers.keep(outcome, assignment.execution_id)
@@ -171,7 +171,7 @@ class JobHandler:
             if answers is not None:
                 await answers.leave()
         plane.metrics.job(result)
-        await plane.patience.redis(lambda: plane.executions.finish(assignment.holder))
+        await plane.outages.retry_while_unavailable(lambda: plane.executions.finish(assignment.holder))
         return result
 
     async def _perform(
@@ -192,9 +192,9 @@ class JobHandler:
     async def _put_to_sleep(self, delivery: Delivery, holder: Holder, sleeping: Sleeping) -> None:
         plane, agent = self._plane, self._agent_name
         # Whoever wakes the job has another message of it, and must not wait for the end of a lease.
-        await plane.patience.redis(lambda: plane.executions.checkpoint(holder, "", lease_ms=0))
+        await plane.outages.retry_while_unavailable(lambda: plane.executions.checkpoint(holder, "", lease_ms=0))
         try:
-            await plane.patience.nats(
+            await plane.outages.retry_while_unavailable(
                 lambda: park(plane.publisher, delivery, agent=agent, execution_id=holder.execution_id, due=sleeping.due)
             )
         except PublishRefused as error:
@@ -208,7 +208,7 @@ class JobHandler:
         """Keeps the claim while the job runs; the delivery's own heartbeat only keeps the message."""
         while True:
             await asyncio.sleep(20)
-            await self._plane.patience.redis(lambda: self._plane.executions.checkpoint(holder, ""))
+            await self._plane.outages.retry_while_unavailable(lambda: self._plane.executions.checkpoint(holder, ""))
             if answers is not None:
                 await answers.renew()
 
@@ -264,7 +264,7 @@ class JobHandler:
         guard = None if ask.job is None else guard_of(self._plane, self._agent_name, self._agent, ask.job, execution_id)
         if guard is not None and attempts:
             # What it holds of its task's cap would be held for as long as the task lives.
-            await self._plane.patience.redis(lambda: guard.record(result, None))
+            await self._plane.outages.retry_while_unavailable(lambda: guard.record(result, None))
         await finish(self._plane, ask, result)
 
     def _ended(

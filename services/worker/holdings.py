@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from breakwater.outage import Outage
 from breakwater.policy.budget import CapTable
 from breakwater.state.budgets import Budgets
 from breakwater.state.connection import Redis, ScriptCall, StateUnavailable
-from breakwater.telemetry import Outage
 
 LOOK_EVERY_S = 1.0
 

@@ -11,7 +11,7 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Agent, Config
 from breakwater.metrics import WorkerMetrics
-from breakwater.patience import Patience
+from breakwater.outage import Outages
 from breakwater.policy.budget import CapTable
 from breakwater.policy.estimate import estimate_input_tokens
 from breakwater.policy.input_size import InputSize
@@ -52,7 +52,7 @@ class Plane:
     cache: AnswerCache
     prices: PriceBook
     redactor: Redactor
-    patience: Patience
+    outages: Outages
     metrics: WorkerMetrics
     tasks: Tasks
     rate_limits: RateLimits
@@ -126,7 +126,7 @@ def plane_for(
         cache=AnswerCache(redis),
         prices=PriceBook(config.models),
         redactor=Redactor.compile(config.redaction),
-        patience=Patience(),
+        outages=Outages(),
         metrics=WorkerMetrics(config.known_models),
         tasks=Tasks(redis),
         rate_limits=RateLimits(redis),

@@ -113,7 +113,7 @@ class Run:
             attempts=at.attempts,
         )
         asked = plane.now()
-        answer = await plane.patience.redis(lambda: admit(plane, job, self._guard, question))
+        answer = await plane.outages.retry_while_unavailable(lambda: admit(plane, job, self._guard, question))
         self._extend_deadline(plane.now() - asked)
         match answer:
             case Denial():
@@ -147,7 +147,9 @@ class Run:
         if limits:
             rate_limits, used = self._plane.rate_limits, _tokens_used(attempt)
             asked = self._plane.now()
-            await self._plane.patience.redis(lambda: rate_limits.settle(attempt.attempt_id, limits, used))
+            await self._plane.outages.retry_while_unavailable(
+                lambda: rate_limits.settle(attempt.attempt_id, limits, used)
+            )
             self._extend_deadline(self._plane.now() - asked)
 
     async def _refused(self, flight: InFlight, denial: Denial) -> Step:
@@ -287,7 +289,9 @@ class Run:
         plane, job = self._plane, self._job
         retry_id = f"{job.execution_id}:{attempt.number + 1}"
         asked = plane.now()
-        granted = await plane.patience.redis(lambda: plane.retry_budgets.may_retry(attempt.model, retry_id))
+        granted = await plane.outages.retry_while_unavailable(
+            lambda: plane.retry_budgets.may_retry(attempt.model, retry_id)
+        )
         self._extend_deadline(plane.now() - asked)
         if granted:
             await self._tell.retries(attempt, step.delay_s, long=step.delay_s >= LONG_WAIT_S)
@@ -326,7 +330,9 @@ class Run:
             await asyncio.sleep(delay_s)
             return None
         text = self._at.model_dump_json(exclude_defaults=True)
-        kept = await self._plane.patience.redis(lambda: self._plane.executions.checkpoint(self._job.holder, text))
+        kept = await self._plane.outages.retry_while_unavailable(
+            lambda: self._plane.executions.checkpoint(self._job.holder, text)
+        )
         if not kept:
             raise ClaimLost(self._job.execution_id)
         await self._let_go()
@@ -336,7 +342,9 @@ class Run:
         """Leaves the task's cost cap to its other jobs while this one sleeps."""
         guard = self._guard
         if guard is not None:
-            await self._plane.patience.redis(lambda: self._plane.redis.run([guard.let_go(self._at.attempts)]))
+            await self._plane.outages.retry_while_unavailable(
+                lambda: self._plane.redis.run([guard.let_go(self._at.attempts)])
+            )
 
     async def _rest_of_wait(self) -> Sleeping | None:
         """A job that was delivered before its wait is over, as after a crash while it was put to sleep."""
@@ -379,7 +387,7 @@ class Run:
         """When a lost call was reserved, which its checkpoint could not say yet."""
         attempt_id = f"{self._job.execution_id}:{flight.number}"
         budgets = self._plane.budgets
-        [held] = await self._plane.patience.redis(lambda: budgets.reservations([attempt_id]))
+        [held] = await self._plane.outages.retry_while_unavailable(lambda: budgets.reservations([attempt_id]))
         return None if held is None else held.at
 
     def _take_recorded(self, attempt: Attempt) -> None:

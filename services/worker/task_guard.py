@@ -137,7 +137,9 @@ class TaskGuard:
             at=at,
         )
         subject = subjects.guard(tripped.agent)
-        await self._plane.patience.nats(lambda: self._plane.publisher.event(subject, event, id=event.event_id, at=at))
+        await self._plane.outages.retry_while_unavailable(
+            lambda: self._plane.publisher.event(subject, event, id=event.event_id, at=at)
+        )
         structlog.get_logger().warning(
             "task_stopped", agent=tripped.agent, task_id=event.task_id, tenant=event.tenant, reason=event.reason
         )

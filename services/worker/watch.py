@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from breakwater.metrics import WorkerMetrics
+from breakwater.outage import Outage
 from breakwater.state.breakers import ATTENDED_MS, Breakers
 from breakwater.state.connection import StateUnavailable
-from breakwater.telemetry import Outage
 
 LOOK_EVERY_S = ATTENDED_MS / 5000
 

@@ -10,13 +10,17 @@ AnalyticsError
 
 from __future__ import annotations
 
+from breakwater.errors import Unavailable
+
 
 class AnalyticsError(Exception):
     """Root of what this room raises."""
 
 
-class AnalyticsUnavailable(AnalyticsError):  # noqa: N818  a state of the world, named as people say it
+class AnalyticsUnavailable(AnalyticsError, Unavailable):  # noqa: N818  a state of the world, named as people say it
     """ClickHouse does not answer, or can't take anything now. The rows may or may not have been stored."""
+
+    server = "clickhouse"
 
 
 class RowsRejected(AnalyticsError):  # noqa: N818

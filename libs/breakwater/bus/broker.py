@@ -18,7 +18,7 @@ from nats.aio.client import Client
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.permissions import inbox_prefix
 from breakwater.contracts.subjects import Stream
-from breakwater.telemetry import Outage
+from breakwater.outage import Outage
 
 # nats-py's fetch raises the built-in TimeoutError when its time is up between its two requests, which a busy machine
 # makes likely. FastStream 0.7.8 expects only nats-py's own subclass there: its loop dies, and the messages gathered so

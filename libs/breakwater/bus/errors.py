@@ -10,13 +10,17 @@ BusError
 
 from __future__ import annotations
 
+from breakwater.errors import Unavailable
+
 
 class BusError(Exception):
     """Root of what this room raises."""
 
 
-class BusUnavailable(BusError):  # noqa: N818  a state of the world, named as people say it
+class BusUnavailable(BusError, Unavailable):  # noqa: N818  a state of the world, named as people say it
     """NATS does not answer. The message may or may not have been stored."""
+
+    server = "nats"
 
 
 class PublishRefused(BusError):  # noqa: N818

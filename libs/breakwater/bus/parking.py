@@ -20,7 +20,7 @@ from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header, decode_token, encode_token
 from breakwater.contracts.types import format_time, is_identifier, ms_from_time
-from breakwater.telemetry import Outage
+from breakwater.outage import Outage
 
 RETRY_S = 5.0
 """How long a job that is due waits, when its queue does not take it."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from breakwater import background
 from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.outage import Outage
 from breakwater.state.connection import Redis, StateUnavailable, translated
 from breakwater.state.executions import Holder
-from breakwater.telemetry import Outage
 
 KEEP_S = 24 * 3600
 SPAN_S = 4 * 3600

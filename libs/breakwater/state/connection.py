@@ -15,14 +15,18 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from breakwater.errors import Unavailable
+
 Argument = str | int
 
 MAX_CONNECTIONS = 32
 WAIT_FOR_CONNECTION_S = 10
 
 
-class StateUnavailable(Exception):  # noqa: N818  a state of the world, named as people say it
+class StateUnavailable(Unavailable):
     """Redis does not answer, or not in time. Every script may be called again: each is idempotent."""
+
+    server = "redis"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace import Span as SdkSpan
 
 from breakwater.errors import ConfigError
-from breakwater.telemetry import Outage
+from breakwater.outage import Outage
 from breakwater.tracing.spans import Attribute, Kind, Span, is_traceparent
 
 FLUSH_S = 1.0

@@ -120,7 +120,7 @@ async def test_what_is_stored_what_waits_and_how_late_it_is_are_told(plane: Plan
     assert told("batches_total", stream="EVENTS") == 2
     assert told("insert_duration_seconds_count", table=schema.ATTEMPTS.name) == 2
     assert told("unavailable", what="clickhouse") == 0
-    assert told("unavailable", what="dead letters") == 0
+    assert told("unavailable", what="nats") == 0
 
 
 async def test_what_one_table_takes_is_stored_while_another_is_missing_and_the_outage_lasts(plane: Plane) -> None:
