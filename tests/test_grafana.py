@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from breakwater.analytics import schema
-from breakwater.analytics.client import Analytics, Table
+from breakwater.analytics.client import Analytics, ResultSet
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.overview import totals
 from breakwater.analytics.window import Window
@@ -128,7 +128,7 @@ def with_database(url: str, use: Callable[[Analytics], Awaitable[T]]) -> T:
     return asyncio.run(used())
 
 
-def asked(url: str, query: Query, chosen: Chosen | None = None) -> Table:
+def asked(url: str, query: Query, chosen: Chosen | None = None) -> ResultSet:
     sql = SHOWN.query(query.sql, nothing_chosen(query.dashboard) if chosen is None else chosen)
     return with_database(url, lambda analytics: analytics.query(sql))
 
@@ -158,7 +158,7 @@ def test_a_panel_shows_the_same_after_a_second_delivery(once: str, twice: str, q
     assert comparable(asked(twice, query)) == comparable(asked(once, query))
 
 
-def comparable(found: Table) -> list[tuple[object, ...]]:
+def comparable(found: ResultSet) -> list[tuple[object, ...]]:
     # A sum of floats differs in its last digits with the order of its parts.
     return [tuple(round(one, 9) if isinstance(one, float) else one for one in row) for row in found.rows]
 

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from breakwater.analytics import breakdown, costs, overview, search
 from breakwater.analytics.costs import RetryFigures
-from breakwater.analytics.overview import Totals
+from breakwater.analytics.overview import WindowTotals
 from breakwater.analytics.refusals import refusals
 from breakwater.analytics.search_filters import Filters
 from breakwater.contracts.events import AgentHealth, BreakerStatus
@@ -143,7 +143,7 @@ def _outcome(saved: int, tried: int, what: str, rate: float | None) -> str:
     return f"{saved:,} of {tried:,} executions that {what} succeeded ({words.percent(rate)})"
 
 
-def _did(totals: Totals) -> bool:
+def _did(totals: WindowTotals) -> bool:
     return bool(totals.executions or totals.calls or totals.short_circuits)
 
 
@@ -164,7 +164,11 @@ def _reasons(breakers: Fetched[Breakers], name: str) -> dict[str, BreakerStatus]
 
 
 def _now(
-    name: str, queue: AgentQueue | None, incidents: Fetched[Incidents], budgets: Fetched[Budgets], totals: Totals | None
+    name: str,
+    queue: AgentQueue | None,
+    incidents: Fetched[Incidents],
+    budgets: Fetched[Budgets],
+    totals: WindowTotals | None,
 ) -> list[Tile]:
     shown = [_jobs(queue), tiles.incidents(incidents.value)]
     if budgets.value is not None:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics import overview
-from breakwater.analytics.overview import AgentLine, Totals
+from breakwater.analytics.overview import AgentLine, WindowTotals
 from breakwater.analytics.refusals import RefusalLine, refusals
 from breakwater.contracts.events import AgentHealth
 from breakwater.contracts.queues import AgentQueue, Queues
@@ -112,7 +112,7 @@ def limited(lines: Iterable[RefusalLine]) -> Counter[str]:
     return counts
 
 
-def _colour(totals: Totals | None) -> str:
+def _colour(totals: WindowTotals | None) -> str:
     """A class for the success rate, where it is not as it should be."""
     failed, _ = shares(totals)
     return "" if failed is None or failed < SOME_FAIL else " warn-text" if failed < MANY_FAIL else " bad-text"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from breakwater.analytics.overview import Totals
+from breakwater.analytics.overview import WindowTotals
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BudgetStatus
 from breakwater.contracts.queues import AgentQueue, ServiceQueue
@@ -45,7 +45,7 @@ class OverallHealth:
     """What there is to say without any remarks, or besides them; may be empty."""
 
 
-def overall_health(totals: Totals | None, live: Live, when: str, failed: str) -> OverallHealth:
+def overall_health(totals: WindowTotals | None, live: Live, when: str, failed: str) -> OverallHealth:
     """How the plane stands.
 
     Args:
@@ -76,7 +76,7 @@ def spent(budget: BudgetStatus) -> bool:
     return bool(budget.limit) and budget.spent + budget.reserved >= (budget.limit or 0)
 
 
-def shares(totals: Totals | None) -> tuple[float | None, float | None]:
+def shares(totals: WindowTotals | None) -> tuple[float | None, float | None]:
     """Which share of executions failed, and which share of spend was wasted; None where it can't be told.
 
     Executions that were cancelled neither failed nor succeeded: they are no part of the first one.
@@ -105,7 +105,7 @@ def sentence(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
 
 
-def _usual(totals: Totals | None, when: str) -> str:
+def _usual(totals: WindowTotals | None, when: str) -> str:
     if totals is None or not totals.executions:
         return f"nothing ran {when}, and nothing is amiss"
     if totals.executions == totals.succeeded:
@@ -115,7 +115,7 @@ def _usual(totals: Totals | None, when: str) -> str:
     return f"{failed} of {totals.executions:,} executions failed {when}, and no breaker is open"
 
 
-def _losses(totals: Totals, wasted: float | None) -> list[str]:
+def _losses(totals: WindowTotals, wasted: float | None) -> list[str]:
     """What was lost without anything being amiss now; `wasted` where it is much."""
     found: list[str] = []
     if totals.dead_lettered:
@@ -188,7 +188,7 @@ def _agents(live: Live) -> Iterable[Remark]:
         yield Remark(_are(number, "agent", "degraded"), "/agents?sort=health", "warn")
 
 
-def _failures(totals: Totals | None, when: str, href: str) -> Iterable[Remark]:
+def _failures(totals: WindowTotals | None, when: str, href: str) -> Iterable[Remark]:
     failed, _ = shares(totals)
     if failed is not None and failed >= SOME_FAIL:
         text = f"{words.percent(failed)} of executions failed {when}"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from breakwater.analytics.overview import Totals
+from breakwater.analytics.overview import WindowTotals
 from breakwater.contracts.alerts import Alert
 from services.console import words
 from services.console.live import Incidents, Live
@@ -29,7 +29,7 @@ class Tile:
     """What there is to know of the figure, for who points at it."""
 
 
-def of_history(totals: Totals, time_range: TimeRange, agent: str | None = None) -> list[Tile]:
+def of_history(totals: WindowTotals, time_range: TimeRange, agent: str | None = None) -> list[Tile]:
     """Success, spend, waste and latency of a window."""
     failed, wasted = shares(totals)
     bad: Colour = "" if failed is None or failed < SOME_FAIL else "warn" if failed < MANY_FAIL else "bad"
@@ -117,14 +117,14 @@ def _budgets(live: Live) -> Tile:
     )
 
 
-def _calls(totals: Totals) -> str:
+def _calls(totals: WindowTotals) -> str:
     calls = _counted(totals.calls, "call")
     if totals.unknown_costs:
         return f"{_least(totals.spend)}{totals.unknown_costs:,} of {calls} of unknown cost"
     return calls
 
 
-def _waste(totals: Totals, share: float | None) -> str:
+def _waste(totals: WindowTotals, share: float | None) -> str:
     if totals.unknown_waste:
         executions = _counted(totals.executions, "execution")
         return f"{_least(totals.wasted)}{totals.unknown_waste:,} of {executions} wasted an unknown amount"

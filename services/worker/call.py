@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from breakwater import tracing
 from breakwater.contracts.execution import Attempt, CostBasis, ErrorInfo
-from breakwater.policy.classify import Verdict, classify
+from breakwater.policy.classify import Classification, classify
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer, Call, CallFailed
@@ -39,7 +39,7 @@ class Ended:
     """
 
     attempt: Attempt
-    verdict: Verdict | None
+    verdict: Classification | None
     output: JsonValue = None
     credential: int | None = None
     correction: Correction | None = None
@@ -113,7 +113,9 @@ class Caller:
         guard = self._job.output_guard
         if (size := len(_text(answer.output).encode())) > MAX_ANSWER_BYTES:
             text = f"the answer has {size} bytes; at most {MAX_ANSWER_BYTES} can be stored"
-            verdict = Verdict("client", "AnswerTooLargeError", text, None, retryable=False, counts_for_breaker=False)
+            verdict = Classification(
+                "client", "AnswerTooLargeError", text, None, retryable=False, counts_for_breaker=False
+            )
             attempt = self._log.describe(
                 flight, started_at, "error", cost=cost, basis=basis, usage=answer.usage, error=verdict.error_info()
             )
@@ -123,7 +125,9 @@ class Caller:
             # Redacted as a whole, and cut then: a part of a secret is not known for one.
             text = self._plane.redactor.text("; ".join(checked.problems))[:MAX_PROBLEMS_TEXT]
             text = f"the answer does not satisfy the output schema: {text}"
-            verdict = Verdict("logic", "InvalidOutputError", text, None, retryable=False, counts_for_breaker=False)
+            verdict = Classification(
+                "logic", "InvalidOutputError", text, None, retryable=False, counts_for_breaker=False
+            )
             attempt = self._log.describe(
                 flight, started_at, "error", cost=cost, basis=basis, usage=answer.usage, error=verdict.error_info()
             )
@@ -158,7 +162,7 @@ class Caller:
         )
         return Ended(attempt, verdict, credential=failed.credential)
 
-    def _told(self, verdict: Verdict) -> ErrorInfo:
+    def _told(self, verdict: Classification) -> ErrorInfo:
         """The error as it may be told, with the identity of what is told: a secret must not tell errors apart."""
         return replace(verdict, message=self._plane.redactor.text(verdict.message)).error_info()
 

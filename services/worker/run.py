@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, Reason
-from breakwater.policy.classify import Verdict
+from breakwater.policy.classify import Classification
 from breakwater.policy.input_size import InputSize
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.state.rate_limits import Limited
@@ -23,7 +23,7 @@ from services.worker.plane import Plane
 from services.worker.repairs import Correction, Message, Repairs
 from services.worker.task_guard import guard_of
 
-WORKER_LOST = Verdict(
+WORKER_LOST = Classification(
     "worker_lost", "WorkerLostError", "the worker was lost while the call was under way", None, True, False
 )
 
@@ -228,7 +228,7 @@ class Run:
 
     # After a failed attempt
 
-    async def _after(self, attempt: Attempt, verdict: Verdict, ended: Ended | None) -> Step:
+    async def _after(self, attempt: Attempt, verdict: Classification, ended: Ended | None) -> Step:
         """What follows a failed attempt: a repair, a retry, the next model, or the end.
 
         Args:
@@ -255,7 +255,7 @@ class Run:
             await self._tell.request_failed(attempt)
         return step
 
-    async def _mend(self, attempt: Attempt, verdict: Verdict, ended: Ended | None) -> Again | None:
+    async def _mend(self, attempt: Attempt, verdict: Classification, ended: Ended | None) -> Again | None:
         agent, messages, repairs = self._job.agent, self._job.messages, self._at.repairs
         if verdict.kind == "orphan_tool_calls" and (pruned := repairs.prune(messages)) is not None:
             await self._tell.repaired("orphan_tool_calls_pruned", attempt, pruned[1])
@@ -413,7 +413,9 @@ class Run:
             return await self._after(attempt, WORKER_LOST, None)
         waited_s = (self._plane.now() - attempt.completed_at).total_seconds()
         asked_s = None if error.retry_after_s is None else max(0.0, error.retry_after_s - waited_s)
-        verdict = Verdict(error.kind, error.class_, error.message, error.status_code, error.retryable, False, asked_s)
+        verdict = Classification(
+            error.kind, error.class_, error.message, error.status_code, error.retryable, False, asked_s
+        )
         return await self._after(attempt, verdict, None)
 
     def _ends_chain(self, refused_by: str | None) -> bool:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from breakwater.analytics import schema
-from breakwater.analytics.client import Analytics, Table, connect
+from breakwater.analytics.client import Analytics, ResultSet, connect
 from breakwater.analytics.errors import WrongLayout
 from breakwater.analytics.migrations import MIGRATIONS, migrate, migrations, script
 from breakwater.analytics.schema import ATTEMPTS, TABLES
@@ -89,9 +89,9 @@ class Replicated(Analytics):
         self.asked = 0
         self.told: list[str] = []
 
-    async def query(self, *_: object) -> Table:
+    async def query(self, *_: object) -> ResultSet:
         self.asked += 1
-        return Table(("engine",), ((self.engine,),) if self.engine else ())
+        return ResultSet(("engine",), ((self.engine,),) if self.engine else ())
 
     async def execute(self, sql: str, *_: object) -> None:
         self.told.append(sql)

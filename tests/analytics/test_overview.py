@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from breakwater.analytics import breakdown, costs, facets, overview, rows, schema
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.overview import Bucket, Spark, Totals
+from breakwater.analytics.overview import Bucket, Spark, WindowTotals
 from breakwater.analytics.window import Window
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.policy.record import totals
@@ -43,10 +43,10 @@ async def filled(database: str) -> AsyncGenerator[Analytics]:
         yield analytics
 
 
-def totals_of(executions: list[Execution], attempts: list[Attempt]) -> Totals:
+def totals_of(executions: list[Execution], attempts: list[Attempt]) -> WindowTotals:
     calls = [one for one in attempts if not one.short_circuited]
     durations = [one.duration_ms for one in executions]
-    return Totals(
+    return WindowTotals(
         executions=len(executions),
         succeeded=sum(one.status == "succeeded" for one in executions),
         dead_lettered=sum(one.status == "dead_lettered" for one in executions),

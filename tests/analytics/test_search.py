@@ -112,7 +112,7 @@ async def test_pages_hold_all_that_the_filters_leave_and_nothing_else(
 async def test_a_line_says_what_the_record_says(filled: Analytics, history: Made) -> None:
     for line in (await search.search(filled, Filters(status="dead_lettered"))).lines:
         (record,) = [one for one in history.executions if one.execution_id == line.execution_id]
-        assert line == search.Line(
+        assert line == search.ListedExecution(
             execution_id=record.execution_id,
             agent=record.agent,
             tenant=record.tenant,

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from breakwater.contracts.execution import ErrorKind
-from breakwater.policy.classify import Verdict
+from breakwater.policy.classify import Classification
 from breakwater.policy.user_message import user_message
 
 ErrorCells = tuple[object, ...]
@@ -107,7 +107,9 @@ def failure(
 ) -> Failure:
     """Some wordings of an error; `#` in its text stands for a number."""
     told = [
-        Verdict(kind, class_name, _numbered(rng, text), status, retryable=again, counts_for_breaker=again).error_info()
+        Classification(
+            kind, class_name, _numbered(rng, text), status, retryable=again, counts_for_breaker=again
+        ).error_info()
         for _ in range(8)
     ]
     cells = tuple((e.kind, e.class_, e.message, e.status_code, e.retryable, e.hash, e.user_message) for e in told)

@@ -13,7 +13,7 @@ from pathlib import Path
 import uvloop
 
 from breakwater.embedded.datadir import DataDir
-from breakwater.embedded.events import Event
+from breakwater.embedded.events import ProcessEvent
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.servers import nats_spec, redis_spec
@@ -44,7 +44,7 @@ def says_up(spec: ProcessSpec) -> ProcessSpec:
     return ProcessSpec(spec.name, spec.argv, spec.log_file, ready)
 
 
-def show(event: Event) -> None:
+def show(event: ProcessEvent) -> None:
     print(f"{event.kind} {event.name}", flush=True)
 
 

@@ -12,7 +12,7 @@ from breakwater.embedded.provider import ScriptError, build_script, parse_script
 from breakwater.embedded.provider.behaviour import Decision, decide, make_plans
 from breakwater.embedded.provider.errors import error_headers, write_error
 from breakwater.embedded.provider.pricing import nano_per_mtok
-from breakwater.embedded.provider.script import ErrorText, Script
+from breakwater.embedded.provider.script import ErrorText, ProviderScript
 from breakwater.embedded.provider.wire import ChatRequest, RequestRefusedError, find_orphans, read_request
 
 from .provider_kit import COST_NANO, MODEL, PRICE, chat, script
@@ -353,7 +353,7 @@ models:
     built = build_script(script({"requests": [1, 40], "status": 429, "retry_after_s": 2}))
     assert parse_script(yaml) == built
     assert parse_script(built.model_dump_json(), is_json=True) == built
-    assert Script.model_validate(built.model_dump()) == built
+    assert ProviderScript.model_validate(built.model_dump()) == built
 
 
 def test_a_script_that_is_no_yaml_is_refused() -> None:

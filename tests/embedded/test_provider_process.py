@@ -13,9 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from breakwater.embedded.provider import Ledger, ScriptError, SimulatedProvider, load_script
+from breakwater.embedded.provider import CallLedger, ScriptError, SimulatedProvider, load_script
 from breakwater.embedded.provider.journal import LedgerFileError
-from breakwater.embedded.provider.wire import Usage
+from breakwater.embedded.provider.wire import AnswerUsage
 
 from .provider_kit import COST_NANO, MODEL, post, script
 
@@ -59,7 +59,7 @@ async def test_every_answer_a_client_got_is_in_the_ledger_of_a_killed_provider(t
         async with aiohttp.ClientSession() as session:
             await asyncio.gather(*[ask(session) for _ in range(8)])
         assert await process.wait() == -signal.SIGKILL
-    ledger = Ledger(file)
+    ledger = CallLedger(file)
     totals = ledger.totals
     ledger.close()
     # Up to one call a client may have been billed without its answer getting out.
@@ -128,7 +128,7 @@ async def test_an_empty_key_file_ends_the_process_with_2_instead_of_letting_ever
     assert "has no key in it" in json.loads(stderr)["error"]
 
 
-def settle(ledger: Ledger, times: int = 1) -> None:
+def settle(ledger: CallLedger, times: int = 1) -> None:
     for _ in range(times):
         call = ledger.begin(MODEL, "2026-11-21T10:00:00.000Z", "e:1", None)
         ledger.end(
@@ -138,19 +138,19 @@ def settle(ledger: Ledger, times: int = 1) -> None:
             answered_at="2026-11-21T10:00:00.001Z",
             delivered=True,
             billed=True,
-            usage=Usage(120, 40, 20),
+            usage=AnswerUsage(120, 40, 20),
             cost_nano=COST_NANO,
         )
 
 
 def test_a_line_cut_short_by_a_kill_is_dropped_and_writing_goes_on_after_it(tmp_path: Path) -> None:
     file = tmp_path / "ledger.jsonl"
-    ledger = Ledger(file)
+    ledger = CallLedger(file)
     settle(ledger, 3)
     ledger.close()
     file.write_bytes(file.read_bytes()[:-20])
     for expected in (2, 3):
-        ledger = Ledger(file)
+        ledger = CallLedger(file)
         assert (ledger.totals.calls, ledger.totals.cost_nano) == (expected, expected * COST_NANO)
         settle(ledger)
         ledger.close()
@@ -159,12 +159,12 @@ def test_a_line_cut_short_by_a_kill_is_dropped_and_writing_goes_on_after_it(tmp_
 
 def test_numbers_go_on_from_the_last_script(tmp_path: Path) -> None:
     file = tmp_path / "ledger.jsonl"
-    ledger = Ledger(file)
+    ledger = CallLedger(file)
     settle(ledger, 2)
     ledger.restart_numbers()
     settle(ledger)
     ledger.close()
-    ledger = Ledger(file)
+    ledger = CallLedger(file)
     settle(ledger)
     assert [call.number for call in ledger.calls] == [1, 2, 1, 2]
     ledger.reset()
@@ -173,7 +173,7 @@ def test_numbers_go_on_from_the_last_script(tmp_path: Path) -> None:
 
 
 def test_old_calls_leave_memory_and_stay_in_the_totals() -> None:
-    ledger = Ledger(kept_calls=2)
+    ledger = CallLedger(kept_calls=2)
     settle(ledger, 5)
     report = ledger.report(with_calls=True)
     assert ([call.seq for call in report["calls"]], report["calls_left_out"]) == ([4, 5], 3)
@@ -181,7 +181,7 @@ def test_old_calls_leave_memory_and_stay_in_the_totals() -> None:
 
 
 def test_two_providers_can_not_share_a_ledger_file(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger = CallLedger(tmp_path / "ledger.jsonl")
     with pytest.raises(LedgerFileError, match="in use by another provider"):
         SimulatedProvider(script(), ledger_file=tmp_path / "ledger.jsonl")
     ledger.close()
@@ -193,5 +193,5 @@ def test_a_file_that_is_no_ledger_is_refused_and_left_as_it_is(tmp_path: Path, t
     file.write_text(text)
     for _ in range(2):
         with pytest.raises(LedgerFileError, match="a ledger file"):
-            Ledger(file)
+            CallLedger(file)
     assert file.read_text() == text

@@ -16,7 +16,7 @@ import pytest
 import redis.asyncio as redis
 
 from breakwater.embedded.datadir import DataDir
-from breakwater.embedded.events import Event, ProcessFailedError
+from breakwater.embedded.events import ProcessEvent, ProcessFailedError
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.process import RestartPolicy, log_size, log_tail, open_log, spawn
 from breakwater.embedded.servers import nats_spec, redis_spec
@@ -46,11 +46,11 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-class Heard(list[Event]):
+class Heard(list[ProcessEvent]):
     def brief(self) -> list[str]:
         return [f"{event.kind} {event.name}" for event in self]
 
-    def of(self, kind: str) -> list[Event]:
+    def of(self, kind: str) -> list[ProcessEvent]:
         return [event for event in self if event.kind == kind]
 
 

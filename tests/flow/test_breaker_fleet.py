@@ -14,7 +14,7 @@ from itertools import count
 
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts.types import format_time
-from breakwater.embedded.provider import Call
+from breakwater.embedded.provider import LedgerCall
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model, seconds_between, until
 
@@ -209,5 +209,5 @@ async def _more(items: list[str], number: int) -> bool:
     return len(items) >= number
 
 
-def _in_flight(calls: Iterable[Call], moment: str) -> int:
+def _in_flight(calls: Iterable[LedgerCall], moment: str) -> int:
     return sum(call.received_at <= moment <= (call.answered_at or moment) for call in calls)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome
-from breakwater.policy.classify import Verdict
+from breakwater.policy.classify import Classification
 from breakwater.policy.retry import (
     NextModel,
     Retry,
@@ -24,14 +24,14 @@ from breakwater.policy.retry import (
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 JITTER = st.floats(0, 1, exclude_max=True)
-SERVER = Verdict("server", "ServerError", "no", 500, True, True)
-TIMEOUT = Verdict("timeout", "TimeoutError", "no", None, True, True)
-CLIENT = Verdict("client", "BadRequestError", "no", 400, False, False)
-NOT_FOUND = Verdict("client", "NotFoundError", "no", 404, False, False)
-LIMITED = Verdict("rate_limit", "RateLimitError", "no", 429, True, True, retry_after_s=7.0)
-OVERFLOW = Verdict("context_overflow", "ContextOverflowError", "no", 400, False, False)
-ORPHANS = Verdict("orphan_tool_calls", "OrphanToolCallsError", "no", 400, False, False)
-INVALID = Verdict("logic", "InvalidOutputError", "no", None, True, False)
+SERVER = Classification("server", "ServerError", "no", 500, True, True)
+TIMEOUT = Classification("timeout", "TimeoutError", "no", None, True, True)
+CLIENT = Classification("client", "BadRequestError", "no", 400, False, False)
+NOT_FOUND = Classification("client", "NotFoundError", "no", 404, False, False)
+LIMITED = Classification("rate_limit", "RateLimitError", "no", 429, True, True, retry_after_s=7.0)
+OVERFLOW = Classification("context_overflow", "ContextOverflowError", "no", 400, False, False)
+ORPHANS = Classification("orphan_tool_calls", "OrphanToolCallsError", "no", 400, False, False)
+INVALID = Classification("logic", "InvalidOutputError", "no", None, True, False)
 RATE_LIMITS_APART = RetryPolicy.model_validate({"per_kind": {"rate_limit": {"max": 5, "base_s": 60}}})
 
 
@@ -154,7 +154,7 @@ def test_an_answer_that_died_with_its_worker_is_a_failure() -> None:
 # What follows
 
 
-def step(verdict: Verdict, failures: dict[ErrorKind, int] | None = None, **more: Any) -> Step:
+def step(verdict: Classification, failures: dict[ErrorKind, int] | None = None, **more: Any) -> Step:
     defaults: dict[str, Any] = {
         "policy": RetryPolicy(),
         "failures": {verdict.kind: 1} if failures is None else failures,
@@ -198,7 +198,7 @@ def test_what_follows_a_failure(got: Step, expected: Step) -> None:
 @settings(deadline=None)
 @given(st.integers(1, 10), st.booleans(), JITTER, st.lists(st.sampled_from([SERVER, TIMEOUT, LIMITED]), min_size=10))
 def test_a_model_is_tried_exactly_as_often_as_configured(
-    attempts: int, last: bool, jitter: float, verdicts: list[Verdict]
+    attempts: int, last: bool, jitter: float, verdicts: list[Classification]
 ) -> None:
     policy = RetryPolicy(max_attempts=attempts)
     failures: dict[ErrorKind, int] = {}
@@ -213,9 +213,9 @@ def test_a_model_is_tried_exactly_as_often_as_configured(
 
 
 def test_a_kind_with_its_own_limit_is_counted_apart() -> None:
-    limited = Verdict("rate_limit", "RateLimitError", "no", 429, True, True)
+    limited = Classification("rate_limit", "RateLimitError", "no", 429, True, True)
 
-    def after(verdict: Verdict, rate_limits: int, others: int) -> Step:
+    def after(verdict: Classification, rate_limits: int, others: int) -> Step:
         failures: dict[ErrorKind, int] = {"rate_limit": rate_limits, "server": others}
         return step(verdict, failures, policy=RATE_LIMITS_APART, remaining_s=1e6)
 
@@ -262,7 +262,7 @@ def test_a_retry_always_fits_into_what_is_left(
     remaining_s: float,
     jitter: float,
     last: bool,
-    verdict: Verdict,
+    verdict: Classification,
     policy: RetryPolicy,
 ) -> None:
     after = step(verdict, failures, policy=policy, remaining_s=remaining_s, jitter=jitter, is_last_model=last)

@@ -17,7 +17,7 @@ import pytest
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from breakwater.errors import ConfigError
-from breakwater.policy.classify import Verdict, classify
+from breakwater.policy.classify import Classification, classify
 from breakwater.policy.price import Usage
 from breakwater.providers import child as child_module
 from breakwater.providers.base import Answer, CallFailed, Provider
@@ -98,7 +98,7 @@ def look_into(directory: Path) -> tuple[list[str], int] | None:
     return [file.name for file in directory.iterdir()], directory.stat().st_mode & 0o777
 
 
-def verdict(failed: CallFailed) -> Verdict:
+def verdict(failed: CallFailed) -> Classification:
     return classify(failed.failure, datetime.now(UTC))
 
 
@@ -230,7 +230,7 @@ async def test_the_code_of_an_answer_that_is_no_success_says_what_it_means(
     script = f"""printf '{{"status":"{status}","code":{code},"error":"no such ticket","usage":{{"input_tokens":3}}}}'"""
     failed = await failure(opened(*sh(script)))
     again = kind != "client"
-    assert verdict(failed) == Verdict(kind, name, "no such ticket", seen, again, again)  # type: ignore[arg-type]
+    assert verdict(failed) == Classification(kind, name, "no such ticket", seen, again, again)  # type: ignore[arg-type]
     assert failed.maybe_billed
     assert failed.usage == Usage(3, None)
 
@@ -332,7 +332,7 @@ async def test_a_program_that_hangs_is_killed_with_all_that_it_started(
     started = time.monotonic()
     failed = await failure(provider, timeout_s=2.0)
     took = time.monotonic() - started
-    assert verdict(failed) == Verdict(
+    assert verdict(failed) == Classification(
         "timeout", "TimeoutError", "no answer within 2 s; the program was killed", None, True, True
     )
     assert failed.maybe_billed
@@ -554,7 +554,7 @@ async def test_a_program_that_can_no_longer_be_started_has_cost_nothing(opened: 
     provider = opened(str(program))
     program.unlink()
     failed = await failure(provider)
-    assert verdict(failed) == Verdict(
+    assert verdict(failed) == Classification(
         "network", "IoError", "could not be started: No such file or directory", None, True, True
     )
     assert not failed.maybe_billed

@@ -12,10 +12,10 @@ import pytest
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from breakwater.errors import ConfigError
-from breakwater.policy.classify import Verdict, classify
+from breakwater.policy.classify import Classification, classify
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer, CallFailed, Provider
-from breakwater.providers.python import PythonProvider, PythonSettings, Refused, Reply
+from breakwater.providers.python import NonRetryableError, PythonProvider, PythonSettings, Reply
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
 from tests.providers.kit import local_call as call
 
@@ -47,7 +47,7 @@ async def failure(provider: Provider, **more: Any) -> CallFailed:
     return caught.value
 
 
-def verdict(failed: CallFailed) -> Verdict:
+def verdict(failed: CallFailed) -> Classification:
     return classify(failed.failure, datetime.now(UTC))
 
 
@@ -217,23 +217,23 @@ async def test_any_exception_is_a_failure_that_is_tried_again(
 @pytest.mark.parametrize(
     ("refused", "name", "status"),
     [
-        (Refused("no such ticket"), "InvalidRequestError", 422),
-        (Refused("no such ticket", status=404), "InvalidRequestError", 404),
-        (Refused("no such ticket", status=501), "ActionNotSupportedError", 501),
+        (NonRetryableError("no such ticket"), "InvalidRequestError", 422),
+        (NonRetryableError("no such ticket", status=404), "InvalidRequestError", 404),
+        (NonRetryableError("no such ticket", status=501), "ActionNotSupportedError", 501),
     ],
 )
-async def test_a_refusal_is_not_tried_again(opened: Opener, refused: Refused, name: str, status: int) -> None:
+async def test_a_refusal_is_not_tried_again(opened: Opener, refused: NonRetryableError, name: str, status: int) -> None:
     async def refuse(request: Request) -> Any:
         raise refused
 
     failed = await failure(opened(refuse))
-    assert verdict(failed) == Verdict("client", name, "no such ticket", status, False, False)
+    assert verdict(failed) == Classification("client", name, "no such ticket", status, False, False)
 
 
 def test_a_refusal_can_only_have_a_status_that_is_not_tried_again() -> None:
     for status in (200, 399, 500, 504):
         with pytest.raises(ValueError, match=f"not {status}"):
-            Refused("no", status=status)
+            NonRetryableError("no", status=status)
 
 
 # Its end
@@ -255,7 +255,7 @@ async def test_a_callable_that_hangs_is_cancelled(opened: Opener) -> None:
     started = time.monotonic()
     failed = await failure(opened(hang_and_tell), timeout_s=0.2)
     assert 0.2 <= time.monotonic() - started < 20
-    assert verdict(failed) == Verdict("timeout", "TimeoutError", "no answer within 0.2 s", None, True, True)
+    assert verdict(failed) == Classification("timeout", "TimeoutError", "no answer within 0.2 s", None, True, True)
     assert failed.maybe_billed
     assert cancelled.is_set()
 

@@ -96,7 +96,7 @@ _VERSION = re.compile(r"\s*\(version (?:[^()]|\([^()]*\))*\)\s*$")
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ResultSet:
     """The answer to a query."""
 
     columns: tuple[str, ...]
@@ -157,7 +157,7 @@ class Analytics:
                 raise RowsRejected(f"{table.name}: {error.message}") from error
             raise AnalyticsUnavailable(f"ClickHouse takes no rows for {table.name}: {error.message}") from error
 
-    async def query(self, sql: str, parameters: Mapping[str, object] | None = None) -> Table:
+    async def query(self, sql: str, parameters: Mapping[str, object] | None = None) -> ResultSet:
         """Runs a statement that gives rows.
 
         Args:
@@ -171,9 +171,9 @@ class Analytics:
         client = await self._connected()
         with _translated():
             result = await client.query(sql, parameters=dict(parameters or {}))
-            return Table(tuple(result.column_names), tuple(tuple(row) for row in result.result_rows))
+            return ResultSet(tuple(result.column_names), tuple(tuple(row) for row in result.result_rows))
 
-    async def stream(self, sql: str, settings: Mapping[str, object] | None = None) -> AsyncGenerator[Table]:
+    async def stream(self, sql: str, settings: Mapping[str, object] | None = None) -> AsyncGenerator[ResultSet]:
         """Runs a statement that gives rows, and hands them out as they come, in blocks.
 
         Closed before its end, it stops the statement. Whoever may leave early closes it with `contextlib.aclosing`.
@@ -193,9 +193,9 @@ class Analytics:
         with _translated():
             async with await client.query_row_block_stream(sql, settings=dict(settings or {})) as blocks:
                 columns = tuple(cast(QueryResult, blocks.source).column_names)
-                yield Table(columns, ())
+                yield ResultSet(columns, ())
                 async for block in blocks:
-                    yield Table(columns, tuple(tuple(row) for row in cast(Sequence[Sequence[Any]], block)))
+                    yield ResultSet(columns, tuple(tuple(row) for row in cast(Sequence[Sequence[Any]], block)))
 
     async def raw_stream(
         self, sql: str, parameters: Mapping[str, object] | None = None, settings: Mapping[str, object] | None = None

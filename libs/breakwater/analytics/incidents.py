@@ -78,7 +78,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class IncidentChange:
     """What became of an incident at one moment, and all that was told of it then."""
 
     change: str
@@ -141,7 +141,7 @@ async def incidents(
     return tuple(Incident(**row) for row in (await analytics.query(INCIDENTS, parameters)).named())
 
 
-async def incident_changes(analytics: Analytics, incident_id: str) -> tuple[Change, ...]:
+async def incident_changes(analytics: Analytics, incident_id: str) -> tuple[IncidentChange, ...]:
     """All changes of an incident, the first one first; nothing for one that is not stored.
 
     Raises as `Analytics.query` does.
@@ -155,5 +155,5 @@ def place_of(incident: Incident) -> Place:
     return Place(ms_from_time(incident.opened_at), incident.incident_id)
 
 
-def _change(row: dict[str, Any]) -> Change:
-    return Change(**{**row, "payload": from_json(row["payload"])})
+def _change(row: dict[str, Any]) -> IncidentChange:
+    return IncidentChange(**{**row, "payload": from_json(row["payload"])})

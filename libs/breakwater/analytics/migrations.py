@@ -115,7 +115,7 @@ def _record(layout: Layout) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingObject:
     """What of the schema a database lacks, though the migrations ran: somebody took it away."""
 
     what: str
@@ -123,23 +123,23 @@ class Missing:
     """Brings it back, without the rows."""
 
 
-async def missing(analytics: Analytics, layout: Layout = PLAIN) -> tuple[Missing, ...]:
+async def missing(analytics: Analytics, layout: Layout = PLAIN) -> tuple[MissingObject, ...]:
     """Tables, columns and views of the schema that are not there. Raises as `Analytics.query` does."""
     found: dict[str, set[str]] = {}
     columns = "SELECT table, name FROM system.columns WHERE database = {database:String}"
     for table, column in (await analytics.query(columns, {"database": analytics.database})).rows:
         found.setdefault(table, set()).add(column)
-    lacking: list[Missing] = []
+    lacking: list[MissingObject] = []
     for table in TABLES:
         if table.name not in found:
-            lacking.append(Missing(f"table {table.name}", table.ddl(layout)))
+            lacking.append(MissingObject(f"table {table.name}", table.ddl(layout)))
             continue
         lacking += [
-            Missing(f"column {table.name}.{column}", table.add_column(column, layout))
+            MissingObject(f"column {table.name}.{column}", table.add_column(column, layout))
             for column in table.columns
             if column not in found[table.name]
         ]
-    lacking += [Missing(f"view {name}", create_view(name, layout)) for name in VIEWS if name not in found]
+    lacking += [MissingObject(f"view {name}", create_view(name, layout)) for name in VIEWS if name not in found]
     return tuple(lacking)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from breakwater.analytics.client import Analytics, Table
+from breakwater.analytics.client import Analytics, ResultSet
 from breakwater.analytics.figures import CALLED, ENDED, SETTINGS, known_sum, within
 from breakwater.analytics.window import Window
 
@@ -71,7 +71,7 @@ FROM executions FINAL{ENDED} GROUP BY GROUPING SETS ((agent), (agent, spark)){SE
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class WindowTotals:
     """All that happened in a window."""
 
     executions: int
@@ -135,12 +135,12 @@ class AgentLine:
     """One agent in a list."""
 
     agent: str
-    totals: Totals
+    totals: WindowTotals
     sparks: tuple[Spark, ...]
     """24, the earliest first."""
 
 
-async def totals(analytics: Analytics, window: Window, *, agent: str | None = None) -> Totals:
+async def totals(analytics: Analytics, window: Window, *, agent: str | None = None) -> WindowTotals:
     """All that happened, or what happened to one agent. Raises as `Analytics.query` does."""
     executions, attempts = await _both(analytics, EXECUTIONS_IN_ALL, ATTEMPTS_IN_ALL, within(window, agent))
     return _totals(next(executions.named()), next(attempts.named()))
@@ -177,7 +177,7 @@ async def agents(analytics: Analytics, window: Window) -> tuple[AgentLine, ...]:
 
 async def _both(
     analytics: Analytics, of_executions: str, of_attempts: str, parameters: dict[str, object]
-) -> tuple[Table, Table]:
+) -> tuple[ResultSet, ResultSet]:
     return await asyncio.gather(analytics.query(of_executions, parameters), analytics.query(of_attempts, parameters))
 
 
@@ -185,8 +185,8 @@ def _by_agent(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {row["agent"]: row for row in rows}
 
 
-def _totals(executions: dict[str, Any], attempts: dict[str, Any]) -> Totals:
-    return Totals(
+def _totals(executions: dict[str, Any], attempts: dict[str, Any]) -> WindowTotals:
+    return WindowTotals(
         executions=executions.get("executions", 0),
         succeeded=executions.get("succeeded", 0),
         dead_lettered=executions.get("dead_lettered", 0),

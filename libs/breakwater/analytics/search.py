@@ -54,7 +54,7 @@ ORDER BY completed_at DESC, execution_id DESC
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ListedExecution:
     """One execution in a list; money in nano-dollars, None where it is unknown."""
 
     execution_id: str
@@ -82,7 +82,7 @@ class Line:
 class Page:
     """Some of the executions that were looked for, the newest first."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[ListedExecution, ...]
     newer: Cursor | None
     """For `before`: the page of those that ended later. None where this is the first."""
     older: Cursor | None
@@ -240,7 +240,7 @@ def _parameters(filters: Filters, span: _Slice) -> dict[str, object]:
     return {**filters.parameters(), **text, "from_ms": span.from_ms, "to_ms": span.to_ms}
 
 
-async def _lines(analytics: Analytics, keys: list[dict[str, Any]]) -> tuple[Line, ...]:
+async def _lines(analytics: Analytics, keys: list[dict[str, Any]]) -> tuple[ListedExecution, ...]:
     if not keys:
         return ()
     parameters = {
@@ -249,11 +249,11 @@ async def _lines(analytics: Analytics, keys: list[dict[str, Any]]) -> tuple[Line
         "ids": [key["execution_id"] for key in keys],
     }
     rows = (await analytics.query(_LINES, parameters)).named()
-    lines = (Line(**in_nano(row, "total_cost", "wasted_cost")) for row in rows)
+    lines = (ListedExecution(**in_nano(row, "total_cost", "wasted_cost")) for row in rows)
     # An id that was used again may have ended when another one of the page did: only whole keys are asked for.
     wanted = {(key["agent"], key["completed_at"], key["execution_id"]) for key in keys}
     return tuple(line for line in lines if (line.agent, line.completed_at, line.execution_id) in wanted)
 
 
-def _cursor(line: Line) -> Cursor:
+def _cursor(line: ListedExecution) -> Cursor:
     return Cursor(line.completed_at, line.execution_id)

@@ -75,7 +75,7 @@ def expected(error: BaseException) -> CliError | None:
     from breakwater.embedded.binaries import ServerNotFoundError
     from breakwater.embedded.datadir import DataDirError
     from breakwater.embedded.events import ProcessFailedError
-    from breakwater.embedded.ports import NoFreePortError, PortTakenError
+    from breakwater.embedded.ports import NoFreePortError, PortInUseError
     from breakwater.state.connection import StateUnavailable
 
     match error:
@@ -85,7 +85,7 @@ def expected(error: BaseException) -> CliError | None:
             return CliError("config", str(error))
         case DataDirError():
             return CliError("data_dir", str(error))
-        case NoFreePortError() | PortTakenError():
+        case NoFreePortError() | PortInUseError():
             return CliError("port_taken", str(error))
         case ProcessFailedError() | ServerNotFoundError():
             return CliError("not_started", str(error))

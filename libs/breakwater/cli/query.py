@@ -24,7 +24,7 @@ from breakwater.cli.given import read_file, read_stdin, sendable
 from breakwater.cli.plane import DataOption, JsonOption, Plane
 
 if TYPE_CHECKING:
-    from breakwater.analytics.client import Analytics, Table
+    from breakwater.analytics.client import Analytics, ResultSet
 
 PEOPLE_READ = 1_000
 """So many rows a table shows where no limit is given."""
@@ -159,13 +159,13 @@ class _Limited:
     other sums.
     """
 
-    def __init__(self, blocks: AsyncGenerator[Table], limit: int | None) -> None:
+    def __init__(self, blocks: AsyncGenerator[ResultSet], limit: int | None) -> None:
         self._blocks = blocks
         self._limit = limit
         self.cut = False
 
-    async def __aiter__(self) -> AsyncGenerator[Table]:
-        from breakwater.analytics.client import Table
+    async def __aiter__(self) -> AsyncGenerator[ResultSet]:
+        from breakwater.analytics.client import ResultSet
 
         left = self._limit
         async with aclosing(self._blocks) as blocks:
@@ -175,7 +175,7 @@ class _Limited:
                     left = None if left is None else left - len(block.rows)
                     continue
                 self.cut = True
-                yield Table(block.columns, block.rows[:left])
+                yield ResultSet(block.columns, block.rows[:left])
                 return
 
 

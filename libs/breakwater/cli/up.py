@@ -13,7 +13,7 @@ from breakwater.cli.errors import wrong_usage
 
 if TYPE_CHECKING:
     from breakwater.embedded.datadir import DataDir
-    from breakwater.embedded.events import Event
+    from breakwater.embedded.events import ProcessEvent
     from breakwater.embedded.stack import Stack
 
 DEFAULT_DATA = Path(".breakwater")
@@ -167,7 +167,7 @@ def _span_of(urls: list[str]) -> str:
 
 
 def _printer(*, as_json: bool) -> Any:
-    def show(event: Event) -> None:
+    def show(event: ProcessEvent) -> None:
         if as_json:
             output.json_line({"event": event.kind, "process": event.name, "pid": event.pid, "code": event.code})
             return

@@ -6,7 +6,7 @@ from breakwater.config.checks import named_secrets, objection, unreadable_secret
 from breakwater.config.clickhouse import ClickHouse, RetentionDays
 from breakwater.config.live import LiveCaps
 from breakwater.config.load import load_config, parse_config
-from breakwater.config.models import Budgets, Config, Limits, ModelSettings
+from breakwater.config.models import BudgetSettings, Config, Limits, ModelSettings
 from breakwater.errors import ConfigError
 from breakwater.secret_refs import SecretRef
 
@@ -15,7 +15,7 @@ __all__ = [
     "AgentDefaults",
     "AlertChannel",
     "Alerts",
-    "Budgets",
+    "BudgetSettings",
     "CacheRules",
     "ClickHouse",
     "Config",

@@ -41,7 +41,7 @@ class ModelSettings(Message):
     )
 
 
-class Budgets(Message):
+class BudgetSettings(Message):
     """Caps over all agents, and the calendar of every budget."""
 
     timezone: str = Field(default="UTC", description="Where days and months begin, as in `Europe/Berlin`.")
@@ -90,7 +90,7 @@ class Config(Message):
     models: dict[ModelId, ModelSettings] = Field(default_factory=dict)
     defaults: AgentDefaults = AgentDefaults()
     agents: dict[Identifier, Agent] = Field(min_length=1)
-    budgets: Budgets = Budgets()
+    budgets: BudgetSettings = BudgetSettings()
     alerts: Alerts = Alerts()
     retry_budget: Annotated[RetryBudgetRules | None, Off] = Field(
         default=RetryBudgetRules(), description="Ceiling on the fleet's retries of a model, or `off`."

@@ -11,7 +11,7 @@ EX_CONFIG = 78  # sysexits.h: the configuration is wrong, so trying again cannot
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ProcessEvent:
     """One thing that happened to one process.
 
     Attributes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from breakwater.embedded.events import EX_CONFIG, Event, EventKind, ProcessFailedError, describe_exit
+from breakwater.embedded.events import EX_CONFIG, EventKind, ProcessEvent, ProcessFailedError, describe_exit
 from breakwater.embedded.process import ProcessSpec, has_ended, log_size, log_tail, signal_group, spawn, until_ended
 
 _PROBE_EVERY_S = 0.03
@@ -29,7 +29,7 @@ class _Run:
 class Keeper:
     """Keeps the process of one spec alive until it is stopped."""
 
-    def __init__(self, spec: ProcessSpec, on_event: Callable[[Event], None], inherit: Sequence[int]) -> None:
+    def __init__(self, spec: ProcessSpec, on_event: Callable[[ProcessEvent], None], inherit: Sequence[int]) -> None:
         self.spec = spec
         self.restarts = 0
         self.ready = asyncio.Event()
@@ -178,7 +178,7 @@ class Keeper:
         self, kind: EventKind, run: _Run | None = None, *, delay_s: float | None = None, message: str | None = None
     ) -> None:
         code = None if run is None else run.returncode
-        event = Event(
+        event = ProcessEvent(
             kind=kind,
             name=self.spec.name,
             pid=self.pid if run is None else run.pid,

@@ -26,7 +26,7 @@ class NoFreePortError(RuntimeError):
         )
 
 
-class PortTakenError(RuntimeError):
+class PortInUseError(RuntimeError):
     """The port that was asked for is in use."""
 
     def __init__(self, port: int, host: str) -> None:

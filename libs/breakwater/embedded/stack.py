@@ -13,7 +13,7 @@ from pathlib import Path
 from breakwater.bus.permissions import GRANTS
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.endpoints import Endpoints
-from breakwater.embedded.ports import PortTakenError, choose_port, is_free
+from breakwater.embedded.ports import PortInUseError, choose_port, is_free
 from breakwater.embedded.probes import Probe, http_ready
 from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.servers import (
@@ -82,12 +82,12 @@ def plan_stack(
         port: Gives the port of a server, told its standard one.
 
     Raises:
-        PortTakenError: `http_port` or `console_port` is in use.
+        PortInUseError: `http_port` or `console_port` is in use.
         NoFreePortError: so are all ports after a standard one.
     """
     for chosen in (http_port, console_port):
         if chosen is not None and not is_free(chosen):
-            raise PortTakenError(chosen, LOOPBACK)
+            raise PortInUseError(chosen, LOOPBACK)
     servers: list[ProcessSpec] = []
     nats_url = environment.get("BREAKWATER_NATS_URL")
     redis_url = environment.get("BREAKWATER_REDIS_URL")

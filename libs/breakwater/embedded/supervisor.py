@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
-from breakwater.embedded.events import Event
+from breakwater.embedded.events import ProcessEvent
 from breakwater.embedded.keeper import Keeper
 from breakwater.embedded.process import ProcessSpec
 
@@ -40,7 +40,11 @@ class Supervisor:
     """
 
     def __init__(
-        self, *, on_event: Callable[[Event], None] = lambda _: None, inherit: Sequence[int] = (), stop_s: float = 10.0
+        self,
+        *,
+        on_event: Callable[[ProcessEvent], None] = lambda _: None,
+        inherit: Sequence[int] = (),
+        stop_s: float = 10.0,
     ) -> None:
         self._on_event = on_event
         self._inherit = tuple(inherit)

@@ -65,7 +65,7 @@ Failure = HttpFailure | TransportFailure | BrokenAnswer | ProgramFailure
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Classification:
     """What a failure means for the job and for the breaker."""
 
     kind: ErrorKind
@@ -109,7 +109,7 @@ _SERVER_CLASSES = {
 _MAY_BE_OF_THE_CONVERSATION = frozenset({400, 413, 422})
 
 
-def classify(failure: Failure, now: datetime) -> Verdict:
+def classify(failure: Failure, now: datetime) -> Classification:
     """Decides what a failure means. The table of design section 5, row by row.
 
     Args:
@@ -118,30 +118,30 @@ def classify(failure: Failure, now: datetime) -> Verdict:
     """
     match failure:
         case TransportFailure(kind, class_name, message):
-            return Verdict(kind, class_name, message, None, retryable=True, counts_for_breaker=True)
+            return Classification(kind, class_name, message, None, retryable=True, counts_for_breaker=True)
         case BrokenAnswer(message):
-            return Verdict("server", "BrokenAnswerError", message, 200, retryable=True, counts_for_breaker=True)
+            return Classification("server", "BrokenAnswerError", message, 200, retryable=True, counts_for_breaker=True)
         case ProgramFailure(class_name, message, status, kind):
             again = kind != "client"
-            return Verdict(kind, class_name, message, status, retryable=again, counts_for_breaker=again)
+            return Classification(kind, class_name, message, status, retryable=again, counts_for_breaker=again)
         case HttpFailure():
             return _classify_status(failure, now)
 
 
-def _classify_status(failure: HttpFailure, now: datetime) -> Verdict:
+def _classify_status(failure: HttpFailure, now: datetime) -> Classification:
     status, message = failure.status, failure.message
     if status == 429 and tells_empty_account(failure.code, failure.type):
         # No limit that resets: the account has no credit, and repeating the call only delays the next model.
-        return Verdict("client", "QuotaExceededError", message, status, False, False)
+        return Classification("client", "QuotaExceededError", message, status, False, False)
     if status == 429 or 500 <= status <= 599:
         wait = retry_after_s(failure.headers, now, failure.retry_delay_s)
         if status == 429:
-            return Verdict("rate_limit", "RateLimitError", message, status, True, True, wait)
-        return Verdict("server", _SERVER_CLASSES.get(status, "ServerError"), message, status, True, True, wait)
+            return Classification("rate_limit", "RateLimitError", message, status, True, True, wait)
+        return Classification("server", _SERVER_CLASSES.get(status, "ServerError"), message, status, True, True, wait)
     if status in _MAY_BE_OF_THE_CONVERSATION:
         if tells_context_overflow(failure.code, failure.type, message):
-            return Verdict("context_overflow", "ContextOverflowError", message, status, False, False)
+            return Classification("context_overflow", "ContextOverflowError", message, status, False, False)
         if status == 400 and tells_orphan_tool_calls(message):
-            return Verdict("orphan_tool_calls", "OrphanToolCallsError", message, status, False, False)
+            return Classification("orphan_tool_calls", "OrphanToolCallsError", message, status, False, False)
     # An unknown status is handled as the caller's mistake: repeating what nobody understands helps nobody.
-    return Verdict("client", _CLIENT_CLASSES.get(status, "ClientError"), message, status, False, False)
+    return Classification("client", _CLIENT_CLASSES.get(status, "ClientError"), message, status, False, False)

@@ -10,7 +10,7 @@ from breakwater.contracts.execution import Attempt, CostBasis, Waste
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class ExecutionTotals:
     """Sums over the attempts of an execution; costs in nano-dollars, None where nothing of it is known."""
 
     input_tokens: int
@@ -23,7 +23,7 @@ class Totals:
     """The known part of `wasted_cost`."""
 
 
-def totals(attempts: Iterable[Attempt], *, answered: bool) -> Totals:
+def totals(attempts: Iterable[Attempt], *, answered: bool) -> ExecutionTotals:
     """Adds up tokens and costs.
 
     The basis is the weakest of its parts: one attempt of unknown cost makes the total `unknown` (a lower bound), one
@@ -38,7 +38,7 @@ def totals(attempts: Iterable[Attempt], *, answered: bool) -> Totals:
     useful = called[-1] if answered and called else None
     bases = {attempt.cost_basis for attempt in called}
     basis: CostBasis = "unknown" if "unknown" in bases else "estimated" if "estimated" in bases else "billed"
-    return Totals(
+    return ExecutionTotals(
         sum(attempt.input_tokens or 0 for attempt in called),
         sum(attempt.output_tokens or 0 for attempt in called),
         sum(attempt.cached_tokens or 0 for attempt in called),

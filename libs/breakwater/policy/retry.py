@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from breakwater.contracts.execution import Attempt, ErrorKind, Reason
 from breakwater.contracts.types import Message
-from breakwater.policy.classify import Verdict
+from breakwater.policy.classify import Classification
 
 RetryableKind = Literal["client", "rate_limit", "server", "timeout", "network", "worker_lost"]
 
@@ -201,7 +201,7 @@ def _kind_of(attempt: Attempt) -> ErrorKind | None:
             return attempt.error.kind if attempt.error is not None else "server"
 
 
-def is_retryable(verdict: Verdict, policy: RetryPolicy) -> bool:
+def is_retryable(verdict: Classification, policy: RetryPolicy) -> bool:
     """Whether a failure is one that the same model is tried again for: by its nature, or because `on` names it."""
     if verdict.kind in _RECOVERED_FROM:
         return False
@@ -212,7 +212,7 @@ def is_retryable(verdict: Verdict, policy: RetryPolicy) -> bool:
 
 
 def after_failure(
-    verdict: Verdict,
+    verdict: Classification,
     *,
     policy: RetryPolicy,
     failures: Mapping[ErrorKind, int],

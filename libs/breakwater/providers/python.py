@@ -42,7 +42,7 @@ class Reply:
     cost_usd: str | Decimal | None = None
 
 
-class Refused(Exception):  # noqa: N818  what happened, in the field's words
+class NonRetryableError(Exception):
     """What a callable raises when no further try could help: the request is wrong, or not for it.
 
     Args:
@@ -67,8 +67,8 @@ class PythonSettings(LocalSettings):
 
     It is given a dict (`execution_id`, `attempt_id`, `agent`, `model`, `tenant`, `task_id`, `timeout_s`, `traceparent`,
     `params`, and `input` or `messages`) and returns any JSON, or a `Reply`. Any exception is a failure that is tried
-    again, except `Refused`. It shares the worker's event loop: one that blocks it stops all calls of the worker, and no
-    timeout can end it. Such code belongs into a program of its own (`kind: process`).
+    again, except `NonRetryableError`. It shares the worker's event loop: one that blocks it stops all calls of the
+    worker, and no timeout can end it. Such code belongs in a program of its own (`kind: process`).
     """
 
     kind: Literal["python"] = "python"
@@ -116,7 +116,7 @@ class PythonProvider:
         if task.cancelled():
             raise _failed("CancelledError", "the callable has cancelled itself")
         error = task.exception()
-        if isinstance(error, Refused):
+        if isinstance(error, NonRetryableError):
             raise CallFailed(failure_of_code(error.status, shown(str(error))), maybe_billed=True) from error
         if error is not None:
             name = type(error).__name__

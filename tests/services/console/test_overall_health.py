@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.analytics.overview import Totals
+from breakwater.analytics.overview import WindowTotals
 from breakwater.contracts.events import AgentHealth, BudgetStatus
 from breakwater.contracts.queues import Queues
 from services.console.live import Breakers, Budgets, Incidents, Live
@@ -14,7 +14,7 @@ from services.console.pages import Fetched
 from tests.services.console import answers
 from tests.services.console.answers import AT, breaker, budget, health, incident, queue, service
 
-QUIET = Totals(
+QUIET = WindowTotals(
     executions=0,
     succeeded=0,
     dead_lettered=0,
@@ -33,7 +33,7 @@ QUIET = Totals(
 )
 
 
-def ended(succeeded: int, failed: int = 0, cancelled: int = 0) -> Totals:
+def ended(succeeded: int, failed: int = 0, cancelled: int = 0) -> WindowTotals:
     return replace(QUIET, executions=succeeded + failed + cancelled, succeeded=succeeded, dead_lettered=failed)
 
 
@@ -57,7 +57,7 @@ def live(
     )
 
 
-def told(totals: Totals | None, now: Live) -> tuple[str, str]:
+def told(totals: WindowTotals | None, now: Live) -> tuple[str, str]:
     found: OverallHealth = overall_health(totals, now, "in the last 24h", "/executions?status=dead_lettered")
     return found.tone, found.text or f"{sentence([one.text for one in found.remarks])}."
 
@@ -162,7 +162,7 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
         (None, FINE, "warn", "Nothing wrong is known, but not everything could be asked."),
     ],
 )
-def test_what_is_amiss_is_told_in_one_line(totals: Totals | None, now: Live, tone: str, text: str | None):
+def test_what_is_amiss_is_told_in_one_line(totals: WindowTotals | None, now: Live, tone: str, text: str | None):
     found = told(totals, now)
     assert found[0] == tone
     if text is not None:
@@ -213,7 +213,9 @@ def test_every_remark_leads_to_where_one_acts():
         (replace(ended(1), spend=10, wasted=11), (0.0, None)),
     ],
 )
-def test_shares_are_told_where_they_mean_something(totals: Totals | None, expected: tuple[float | None, float | None]):
+def test_shares_are_told_where_they_mean_something(
+    totals: WindowTotals | None, expected: tuple[float | None, float | None]
+):
     assert shares(totals) == expected
 
 

@@ -28,7 +28,7 @@ from breakwater.cli.demo.report import Handover, Report
 from breakwater.cli.demo.watch import watching
 from breakwater.cli.raise_stack import raise_stack
 from breakwater.embedded.datadir import DataDir
-from breakwater.embedded.events import Event
+from breakwater.embedded.events import ProcessEvent
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.simulation import provider_process
@@ -90,7 +90,7 @@ class _Demo:
         self._scene = Scene(jobs)
         self._stopping = False
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: ProcessEvent) -> None:
         """Takes notice of what happens to the stack's processes."""
         if event.kind == "ready" and event.restarts == 0:
             self._scene.ready.append(event.name)

@@ -17,7 +17,7 @@ from breakwater.embedded.clickhouse.codec import Encoder, encoder
 from breakwater.embedded.clickhouse.engine import RowStream
 from breakwater.embedded.clickhouse.errors import ClickHouseError
 from breakwater.embedded.clickhouse.handle import Counts
-from breakwater.embedded.clickhouse.request import Ask
+from breakwater.embedded.clickhouse.request import QueryRequest
 
 EXCEPTION_TAG = "X-ClickHouse-Exception-Tag"
 _HELD_IN_MEMORY = 16 << 20  # wait_end_of_query holds all of a result: the rest goes to a file
@@ -70,7 +70,7 @@ def summary(counts: Counts) -> str:
 class _Packer:
     """Compresses an answer, off the event loop when it is worth it."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: QueryRequest) -> None:
         self._encoder: Encoder | None = None
         if ask.native_out:
             self._encoder = BlockEncoder()
@@ -89,7 +89,7 @@ class _Packer:
 
 
 async def send_rows(
-    request: web.Request, ask: Ask, stream: RowStream, headers: dict[str, str], directory: Path, version: str
+    request: web.Request, ask: QueryRequest, stream: RowStream, headers: dict[str, str], directory: Path, version: str
 ) -> web.StreamResponse:
     """Send a result.
 

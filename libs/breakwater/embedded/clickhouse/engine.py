@@ -18,7 +18,7 @@ from typing import cast
 
 from breakwater.embedded.clickhouse.errors import ClickHouseError
 from breakwater.embedded.clickhouse.handle import Context, Counts, Handle, counts_of, prepared, quoted
-from breakwater.embedded.clickhouse.sql import Command, Insert, Rows
+from breakwater.embedded.clickhouse.sql import Command, Insert, ResultQuery
 
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 18
@@ -125,7 +125,7 @@ class Engine:
     def _prepared(self, context: Context) -> AbstractContextManager[Handle]:
         return prepared(lambda: self._connect(self._path), context)
 
-    def rows(self, statement: Rows, default_format: str, context: Context) -> RowStream:
+    def rows(self, statement: ResultQuery, default_format: str, context: Context) -> RowStream:
         """Start a statement that has a result.
 
         Args:

@@ -25,9 +25,9 @@ from breakwater.embedded.clickhouse.errors import (
     ClickHouseError,
 )
 from breakwater.embedded.clickhouse.handle import Context, ExternalTable
-from breakwater.embedded.clickhouse.request import Ask, Credentials, given_credentials, read_ask
-from breakwater.embedded.clickhouse.sessions import Sessions
-from breakwater.embedded.clickhouse.sql import Command, Insert, Rows, Statement, read_insert, read_statement
+from breakwater.embedded.clickhouse.request import Credentials, QueryRequest, given_credentials, read_query_request
+from breakwater.embedded.clickhouse.sessions import QuerySessions
+from breakwater.embedded.clickhouse.sql import Command, Insert, ResultQuery, Statement, read_insert, read_statement
 
 _LONGEST_SQL = 16 << 20  # a statement without inline data; the engine has its own, smaller max_query_size
 _PROOF_BYTES = 1024
@@ -48,7 +48,7 @@ class Face:
         self._engine = engine
         self._credentials = credentials
         self._spool = spool
-        self._sessions = Sessions()
+        self._sessions = QuerySessions()
 
     async def ok(self, request: web.Request) -> web.StreamResponse:
         """Say that the process answers, without authentication, as a server does."""
@@ -63,7 +63,7 @@ class Face:
             self._credentials.check(*given_credentials(request.headers, request.query))
             form = await _read_form(request)
             described = frozenset(f"{table.name}_{part}" for table in form.tables for part in ("structure", "format"))
-            ask = read_ask((*request.query.items(), *form.fields), request.headers, described)
+            ask = read_query_request((*request.query.items(), *form.fields), request.headers, described)
             headers = self._headers(ask.query_id)
             return await self._run(request, ask, form, headers)
         except ClickHouseError as error:
@@ -74,7 +74,9 @@ class Face:
             _log_failure(headers["X-ClickHouse-Query-Id"])
             return self._refusal(ClickHouseError.of(UNKNOWN_EXCEPTION, f"{type(error).__name__}: {error}"), headers)
 
-    async def _run(self, request: web.Request, ask: Ask, form: _Form, headers: dict[str, str]) -> web.StreamResponse:
+    async def _run(
+        self, request: web.Request, ask: QueryRequest, form: _Form, headers: dict[str, str]
+    ) -> web.StreamResponse:
         context = self._context(request, ask, form)
         body = _body(request, ask) if not form.fields and not form.tables else None
         statement, text = await _read_text(ask.query, body)
@@ -93,7 +95,7 @@ class Face:
 
             headers["X-ClickHouse-Summary"] = summary(await self._engine.insert(statement, read, context))
             return web.Response(headers=headers)
-        if isinstance(statement, Rows):
+        if isinstance(statement, ResultQuery):
             stream = self._engine.rows(statement, ask.default_format, context)
             try:
                 format_name = statement.format or ask.default_format
@@ -112,7 +114,7 @@ class Face:
             headers["Content-Type"] = content_type(ask.default_format)
         return web.Response(body=answer, headers=headers)
 
-    def _context(self, request: web.Request, ask: Ask, form: _Form) -> Context:
+    def _context(self, request: web.Request, ask: QueryRequest, form: _Form) -> Context:
         session: tuple[bytes, ...] = ()
         if ask.session_id:
             known = self._sessions.touch(ask.session_id, ask.session_timeout_s, time.monotonic())
@@ -176,7 +178,7 @@ def _inserts(statement: Statement) -> bool:
     return isinstance(statement, Insert) or (isinstance(statement, Command) and statement.keyword == b"INSERT")
 
 
-def _body(request: web.Request, ask: Ask) -> Body:
+def _body(request: web.Request, ask: QueryRequest) -> Body:
     decoders: list[Decoder] = [decoder(request.headers.get("Content-Encoding", ""))]
     if ask.native_in:
         decoders.append(BlockDecoder())

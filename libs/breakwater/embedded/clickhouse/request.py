@@ -76,7 +76,7 @@ def given_credentials(headers: Mapping[str, str], params: Mapping[str, str]) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class QueryRequest:
     """What a request wants apart from its SQL.
 
     Attributes:
@@ -114,7 +114,9 @@ class Ask:
     buffer_bytes: int
 
 
-def read_ask(pairs: Iterable[tuple[str, str]], headers: Mapping[str, str], external: frozenset[str]) -> Ask:
+def read_query_request(
+    pairs: Iterable[tuple[str, str]], headers: Mapping[str, str], external: frozenset[str]
+) -> QueryRequest:
     """Read URL parameters (and form fields) and headers.
 
     Args:
@@ -138,7 +140,7 @@ def read_ask(pairs: Iterable[tuple[str, str]], headers: Mapping[str, str], exter
             settings.append((_valid_name(name), value))
     native_out = params.get("compress", "") in _TRUE
     compresses = params.get("enable_http_compression", "1") in _TRUE and not native_out
-    return Ask(
+    return QueryRequest(
         query=params.get("query", ""),
         query_id=params.get("query_id") or headers.get("X-ClickHouse-Query-Id") or str(uuid.uuid4()),
         database=params.get("database") or headers.get("X-ClickHouse-Database", ""),

@@ -15,7 +15,7 @@ class _Session:
     expires_at: float
 
 
-class Sessions:
+class QuerySessions:
     """All sessions of the process; times are seconds of a monotonic clock, given by the caller."""
 
     def __init__(self) -> None:

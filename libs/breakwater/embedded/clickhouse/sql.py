@@ -34,7 +34,7 @@ _GIVES_ROWS = {b"SELECT", b"WITH", b"FROM", b"SHOW", b"DESCRIBE", b"DESC", b"EXI
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ResultQuery:
     """A statement with a result: the text before its FORMAT clause, the format's name, the text after it."""
 
     before: bytes
@@ -65,7 +65,7 @@ class Command:
     keyword: bytes
 
 
-Statement = Rows | Insert | Command
+Statement = ResultQuery | Insert | Command
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def read_statement(sql: bytes) -> Statement:
         sql: the whole text of a request.
 
     Returns:
-        Rows, Insert or Command.
+        ResultQuery, Insert or Command.
 
     Raises:
         ClickHouseError: empty, more than one statement, or writing or reading a file of the server.
@@ -167,8 +167,8 @@ def read_statement(sql: bytes) -> Statement:
         clause, name = top[index], top[index + 1]
         ends = index + 2 == len(top) or top[index + 2].word == b"SETTINGS"
         if clause.word == b"FORMAT" and name.word and ends:
-            return Rows(sql[: clause.start], name.text.decode(), text[name.end :])
-    return Rows(text, None, b"")
+            return ResultQuery(sql[: clause.start], name.text.decode(), text[name.end :])
+    return ResultQuery(text, None, b"")
 
 
 def _without_end(tokens: list[_Token]) -> list[_Token]:

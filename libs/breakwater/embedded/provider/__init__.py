@@ -7,17 +7,17 @@ to a model give the same answers and the same faults.
 """
 
 from breakwater.embedded.provider.app import SimulatedProvider
-from breakwater.embedded.provider.ledger import Call, Ledger, Totals
+from breakwater.embedded.provider.ledger import CallLedger, LedgerCall, LedgerTotals
 from breakwater.embedded.provider.pricing import price_nano
-from breakwater.embedded.provider.script import Script, ScriptError, build_script, load_script, parse_script
+from breakwater.embedded.provider.script import ProviderScript, ScriptError, build_script, load_script, parse_script
 
 __all__ = [
-    "Call",
-    "Ledger",
-    "Script",
+    "CallLedger",
+    "LedgerCall",
+    "LedgerTotals",
+    "ProviderScript",
     "ScriptError",
     "SimulatedProvider",
-    "Totals",
     "build_script",
     "load_script",
     "parse_script",

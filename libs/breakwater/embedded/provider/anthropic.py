@@ -11,7 +11,7 @@ import orjson
 
 from breakwater.embedded.provider.errors import REQUESTS_PER_MINUTE
 from breakwater.embedded.provider.script import ErrorText, ToolCall
-from breakwater.embedded.provider.wire import ChatRequest, RequestRefusedError, Usage, read_object, summarise
+from breakwater.embedded.provider.wire import AnswerUsage, ChatRequest, RequestRefusedError, read_object, summarise
 
 _PARAMS = frozenset(
     {
@@ -127,7 +127,7 @@ def write_completion(
     content: str | None,
     tool_calls: tuple[ToolCall, ...],
     finish_reason: str,
-    usage: Usage | None,
+    usage: AnswerUsage | None,
     with_choices: bool = True,
 ) -> bytes:
     """A `message` object. `usage` of None leaves the field out."""

@@ -14,12 +14,12 @@ from typing import Self
 from aiohttp import web
 
 from breakwater.embedded.provider import dialects, wire
-from breakwater.embedded.provider.behaviour import Decision, Plan, decide, make_plans, refuse
+from breakwater.embedded.provider.behaviour import Decision, ModelPlan, decide, make_plans, refuse
 from breakwater.embedded.provider.control import PREFIX, control
 from breakwater.embedded.provider.delivery import JSON, deliver, refusal
 from breakwater.embedded.provider.dialects import Dialect
-from breakwater.embedded.provider.ledger import Ledger, OpenCall
-from breakwater.embedded.provider.script import Script, as_script
+from breakwater.embedded.provider.ledger import CallLedger, OpenCall
+from breakwater.embedded.provider.script import ProviderScript, as_script
 
 MAX_BODY_BYTES = 64 * 2**20
 NO_MODEL = "-"
@@ -38,7 +38,7 @@ class SimulatedProvider:
 
     def __init__(
         self,
-        script: Script | Mapping[str, object],
+        script: ProviderScript | Mapping[str, object],
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -63,10 +63,10 @@ class SimulatedProvider:
         self._stopping = False
         self._runner: web.ServerRunner | None = None
         self._apply(as_script(script))
-        self.ledger = Ledger(ledger_file)
+        self.ledger = CallLedger(ledger_file)
 
-    def _apply(self, script: Script) -> None:
-        self._plans: dict[str, Plan] = make_plans(script)
+    def _apply(self, script: ProviderScript) -> None:
+        self._plans: dict[str, ModelPlan] = make_plans(script)
         self._keys = self._own_keys.union(script.api_keys or ())
         self.restart_clock()
 
@@ -95,7 +95,7 @@ class SimulatedProvider:
         """Seconds on the clock of the faults' windows."""
         return time.monotonic() - self._clock_zero
 
-    def use(self, script: Script | Mapping[str, object]) -> None:
+    def use(self, script: ProviderScript | Mapping[str, object]) -> None:
         """Replaces the script: the clock and the request numbers start anew, the ledger stays.
 
         Raises:
@@ -166,7 +166,7 @@ class SimulatedProvider:
     def _authorized(self, dialect: Dialect, request: web.BaseRequest) -> bool:
         return not self._keys or dialect.key_of(request.headers) in self._keys
 
-    def _plan(self, name: str) -> Plan | None:
+    def _plan(self, name: str) -> ModelPlan | None:
         """The plan of a model; its provider's name before the last slashes may be left out where no other ends so."""
         if (plan := self._plans.get(name)) is not None:
             return plan

@@ -19,10 +19,10 @@ from breakwater.embedded.provider.script import (
     Fault,
     Latency,
     ModelScript,
-    Script,
+    ProviderScript,
     ToolCall,
 )
-from breakwater.embedded.provider.wire import CHARS_PER_TOKEN, ChatRequest, Usage, tokens_of
+from breakwater.embedded.provider.wire import CHARS_PER_TOKEN, AnswerUsage, ChatRequest, tokens_of
 
 _NORMAL = NormalDist()
 _Z95 = _NORMAL.inv_cdf(0.95)
@@ -31,7 +31,7 @@ ECHOED_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ModelPlan:
     """A model's script, and the key that all its draws come from."""
 
     model: str
@@ -67,7 +67,7 @@ class Decision:
     content: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: str = "stop"
-    usage: Usage | None = None
+    usage: AnswerUsage | None = None
     cost_nano: int = 0
     report_usage: bool = True
     broken: BrokenKind | None = None
@@ -80,13 +80,13 @@ class _Answer:
     content: str | None
     tool_calls: tuple[ToolCall, ...]
     finish_reason: str
-    usage: Usage
+    usage: AnswerUsage
 
 
-def make_plans(script: Script) -> dict[str, Plan]:
+def make_plans(script: ProviderScript) -> dict[str, ModelPlan]:
     """The plan of each model. A model's draws depend on the seed and its own name, not on the other models."""
     return {
-        model: Plan(model, rules, blake2b(f"{script.seed}\n{model}".encode(), digest_size=32).digest())
+        model: ModelPlan(model, rules, blake2b(f"{script.seed}\n{model}".encode(), digest_size=32).digest())
         for model, rules in script.models.items()
     }
 
@@ -96,7 +96,7 @@ def refuse(status: int, fault: str, error: ErrorText | None = None) -> Decision:
     return Decision(status=status, fault=fault, error=error)
 
 
-def decide(plan: Plan, number: int, elapsed_s: float, request: ChatRequest) -> Decision:
+def decide(plan: ModelPlan, number: int, elapsed_s: float, request: ChatRequest) -> Decision:
     """Decides the answer to the `number`-th request (from 1) of a model.
 
     The same plan, number, time and request always give the same decision.
@@ -113,7 +113,7 @@ def decide(plan: Plan, number: int, elapsed_s: float, request: ChatRequest) -> D
     return _succeed(plan, number, request)
 
 
-def _applies(fault: Fault, index: int, plan: Plan, number: int, elapsed_s: float, request: ChatRequest) -> bool:
+def _applies(fault: Fault, index: int, plan: ModelPlan, number: int, elapsed_s: float, request: ChatRequest) -> bool:
     if fault.from_s is not None and elapsed_s < fault.from_s:
         return False
     if fault.to_s is not None and elapsed_s >= fault.to_s:
@@ -127,7 +127,7 @@ def _applies(fault: Fault, index: int, plan: Plan, number: int, elapsed_s: float
     return fault.rate is None or _draw(plan.key, number, f"fault{index}") < fault.rate
 
 
-def _succeed(plan: Plan, number: int, request: ChatRequest, fault: Fault | None = None) -> Decision:
+def _succeed(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault | None = None) -> Decision:
     answer = _answer(plan, number, request, fault)
     latency = plan.script.latency_ms if fault is None or fault.latency_ms is None else fault.latency_ms
     return Decision(
@@ -145,7 +145,7 @@ def _succeed(plan: Plan, number: int, request: ChatRequest, fault: Fault | None 
     )
 
 
-def _fail(fault: Fault, plan: Plan, number: int, request: ChatRequest) -> Decision:
+def _fail(fault: Fault, plan: ModelPlan, number: int, request: ChatRequest) -> Decision:
     whole = _succeed(plan, number, request, fault)
     if fault.answer is not None or fault.answer_json is not None:
         return whole
@@ -172,7 +172,7 @@ def _name(fault: Fault) -> str:
     return "status" if fault.status is not None else "answer"
 
 
-def _answer(plan: Plan, number: int, request: ChatRequest, fault: Fault | None) -> _Answer:
+def _answer(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault | None) -> _Answer:
     rules = plan.script
     tool_calls: tuple[ToolCall, ...] = ()
     content: str | None
@@ -195,7 +195,7 @@ def _answer(plan: Plan, number: int, request: ChatRequest, fault: Fault | None) 
     if request.max_tokens is not None and output_tokens > request.max_tokens:
         content, tool_calls, finish_reason = _cut(content or "", output_tokens, request.max_tokens), (), "length"
         output_tokens = request.max_tokens
-    return _Answer(content, tool_calls, finish_reason, Usage(input_tokens, output_tokens, cached_tokens))
+    return _Answer(content, tool_calls, finish_reason, AnswerUsage(input_tokens, output_tokens, cached_tokens))
 
 
 def _text(answer: str | None, answer_json: object, model: str, number: int, request: ChatRequest) -> str:
@@ -216,7 +216,7 @@ def _cut(content: str, tokens: int, limit: int) -> str:
     return content[: min(len(content) * limit // tokens, limit * CHARS_PER_TOKEN)]
 
 
-def _cost(rules: ModelScript, usage: Usage) -> int:
+def _cost(rules: ModelScript, usage: AnswerUsage) -> int:
     price = rules.price
     cached = price.cached_input_usd_per_mtok
     return price_nano(

@@ -11,8 +11,8 @@ import structlog
 from aiohttp import web
 
 from breakwater.embedded.provider.delivery import JSON, refusal
-from breakwater.embedded.provider.ledger import Ledger
-from breakwater.embedded.provider.script import Script, ScriptError, parse_script
+from breakwater.embedded.provider.ledger import CallLedger
+from breakwater.embedded.provider.script import ProviderScript, ScriptError, parse_script
 
 PREFIX = "/_sim/"
 
@@ -20,7 +20,7 @@ PREFIX = "/_sim/"
 class Controlled(Protocol):
     """What the controls need of a provider."""
 
-    ledger: Ledger
+    ledger: CallLedger
 
     @property
     def models(self) -> list[str]:
@@ -32,7 +32,7 @@ class Controlled(Protocol):
         """Seconds on the clock of the faults' windows."""
         ...
 
-    def use(self, script: Script) -> None:
+    def use(self, script: ProviderScript) -> None:
         """Replaces the script."""
         ...
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from breakwater.embedded.provider import anthropic, errors, wire
 from breakwater.embedded.provider.script import ErrorText, ToolCall
-from breakwater.embedded.provider.wire import ChatRequest, Usage
+from breakwater.embedded.provider.wire import AnswerUsage, ChatRequest
 
 
 class WriteCompletion(Protocol):
@@ -26,7 +26,7 @@ class WriteCompletion(Protocol):
         content: str | None,
         tool_calls: tuple[ToolCall, ...],
         finish_reason: str,
-        usage: Usage | None,
+        usage: AnswerUsage | None,
         with_choices: bool = True,
     ) -> bytes:
         """The body. `with_choices` of False leaves out what the model said."""
@@ -34,7 +34,7 @@ class WriteCompletion(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingHeader:
     """What a request must say beside its body, and how its absence is answered."""
 
     status: int
@@ -57,7 +57,7 @@ class Dialect:
     """
 
     read_request: Callable[[bytes, str | None], ChatRequest]
-    missing: Callable[[web.BaseRequest], Missing | None]
+    missing: Callable[[web.BaseRequest], MissingHeader | None]
     unknown_model: Callable[[str], ErrorText]
     write_completion: WriteCompletion
     write_error: Callable[[int, ErrorText | None], bytes]
@@ -77,14 +77,14 @@ def _needs_nothing(_: web.BaseRequest) -> None:
     return None
 
 
-def _needs_api_version(request: web.BaseRequest) -> Missing | None:
-    return None if request.query.get("api-version") else Missing(404, ErrorText(message="Resource not found"))
+def _needs_api_version(request: web.BaseRequest) -> MissingHeader | None:
+    return None if request.query.get("api-version") else MissingHeader(404, ErrorText(message="Resource not found"))
 
 
-def _needs_version_header(request: web.BaseRequest) -> Missing | None:
+def _needs_version_header(request: web.BaseRequest) -> MissingHeader | None:
     if "anthropic-version" in request.headers:
         return None
-    return Missing(400, ErrorText(message="anthropic-version: header is required"))
+    return MissingHeader(400, ErrorText(message="anthropic-version: header is required"))
 
 
 OPENAI = Dialect(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from breakwater.embedded.provider.journal import Journal, LedgerFileError
-from breakwater.embedded.provider.wire import Usage
+from breakwater.embedded.provider.wire import AnswerUsage
 
 KEPT_CALLS = 1_000_000
 _SCRIPT_REPLACED = {"event": "script_replaced"}
@@ -27,7 +27,7 @@ class OpenCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LedgerCall:
     """One call.
 
     Attributes:
@@ -66,7 +66,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Totals:
+class LedgerTotals:
     """Sums over ended calls, and how many are in progress. `by_status` has the key `none` for no HTTP answer."""
 
     calls: int = 0
@@ -79,7 +79,7 @@ class Totals:
     cached_tokens: int = 0
     cost_nano: int = 0
 
-    def count(self, call: Call) -> None:
+    def count(self, call: LedgerCall) -> None:
         """Adds an ended call."""
         status = "none" if call.status is None else str(call.status)
         self.calls += 1
@@ -92,7 +92,7 @@ class Totals:
         self.cost_nano += call.cost_nano
 
 
-class Ledger:
+class CallLedger:
     """Counts and keeps calls, in memory and, given a path, in a file that the next ledger continues.
 
     Totals are exact for ever; of the single calls the newest `kept_calls` are held in memory, all of them in the file.
@@ -104,10 +104,10 @@ class Ledger:
         Raises:
             LedgerFileError: the file can't be opened, is in use, or holds something else.
         """
-        self._calls: deque[Call] = deque(maxlen=kept_calls)
+        self._calls: deque[LedgerCall] = deque(maxlen=kept_calls)
         self._open: dict[int, OpenCall] = {}
         self._numbers: dict[str, int] = {}
-        self._totals: dict[str, Totals] = {}
+        self._totals: dict[str, LedgerTotals] = {}
         self._last_seq = 0
         self._journal: Journal | None = None
         if path is not None:
@@ -119,23 +119,23 @@ class Ledger:
                 raise
 
     def _replay(self, records: list[dict[str, Any]], path: Path) -> None:
-        names = {item.name for item in fields(Call)}
+        names = {item.name for item in fields(LedgerCall)}
         for line, record in enumerate(records, start=1):
             if record == _SCRIPT_REPLACED:
                 self._numbers.clear()
             elif record.keys() == names:
-                call = Call(**record)
+                call = LedgerCall(**record)
                 self._keep(call)
                 self._last_seq = max(self._last_seq, call.seq)
                 self._numbers[call.model] = max(self._numbers.get(call.model, 0), call.number)
             else:
                 raise LedgerFileError(f"{path}, line {line}, is not a call: is this a ledger file?")
 
-    def _keep(self, call: Call) -> None:
+    def _keep(self, call: LedgerCall) -> None:
         self._calls.append(call)
         totals = self._totals.get(call.model)
         if totals is None:
-            totals = self._totals[call.model] = Totals()
+            totals = self._totals[call.model] = LedgerTotals()
         totals.count(call)
 
     def begin(
@@ -157,7 +157,7 @@ class Ledger:
         answered_at: str | None,
         delivered: bool,
         billed: bool = False,
-        usage: Usage | None = None,
+        usage: AnswerUsage | None = None,
         cost_nano: int = 0,
     ) -> None:
         """A call ended. It is in the file when this returns, so no answer that a client has is missing from it.
@@ -167,7 +167,7 @@ class Ledger:
         if self._open.pop(call.seq, None) is None:
             return
         paid = usage if billed else None
-        ended = Call(
+        ended = LedgerCall(
             seq=call.seq,
             number=call.number,
             model=call.model,
@@ -189,10 +189,10 @@ class Ledger:
         self._keep(ended)
 
     @property
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self) -> tuple[LedgerCall, ...]:
         """The calls held in memory, those in progress included, in order of arrival."""
         running = (
-            Call(
+            LedgerCall(
                 c.seq, c.number, c.model, None, None, c.received_at, None, None, c.client_request_id, c.idempotency_key
             )
             for c in self._open.values()
@@ -200,21 +200,21 @@ class Ledger:
         return tuple(sorted((*self._calls, *running), key=lambda call: call.seq))
 
     @property
-    def by_model(self) -> dict[str, Totals]:
+    def by_model(self) -> dict[str, LedgerTotals]:
         """Totals of each model, as a copy."""
         copies = {model: replace(totals, by_status=dict(totals.by_status)) for model, totals in self._totals.items()}
         for call in self._open.values():
-            copies.setdefault(call.model, Totals()).in_progress += 1
+            copies.setdefault(call.model, LedgerTotals()).in_progress += 1
         return copies
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> LedgerTotals:
         """Totals over all models."""
-        whole = Totals()
+        whole = LedgerTotals()
         for part in self.by_model.values():
             for status, count in part.by_status.items():
                 whole.by_status[status] = whole.by_status.get(status, 0) + count
-            for name in (item.name for item in fields(Totals) if item.name != "by_status"):
+            for name in (item.name for item in fields(LedgerTotals) if item.name != "by_status"):
                 setattr(whole, name, getattr(whole, name) + getattr(part, name))
         return whole
 

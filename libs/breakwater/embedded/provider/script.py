@@ -36,7 +36,7 @@ def _ordered(span: int | tuple[int, int]) -> int | tuple[int, int]:
 _Tokens = Annotated[int, Field(ge=0)]
 
 
-class Price(_Part):
+class ScriptedPrice(_Part):
     """Written in USD per million tokens. Without a cached price, cached input costs what fresh input costs."""
 
     input_usd_per_mtok: NanoPerMtok
@@ -163,7 +163,7 @@ class ModelScript(_Part):
         faults: the first that applies wins.
     """
 
-    price: Price
+    price: ScriptedPrice
     latency_ms: Annotated[float, Field(ge=0)] | Latency = 0.0
     usage: UsageRule = UsageRule()
     answer: str | None = None
@@ -173,7 +173,7 @@ class ModelScript(_Part):
     faults: tuple[Fault, ...] = ()
 
 
-class Script(_Part):
+class ProviderScript(_Part):
     """The whole provider. With `api_keys`, any other `Authorization` is answered 401."""
 
     seed: int = 0
@@ -181,21 +181,21 @@ class Script(_Part):
     models: Annotated[dict[str, ModelScript], Field(min_length=1)]
 
 
-def build_script(content: object) -> Script:
+def build_script(content: object) -> ProviderScript:
     """Checks a script given as plain values.
 
     Raises:
         ScriptError: names each mistake with its path.
     """
     try:
-        return Script.model_validate(content)
+        return ProviderScript.model_validate(content)
     except ValidationError as error:
         # The input is left out: it may be an API key.
         lines = [f"{'.'.join(map(str, item['loc'])) or 'script'}: {item['msg']}" for item in error.errors()]
         raise ScriptError("the provider script has mistakes:\n  " + "\n  ".join(lines)) from None
 
 
-def parse_script(text: str | bytes, *, is_json: bool = False) -> Script:
+def parse_script(text: str | bytes, *, is_json: bool = False) -> ProviderScript:
     """Reads a script from YAML, or from JSON.
 
     Raises:
@@ -208,7 +208,7 @@ def parse_script(text: str | bytes, *, is_json: bool = False) -> Script:
     return build_script(content)
 
 
-def load_script(path: Path) -> Script:
+def load_script(path: Path) -> ProviderScript:
     """Reads a script file; `.json` is JSON, anything else YAML.
 
     Raises:
@@ -222,10 +222,10 @@ def load_script(path: Path) -> Script:
         raise ScriptError(f"{path}: {error}") from error
 
 
-def as_script(script: Script | Mapping[str, object]) -> Script:
+def as_script(script: ProviderScript | Mapping[str, object]) -> ProviderScript:
     """A script as it is, or built from plain values.
 
     Raises:
         ScriptError: names each mistake with its path.
     """
-    return script if isinstance(script, Script) else build_script(script)
+    return script if isinstance(script, ProviderScript) else build_script(script)

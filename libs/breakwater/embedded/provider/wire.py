@@ -38,7 +38,7 @@ class ChatRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class AnswerUsage:
     """Tokens of an answer; `cached_tokens` are part of `input_tokens`."""
 
     input_tokens: int
@@ -203,7 +203,7 @@ def write_completion(
     content: str | None,
     tool_calls: tuple[ToolCall, ...],
     finish_reason: str,
-    usage: Usage | None,
+    usage: AnswerUsage | None,
     with_choices: bool = True,
 ) -> bytes:
     """A `chat.completion` object. `usage` of None leaves the field out."""

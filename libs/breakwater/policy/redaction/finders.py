@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from breakwater.policy.redaction import known
-from breakwater.policy.redaction.regex import Found, Pattern, built_in
+from breakwater.policy.redaction.regex import Pattern, RegexMatch, built_in
 from breakwater.policy.redaction.values import LONGEST
 
 Span = tuple[int, int]
@@ -57,7 +57,7 @@ class Finder:
     """A built-in pattern, and which part of what it finds must be hidden."""
 
     pattern: Pattern
-    part: Callable[[bytes, Found], Span]
+    part: Callable[[bytes, RegexMatch], Span]
     needs: bytes = b""
     """What is in any match: to look for it is far cheaper."""
 
@@ -104,12 +104,12 @@ def spend_for_simulation(pattern: Pattern, data: bytes, work: Work) -> None:
     work.spend(max(0, pattern.programsize - _FREE_INSTRUCTIONS) * len(data) // _SIMULATED_AT_A_PLACE)
 
 
-def _whole(_: bytes, found: Found) -> Span:
+def _whole(_: bytes, found: RegexMatch) -> Span:
     """All that was found."""
     return found.start(), found.end()
 
 
-def _user_info(_: bytes, found: Found) -> Span:
+def _user_info(_: bytes, found: RegexMatch) -> Span:
     return found.start() + len("://"), found.end() - len("@")
 
 
@@ -117,12 +117,12 @@ _FORMS = built_in(rf"{known.EDGE}(?:{'|'.join(f'(?:{start})(?:{rest})' for start
 _FORM_STARTS = rf"{known.EDGE}(?:{'|'.join(start for start, _ in known.SECRET_FORMS)})"
 
 
-def _secret_form(data: bytes, found: Found) -> Span:
+def _secret_form(data: bytes, found: RegexMatch) -> Span:
     secret = _FORMS.match(data, found.start())
     return (found.start(), found.start()) if secret is None else (secret.start(), secret.end())
 
 
-def _card_number(data: bytes, found: Found) -> Span:
+def _card_number(data: bytes, found: RegexMatch) -> Span:
     start, end = found.start(), found.end()
     while not data[start : start + 1].isdigit():
         start += 1

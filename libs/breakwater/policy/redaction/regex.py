@@ -24,7 +24,7 @@ _LOOK_AROUND = tuple(_NO_PERL + operator for operator in ("(?=", "(?!", "(?<"))
 _PROBES_FOR_NOTHING = (b"", b"\x00", b"\x00\x00", b"\x00 \x00\n\x00", b"\x00a\x00", b"0", b"aa", b"_ _", b"\n\n")
 
 
-class Found(Protocol):
+class RegexMatch(Protocol):
     """Where a pattern matched, in bytes."""
 
     def start(self) -> int:
@@ -44,15 +44,15 @@ class Pattern(Protocol):
         """Instructions in the compiled program."""
         ...
 
-    def search(self, text: bytes, pos: int | None = None, endpos: int | None = None) -> Found | None:
+    def search(self, text: bytes, pos: int | None = None, endpos: int | None = None) -> RegexMatch | None:
         """The leftmost match from `pos` to `endpos`, neither of which is an edge of the text."""
         ...
 
-    def match(self, text: bytes, pos: int | None = None) -> Found | None:
+    def match(self, text: bytes, pos: int | None = None) -> RegexMatch | None:
         """The match that begins at `pos`."""
         ...
 
-    def finditer(self, text: bytes) -> Iterator[Found]:
+    def finditer(self, text: bytes) -> Iterator[RegexMatch]:
         """All matches from left to right."""
         ...
 

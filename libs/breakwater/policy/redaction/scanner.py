@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from breakwater.policy.redaction import known
 from breakwater.policy.redaction.finders import FINDERS, STARTS, Finder, OwnFinder, Span, Work, spend_for_simulation
-from breakwater.policy.redaction.regex import Found, built_in, own
+from breakwater.policy.redaction.regex import RegexMatch, built_in, own
 from breakwater.policy.redaction.values import before_values, value_after
 
 Text = tuple[bytes, int]
@@ -53,7 +53,7 @@ class Scanner:
         self._built_in = tuple(at_once)
         self._own_in_lines = tuple(pattern.in_lines for pattern in owns)
 
-    def _value(self, data: bytes, found: Found) -> Span:
+    def _value(self, data: bytes, found: RegexMatch) -> Span:
         return value_after(data, found, self._placeholder)
 
     def suspects(self, data: bytes) -> bool:

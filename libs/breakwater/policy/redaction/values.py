@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from breakwater.policy.redaction import known
 from breakwater.policy.redaction.names import SEPARATORS, squashed
-from breakwater.policy.redaction.regex import Found, built_in
+from breakwater.policy.redaction.regex import RegexMatch, built_in
 
 LONGEST = 16 * 1024
 """How long a secret is at most taken to be, in bytes or characters."""
@@ -63,7 +63,7 @@ def before_values(own_names: Iterable[str], *, built_in_names: bool) -> str | No
     return f"(?i:{'|'.join(forms)})" if forms else None
 
 
-def value_after(data: bytes, found: Found, placeholder: bytes) -> tuple[int, int]:
+def value_after(data: bytes, found: RegexMatch, placeholder: bytes) -> tuple[int, int]:
     """The span of the value behind a name that was found. Empty if there is none, or nothing of interest."""
     start = found.end()
     name = data[found.start() : start].rstrip()
