@@ -241,7 +241,7 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
     metrics = WorkerMetrics(["m"], registry)
     metrics.attempt(attempt(input_tokens=1, cost=1))
     metrics.attempt(attempt("short_circuited", "breaker_open"))
-    metrics.breakers_attended(True)
+    metrics.breaker_service_alive(True)
     metrics.began("writer")
     retried = (attempt("error", "server"), attempt(cause="retry"))
     metrics.job(result(cache_hit=True, wasted_by_cause={"retry": 1}, attempts=retried))
@@ -315,8 +315,8 @@ def test_a_service_serves_its_metrics_where_it_is_told(tmp_path: Path, name: str
     assert {"process_resident_memory_bytes", "process_cpu_seconds", "python_gc_objects_collected"} <= names
     table = rows(ROOT / "docs" / "observability.md", "metric")
     own = {metric.strip("`").removesuffix("_total") for metric, _, _, served_by, _ in table if served_by == name}
-    # Nobody attends or not before somebody has looked, for which there is no Redis here.
-    own.discard("breakwater_breakers_attended")
+    # Alive or not is unknown before somebody has looked, for which there is no Redis here.
+    own.discard("breakwater_breaker_service_alive")
     assert {one for one in names if one.startswith("breakwater_")} == own
     assert own
 

@@ -123,9 +123,9 @@ class WorkerMetrics:
                 kind = NONE if before.error is None else before.error.kind
                 series.retries[agent, model, kind].inc()
 
-    def breakers_attended(self, attended: bool) -> None:
+    def breaker_service_alive(self, alive: bool) -> None:
         """Whether anybody looks after the breakers."""
-        _attended_series(self._registry).set(attended)
+        _breaker_service_alive_series(self._registry).set(alive)
 
     def began(self, agent: str) -> None:
         """A job is being worked on."""
@@ -269,10 +269,10 @@ def exposition(accept: str) -> tuple[bytes, str]:
 
 
 @cache
-def _attended_series(registry: CollectorRegistry) -> Gauge:
+def _breaker_service_alive_series(registry: CollectorRegistry) -> Gauge:
     """Apart from the others: it has no labels, and so would say 0 before anybody has looked."""
     what = "Whether a breaker service is at work (1), so that failing models are not called on and on."
-    return Gauge("breakwater_breakers_attended", what, registry=registry)
+    return Gauge("breakwater_breaker_service_alive", what, registry=registry)
 
 
 @cache

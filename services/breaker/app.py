@@ -18,8 +18,8 @@ from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
 from breakwater.state.health import Healths
 from breakwater.state.tasks import Tasks
-from services.breaker.attendance import Attendance
 from services.breaker.handlers import BreakerHandler
+from services.breaker.heartbeat import Heartbeat
 from services.breaker.rebuild import Rebuild
 
 LINGER_S = 0.05
@@ -34,22 +34,22 @@ def build(settings: Settings, config: Config) -> FastStream:
     breakers, healths = Breakers(redis), Healths(redis)
     handler = BreakerHandler(config, breakers, healths, Publisher(connection, "breaker"))
     rebuild = Rebuild(config, handler, breakers, healths, Tasks(redis), connection)
-    attendance = Attendance(handler, breakers, rebuild, Lookup(connection))
+    heartbeat = Heartbeat(handler, breakers, rebuild, Lookup(connection))
 
     async def handle(batch: list[Delivery]) -> None:
-        await handler.handle(batch, once=attendance.filled)
+        await handler.handle(batch, once=heartbeat.filled)
 
     on_batch(broker, Stream.EVENTS, "bw.attempts.>", "breaker", handle, size=500, linger_s=LINGER_S)
     app = make_app(broker)
-    attending: list[asyncio.Task[None]] = []
+    running: list[asyncio.Task[None]] = []
 
     @app.after_startup
     async def start() -> None:
-        attending.append(asyncio.create_task(attendance.run()))
+        running.append(asyncio.create_task(heartbeat.run()))
 
     @app.on_shutdown
     async def stop() -> None:
-        await background.stop(*attending)
+        await background.stop(*running)
 
     app.after_shutdown(redis.close)
     return app

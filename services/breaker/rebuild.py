@@ -129,7 +129,7 @@ class Rebuild:
         for key, event in guards.items():
             if event.kind == "tripped" and event.rule is not None:
                 trip = Trip(event.rule, event.reason)
-                stopped = Tripped(trip, event.agent, event.execution_id or "", ms_from_time(event.at), told=True)
+                stopped = Tripped(trip, event.agent, event.execution_id or "", ms_from_time(event.at), published=True)
                 await self._tasks.restore(key, stopped)
                 count += 1
         return count

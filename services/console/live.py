@@ -21,7 +21,7 @@ class Breakers(Event):
     """What `breakers` answers."""
 
     breakers: tuple[BreakerStatus, ...]
-    attended: bool
+    alive: bool
 
 
 class Budgets(Event):

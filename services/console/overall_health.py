@@ -136,7 +136,7 @@ def _breakers(live: Live) -> Iterable[Remark]:
         yield Remark(_are(number, "breaker", "forced open"), "/breakers", "bad")
     if number := states.count("half_open"):
         yield Remark(_are(number, "breaker", "being probed"), "/breakers", "warn")
-    if not told.attended:
+    if not told.alive:
         yield Remark("no breaker service is at work, so no failure opens a breaker", "/breakers", "bad")
 
 

@@ -54,10 +54,10 @@ class BreakerRoutes:
         """GET: 200 with all of them."""
         try:
             statuses = await breaker_statuses(self._config, self._breakers)
-            attended = await self._breakers.attended()
+            alive = await self._breakers.alive()
         except StateUnavailable as error:
             raise not_read(error) from error
-        return Response(BreakerList(breakers=tuple(statuses), attended=attended).json_bytes(), media_type=_JSON)
+        return Response(BreakerList(breakers=tuple(statuses), alive=alive).json_bytes(), media_type=_JSON)
 
     async def isolate(self, request: Request) -> Response:
         """POST: 200 once it is forced open and that is published, or where it was so already."""

@@ -101,7 +101,7 @@ class BreakerList(Event):
     """The breakers as they are now."""
 
     breakers: tuple[BreakerStatus, ...]
-    attended: bool = Field(description="Whether a breaker service is at work: without one, no failure opens a breaker.")
+    alive: bool = Field(description="Whether a breaker service is at work: without one, no failure opens a breaker.")
 
 
 class UnchangedBreaker(BreakerStatus):

@@ -129,7 +129,7 @@ def _agents() -> dict[str, Any]:
 
 
 def _breakers() -> dict[str, Any]:
-    value = {"breakers": [_BREAKER], "attended": True}
+    value = {"breakers": [_BREAKER], "alive": True}
     return parts.read(
         "breakers",
         "list_breakers",

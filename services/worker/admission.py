@@ -13,10 +13,10 @@ from typing import Any
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt
 from breakwater.policy.breaker_rules import BreakerKey
-from breakwater.policy.guard import Crowded
+from breakwater.policy.guard import TaskBudgetHeld
 from breakwater.policy.transitions import half_opened
-from breakwater.state.breakers import Admitted, Refused
-from breakwater.state.budgets import Elsewhen, OverBudget, Reserved, Unfilled
+from breakwater.state.breakers import BreakerAdmitted, BreakerRefused
+from breakwater.state.budgets import CountersLost, OverBudget, PeriodChanged, Reserved
 from breakwater.state.connection import ScriptCall
 from breakwater.state.rate_limits import Limited
 from services.worker.assignment import Assignment
@@ -40,7 +40,7 @@ from services.worker.task_guard import TaskGuard
 LEASE_MARGIN_S = 120.0
 """How much longer than its call a reservation or a probe is held: enough for a redelivery to record a lost attempt."""
 
-NO_BREAKER = Admitted(probe=False, version=0, became_half_open=False)
+NO_BREAKER = BreakerAdmitted(probe=False, version=0, became_half_open=False)
 
 
 class ClaimLost(Exception):  # noqa: N818  not an error: another worker goes on
@@ -103,7 +103,7 @@ async def admit(plane: Plane, job: Assignment, guard: TaskGuard | None, question
     amount = question.worst_case or 0
     answers = await _ask(
         plane,
-        ours=plane.executions.checkpoint_call(job.holder, question.checkpoint, lease_ms=lease_ms),
+        ours=plane.executions.checkpoint_call(job.claim, question.checkpoint, lease_ms=lease_ms),
         reserved=plane.budgets.reserve_call(
             attempt_id, agent_name, tenant, amount, counters, now=now, lease_ms=lease_ms
         ),
@@ -115,36 +115,36 @@ async def admit(plane: Plane, job: Assignment, guard: TaskGuard | None, question
     reserved = plane.budgets.reserved(answers["reserved"], counters, amount, now=now)
     breaker = NO_BREAKER if key is None else plane.breakers.admission(answers["breaker"])
     over_limit = plane.rate_limits.admitted(answers["turn"], limits) if limits else None
-    half_opened_now = isinstance(breaker, Admitted) and breaker.became_half_open
+    half_opened_now = isinstance(breaker, BreakerAdmitted) and breaker.became_half_open
     if not answers["ours"]:
         # Nothing is given back: whoever has taken the job over may hold it for the same attempt.
         if key is not None and half_opened_now:
             await _tell_half_open(plane, job, key)
         raise ClaimLost(job.execution_id)
     judged = None if guard is None else guard.judge(answers["task"], question.attempts, question.worst_case)
-    stopped = None if isinstance(judged, Crowded) else judged
+    stopped = None if isinstance(judged, TaskBudgetHeld) else judged
     refused: Denial | Wait | None = None
     if stopped is not None:
         refused = TASK_STOPPED
-    elif isinstance(breaker, Refused):
+    elif isinstance(breaker, BreakerRefused):
         refused = breaker_open(plane, question.model, breaker, rules)
     elif isinstance(reserved, OverBudget):
         refused = over_budget(plane, reserved, question.model)
-    elif isinstance(reserved, Unfilled):
+    elif isinstance(reserved, CountersLost):
         refused = Wait(REBUILDING_POLL_S * (1 + plane.jitter()), REBUILDING)
-    elif isinstance(reserved, Elsewhen):
+    elif isinstance(reserved, PeriodChanged):
         refused = Wait(0.0, REBUILDING)  # midnight: the day is known now, so ask at once
-    elif isinstance(judged, Crowded):
+    elif isinstance(judged, TaskBudgetHeld):
         refused = Wait(POLL_S * (1 + plane.jitter()), TASK_CROWDED)
     elif over_limit is not None:
         refused = await held_to_limit(plane, over_limit, limits)
     if refused is not None:
-        back = [plane.executions.checkpoint_call(job.holder, question.at_rest(), lease_ms=lease_ms)]
+        back = [plane.executions.checkpoint_call(job.claim, question.at_rest(), lease_ms=lease_ms)]
         if guard is not None:
             back.append(guard.let_go(question.attempts))
         if isinstance(reserved, Reserved):
             back.append(plane.budgets.release_call(attempt_id, agent_name, tenant, reserved.at))
-        if key is not None and isinstance(breaker, Admitted) and breaker.probe:
+        if key is not None and isinstance(breaker, BreakerAdmitted) and breaker.probe:
             back.append(plane.breakers.return_probe_call(key, attempt_id))
         if limits and over_limit is None:
             back.append(plane.rate_limits.release_call(attempt_id, limits))
@@ -163,8 +163,8 @@ async def admit(plane: Plane, job: Assignment, guard: TaskGuard | None, question
         # What was granted may have lapsed while it was told, and somebody else be probing.
         return await admit(plane, job, guard, question)
     return Grant(
-        isinstance(breaker, Admitted) and breaker.probe,
-        breaker.version if key is not None and isinstance(breaker, Admitted) else None,
+        isinstance(breaker, BreakerAdmitted) and breaker.probe,
+        breaker.version if key is not None and isinstance(breaker, BreakerAdmitted) else None,
         reserved.at,
         limits,
     )

@@ -28,7 +28,7 @@ class Answers:
         self._plane = plane
         self._rules = rules
         self._leads = False
-        self._holder = f"{job.execution_id}#{job.holder.sequence}"
+        self._holder = f"{job.execution_id}#{job.claim.sequence}"
         self._key = cache_key(
             agent=job.agent_name,
             tenant=job.job.tenant,

@@ -15,7 +15,7 @@ from breakwater.contracts.job import Job
 from breakwater.policy.input_size import InputSize, size_of_call
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.price import max_output_of
-from breakwater.state.executions import Holder
+from breakwater.state.executions import Claim
 from services.worker.checkpoint import Checkpoint
 
 
@@ -28,7 +28,7 @@ class Assignment:
     agent: Agent
     job: Job
     chain: tuple[str, ...]
-    holder: Holder
+    claim: Claim
     traceparent: str | None
     output_guard: OutputGuard | None = None
     """What the agent's answers must satisfy."""

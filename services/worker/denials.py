@@ -14,7 +14,7 @@ from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.policy.alert_texts import money_text
 from breakwater.policy.breaker_rules import BreakerRules
 from breakwater.policy.caps import fits, spent_by
-from breakwater.state.breakers import Refused
+from breakwater.state.breakers import BreakerRefused
 from breakwater.state.budgets import OverBudget
 from breakwater.state.rate_limits import Limited, OverLimit
 from services.worker.assignment import Assignment
@@ -96,7 +96,7 @@ def over_own_cap(
     )
 
 
-def breaker_open(plane: Plane, model: str, refused: Refused, rules: BreakerRules | None) -> Denial:
+def breaker_open(plane: Plane, model: str, refused: BreakerRefused, rules: BreakerRules | None) -> Denial:
     """An open breaker refuses it; told with when it may be asked again."""
     user_message = "This agent is paused for now. Please try again later."
     if refused.until_ms == 0:

@@ -19,7 +19,7 @@ from breakwater.contracts.execution import Attempt, ErrorInfo, Reason, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Header
 from breakwater.contracts.validation import explain
-from breakwater.state.executions import Claimed, Holder, Superseded, Taken
+from breakwater.state.executions import Claim, Claimed, Superseded, Taken
 from services.worker.admission import ClaimLost
 from services.worker.answers import Answers, answers_for
 from services.worker.assignment import Assignment, Finished, Sleeping
@@ -79,14 +79,14 @@ class JobHandler:
         elif isinstance(parsed, str):
             await self._refuse(ask, execution_id, parsed)
         elif parsed.dry_run:
-            await dry_run(plane, ask, self._assignment(parsed, Holder(execution_id, 0, 0), None))
+            await dry_run(plane, ask, self._assignment(parsed, Claim(execution_id, 0, 0), None))
         else:
             await self._run(ask, parsed, execution_id)
 
     async def _run(self, ask: Ask, job: Job, execution_id: str) -> None:
         plane, delivery = self._plane, ask.delivery
-        holder = Holder(execution_id, delivery.sequence, delivery.deliveries)
-        match await plane.outages.retry_while_unavailable(lambda: plane.executions.claim(holder)):
+        claim = Claim(execution_id, delivery.sequence, delivery.deliveries)
+        match await plane.outages.retry_while_unavailable(lambda: plane.executions.claim(claim)):
             case Taken():
                 # The same job id under another message: it will be answered from the record of the first.
                 await delivery.retry_in(min(0.25 * 2 ** min(delivery.deliveries, 5), 5.0))
@@ -112,7 +112,7 @@ class JobHandler:
             kind="consumer",
             attributes=tracing.execution_attributes(agent=self._agent_name, execution_id=execution_id),
         )
-        assignment = self._assignment(job, holder, span.traceparent)
+        assignment = self._assignment(job, claim, span.traceparent)
         resumed = text is not None or delivery.deliveries > 1 or parked_execution(delivery.headers) is not None
         result: Result | None = None
         plane.metrics.began(self._agent_name)
@@ -123,14 +123,14 @@ class JobHandler:
             error = None if result is None or result.error is None else result.error.class_
             span.end(error=error, attributes={} if result is None else tracing.result_attributes(result))
 
-    def _assignment(self, job: Job, holder: Holder, traceparent: str | None) -> Assignment:
+    def _assignment(self, job: Job, claim: Claim, traceparent: str | None) -> Assignment:
         return Assignment(
-            execution_id=holder.execution_id,
+            execution_id=claim.execution_id,
             agent_name=self._agent_name,
             agent=self._agent,
             job=job,
             chain=self._agent.chain_for(job),
-            holder=holder,
+            claim=claim,
             traceparent=traceparent or new_traceparent(),
             output_guard=self._plane.output_guards.get(self._agent_name),
         )
@@ -144,7 +144,7 @@ class JobHandler:
         try:
             outcome, cached_from = await self._perform(assignment, checkpoint, answers, resumed=resumed)
             if isinstance(outcome, Sleeping):
-                await self._put_to_sleep(delivery, assignment.holder, outcome)
+                await self._put_to_sleep(delivery, assignment.claim, outcome)
                 return None
             result = conclude(
                 Conclusion(
@@ -171,7 +171,7 @@ class JobHandler:
             if answers is not None:
                 await answers.leave()
         plane.metrics.job(result)
-        await plane.outages.retry_while_unavailable(lambda: plane.executions.finish(assignment.holder))
+        await plane.outages.retry_while_unavailable(lambda: plane.executions.finish(assignment.claim))
         return result
 
     async def _perform(
@@ -180,7 +180,7 @@ class JobHandler:
         """Runs a job, or finds its answer; says whose it was in that case."""
         notices = Notices(self._plane, self._agent_name, job.execution_id, job.job.parent_execution_id)
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(background.stop, asyncio.create_task(self._renew(job.holder, answers)))
+            stack.push_async_callback(background.stop, asyncio.create_task(self._renew(job.claim, answers)))
             await notices.dispatched()
             # A job that has called already must end with what it has called, and not as if it had cost nothing.
             if answers is not None and not resumed:
@@ -189,26 +189,26 @@ class JobHandler:
                     return Finished(checkpoint, cached.output, cached.chosen_model, None, None), cached.execution_id
             return await Run(self._plane, job, checkpoint, notices, resumed=resumed).go(), None
 
-    async def _put_to_sleep(self, delivery: Delivery, holder: Holder, sleeping: Sleeping) -> None:
+    async def _put_to_sleep(self, delivery: Delivery, claim: Claim, sleeping: Sleeping) -> None:
         plane, agent = self._plane, self._agent_name
         # Whoever wakes the job has another message of it, and must not wait for the end of a lease.
-        await plane.outages.retry_while_unavailable(lambda: plane.executions.checkpoint(holder, "", lease_ms=0))
+        await plane.outages.retry_while_unavailable(lambda: plane.executions.checkpoint(claim, "", lease_ms=0))
         try:
             await plane.outages.retry_while_unavailable(
-                lambda: park(plane.publisher, delivery, agent=agent, execution_id=holder.execution_id, due=sleeping.due)
+                lambda: park(plane.publisher, delivery, agent=agent, execution_id=claim.execution_id, due=sleeping.due)
             )
         except PublishRefused as error:
             # There it would hold no slot; here it does, and waits as well.
-            structlog.get_logger().warning("job_not_parked", execution_id=holder.execution_id, error=str(error))
+            structlog.get_logger().warning("job_not_parked", execution_id=claim.execution_id, error=str(error))
             await delivery.retry_in(max(0.0, (sleeping.due - plane.now()).total_seconds()))
         else:
             await delivery.ack_sync()
 
-    async def _renew(self, holder: Holder, answers: Answers | None) -> None:
+    async def _renew(self, claim: Claim, answers: Answers | None) -> None:
         """Keeps the claim while the job runs; the delivery's own heartbeat only keeps the message."""
         while True:
             await asyncio.sleep(20)
-            await self._plane.outages.retry_while_unavailable(lambda: self._plane.executions.checkpoint(holder, ""))
+            await self._plane.outages.retry_while_unavailable(lambda: self._plane.executions.checkpoint(claim, ""))
             if answers is not None:
                 await answers.renew()
 

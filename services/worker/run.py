@@ -331,7 +331,7 @@ class Run:
             return None
         text = self._at.model_dump_json(exclude_defaults=True)
         kept = await self._plane.outages.retry_while_unavailable(
-            lambda: self._plane.executions.checkpoint(self._job.holder, text)
+            lambda: self._plane.executions.checkpoint(self._job.claim, text)
         )
         if not kept:
             raise ClaimLost(self._job.execution_id)

@@ -16,7 +16,7 @@ from breakwater.contracts.execution import Attempt, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.caps import spent_by
-from breakwater.policy.guard import Crowded, GuardRules, Task, Trip, after_job, before_call, outcome_of
+from breakwater.policy.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, outcome_of
 from breakwater.state.connection import ScriptCall
 from breakwater.state.tasks import TaskKey, Tripped
 from services.worker.plane import Plane
@@ -56,7 +56,7 @@ class TaskGuard:
 
     def judge(
         self, answer: Sequence[Any], attempts: Sequence[Attempt], worst_case: int | None
-    ) -> Stopped | Crowded | None:
+    ) -> Stopped | TaskBudgetHeld | None:
         """Why no call may be made, as asked; None where one may. What is stopped is to be told with `stop`."""
         entered = self._plane.tasks.entered(answer)
         if entered.tripped is not None:
@@ -72,7 +72,7 @@ class TaskGuard:
             worst_case=worst_case,
             held=entered.held,
         )
-        if isinstance(trip, Crowded):
+        if isinstance(trip, TaskBudgetHeld):
             return trip
         if trip is None:
             return None
@@ -116,7 +116,7 @@ class TaskGuard:
 
     async def _tell(self, tripped: Tripped, task: Task) -> None:
         """Publishes a trip, unless that is done. Whoever tripped it may have died before it could."""
-        if tripped.told:
+        if tripped.published:
             return
         at = time_from_ms(tripped.at_ms)
         event = GuardEvent(
@@ -143,7 +143,7 @@ class TaskGuard:
         structlog.get_logger().warning(
             "task_stopped", agent=tripped.agent, task_id=event.task_id, tenant=event.tenant, reason=event.reason
         )
-        await self._plane.tasks.told(self._key)
+        await self._plane.tasks.mark_published(self._key)
 
 
 def guard_of(plane: Plane, agent_name: str, agent: Agent, job: Job, execution_id: str) -> TaskGuard | None:

@@ -6,10 +6,10 @@ import asyncio
 
 from breakwater.metrics import WorkerMetrics
 from breakwater.outage import Outage
-from breakwater.state.breakers import ATTENDED_MS, Breakers
+from breakwater.state.breakers import ALIVE_MS, Breakers
 from breakwater.state.connection import StateUnavailable
 
-LOOK_EVERY_S = ATTENDED_MS / 5000
+LOOK_EVERY_S = ALIVE_MS / 5000
 
 MISSING = (
     "no breaker service is at work, or it has not read the event log yet: models that fail are called all the same; "
@@ -20,7 +20,7 @@ MISSING = (
 class Watch:
     """Watches for one worker."""
 
-    def __init__(self, breakers: Breakers, metrics: WorkerMetrics, grace_s: float = ATTENDED_MS / 1000) -> None:
+    def __init__(self, breakers: Breakers, metrics: WorkerMetrics, grace_s: float = ALIVE_MS / 1000) -> None:
         """Takes how long a breaker service may take to begin, as all begin together."""
         self._breakers = breakers
         self._metrics = metrics
@@ -33,16 +33,16 @@ class Watch:
         patient_until = loop.time() + self._grace_s
         while True:
             try:
-                attended = await self._breakers.attended()
+                alive = await self._breakers.alive()
             except StateUnavailable:
-                attended = None  # told by whoever waits for Redis
+                alive = None  # told by whoever waits for Redis
                 # A breaker service may notice later than we do that it is back.
                 patient_until = loop.time() + self._grace_s
-            if attended:
+            if alive:
                 patient_until = 0.0
                 self._outage.worked()
-            elif attended is False and loop.time() >= patient_until:
+            elif alive is False and loop.time() >= patient_until:
                 self._outage.failed(MISSING)
-            if attended is not None:
-                self._metrics.breakers_attended(attended)
+            if alive is not None:
+                self._metrics.breaker_service_alive(alive)
             await asyncio.sleep(every_s)

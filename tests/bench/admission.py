@@ -46,7 +46,7 @@ from breakwater.policy.guard import Trip
 from breakwater.state.breakers import Saving
 from breakwater.state.budget_books import BudgetBooks
 from breakwater.state.connection import Redis
-from breakwater.state.executions import Holder
+from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey, Tripped
 from services.worker.admission import Denial, Grant, Question, admit
 from services.worker.assignment import Assignment
@@ -131,12 +131,12 @@ class Bench:
         """Seconds, round trips, why it was refused or `grant`, and seconds within Redis if asked for."""
         plane = self._plane
         self._number += 1
-        holder = Holder(f"job-{self._number}", self._number, 1)
+        claim = Claim(f"job-{self._number}", self._number, 1)
         agent = plane.config.agents[agent_name]
         job = Job.model_validate({"agent": agent_name, "prompt": "How do I return a parcel?", "task_id": TASK})
-        assignment = Assignment(holder.execution_id, agent_name, agent, job, agent.chain, holder, None)
+        assignment = Assignment(claim.execution_id, agent_name, agent, job, agent.chain, claim, None)
         question = Question(
-            attempt_id=f"{holder.execution_id}:1",
+            attempt_id=f"{claim.execution_id}:1",
             model="sim/m",
             provider="sim",
             checkpoint=CHECKPOINT,
@@ -147,7 +147,7 @@ class Bench:
             first_try=True,
             attempts=(),
         )
-        await plane.executions.claim(holder)
+        await plane.executions.claim(claim)
         trips, spent = self._redis.round_trips, await self._spent() if look_into_redis else 0.0
         began = time.perf_counter()
         guard = guard_of(plane, agent_name, agent, assignment.job, assignment.execution_id)
@@ -160,7 +160,7 @@ class Bench:
                 back.append(guard.let_go(()))
             back.append(plane.rate_limits.release_call(question.attempt_id, answer.limits))
             await self._redis.run(back)
-        await plane.executions.finish(holder)
+        await plane.executions.finish(claim)
         return elapsed, trips, answer.reason if isinstance(answer, Denial) else type(answer).__name__.lower(), spent
 
     async def _spent(self) -> float:
@@ -190,7 +190,7 @@ class Bench:
 
     async def stop_task(self) -> None:
         trip = Trip("max_iterations", "10 iterations (limit: 10)")
-        await self._plane.tasks.restore(TaskKey(None, TASK), Tripped(trip, "writer", "job", 1, told=True))
+        await self._plane.tasks.restore(TaskKey(None, TASK), Tripped(trip, "writer", "job", 1, published=True))
 
 
 async def measure(url: str, calls: int) -> dict[str, Figures]:

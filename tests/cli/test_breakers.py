@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from breakwater.cli import drawn_table, output
-from breakwater.cli.breakers import UNATTENDED
+from breakwater.cli.breakers import NO_BREAKER_SERVICE
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.formats import clock
 from breakwater.contracts.types import format_time
@@ -62,7 +62,7 @@ TRANSITION = {
 @pytest.fixture
 async def stub(run: Run, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Stub]:
     async with serving() as stub:
-        stub.answers["GET breakers"] = (200, {"breakers": BREAKERS, "attended": True})
+        stub.answers["GET breakers"] = (200, {"breakers": BREAKERS, "alive": True})
         monkeypatch.setenv("BREAKWATER_URL", stub.url)
         monkeypatch.setenv("BREAKWATER_API_KEY", KEY)
         yield stub
@@ -82,21 +82,21 @@ async def test_breakers_that_are_not_closed_come_first(run: Run, stub: Stub, com
 
 @pytest.mark.parametrize("command", [["breakers", "--json"], ["breakers", "list", "--json"]], ids=" ".join)
 async def test_json_is_what_the_interface_told(run: Run, stub: Stub, command: list[str]) -> None:
-    stub.answers["GET breakers"] = (200, {"breakers": BREAKERS, "attended": False})
+    stub.answers["GET breakers"] = (200, {"breakers": BREAKERS, "alive": False})
     ran = await in_thread(run, *command)
-    assert ran.json == {"breakers": BREAKERS, "attended": False}
+    assert ran.json == {"breakers": BREAKERS, "alive": False}
     assert ran.err == ""
 
 
-async def test_that_nobody_attends_is_said_in_one_line(run: Run, stub: Stub) -> None:
-    stub.answers["GET breakers"] = (200, {"breakers": BREAKERS, "attended": False})
+async def test_that_no_breaker_service_is_alive_is_said_in_one_line(run: Run, stub: Stub) -> None:
+    stub.answers["GET breakers"] = (200, {"breakers": BREAKERS, "alive": False})
     ran = await in_thread(run, "breakers")
-    assert (ran.code, ran.err) == (ExitCode.OK, f"{UNATTENDED}\n")
+    assert (ran.code, ran.err) == (ExitCode.OK, f"{NO_BREAKER_SERVICE}\n")
     assert len(ran.out.splitlines()) == 4
 
 
 async def test_no_breakers_are_told_from_no_answer(run: Run, stub: Stub) -> None:
-    stub.answers["GET breakers"] = (200, {"breakers": [], "attended": True})
+    stub.answers["GET breakers"] = (200, {"breakers": [], "alive": True})
     ran = await in_thread(run, "breakers")
     assert (ran.code, ran.out) == (ExitCode.OK, "")
     assert "no agent has a breaker" in ran.err
@@ -167,7 +167,7 @@ def test_wrong_usage_is_told_before_anything_is_asked(run: Run, arguments: list[
     assert said in ran.err
 
 
-async def test_doctor_finds_that_no_breaker_service_attends(
+async def test_doctor_finds_that_no_breaker_service_is_alive(
     run: Run, own_redis_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BREAKWATER_REDIS_URL", own_redis_server.url)
@@ -179,11 +179,11 @@ async def test_doctor_finds_that_no_breaker_service_attends(
 
     verdict, text = await found()
     assert verdict == "warn"
-    assert text.startswith("no breaker service attends")
+    assert text.startswith("no breaker service is alive")
     redis = Redis(own_redis_server.url)
-    await Breakers(redis).attend()
+    await Breakers(redis).beat()
     await redis.close()
-    assert await found() == ("ok", "a breaker service attends")
+    assert await found() == ("ok", "a breaker service is alive")
 
 
 def test_on_a_narrow_terminal_a_long_reason_goes_below_its_row(

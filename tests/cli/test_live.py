@@ -220,7 +220,7 @@ async def test_a_breaker_is_forced_open_and_reset_by_hand(run: Run, plane: Plane
     listed = (await in_thread(run, "breakers")).out.splitlines()
     assert ["forced", "sim/good", "isolated"] in [line.split()[:3] for line in listed]
     told = (await in_thread(run, "breakers", "--json")).json
-    assert told["attended"]
+    assert told["alive"]
     reset = await in_thread(run, "breakers", "reset", *breaker)
     assert "was isolated, is now closed: reset by tests" in reset.out, reset.err
     assert (await in_thread(run, "submit", "forced", "x")).code == ExitCode.OK
@@ -392,7 +392,7 @@ async def test_doctor_finds_a_healthy_plane_healthy(run: Run, plane: Plane) -> N
         "worker-writer: 0 waiting",
         "appendonly yes",
         "noeviction",
-        "a breaker service attends",
+        "a breaker service is alive",
         "the counters are there",
         "the schema is at version",
         "may submit, read, operate",

@@ -7,7 +7,7 @@ from typing import Any
 
 import redis.asyncio as aioredis
 
-from breakwater.state.executions import Holder
+from breakwater.state.executions import Claim
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import PRICE, Plane, model, until
 
@@ -64,7 +64,7 @@ async def test_whoever_waits_for_a_turn_has_no_call_under_way(start_plane: Start
         async with aioredis.from_url(plane.environment["BREAKWATER_REDIS_URL"], decode_responses=True) as redis:
 
             async def under_way() -> list[bool]:
-                texts = [await redis.hget(Holder(name, 0, 0).key, "checkpoint") for name in ("first", "second")]
+                texts = [await redis.hget(Claim(name, 0, 0).key, "checkpoint") for name in ("first", "second")]
                 return ["in_flight" in json.loads(text) for text in texts if text]
 
             async def one_waits() -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from breakwater.policy.guard import Crowded, GuardRules, Task, Trip, after_job, before_call, confidence_of
+from breakwater.policy.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, confidence_of
 
 USD = 1_000_000_000
 A, B = "a3f1b2c4", "0badc0de"
@@ -98,17 +98,17 @@ CENT = USD // 100
         (9 * USD, 80 * CENT, 40 * CENT, 9 * USD, "$9.80 spent, and the next call may cost up to $0.40 (limit: $10.00)"),
         # Others may end cheaper than what they hold: only then is it known whether there is room.
         (9 * USD, 0, 40 * CENT, 60 * CENT, None),
-        (9 * USD, 0, 40 * CENT, 60 * CENT + 1, Crowded(60 * CENT + 1)),
-        (0, 0, 1, 10 * USD, Crowded(10 * USD)),
+        (9 * USD, 0, 40 * CENT, 60 * CENT + 1, TaskBudgetHeld(60 * CENT + 1)),
+        (0, 0, 1, 10 * USD, TaskBudgetHeld(10 * USD)),
         # A model without a price: nothing can be said of its next call.
         (9 * USD, 80 * CENT, None, 0, None),
         (9 * USD, USD, None, 0, "$10.00 spent (limit: $10.00)"),
-        (9 * USD, 0, None, 2 * USD, Crowded(2 * USD)),
+        (9 * USD, 0, None, 2 * USD, TaskBudgetHeld(2 * USD)),
         (10 * USD, 0, 0, 0, "$10.00 spent (limit: $10.00)"),
     ],
 )
 def test_the_cost_cap_counts_what_the_next_call_may_cost_and_what_others_hold(
-    concluded: int, own: int, worst_case: int | None, held: int, expected: str | Crowded | None
+    concluded: int, own: int, worst_case: int | None, held: int, expected: str | TaskBudgetHeld | None
 ) -> None:
     judged = before_call(Task(cost=concluded), 1, GuardRules(), tokens=0, cost=own, worst_case=worst_case, held=held)
     assert judged == (Trip("max_cost", expected) if isinstance(expected, str) else expected)
@@ -116,7 +116,7 @@ def test_the_cost_cap_counts_what_the_next_call_may_cost_and_what_others_hold(
 
 def test_what_others_hold_never_trips_a_task() -> None:
     held = before_call(Task(), 1, rules(max_cost_usd=1), tokens=0, cost=0, worst_case=1, held=10**18)
-    assert held == Crowded(10**18)
+    assert held == TaskBudgetHeld(10**18)
 
 
 def test_caps_that_are_off_never_trip() -> None:

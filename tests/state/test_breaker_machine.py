@@ -18,7 +18,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from breakwater.contracts.events import BreakerState
 from breakwater.policy.breaker import Breaker, Observation, isolate, observe, reset
 from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
-from breakwater.state.breakers import Admitted, Breakers, Loaded, Refused, Saving
+from breakwater.state.breakers import BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
 from tests.servers import RunningServer
 from tests.state.machine import RedisMachine, run_for_steps
 
@@ -168,7 +168,7 @@ class Fleet(RedisMachine):
     def any_waiting(self) -> bool:
         return any(call.version is None for call in self.calls.values())
 
-    def ask(self, attempt: str, *, answer_is_lost: bool = False) -> Admitted | Refused:
+    def ask(self, attempt: str, *, answer_is_lost: bool = False) -> BreakerAdmitted | BreakerRefused:
         # The breaker may have been read some time ago, and Redis' clock goes on.
         [answer] = self.run(self.redis.run([Breakers.admit_call(KEY, attempt, LEASE_MS)]))
         verdict, asked, after = Breakers.admission(answer), self.last.now_ms, self.load()
@@ -176,22 +176,22 @@ class Fleet(RedisMachine):
         self.calls[attempt] = Call()
         match self.model.state:
             case "closed":
-                assert verdict == Admitted(probe=False, version=self.model.version, became_half_open=False)
+                assert verdict == BreakerAdmitted(probe=False, version=self.model.version, became_half_open=False)
             case "isolated":
-                assert verdict == Refused(0, 0, probing=False)
+                assert verdict == BreakerRefused(0, 0, probing=False)
             case "open":
                 self.judge(verdict, self.model.open_until_ms, asked, after.now_ms)
             case "half_open":
                 is_held = self.model.probe not in {None, attempt}
                 self.judge(verdict, self.model.probe_until_ms if is_held else 0, asked, after.now_ms)
-        if isinstance(verdict, Admitted):
+        if isinstance(verdict, BreakerAdmitted):
             if verdict.probe:
                 self.probe_begins(attempt, verdict, asked, after)
             if not answer_is_lost:
                 self.calls[attempt].version = verdict.version
         return verdict
 
-    def judge(self, verdict: Admitted | Refused, until_ms: int, asked: int, answered: int) -> None:
+    def judge(self, verdict: BreakerAdmitted | BreakerRefused, until_ms: int, asked: int, answered: int) -> None:
         """Nobody passes before the cool-down or the other's lease is over, and whoever asks from then on does.
 
         Args:
@@ -200,7 +200,7 @@ class Fleet(RedisMachine):
             asked: the moment before.
             answered: the moment after.
         """
-        if isinstance(verdict, Refused):
+        if isinstance(verdict, BreakerRefused):
             assert (verdict.until_ms, asked < until_ms) == (until_ms, True)
             assert verdict.probing == (self.model.state == "half_open")
             assert until_ms - answered <= verdict.wait_ms <= until_ms - asked
@@ -208,7 +208,7 @@ class Fleet(RedisMachine):
             assert verdict.probe
             assert until_ms <= answered
 
-    def probe_begins(self, attempt: str, verdict: Admitted, asked: int, after: Loaded) -> None:
+    def probe_begins(self, attempt: str, verdict: BreakerAdmitted, asked: int, after: Loaded) -> None:
         opens = self.model.state == "open"
         assert verdict.version == self.model.version + opens
         assert verdict.became_half_open == (opens or self.model.probe == attempt)
@@ -338,7 +338,7 @@ class Fleet(RedisMachine):
         for failed in outcomes[:1] if self.model.state != "closed" else outcomes:
             self.number += 1
             attempt = f"job-{self.number}:1"
-            if isinstance(self.ask(attempt), Admitted):
+            if isinstance(self.ask(attempt), BreakerAdmitted):
                 self.check()
                 assert self.carry_out(self.decision(self.end(attempt, failed)))
                 self.check()
@@ -397,7 +397,7 @@ class Fleet(RedisMachine):
             self.carry_out(decision)
             self.check()
         if self.model.state == "isolated":
-            assert isinstance(verdict, Refused) or "ops" in self.decided
+            assert isinstance(verdict, BreakerRefused) or "ops" in self.decided
             return
         if self.model.version != self.calls["last:1"].version:
             return

@@ -7,7 +7,7 @@ import pytest
 
 from breakwater.policy.breaker import Breaker, Failure, Slice, isolate, reset
 from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
-from breakwater.state.breakers import ATTENDED_MS, KEEP_MS, Admitted, Breakers, Loaded, Refused, Saving
+from breakwater.state.breakers import ALIVE_MS, KEEP_MS, BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.state.connection import Redis, StateUnavailable
 
 KEY = BreakerKey("an agent", "org/model:1.5")
@@ -35,7 +35,7 @@ FULL = Breaker(
 )
 
 
-async def admit(redis: Redis, attempt: str, lease_ms: int = 60_000) -> Admitted | Refused:
+async def admit(redis: Redis, attempt: str, lease_ms: int = 60_000) -> BreakerAdmitted | BreakerRefused:
     [answer] = await redis.run([Breakers.admit_call(KEY, attempt, lease_ms)])
     return Breakers.admission(answer)
 
@@ -59,7 +59,7 @@ async def give_back(redis: Redis, attempt: str) -> None:
 
 
 async def test_a_breaker_that_nobody_knows_is_closed(redis: Redis) -> None:
-    assert await admit(redis, "a:1") == Admitted(probe=False, version=0, became_half_open=False)
+    assert await admit(redis, "a:1") == BreakerAdmitted(probe=False, version=0, became_half_open=False)
 
 
 @pytest.mark.parametrize("breaker", [Breaker(), OPEN, FULL])
@@ -73,7 +73,7 @@ async def test_an_open_breaker_refuses_until_its_cooldown_is_over(redis: Redis) 
     until = (await load(redis)).now_ms + 50_000
     await put(redis, replace(OPEN, open_until_ms=until))
     answer = await admit(redis, "a:1")
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, BreakerRefused)
     assert answer.until_ms == until
     assert 0 < answer.wait_ms <= 50_000
 
@@ -81,45 +81,45 @@ async def test_an_open_breaker_refuses_until_its_cooldown_is_over(redis: Redis) 
 async def test_half_open_lets_exactly_one_of_a_whole_fleet_probe(redis: Redis) -> None:
     await put(redis, OPEN)
     answers = await asyncio.gather(*(admit(redis, f"a{number}:1") for number in range(200)))
-    probes = [answer for answer in answers if isinstance(answer, Admitted)]
-    assert probes == [Admitted(probe=True, version=2, became_half_open=True)]
+    probes = [answer for answer in answers if isinstance(answer, BreakerAdmitted)]
+    assert probes == [BreakerAdmitted(probe=True, version=2, became_half_open=True)]
     assert (await load(redis)).breaker.state == "half_open"
 
 
 async def test_a_probe_whose_lease_has_ended_passes_on(redis: Redis) -> None:
     await put(redis, OPEN)
-    assert isinstance(await admit(redis, "dead:1", lease_ms=1), Admitted)
+    assert isinstance(await admit(redis, "dead:1", lease_ms=1), BreakerAdmitted)
     async with asyncio.timeout(60):
-        while isinstance(answer := await admit(redis, "next:1"), Refused):
+        while isinstance(answer := await admit(redis, "next:1"), BreakerRefused):
             await asyncio.sleep(0.005)
-    assert answer == Admitted(probe=True, version=2, became_half_open=False)
+    assert answer == BreakerAdmitted(probe=True, version=2, became_half_open=False)
 
 
 async def test_a_probe_that_is_given_back_may_be_taken_at_once_but_only_by_its_holder(redis: Redis) -> None:
     await put(redis, OPEN)
     await admit(redis, "one:1")
     await give_back(redis, "other:1")
-    assert isinstance(await admit(redis, "two:1"), Refused)
+    assert isinstance(await admit(redis, "two:1"), BreakerRefused)
     await give_back(redis, "one:1")
-    assert isinstance(await admit(redis, "two:1"), Admitted)
+    assert isinstance(await admit(redis, "two:1"), BreakerAdmitted)
 
 
 async def test_asking_again_for_the_probe_gives_it_again_and_tells_of_the_change_again(redis: Redis) -> None:
     await put(redis, OPEN)
     first = await admit(redis, "one:1")
     half_open = (await load(redis)).breaker
-    assert await admit(redis, "one:1") == first == Admitted(probe=True, version=2, became_half_open=True)
+    assert await admit(redis, "one:1") == first == BreakerAdmitted(probe=True, version=2, became_half_open=True)
     again = (await load(redis)).breaker
     assert (again.version, again.changed_ms) == (2, half_open.changed_ms)
     await give_back(redis, "one:1")
-    assert await admit(redis, "two:1") == Admitted(probe=True, version=2, became_half_open=False)
+    assert await admit(redis, "two:1") == BreakerAdmitted(probe=True, version=2, became_half_open=False)
 
 
 async def test_the_wait_that_is_told_ends_with_the_lease_of_the_probe(redis: Redis) -> None:
     await put(redis, OPEN)
     await admit(redis, "one:1", lease_ms=40_000)
     refused = await admit(redis, "two:1")
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, BreakerRefused)
     assert refused.until_ms == (await load(redis)).breaker.probe_until_ms
     assert 0 < refused.wait_ms <= 40_000
 
@@ -128,11 +128,11 @@ async def test_one_that_was_forced_open_admits_nobody_until_it_is_reset(redis: R
     for state in (Breaker(), OPEN, FULL):
         forced, _ = isolate(state, by="ops", why="", rules=BreakerRules(), now_ms=1)
         await put(redis, forced)
-        assert await admit(redis, "one:1") == await admit(redis, "job/1:2") == Refused(0, 0, probing=False)
+        assert await admit(redis, "one:1") == await admit(redis, "job/1:2") == BreakerRefused(0, 0, probing=False)
         assert (await load(redis)).breaker == forced
         after, _ = reset(forced, by="ops", why="", rules=BreakerRules(), now_ms=1)
         await put(redis, after)
-        assert await admit(redis, "one:1") == Admitted(False, after.version, became_half_open=False)
+        assert await admit(redis, "one:1") == BreakerAdmitted(False, after.version, became_half_open=False)
 
 
 async def test_what_hears_nothing_for_a_week_is_forgotten_but_not_what_was_forced_open(redis: Redis) -> None:
@@ -184,13 +184,13 @@ async def test_every_breaker_is_listed_also_after_a_crash_and_none_that_is_forgo
     assert await redis.client.exists("bw:breakers") == 0
 
 
-async def test_breakers_are_filled_and_attended_once_somebody_says_so(redis: Redis) -> None:
+async def test_breakers_are_filled_and_their_service_alive_once_it_says_so(redis: Redis) -> None:
     breakers = Breakers(redis)
-    assert (await breakers.filled_from(), await breakers.attended()) == (None, False)
+    assert (await breakers.filled_from(), await breakers.alive()) == (None, False)
     await breakers.mark_filled("log 1")
-    await breakers.attend()
-    assert (await breakers.filled_from(), await breakers.attended()) == ("log 1", True)
-    assert 0 < await redis.client.pttl("bw:breakers:attended") <= ATTENDED_MS
+    await breakers.beat()
+    assert (await breakers.filled_from(), await breakers.alive()) == ("log 1", True)
+    assert 0 < await redis.client.pttl("bw:breakers:alive") <= ALIVE_MS
 
 
 async def test_a_transition_is_kept_until_it_is_published(redis: Redis) -> None:
@@ -208,7 +208,7 @@ async def test_a_transition_is_kept_until_it_is_published(redis: Redis) -> None:
 async def test_nothing_is_left_of_a_note_upon_a_breaker_that_is_forgotten(redis: Redis) -> None:
     await Breakers(redis).mark_published(KEY, '["transition"]')
     await give_back(redis, "one:1")
-    assert await admit(redis, "one:1") == Admitted(probe=False, version=0, became_half_open=False)
+    assert await admit(redis, "one:1") == BreakerAdmitted(probe=False, version=0, became_half_open=False)
     assert await redis.client.dbsize() == 0
 
 
@@ -221,8 +221,8 @@ async def test_a_redis_that_is_away_is_told_as_such() -> None:
         lambda: breakers.save([saving]),
         breakers.all,
         breakers.filled_from,
-        breakers.attend,
-        breakers.attended,
+        breakers.beat,
+        breakers.alive,
         lambda: breakers.mark_filled("log"),
         lambda: breakers.mark_published(KEY, "x"),
     ):

@@ -25,7 +25,7 @@ from breakwater.policy.caps import fits
 from breakwater.policy.ledger import Figures, Place, figures_of, ledger, places_of
 from breakwater.policy.periods import WINDOWS, periods_at, periods_since
 from breakwater.state.budget_books import KEEP, BudgetBooks, Notes
-from breakwater.state.budgets import LEASES, Budgets, NotFilled, OverBudget, Reserved, Settlement, Unfilled
+from breakwater.state.budgets import LEASES, Budgets, CountersLost, NotFilled, OverBudget, Reserved, Settlement
 from tests.contracts.test_messages import attempt
 from tests.servers import RunningServer
 from tests.state.machine import RedisMachine, run_for_steps
@@ -126,13 +126,13 @@ class Money(RedisMachine):
             by_scope[scope][name] = caps
         return CapTable(by_scope["global"][""], by_scope["agent"], by_scope["tenant"]).counters(call.agent, call.tenant)
 
-    def refusal(self, call: Call, amount: int) -> OverBudget | Unfilled | None:
+    def refusal(self, call: Call, amount: int) -> OverBudget | CountersLost | None:
         periods = periods_at(self.now(), ZONE)
         for counter in self.counters(call):
             if counter.hard_limit is None:
                 continue
             if not self.filled:
-                return Unfilled()
+                return CountersLost()
             period = periods.of(counter.window)
             place = period.name, counter.key
             limit = self.in_force(place, counter.hard_limit)
@@ -427,7 +427,16 @@ def test_money_stays_right_whatever_happens_in_whatever_order(own_redis_server: 
     run_for_steps(Money, own_redis_server.url, examples=EXAMPLES, length=LENGTH, steps=STEPS)
     # The machine has been everywhere.
     everywhere = {
-        *("granted", "asked again", "OverBudget", "Unfilled", "at the cap", "settled again", "charged", "corrected"),
+        *(
+            "granted",
+            "asked again",
+            "OverBudget",
+            "CountersLost",
+            "at the cap",
+            "settled again",
+            "charged",
+            "corrected",
+        ),
         *("not filled", "lost", "held anew", "asked for more", "asked for less", "raised"),
     }
     assert {what for what, times in Money.seen.items() if times} >= everywhere

@@ -14,7 +14,7 @@ from breakwater.policy.ledger import Figures, Place, ledger
 from breakwater.policy.periods import WINDOWS, Period, Periods, periods_since
 from breakwater.state import budget_books, budgets
 from breakwater.state.budget_books import BudgetBooks
-from breakwater.state.budgets import Budgets, Elsewhen, OverBudget, Reserved, Settlement
+from breakwater.state.budgets import Budgets, OverBudget, PeriodChanged, Reserved, Settlement
 from breakwater.state.connection import Redis
 from tests.contracts.test_messages import attempt
 from tests.state.test_budgets import LOG, against, caps, redis_time, settlement
@@ -173,7 +173,7 @@ async def test_a_day_and_a_month_that_end_while_calls_are_made_have_each_what_is
             call = one.reserve_call(attempt_id, "a", "t", 1, counters, now=now, lease_ms=60_000)
             # Sent twice, as if the first answer were lost.
             answers = [one.reserved(answer, counters, 1, now=now) for answer in await redis.run([call, call])]
-            elsewhen += Elsewhen() in answers
+            elsewhen += PeriodChanged() in answers
             refused.extend(answer for answer in answers if isinstance(answer, OverBudget))
             granted.update((attempt_id, ms_from_time(answer.at)) for answer in answers if isinstance(answer, Reserved))
             number += 1

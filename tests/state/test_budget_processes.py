@@ -21,7 +21,7 @@ from breakwater.policy.budget import Caps, CapTable, Counter
 from breakwater.policy.ledger import Figures, ledger
 from breakwater.policy.periods import WINDOWS
 from breakwater.state.budget_books import BudgetBooks, Snapshot
-from breakwater.state.budgets import Budgets, Elsewhen, Reserved, Settlement
+from breakwater.state.budgets import Budgets, PeriodChanged, Reserved, Settlement
 from breakwater.state.connection import Redis, ScriptCall
 
 if TYPE_CHECKING:  # the processes start faster without
@@ -78,7 +78,7 @@ class Worker:
             now = datetime.now(UTC)
             call = self._budgets.reserve_call(attempt_id, agent, tenant, amount, counters, now=now, lease_ms=LEASE_MS)
             answer = self._budgets.reserved(await self._watched(call, counters), counters, amount, now=now)
-            if isinstance(answer, Elsewhen):
+            if isinstance(answer, PeriodChanged):
                 return await reserve()
             return answer.at if isinstance(answer, Reserved) else None
 

@@ -22,19 +22,19 @@ from breakwater.state.budgets import (
     LEASES,
     RESERVATIONS,
     Budgets,
-    Elsewhen,
+    CountersLost,
     NotFilled,
     OverBudget,
+    PeriodChanged,
     Reserved,
     Settlement,
-    Unfilled,
 )
 from breakwater.state.connection import Redis
 
 ZONE = ZoneInfo("UTC")
 LOG = "log"
 RAISE = CapRaise(limit=15, configured=10, by="ops", reason="a sale", at=datetime(2026, 11, 21, 10, tzinfo=UTC))
-Answer = Reserved | OverBudget | Elsewhen | Unfilled
+Answer = Reserved | OverBudget | PeriodChanged | CountersLost
 
 
 def now() -> datetime:
@@ -274,7 +274,7 @@ async def test_a_cap_that_the_config_changed_since_a_raise_holds_instead_of_it(r
 
 async def test_a_hard_cap_holds_nothing_while_the_counters_are_lost(redis: Redis) -> None:
     counters = against(caps(enforcement="soft", daily=1), of_tenant=caps(monthly=10**9))
-    assert await ask(redis, "j:1", 7, counters) == Unfilled()
+    assert await ask(redis, "j:1", 7, counters) == CountersLost()
     assert await redis.client.keys("*") == []
     assert not await Budgets(redis, ZONE).filled()
     await filled(redis)
@@ -305,7 +305,7 @@ async def test_a_clock_that_is_off_is_told_once_and_corrected_from_then_on(redis
         await ask(redis, f"j{number}:1", 1, counters, budgets=budgets, clock=now() + timedelta(days=days))
         for number in range(4)
     ]
-    assert answers[0] == Elsewhen()
+    assert answers[0] == PeriodChanged()
     assert all(isinstance(answer, Reserved) for answer in answers[1:])
     assert await counted(redis, "daily", f"{await redis_time(redis):%Y-%m-%d}") == in_all("reserved", 3)
     assert await same_in_both_windows(redis) == in_all("reserved", 3)

@@ -164,7 +164,7 @@ async def test_the_first_trip_stands_and_has_redis_time(redis: Redis) -> None:
     before = await clock_ms(redis)
     first = await stop(tasks)
     assert before <= first.at_ms <= await clock_ms(redis)
-    assert first == Tripped(LOOPS, "an agent", "job 11", first.at_ms, told=False)
+    assert first == Tripped(LOOPS, "an agent", "job 11", first.at_ms, published=False)
     assert await tasks.trip(KEY, BURNS, agent="b", execution_id="job 12") == first
     assert await tasks.load(KEY) == (Task(), first)
 
@@ -193,19 +193,19 @@ async def test_what_was_under_way_when_a_task_tripped_is_counted_all_the_same(re
 async def test_a_trip_is_told_once_it_was(redis: Redis) -> None:
     tasks = Tasks(redis)
     tripped = await stop(tasks)
-    await tasks.told(KEY)
-    await tasks.told(KEY)
-    assert (await enter(redis, "a")).tripped == await stop(tasks) == replace(tripped, told=True)
+    await tasks.mark_published(KEY)
+    await tasks.mark_published(KEY)
+    assert (await enter(redis, "a")).tripped == await stop(tasks) == replace(tripped, published=True)
 
 
 async def test_telling_of_a_task_that_is_not_tripped_leaves_nothing(redis: Redis) -> None:
-    await Tasks(redis).told(KEY)
+    await Tasks(redis).mark_published(KEY)
     assert await redis.client.dbsize() == 0
 
 
 async def test_a_trip_is_put_back_after_redis_was_emptied_but_takes_no_others_place(redis: Redis) -> None:
     tasks = Tasks(redis)
-    lost = Tripped(BURNS, "an agent", "job 3", at_ms=1_800_000_000_123, told=True)
+    lost = Tripped(BURNS, "an agent", "job 3", at_ms=1_800_000_000_123, published=True)
     await tasks.restore(KEY, lost)
     assert await tasks.load(KEY) == (Task(), lost)
     assert (await enter(redis, "a")).number == 0
@@ -453,7 +453,7 @@ def test_a_cap_is_kept_whatever_happens_in_whatever_order(redis_server: RunningS
 async def test_tripped_tasks_are_listed_in_the_order_they_tripped_and_those_gone_are_dropped(redis: Redis) -> None:
     tasks = Tasks(redis)
     keys = [TaskKey(None, "later"), TaskKey("b", "first"), TaskKey("b", "gone"), TaskKey("c", "let go")]
-    stopped = [Tripped(LOOPS, "a", "e", 1_800_000_000_000 + at, told=True) for at in (3, 1, 2, 0)]
+    stopped = [Tripped(LOOPS, "a", "e", 1_800_000_000_000 + at, published=True) for at in (3, 1, 2, 0)]
     for key, tripped in zip(keys, stopped, strict=True):
         await tasks.restore(key, tripped)
     await redis.client.delete(keys[2].redis_key)
@@ -467,8 +467,8 @@ async def test_telling_lists_a_trip_whose_worker_died_before_it_did(redis: Redis
     tasks = Tasks(redis)
     tripped = await stop(tasks)
     await redis.client.delete(TRIPPED)
-    await tasks.told(KEY)
-    assert await tasks.tripped() == [(KEY, replace(tripped, told=True))]
+    await tasks.mark_published(KEY)
+    assert await tasks.tripped() == [(KEY, replace(tripped, published=True))]
 
 
 # Names

@@ -17,7 +17,7 @@ from breakwater.cli.plane import ApiKeyOption, DataOption, Door, JsonOption, Pla
 if TYPE_CHECKING:
     from breakwater.contracts.events import BreakerStatus
 
-UNATTENDED = "no breaker service attends: no breaker opens or closes; see `breakwater doctor`"
+NO_BREAKER_SERVICE = "no breaker service is alive: no breaker opens or closes; see `breakwater doctor`"
 
 _HELP = """See which breakers are open; force one open, or reset it. Without a command it lists them.
 
@@ -61,13 +61,13 @@ def list_(
     document = run(api.get(Plane(data).door(url, api_key), "breakers"))
     answer = api.read(dict[str, Any], document)
     breakers = api.read(list[BreakerStatus], answer.get("breakers"))
-    attended = api.read(bool, answer.get("attended"))
+    alive = api.read(bool, answer.get("alive"))
     if as_json:
         output.json_document(document)
         return
     _show(breakers, datetime.now(UTC))
-    if not attended:
-        output.note(UNATTENDED, "yellow")
+    if not alive:
+        output.note(NO_BREAKER_SERVICE, "yellow")
 
 
 @app.command()

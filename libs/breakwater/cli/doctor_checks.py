@@ -84,18 +84,18 @@ async def _redis(plane: Plane) -> list[Finding]:
     url = plane.redis_url
     async with connect.state(url) as redis:
         facts = await inspect(redis)
-        attended = await Breakers(redis).attended()
+        alive = await Breakers(redis).alive()
         filled = await Budgets(redis, ZoneInfo("UTC")).filled()
     answers = f"{connect.shown(url)} answers in {facts.ping_ms:.1f} ms (server {facts.version})"
     findings = [
         Finding("redis", slow(facts.ping_ms), answers),
         clock("redis", facts.clock_ahead_s),
-        Finding("breakers", "ok", "a breaker service attends")
-        if attended
+        Finding("breakers", "ok", "a breaker service is alive")
+        if alive
         else Finding(
             "breakers",
             "warn",
-            "no breaker service attends: failures open no breaker, and the health of agents is out of date",
+            "no breaker service is alive: failures open no breaker, and the health of agents is out of date",
             "Is the service `breaker` running? See its log; after an outage it makes up for what it missed first.",
         ),
         Finding("budgets", "ok", "the counters are there")

@@ -76,7 +76,7 @@ class Trip:
 
 
 @dataclass(frozen=True, slots=True)
-class Crowded:
+class TaskBudgetHeld:
     """The cost cap has room for a call, but not while other jobs of the task hold what they do.
 
     Attributes:
@@ -154,7 +154,7 @@ def outcome_of(record: Execution, output: JsonValue, rules: GuardRules) -> JobOu
 
 def before_call(
     task: Task, number: int, rules: GuardRules, *, tokens: int, cost: int, worst_case: int | None = None, held: int = 0
-) -> Trip | Crowded | None:
+) -> Trip | TaskBudgetHeld | None:
     """Whether a job of the task must not call any more, as a cap is reached or the call might pass it.
 
     Args:
@@ -180,7 +180,7 @@ def before_call(
     if not fits(most, limit=limit, spent=spent):
         next_call = f"the next call may cost up to {money_text(most)}"
         return Trip("max_cost", f"{money_text(spent)} spent, and {next_call} (limit: {money_text(limit)})")
-    return None if fits(most, limit=limit, spent=spent, reserved=held) else Crowded(held)
+    return None if fits(most, limit=limit, spent=spent, reserved=held) else TaskBudgetHeld(held)
 
 
 def after_job(task: Task, rules: GuardRules) -> Trip | None:

@@ -14,7 +14,7 @@ from breakwater import background
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.outage import Outage
 from breakwater.state.connection import Redis, StateUnavailable, translated
-from breakwater.state.executions import Holder
+from breakwater.state.executions import Claim
 
 KEEP_S = 24 * 3600
 SPAN_S = 4 * 3600
@@ -91,7 +91,7 @@ class Accepted:
 
     async def _find(self, execution_id: str) -> Standing | None:
         async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
-            key = Holder(execution_id, 0, 0).key
+            key = Claim(execution_id, 0, 0).key
             pipe.exists(key)
             pipe.hget(key, "checkpoint")
             for recent in recent_keys(time.time()):

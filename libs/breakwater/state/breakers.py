@@ -19,10 +19,10 @@ KEEP_MS = 7 * 24 * 3_600_000
 INDEX = "bw:breakers"
 
 _FILLED = "bw:breakers:filled"
-_ATTENDED = "bw:breakers:attended"
+_ALIVE = "bw:breakers:alive"
 
-ATTENDED_MS = 10_000
-"""How long a breaker service may be silent before it counts as gone."""
+ALIVE_MS = 10_000
+"""How long a breaker service may be silent before it counts as dead."""
 
 UNSAVED = "0"
 """The revision of a breaker that is not there."""
@@ -35,7 +35,7 @@ _PUBLISHED = Script.named("breaker_published")
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class BreakerAdmitted:
     """The call may be made. `opened_probe`: it is a probe, and its admission made the breaker half-open."""
 
     probe: bool
@@ -44,7 +44,7 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class BreakerRefused:
     """The breaker is open, or another attempt holds the probe, at least until then (ms since the epoch).
 
     0 where it was forced open: until somebody resets it.
@@ -90,12 +90,12 @@ class Breakers:
         return ScriptCall(_ADMIT, [_redis_key(key)], [attempt_id, probe_lease_ms])
 
     @staticmethod
-    def admission(answer: Sequence[object]) -> Admitted | Refused:
+    def admission(answer: Sequence[object]) -> BreakerAdmitted | BreakerRefused:
         """Reads the answer to `admit_call`."""
         verdict, until_ms, version, changed, wait_ms = answer
         if verdict in {"refused", "probing"}:
-            return Refused(int(cast(int, until_ms)), int(cast(int, wait_ms)), verdict == "probing")
-        return Admitted(verdict == "probe", int(cast(int, version)), bool(changed))
+            return BreakerRefused(int(cast(int, until_ms)), int(cast(int, wait_ms)), verdict == "probing")
+        return BreakerAdmitted(verdict == "probe", int(cast(int, version)), bool(changed))
 
     @staticmethod
     def return_probe_call(key: BreakerKey, attempt_id: str) -> ScriptCall:
@@ -160,15 +160,15 @@ class Breakers:
         async with translated():
             await self._redis.client.set(_FILLED, log)
 
-    async def attend(self) -> None:
-        """Says that a breaker service is at work, for the next `ATTENDED_MS`. Raises StateUnavailable."""
+    async def beat(self) -> None:
+        """Reports that a breaker service is alive, for the next `ALIVE_MS`. Raises StateUnavailable."""
         async with translated():
-            await self._redis.client.set(_ATTENDED, 1, px=ATTENDED_MS)
+            await self._redis.client.set(_ALIVE, 1, px=ALIVE_MS)
 
-    async def attended(self) -> bool:
-        """Whether a breaker service is at work, and the breakers are what the log tells. Raises StateUnavailable."""
+    async def alive(self) -> bool:
+        """Whether a breaker service is alive, and the breakers are what the log tells. Raises StateUnavailable."""
         async with translated():
-            return bool(await self._redis.client.exists(_ATTENDED))
+            return bool(await self._redis.client.exists(_ALIVE))
 
     async def mark_published(self, key: BreakerKey, transition: str) -> None:
         """Notes that a transition has been published, unless another one has taken its place meanwhile.

@@ -72,12 +72,12 @@ class OverBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhen:
+class PeriodChanged:
     """By Redis' clock it is another day or month than was asked for; now it is known, so ask again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unfilled:
+class CountersLost:
     """A hard cap can't be held, as the counters are lost until the budget service has rebuilt them."""
 
 
@@ -174,16 +174,16 @@ class Budgets:
 
     def reserved(
         self, answer: Sequence[Any], counters: Sequence[Counter], amount: int, *, now: datetime
-    ) -> Reserved | OverBudget | Elsewhen | Unfilled:
+    ) -> Reserved | OverBudget | PeriodChanged | CountersLost:
         """Reads the answer to `reserve_call`, asked with the same arguments."""
         match answer[0]:
             case 1:
                 return Reserved(time_from_ms(int(answer[1])))
             case 2:
                 self._behind = time_from_ms(int(answer[1])) - now
-                return Elsewhen()
+                return PeriodChanged()
             case 3:
-                return Unfilled()
+                return CountersLost()
             case _:
                 _, scope, window, limit, spent, reserved = answer
                 counter = counters[2 * (int(scope) - 1) + WINDOWS.index(window)]

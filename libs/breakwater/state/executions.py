@@ -20,8 +20,8 @@ _FINISH = Script.named("finish")
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """Who holds a claim: one delivery of one stored message."""
+class Claim:
+    """The right to run a job: held by one delivery of one stored message, and fenced by both numbers."""
 
     execution_id: str
     sequence: int
@@ -35,7 +35,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The job is ours. `checkpoint` is what an earlier holder saved."""
+    """The job is ours. `checkpoint` is what an earlier claim saved."""
 
     checkpoint: str | None
 
@@ -58,9 +58,9 @@ class Executions:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
-    async def claim(self, holder: Holder) -> Claimed | Taken | Superseded:
+    async def claim(self, claim: Claim) -> Claimed | Taken | Superseded:
         """Takes the job, unless somebody else has it. Raises StateUnavailable."""
-        call = ScriptCall(_CLAIM, [holder.key], [holder.sequence, holder.delivery, CLAIM_LEASE_MS, KEEP_MS])
+        call = ScriptCall(_CLAIM, [claim.key], [claim.sequence, claim.delivery, CLAIM_LEASE_MS, KEEP_MS])
         [(verdict, detail)] = await self._redis.run([call])
         match verdict:
             case "yours":
@@ -70,16 +70,16 @@ class Executions:
             case _:
                 return Superseded()
 
-    def checkpoint_call(self, holder: Holder, checkpoint: str, *, lease_ms: int = CLAIM_LEASE_MS) -> ScriptCall:
+    def checkpoint_call(self, claim: Claim, checkpoint: str, *, lease_ms: int = CLAIM_LEASE_MS) -> ScriptCall:
         """Saves how far the job is; its answer is 1, or 0 when the claim is lost. An empty text renews the lease."""
-        arguments = [holder.sequence, holder.delivery, lease_ms, KEEP_MS + lease_ms, checkpoint]
-        return ScriptCall(_CHECKPOINT, [holder.key], arguments)
+        arguments = [claim.sequence, claim.delivery, lease_ms, KEEP_MS + lease_ms, checkpoint]
+        return ScriptCall(_CHECKPOINT, [claim.key], arguments)
 
-    async def checkpoint(self, holder: Holder, checkpoint: str, *, lease_ms: int = CLAIM_LEASE_MS) -> bool:
+    async def checkpoint(self, claim: Claim, checkpoint: str, *, lease_ms: int = CLAIM_LEASE_MS) -> bool:
         """Saves how far the job is. False when the claim is lost. Raises StateUnavailable."""
-        [kept] = await self._redis.run([self.checkpoint_call(holder, checkpoint, lease_ms=lease_ms)])
+        [kept] = await self._redis.run([self.checkpoint_call(claim, checkpoint, lease_ms=lease_ms)])
         return bool(kept)
 
-    async def finish(self, holder: Holder) -> None:
+    async def finish(self, claim: Claim) -> None:
         """Lets go of a job whose record stands; a moment later it is forgotten. Raises StateUnavailable."""
-        await self._redis.run([ScriptCall(_FINISH, [holder.key], [holder.sequence, holder.delivery, LINGER_MS])])
+        await self._redis.run([ScriptCall(_FINISH, [claim.key], [claim.sequence, claim.delivery, LINGER_MS])])

@@ -36,13 +36,13 @@ _ENTER = Script.named("task_enter")
 _SHRINK = Script.named("task_shrink")
 _RECORD = Script.named("task_record")
 _TRIP = Script.named("task_trip")
-_TOLD = Script.named("task_told")
+_PUBLISHED = Script.named("task_published")
 _RESET = Script.named("task_reset")
 _LOAD = Script.named("task_load")
 _UNLIST = Script.named("task_unlist")
 
 _COUNTS = ("iterations", "tokens", "cost", "consecutive_failures", "total_failures")
-_FIELDS = (*_COUNTS, "errors", "confidences", "rule", "reason", "agent", "execution", "at_ms", "told")
+_FIELDS = (*_COUNTS, "errors", "confidences", "rule", "reason", "agent", "execution", "at_ms", "published")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Tripped:
     agent: str
     execution_id: str
     at_ms: int
-    told: bool
+    published: bool
     """Its event has been published."""
 
 
@@ -140,29 +140,29 @@ class Tasks:
 
     async def trip(self, key: TaskKey, trip: Trip, *, agent: str, execution_id: str) -> Tripped:
         """Stops a task. The first trip stands; the one that stands is returned."""
-        return await self._trip(key, trip, agent, execution_id, at_ms=None, told=False)
+        return await self._trip(key, trip, agent, execution_id, at_ms=None, published=False)
 
     async def restore(self, key: TaskKey, tripped: Tripped) -> None:
         """Puts a trip back that Redis has lost, unless the task has tripped anew."""
         trip, agent, execution_id = tripped.trip, tripped.agent, tripped.execution_id
-        await self._trip(key, trip, agent, execution_id, at_ms=tripped.at_ms, told=tripped.told)
+        await self._trip(key, trip, agent, execution_id, at_ms=tripped.at_ms, published=tripped.published)
 
     async def _trip(
-        self, key: TaskKey, trip: Trip, agent: str, execution_id: str, *, at_ms: int | None, told: bool
+        self, key: TaskKey, trip: Trip, agent: str, execution_id: str, *, at_ms: int | None, published: bool
     ) -> Tripped:
         at = "" if at_ms is None else at_ms
-        arguments = [KEEP_MS, trip.rule, trip.reason, agent, execution_id, at, int(told), *_FIELDS]
+        arguments = [KEEP_MS, trip.rule, trip.reason, agent, execution_id, at, int(published), *_FIELDS]
         [values] = await self._redis.run([ScriptCall(_TRIP, [key.redis_key], arguments)])
         tripped = _read(values)[1]
         assert tripped is not None
         await self._list(key, tripped.at_ms)
         return tripped
 
-    async def told(self, key: TaskKey) -> None:
+    async def mark_published(self, key: TaskKey) -> None:
         """Notes that a trip's event has been published."""
-        [at_ms] = await self._redis.run([ScriptCall(_TOLD, [key.redis_key], [])])
+        [at_ms] = await self._redis.run([ScriptCall(_PUBLISHED, [key.redis_key], [])])
         if at_ms:
-            # Once more: who tripped it may have died in between, and another one told of it.
+            # Once more: who tripped it may have died in between, and another one published it.
             await self._list(key, int(at_ms))
 
     async def reset(self, key: TaskKey) -> tuple[Task, Tripped | None]:
@@ -225,4 +225,4 @@ def _read(values: Sequence[str | None]) -> tuple[Task, Tripped | None]:
     # A trip is written whole.
     trip = Trip(cast(GuardRule, known["rule"]), cast(str, known["reason"]))
     agent, execution_id, at_ms = (cast(str, known[name]) for name in ("agent", "execution", "at_ms"))
-    return task, Tripped(trip, agent, execution_id, int(at_ms), known["told"] == "1")
+    return task, Tripped(trip, agent, execution_id, int(at_ms), known["published"] == "1")

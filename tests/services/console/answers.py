@@ -112,7 +112,7 @@ def answer(
     *,
     agents: "Iterable[dict[str, Any]]" = (),
     breakers: "Iterable[dict[str, Any]]" = (),
-    attended: bool = True,
+    alive: bool = True,
     budgets: "Iterable[dict[str, Any]]" = (),
     filled: bool = True,
     alerts: "Iterable[dict[str, Any]]" = (),
@@ -123,7 +123,7 @@ def answer(
     """Has the interface tell this."""
     interface.answers |= {
         "GET agents": (200, list(agents)),
-        "GET breakers": (200, {"breakers": list(breakers), "attended": attended}),
+        "GET breakers": (200, {"breakers": list(breakers), "alive": alive}),
         "GET budgets": (200, {"filled": filled, "budgets": list(budgets)}),
         "GET alerts": (200, {"alerts": list(alerts), "more": False}),
         "GET queues": (200, {"agents": list(queues), "parked": parked, "services": list(services), "at": AT}),

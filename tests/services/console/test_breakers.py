@@ -18,8 +18,8 @@ def breaker(agent: str = "writer", model: str = "gpt-4.1", **fields: Any) -> dic
     return given | counts | fields
 
 
-def listed(*breakers: dict[str, Any], attended: bool = True) -> tuple[int, Any]:
-    return 200, {"breakers": list(breakers), "attended": attended}
+def listed(*breakers: dict[str, Any], alive: bool = True) -> tuple[int, Any]:
+    return 200, {"breakers": list(breakers), "alive": alive}
 
 
 def now(seconds: float = 0) -> str:
@@ -69,7 +69,7 @@ async def test_how_long_each_was_open_and_who_did_what(console: Console):
 
 
 async def test_without_a_breaker_service_it_says_so(console: Console):
-    console.interface.answers["GET breakers"] = listed(attended=False)
+    console.interface.answers["GET breakers"] = listed(alive=False)
     console.interface.answers["GET guards"] = 200, {"stopped": []}
     page = await console.get("/breakers")
     assert "No breaker service is at work" in page.words

@@ -41,7 +41,7 @@ def live(
     *,
     agents: Any = (),
     breakers: Any = (),
-    attended: bool = True,
+    alive: bool = True,
     budgets: Any = (),
     filled: bool = True,
     alerts: Any = (),
@@ -50,7 +50,7 @@ def live(
 ) -> Live:
     return Live(
         Fetched([AgentHealth.model_validate(one) for one in agents]),
-        Fetched(Breakers.model_validate({"breakers": breakers, "attended": attended})),
+        Fetched(Breakers.model_validate({"breakers": breakers, "alive": alive})),
         Fetched(Budgets.model_validate({"filled": filled, "budgets": budgets})),
         Fetched(Incidents.model_validate({"alerts": alerts})),
         Fetched(Queues.model_validate({"agents": queues, "parked": 0, "services": services, "at": AT})),
@@ -122,7 +122,7 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
             "2 breakers are open, 1 budget is spent and 1 breaker is being probed.",
         ),
         (QUIET, live(breakers=[breaker("a", "m", "isolated")]), "bad", "1 breaker is forced open."),
-        (QUIET, live(attended=False), "bad", "no breaker service is at work, so no failure opens a breaker."),
+        (QUIET, live(alive=False), "bad", "no breaker service is at work, so no failure opens a breaker."),
         # While counters are rebuilt, their figures tell nothing.
         (
             QUIET,

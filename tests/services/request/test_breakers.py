@@ -10,7 +10,7 @@ from breakwater.contracts.events import BreakerTransition
 from breakwater.policy.breaker import Breaker, Failure
 from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
 from breakwater.policy.transitions import half_opened
-from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Refused, Saving
+from breakwater.state.breakers import UNSAVED, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import Door, put_breaker, redis_ms, until
@@ -24,18 +24,18 @@ async def load(redis: Redis, agent: str = "writer", model: str = "m") -> Loaded:
     return loaded
 
 
-async def test_breakers_are_listed_with_whether_anybody_attends_them(governed: Door, redis: Redis) -> None:
+async def test_breakers_are_listed_with_whether_the_breaker_service_is_alive(governed: Door, redis: Redis) -> None:
     now = await redis_ms(redis)
     await put_breaker(redis, "writer", "m", Breaker(state="open", open_until_ms=now, version=1, reason="why"))
     await put_breaker(redis, "gone", "old", Breaker(version=3))
     listed = await governed.ask("GET", "/api/v1/breakers")
-    assert (listed.status, listed.json["attended"]) == (200, False)
+    assert (listed.status, listed.json["alive"]) == (200, False)
     told = {(one["agent"], one["model"]): (one["state"], one["reason"]) for one in listed.json["breakers"]}
     assert told[("writer", "m")] == ("open", "why")
     assert told[("gone", "old")] == ("closed", None)
     assert {("*", "shared"), ("*", "local/*"), ("writer", "other/n")} <= set(told)
-    await Breakers(redis).attend()
-    assert (await governed.ask("GET", "/api/v1/breakers")).json["attended"] is True
+    await Breakers(redis).beat()
+    assert (await governed.ask("GET", "/api/v1/breakers")).json["alive"] is True
 
 
 async def test_a_breaker_is_forced_open_before_it_ever_failed(governed: Door, redis: Redis) -> None:
@@ -49,7 +49,7 @@ async def test_a_breaker_is_forced_open_before_it_ever_failed(governed: Door, re
     loaded = await load(redis)
     assert (loaded.breaker.state, loaded.unpublished) == ("isolated", None)
     [admission] = await redis.run([Breakers.admit_call(BreakerKey("writer", "m"), "x:1", 1000)])
-    assert isinstance(Breakers.admission(admission), Refused)
+    assert isinstance(Breakers.admission(admission), BreakerRefused)
     listed = (await governed.ask("GET", "/api/v1/breakers")).json["breakers"]
     assert [one["reason"] for one in listed if one["state"] == "isolated"] == [told.reason]
 

@@ -32,7 +32,7 @@ async def test_stopped_tasks_are_listed_in_the_order_in_which_they_were(governed
     assert (await governed.ask("GET", "/api/v1/guards")).json == {"stopped": []}
     first = await trip(redis)
     await Tasks(redis).restore(
-        TaskKey(None, "nightly"), Tripped(Trip("max_cost", "why"), "reader", "", first.at_ms + 5, told=True)
+        TaskKey(None, "nightly"), Tripped(Trip("max_cost", "why"), "reader", "", first.at_ms + 5, published=True)
     )
     answer = await governed.ask("GET", "/api/v1/guards")
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")

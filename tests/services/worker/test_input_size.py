@@ -8,7 +8,7 @@ from breakwater.config import Config
 from breakwater.contracts.job import Job
 from breakwater.policy.estimate import GENERIC, estimate_input_tokens
 from breakwater.policy.output import OutputGuard
-from breakwater.state.executions import Holder
+from breakwater.state.executions import Claim
 from services.worker.assignment import Assignment
 from services.worker.repairs import Correction, Repairs
 
@@ -23,7 +23,7 @@ def assignment(agent: dict[str, Any] | None = None, **job: Any) -> Assignment:
     own = config.agents["a"]
     asked = Job.model_validate({"agent": "a", **(job or {"prompt": "hello"})})
     guard = None if own.output is None else OutputGuard.compile(own.output)
-    return Assignment("e1", "a", own, asked, own.chain, Holder("e1", 1, 1), None, guard)
+    return Assignment("e1", "a", own, asked, own.chain, Claim("e1", 1, 1), None, guard)
 
 
 def tokens(of: Assignment) -> int:

@@ -53,12 +53,12 @@ async def test_that_nobody_looks_after_the_breakers_is_told_once_and_so_is_that_
         await until(lambda: _told(logs, 1), what="a warning")
         assert (logs[0]["event"], logs[0]["what"], logs[0]["log_level"]) == ("unavailable", "breakers", "warning")
         assert "python -m services breaker" in logs[0]["error"]
-        assert registry.get_sample_value("breakwater_breakers_attended") == 0
+        assert registry.get_sample_value("breakwater_breaker_service_alive") == 0
         await asyncio.sleep(LOOKS_S)
-        await Breakers(redis).attend()
+        await Breakers(redis).beat()
         await until(lambda: _told(logs, 2), what="the all-clear")
         assert (logs[1]["event"], logs[1]["what"]) == ("available_again", "breakers")
-        assert registry.get_sample_value("breakwater_breakers_attended") == 1
+        assert registry.get_sample_value("breakwater_breaker_service_alive") == 1
         await gone(redis)
         await until(lambda: _told(logs, 3), what="a second warning")
         assert logs[2]["event"] == "unavailable"
@@ -68,7 +68,7 @@ async def test_a_breaker_service_may_take_its_time_to_begin(redis: Redis) -> Non
     async with watching(redis, 60.0, CollectorRegistry()) as logs:
         await asyncio.sleep(LOOKS_S)
         assert logs == []
-        await Breakers(redis).attend()
+        await Breakers(redis).beat()
         await asyncio.sleep(LOOKS_S)
         assert logs == []
         # It has begun, so there is nothing to be patient with.
@@ -80,7 +80,7 @@ async def test_while_redis_is_away_nothing_is_said_and_a_breaker_service_may_com
     redis: Redis, own_redis_server: RunningServer
 ) -> None:
     async with watching(redis, 60.0, CollectorRegistry()) as logs:
-        await Breakers(redis).attend()
+        await Breakers(redis).beat()
         await asyncio.sleep(LOOKS_S)
         for key in await redis.client.keys():
             await redis.client.pexpire(key, 1_000)

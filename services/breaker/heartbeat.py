@@ -21,7 +21,7 @@ LONG_LOOK_EVERY = 10
 """Every so many looks, what was saved and not published is published, and the breakers are compared with the log."""
 
 
-class Attendance:
+class Heartbeat:
     """Looks after the breakers: fills them where Redis is empty, and tells workers that somebody is at work."""
 
     def __init__(self, handler: BreakerHandler, breakers: Breakers, rebuild: Rebuild, lookup: Lookup) -> None:
@@ -80,5 +80,5 @@ class Attendance:
             self._log = await self._lookup.identity(Stream.EVENTS)
             if known != self._log:
                 await self._rebuild.fill(self._log, known)
-        await self._breakers.attend()
+        await self._breakers.beat()
         self._looked.set()

@@ -1,0 +1,220 @@
+"""Which of our code the worker runs for one job that succeeds.
+
+    python -m tests.bench.trace_job [--list]
+
+Starts NATS, Redis and the simulated provider, runs the worker in this process, and traces the second of two jobs (the
+first one has everything imported, compiled and cached): an agent with a breaker, a hard budget, a rate limit and a
+retry budget, one model, one call. Counted are files and functions of `libs/` and `services/` that run for the job, in
+the worker; comprehensions belong to the function they stand in. `returns` is how often control moves into a
+file that it had left before, by a call or by coming back from one: what a reader has to jump. The worker's background
+tasks are not part of it. Of three traces the smallest figures are printed.
+
+Before "one gate, one file" and after it: see docs/adr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import threading
+from collections import Counter
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import nats
+from pydantic import SecretStr
+
+from breakwater.bus.provision import provision
+from breakwater.cli.setup import bus_plan
+from breakwater.config import load_config
+from breakwater.contracts import subjects
+from breakwater.contracts.subjects import Header
+from breakwater.embedded.provider import SimulatedProvider
+from breakwater.settings import Settings
+from services.worker.app import build
+from tests.flow.kit import model
+from tests.server_sources import EmbeddedServers
+
+ROOT = Path(__file__).resolve().parents[2]
+_PARTS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<module>"}
+"""Comprehensions: what they run is part of the function they stand in."""
+
+ROOMS = (f"{ROOT}/libs/breakwater/", f"{ROOT}/services/")
+
+CONFIG = """
+providers: {{sim: {{base_url: "{url}"}}}}
+models: {{sim/m: {{price: {{input_usd_per_mtok: "0.15", output_usd_per_mtok: "0.60"}}}}}}
+budgets: {{global: {{daily_usd: 1000}}}}
+agents:
+  writer:
+    model: sim/m
+    budget: {{daily_usd: 1000}}
+    rate_limit: {{requests_per_minute: 1000}}
+"""
+
+
+class Trace:
+    """What runs in this thread while it is on."""
+
+    def __init__(self) -> None:
+        self.functions: Counter[tuple[str, str]] = Counter()
+        self.returns: Counter[str] = Counter()
+        self.background: set[asyncio.Task[Any]] = set()
+        self._file: dict[CodeType, str | None] = {}
+        self._seen: set[FrameType] = set()
+        self._left: set[str] = set()
+        self._at = ""
+
+    def __enter__(self) -> Trace:
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    @property
+    def files(self) -> set[str]:
+        return {file for file, _ in self.functions}
+
+    def _profile(self, frame: FrameType, event: str, _: object) -> None:
+        if event not in {"call", "return"}:
+            return
+        code = frame.f_code
+        if code not in self._file:
+            found = next((room for room in ROOMS if code.co_filename.startswith(room)), None)
+            self._file[code] = None if found is None else code.co_filename.removeprefix(f"{ROOT}/")
+        file = self._file[code]
+        if file is None or self._in_background():
+            return
+        if event == "call":
+            if frame not in self._seen:  # and not a coroutine that goes on after a wait
+                self._seen.add(frame)
+                if code.co_name not in _PARTS:
+                    self.functions[file, code.co_qualname] += 1
+                self._move(file)
+        else:
+            caller = self._caller(frame)
+            if caller is not None:
+                self._move(caller)
+
+    def _caller(self, frame: FrameType) -> str | None:
+        back = frame.f_back
+        while back is not None:
+            if back.f_code in self._file and (file := self._file[back.f_code]) is not None:
+                return file
+            back = back.f_back
+        return None
+
+    def _move(self, file: str) -> None:
+        if file != self._at:
+            self._left.add(self._at)
+            self.returns[file] += file in self._left
+            self._at = file
+
+    def _in_background(self) -> bool:
+        try:
+            return asyncio.current_task() in self.background
+        except RuntimeError:
+            return False
+
+
+class ProviderInAThread:
+    """The simulated provider on a loop of its own, so that nothing of it is traced."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+
+    async def _serve(self) -> None:
+        async with SimulatedProvider({"models": {"sim/m": model()}}) as sim:
+            self.url = sim.url
+            self._ready.set()
+            await self._over.wait()
+
+    def __enter__(self) -> ProviderInAThread:
+        self._thread.start()
+        assert self._ready.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join()
+
+
+async def traces(directory: Path, nats_url: str, redis_url: str, provider_url: str) -> list[Trace]:
+    """Runs four jobs through one worker, and traces all but the first."""
+    path = directory / "breakwater.yaml"
+    path.write_text(CONFIG.format(url=provider_url))
+    config = load_config(path)
+    await provision(nats_url, bus_plan(config))
+    settings = Settings(config=path, nats_url=SecretStr(nats_url), redis_url=SecretStr(redis_url))
+    app = build(settings, config)
+    before = asyncio.all_tasks()
+    await app.start()
+    client = await nats.connect(nats_url)
+    done: list[Trace] = []
+    try:
+        for number in range(4):
+            trace = Trace()
+            # Those that wait for messages work for the job; the others look after the whole worker.
+            trace.background = {task for task in asyncio.all_tasks() - before if ".run" in str(task.get_coro())}
+            with trace:
+                await _run_job(client, f"job-{number}")
+            if number:
+                done.append(trace)
+    finally:
+        await client.close()
+        await app.stop()
+    return done
+
+
+async def _run_job(client: nats.NATS, job_id: str) -> None:
+    jetstream = client.jetstream()
+    job = json.dumps({"agent": "writer", "job_id": job_id, "prompt": "How do I return a parcel?"}).encode()
+    await jetstream.publish(subjects.job("writer"), job, timeout=30, headers={Header.UNIQUE_ID.value: "1"})
+    while (await jetstream.stream_info("JOBS")).state.messages or not await _result(jetstream, job_id):
+        await asyncio.sleep(0.01)
+
+
+async def _result(jetstream: Any, job_id: str) -> bool:
+    try:
+        found = await jetstream.get_last_msg("RESULTS", f"bw.results.{job_id}", direct=True)
+    except nats.js.errors.NotFoundError:
+        return False
+    assert json.loads(found.data)["status"] == "succeeded"
+    return True
+
+
+def main() -> None:
+    """Prints the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="also each file with its functions")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary, ProviderInAThread() as provider:
+        servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=temporary)))
+        try:
+            urls = (servers.nats().url, servers.redis().url, provider.url)
+            made = asyncio.run(traces(Path(temporary), *urls))
+        finally:
+            servers.stop()
+    best = min(made, key=lambda trace: (len(trace.files), len(trace.functions), trace.returns.total()))
+    for room in ("", "services/worker/"):
+        files = {file for file in best.files if file.startswith(room)}
+        functions = sum(file in files for file, _ in best.functions)
+        returns = sum(count for file, count in best.returns.items() if file in files)
+        print(f"{room or 'all':17} {len(files):4} files {functions:5} functions {returns:5} returns")
+    if options.list:
+        for file in sorted(best.files):
+            names = sorted(f"{name} {count}" for (other, name), count in best.functions.items() if other == file)
+            print(f"{file} ({best.returns[file]} returns): {', '.join(names)}")
+
+
+if __name__ == "__main__":
+    main()
