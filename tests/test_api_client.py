@@ -15,7 +15,7 @@ from breakwater.api_client import (
     UnexpectedResponse,
     parse,
 )
-from breakwater.contracts.events import BreakerStatus
+from breakwater.contracts.api import BreakerStatus
 from tests.cli.api_stub import KEY, problem, serving
 
 

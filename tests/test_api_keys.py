@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from breakwater.api_keys import ApiKeysError, KeyRing, create_key, list_keys, revoke_key
-from breakwater.policy.api_keys import ENTROPY_BYTES, SCOPES, Scope, mint, opens, scopes_for, split
+from breakwater.contracts.api import KEY_SCOPES, KeyScope
+from breakwater.policy.api_keys import ENTROPY_BYTES, mint, opens, scopes_for, split
 
 AT = datetime(2026, 11, 21, 10, tzinfo=UTC)
 
@@ -192,9 +193,9 @@ def test_a_file_of_before_there_were_scopes_opens_everything_still(path: Path) -
     path.write_text(json.dumps(document))
     holder = KeyRing(path).holder(key)
     assert holder is not None
-    assert holder.scopes == SCOPES
+    assert holder.scopes == KEY_SCOPES
     create_key(path, "new", ("submit",))
-    assert [kept.scopes for kept in list_keys(path)] == [SCOPES, ("submit",)]
+    assert [kept.scopes for kept in list_keys(path)] == [KEY_SCOPES, ("submit",)]
 
 
 @pytest.mark.parametrize("scopes", [[], ["read", "root"], None, "operate"])
@@ -222,7 +223,7 @@ def test_scopes_that_are_changed_by_hand_hold_at_once(path: Path) -> None:
     assert holder.scopes == ("submit",)
 
 
-NEEDED: list[tuple[str, str, tuple[Scope, ...]]] = [
+NEEDED: list[tuple[str, str, tuple[KeyScope, ...]]] = [
     ("POST", "/api/v1/jobs", ("submit",)),
     ("GET", "/api/v1/jobs/j", ("submit",)),
     ("HEAD", "/api/v1/jobs/j", ("submit",)),
@@ -251,19 +252,19 @@ NEEDED: list[tuple[str, str, tuple[Scope, ...]]] = [
     ("GET", "/metrics", ("read",)),
     ("GET", "/metrics/", ("read",)),
     ("POST", "/metrics", ("read",)),
-    ("GET", "/api/v1/key", SCOPES),
-    ("HEAD", "/api/v1/key", SCOPES),
+    ("GET", "/api/v1/key", KEY_SCOPES),
+    ("HEAD", "/api/v1/key", KEY_SCOPES),
     ("POST", "/api/v1/key", ("operate",)),
     ("GET", "/api/v1/key/s", ("read",)),
-    ("GET", "/api", SCOPES),
-    ("POST", "/api/", SCOPES),
-    ("GET", "/api/v1", SCOPES),
-    ("POST", "/api/v2/jobs", SCOPES),
+    ("GET", "/api", KEY_SCOPES),
+    ("POST", "/api/", KEY_SCOPES),
+    ("GET", "/api/v1", KEY_SCOPES),
+    ("POST", "/api/v2/jobs", KEY_SCOPES),
 ]
 
 
 @pytest.mark.parametrize(("method", "path", "scopes"), NEEDED)
-def test_each_request_needs_its_scope(method: str, path: str, scopes: tuple[Scope, ...]) -> None:
+def test_each_request_needs_its_scope(method: str, path: str, scopes: tuple[KeyScope, ...]) -> None:
     assert scopes_for(method, path) == scopes
 
 
@@ -278,7 +279,9 @@ ENDS_SO = [
 
 
 @pytest.mark.parametrize(("sent", "scopes"), ENDS_SO)
-def test_a_job_whose_name_ends_in_progress_is_not_mistaken_for_progress(sent: str, scopes: tuple[Scope, ...]) -> None:
+def test_a_job_whose_name_ends_in_progress_is_not_mistaken_for_progress(
+    sent: str, scopes: tuple[KeyScope, ...]
+) -> None:
     assert scopes_for("GET", "/api/v1/jobs/a/b/progress", sent) == scopes
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from breakwater.budget_status import budget_statuses
 from breakwater.config import parse_config
-from breakwater.contracts.events import BudgetStatus, CapRaise, EstimateAccuracy
+from breakwater.contracts.api import BudgetStatus, EstimateAccuracy
+from breakwater.contracts.events import CapRaise
 from breakwater.contracts.types import NANO_PER_USD
 from breakwater.policy.budget import CapTable
 from breakwater.policy.ledger import Figures, Ledger

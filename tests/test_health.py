@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from breakwater.config import Config, parse_config
-from breakwater.contracts.events import AgentHealth
+from breakwater.contracts.api import AgentHealth
 from breakwater.contracts.types import time_from_ms
 from breakwater.health import agents_health, breaker_statuses, breakers_of, refused_until
 from breakwater.policy.breaker import Breaker, Failure

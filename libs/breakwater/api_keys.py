@@ -12,10 +12,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from breakwater.contracts.api import KEY_SCOPES, KeyScope
 from breakwater.contracts.types import Message
 from breakwater.files import write_private
 from breakwater.outage import Outage
-from breakwater.policy.api_keys import ENTROPY_BYTES, SCOPES, ApiKey, Scope, mint, opens, split
+from breakwater.policy.api_keys import ENTROPY_BYTES, ApiKey, mint, opens, split
 
 
 class ApiKeysError(Exception):
@@ -26,7 +27,7 @@ class _Document(Message):
     keys: tuple[ApiKey, ...] = ()
 
 
-def create_key(path: Path, name: str, scopes: tuple[Scope, ...] = SCOPES) -> str:
+def create_key(path: Path, name: str, scopes: tuple[KeyScope, ...] = KEY_SCOPES) -> str:
     """Adds a key that may do what its scopes say.
 
     Returns:
@@ -39,7 +40,7 @@ def create_key(path: Path, name: str, scopes: tuple[Scope, ...] = SCOPES) -> str
         key, kept = mint(name, entropy=secrets.token_bytes(ENTROPY_BYTES), at=datetime.now(UTC), scopes=scopes)
     except ValidationError as error:
         if any(mistake["loc"][:1] == ("scopes",) for mistake in error.errors(include_url=False)):
-            raise ApiKeysError(f"a key takes one or more of the scopes {', '.join(SCOPES)}") from error
+            raise ApiKeysError(f"a key takes one or more of the scopes {', '.join(KEY_SCOPES)}") from error
         raise ApiKeysError(f"{name!r} can't name a key: 1 to 128 characters, no control characters") from error
     with _locked(path):
         _save(path, (*list_keys(path), kept))

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import get_args
 
-from breakwater.contracts.events import BudgetStatus, EstimateAccuracy, Scope
+from breakwater.contracts.api import BudgetStatus, EstimateAccuracy
+from breakwater.contracts.events import Scope
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.budget import CapTable, Counter, in_force
 from breakwater.policy.ledger import Figures

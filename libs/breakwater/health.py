@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from breakwater.config import Agent, Config
-from breakwater.contracts.events import AgentHealth, BreakerStatus, ModelHealth
+from breakwater.contracts.api import AgentHealth, BreakerStatus, ModelHealth
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.breaker import Breaker, consecutive_failures
 from breakwater.policy.breaker_rules import BreakerKey, BreakerRules

@@ -16,8 +16,7 @@ from breakwater.analytics.costs import RetryFigures
 from breakwater.analytics.overview import WindowTotals
 from breakwater.analytics.refusals import refusals
 from breakwater.analytics.search_filters import Filters
-from breakwater.contracts.events import AgentHealth, BreakerStatus
-from breakwater.contracts.queues import AgentQueue, Queues
+from breakwater.contracts.api import AgentHealth, AgentQueue, BreakerStatus, Queues
 from breakwater.contracts.types import is_identifier
 from services.console import tiles, words
 from services.console.door import DoorError

@@ -15,8 +15,7 @@ from starlette.routing import Route
 from breakwater.analytics import overview
 from breakwater.analytics.overview import AgentLine, WindowTotals
 from breakwater.analytics.refusals import RefusalLine, refusals
-from breakwater.contracts.events import AgentHealth
-from breakwater.contracts.queues import AgentQueue, Queues
+from breakwater.contracts.api import AgentHealth, AgentQueue, Queues
 from services.console import agent
 from services.console.history import sparks
 from services.console.overall_health import MANY_FAIL, SOME_FAIL, shares

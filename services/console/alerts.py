@@ -13,7 +13,8 @@ from starlette.routing import Route
 
 from breakwater.analytics.incidents import Incident, Place, incident_changes, incidents, place_of
 from breakwater.analytics.window import Window
-from breakwater.contracts.alerts import Alert, AlertEvent, IncidentStatus, Replayed, UndeliveredAlert
+from breakwater.contracts.alerts import Alert, AlertEvent, IncidentStatus
+from breakwater.contracts.api import AlertReplays, UndeliveredAlert
 from breakwater.contracts.types import Event
 from services.console.auth import acting
 from services.console.door import DoorError, SignedOut
@@ -133,7 +134,7 @@ def routes(context: PageContext) -> list[Route]:
         elif after:
             body["after"] = whole(after)
         try:
-            told = Replayed.model_validate(await context.api.post(session.key, "alerts/replay", body))
+            told = AlertReplays.model_validate(await context.api.post(session.key, "alerts/replay", body))
         except SignedOut:
             raise
         except DoorError as error:
@@ -179,7 +180,7 @@ def _older(request: Request, past: Fetched[tuple[Incident, ...]]) -> str | None:
     return f"/alerts?{urlencode({**query, 'before': f'{place.opened_ms}-{place.incident_id}'})}#history"
 
 
-def _told(replayed: Replayed) -> str:
+def _told(replayed: AlertReplays) -> str:
     """What came of a replay, in words."""
     by = ", ".join(f"{count:,} by {channel}" for channel, count in replayed.channels.items())
     parts = [f"{replayed.replayed:,} will be tried again{f' ({by})' if by else ''}"]

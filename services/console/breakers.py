@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from breakwater.analytics.transitions import MOST, Opening, by_hand, openings, transitions
 from breakwater.analytics.window import Window
-from breakwater.contracts.events import BreakerStatus, StoppedTask
+from breakwater.contracts.api import BreakerStatus, StoppedTask
 from breakwater.contracts.types import Event, ms_from_time
 from services.console.auth import acting
 from services.console.charts import Series, nice_seconds

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 from markupsafe import Markup
 
 from breakwater.analytics.burn import Burn
-from breakwater.contracts.events import BudgetStatus
+from breakwater.contracts.api import BudgetStatus
 from breakwater.contracts.types import NANO_PER_USD, ms_from_time, time_from_ms
 from breakwater.policy.forecast import Forecast, forecast
 from breakwater.policy.periods import Period

@@ -14,7 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics.burn import Burn, burn, spent_since
-from breakwater.contracts.events import BudgetBooks, BudgetStatus, Window
+from breakwater.contracts.api import BudgetStatus
+from breakwater.contracts.events import BudgetBooks, Window
 from breakwater.contracts.types import ms_from_time, nano_from_usd, time_from_ms
 from breakwater.policy.forecast import recent_from
 from breakwater.policy.periods import WINDOWS, Period, periods_at

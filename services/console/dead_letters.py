@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from breakwater.contracts.dead_letters import DeadLetterCount, DeadLetterDetails, DeadLetterList, DeadLetterReplays
+from breakwater.contracts.api import DeadLetterCount, DeadLetterDetails, DeadLetterList, DeadLetterReplays
 from breakwater.contracts.types import format_time
 from services.console.auth import NotAllowed, acting
 from services.console.door import DoorError, SignedOut

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from breakwater import background
 from breakwater.analytics.queries import find_execution
 from breakwater.analytics.tree import Tree, TreeNode, execution_tree
-from breakwater.contracts.dead_letters import DeadLetterList
+from breakwater.contracts.api import DeadLetterList
 from breakwater.contracts.execution import Attempt, Execution, Progress
 from services.console.auth import acting
 from services.console.charts import Bar

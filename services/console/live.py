@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pydantic import SecretStr
 
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import AgentHealth, BreakerStatus, BudgetStatus
-from breakwater.contracts.queues import AgentQueue, Queues
+from breakwater.contracts.api import AgentHealth, AgentQueue, BreakerStatus, BudgetStatus, Queues
 from breakwater.contracts.types import Event
 from services.console.door import Door
 from services.console.pages import Fetched, fetched

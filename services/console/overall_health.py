@@ -8,8 +8,7 @@ from typing import Literal
 
 from breakwater.analytics.overview import WindowTotals
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.events import BudgetStatus
-from breakwater.contracts.queues import AgentQueue, ServiceQueue
+from breakwater.contracts.api import AgentQueue, BudgetStatus, ServiceQueue
 from services.console import words
 from services.console.live import Live
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from breakwater.analytics import breakdown, costs, overview
 from breakwater.analytics.costs import Spender, SpendLine
 from breakwater.analytics.refusals import refusals
-from breakwater.contracts.queues import ServiceQueue
+from breakwater.contracts.api import ServiceQueue
 from breakwater.contracts.subjects import decode_token
 from services.console import tiles
 from services.console.history import causes, drawn, holding

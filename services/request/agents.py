@@ -9,15 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.config import Config
-from breakwater.contracts.events import AgentHealth
+from breakwater.contracts.api import AgentHealth
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import format_time, time_from_ms
+from breakwater.contracts.validation import FieldError
 from breakwater.health import agents_health, breaker_of, refused_until
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.health import Healths
 from services.request.by_hand import not_read
-from services.request.problems import Detail, Problem
+from services.request.problems import Problem
 
 _HEALTHS = TypeAdapter(list[AgentHealth])
 
@@ -63,7 +64,8 @@ def _agent_unavailable(agent: str, untils: dict[str, int], now_ms: int) -> Probl
     first_ms = min((until for until in untils.values() if until), default=None)
     headers = {} if first_ms is None else {"Retry-After": str(max(1, math.ceil((first_ms - now_ms) / 1000)))}
     details = [
-        Detail(path="agent", message=f"no call to {model!r} before {_when(until)}") for model, until in untils.items()
+        FieldError(path="agent", message=f"no call to {model!r} before {_when(until)}")
+        for model, until in untils.items()
     ]
     message = f"agent {agent!r} is temporarily unavailable due to recent failures"
     return Problem(503, "agent_unavailable", message, details, headers)

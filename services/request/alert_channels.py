@@ -20,15 +20,23 @@ from breakwater.bus.lookup import Connection, Found, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.scan import scan
 from breakwater.contracts import subjects
-from breakwater.contracts.alerts import ChannelTest, Replayed, UndeliveredAlert
+from breakwater.contracts.alerts import ChannelTest
+from breakwater.contracts.api import (
+    AlertReplays,
+    ChannelRequest,
+    ReplayAlertsRequest,
+    UndeliveredAlert,
+    UndeliveredList,
+    UndeliveredQuery,
+)
 from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import Event
+from breakwater.contracts.validation import FieldError
 from breakwater.policy.redact import Redactor
 from services.request.by_hand import asked, not_done, not_read
-from services.request.forms import ChannelRequest, ReplayRequest, UndeliveredList, UndeliveredQuery
 from services.request.parsing import read_query, suggestion
-from services.request.problems import Detail, Problem, unavailable
+from services.request.problems import Problem, unavailable
 
 TEST_TIMEOUT_S = 20.0
 MOST_DEAD_LETTERS = 1_000
@@ -96,7 +104,7 @@ class ChannelRoutes:
 
     async def replay(self, request: Request) -> Response:
         """POST: 200 once they are put where the channels try them again."""
-        who = await asked(request, ReplayRequest, self._redactor)
+        who = await asked(request, ReplayAlertsRequest, self._redactor)
         if who.form.channel is not None:
             self._check(who.form.channel)
         try:
@@ -106,7 +114,7 @@ class ChannelRoutes:
         who.log("alerts_replayed", replayed=told.replayed, channels=told.channels)
         return Response(told.json_bytes(), media_type=_JSON)
 
-    async def _replay_one(self, wanted: ReplayRequest) -> Replayed:
+    async def _replay_one(self, wanted: ReplayAlertsRequest) -> AlertReplays:
         number = wanted.dead_letter_id or 0
         found = await self._lookup.next(Stream.DLQ, DEAD_LETTERS, number)
         one = None if found is None or found.sequence != number else _dead_letter(found)
@@ -116,13 +124,13 @@ class ChannelRoutes:
                 f"there is no dead letter {number} of an alert{f' for {wanted.channel}' if wanted.channel else ''}"
             )
             raise Problem(
-                404, "unknown_dead_letter", f"{message}; {hint}", [Detail(path="dead_letter_id", message=hint)]
+                404, "unknown_dead_letter", f"{message}; {hint}", [FieldError(path="dead_letter_id", message=hint)]
             )
         self._check(one.channel)
         await self._put(one, again=True)
-        return Replayed(replayed=1, already=0, skipped=0, channels={one.channel: 1})
+        return AlertReplays(replayed=1, already=0, skipped=0, channels={one.channel: 1})
 
-    async def _replay_all(self, wanted: ReplayRequest) -> Replayed:
+    async def _replay_all(self, wanted: ReplayAlertsRequest) -> AlertReplays:
         looked_at, already, skipped, last = 0, 0, 0, wanted.after
         replayed: Counter[str] = Counter()
         continue_after: int | None = None
@@ -140,7 +148,7 @@ class ChannelRoutes:
                     replayed[one.channel] += 1
                 else:
                     already += 1
-        return Replayed(
+        return AlertReplays(
             replayed=replayed.total(),
             already=already,
             skipped=skipped,
@@ -185,7 +193,7 @@ class ChannelRoutes:
             else:
                 hint = "the config has none: alerts.channels"
             message = f"there is no channel {channel!r}; {hint}"
-            raise Problem(404, "unknown_channel", message, [Detail(path="channel", message=hint)])
+            raise Problem(404, "unknown_channel", message, [FieldError(path="channel", message=hint)])
 
 
 class _Kept(Event):

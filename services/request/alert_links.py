@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from breakwater.bus.errors import BusError
 from breakwater.contracts.alerts import Alert
+from breakwater.contracts.api import ReasonText
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import problems
 from breakwater.incidents import IncidentLog, Incidents
@@ -29,7 +30,6 @@ from services.request.alert_pages import Pages
 from services.request.alerts import decided, utc_now
 from services.request.body import read_body
 from services.request.by_hand import MAX_BYTES
-from services.request.forms import Why
 from services.request.problems import Problem
 
 _MOST_FIELDS = 10
@@ -39,8 +39,8 @@ _LABELS = {"name": "Your name", "reason": "Reason", "action": "What to do"}
 class LinkForm(Message):
     """What a person fills in."""
 
-    name: Annotated[Why, Field(min_length=1, max_length=80)]
-    reason: Why = ""
+    name: Annotated[ReasonText, Field(min_length=1, max_length=80)]
+    reason: ReasonText = ""
     action: Literal["acknowledge", "resolve"]
 
 

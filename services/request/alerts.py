@@ -11,15 +11,16 @@ from starlette.responses import Response
 
 from breakwater.bus.errors import BusError
 from breakwater.contracts.alerts import Alert
+from breakwater.contracts.api import AlertList, AlertQuery, AlertRequest, UnchangedAlert
 from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.contracts.validation import FieldError
 from breakwater.incidents import IncidentLog, Incidents
 from breakwater.policy.alert_rules import began_with
 from breakwater.policy.incidents import acknowledge, resolve
 from breakwater.policy.redact import Redactor
 from services.request.by_hand import asked, not_done, not_read
-from services.request.forms import AlertList, AlertQuery, AlertRequest, UnchangedAlert
 from services.request.parsing import read_query, suggestion
-from services.request.problems import Detail, Problem
+from services.request.problems import Problem
 
 LEAST_OF_ID = len("inc_") + 6
 """What must be given of an incident's id, at the least."""
@@ -54,7 +55,7 @@ class AlertRoutes:
             agents = {*self._agents, *(alert.agent for alert in known if alert.agent is not None)}
             if wanted.agent not in agents:
                 message = f"no agent {wanted.agent!r} is known{suggestion(wanted.agent, agents)}"
-                raise Problem(404, "unknown_agent", message, [Detail(path="agent", message=message)])
+                raise Problem(404, "unknown_agent", message, [FieldError(path="agent", message=message)])
         newest = sorted(known, key=lambda alert: alert.opened_at, reverse=True)
         found = tuple(islice((alert for alert in newest if _is_wanted(alert, wanted)), wanted.limit + 1))
         listed = AlertList(alerts=found[: wanted.limit], more=len(found) > wanted.limit)
@@ -136,7 +137,7 @@ def named(known: Incidents, name: str) -> Alert:
         return begin_so[0]
     if begin_so:
         details = [
-            Detail(path="incident_id", message=f"{alert.incident_id} is {alert.title!r}") for alert in begin_so[:20]
+            FieldError(path="incident_id", message=f"{alert.incident_id} is {alert.title!r}") for alert in begin_so[:20]
         ]
         message = f"{len(begin_so)} incidents begin with {name!r}; give more of the id"
         raise Problem(409, "ambiguous_incident", message, details)
@@ -146,7 +147,7 @@ def named(known: Incidents, name: str) -> Alert:
         else "give its id, or the beginning of it: `inc_` and at least 6 characters"
     )
     message = f"no incident {name!r} is known; {hint}"
-    raise Problem(404, "unknown_incident", message, [Detail(path="incident_id", message=hint)])
+    raise Problem(404, "unknown_incident", message, [FieldError(path="incident_id", message=hint)])
 
 
 def _is_wanted(alert: Alert, wanted: AlertQuery) -> bool:

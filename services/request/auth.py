@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from breakwater.api_keys import KeyRing
+from breakwater.contracts.api import KeyScope
 from breakwater.policy.api_keys import ApiKey, scopes_for
-from breakwater.policy.api_keys import Scope as KeyScope
 from services.request.problems import Problem
 
 GUARDED = ("/api", "/metrics")

@@ -13,7 +13,9 @@ from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config
 from breakwater.contracts import subjects
+from breakwater.contracts.api import BreakerList, BreakerRequest, UnchangedBreaker
 from breakwater.contracts.events import BreakerTransition
+from breakwater.contracts.validation import FieldError
 from breakwater.health import breaker_of, breaker_status, breaker_statuses, breakers_of
 from breakwater.policy.breaker import Breaker, Change, isolate, reset
 from breakwater.policy.breaker_rules import ALL, BreakerKey, BreakerRules
@@ -22,9 +24,8 @@ from breakwater.policy.transitions import transition
 from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving
 from breakwater.state.connection import StateUnavailable
 from services.request.by_hand import Asked, asked, not_done, not_read
-from services.request.forms import BreakerList, BreakerRequest, UnchangedBreaker
 from services.request.parsing import suggestion
-from services.request.problems import Detail, Problem, unavailable
+from services.request.problems import Problem, unavailable
 
 _TRANSITIONS = TypeAdapter(list[BreakerTransition])
 _JSON = "application/json"
@@ -132,7 +133,7 @@ class BreakerRoutes:
     def _unknown(self, key: BreakerKey) -> Problem:
         path, message = self._hint(key)
         what = f"no breaker is known for agent {key.agent!r} and model {key.model!r}"
-        return Problem(404, "unknown_breaker", f"{what}; {message}", [Detail(path=path, message=message)])
+        return Problem(404, "unknown_breaker", f"{what}; {message}", [FieldError(path=path, message=message)])
 
     def _hint(self, key: BreakerKey) -> tuple[str, str]:
         """Which field is wrong, and what would be right."""

@@ -14,9 +14,11 @@ from breakwater.budget_status import budget_status, current, known_keys, statuse
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
+from breakwater.contracts.api import BudgetList, BudgetStatus, RaiseCapRequest, UnchangedBudget
 from breakwater.contracts.events import BudgetBooks as Books
-from breakwater.contracts.events import BudgetEvent, BudgetStatus, CapRaise
+from breakwater.contracts.events import BudgetEvent, CapRaise
 from breakwater.contracts.types import is_identifier, ms_from_time, time_from_ms, usd_from_nano
+from breakwater.contracts.validation import FieldError
 from breakwater.policy.alert_texts import money_text
 from breakwater.policy.budget import OTHERS, CapTable, Counter
 from breakwater.policy.periods import WINDOWS
@@ -25,9 +27,8 @@ from breakwater.state.budget_books import BudgetBooks, Filled, PeriodBook, Snaps
 from breakwater.state.budgets import NotFilled
 from breakwater.state.connection import StateUnavailable
 from services.request.by_hand import Asked, asked, not_done, not_read
-from services.request.forms import BudgetList, RaiseRequest, UnchangedBudget
 from services.request.parsing import suggestion
-from services.request.problems import Detail, Problem, unavailable
+from services.request.problems import Problem, unavailable
 
 _JSON = "application/json"
 
@@ -74,7 +75,7 @@ class BudgetRoutes:
         keys = known_keys(caps, snapshot)
         if agent is not None and f"agent:{agent}" not in keys:
             message = f"no agent {agent!r} is known{suggestion(agent, caps.agents)}"
-            raise Problem(404, "unknown_agent", message, [Detail(path="agent", message=message)])
+            raise Problem(404, "unknown_agent", message, [FieldError(path="agent", message=message)])
         if agent is not None or tenant is not None:
             asked_for = {"agent": agent, "tenant": tenant}.items()
             keys = ("global", *(f"{scope}:{name}" for scope, name in asked_for if name is not None))
@@ -93,7 +94,7 @@ class BudgetRoutes:
 
     async def raise_cap(self, request: Request) -> Response:
         """POST: 200 once it is published and holds, or where the cap is that already."""
-        who = await asked(request, RaiseRequest, self._redactor)
+        who = await asked(request, RaiseCapRequest, self._redactor)
         try:
             async with self._one_by_one:
                 told = await self._raise(who)
@@ -105,7 +106,7 @@ class BudgetRoutes:
         who.log("cap_raised_by_hand", budget=who.form.budget, limit=limit, changed=changed)
         return Response(told.json_bytes(), media_type=_JSON)
 
-    async def _raise(self, who: Asked[RaiseRequest]) -> BudgetEvent | UnchangedBudget:
+    async def _raise(self, who: Asked[RaiseCapRequest]) -> BudgetEvent | UnchangedBudget:
         """Publishes first, and notes it then: a raise that only Redis knew would end when Redis is filled anew."""
         now, caps, limit = self._now(), self._caps(), who.form.limit_usd
         snapshot = await self._books.snapshot(current(self._books, now))
@@ -136,7 +137,7 @@ def _name(request: Request, parameter: str) -> str | None:
     name = request.query_params.get(parameter)
     if name is not None and not is_identifier(name):
         message = "must have 1 to 128 characters, none of them a control character"
-        raise Problem(422, "invalid_query", f"{parameter}: {message}", [Detail(path=parameter, message=message)])
+        raise Problem(422, "invalid_query", f"{parameter}: {message}", [FieldError(path=parameter, message=message)])
     return name
 
 
@@ -156,11 +157,11 @@ def _counter(budget: str, caps: CapTable, snapshot: Snapshot) -> Counter:
         meant = (key,) if known else caps.keys()
         hint = suggestion(budget, [f"{one}/{window}" for one in meant for window in WINDOWS]).removeprefix("; ")
     message = f"there is no budget {budget!r}; {hint}"
-    raise Problem(404, "unknown_budget", message, [Detail(path="budget", message=hint)])
+    raise Problem(404, "unknown_budget", message, [FieldError(path="budget", message=hint)])
 
 
 def _event(
-    counter: Counter, book: PeriodBook, before: BudgetStatus, who: Asked[RaiseRequest], now: datetime, *, ends: bool
+    counter: Counter, book: PeriodBook, before: BudgetStatus, who: Asked[RaiseCapRequest], now: datetime, *, ends: bool
 ) -> BudgetEvent:
     return BudgetEvent(
         event_id=f"{counter.name}/{book.period.name}/raised/{ms_from_time(now)}/{who.key_id}",
@@ -192,12 +193,12 @@ def _no_cap(counter: Counter) -> Problem:
     if counter.scope == "agent":
         where = f"agents.{counter.of}.budget"
     message = f"the budget {counter.name} has no cap that could be raised"
-    detail = Detail(path="budget", message=f"the config sets one with {where}.{counter.window}_usd")
+    detail = FieldError(path="budget", message=f"the config sets one with {where}.{counter.window}_usd")
     return Problem(409, "no_cap", message, [detail])
 
 
 def _below(configured: int) -> Problem:
-    detail = Detail(path="limit_usd", message="give more; or exactly that, which takes a raise back")
+    detail = FieldError(path="limit_usd", message="give more; or exactly that, which takes a raise back")
     return Problem(422, "below_cap", f"a cap can't be below what the config says ({money_text(configured)})", [detail])
 
 

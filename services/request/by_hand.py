@@ -9,12 +9,12 @@ import structlog
 from starlette.requests import Request
 
 from breakwater.bus.errors import BusError
+from breakwater.contracts.api import OperatorRequest
 from breakwater.contracts.types import Message
 from breakwater.policy.redact import Redactor
 from breakwater.state.connection import StateUnavailable
 from services.request.auth import holder_of
 from services.request.body import read_body
-from services.request.forms import ByHand
 from services.request.parsing import read_command
 from services.request.problems import Problem, unavailable
 
@@ -49,7 +49,7 @@ async def asked(request: Request, form: type[Form], redactor: Redactor) -> Asked
     """
     body = await read_body(request, MAX_BYTES, "a request like this may have at most {limit:,} bytes")
     read, holder = read_command(body, form), holder_of(request)
-    reason = read.reason if isinstance(read, ByHand) else None
+    reason = read.reason if isinstance(read, OperatorRequest) else None
     return Asked(read, holder.name, holder.id, redactor.text(reason or ""))
 
 

@@ -15,16 +15,22 @@ from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Connection, Found, Lookup
 from breakwater.bus.newest import newest
 from breakwater.bus.scan import scan
-from breakwater.contracts.dead_letters import DeadLetterList, DeadLetterReplays
+from breakwater.contracts.api import (
+    MOST_DEAD_LETTERS,
+    DeadLetterList,
+    DeadLetterQuery,
+    DeadLetterReplays,
+    ReplayDeadLettersRequest,
+)
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.contracts.validation import FieldError
 from breakwater.policy.redact import Redactor
 from services.request.by_hand import asked, not_read
-from services.request.dead_letter_forms import MOST_DEAD_LETTERS, DeadLetterQuery, ReplayDeadLettersRequest
 from services.request.letter_views import DeadLetterViews, Judged
 from services.request.letters import ALL_DEAD_LETTERS, Kept, counted, filter_for, read_dead_letter
 from services.request.parsing import read_query
-from services.request.problems import Detail, Problem
+from services.request.problems import Problem
 from services.request.replays import By, Outcome, Replays, not_all
 
 SHOWN_DAYS = 7
@@ -95,7 +101,7 @@ class DeadLetterRoutes:
             if kept is None:
                 hint = "`breakwater dlq list` lists them; each is kept for 30 days"
                 message = f"there is no dead letter {number[:40]!r}; {hint}"
-                raise Problem(404, "unknown_dead_letter", message, [Detail(path="dead_letter_id", message=hint)])
+                raise Problem(404, "unknown_dead_letter", message, [FieldError(path="dead_letter_id", message=hint)])
             shown = await self._views.shown(kept)
         except BusError as error:
             raise not_read(error) from error

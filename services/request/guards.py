@@ -11,16 +11,17 @@ from starlette.responses import Response
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
-from breakwater.contracts.events import GuardEvent, StoppedTask
+from breakwater.contracts.api import GuardRequest, StoppedTask, StoppedTasks
+from breakwater.contracts.events import GuardEvent
 from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.contracts.validation import FieldError
 from breakwater.policy.guard import Task
 from breakwater.policy.redact import Redactor
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.tasks import TaskKey, Tasks, Tripped
 from services.request.by_hand import Asked, asked, not_done, not_read
-from services.request.forms import GuardRequest, StoppedTasks
 from services.request.parsing import suggestion
-from services.request.problems import Detail, Problem
+from services.request.problems import Problem
 
 NO_AGENT = "*"
 """Stands for the agent where no job tripped the task."""
@@ -112,11 +113,11 @@ class GuardRoutes:
         tenants = [one.tenant for one in stopped if one.task_id == key.task_id]
         if tenants:
             owners = ", ".join("no tenant" if tenant is None else f"tenant {tenant!r}" for tenant in tenants)
-            detail = Detail(path="tenant", message=f"one of that id is stopped, of {owners}")
+            detail = FieldError(path="tenant", message=f"one of that id is stopped, of {owners}")
         elif ids := {one.task_id for one in stopped if one.tenant == key.tenant}:
-            detail = Detail(path="task_id", message=suggestion(key.task_id, ids).removeprefix("; "))
+            detail = FieldError(path="task_id", message=suggestion(key.task_id, ids).removeprefix("; "))
         else:
-            detail = Detail(path="task_id", message="no task is stopped")
+            detail = FieldError(path="task_id", message="no task is stopped")
         return Problem(404, "unknown_task", f"{message}; {detail.message}", [detail])
 
 

@@ -17,6 +17,7 @@ from breakwater.config import Config, objection
 from breakwater.contracts import subjects
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import is_identifier
+from breakwater.contracts.validation import FieldError
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailable
 from services.request import job_ids
@@ -25,7 +26,7 @@ from services.request.answers import Answers
 from services.request.body import read_body
 from services.request.observe import Submitting, submitting
 from services.request.parsing import Submission, invalid_job, read_job, submission, suggestion
-from services.request.problems import Detail, Problem, unavailable, unknown_job
+from services.request.problems import Problem, unavailable, unknown_job
 from services.request.queue import Queue
 from services.request.waiters import Waiters
 
@@ -87,7 +88,7 @@ class Jobs:
             return acceptance
         if not sent.id_made_here and (other := orjson.loads(result)["agent"]) != job.agent:
             message = f"job_id {sent.job_id!r} is already the id of an execution of agent {other!r}; choose another id"
-            raise Problem(409, "id_taken", message, [Detail(path="job_id", message="belongs to another agent")])
+            raise Problem(409, "id_taken", message, [FieldError(path="job_id", message="belongs to another agent")])
         return Response(result, media_type=_JSON)
 
     async def show(self, request: Request) -> Response:
@@ -128,10 +129,10 @@ class Jobs:
     def _check_agent(self, job: Job) -> None:
         if job.agent not in self._names:
             message = f"agent {job.agent!r} is not configured{suggestion(job.agent, self._names)}"
-            listing = Detail(path="agent", message=f"configured are {', '.join(sorted(self._names))}")
+            listing = FieldError(path="agent", message=f"configured are {', '.join(sorted(self._names))}")
             raise Problem(404, "unknown_agent", message, [listing])
         if (problem := objection(self._config, job)) is not None:
-            raise invalid_job([Detail(path=problem.path, message=problem.message)])
+            raise invalid_job([FieldError(path=problem.path, message=problem.message)])
 
 
 async def _disconnected(request: Request) -> None:
@@ -157,4 +158,4 @@ def _wait_s(query: bytes) -> float | None:
 
 
 def _invalid_query(path: str, message: str) -> Problem:
-    return Problem(422, "invalid_query", f"{path}: {message}", [Detail(path=path, message=message)])
+    return Problem(422, "invalid_query", f"{path}: {message}", [FieldError(path=path, message=message)])

@@ -11,7 +11,8 @@ from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from breakwater.bus.lookup import Found
-from breakwater.contracts.dead_letters import DeadLetterDetails, ListedDeadLetter, ReplayNote
+from breakwater.contracts.api import DeadLetterDetails, ListedDeadLetter
+from breakwater.contracts.events import ReplayNote
 from breakwater.policy.redact import Redactor
 from services.request.letters import Kept, read_dead_letter
 from services.request.replays import SUCCEEDED, Replays

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from breakwater.bus.lookup import Found
 from breakwater.config import Config, objection
-from breakwater.contracts.dead_letters import DeadLetterCount, DeadLetterKind
+from breakwater.contracts.api import DeadLetterCount, DeadLetterKind
 from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Header, Stream, decode_token, encode_token

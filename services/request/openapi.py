@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field
 from pydantic.json_schema import models_json_schema
 
+from breakwater.contracts.api import AcceptedJob, ErrorBody, ServiceStatus
 from breakwater.contracts.execution import Result
 from breakwater.contracts.job import Job
-from breakwater.contracts.types import Event, Identifier
 from services.request import openapi_alerts as alerts
 from services.request import openapi_budgets as budgets
 from services.request import openapi_dead_letters as dead_letters
@@ -18,28 +17,9 @@ from services.request import openapi_keys as keys
 from services.request import openapi_parts as parts
 from services.request import openapi_progress as progress
 from services.request import openapi_queues as queues
-from services.request.problems import ErrorBody
 
 VERSION = "3.1.0"
 _UUID = "019aa8f2-7c1e-7d3a-9b54-2f6e8a1c0d37"
-
-
-class AcceptedJob(Event):
-    """The job is on the bus and will be decided, whatever crashes."""
-
-    job_id: Identifier
-    execution_id: Identifier = Field(description="The same as `job_id`.")
-    status: Literal["accepted"] = "accepted"
-    duplicate: bool = Field(
-        default=False,
-        description="Whether a job with this id was queued within the last ten minutes; this one was not queued again.",
-    )
-
-
-class Health(Event):
-    """How the process stands."""
-
-    status: Literal["alive", "ready"]
 
 
 def document() -> dict[str, Any]:
@@ -99,7 +79,7 @@ def _schemas() -> dict[str, Any]:
             (Job, "validation"),
             (Result, "serialization"),
             (AcceptedJob, "serialization"),
-            (Health, "serialization"),
+            (ServiceStatus, "serialization"),
             (ErrorBody, "serialization"),
             *progress.MODELS,
             *governance.MODELS,
@@ -218,7 +198,7 @@ def _health(summary: str, status: str, responses: dict[str, Any]) -> dict[str, A
         "operationId": status,
         "summary": summary,
         "security": [],
-        "responses": {"200": parts.json("It is.", "Health"), **responses},
+        "responses": {"200": parts.json("It is.", "ServiceStatus"), **responses},
     }
 
 

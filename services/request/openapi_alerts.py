@@ -6,16 +6,17 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
-from breakwater.contracts.alerts import Alert, AlertEvent, ChannelTest, IncidentStatus, Replayed
-from services.request import openapi_parts as parts
-from services.request.forms import (
+from breakwater.contracts.alerts import Alert, AlertEvent, ChannelTest, IncidentStatus
+from breakwater.contracts.api import (
     AlertList,
+    AlertReplays,
     AlertRequest,
     ChannelRequest,
-    ReplayRequest,
+    ReplayAlertsRequest,
     UnchangedAlert,
     UndeliveredList,
 )
+from services.request import openapi_parts as parts
 
 TAGS = [{"name": "alerts"}]
 
@@ -27,8 +28,8 @@ MODELS: list[tuple[type[BaseModel], Literal["validation", "serialization"]]] = [
     (ChannelRequest, "validation"),
     (ChannelTest, "serialization"),
     (UndeliveredList, "serialization"),
-    (ReplayRequest, "validation"),
-    (Replayed, "serialization"),
+    (ReplayAlertsRequest, "validation"),
+    (AlertReplays, "serialization"),
 ]
 
 _INCIDENT = "inc_3f9a1c07d2e84b56a1c0d375"
@@ -269,10 +270,10 @@ def _replay() -> dict[str, Any]:
         "Each is sent as it was, with the same id, once: what was tried again before is left alone, unless "
         "`dead_letter_id` names it. One request looks at a thousand; where there are more, the answer says where "
         "to go on.",
-        parts.ref("ReplayRequest"),
+        parts.ref("ReplayAlertsRequest"),
         {"all": {}, "of a channel": {"channel": "ops"}, "one": {"dead_letter_id": 17}},
         {
-            "200": parts.with_examples(parts.json("They will be tried.", "Replayed"), {"of a channel": done}),
+            "200": parts.with_examples(parts.json("They will be tried.", "AlertReplays"), {"of a channel": done}),
             "404": parts.error("There is no such channel (`unknown_channel`) or dead letter (`unknown_dead_letter`)."),
             "503": parts.unavailable("NATS is away (`unavailable`). Ask again: none is sent twice."),
         },

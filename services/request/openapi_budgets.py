@@ -6,16 +6,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from breakwater.contracts.api import BudgetList, RaiseCapRequest, UnchangedBudget
 from breakwater.contracts.events import BudgetBooks, BudgetEvent
 from services.request import openapi_parts as parts
-from services.request.forms import BudgetList, RaiseRequest, UnchangedBudget
 
 TAGS = [{"name": "budgets"}]
 
 MODELS: list[tuple[type[BaseModel], Literal["validation", "serialization"]]] = [
     (BudgetList, "serialization"),
     (BudgetBooks, "serialization"),
-    (RaiseRequest, "validation"),
+    (RaiseCapRequest, "validation"),
     (BudgetEvent, "serialization"),
     (UnchangedBudget, "serialization"),
 ]
@@ -153,7 +153,7 @@ def _raise() -> dict[str, Any]:
         "Raise a cap until its day or month ends",
         "The cap of the config, exactly, takes an earlier raise back. Where the cap is what was asked for already, the "
         "answer is an `UnchangedBudget`.",
-        parts.ref("RaiseRequest"),
+        parts.ref("RaiseCapRequest"),
         {
             "of an agent": {"budget": "agent:content-writer/daily", "limit_usd": "50.00", "reason": "launch day"},
             "of all agents": {"budget": "global/monthly", "limit_usd": 2000, "reason": "the backlog of October"},

@@ -6,16 +6,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from breakwater.contracts.dead_letters import DeadLetterDetails, DeadLetterList, DeadLetterReplays
-from services.request import openapi_parts as parts
-from services.request.dead_letter_forms import (
-    AGENT,
-    EXECUTION,
+from breakwater.contracts.api import (
     MOST_DEAD_LETTERS,
-    REASON,
-    SINCE,
+    DeadLetterDetails,
+    DeadLetterList,
+    DeadLetterQuery,
+    DeadLetterReplays,
     ReplayDeadLettersRequest,
 )
+from services.request import openapi_parts as parts
 
 TAGS = [{"name": "dead letters"}]
 
@@ -73,6 +72,12 @@ def paths() -> dict[str, Any]:
 
 
 _AWAY = {"503": parts.unavailable("NATS is away (`unavailable`).")}
+
+
+def _described(name: str) -> str:
+    return DeadLetterQuery.model_fields[name].description or ""
+
+
 _NAME = {"type": "string", "minLength": 1, "maxLength": 128}
 
 
@@ -90,10 +95,10 @@ def _list() -> dict[str, Any]:
             {"422": parts.error("A parameter is wrong (`invalid_query`)."), **_AWAY},
         ),
         "parameters": [
-            parts.parameter("reason", REASON, {"type": "string", "minLength": 1, "maxLength": 100}),
-            parts.parameter("agent", AGENT, _NAME),
-            parts.parameter("execution_id", EXECUTION, _NAME),
-            parts.parameter("since", SINCE, {"type": "string", "format": "date-time"}),
+            parts.parameter("reason", _described("reason"), {"type": "string", "minLength": 1, "maxLength": 100}),
+            parts.parameter("agent", _described("agent"), _NAME),
+            parts.parameter("execution_id", _described("execution_id"), _NAME),
+            parts.parameter("since", _described("since"), {"type": "string", "format": "date-time"}),
             parts.parameter(
                 "limit",
                 "At most so many, the latest.",

@@ -6,9 +6,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from breakwater.contracts.events import AgentHealth, BreakerTransition, GuardEvent
+from breakwater.contracts.api import (
+    AgentHealth,
+    BreakerList,
+    BreakerRequest,
+    GuardRequest,
+    StoppedTasks,
+    UnchangedBreaker,
+)
+from breakwater.contracts.events import BreakerTransition, GuardEvent
 from services.request import openapi_parts as parts
-from services.request.forms import BreakerList, BreakerRequest, GuardRequest, StoppedTasks, UnchangedBreaker
 
 TAGS = [{"name": "agents"}, {"name": "breakers"}, {"name": "guards"}]
 

@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from breakwater.policy.api_keys import SCOPES, scopes_for
+from breakwater.contracts.api import KEY_SCOPES, KeyDetails
+from breakwater.policy.api_keys import scopes_for
 from services.request import openapi_parts as parts
 from services.request.auth import is_guarded
-from services.request.keys import ShownKey
 
 TAGS = [{"name": "keys"}]
 
-MODELS: list[tuple[type[BaseModel], Literal["validation", "serialization"]]] = [(ShownKey, "serialization")]
+MODELS: list[tuple[type[BaseModel], Literal["validation", "serialization"]]] = [(KeyDetails, "serialization")]
 
 SCHEME = {
     "type": "http",
@@ -36,7 +36,7 @@ _KEY = {
 
 def paths() -> dict[str, Any]:
     """The operations, by path."""
-    shown = parts.with_examples(parts.json("The key that asks.", "ShownKey"), {"reads only": _KEY})
+    shown = parts.with_examples(parts.json("The key that asks.", "KeyDetails"), {"reads only": _KEY})
     return {
         "/api/v1/key": {
             "get": {
@@ -63,7 +63,7 @@ def guarded(paths: dict[str, Any]) -> dict[str, Any]:
 
 def _with_scopes(operation: dict[str, Any], method: str, path: str) -> dict[str, Any]:
     needed = scopes_for(method, path)
-    if needed == SCOPES:
+    if needed == KEY_SCOPES:
         told = {"description": f"{operation['description']} Any valid key will do.", "security": [{"api_key": []}]}
         return operation | told
     named = " or ".join(f"`{scope}`" for scope in needed)

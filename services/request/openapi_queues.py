@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from breakwater.contracts.queues import Queues
+from breakwater.contracts.api import Queues
 from services.request import openapi_parts as parts
 
 TAGS = [{"name": "queues"}]

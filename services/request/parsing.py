@@ -14,8 +14,8 @@ from starlette.requests import Request
 
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message
-from breakwater.contracts.validation import problems
-from services.request.problems import Detail, Problem
+from breakwater.contracts.validation import FieldError, problems
+from services.request.problems import Problem
 
 MOST_DETAILS = 20
 MOST_EXPLAINED = 1_000
@@ -72,7 +72,7 @@ def read_query(request: Request, form: type[Form]) -> Form:
         return form.model_validate(given)
     except ValidationError as error:
         found = problems(error, form, given)
-        raise _invalid("query", (Detail(path=problem.path, message=problem.message) for problem in found)) from None
+        raise _invalid("query", (FieldError(path=problem.path, message=problem.message) for problem in found)) from None
 
 
 def submission(job: Job, body: bytes, *, idempotency_key: str | None, made_id: str) -> Submission:
@@ -87,7 +87,7 @@ def submission(job: Job, body: bytes, *, idempotency_key: str | None, made_id: s
         return Submission(job, made_id, id_made_here=True, payload=_with_id(job, body, made_id))
     if not _ID_IN_HEADER.match(idempotency_key):
         message = "must have 1 to 128 characters, all of them printable ASCII"
-        raise invalid_job([Detail(path="Idempotency-Key", message=message)])
+        raise invalid_job([FieldError(path="Idempotency-Key", message=message)])
     return Submission(job, idempotency_key, id_made_here=False, payload=_with_id(job, body, idempotency_key))
 
 
@@ -123,15 +123,15 @@ def _explain(error: ValidationError, body: bytes, form: type[Message], what: str
     if first["type"] == "json_invalid":
         _explain_syntax(str(first.get("ctx", {}).get("error", "")), body)
     found = problems(error, form, json.loads(body))
-    raise _invalid(what, (Detail(path=problem.path, message=problem.message) for problem in found))
+    raise _invalid(what, (FieldError(path=problem.path, message=problem.message) for problem in found))
 
 
-def invalid_job(details: Iterable[Detail]) -> Problem:
+def invalid_job(details: Iterable[FieldError]) -> Problem:
     """422 with the mistakes, the first of them in the message."""
     return _invalid("job", details)
 
 
-def _invalid(what: str, details: Iterable[Detail]) -> Problem:
+def _invalid(what: str, details: Iterable[FieldError]) -> Problem:
     listed = list(details)
     first = f"{listed[0].path}: {listed[0].message}" if listed[0].path else listed[0].message
     message = first if len(listed) == 1 else f"{len(listed)} mistakes; the first: {first}"

@@ -5,31 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import orjson
-from pydantic import Field
 from starlette.responses import Response
 
-from breakwater.contracts.types import Message
-
-
-class Detail(Message):
-    """One mistake, and where it is."""
-
-    path: str = Field(description="Where: a field path such as `messages.0.role`; empty for the whole body.")
-    message: str
-
-
-class Explanation(Message):
-    """What went wrong and what to do."""
-
-    code: str = Field(description="Stable, for programs: `invalid_job`, `unknown_agent`, …")
-    message: str = Field(description="For people.")
-    details: tuple[Detail, ...] = ()
-
-
-class ErrorBody(Message):
-    """The body of every answer of 400 and above."""
-
-    error: Explanation
+from breakwater.contracts.validation import FieldError
 
 
 class Problem(Exception):  # noqa: N818  RFC 9457's word for an error that is an answer
@@ -40,7 +18,7 @@ class Problem(Exception):  # noqa: N818  RFC 9457's word for an error that is an
         status: int,
         code: str,
         message: str,
-        details: Iterable[Detail] = (),
+        details: Iterable[FieldError] = (),
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)

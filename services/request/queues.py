@@ -15,7 +15,7 @@ from breakwater.bus.backlog import Backlog, backlog
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Connection
 from breakwater.bus.topology import PARKED_CONSUMER, Plan, consumers, worker_consumer
-from breakwater.contracts.queues import AgentQueue, Queues, ReadingService, ServiceQueue
+from breakwater.contracts.api import AgentQueue, Queues, ReadingService, ServiceQueue
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from services.request.by_hand import not_read

@@ -20,7 +20,8 @@ from breakwater.bus.publisher import Publisher
 from breakwater.bus.scan import last_on
 from breakwater.config import Config
 from breakwater.contracts import subjects
-from breakwater.contracts.dead_letters import ReplayedDeadLetter, ReplayNote, ReplayStatus, SkippedDeadLetter
+from breakwater.contracts.api import ReplayedDeadLetter, ReplayStatus, SkippedDeadLetter
+from breakwater.contracts.events import ReplayNote
 from breakwater.contracts.execution import Status
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream

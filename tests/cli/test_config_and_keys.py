@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from breakwater.cli.errors import ExitCode
-from breakwater.policy.api_keys import SCOPES
+from breakwater.contracts.api import KEY_SCOPES
 from tests.cli.conftest import Run
 
 GOOD = """
@@ -111,7 +111,7 @@ def test_a_key_may_be_for_some_things_only(run: Run) -> None:
     assert run("keys", "create", "worker", "--scope", "submit", "--json").json["scopes"] == ["submit"]
     run("keys", "create", "laptop")
     scopes = {key["name"]: key["scopes"] for key in run("keys", "list", "--json").json}
-    assert scopes == {"on-call": ["read", "operate"], "worker": ["submit"], "laptop": list(SCOPES)}
+    assert scopes == {"on-call": ["read", "operate"], "worker": ["submit"], "laptop": list(KEY_SCOPES)}
     listed = run("keys", "list").out.splitlines()
     assert [re.split(r"  +", line)[1:3] for line in listed] == [
         ["name", "scopes"],
@@ -124,14 +124,14 @@ def test_a_key_may_be_for_some_things_only(run: Run) -> None:
 def test_a_scope_that_is_not_known_makes_no_key_and_the_known_ones_are_named(run: Run) -> None:
     ran = run("keys", "create", "ci", "--scope", "write")
     assert ran.code == ExitCode.USAGE
-    for scope in ("'write'", *SCOPES):
+    for scope in ("'write'", *KEY_SCOPES):
         assert scope in ran.err
     assert run("keys", "list", "--json").json == []
 
 
 def test_the_help_says_what_each_scope_is_for(run: Run) -> None:
     said = run("keys", "create", "--help").out
-    for scope in SCOPES:
+    for scope in KEY_SCOPES:
         assert f"{scope}: " in said
 
 

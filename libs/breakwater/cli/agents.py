@@ -13,7 +13,8 @@ from breakwater.cli.errors import ExitCode
 from breakwater.cli.plane import ApiKeyOption, ConfigOption, DataOption, JsonOption, Plane, UrlOption
 
 if TYPE_CHECKING:
-    from breakwater.contracts.events import AgentHealth, BreakerState, ModelHealth
+    from breakwater.contracts.api import AgentHealth, ModelHealth
+    from breakwater.contracts.events import BreakerState
 
 
 def agents(
@@ -43,7 +44,7 @@ def agents(
         breakwater agents --json | jq -r '.[] | select(.health != "healthy") | .agent_id'
     """
     from breakwater.cli import api
-    from breakwater.contracts.events import AgentHealth
+    from breakwater.contracts.api import AgentHealth
 
     now = datetime.now(UTC)
     begin = None if since is None else formats.since(since, now)

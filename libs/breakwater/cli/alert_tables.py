@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from breakwater.cli import formats, output
 
 if TYPE_CHECKING:
-    from breakwater.contracts.alerts import Alert, UndeliveredAlert
+    from breakwater.contracts.alerts import Alert
+    from breakwater.contracts.api import UndeliveredAlert
 
 _SHORT = len("inc_") + 8
 

@@ -17,7 +17,7 @@ from breakwater.cli.groups import ListsByItself
 from breakwater.cli.plane import ApiKeyOption, DataOption, Door, JsonOption, Plane, UrlOption
 
 if TYPE_CHECKING:
-    from breakwater.contracts.alerts import Replayed
+    from breakwater.contracts.api import AlertReplays
 
 TEST_TIMEOUT_S = 30.0
 """The interface waits 20 s for an alerter, which waits for the receiver."""
@@ -218,7 +218,7 @@ def undelivered(
         breakwater alerts undelivered --channel ops --json | jq '.undelivered[] | select(.replayed | not)'
     """
     from breakwater.cli import api
-    from breakwater.contracts.alerts import UndeliveredAlert
+    from breakwater.contracts.api import UndeliveredAlert
 
     document = _got(Plane(data).door(url, api_key), "alerts/undelivered", {"channel": channel, "limit": limit})
     answer = api.read(dict[str, Any], document)
@@ -300,10 +300,10 @@ def _got(door: Door, path: str, wanted: dict[str, Any]) -> Any:
     return run(api.get(door, f"{path}?{urlencode(given)}"))
 
 
-def _replayed(door: Door, channel: str | None, dead_letter_id: int | None) -> Replayed:
+def _replayed(door: Door, channel: str | None, dead_letter_id: int | None) -> AlertReplays:
     """Asks until there are no more: one request replays a part of them."""
     from breakwater.cli import api
-    from breakwater.contracts.alerts import Replayed
+    from breakwater.contracts.api import AlertReplays
 
     after: int | None = None
     replayed, already, skipped = 0, 0, 0
@@ -316,9 +316,9 @@ def _replayed(door: Door, channel: str | None, dead_letter_id: int | None) -> Re
             see="breakwater alerts undelivered",
             unknown="`breakwater alerts undelivered` lists them.",
         )
-        part = api.read(Replayed, document)
+        part = api.read(AlertReplays, document)
         replayed, already, skipped = replayed + part.replayed, already + part.already, skipped + part.skipped
         channels.update(part.channels)
         after = part.continue_after
         if after is None:
-            return Replayed(replayed=replayed, already=already, skipped=skipped, channels=dict(channels))
+            return AlertReplays(replayed=replayed, already=already, skipped=skipped, channels=dict(channels))

@@ -15,7 +15,7 @@ from breakwater.cli.groups import ListsByItself
 from breakwater.cli.plane import ApiKeyOption, DataOption, Door, JsonOption, Plane, UrlOption
 
 if TYPE_CHECKING:
-    from breakwater.contracts.events import BreakerStatus
+    from breakwater.contracts.api import BreakerStatus
 
 NO_BREAKER_SERVICE = "no breaker service is alive: no breaker opens or closes; see `breakwater doctor`"
 
@@ -56,7 +56,7 @@ def list_(
         breakwater breakers list --json | jq '.breakers[] | select(.state != "closed")'
     """
     from breakwater.cli import api
-    from breakwater.contracts.events import BreakerStatus
+    from breakwater.contracts.api import BreakerStatus
 
     document = run(api.get(Plane(data).door(url, api_key), "breakers"))
     answer = api.read(dict[str, Any], document)
@@ -117,7 +117,8 @@ def reset(
 def _change(
     action: Literal["isolate", "reset"], agent: str, model: str, reason: str | None, door: Door, *, as_json: bool
 ) -> None:
-    from breakwater.contracts.events import BreakerStatus, BreakerTransition
+    from breakwater.contracts.api import BreakerStatus
+    from breakwater.contracts.events import BreakerTransition
 
     document = by_hand.act(
         door,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from breakwater.cli import formats, output
 
 if TYPE_CHECKING:
-    from breakwater.contracts.events import BudgetBook, BudgetBooks, BudgetEvent, BudgetStatus
+    from breakwater.contracts.api import BudgetStatus
+    from breakwater.contracts.events import BudgetBook, BudgetBooks, BudgetEvent
 
 WARN_PERCENT = 80
 

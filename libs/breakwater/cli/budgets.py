@@ -58,7 +58,7 @@ def list_(
         breakwater budgets list --json | jq '.budgets[] | select(.remaining == "0.000000000")'
     """
     from breakwater.cli import api
-    from breakwater.contracts.events import BudgetStatus
+    from breakwater.contracts.api import BudgetStatus
 
     wanted = {name: value for name, value in (("agent", agent), ("tenant", tenant)) if value is not None}
     for name, value in wanted.items():
@@ -124,7 +124,8 @@ def raise_(
 
         breakwater budgets raise agent:content-writer/daily 50 --reason "launch day"
     """
-    from breakwater.contracts.events import BudgetEvent, BudgetStatus
+    from breakwater.contracts.api import BudgetStatus
+    from breakwater.contracts.events import BudgetEvent
 
     document = by_hand.act(
         Plane(data).door(url, api_key),

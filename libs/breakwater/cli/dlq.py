@@ -17,7 +17,7 @@ from breakwater.cli.groups import ListsByItself
 from breakwater.cli.plane import ApiKeyOption, DataOption, Door, JsonOption, Plane, UrlOption
 
 if TYPE_CHECKING:
-    from breakwater.contracts.dead_letters import DeadLetterReplays
+    from breakwater.contracts.api import DeadLetterReplays
 
 DEAD_LETTERS_AT_ONCE = 100
 """How many dead letters that are named go into one request: so that there is progress to show."""
@@ -75,7 +75,7 @@ def list_(
         breakwater dlq list --json | jq '.letters[] | select(.replayable) | .letter'
     """
     from breakwater.cli import api
-    from breakwater.contracts.dead_letters import DeadLetterCount, ListedDeadLetter
+    from breakwater.contracts.api import DeadLetterCount, ListedDeadLetter
 
     now = datetime.now(UTC)
     begin = _since(since, now)
@@ -118,7 +118,7 @@ def show(
         breakwater dlq show 17 --json | jq .payload
     """
     from breakwater.cli import api
-    from breakwater.contracts.dead_letters import DeadLetterDetails
+    from breakwater.contracts.api import DeadLetterDetails
 
     document = run(api.get(Plane(data).door(url, api_key), f"dlq/{dead_letter_id}"))
     shown = api.read(DeadLetterDetails, document)
@@ -207,7 +207,7 @@ def _chosen(door: Door, choice: dict[str, Any]) -> Iterator[tuple[DeadLetterRepl
 
 def _asked(door: Door, body: dict[str, Any]) -> DeadLetterReplays:
     from breakwater.cli import api
-    from breakwater.contracts.dead_letters import DeadLetterReplays
+    from breakwater.contracts.api import DeadLetterReplays
 
     document = by_hand.act(
         door, "dlq/replay", body, see="breakwater dlq list", unknown="`breakwater dlq list` lists them."
@@ -217,7 +217,7 @@ def _asked(door: Door, body: dict[str, Any]) -> DeadLetterReplays:
 
 def _whole(parts: Iterator[tuple[DeadLetterReplays, bool]], *, quiet: bool) -> DeadLetterReplays:
     """What came of all requests together; says how far it is after each but the last."""
-    from breakwater.contracts.dead_letters import DeadLetterReplays
+    from breakwater.contracts.api import DeadLetterReplays
 
     whole = DeadLetterReplays(replayed=(), already=0, skipped=())
     try:

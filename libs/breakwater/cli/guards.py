@@ -37,7 +37,7 @@ def list_(
         breakwater guards list --json | jq -r '.stopped[].task_id'
     """
     from breakwater.cli import api
-    from breakwater.contracts.events import StoppedTask
+    from breakwater.contracts.api import StoppedTask
 
     document = run(api.get(Plane(data).door(url, api_key), "guards"))
     stopped = api.read(list[StoppedTask], api.read(dict[str, Any], document).get("stopped"))

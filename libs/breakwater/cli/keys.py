@@ -14,7 +14,7 @@ from breakwater.cli import formats, output
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
 
 if TYPE_CHECKING:
-    from breakwater.policy.api_keys import Scope
+    from breakwater.contracts.api import KeyScope
 
 app = typer.Typer(help="API keys of the HTTP interface, and what each may do.", no_args_is_help=True)
 
@@ -67,11 +67,11 @@ def create(
         export BREAKWATER_API_KEY=$(breakwater keys create laptop)
     """
     from breakwater.api_keys import create_key, list_keys
-    from breakwater.policy.api_keys import SCOPES
+    from breakwater.contracts.api import KEY_SCOPES
 
     path = keys_file(file, data)
     namesakes = [key.id for key in list_keys(path) if key.name == name]
-    scopes: tuple[Scope, ...] = tuple(one for one in SCOPES if not scope or ScopeName(one) in scope)
+    scopes: tuple[KeyScope, ...] = tuple(one for one in KEY_SCOPES if not scope or ScopeName(one) in scope)
     key = create_key(path, name, scopes)
     if as_json:
         output.json_document({"name": name, "scopes": scopes, "key": key, "file": str(path)})

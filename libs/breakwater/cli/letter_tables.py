@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING
 from breakwater.cli import formats, output
 
 if TYPE_CHECKING:
-    from breakwater.contracts.dead_letters import (
-        DeadLetterCount,
-        DeadLetterDetails,
-        DeadLetterReplays,
-        ListedDeadLetter,
-    )
+    from breakwater.contracts.api import DeadLetterCount, DeadLetterDetails, DeadLetterReplays, ListedDeadLetter
 
 MOST_NUMBERS = 10
 """How many dead letters are named that have something in common."""

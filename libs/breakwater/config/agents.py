@@ -8,12 +8,12 @@ from pydantic import Field, JsonValue, field_validator
 
 from breakwater.config.params import params_objection
 from breakwater.contracts.job import Job
-from breakwater.contracts.types import Identifier, Message, ModelId, Off
+from breakwater.contracts.types import Identifier, Message, ModelId, Off, UsdAmount
 from breakwater.policy.breaker_rules import BreakerRules
 from breakwater.policy.budget import Caps
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.output import OutputRules
-from breakwater.policy.price import MAX_OUTPUT_TOKENS, UsdAmount
+from breakwater.policy.price import MAX_OUTPUT_TOKENS
 from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.retry import RetryPolicy
 

@@ -9,7 +9,7 @@ from breakwater.config.errors import listing
 from breakwater.config.models import Config
 from breakwater.config.params import params_objection
 from breakwater.contracts.job import Job
-from breakwater.contracts.validation import Problem
+from breakwater.contracts.validation import FieldError
 from breakwater.errors import ConfigError
 from breakwater.secret_refs import SecretRef
 
@@ -51,11 +51,11 @@ def named_secrets(config: Config) -> Iterator[tuple[str, SecretRef]]:
     yield from config.alerts.secrets()
 
 
-def objection(config: Config, job: Job) -> Problem | None:
+def objection(config: Config, job: Job) -> FieldError | None:
     """Why a job that is valid by itself can't be run by its (configured) agent; None where it can."""
     agent = config.agents[job.agent]
     if (problem := params_objection(job.params)) is not None:
-        return Problem(f"params.{problem.path}", problem.message)
+        return FieldError(f"params.{problem.path}", problem.message)
     allowed = {*agent.chain, *agent.allowed_models}
     named = [("model", job.model), *((f"fallback_models.{i}", m) for i, m in enumerate(job.fallback_models or ()))]
     for path, model in named:
@@ -63,14 +63,14 @@ def objection(config: Config, job: Job) -> Problem | None:
             continue
         if "*" not in allowed and model not in allowed:
             known = listing(allowed)
-            return Problem(path, f"{model!r} is not allowed for agent {job.agent!r}; allowed are {known}")
+            return FieldError(path, f"{model!r} is not allowed for agent {job.agent!r}; allowed are {known}")
         provider = config.provider_name(agent, model)
         if provider not in config.providers:
-            return Problem(path, f"no provider is known for {model!r}; known are {listing(config.providers)}")
+            return FieldError(path, f"no provider is known for {model!r}; known are {listing(config.providers)}")
         if model not in allowed and config.is_local(provider):
-            return Problem(path, f"{model!r} is a program, and has to be allowed by its name")
+            return FieldError(path, f"{model!r} is a program, and has to be allowed by its name")
     if job.input is not None:
         chain = agent.chain_for(job)
         if any(not config.is_local(config.provider_name(agent, model)) for model in chain):
-            return Problem("input", f"agent {job.agent!r} is a chat agent and takes prompt or messages")
+            return FieldError("input", f"agent {job.agent!r} is a chat agent and takes prompt or messages")
     return None

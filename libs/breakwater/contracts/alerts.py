@@ -94,29 +94,3 @@ class ChannelTest(Event):
     channel: str
     delivered: bool
     error: str | None = Field(default=None, description="Why it did not arrive.")
-
-
-class UndeliveredAlert(Event):
-    """An alert that did not reach a channel."""
-
-    dead_letter_id: Count = Field(description="The sequence of its dead letter in DLQ.")
-    channel: str
-    alert_id: str | None = Field(description="Of a digest, its id; None where what was kept can't be read.")
-    title: str | None
-    error: str = Field(description="Why it was given up.")
-    at: Timestamp = Field(description="When it was.")
-    replayed: bool = Field(
-        description="Whether it was tried again since; if that failed too, there is another dead letter."
-    )
-
-
-class Replayed(Event):
-    """What will be tried again."""
-
-    replayed: Count
-    already: Count = Field(description="Those that were tried again before, and now were left alone.")
-    skipped: Count = Field(description="Those of channels that the config has no more.")
-    channels: dict[str, Count] = Field(description="How many each channel tries again.")
-    continue_after: int | None = Field(
-        default=None, description="There are more: ask again with this as `after`. None where that was all."
-    )

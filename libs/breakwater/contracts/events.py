@@ -47,37 +47,6 @@ class BreakerTransition(Event):
     at: Timestamp
 
 
-class BreakerStatus(Event):
-    """A breaker as it is now."""
-
-    agent: Identifier = Field(description="`*` where all agents share it.")
-    model: ModelId = Field(description="`<provider>/*` where it is a provider's.")
-    state: BreakerState = Field(description="One whose `open_until` has passed is open until a call probes it.")
-    health: Health
-    reason: str | None = Field(default=None, description="Why it is so, in words.")
-    since: Timestamp | None = None
-    open_until: Timestamp | None = None
-    probe_until: Timestamp | None = Field(default=None, description="When the lease of the probe under way ends.")
-    consecutive_failures: Count
-    total_failures: Count
-    unique_errors: Count
-    last_failure_at: Timestamp | None = None
-    last_success_at: Timestamp | None = None
-    version: Count
-
-
-class StoppedTask(Event):
-    """A task that its guard stopped."""
-
-    task_id: Identifier
-    tenant: Identifier | None = None
-    agent: Identifier
-    execution_id: Identifier | None = None
-    rule: GuardRule
-    reason: str
-    since: Timestamp
-
-
 class GuardEvent(Event):
     """The guard of a task stopped it (`tripped`), or a person let it go on (`reset`)."""
 
@@ -97,34 +66,6 @@ class GuardEvent(Event):
     total_failures: Count
     unique_errors: Count
     at: Timestamp
-
-
-class ModelHealth(Event):
-    """How an agent fares on one model."""
-
-    model: ModelId
-    health: Health
-    breaker: BreakerState | None = Field(description="None where the agent has no breaker.")
-    consecutive_failures: Count
-    last_failure_at: Timestamp | None = None
-    last_success_at: Timestamp | None = None
-    circuit_open_until: Timestamp | None = Field(
-        default=None, description="When a probe may call; none while it is closed, or isolated."
-    )
-
-
-class AgentHealth(Event):
-    """How an agent fares: `degraded` if anything is amiss, `unhealthy` if none of its models can be called."""
-
-    agent_id: Identifier
-    health: Health
-    consecutive_failures: Count = Field(description="Failed calls in a row, over all its models.")
-    last_failure_at: Timestamp | None = None
-    last_success_at: Timestamp | None = None
-    circuit_open_until: Timestamp | None = Field(
-        default=None, description="When one of its models may be called again; set while none may."
-    )
-    models: tuple[ModelHealth, ...] = ()
 
 
 class BudgetEvent(Event):
@@ -169,41 +110,6 @@ class CapRaise(Event):
     at: Timestamp
 
 
-class EstimateAccuracy(Event):
-    """How the worst case that was held for calls compares with what they cost. Over calls that succeeded."""
-
-    calls: Count
-    reserved: Money = Field(description="Held for them.")
-    cost: Money = Field(description="What they cost.")
-    percent: float | None = Field(
-        description="`cost` in percent of `reserved`: 25 means that four times as much is held."
-    )
-    exceeded: Count = Field(
-        description="Calls that cost more than was held for them. A hard cap counts on there being none."
-    )
-
-
-class BudgetStatus(Event):
-    """A budget as it is now."""
-
-    budget: str = Field(description="Its name: `global/daily`, `agent:<name>/monthly`, `tenant:<name>/daily`.")
-    scope: Scope
-    agent: Identifier | None = None
-    tenant: Identifier | None = None
-    window: Window
-    period: str = Field(description="`2026-11-21` or `2026-11`, in the budget's time zone.")
-    enforcement: Enforcement
-    limit: Money | None = Field(default=None, description="The cap that holds now; None where there is none.")
-    raised: CapRaise | None = Field(default=None, description="Who raised the cap for this period.")
-    spent: Money
-    reserved: Money = Field(description="Held for calls under way.")
-    remaining: Money | None = Field(default=None, description="What a call may still cost; None without a cap.")
-    calls: Count
-    calls_of_unknown_cost: Count
-    resets_at: Timestamp
-    estimate: EstimateAccuracy | None = Field(default=None, description="None before the first call.")
-
-
 class BudgetBook(Event):
     """What two books say of one budget in one period: the counter in Redis, and the record of attempts."""
 
@@ -243,4 +149,15 @@ class DeadLetter(Event):
     headers: dict[str, str] = Field(default_factory=dict)
     payload_base64: str = Field(description="The original bytes.")
     execution_id: str | None = None
+    at: Timestamp
+
+
+class ReplayNote(Event):
+    """Kept beside a dead letter: that it was replayed."""
+
+    dead_letter_id: Count
+    execution_id: Identifier = Field(description="Of the new execution.")
+    agent: Identifier
+    by: str
+    why: str | None = Field(default=None, description="Redacted.")
     at: Timestamp

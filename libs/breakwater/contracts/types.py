@@ -26,6 +26,9 @@ NANO_PER_USD = 1_000_000_000
 MAX_NANO = 10**18 - 1
 """What ClickHouse's Decimal(18, 9) holds: just under a billion dollars."""
 
+MAX_COUNTED = 2**53
+"""Nine million dollars: above it the scripts on Redis could no longer count to the nano-dollar."""
+
 
 def usd_from_nano(nano: int) -> str:
     """Renders integer nano-dollars as a decimal string in USD with nine places: `1_500_000` → `"0.001500000"`."""
@@ -55,6 +58,16 @@ def _parse_money(value: object) -> object:
     return nano_from_usd(value) if isinstance(value, str | Decimal) else value
 
 
+def _usd(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError("must be an amount in USD, such as 12.50")  # noqa: TRY004  pydantic reports ValueError
+    # YAML gives 0.15 as a float; its shortest decimal form is what the person wrote.
+    nano = nano_from_usd(str(value))
+    if nano < 0:
+        raise ValueError(f"must not be negative (found {value})")
+    return nano
+
+
 def format_time(moment: datetime) -> str:
     """RFC 3339 in UTC with milliseconds: `2026-11-21T10:00:00.000Z`."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
@@ -77,6 +90,15 @@ Money = Annotated[
     WithJsonSchema({"type": "string", "pattern": r"^-?\d+(\.\d{1,9})?$", "examples": ["0.001500000"]}),
 ]
 """Integer nano-dollars in Python, a decimal string in USD on the wire."""
+
+UsdAmount = Annotated[
+    int,
+    Field(ge=0, le=MAX_COUNTED),
+    BeforeValidator(_usd),
+    PlainSerializer(usd_from_nano),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^\d+(\.\d{1,9})?$"}]}),
+]
+"""An amount as a person writes it in the config: `12.5` or `"12.50"`, in USD. Integer nano-dollars in Python."""
 
 Timestamp = Annotated[
     datetime,

@@ -5,20 +5,20 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong."""
+class FieldError:
+    """One mistake in a message, and where it is."""
 
-    path: str
-    message: str
+    path: Annotated[str, Field(description="A field path such as `messages.0.role`; empty for the whole message.")]
+    message: Annotated[str, Field(description="What is wrong, or what would be right.")]
 
 
-def problems(error: ValidationError, model: type[BaseModel] | None = None, document: Any = None) -> list[Problem]:
+def problems(error: ValidationError, model: type[BaseModel] | None = None, document: Any = None) -> list[FieldError]:
     """Every problem of a validation, a line for each place, without the values that were given.
 
     Those may be secret.
@@ -35,7 +35,7 @@ def problems(error: ValidationError, model: type[BaseModel] | None = None, docum
         messages = found.setdefault(path, [])
         if (message := _message(detail, known)) not in messages:
             messages.append(message)
-    return [Problem(path, ", or ".join(messages)) for path, messages in found.items()]
+    return [FieldError(path, ", or ".join(messages)) for path, messages in found.items()]
 
 
 def explain(error: ValidationError, model: type[BaseModel] | None = None, document: Any = None) -> str:

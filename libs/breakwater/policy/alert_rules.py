@@ -10,8 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import Field, field_validator, model_validator
 
 from breakwater.contracts.alerts import Alert, AlertEvent, Severity
-from breakwater.contracts.types import Identifier, Message, Off
-from breakwater.policy.price import UsdAmount
+from breakwater.contracts.types import Identifier, Message, Off, UsdAmount
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 """From the least on."""

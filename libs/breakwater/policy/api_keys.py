@@ -10,10 +10,11 @@ import hashlib
 import hmac
 from base64 import urlsafe_b64encode
 from datetime import datetime
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from breakwater.contracts.api import KEY_SCOPES, KeyScope
 from breakwater.contracts.types import Identifier, Message, Timestamp
 
 PREFIX = "bw"
@@ -21,19 +22,14 @@ ID_BYTES = 6
 SECRET_BYTES = 32
 ENTROPY_BYTES = ID_BYTES + SECRET_BYTES
 
-Scope = Literal["submit", "read", "operate"]
-"""`submit`: jobs and their answers; `read`: how everything stands, redacted; `operate`: what people do by hand."""
-
-SCOPES: tuple[Scope, ...] = get_args(Scope)
-
 _API = "/api/v1/"
 _JOBS = "/api/v1/jobs"
 _JOB = f"{_JOBS}/"
 _PROGRESS = "/progress"
 
 
-def _in_order(scopes: tuple[Scope, ...]) -> tuple[Scope, ...]:
-    return tuple(scope for scope in SCOPES if scope in scopes)
+def _in_order(scopes: tuple[KeyScope, ...]) -> tuple[KeyScope, ...]:
+    return tuple(scope for scope in KEY_SCOPES if scope in scopes)
 
 
 class ApiKey(Message):
@@ -44,16 +40,16 @@ class ApiKey(Message):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="Digest of the secret.")
     created_at: Timestamp
     # Keys that were made before there were scopes open everything, as they did.
-    scopes: Annotated[tuple[Scope, ...], AfterValidator(_in_order)] = Field(
-        default=SCOPES, min_length=1, description="What the key is for; each once, in one order."
+    scopes: Annotated[tuple[KeyScope, ...], AfterValidator(_in_order)] = Field(
+        default=KEY_SCOPES, min_length=1, description="What the key is for; each once, in one order."
     )
 
-    def may(self, needed: tuple[Scope, ...]) -> bool:
+    def may(self, needed: tuple[KeyScope, ...]) -> bool:
         """Whether the key has one of the scopes at least."""
         return any(scope in needed for scope in self.scopes)
 
 
-def mint(name: str, *, entropy: bytes, at: datetime, scopes: tuple[Scope, ...] = SCOPES) -> tuple[str, ApiKey]:
+def mint(name: str, *, entropy: bytes, at: datetime, scopes: tuple[KeyScope, ...] = KEY_SCOPES) -> tuple[str, ApiKey]:
     """Makes a key from `ENTROPY_BYTES` random bytes.
 
     Returns:
@@ -83,7 +79,7 @@ def opens(key: ApiKey, secret: str) -> bool:
     return hmac.compare_digest(key.sha256, _digest(secret))
 
 
-def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[Scope, ...]:
+def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScope, ...]:
     """The scopes that let a request pass: a key needs one of them. Where any valid key will do, these are all.
 
     What is not named here is decided by its method, so that a new path is never open to more than it should be.
@@ -101,7 +97,7 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[Scope, 
     if path == "/metrics" or path.startswith("/metrics/"):
         return ("read",)
     if not path.startswith(_API) or (looks and path == "/api/v1/key"):
-        return SCOPES
+        return KEY_SCOPES
     if method == "POST" and path == _JOBS:
         return ("submit",)
     if not looks:

@@ -9,9 +9,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from breakwater.contracts.events import Enforcement, Scope, Window
-from breakwater.contracts.types import Message
+from breakwater.contracts.types import Message, UsdAmount
 from breakwater.policy.periods import WINDOWS
-from breakwater.policy.price import UsdAmount
 
 OTHERS = "*"
 """Among the tenants of the config: every one that is not named there, each by itself."""

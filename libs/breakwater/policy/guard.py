@@ -17,11 +17,10 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from breakwater.contracts.events import GuardRule
 from breakwater.contracts.execution import Execution, Reason
-from breakwater.contracts.types import Message, Off
+from breakwater.contracts.types import Message, Off, UsdAmount
 from breakwater.policy.alert_texts import money_text
 from breakwater.policy.caps import fits
 from breakwater.policy.output_text import NoJsonError, find_json
-from breakwater.policy.price import UsdAmount
 
 
 class ConfidenceRules(Message):

@@ -4,35 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import BeforeValidator, Field, JsonValue, PlainSerializer, WithJsonSchema
+from pydantic import Field, JsonValue
 
-from breakwater.contracts.types import Message, nano_from_usd, usd_from_nano
+from breakwater.contracts.types import Message, UsdAmount
 
 TOKENS_PER_PRICE = 1_000_000
-MAX_COUNTED = 2**53
-"""Nine million dollars: above it the scripts on Redis could no longer count to the nano-dollar."""
-
-
-def _usd(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError("must be an amount in USD, such as 12.50")  # noqa: TRY004  pydantic reports ValueError
-    # YAML gives 0.15 as a float; its shortest decimal form is what the person wrote.
-    nano = nano_from_usd(str(value))
-    if nano < 0:
-        raise ValueError(f"must not be negative (found {value})")
-    return nano
-
-
-UsdAmount = Annotated[
-    int,
-    Field(ge=0, le=MAX_COUNTED),
-    BeforeValidator(_usd),
-    PlainSerializer(usd_from_nano),
-    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^\d+(\.\d{1,9})?$"}]}),
-]
-"""An amount as a person writes it in the config: `12.5` or `"12.50"`, in USD. Integer nano-dollars in Python."""
 
 
 class Price(Message):

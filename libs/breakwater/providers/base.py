@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar, Protocol
 
 from pydantic import BeforeValidator, Field, JsonValue
 
-from breakwater.contracts.types import Message
+from breakwater.contracts.types import Message, UsdAmount
 from breakwater.policy.classify import Failure
-from breakwater.policy.price import Usage, UsdAmount
+from breakwater.policy.price import Usage
 from breakwater.secret_refs import Secret, SecretRef
 
 

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
-from breakwater.contracts.types import nano_from_usd
+from breakwater.contracts.types import MAX_COUNTED, nano_from_usd
 from breakwater.policy.classify import ProgramFailure
-from breakwater.policy.price import MAX_COUNTED, Usage
+from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer, Call
 
 MAX_SHOWN = 500

@@ -11,8 +11,7 @@ from breakwater.analytics.client import connect
 from breakwater.analytics.costs import RetryFigures
 from breakwater.analytics.overview import AgentLine
 from breakwater.analytics.refusals import RefusalLine
-from breakwater.contracts.events import AgentHealth
-from breakwater.contracts.queues import AgentQueue
+from breakwater.contracts.api import AgentHealth, AgentQueue
 from breakwater.embedded.ports import free_port
 from services.console.agent import helped
 from services.console.agents import COLUMNS, Row, in_order

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from breakwater.analytics.overview import WindowTotals
-from breakwater.contracts.events import AgentHealth, BudgetStatus
-from breakwater.contracts.queues import Queues
+from breakwater.contracts.api import AgentHealth, BudgetStatus, Queues
 from services.console.live import Breakers, Budgets, Incidents, Live
 from services.console.overall_health import OverallHealth, overall_health, sentence, shares, spent
 from services.console.pages import Fetched

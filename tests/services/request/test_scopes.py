@@ -9,7 +9,7 @@ from openapi_spec_validator import validate
 from yarl import URL
 
 from breakwater.api_keys import create_key, revoke_key
-from breakwater.policy.api_keys import SCOPES, Scope
+from breakwater.contracts.api import KEY_SCOPES, KeyScope
 from services.request.app import openapi
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import Door, answer_jobs, new_id, until
@@ -18,8 +18,8 @@ JOB = {"agent": "writer", "prompt": "x"}
 METHODS = ("get", "post", "put", "patch", "delete")
 
 
-def header(door: Door, *scopes: Scope, name: str = "scoped") -> dict[str, str]:
-    return {"Authorization": f"Bearer {create_key(door.settings.api_keys_file, name, scopes or SCOPES)}"}
+def header(door: Door, *scopes: KeyScope, name: str = "scoped") -> dict[str, str]:
+    return {"Authorization": f"Bearer {create_key(door.settings.api_keys_file, name, scopes or KEY_SCOPES)}"}
 
 
 def operations() -> list[tuple[str, str, dict[str, Any]]]:
@@ -35,18 +35,18 @@ async def status(door: Door, method: str, path: str, headers: dict[str, str]) ->
 
 
 async def test_the_door_lets_each_key_do_what_the_document_says_and_nothing_else(alerting: Door) -> None:
-    keys = {scope: header(alerting, scope) for scope in SCOPES}
+    keys = {scope: header(alerting, scope) for scope in KEY_SCOPES}
     guarded = 0
     for method, path, operation in operations():
         asked = path.format(job_id=new_id(), incident_id="inc_3f9a1c07", dead_letter_id=1)
-        alternatives: list[dict[str, list[Scope]]] = operation["security"]
+        alternatives: list[dict[str, list[KeyScope]]] = operation["security"]
         guarded += bool(alternatives)
         for scope, sent in keys.items():
             let_in = not alternatives or any(set(one["api_key"]) <= {scope} for one in alternatives)
             answered = await status(alerting, method.upper(), asked, sent)
             assert (answered == 403) is not let_in, (method, path, scope, answered)
             assert answered != 401
-        refused = {scope for scope in SCOPES if not any(set(one["api_key"]) <= {scope} for one in alternatives)}
+        refused = {scope for scope in KEY_SCOPES if not any(set(one["api_key"]) <= {scope} for one in alternatives)}
         assert ("403" in operation["responses"]) is bool(alternatives and refused), (method, path)
         assert ("401" in operation["responses"]) is bool(alternatives), (method, path)
     assert guarded >= 19
@@ -79,7 +79,7 @@ FORBIDDEN = [
 
 @pytest.mark.parametrize(("has", "method", "path", "needed"), FORBIDDEN)
 async def test_a_key_that_may_not_is_told_what_it_has_what_it_takes_and_what_to_do(
-    door: Door, has: Scope, method: str, path: str, needed: str
+    door: Door, has: KeyScope, method: str, path: str, needed: str
 ) -> None:
     sent = header(door, has, name="on call")
     answer = await door.ask(method, path, headers=sent, json=JOB)
@@ -171,7 +171,7 @@ async def test_a_key_is_shown_while_nats_is_away(door: Door, own_nats_server: Ru
 
 
 async def test_what_is_not_there_is_not_found_by_any_key(door: Door) -> None:
-    for scope in SCOPES:
+    for scope in KEY_SCOPES:
         for path in ("/api", "/api/nothing", "/api/v2/jobs"):
             assert (await door.ask("GET", path, headers=header(door, scope))).status == 404
     assert (await door.ask("GET", "/api/v1/nothing", headers=header(door, "read"))).status == 404

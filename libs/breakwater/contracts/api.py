@@ -1,0 +1,571 @@
+"""The HTTP API: what requests carry, and what responses hold.
+
+Queries and bodies of requests are `Message`s: a field that is not known is an error. What responses hold are `Event`s:
+clients ignore fields that they do not know. Events that are also published stand in `events`, `alerts` and `execution`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import AfterValidator, AwareDatetime, Field, JsonValue, StringConstraints, model_validator
+
+from breakwater.contracts.alerts import Alert, AlertEvent, IncidentStatus
+from breakwater.contracts.events import (
+    BreakerState,
+    CapRaise,
+    Enforcement,
+    GuardRule,
+    Health,
+    Scope,
+    Window,
+)
+from breakwater.contracts.execution import Status
+from breakwater.contracts.types import Count, Event, Identifier, Message, ModelId, Money, Timestamp, UsdAmount
+from breakwater.contracts.validation import FieldError
+
+KeyScope = Literal["submit", "read", "operate"]
+"""What an API key may be used for: `submit` jobs and read their results; `read` the state of everything, redacted;
+`operate`: what people do, such as reset a breaker or replay a job."""
+
+KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
+
+ReasonText = Annotated[str, StringConstraints(strip_whitespace=True, max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""A person's reason, in one line."""
+
+Limit = Annotated[int, Field(ge=1, le=1_000, description="The most to list; the newest are listed.")]
+
+
+# Errors
+
+
+class ErrorDetails(Message):
+    """What went wrong, and what to do about it."""
+
+    code: str = Field(description="Stable, for programs: `invalid_job`, `unknown_agent`, …")
+    message: str = Field(description="For people.")
+    details: tuple[FieldError, ...] = ()
+
+
+class ErrorBody(Message):
+    """The body of every response with a status of 400 or above."""
+
+    error: ErrorDetails
+
+
+# Jobs
+
+
+class SubmitQuery(Message):
+    """How long to wait for the result of a job."""
+
+    wait_s: Annotated[float, Field(gt=0, le=300)] | None = Field(
+        default=None, description="Seconds to wait for the result. If it comes in time, the response is 200 with it."
+    )
+
+
+class AcceptedJob(Event):
+    """A job that is stored and will be decided, whatever crashes."""
+
+    job_id: Identifier
+    execution_id: Identifier = Field(description="The same as `job_id`.")
+    status: Literal["accepted"] = "accepted"
+    duplicate: bool = Field(
+        default=False,
+        description="Whether a job with this id was queued within the last ten minutes; this one was not queued again.",
+    )
+
+
+# The service and its API keys
+
+
+class ServiceStatus(Event):
+    """The state of the process."""
+
+    status: Literal["alive", "ready"]
+
+
+class KeyDetails(Event):
+    """The API key that a request was sent with, without its secret."""
+
+    id: str = Field(description="Public: names the key in `breakwater keys list` and in logs.")
+    name: Identifier = Field(description="Who or what uses the key; actions are recorded under this name.")
+    scopes: tuple[KeyScope, ...] = Field(description="What the key may be used for; at least one.")
+    created_at: Timestamp
+
+
+# Agents, their breakers, and the guards of tasks
+
+
+class OperatorRequest(Message):
+    """An action of a person."""
+
+    reason: ReasonText | None = Field(
+        default=None, description="For the record, and for people who are notified; redacted."
+    )
+
+
+class BreakerRequest(OperatorRequest):
+    """Which breaker, and why."""
+
+    agent: Identifier = Field(description="`*` for a breaker that agents share.")
+    model: ModelId = Field(description="`<provider>/*` for a provider's breaker.")
+
+
+class GuardRequest(OperatorRequest):
+    """Which task, and why."""
+
+    task_id: Identifier
+    tenant: Identifier | None = Field(default=None, description="Whose task; omit it for a task of no tenant.")
+
+
+class ModelHealth(Event):
+    """The health of an agent on one model."""
+
+    model: ModelId
+    health: Health
+    breaker: BreakerState | None = Field(description="None where the agent has no breaker.")
+    consecutive_failures: Count
+    last_failure_at: Timestamp | None = None
+    last_success_at: Timestamp | None = None
+    circuit_open_until: Timestamp | None = Field(
+        default=None, description="When a probe may call; none while it is closed, or isolated."
+    )
+
+
+class AgentHealth(Event):
+    """The health of an agent: `degraded` if anything is amiss, `unhealthy` if none of its models can be called."""
+
+    agent_id: Identifier
+    health: Health
+    consecutive_failures: Count = Field(description="Failed calls in a row, over all its models.")
+    last_failure_at: Timestamp | None = None
+    last_success_at: Timestamp | None = None
+    circuit_open_until: Timestamp | None = Field(
+        default=None, description="When one of its models may be called again; set while none may."
+    )
+    models: tuple[ModelHealth, ...] = ()
+
+
+class BreakerStatus(Event):
+    """The state of a breaker."""
+
+    agent: Identifier = Field(description="`*` where all agents share it.")
+    model: ModelId = Field(description="`<provider>/*` where it is a provider's.")
+    state: BreakerState = Field(description="One whose `open_until` has passed is open until a call probes it.")
+    health: Health
+    reason: str | None = Field(default=None, description="Why it is so, in words.")
+    since: Timestamp | None = None
+    open_until: Timestamp | None = None
+    probe_until: Timestamp | None = Field(default=None, description="When the lease of the probe under way ends.")
+    consecutive_failures: Count
+    total_failures: Count
+    unique_errors: Count
+    last_failure_at: Timestamp | None = None
+    last_success_at: Timestamp | None = None
+    version: Count
+
+
+class BreakerList(Event):
+    """The breakers as they are now."""
+
+    breakers: tuple[BreakerStatus, ...]
+    alive: bool = Field(description="Whether a breaker service is running: without one, no failure opens a breaker.")
+
+
+class UnchangedBreaker(BreakerStatus):
+    """There was nothing to do, and nothing was published: the breaker as it is."""
+
+    unchanged: Literal[True] = True
+
+
+class StoppedTask(Event):
+    """A task that its guard stopped."""
+
+    task_id: Identifier
+    tenant: Identifier | None = None
+    agent: Identifier
+    execution_id: Identifier | None = None
+    rule: GuardRule
+    reason: str
+    since: Timestamp
+
+
+class StoppedTasks(Event):
+    """The tasks that their guard has stopped, in the order in which they were stopped."""
+
+    stopped: tuple[StoppedTask, ...]
+
+
+# Budgets
+
+
+class BudgetQuery(Message):
+    """Whose budgets: those that a call of this agent, for this tenant, is held against."""
+
+    agent: Identifier | None = Field(default=None, description="The agent of the call.")
+    tenant: Identifier | None = Field(default=None, description="The tenant of the call.")
+
+
+class RaiseCapRequest(OperatorRequest):
+    """Which cap to raise, to what, and why."""
+
+    budget: Annotated[str, StringConstraints(min_length=1, max_length=160, pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(
+        description="Its name: `global/daily`, `agent:<name>/monthly`, `tenant:<name>/daily`.",
+        examples=["global/daily"],
+    )
+    limit_usd: UsdAmount = Field(
+        description="The new cap. The cap of the config, exactly, takes an earlier raise back.", examples=["50.00"]
+    )
+    reason: Annotated[ReasonText, Field(min_length=1)] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]  # is frozen
+        description="For the record, as it is about money; redacted."
+    )
+
+
+class EstimateAccuracy(Event):
+    """How the worst case that was held for calls compares with what they cost. Over calls that succeeded."""
+
+    calls: Count
+    reserved: Money = Field(description="Held for them.")
+    cost: Money = Field(description="What they cost.")
+    percent: float | None = Field(
+        description="`cost` in percent of `reserved`: 25 means that four times as much is held."
+    )
+    exceeded: Count = Field(
+        description="Calls that cost more than was held for them. A hard cap counts on there being none."
+    )
+
+
+class BudgetStatus(Event):
+    """A budget as it is now."""
+
+    budget: str = Field(description="Its name: `global/daily`, `agent:<name>/monthly`, `tenant:<name>/daily`.")
+    scope: Scope
+    agent: Identifier | None = None
+    tenant: Identifier | None = None
+    window: Window
+    period: str = Field(description="`2026-11-21` or `2026-11`, in the budget's time zone.")
+    enforcement: Enforcement
+    limit: Money | None = Field(default=None, description="The cap that holds now; None where there is none.")
+    raised: CapRaise | None = Field(default=None, description="Who raised the cap for this period.")
+    spent: Money
+    reserved: Money = Field(description="Held for calls under way.")
+    remaining: Money | None = Field(default=None, description="What a call may still cost; None without a cap.")
+    calls: Count
+    calls_of_unknown_cost: Count
+    resets_at: Timestamp
+    estimate: EstimateAccuracy | None = Field(default=None, description="None before the first call.")
+
+
+class BudgetList(Event):
+    """The budgets of the current day and month."""
+
+    filled: bool = Field(
+        description="Whether the counters are complete. While they are rebuilt from the record, the figures mean "
+        "nothing, and no call passes a hard cap."
+    )
+    budgets: tuple[BudgetStatus, ...]
+
+
+class UnchangedBudget(BudgetStatus):
+    """The cap is that already, and nothing was published: the budget as it is."""
+
+    unchanged: Literal[True] = True
+
+
+# Alerts
+
+
+class AlertQuery(Message):
+    """Which incidents to list."""
+
+    status: IncidentStatus | Literal["unresolved", "all"] = Field(
+        default="unresolved", description="`unresolved` stands for every status but `resolved`."
+    )
+    event: AlertEvent | None = Field(
+        default=None, description="The latest event of the incident, or its first: a breaker that closed was open."
+    )
+    agent: Identifier | None = Field(default=None, description="Only incidents of this agent.")
+    limit: Limit = 100
+
+
+class AlertRequest(OperatorRequest):
+    """Which incident, and why."""
+
+    incident_id: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")] = (
+        Field(
+            description="Its id, or a prefix that no other incident has: `inc_` and at least 6 characters.",
+            examples=["inc_3f9a1c07"],
+        )
+    )
+
+
+class AlertList(Event):
+    """Incidents, each as it is now; the one that was opened last comes first."""
+
+    alerts: tuple[Alert, ...]
+    more: bool = Field(description="Whether there are more than were asked for.")
+
+
+class UnchangedAlert(Alert):
+    """There was nothing to do, and nothing was published: the incident as it is."""
+
+    unchanged: Literal[True]
+
+
+class ChannelRequest(Message):
+    """Which channel."""
+
+    channel: Identifier = Field(description="Its name in `alerts.channels`.")
+
+
+class UndeliveredQuery(Message):
+    """Which undelivered alerts to list."""
+
+    channel: Identifier | None = Field(default=None, description="Only alerts of this channel.")
+    limit: Limit = 100
+
+
+class UndeliveredAlert(Event):
+    """An alert that did not reach a channel."""
+
+    dead_letter_id: Count = Field(description="Its sequence in DLQ.")
+    channel: str
+    alert_id: str | None = Field(description="Or the id of a digest; None where what was kept can't be read.")
+    title: str | None
+    error: str = Field(description="Why it was given up.")
+    at: Timestamp = Field(description="When it was given up.")
+    replayed: bool = Field(
+        description="Whether it was sent again since; if that failed too, there is another dead letter."
+    )
+
+
+class UndeliveredList(Event):
+    """The alerts that were given up within thirty days, the latest first."""
+
+    undelivered: tuple[UndeliveredAlert, ...]
+    more: bool = Field(description="Whether there are more than were asked for.")
+
+
+class ReplayAlertsRequest(Message):
+    """Which undelivered alerts to send again; with no field set, all that were not sent again yet."""
+
+    channel: Identifier | None = Field(default=None, description="Only alerts of this channel.")
+    dead_letter_id: int | None = Field(
+        default=None, ge=1, description="Only this one, even if it was sent again before."
+    )
+    after: int = Field(default=0, ge=0, description="Only those after this one: `continue_after` of the last response.")
+
+
+class AlertReplays(Event):
+    """The result of a request to send undelivered alerts again."""
+
+    replayed: Count
+    already: Count = Field(description="Those that were sent again before, and were left alone now.")
+    skipped: Count = Field(description="Those of channels that are no longer in the config.")
+    channels: dict[str, Count] = Field(description="How many each channel sends again.")
+    continue_after: int | None = Field(
+        default=None, description="There are more: ask again with this as `after`. None where that was all."
+    )
+
+
+# Dead letters
+
+MOST_DEAD_LETTERS = 1_000
+"""How many dead letters one request lists, or looks at to replay them, so that it is answered within seconds."""
+
+DeadLetterKind = Literal["job", "alert", "event"]
+ReplayStatus = Literal["accepted"] | Status
+
+
+def _in_utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("must be a time of the years 1 to 9999 in UTC") from None
+
+
+Number = Annotated[int, Field(strict=True)]
+"""In JSON, `true` and `"1"` are none."""
+
+ReasonFilter = Annotated[
+    Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")] | None,
+    Field(description="Only those with this reason: error, timeout, invalid, …"),
+]
+AgentFilter = Annotated[
+    Identifier | None, Field(description="Only those of this agent; `unknown` are those of which it is not known.")
+]
+Since = Annotated[
+    Annotated[AwareDatetime, AfterValidator(_in_utc)] | None,
+    Field(description="Only what was given up from then on: a time in RFC 3339. By default the last seven days."),
+]
+
+
+class DeadLetterQuery(Message):
+    """Which dead letters to list."""
+
+    reason: ReasonFilter = None
+    agent: AgentFilter = None
+    execution_id: Identifier | None = Field(default=None, description="Only those of this execution.")
+    since: Since = None
+    limit: Limit = 100
+
+
+class ListedDeadLetter(Event):
+    """A dead letter, as it is listed."""
+
+    dead_letter_id: Count = Field(description="Its sequence in DLQ.")
+    kind: DeadLetterKind = Field(description="What the original is, by the stream that it was on.")
+    reason: str = Field(description="Why it was given up, in a word.")
+    agent: str | None = Field(description="None where it is not known, or where it is of no agent.")
+    execution_id: str | None
+    error: str = Field(description="Why it was given up, in words; redacted.")
+    at: Timestamp = Field(description="When it was given up.")
+    replayable: bool = Field(description="Whether a replay would run it.")
+    why_not: str | None = Field(default=None, description="Why a replay would not, and what to do instead.")
+    replayed_as: Identifier | None = Field(
+        default=None, description="The execution id of its replay, where it has one."
+    )
+    replay_status: ReplayStatus | None = Field(
+        default=None,
+        description="The status of its replay: `accepted` until it is decided. None where there was none, or where "
+        "its record has aged out.",
+    )
+
+
+class DeadLetterDetails(ListedDeadLetter):
+    """One dead letter, with the original message as far as it may be shown."""
+
+    stream: str = Field(description="Where the original was.")
+    subject: str
+    sequence: Count
+    headers: dict[str, JsonValue] = Field(description="Of the original; redacted.")
+    payload: JsonValue = Field(
+        description="The original, redacted: JSON; or a text where it is not JSON, or where it is cut."
+    )
+    payload_bytes: Count = Field(description="The length of the original.")
+    payload_cut: bool = Field(description="Whether `payload` is only the beginning, as a text.")
+    replayed_by: str | None = Field(default=None, description="Who replayed it.")
+    replayed_at: Timestamp | None = None
+
+
+class DeadLetterCount(Event):
+    """How many dead letters there are of a reason and an agent."""
+
+    reason: str
+    agent: str = Field(description="`unknown` where it is not known.")
+    count: Count
+
+
+class DeadLetterList(Event):
+    """Dead letters, the latest first."""
+
+    dead_letters: tuple[ListedDeadLetter, ...]
+    more: bool = Field(description="Whether there are more since then than were asked for.")
+    counts: tuple[DeadLetterCount, ...] = Field(
+        description="Of all dead letters, whatever was asked for; the largest count first."
+    )
+
+
+class ReplayDeadLettersRequest(Message):
+    """Which dead letters to replay: some by their ids, or all of a reason, of an agent, or at all."""
+
+    dead_letters: (
+        Annotated[tuple[Annotated[Number, Field(ge=1)], ...], Field(min_length=1, max_length=MOST_DEAD_LETTERS)] | None
+    ) = Field(default=None, description="Their ids; excludes all other filters.", examples=[[17]])
+    reason: ReasonFilter = None
+    agent: AgentFilter = None
+    all: bool = Field(default=False, description="Of every reason and agent, where neither is named.")
+    since: Since = None
+    after: Number = Field(
+        default=0, ge=0, description="Only those after this one: `continue_after` of the last response."
+    )
+    up_to: Number | None = Field(default=None, ge=0, description="None after this one: `up_to` of the last response.")
+    why: ReasonText | None = Field(default=None, description="For the record; redacted.")
+
+    @model_validator(mode="after")
+    def _says_which(self) -> Self:
+        chosen = self.reason is not None or self.agent is not None or self.all
+        if self.dead_letters is not None and (chosen or self.since or self.after or self.up_to is not None):
+            raise ValueError(
+                "dead_letters says which ones are meant; leave out reason, agent, all, since, after and up_to"
+            )
+        if self.dead_letters is None and not chosen:
+            raise ValueError("say which ones: dead_letters, or a reason, an agent, or all")
+        if self.after and self.up_to is None:
+            # A replay that fails again is another dead letter: without an end, they would be replayed for ever.
+            raise ValueError("after needs up_to, which stands in the same response as continue_after")
+        return self
+
+
+class ReplayedDeadLetter(Event):
+    """A dead letter whose job runs again."""
+
+    dead_letter_id: Count
+    execution_id: Identifier = Field(description="Of the new execution; its `metadata.replay_of` names the old one.")
+
+
+class SkippedDeadLetter(Event):
+    """A dead letter that was not replayed."""
+
+    dead_letter_id: Count
+    why: str
+
+
+class DeadLetterReplays(Event):
+    """The result of a request to replay dead letters."""
+
+    replayed: tuple[ReplayedDeadLetter, ...] = Field(description="Those whose jobs this request has queued.")
+    already: Count = Field(description="Those that were replayed before, and were left alone now.")
+    skipped: tuple[SkippedDeadLetter, ...]
+    continue_after: Count | None = Field(
+        default=None, description="There are more: ask again with this as `after`. None where that was all."
+    )
+    up_to: Count | None = Field(
+        default=None,
+        description="Send it back together with `continue_after`. What fails again becomes a later dead letter, and "
+        "is not meant.",
+    )
+
+
+# Queues
+
+ReadingService = Literal["breaker", "budget", "alerter", "sink"]
+
+_NO_QUEUE = "None where there is no such queue yet: `breakwater setup` makes it."
+
+
+class AgentQueue(Event):
+    """The jobs of one agent."""
+
+    agent: Identifier
+    waiting: Count | None = Field(description=f"Jobs that no worker has taken. {_NO_QUEUE}")
+    in_work: Count | None = Field(
+        description="Jobs that a worker has taken, those between two attempts included. None as for `waiting`."
+    )
+    concurrency: Count = Field(description="How many may be in work at once, over all workers.")
+
+
+class ServiceQueue(Event):
+    """What one service reads from one stream."""
+
+    service: ReadingService
+    consumer: str = Field(description="Its name on the bus, such as `sink-events`.")
+    stream: str
+    waiting: Count | None = Field(description=f"Messages that the service has not been given. {_NO_QUEUE}")
+    in_work: Count | None = Field(
+        description="Messages that it was given and has not acknowledged; what an alert channel holds back is among "
+        "them. None as for `waiting`."
+    )
+
+
+class Queues(Event):
+    """What waits, at one moment."""
+
+    agents: tuple[AgentQueue, ...] = Field(description="In the config's order.")
+    parked: Count | None = Field(
+        description=f"Jobs of all agents that sleep until their next attempt is due. {_NO_QUEUE}"
+    )
+    services: tuple[ServiceQueue, ...]
+    at: Timestamp = Field(description="When NATS was asked, at most about a second ago.")
