@@ -21,12 +21,13 @@ from breakwater.bus.scan import scan
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from breakwater.contracts import subjects
+from breakwater.contracts.api import MOST_DEAD_LETTERS
 from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.execution import Execution
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import format_time
 from breakwater.embedded.ports import free_port
-from services.request import dead_letter_forms, letter_views
+from services.request import letter_views
 from services.request import dead_letters as routes
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer
@@ -552,7 +553,7 @@ async def test_a_request_that_does_not_say_which_is_refused(door: Door, body: di
 
 
 async def test_a_thousand_numbers_fit_into_a_request(door: Door) -> None:
-    told = await replay(door, dead_letters=[10**10 + number for number in range(dead_letter_forms.MOST_DEAD_LETTERS)])
+    told = await replay(door, dead_letters=[10**10 + number for number in range(MOST_DEAD_LETTERS)])
     assert len(told["skipped"]) == 1_000
 
 
