@@ -27,8 +27,8 @@ from breakwater.contracts.execution import Execution
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import format_time
 from breakwater.embedded.ports import free_port
-from services.request import letter_views
 from services.request import dead_letters as routes
+from services.request import letter_views
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import (
