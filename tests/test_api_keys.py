@@ -240,7 +240,7 @@ NEEDED: list[tuple[str, str, tuple[KeyScope, ...]]] = [
     ("GET", "/api/v1/jobsomething", ("read",)),
     ("POST", "/api/v1/jobsomething", ("operate",)),
     ("GET", "/api/v1/agents", ("read",)),
-    ("HEAD", "/api/v1/budgets/books", ("read",)),
+    ("HEAD", "/api/v1/budgets/reconciliation", ("read",)),
     ("GET", "/api/v1/alerts/inc_3f9a1c07", ("read",)),
     ("GET", "/api/v1/of/a/later/version", ("read",)),
     ("POST", "/api/v1/breakers/reset", ("operate",)),

@@ -16,7 +16,7 @@ from breakwater.contracts.types import NANO_PER_USD
 from breakwater.policy.budget import CapTable
 from breakwater.policy.ledger import Figures, Ledger
 from breakwater.policy.periods import periods_at
-from breakwater.state.budget_books import BudgetBooks, Notes
+from breakwater.state.budget_counters import BudgetCounters, Notes
 from breakwater.state.budgets import Budgets
 from breakwater.state.connection import Redis
 from tests.servers import RunningServer
@@ -51,11 +51,11 @@ async def told(
     caps: CapTable = CAPS,
     now: datetime | None = None,
 ) -> dict[str, BudgetStatus]:
-    books, moment = BudgetBooks(redis, ZONE), now or datetime.now(UTC)
+    counters, moment = BudgetCounters(redis, ZONE), now or datetime.now(UTC)
     day = periods_at(moment, ZONE).day
     noted = {day.name: Notes(notes or {})}
-    assert await books.fill(await books.filled(), "log", 0, books.periods(moment), figures or {}, noted)
-    return {status.budget: status for status in await budget_statuses(caps, books, moment)}
+    assert await counters.fill(await counters.filled(), "log", 0, counters.periods(moment), figures or {}, noted)
+    return {status.budget: status for status in await budget_statuses(caps, counters, moment)}
 
 
 async def test_every_budget_that_the_config_names_is_told_before_anything_is_spent(redis: Redis) -> None:
@@ -113,7 +113,9 @@ async def test_what_is_held_and_spent_is_taken_from_what_remains_and_never_below
     call = Budgets(redis, ZONE).reserve_call("x:1", "writer", None, held, counters, now=now, lease_ms=60_000)
     await redis.run([call])
     [writer] = [
-        one for one in await budget_statuses(CAPS, BudgetBooks(redis, ZONE), now) if one.budget == "agent:writer/daily"
+        one
+        for one in await budget_statuses(CAPS, BudgetCounters(redis, ZONE), now)
+        if one.budget == "agent:writer/daily"
     ]
     assert (writer.spent, writer.reserved, writer.remaining) == (9 * NANO_PER_USD, held, NANO_PER_USD - held)
     assert (writer.calls, writer.calls_of_unknown_cost) == (7, 2)

@@ -12,12 +12,12 @@ from breakwater.contracts.types import time_from_ms
 from breakwater.policy.budget import CapTable, Counter, in_force
 from breakwater.policy.ledger import Figures
 from breakwater.policy.periods import Period, periods_at
-from breakwater.state.budget_books import BudgetBooks, PeriodBook, Snapshot
+from breakwater.state.budget_counters import BudgetCounters, PeriodCounters, Snapshot
 
 _SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 
-async def budget_statuses(caps: CapTable, counters: BudgetBooks, now: datetime) -> tuple[BudgetStatus, ...]:
+async def budget_statuses(caps: CapTable, counters: BudgetCounters, now: datetime) -> tuple[BudgetStatus, ...]:
     """Every budget of the current day and month: those that the config names, and those that anything is counted of.
 
     Args:
@@ -35,7 +35,7 @@ async def budget_statuses(caps: CapTable, counters: BudgetBooks, now: datetime) 
     return statuses(caps, snapshot, known_keys(caps, snapshot))
 
 
-def current(counters: BudgetBooks, now: datetime) -> tuple[Period, Period]:
+def current(counters: BudgetCounters, now: datetime) -> tuple[Period, Period]:
     """The day and the month whose counters budgets are held against."""
     periods = periods_at(now, counters.zone)
     return periods.day, periods.month
@@ -43,7 +43,11 @@ def current(counters: BudgetBooks, now: datetime) -> tuple[Period, Period]:
 
 def known_keys(caps: CapTable, snapshot: Snapshot) -> tuple[str, ...]:
     """The scopes that the config names or that something stands of in Redis: global, agents, tenants."""
-    counted = {key for book in snapshot.periods for key in (*book.figures, *book.reserved, *book.notes.raises)}
+    counted = {
+        key
+        for period_counters in snapshot.periods
+        for key in (*period_counters.figures, *period_counters.reserved, *period_counters.notes.raises)
+    }
     # The sort is stable: the config's own come first, in its order.
     return tuple(sorted(caps.keys(counted), key=lambda key: _SCOPES.index(caps.counters_of(key)[0].scope)))
 
@@ -51,14 +55,16 @@ def known_keys(caps: CapTable, snapshot: Snapshot) -> tuple[str, ...]:
 def statuses(caps: CapTable, snapshot: Snapshot, keys: Iterable[str]) -> tuple[BudgetStatus, ...]:
     """The budgets of some scopes in the periods of a snapshot."""
     return tuple(
-        budget_status(caps.counter(key, book.period.window), book) for key in keys for book in snapshot.periods
+        budget_status(caps.counter(key, period_counters.period.window), period_counters)
+        for key in keys
+        for period_counters in snapshot.periods
     )
 
 
-def budget_status(counter: Counter, book: PeriodBook) -> BudgetStatus:
+def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetStatus:
     """A budget in the contract's words."""
-    figures = book.figures.get(counter.key, Figures())
-    held, raised = book.reserved.get(counter.key, 0), book.notes.raises.get(counter.key)
+    figures = period_counters.figures.get(counter.key, Figures())
+    held, raised = period_counters.reserved.get(counter.key, 0), period_counters.notes.raises.get(counter.key)
     limit = in_force(counter.limit, None if raised is None else (raised.limit, raised.configured))
     if limit == counter.limit:
         raised = None  # the config's cap has changed since, or there is none any more
@@ -68,7 +74,7 @@ def budget_status(counter: Counter, book: PeriodBook) -> BudgetStatus:
         agent=counter.agent,
         tenant=counter.tenant,
         window=counter.window,
-        period=book.period.name,
+        period=period_counters.period.name,
         enforcement=counter.caps.enforcement,
         limit=limit,
         raised=raised,
@@ -77,7 +83,7 @@ def budget_status(counter: Counter, book: PeriodBook) -> BudgetStatus:
         remaining=None if limit is None else max(0, limit - figures.spent - held),
         calls=figures.calls,
         calls_of_unknown_cost=figures.unpriced,
-        resets_at=time_from_ms(book.period.end_ms),
+        resets_at=time_from_ms(period_counters.period.end_ms),
         estimate=_accuracy(figures),
     )
 

@@ -1,7 +1,7 @@
 """Metrics for Prometheus. Labels are bounded: what the config and the contract name, never a tenant, a job or a text.
 
 Counting is always on; whether anybody may scrape is a setting. Money here is a floating number, as Prometheus has no
-other: it is for graphs and alerts. The books are in ClickHouse.
+other: it is for graphs and alerts. What counts for money is in ClickHouse.
 """
 
 from __future__ import annotations

@@ -8,19 +8,19 @@ from faststream import FastStream
 
 from breakwater import background
 from breakwater.analytics.client import connect
-from breakwater.books import Record
 from breakwater.bus.broker import connection_of, make_app, make_broker, on_batch
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, LiveCaps
 from breakwater.contracts.subjects import Stream
 from breakwater.metrics import BudgetMetrics
+from breakwater.reconciliation import RecordedSpend
 from breakwater.settings import Settings
-from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets
 from breakwater.state.connection import Redis
-from services.budget.bookkeeper import Bookkeeper
 from services.budget.handlers import BudgetHandler
+from services.budget.reconciler import Reconciler
 
 LINGER_S = 0.05
 
@@ -30,12 +30,12 @@ def build(settings: Settings, config: Config) -> FastStream:
     broker = make_broker(settings.nats_url.get_secret_value(), "budget")
     redis, analytics = Redis(settings.redis_url.get_secret_value()), connect(settings.clickhouse_url)
     connection, zone = connection_of(broker), config.budgets.zone
-    caps, counters = LiveCaps(config, settings.config), BudgetBooks(redis, zone)
+    caps, counters = LiveCaps(config, settings.config), BudgetCounters(redis, zone)
     publisher, lookup = Publisher(connection, "budget"), Lookup(connection)
-    record = Record(connection, analytics, zone)
+    record = RecordedSpend(connection, analytics, zone)
     every_s = config.budgets.compare_every_s
-    bookkeeper = Bookkeeper(caps, counters, record, publisher, lookup, BudgetMetrics(), compare_every_s=every_s)
-    handler = BudgetHandler(caps, Budgets(redis, zone), counters, publisher, lookup, bookkeeper.filled)
+    reconciler = Reconciler(caps, counters, record, publisher, lookup, BudgetMetrics(), compare_every_s=every_s)
+    handler = BudgetHandler(caps, Budgets(redis, zone), counters, publisher, lookup, reconciler.filled)
     on_batch(broker, Stream.EVENTS, "bw.attempts.>", "budget", handler.handle, size=500, linger_s=LINGER_S)
     app = make_app(broker)
     beside: list[asyncio.Task[None]] = []
@@ -43,7 +43,7 @@ def build(settings: Settings, config: Config) -> FastStream:
     @app.after_startup
     async def start() -> None:
         beside.append(asyncio.create_task(caps.run()))
-        beside.append(asyncio.create_task(bookkeeper.run(handler.charge_lapsed)))
+        beside.append(asyncio.create_task(reconciler.run(handler.charge_lapsed)))
 
     @app.on_shutdown
     async def stop() -> None:

@@ -20,18 +20,18 @@ from breakwater.outage import Outages
 from breakwater.policy.budget import CapTable, Counter, in_force, reached
 from breakwater.policy.ledger import charged_at
 from breakwater.policy.periods import Period, periods_at
-from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets, NotFilled, Settlement, Totals
 
 
 class BudgetHandler:
-    """Keeps the books of the fleet. Any number of these may run: every settlement is counted once."""
+    """Counts what the fleet spends. Any number of these may run: every settlement is counted once."""
 
     def __init__(
         self,
         caps: Callable[[], CapTable],
         budgets: Budgets,
-        counters: BudgetBooks,
+        counters: BudgetCounters,
         publisher: Publisher,
         lookup: Lookup,
         filled: Callable[[bool], Awaitable[str]],

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from breakwater.analytics.burn import Burn, burn, spent_since
 from breakwater.contracts.api import BudgetStatus
-from breakwater.contracts.events import BudgetBooks, Window
+from breakwater.contracts.events import Reconciliation, Window
 from breakwater.contracts.types import ms_from_time, nano_from_usd, time_from_ms
 from breakwater.policy.forecast import recent_from
 from breakwater.policy.periods import WINDOWS, Period, periods_at
@@ -108,10 +108,10 @@ def routes(context: PageContext) -> list[Route]:
             drawn=None if one is None else await _drawn(context, one, now),
         )
 
-    async def books(request: Request) -> Response:
+    async def reconciliation(request: Request) -> Response:
         session = session_of(request)
-        compared = await fetched(context.api.read(BudgetBooks, session.key, "budgets/books"))
-        return context.pages.render(request, "budget_books.html", compared=compared)
+        compared = await fetched(context.api.read(Reconciliation, session.key, "budgets/reconciliation"))
+        return context.pages.render(request, "budget_reconciliation.html", compared=compared)
 
     async def raise_cap(request: Request) -> Response:
         session, fields = await acting(request)
@@ -141,7 +141,7 @@ def routes(context: PageContext) -> list[Route]:
 
     return [
         Route("/budgets", show, methods=["GET"]),
-        Route("/budgets/books", books, methods=["GET"]),
+        Route("/budgets/reconciliation", reconciliation, methods=["GET"]),
         Route("/budgets/{name:path}", show_one, methods=["GET"]),
         # At the same address, so that the page which shows the form again is that of the budget.
         Route("/budgets/{name:path}", raise_cap, methods=["POST"]),

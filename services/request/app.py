@@ -24,21 +24,21 @@ from starlette.routing import Route
 from breakwater import background
 from breakwater.analytics.client import connect
 from breakwater.api_keys import KeyRing
-from breakwater.books import Record, compare
 from breakwater.bus.broker import make_broker
 from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, LiveCaps
-from breakwater.contracts.events import BudgetBooks as Books
+from breakwater.contracts.events import Reconciliation
 from breakwater.http_server import PortTakenError, Server, listen
 from breakwater.incidents import IncidentLog
 from breakwater.metrics import HttpMetrics
 from breakwater.policy.redact import Redactor
+from breakwater.reconciliation import RecordedSpend, compare
 from breakwater.settings import Settings
 from breakwater.state.accepted import Accepted
 from breakwater.state.breakers import Breakers
-from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.connection import Redis
 from breakwater.state.health import Healths
 from breakwater.state.tasks import Tasks
@@ -107,11 +107,11 @@ class RequestService:
         self._links = None if links is None else LinkRoutes(links.signing_secret(), incidents, redactor)
         self._analytics = connect(settings.clickhouse_url)
         self._caps = LiveCaps(config, settings.config)
-        counters = BudgetBooks(self._redis, config.budgets.zone)
-        record = Record(self._connection, self._analytics, config.budgets.zone)
+        counters = BudgetCounters(self._redis, config.budgets.zone)
+        record = RecordedSpend(self._connection, self._analytics, config.budgets.zone)
 
-        async def compared() -> Books:
-            return (await compare(record, counters, datetime.now(UTC))).side_by_side()
+        async def compared() -> Reconciliation:
+            return (await compare(record, counters, datetime.now(UTC))).reconciliation()
 
         self._budgets = BudgetRoutes(self._caps, counters, publisher, redactor, compared)
         self._jobs = Jobs(config, Queue(publisher), answers, self._waiters, self._accepted, self._agents)
@@ -160,7 +160,7 @@ class RequestService:
             Route("/api/v1/guards", self._guards.show, methods=["GET"]),
             Route("/api/v1/guards/reset", self._guards.reset, methods=["POST"]),
             Route("/api/v1/budgets", self._budgets.show, methods=["GET"]),
-            Route("/api/v1/budgets/books", self._budgets.books, methods=["GET"]),
+            Route("/api/v1/budgets/reconciliation", self._budgets.reconciliation, methods=["GET"]),
             Route("/api/v1/budgets/raise", self._budgets.raise_cap, methods=["POST"]),
             Route("/api/v1/alerts", self._alerts.show, methods=["GET"]),
             Route("/api/v1/alerts/ack", self._alerts.acknowledge, methods=["POST"]),

@@ -1,4 +1,4 @@
-"""`/api/v1/budgets`: how they stand, whether the books agree, and raising a cap by hand."""
+"""`/api/v1/budgets`: how they stand, whether their counters agree with the record, and raising a cap by hand."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.api import BudgetList, BudgetStatus, RaiseCapRequest, UnchangedBudget
-from breakwater.contracts.events import BudgetBooks as Books
-from breakwater.contracts.events import BudgetEvent, CapRaise
+from breakwater.contracts.events import BudgetEvent, CapRaise, Reconciliation
 from breakwater.contracts.types import is_identifier, ms_from_time, time_from_ms, usd_from_nano
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.alert_texts import money_text
 from breakwater.policy.budget import OTHERS, CapTable, Counter
 from breakwater.policy.periods import WINDOWS
 from breakwater.policy.redact import Redactor
-from breakwater.state.budget_books import BudgetBooks, Filled, PeriodBook, Snapshot
+from breakwater.state.budget_counters import BudgetCounters, Filled, PeriodCounters, Snapshot
 from breakwater.state.budgets import NotFilled
 from breakwater.state.connection import StateUnavailable
 from services.request.by_hand import Asked, asked, not_done, not_read
@@ -38,7 +37,7 @@ class BudgetRoutes:
 
     Args:
         caps: the config's, as they are now.
-        books: the counters in Redis.
+        counters: the counters in Redis.
         publisher: for what people raise.
         redactor: for their reasons.
         compare: sets the counters beside the record. May raise StateUnavailable, BusError, AnalyticsUnavailable,
@@ -49,14 +48,14 @@ class BudgetRoutes:
     def __init__(
         self,
         caps: Callable[[], CapTable],
-        books: BudgetBooks,
+        counters: BudgetCounters,
         publisher: Publisher,
         redactor: Redactor,
-        compare: Callable[[], Awaitable[Books]],
+        compare: Callable[[], Awaitable[Reconciliation]],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._caps = caps
-        self._books = books
+        self._counters = counters
         self._publisher = publisher
         self._redactor = redactor
         self._compare = compare
@@ -69,7 +68,7 @@ class BudgetRoutes:
         agent, tenant = _name(request, "agent"), _name(request, "tenant")
         caps = self._caps()
         try:
-            snapshot = await self._books.snapshot(current(self._books, self._now()))
+            snapshot = await self._counters.snapshot(current(self._counters, self._now()))
         except StateUnavailable as error:
             raise not_read(error) from error
         keys = known_keys(caps, snapshot)
@@ -82,15 +81,15 @@ class BudgetRoutes:
         listed = BudgetList(filled=snapshot.filled is not None, budgets=statuses(caps, snapshot, keys))
         return Response(listed.json_bytes(), media_type=_JSON)
 
-    async def books(self, _: Request) -> Response:
-        """GET: 200 with what Redis counted and what is on record, side by side, whether they agree or not."""
+    async def reconciliation(self, _: Request) -> Response:
+        """GET: 200 with what Redis counted and what is on record, whether they agree or not."""
         try:
-            books = await self._compare()
+            reconciliation = await self._compare()
         except NotFilled as error:
             raise _not_filled() from error
         except (StateUnavailable, BusError, AnalyticsUnavailable, QueryFailed) as error:
-            raise unavailable("unavailable", f"the books can't be compared now: {error}") from error
-        return Response(books.json_bytes(), media_type=_JSON)
+            raise unavailable("unavailable", f"the budgets can't be compared now: {error}") from error
+        return Response(reconciliation.json_bytes(), media_type=_JSON)
 
     async def raise_cap(self, request: Request) -> Response:
         """POST: 200 once it is published and holds, or where the cap is that already."""
@@ -109,7 +108,7 @@ class BudgetRoutes:
     async def _raise(self, who: Asked[RaiseCapRequest]) -> BudgetEvent | UnchangedBudget:
         """Publishes first, and notes it then: a raise that only Redis knew would end when Redis is filled anew."""
         now, caps, limit = self._now(), self._caps(), who.form.limit_usd
-        snapshot = await self._books.snapshot(current(self._books, now))
+        snapshot = await self._counters.snapshot(current(self._counters, now))
         counter = _counter(who.form.budget, caps, snapshot)
         configured = counter.limit
         if configured is None:
@@ -118,16 +117,16 @@ class BudgetRoutes:
             raise _below(configured)
         if snapshot.filled is None:
             raise NotFilled
-        book = snapshot.periods[WINDOWS.index(counter.window)]
-        before = budget_status(counter, book)
+        period_counters = snapshot.periods[WINDOWS.index(counter.window)]
+        before = budget_status(counter, period_counters)
         if limit == before.limit:
             return UnchangedBudget.model_validate(before.model_dump())
-        event = _event(counter, book, before, who, now, ends=limit == configured)
+        event = _event(counter, period_counters, before, who, now, ends=limit == configured)
         subject = subjects.budget(counter.scope, counter.window)
         await self._publisher.event(subject, event, id=event.event_id, at=event.at)
         raised = CapRaise(limit=limit, configured=configured, by=who.by, reason=who.why, at=event.at)
-        await self._books.note_raise(book.period, counter.key, None if limit == configured else raised)
-        if not _same(snapshot.filled, await self._books.filled()):
+        await self._counters.note_raise(period_counters.period, counter.key, None if limit == configured else raised)
+        if not _same(snapshot.filled, await self._counters.filled()):
             # Filled meanwhile, perhaps from what was on record before the raise.
             raise NotFilled
         return event
@@ -161,16 +160,22 @@ def _counter(budget: str, caps: CapTable, snapshot: Snapshot) -> Counter:
 
 
 def _event(
-    counter: Counter, book: PeriodBook, before: BudgetStatus, who: Asked[RaiseCapRequest], now: datetime, *, ends: bool
+    counter: Counter,
+    period_counters: PeriodCounters,
+    before: BudgetStatus,
+    who: Asked[RaiseCapRequest],
+    now: datetime,
+    *,
+    ends: bool,
 ) -> BudgetEvent:
     return BudgetEvent(
-        event_id=f"{counter.name}/{book.period.name}/raised/{ms_from_time(now)}/{who.key_id}",
+        event_id=f"{counter.name}/{period_counters.period.name}/raised/{ms_from_time(now)}/{who.key_id}",
         kind="raise_ended" if ends else "raised",
         scope=counter.scope,
         agent=counter.agent,
         tenant=counter.tenant,
         window=counter.window,
-        period=book.period.name,
+        period=period_counters.period.name,
         limit=who.form.limit_usd,
         total=before.spent,
         previous=before.limit,

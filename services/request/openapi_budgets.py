@@ -7,14 +7,14 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from breakwater.contracts.api import BudgetList, RaiseCapRequest, UnchangedBudget
-from breakwater.contracts.events import BudgetBooks, BudgetEvent
+from breakwater.contracts.events import BudgetEvent, Reconciliation
 from services.request import openapi_parts as parts
 
 TAGS = [{"name": "budgets"}]
 
 MODELS: list[tuple[type[BaseModel], Literal["validation", "serialization"]]] = [
     (BudgetList, "serialization"),
-    (BudgetBooks, "serialization"),
+    (Reconciliation, "serialization"),
     (RaiseCapRequest, "validation"),
     (BudgetEvent, "serialization"),
     (UnchangedBudget, "serialization"),
@@ -50,9 +50,9 @@ _BUDGET = {
         "exceeded": 0,
     },
 }
-_BOOKS = {
+_RECONCILIATION = {
     "equal": False,
-    "books": [
+    "budgets": [
         {
             "budget": "agent:content-writer/daily",
             "period": "2026-11-21",
@@ -95,7 +95,7 @@ def paths() -> dict[str, Any]:
     """The operations, by path."""
     return {
         "/api/v1/budgets": {"get": _budgets()},
-        "/api/v1/budgets/books": {"get": _books()},
+        "/api/v1/budgets/reconciliation": {"get": _reconciliation()},
         "/api/v1/budgets/raise": {"post": _raise()},
     }
 
@@ -126,14 +126,16 @@ def _name(parameter: str, description: str) -> dict[str, Any]:
     return parts.parameter(parameter, description, schema)
 
 
-def _books() -> dict[str, Any]:
+def _reconciliation() -> dict[str, Any]:
     return parts.read(
         "budgets",
-        "compare_books",
+        "reconcile_budgets",
         "Whether Redis has counted what is on record",
         "Reads the counters in Redis, and adds up all attempts that ClickHouse and the event log hold, as of one "
         "moment. What differs the budget service repairs by itself.",
-        parts.with_examples(parts.json("The books side by side.", "BudgetBooks"), {"one call too many": _BOOKS}),
+        parts.with_examples(
+            parts.json("The counters beside the record.", "Reconciliation"), {"one call too many": _RECONCILIATION}
+        ),
         {
             "503": parts.unavailable(
                 "Redis, NATS or ClickHouse is away (`unavailable`), or the counters are being rebuilt (`not_filled`)."

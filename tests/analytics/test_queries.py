@@ -7,7 +7,7 @@ import pytest
 
 from breakwater.analytics import queries, rows, schema
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.queries import AgentSummary, CauseOfWaste, ModelBooks
+from breakwater.analytics.queries import AgentSummary, CauseOfWaste, ModelSpend
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, attempt_row, execution
 
 DAY = timedelta(days=1)
@@ -130,9 +130,9 @@ async def test_one_execution_comes_with_its_attempts_in_order(filled: Analytics)
     assert found.attempts[0].error == RATE_LIMITED
 
 
-async def test_the_books_are_kept_by_model(filled: Analytics) -> None:
-    big, mini = await queries.books(filled)
-    assert big == ModelBooks(
+async def test_what_was_spent_is_summed_up_by_model(filled: Analytics) -> None:
+    big, mini = await queries.spend_by_model(filled)
+    assert big == ModelSpend(
         model="gpt-4.1",
         billed_calls=3,
         estimated_calls=1,
@@ -142,8 +142,8 @@ async def test_the_books_are_kept_by_model(filled: Analytics) -> None:
         cached_tokens=None,
         cost=2_007,
     )
-    assert mini == ModelBooks("mini", 1, 0, 2, 300, 60, 5, 10)
-    (big_today, mini_today) = await queries.books(filled, since=NOON)
+    assert mini == ModelSpend("mini", 1, 0, 2, 300, 60, 5, 10)
+    (big_today, mini_today) = await queries.spend_by_model(filled, since=NOON)
     assert (big_today.cost, mini_today.cost) == (2_007, None)
 
 
@@ -183,8 +183,8 @@ async def test_a_job_id_that_ran_again_cost_again(analytics: Analytics) -> None:
         at = NOON + day * DAY
         await analytics.insert(schema.EXECUTIONS, [rows.execution_row(execution("e1", completed_at=at), day)])
         await analytics.insert(schema.ATTEMPTS, [attempt_row(attempt("e1", started_at=at, cost=3), day)])
-    (books,) = await queries.books(analytics)
-    assert (books.cost, books.billed_calls) == (6, 2)
+    (spent,) = await queries.spend_by_model(analytics)
+    assert (spent.cost, spent.billed_calls) == (6, 2)
     found = await queries.find_execution(analytics, "e1")
     assert found is not None
     assert found.completed_at == NOON + 40 * DAY

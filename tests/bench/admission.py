@@ -44,7 +44,7 @@ from breakwater.policy.breaker import Breaker
 from breakwater.policy.breaker_rules import BreakerKey
 from breakwater.policy.guard import Trip
 from breakwater.state.breakers import Saving
-from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey, Tripped
@@ -197,8 +197,8 @@ async def measure(url: str, calls: int) -> dict[str, Figures]:
     redis = CountingRedis(url)
     try:
         bench = Bench(redis, calls)
-        books = BudgetBooks(redis, ZoneInfo("UTC"))
-        await books.fill(None, "bench", 0, books.periods(datetime.now(UTC)), {}, {})
+        counters = BudgetCounters(redis, ZoneInfo("UTC"))
+        await counters.fill(None, "bench", 0, counters.periods(datetime.now(UTC)), {}, {})
         found = {"a PING, to compare": await bench.ping()}
         found["granted"] = await bench.admissions("writer", "grant")
         found["refused: rate limit"] = await bench.admissions("throttled", "rate_limited")

@@ -36,7 +36,7 @@ import uvloop
 
 from breakwater.policy.budget import Caps, CapTable
 from breakwater.policy.ledger import Figures
-from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets, Reserved, Settlement
 from tests.bench.counting import CountingRedis
 from tests.server_sources import EmbeddedServers
@@ -74,9 +74,9 @@ class Bench:
         self._settlements: list[Settlement] = []
 
     async def prepare(self) -> None:
-        books = BudgetBooks(self._redis, ZONE)
+        counters = BudgetCounters(self._redis, ZONE)
         await self._redis.client.flushall()
-        await books.fill(None, LOG, 0, books.periods(datetime.now(UTC)), {}, {})
+        await counters.fill(None, LOG, 0, counters.periods(datetime.now(UTC)), {}, {})
         for number in range(WARM_UP):
             await self._reserve(number)
         await self._settle(self._settlements)

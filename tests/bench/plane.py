@@ -89,7 +89,7 @@ def main() -> None:
     before, begun = cpu_ms(endpoints["pid"]), time.perf_counter()
     took = asyncio.run(load(endpoints["nats_url"], options.agent, options.jobs, options.in_flight))
     elapsed = time.perf_counter() - begun
-    time.sleep(3)  # what lags behind the answers, the sink and the books, belongs to the jobs
+    time.sleep(3)  # what lags behind the answers, the sink and the budgets, belongs to the jobs
     after = cpu_ms(endpoints["pid"])
     each = {role: (after[role] - before.get(role, 0.0)) / options.jobs for role in after}
     for role, ms in sorted(each.items(), key=lambda item: -item[1]):

@@ -14,7 +14,7 @@ from breakwater.cli.budgets import NOT_FILLED
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.formats import clock
 from breakwater.contracts.types import format_time
-from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.connection import Redis
 from tests.cli.api_stub import KEY, Stub, problem, serving
 from tests.cli.conftest import Run, in_thread
@@ -73,7 +73,7 @@ BUDGETS = [
         estimate=accuracy(21.04),
     ),
 ]
-BOOK = {
+DIFFERENT = {
     "budget": "agent:writer/daily",
     "period": "2026-11-21",
     "counted": "8.412300001",
@@ -85,10 +85,10 @@ BOOK = {
     "counted_calls": 12,
     "recorded_calls": 12,
 }
-EQUAL = BOOK | {"budget": "global/daily", "counted": "8.412300000", "difference": "0.000000000"}
-BOOKS = {
+EQUAL = DIFFERENT | {"budget": "global/daily", "counted": "8.412300000", "difference": "0.000000000"}
+RECONCILIATION = {
     "equal": True,
-    "books": [EQUAL],
+    "budgets": [EQUAL],
     "reserved": "0.120000000",
     "held": "0.120000000",
     "at": format_time(NOW),
@@ -121,7 +121,7 @@ def listed(*budgets: dict[str, Any], filled: bool = True) -> tuple[int, Any]:
 async def stub(run: Run, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Stub]:
     async with serving() as stub:
         stub.answers["GET budgets"] = listed(*BUDGETS)
-        stub.answers["GET budgets/books"] = (200, BOOKS)
+        stub.answers["GET budgets/reconciliation"] = (200, RECONCILIATION)
         stub.answers["POST budgets/raise"] = (200, RAISED)
         monkeypatch.setenv("BREAKWATER_URL", stub.url)
         monkeypatch.setenv("BREAKWATER_API_KEY", KEY)
@@ -208,41 +208,41 @@ async def test_on_eighty_columns_nothing_is_left_out(
     assert "(reserved: left out" in (await in_thread(run, "budgets")).err
 
 
-async def test_books_that_agree_are_said_to(run: Run, stub: Stub) -> None:
+async def test_counters_that_agree_with_the_record_are_said_to(run: Run, stub: Stub) -> None:
     ran = await in_thread(run, "budgets", "reconcile")
     assert (ran.code, ran.err) == (ExitCode.OK, "")
-    titles, book, verdict = ran.out.splitlines()
+    titles, row, verdict = ran.out.splitlines()
     assert titles.split() == ["budget", "period", "Redis", "ClickHouse", "EVENTS", "unrecorded", "difference"]
-    assert book.split() == ["global/daily", "2026-11-21", "$8.4123", "$8.00", "$0.4123", "$0.00", "$0.00"]
-    assert verdict == "the books agree"
-    assert (await in_thread(run, "budgets", "reconcile", "--json")).json == BOOKS
+    assert row.split() == ["global/daily", "2026-11-21", "$8.4123", "$8.00", "$0.4123", "$0.00", "$0.00"]
+    assert verdict == "the counters agree with the record"
+    assert (await in_thread(run, "budgets", "reconcile", "--json")).json == RECONCILIATION
 
 
-async def test_books_that_differ_by_a_nano_dollar_end_it_with_an_error(run: Run, stub: Stub) -> None:
-    books = BOOKS | {"equal": False, "books": [EQUAL, BOOK]}
-    stub.answers["GET budgets/books"] = (200, books)
+async def test_counters_that_differ_by_a_nano_dollar_end_it_with_an_error(run: Run, stub: Stub) -> None:
+    reconciliation = RECONCILIATION | {"equal": False, "budgets": [EQUAL, DIFFERENT]}
+    stub.answers["GET budgets/reconciliation"] = (200, reconciliation)
     ran = await in_thread(run, "budgets", "reconcile")
     assert ran.code == ExitCode.FAILED
     assert ran.out.splitlines()[2].split()[2:] == ["$8.412300001", "$8.00", "$0.4123", "$0.00", "$0.000000001"]
-    assert ran.out.splitlines()[3] == "the books differ: agent:writer/daily of 2026-11-21"
+    assert ran.out.splitlines()[3] == "the counters differ from the record: agent:writer/daily of 2026-11-21"
     assert "the budget service compares them by itself and repairs the counters" in ran.err
     as_json = await in_thread(run, "budgets", "reconcile", "--json")
-    assert (as_json.code, as_json.json, as_json.err) == (ExitCode.FAILED, books, "")
+    assert (as_json.code, as_json.json, as_json.err) == (ExitCode.FAILED, reconciliation, "")
 
 
 async def test_what_else_can_differ_is_told(run: Run, stub: Stub) -> None:
     for change, said in [
         ({"reserved": "0.130000000"}, "$0.13 reserved for calls that hold $0.12"),
-        ({"books": [EQUAL | {"counted_calls": 13}]}, "global/daily of 2026-11-21"),
+        ({"budgets": [EQUAL | {"counted_calls": 13}]}, "global/daily of 2026-11-21"),
         ({}, "not in what is spent, but in what is held for calls, or was estimated for them"),
     ]:
-        stub.answers["GET budgets/books"] = (200, BOOKS | {"equal": False} | change)
+        stub.answers["GET budgets/reconciliation"] = (200, RECONCILIATION | {"equal": False} | change)
         ran = await in_thread(run, "budgets", "reconcile")
-        assert (ran.code, ran.out.splitlines()[-1]) == (ExitCode.FAILED, f"the books differ: {said}")
+        assert (ran.code, ran.out.splitlines()[-1]) == (ExitCode.FAILED, f"the counters differ from the record: {said}")
 
 
-async def test_books_that_can_not_be_compared_now_are_no_books_that_differ(run: Run, stub: Stub) -> None:
-    stub.answers["GET budgets/books"] = (503, problem("not_filled", "the counters are being rebuilt"))
+async def test_counters_that_can_not_be_compared_now_are_no_counters_that_differ(run: Run, stub: Stub) -> None:
+    stub.answers["GET budgets/reconciliation"] = (503, problem("not_filled", "the counters are being rebuilt"))
     ran = await in_thread(run, "budgets", "reconcile")
     assert (ran.code, ran.out) == (ExitCode.UNREACHABLE, "")
     assert "the counters are being rebuilt" in ran.err
@@ -335,7 +335,7 @@ async def test_doctor_finds_that_the_counters_are_lost(
     verdict, text = await found()
     assert (verdict, text.partition(":")[0]) == ("fail", "the counters are lost, or not made yet")
     redis = Redis(own_redis_server.url)
-    books = BudgetBooks(redis, ZoneInfo("UTC"))
-    await books.fill(None, "log", 0, books.periods(datetime.now(UTC)), {}, {})
+    counters = BudgetCounters(redis, ZoneInfo("UTC"))
+    await counters.fill(None, "log", 0, counters.periods(datetime.now(UTC)), {}, {})
     await redis.close()
     assert await found() == ("ok", "the counters are there")

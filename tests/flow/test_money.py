@@ -18,11 +18,11 @@ import pytest
 
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
-from breakwater.books import Comparison, Record, compare
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import usd_from_nano
 from breakwater.policy.ledger import Figures, ledger
-from breakwater.state.budget_books import BudgetBooks
+from breakwater.reconciliation import BudgetComparison, RecordedSpend, compare
+from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import NotFilled
 from breakwater.state.connection import Redis
 from tests.flow.fixtures import StartPlane
@@ -45,23 +45,23 @@ BUDGET_SERVICES = ("budget", "budget-2")
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """A plane and its books."""
+    """A plane, and what says what it spent."""
 
     plane: Plane
     redis: Redis
     analytics: Analytics
-    record: Record
+    record: RecordedSpend
 
-    async def compared(self) -> Comparison:
-        return await compare(self.record, BudgetBooks(self.redis, ZONE), datetime.now(UTC))
+    async def compared(self) -> BudgetComparison:
+        return await compare(self.record, BudgetCounters(self.redis, ZONE), datetime.now(UTC))
 
-    async def agree(self) -> Comparison | None:
+    async def agree(self) -> BudgetComparison | None:
         """The comparison, once nothing is held any more and all of it agrees."""
         try:
             found = await self.compared()
         except NotFilled:
             return None
-        return found if found.side_by_side().equal and found.side_by_side().reserved == 0 else None
+        return found if found.reconciliation().equal and found.reconciliation().reserved == 0 else None
 
     async def rows(self) -> dict[str, tuple[int, str]]:
         """Cost and basis of every call, by attempt, as ClickHouse has them."""
@@ -89,7 +89,7 @@ def start_money(start_plane: StartPlane, clickhouse_server: RunningServer) -> An
             plane.start("budget", "budget-2")
             redis = Redis(plane.environment["BREAKWATER_REDIS_URL"])
             try:
-                yield Money(plane, redis, analytics, Record(lambda: plane.client, analytics, ZONE))
+                yield Money(plane, redis, analytics, RecordedSpend(lambda: plane.client, analytics, ZONE))
             finally:
                 await redis.close()
                 await analytics.execute(f"DROP DATABASE {analytics.database}")
@@ -145,12 +145,12 @@ def dollars(nano: int) -> str:
 
 
 def bills(costs: Mapping[str, int], *calls: Iterable[str]) -> list[str]:
-    """What some calls cost by one of the books; those that it does not have cost nothing by it."""
+    """What some calls cost by one of the records; those that it lacks cost nothing there."""
     return [dollars(sum(costs.get(name, 0) for name in names)) for names in calls]
 
 
 @pytest.mark.timeout(600)  # some 400 jobs and five crashes: long on a slow machine
-async def test_the_books_agree_to_the_nano_dollar_when_worker_budget_service_and_redis_are_killed_in_turn(
+async def test_all_records_of_spend_agree_to_the_nano_dollar_when_worker_budget_service_and_redis_are_killed_in_turn(
     start_money: Any, own_redis_server: RunningServer, show: Show
 ) -> None:
     faults = (
@@ -207,7 +207,7 @@ async def test_the_books_agree_to_the_nano_dollar_when_worker_budget_service_and
         await load.more(60)
         await load.stop()
         results = [await plane.result(job_id) for job_id in (*load.accepted, "stuck")]
-        compared: Comparison = await until(money.agree, what="books that agree")
+        compared: BudgetComparison = await until(money.agree, what="counters that agree with the record")
         recorded = sum(result["attempts_count"] for result in results)
         events = await money.events()
         assert len(events) == recorded
@@ -220,8 +220,8 @@ async def test_the_books_agree_to_the_nano_dollar_when_worker_budget_service_and
         theirs = {call.client_request_id or "": call.cost_nano for call in plane.sim.ledger.calls}
         billed = {name: cost for name, (cost, basis) in rows.items() if basis == "billed"}
         estimated = {name: cost for name, (cost, basis) in rows.items() if basis == "estimated"}
-        book = {one.budget: one for one in compared.side_by_side().books if one.budget.endswith("monthly")}
-        total, told = book["global/monthly"], sum(one.cost or 0 for one in events)
+        budgets = {one.budget: one for one in compared.reconciliation().budgets if one.budget.endswith("monthly")}
+        total, told = budgets["global/monthly"], sum(one.cost or 0 for one in events)
         show(
             f"Money after {len(results)} jobs, with two workers, two budget services and redis killed in turn",
             ["", "calls", "of known bill", f"{len(estimated)} that nobody heard of", "all"],
@@ -245,7 +245,7 @@ async def test_the_books_agree_to_the_nano_dollar_when_worker_budget_service_and
         assert {one.outcome for one in events} >= {"success", "error"}
         assert [attempt["outcome"] for attempt in results[-1]["attempts"]] == ["worker_lost", "success"]
         assert {one.cause for one in events} >= {"first", "retry", "fallback"}
-        assert set(book) >= {"agent:writer/monthly", "tenant:acme/monthly"}
+        assert set(budgets) >= {"agent:writer/monthly", "tenant:acme/monthly"}
         assert not [event for event in await plane.messages("EVENTS", "bw.budgets.>") if event["kind"] == "repaired"]
 
 
@@ -306,7 +306,7 @@ async def test_after_a_flush_no_call_is_made_before_the_budgets_are_rebuilt_and_
         flushed_at = datetime.now(UTC)
 
         async def filled() -> bool:
-            return await BudgetBooks(money.redis, ZONE).filled() is not None
+            return await BudgetCounters(money.redis, ZONE).filled() is not None
 
         await until(filled, what="rebuilt budgets")
         filled_at = datetime.now(UTC)
@@ -319,7 +319,7 @@ async def test_after_a_flush_no_call_is_made_before_the_budgets_are_rebuilt_and_
         await until(exhausted, what="a cap that is reached")
         await load.stop()
         results = [await plane.result(job_id) for job_id in (*load.accepted, *holding)]
-        compared: Comparison = await until(money.agree, what="books that agree")
+        compared: BudgetComparison = await until(money.agree, what="counters that agree with the record")
         events = {one.attempt_id: one for one in await money.events()}
         late = [
             call
@@ -361,11 +361,11 @@ async def test_after_a_flush_no_call_is_made_before_the_budgets_are_rebuilt_and_
         assert not [one for one in events_told if one["kind"] == "repaired"]
 
 
-def _daily(compared: Comparison, key: str) -> int:
+def _daily(compared: BudgetComparison, key: str) -> int:
     [spent] = [
-        book.figures[key].spent
-        for book in compared.snapshot.periods
-        if book.period.window == "daily" and key in book.figures
+        one.figures[key].spent
+        for one in compared.snapshot.periods
+        if one.period.window == "daily" and key in one.figures
     ]
     return spent
 
@@ -378,15 +378,15 @@ async def test_counters_that_are_wrong_are_repaired_from_the_record_and_the_repa
             await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": PROMPT})
         for number in range(20):
             await plane.result(f"j{number}")
-        right: Comparison = await until(money.agree, what="books that agree")
+        right: BudgetComparison = await until(money.agree, what="counters that agree with the record")
         [key] = [one async for one in money.redis.client.scan_iter("bw:{budget}:daily:*")]
         for name in BUDGET_SERVICES:
             await plane.terminate(name)
         await money.redis.client.hincrby(key, "spent:agent:writer", 7)
         await money.redis.client.hincrby(key, "reserved:global", 5)
         wrong = await money.compared()
-        assert [one.difference for one in wrong.side_by_side().books if one.difference] == [7]
-        assert not wrong.side_by_side().equal
+        assert [one.difference for one in wrong.reconciliation().budgets if one.difference] == [7]
+        assert not wrong.reconciliation().equal
         for name in BUDGET_SERVICES:
             plane.start("budget", name)
 
@@ -402,7 +402,7 @@ async def test_counters_that_are_wrong_are_repaired_from_the_record_and_the_repa
         }
         now = await money.compared()
         assert now.snapshot.figures == right.snapshot.figures
-        assert now.side_by_side().equal
+        assert now.reconciliation().equal
 
 
 async def test_a_cap_that_is_changed_in_the_file_holds_a_moment_later(start_money: Any) -> None:

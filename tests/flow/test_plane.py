@@ -83,7 +83,7 @@ def start_whole(start_plane: StartPlane, clickhouse_server: RunningServer, tmp_p
     return start
 
 
-async def test_a_thousand_jobs_at_64_in_flight_are_in_the_books_to_the_nano_dollar(start_whole: Any) -> None:
+async def test_a_thousand_jobs_at_64_in_flight_are_on_record_to_the_nano_dollar(start_whole: Any) -> None:
     agents = {"writer": {"model": "sim/m", "concurrency": 64}}
     async with start_whole({"sim/m": model()}, agents) as whole:
         plane, slots = whole.plane, asyncio.Semaphore(64)
@@ -124,10 +124,10 @@ async def test_a_thousand_jobs_at_64_in_flight_are_in_the_books_to_the_nano_doll
             return int(await client.hget(key, "calls:global") or 0) == 1000
 
         await until(settled, what="all calls settled")
-        books = await client.hgetall(key)
+        counted = await client.hgetall(key)
         await client.aclose()
-        assert int(books["spent:global"]) == 1000 * COST_NANO == plane.sim.ledger.totals.cost_nano
-        assert int(books["reserved:global"]) == 0
+        assert int(counted["spent:global"]) == 1000 * COST_NANO == plane.sim.ledger.totals.cost_nano
+        assert int(counted["reserved:global"]) == 0
         assert plane.sim.ledger.totals.calls == 1000
 
 
@@ -158,7 +158,7 @@ async def test_one_job_id_fifty_times_over_http_and_nats_is_one_execution_and_fi
         await until(lambda: _equals(whole, "SELECT count() FROM executions FINAL", (1,)), what="the execution")
 
 
-async def test_an_outage_of_clickhouse_delays_the_books_and_loses_nothing(
+async def test_an_outage_of_clickhouse_delays_the_record_and_loses_nothing(
     start_whole: Any, clickhouse_server: RunningServer
 ) -> None:
     async with start_whole({"sim/m": model()}, {"writer": {"model": "sim/m"}}) as whole:

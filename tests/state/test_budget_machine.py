@@ -24,7 +24,7 @@ from breakwater.policy.budget import Caps, CapTable, Counter, scope_keys
 from breakwater.policy.caps import fits
 from breakwater.policy.ledger import Figures, Place, figures_of, ledger, places_of
 from breakwater.policy.periods import WINDOWS, periods_at, periods_since
-from breakwater.state.budget_books import KEEP, BudgetBooks, Notes
+from breakwater.state.budget_counters import KEEP, BudgetCounters, Notes
 from breakwater.state.budgets import LEASES, Budgets, CountersLost, NotFilled, OverBudget, Reserved, Settlement
 from tests.contracts.test_messages import attempt
 from tests.servers import RunningServer
@@ -78,7 +78,7 @@ class Money(RedisMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.budgets, self.books = Budgets(self.redis, ZONE), BudgetBooks(self.redis, ZONE)
+        self.budgets, self.all_counters = Budgets(self.redis, ZONE), BudgetCounters(self.redis, ZONE)
         self.periods = periods_since(self.now() - KEEP, self.now() + timedelta(days=1), ZONE)
         self.caps = {key: Caps.model_construct(daily_usd=150, monthly_usd=200, enforcement="hard") for key in KEYS}
         self.calls: list[Call] = []
@@ -292,7 +292,7 @@ class Money(RedisMachine):
         raised = None
         if limit is not None:
             raised = CapRaise(limit=limit, configured=over, by="ops", reason="Ä|\n", at=self.now())
-        self.run(self.books.note_raise(period, key, raised))
+        self.run(self.all_counters.note_raise(period, key, raised))
         for known in (self.raised, self.raises):
             known.pop(place, None)
             if limit is not None:
@@ -342,7 +342,7 @@ class Money(RedisMachine):
     @precondition(lambda self: self.filled)
     @rule()
     def a_second_service_fills_them_too(self) -> None:
-        assert not self.run(self.books.fill(None, LOG, 0, self.periods, {}, {}))
+        assert not self.run(self.all_counters.fill(None, LOG, 0, self.periods, {}, {}))
 
     def fill(self, upto: int) -> None:
         figures = ledger(self.log[:upto], ZONE)
@@ -356,7 +356,7 @@ class Money(RedisMachine):
             )
             for period in self.periods
         }
-        assert self.run(self.books.fill(None, LOG, upto, self.periods, figures, notes))
+        assert self.run(self.all_counters.fill(None, LOG, upto, self.periods, figures, notes))
         self.filled, self.figures, self.counted = True, figures, set(range(1, upto + 1))
         self.raised, self.anew = dict(self.raises), True
 
@@ -364,7 +364,7 @@ class Money(RedisMachine):
 
     @invariant()
     def redis_has_what_it_must_have(self) -> None:
-        found = self.run(self.books.snapshot(self.periods, LOG, 1, len(self.log)))
+        found = self.run(self.all_counters.snapshot(self.periods, LOG, 1, len(self.log)))
         assert (found.filled is not None) == self.filled
         if self.filled:
             assert {one for one in range(1, len(self.log) + 1) if found.counts(one)} == self.counted
@@ -380,9 +380,9 @@ class Money(RedisMachine):
             expected = self.figures.get(place, Figures()) + Figures(spent=charged.get(place, 0))
             assert found.figures.get(place, Figures()) == expected
         assert {
-            (book.period.name, key): (raised.limit, raised.configured)
-            for book in found.periods
-            for key, raised in book.notes.raises.items()
+            (one.period.name, key): (raised.limit, raised.configured)
+            for one in found.periods
+            for key, raised in one.notes.raises.items()
         } == self.raised
         places = {*found.figures, *found.reserved}
         self.check_caps(
@@ -412,7 +412,7 @@ class Money(RedisMachine):
             if not held.charged:
                 self.lapse(name)
         self.redis_has_what_it_must_have()
-        found = self.run(self.books.snapshot(self.periods))
+        found = self.run(self.all_counters.snapshot(self.periods))
         assert not any(found.reserved.values())
         charged, record = found.held(charged=True), ledger(self.log, ZONE)
         sums = {place: one - Figures(spent=charged.get(place, 0)) for place, one in found.figures.items()}

@@ -12,8 +12,8 @@ import pytest
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.ledger import Figures, Place, ledger
 from breakwater.policy.periods import WINDOWS, Period, Periods, periods_since
-from breakwater.state import budget_books, budgets
-from breakwater.state.budget_books import BudgetBooks
+from breakwater.state import budget_counters, budgets
+from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets, OverBudget, PeriodChanged, Reserved, Settlement
 from breakwater.state.connection import Redis
 from tests.contracts.test_messages import attempt
@@ -47,7 +47,7 @@ MOMENTS = [
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those days are over, and Redis would let their counters go at once."""
-    for module in (budgets, budget_books):
+    for module in (budgets, budget_counters):
         monkeypatch.setattr(module, "KEEP_MS", 100 * 365 * 24 * 3_600_000)
 
 
@@ -55,7 +55,7 @@ async def sums(redis: Redis) -> tuple[dict[Place, int], dict[Place, Figures]]:
     """What is held, and what was spent, wherever there is any."""
     first, last = (datetime.fromisoformat(moment) for moment, _, _ in (MOMENTS[0], MOMENTS[-1]))
     periods = periods_since(first - timedelta(days=2), last + timedelta(days=2), BERLIN)
-    found = await BudgetBooks(redis, BERLIN).snapshot(periods)
+    found = await BudgetCounters(redis, BERLIN).snapshot(periods)
     none = Figures()
     return (
         {place: held for place, held in found.reserved.items() if held},
@@ -81,7 +81,7 @@ async def hold(redis: Redis, attempt_id: str, amount: int, at: datetime) -> None
 
 @pytest.mark.usefixtures("kept")
 async def test_what_is_held_before_midnight_and_settled_after_it_counts_before(redis: Redis) -> None:
-    assert await BudgetBooks(redis, BERLIN).fill(None, LOG, 0, (), {}, {})
+    assert await BudgetCounters(redis, BERLIN).fill(None, LOG, 0, (), {}, {})
     held, costs = [3**step for step in range(len(MOMENTS))], [2**step for step in range(len(MOMENTS))]
     attempts = [
         attempt(attempt_id=f"j{step}:1", tenant="t", cost=cost, reserved=amount, reserved_at=moment)
@@ -123,7 +123,7 @@ async def test_what_is_released_after_midnight_is_given_back_where_it_was_held(r
 async def test_a_call_whose_worker_saw_another_day_counts_in_the_day_of_its_reservation(
     redis: Redis, midnight: str
 ) -> None:
-    assert await BudgetBooks(redis, BERLIN).fill(None, LOG, 0, (), {}, {})
+    assert await BudgetCounters(redis, BERLIN).fill(None, LOG, 0, (), {}, {})
     after = datetime.fromisoformat(midnight)
     before = after - timedelta(milliseconds=1)
     for attempt_id, reserved_at in (("j:1", before), ("k:1", after)):
@@ -157,9 +157,9 @@ async def test_a_day_and_a_month_that_end_while_calls_are_made_have_each_what_is
         return old if old.day.holds(ms_from_time(moment)) else new
 
     monkeypatch.setattr(budgets, "periods_at", calendar)
-    books = BudgetBooks(redis, BERLIN)
+    all_counters = BudgetCounters(redis, BERLIN)
     periods = (old.day, old.month, new.day, new.month)
-    assert await books.fill(None, LOG, 0, periods, {}, {})
+    assert await all_counters.fill(None, LOG, 0, periods, {}, {})
     counters = against(caps(daily=room), of_tenant=caps(monthly=room))
     granted: dict[str, int] = {}
     refused: list[OverBudget] = []
@@ -187,12 +187,12 @@ async def test_a_day_and_a_month_that_end_while_calls_are_made_have_each_what_is
     by_day = {one.name: [name for name, at in granted.items() if one.holds(at)] for one in (old.day, new.day)}
     assert {name: len(attempts) for name, attempts in by_day.items()} == {"the last day": room, "the first day": room}
     assert {over.resets_at_ms for over in refused} == {midnight, new.day.end_ms}
-    held = (await books.snapshot(periods)).reservations
+    held = (await all_counters.snapshot(periods)).reservations
     assert {one.attempt_id: (one.day, one.month) for one in held} == {
         **dict.fromkeys(by_day["the last day"], ("the last day", "the old month")),
         **dict.fromkeys(by_day["the first day"], ("the first day", "the new month")),
     }
-    snapshot = await books.snapshot(periods)
+    snapshot = await all_counters.snapshot(periods)
     assert snapshot.reserved == {(one.name, key): room for one in periods for key in KEYS}
     # All are settled after midnight; each at a price of its own, so that none can stand for another.
     costs = {attempt_id: 2**place for place, attempt_id in enumerate(sorted(granted))}
@@ -205,7 +205,7 @@ async def test_a_day_and_a_month_that_end_while_calls_are_made_have_each_what_is
             ],
             LOG,
         )
-    snapshot = await books.snapshot(periods)
+    snapshot = await all_counters.snapshot(periods)
     assert not any(snapshot.reserved.values())
     for day, month in ((old.day.name, old.month.name), (new.day.name, new.month.name)):
         spent = sum(1 + costs[attempt_id] % 1_000_003 for attempt_id in by_day[day])

@@ -20,7 +20,7 @@ from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import Caps, CapTable, Counter
 from breakwater.policy.ledger import Figures, ledger
 from breakwater.policy.periods import WINDOWS
-from breakwater.state.budget_books import BudgetBooks, Snapshot
+from breakwater.state.budget_counters import BudgetCounters, Snapshot
 from breakwater.state.budgets import Budgets, PeriodChanged, Reserved, Settlement
 from breakwater.state.connection import Redis, ScriptCall
 
@@ -216,8 +216,8 @@ class Fleet:
             await self._budgets.settle([settlement(*event) for event in events[start : start + 100]], LOG)
 
     async def snapshot(self) -> Snapshot:
-        books = BudgetBooks(self._redis, ZONE)
-        return await books.snapshot(books.periods(datetime.now(UTC)))
+        all_counters = BudgetCounters(self._redis, ZONE)
+        return await all_counters.snapshot(all_counters.periods(datetime.now(UTC)))
 
 
 async def test_processes_that_are_killed_at_any_moment_overrun_no_cap_and_leave_nothing_held(
@@ -225,8 +225,8 @@ async def test_processes_that_are_killed_at_any_moment_overrun_no_cap_and_leave_
 ) -> None:
     from tests.contracts.test_messages import attempt  # the processes start faster without
 
-    books = BudgetBooks(redis, ZONE)
-    assert await books.fill(None, LOG, 0, books.periods(datetime.now(UTC)), {}, {})
+    all_counters = BudgetCounters(redis, ZONE)
+    assert await all_counters.fill(None, LOG, 0, all_counters.periods(datetime.now(UTC)), {}, {})
     fleet = Fleet(redis, redis_server.url)
     sweepers = [asyncio.create_task(fleet.sweep_on()) for _ in range(2)]
     try:

@@ -17,7 +17,7 @@ from breakwater.contracts.types import ms_from_time
 from breakwater.policy.budget import Caps, CapTable, Counter
 from breakwater.policy.ledger import Figures, Ledger
 from breakwater.policy.periods import WINDOWS, period
-from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import (
     LEASES,
     RESERVATIONS,
@@ -62,11 +62,13 @@ def against(
     return table.counters(agent, tenant)
 
 
-async def filled(redis: Redis, *, log: str = LOG, upto: int = 0, figures: Ledger | None = None) -> BudgetBooks:
+async def filled(redis: Redis, *, log: str = LOG, upto: int = 0, figures: Ledger | None = None) -> BudgetCounters:
     """Makes the counters ready, as the budget service does."""
-    books = BudgetBooks(redis, ZONE)
-    assert await books.fill(await books.filled(), log, upto, books.periods(now()), figures or {}, {})
-    return books
+    all_counters = BudgetCounters(redis, ZONE)
+    assert await all_counters.fill(
+        await all_counters.filled(), log, upto, all_counters.periods(now()), figures or {}, {}
+    )
+    return all_counters
 
 
 async def ask(
@@ -248,15 +250,15 @@ async def test_budgets_of_others_are_left_alone(redis: Redis) -> None:
 
 
 async def test_a_cap_that_a_person_raised_grants_more_until_it_is_taken_back(redis: Redis) -> None:
-    books, counters = await filled(redis), against(of_agent=caps(daily=10))
+    all_counters, counters = await filled(redis), against(of_agent=caps(daily=10))
     current = period("daily", now(), ZONE)
     assert isinstance(await ask(redis, "j:1", 11, counters), OverBudget)
-    await books.note_raise(current, "agent:a", RAISE)
+    await all_counters.note_raise(current, "agent:a", RAISE)
     assert isinstance(await ask(redis, "j:1", 11, counters), Reserved)
     refused = await ask(redis, "k:1", 5, counters)
     assert isinstance(refused, OverBudget)
     assert refused.limit == 15
-    await books.note_raise(current, "agent:a", None)
+    await all_counters.note_raise(current, "agent:a", None)
     refused = await ask(redis, "k:1", 1, counters)
     assert isinstance(refused, OverBudget)
     assert (refused.limit, refused.reserved) == (10, 11)
@@ -264,8 +266,8 @@ async def test_a_cap_that_a_person_raised_grants_more_until_it_is_taken_back(red
 
 @pytest.mark.parametrize("cap", [20, 12, 9])
 async def test_a_cap_that_the_config_changed_since_a_raise_holds_instead_of_it(redis: Redis, cap: int) -> None:
-    books, counters = await filled(redis), against(of_agent=caps(daily=cap))
-    await books.note_raise(period("daily", now(), ZONE), "agent:a", RAISE)
+    all_counters, counters = await filled(redis), against(of_agent=caps(daily=cap))
+    await all_counters.note_raise(period("daily", now(), ZONE), "agent:a", RAISE)
     refused = await ask(redis, "j:1", cap + 1, counters)
     assert isinstance(refused, OverBudget)
     assert refused.limit == cap
@@ -369,9 +371,9 @@ async def test_events_that_many_services_settle_at_once_are_counted_once(redis: 
 
 
 async def test_a_settlement_tells_the_cap_that_a_person_raised(redis: Redis) -> None:
-    books = await filled(redis)
+    all_counters = await filled(redis)
     raised = CapRaise(limit=2**53, configured=2**52, by="ops", reason="a sale", at=now())
-    await books.note_raise(period("monthly", now(), ZONE), "tenant:t", raised)
+    await all_counters.note_raise(period("monthly", now(), ZONE), "tenant:t", raised)
     [totals] = await Budgets(redis, ZONE).settle([settlement("j:1", 5, 4)], LOG)
     told = {(total.period.window, total.key): total.raised for total in totals if total.raised is not None}
     assert told == {("monthly", "tenant:t"): (2**53, 2**52)}

@@ -1,4 +1,4 @@
-"""The questions people ask of the tables: `breakwater agents`, `breakwater executions`, and the books.
+"""The questions people ask of the tables: `breakwater agents`, `breakwater executions`, and what each model cost.
 
 Everything is read with FINAL: a row that was stored twice and not yet merged counts once. Money comes back as integer
 nano-dollars, None where nothing of it is known. Dry runs are left out of the figures, as they did no work.
@@ -73,7 +73,7 @@ ORDER BY started_at, number
 SETTINGS use_skip_indexes_if_final = 1
 """
 
-BOOKS = """
+SPEND_BY_MODEL = """
 SELECT
     model,
     countIf(cost_basis = 'billed') AS billed_calls,
@@ -147,7 +147,7 @@ class ExecutionLine:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelBooks:
+class ModelSpend:
     """What was paid for a model: sums over its calls. Tokens and cost are None where no call told them."""
 
     model: str
@@ -212,10 +212,10 @@ async def find_execution(analytics: Analytics, execution_id: str) -> Execution |
     return execution_of(record, (attempt_of(row) for row in attempts))
 
 
-async def books(analytics: Analytics, *, since: datetime | None = None) -> tuple[ModelBooks, ...]:
+async def spend_by_model(analytics: Analytics, *, since: datetime | None = None) -> tuple[ModelSpend, ...]:
     """What each model cost since a time, by the beginning of the calls. Raises as `Analytics.query` does."""
-    rows = (await analytics.query(BOOKS, {"since_ms": _since_ms(since)})).named()
-    return tuple(ModelBooks(**in_nano(row, "cost")) for row in rows)
+    rows = (await analytics.query(SPEND_BY_MODEL, {"since_ms": _since_ms(since)})).named()
+    return tuple(ModelSpend(**in_nano(row, "cost")) for row in rows)
 
 
 async def waste_by_cause(

@@ -5,7 +5,7 @@ twice is replaced. Two things follow. Everything is read with FINAL, as the repl
 whatever partitions or sorts a table must never change for a key: rows are replaced within a partition only. Hence
 `executions` by `completed_at` and `attempts` by `started_at`: both stand in the one record that the bus lets exactly
 one writer publish. A job id that is used again after the bus forgot it ran again, and cost again: other times, so
-another row, as it must be for the books. The small tables have no partition at all.
+another row, as sums of money require. The small tables have no partition at all.
 
 The two large ones are sorted by the hour first, and by the agent within it. Parts come in the order of time, so FINAL
 has something to compare only where they meet, and what is old costs no more than without it. By the agent first, every

@@ -83,7 +83,7 @@ def _grant(user: str, *, publish: Iterable[str], subscribe: Iterable[str] = (), 
     return Grant(user, tuple(publish), (f"{inbox_prefix(user)}.>", *subscribe), answers)
 
 
-BOOKS = (
+RECORD = (
     f"$JS.API.STREAM.INFO.{Stream.EVENTS}",
     *(f"$JS.API.CONSUMER.INFO.{Stream.EVENTS}.{consumer}" for consumer in ("sink-events", "budget")),
 )
@@ -103,7 +103,7 @@ BACKLOGS = tuple(
         f"{Stream.ALERTER}.{ALERTER_AGAIN}",
     )
 )
-"""How much waits for workers and services; those of BOOKS go with them."""
+"""How much waits for workers and services; those of RECORD go with them."""
 
 GRANTS = (
     _grant(
@@ -126,8 +126,8 @@ GRANTS = (
             "bw.alerter.test.*",
             f"$JS.API.STREAM.INFO.{Stream.ALERTS}",
             *reads(Stream.ALERTS, Stream.ALERTER),
-            # It compares the budgets' books for whoever asks.
-            *BOOKS,
+            # It compares the budgets with the record for whoever asks.
+            *RECORD,
             *BACKLOGS,
         ),
         subscribe=("bw.results.>", "bw.progress.>"),
@@ -172,7 +172,7 @@ GRANTS = (
             "bw.dlq.>",
             *consumes(Stream.EVENTS, "budget"),
             # When Redis was emptied, it builds its state anew from what is stored; else it compares the two.
-            *BOOKS,
+            *RECORD,
             *reads(Stream.EVENTS),
         ),
     ),

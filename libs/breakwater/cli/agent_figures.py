@@ -106,11 +106,11 @@ async def _summaries(url: str, since: datetime) -> dict[str, AgentSummary]:
 
 async def _spent_today(url: str, config: Config) -> dict[str, int]:
     from breakwater.policy.periods import period
-    from breakwater.state.budget_books import BudgetBooks
+    from breakwater.state.budget_counters import BudgetCounters
 
     zone = config.budgets.zone
     async with connect.state(url) as redis:
-        snapshot = await BudgetBooks(redis, zone).snapshot([period("daily", datetime.now(UTC), zone)])
+        snapshot = await BudgetCounters(redis, zone).snapshot([period("daily", datetime.now(UTC), zone)])
     sums = snapshot.periods[0].figures
     return {key.removeprefix("agent:"): one.spent for key, one in sums.items() if key.startswith("agent:")}
 

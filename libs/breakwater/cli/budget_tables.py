@@ -1,4 +1,4 @@
-"""How budgets and their books are shown to people."""
+"""How budgets and their reconciliation are shown to people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from breakwater.cli import formats, output
 
 if TYPE_CHECKING:
     from breakwater.contracts.api import BudgetStatus
-    from breakwater.contracts.events import BudgetBook, BudgetBooks, BudgetEvent
+    from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, Reconciliation
 
 WARN_PERCENT = 80
 
@@ -74,8 +74,8 @@ def note_exceeded(budgets: Sequence[BudgetStatus]) -> None:
         )
 
 
-def show_books(books: BudgetBooks) -> None:
-    """Prints the books side by side, and whether they agree."""
+def show_reconciliation(reconciliation: Reconciliation) -> None:
+    """Prints the counters beside the record, and whether they agree."""
     output.table(
         [
             output.Column("budget"),
@@ -88,23 +88,23 @@ def show_books(books: BudgetBooks) -> None:
         ],
         [
             (
-                book.budget,
-                book.period,
+                budget.budget,
+                budget.period,
                 # To the nano-dollar, as it is compared.
-                formats.money(book.counted),
-                formats.money(book.stored),
-                formats.money(book.logged),
-                formats.money(book.unrecorded),
-                (formats.money(book.difference), "red" if _differs(book) else ""),
+                formats.money(budget.counted),
+                formats.money(budget.stored),
+                formats.money(budget.logged),
+                formats.money(budget.unrecorded),
+                (formats.money(budget.difference), "red" if _differs(budget) else ""),
             )
-            for book in books.books
+            for budget in reconciliation.budgets
         ],
         empty="nothing is counted, and nothing on record",
     )
-    if books.equal:
-        output.styled(("the books agree", "green"))
+    if reconciliation.equal:
+        output.styled(("the counters agree with the record", "green"))
         return
-    output.styled(("the books differ", "red"), f": {_what_differs(books)}")
+    output.styled(("the counters differ from the record", "red"), f": {_what_differs(reconciliation)}")
     output.note("the budget service compares them by itself and repairs the counters; what is on record stays")
 
 
@@ -151,14 +151,15 @@ def _estimate(budget: BudgetStatus) -> output.Cell:
     return (f"{told.percent:.0f} %", "red" if told.exceeded else "")
 
 
-def _differs(book: BudgetBook) -> bool:
-    return book.difference != 0 or book.counted_calls != book.recorded_calls
+def _differs(budget: BudgetReconciliation) -> bool:
+    return budget.difference != 0 or budget.counted_calls != budget.recorded_calls
 
 
-def _what_differs(books: BudgetBooks) -> str:
-    wrong = [f"{book.budget} of {book.period}" for book in books.books if _differs(book)]
-    if books.reserved != books.held:
-        wrong.append(f"{formats.money(books.reserved)} reserved for calls that hold {formats.money(books.held)}")
+def _what_differs(reconciliation: Reconciliation) -> str:
+    wrong = [f"{budget.budget} of {budget.period}" for budget in reconciliation.budgets if _differs(budget)]
+    if reconciliation.reserved != reconciliation.held:
+        reserved, held = formats.money(reconciliation.reserved), formats.money(reconciliation.held)
+        wrong.append(f"{reserved} reserved for calls that hold {held}")
     return ", ".join(wrong) or "not in what is spent, but in what is held for calls, or was estimated for them"
 
 

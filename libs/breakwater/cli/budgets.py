@@ -1,4 +1,4 @@
-"""`breakwater budgets`: what is left of every budget, whether the books agree, and raising a cap."""
+"""`breakwater budgets`: what is left of every budget, whether its counters agree with the record, and raising a cap."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from breakwater.cli.plane import ApiKeyOption, DataOption, JsonOption, Plane, Ur
 
 NOT_FILLED = "the counters are being rebuilt: the figures tell nothing, and hard caps refuse calls until it is done"
 
-_HELP = """See what is left of every budget, compare the books, raise a cap. Without a command it lists them.
+_HELP = """See what is left of every budget, compare it with the record, raise a cap. Without a command it lists them.
 
 For example:
 
@@ -91,18 +91,18 @@ def reconcile(
 
         breakwater budgets reconcile
 
-        breakwater budgets reconcile --json | jq '.books[] | select(.difference != "0.000000000")'
+        breakwater budgets reconcile --json | jq '.budgets[] | select(.difference != "0.000000000")'
     """
     from breakwater.cli import api
-    from breakwater.contracts.events import BudgetBooks
+    from breakwater.contracts.events import Reconciliation
 
-    document = run(api.get(Plane(data).door(url, api_key), "budgets/books"))
-    books = api.read(BudgetBooks, document)
+    document = run(api.get(Plane(data).door(url, api_key), "budgets/reconciliation"))
+    reconciliation = api.read(Reconciliation, document)
     if as_json:
         output.json_document(document)
     else:
-        budget_tables.show_books(books)
-    if not books.equal:
+        budget_tables.show_reconciliation(reconciliation)
+    if not reconciliation.equal:
         raise typer.Exit(ExitCode.FAILED)
 
 

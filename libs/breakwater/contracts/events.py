@@ -110,8 +110,8 @@ class CapRaise(Event):
     at: Timestamp
 
 
-class BudgetBook(Event):
-    """What two books say of one budget in one period: the counter in Redis, and the record of attempts."""
+class BudgetReconciliation(Event):
+    """One budget in one period, by its counter in Redis and by the record of attempts."""
 
     budget: str
     period: str
@@ -127,11 +127,11 @@ class BudgetBook(Event):
     recorded_calls: Count
 
 
-class BudgetBooks(Event):
-    """The books side by side, as of one moment."""
+class Reconciliation(Event):
+    """The budgets' counters beside the record of attempts, as of one moment."""
 
     equal: bool
-    books: tuple[BudgetBook, ...]
+    budgets: tuple[BudgetReconciliation, ...]
     reserved: Money = Field(description="Held for calls under way, by the counters of all agents together.")
     held: Money = Field(description="The same by the calls' own leases.")
     at: Timestamp

@@ -111,5 +111,5 @@ def _known(attributes: dict[str, Attribute | None]) -> _Attributes:
 
 
 def _usd(nano: int | None) -> float | None:
-    # A number, as text can't be summed where traces are looked at; the books are kept elsewhere, to the nano-dollar.
+    # A number, as text can't be summed where traces are looked at; exact sums, to the nano-dollar, are elsewhere.
     return None if nano is None else nano / NANO_PER_USD

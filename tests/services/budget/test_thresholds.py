@@ -16,7 +16,7 @@ from breakwater.contracts.events import BudgetEvent, CapRaise
 from breakwater.contracts.execution import Attempt
 from breakwater.policy.budget import Caps, CapTable
 from breakwater.policy.periods import periods_at
-from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets
 from breakwater.state.connection import Redis
 from services.budget.handlers import BudgetHandler
@@ -56,19 +56,19 @@ class Service:
     """A budget handler whose counters are there."""
 
     def __init__(self, redis: Redis, caps: Callable[[], Caps]) -> None:
-        self.books, self._heard, self._sequence = BudgetBooks(redis, ZONE), Heard(), 0
+        self.counters, self._heard, self._sequence = BudgetCounters(redis, ZONE), Heard(), 0
 
         async def filled(_: bool) -> str:
             return LOG
 
         async def fresh() -> None:
-            assert await self.books.fill(None, LOG, 0, self.books.periods(datetime.now(UTC)), {}, {})
+            assert await self.counters.fill(None, LOG, 0, self.counters.periods(datetime.now(UTC)), {}, {})
 
         self.start = fresh
         self._handler = BudgetHandler(
             lambda: CapTable(Caps(), {"writer": caps()}, {}),
             Budgets(redis, ZONE),
-            self.books,
+            self.counters,
             cast(Publisher, self._heard),
             cast(Lookup, None),
             filled,
@@ -107,7 +107,7 @@ class Service:
     async def raise_to(self, limit: int, configured: int) -> None:
         now = datetime.now(UTC)
         raised = CapRaise(limit=limit, configured=configured, by="ops", reason="a sale", at=now)
-        await self.books.note_raise(periods_at(now, ZONE).day, "agent:writer", raised)
+        await self.counters.note_raise(periods_at(now, ZONE).day, "agent:writer", raised)
 
 
 def hard(limit: int) -> Caps:

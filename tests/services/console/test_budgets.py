@@ -241,8 +241,8 @@ async def test_who_may_only_look_is_told_so(visited: Console):
     assert raises(visited) == []
 
 
-async def test_the_books_are_compared_when_asked_for(console: Console):
-    book = {
+async def test_the_counters_are_compared_with_the_record_when_asked_for(console: Console):
+    budget = {
         "budget": "global/daily",
         "period": "2026-11-22",
         "counted": "2",
@@ -254,11 +254,17 @@ async def test_the_books_are_compared_when_asked_for(console: Console):
         "counted_calls": 3,
         "recorded_calls": 2,
     }
-    books = {"equal": False, "books": [book], "reserved": "0", "held": "0", "at": "2026-11-22T10:00:00.000Z"}
-    console.interface.answers["GET budgets/books"] = 200, books
-    page = await console.get("/budgets/books")
+    reconciliation = {
+        "equal": False,
+        "budgets": [budget],
+        "reserved": "0",
+        "held": "0",
+        "at": "2026-11-22T10:00:00.000Z",
+    }
+    console.interface.answers["GET budgets/reconciliation"] = 200, reconciliation
+    page = await console.get("/budgets/reconciliation")
     assert "They do not agree" in page.words
     assert "$0.50" in page.words
     assert "3 counted, 2 on record" in page.words
-    console.interface.answers["GET budgets/books"] = 200, {**books, "equal": True, "books": []}
-    assert "They agree" in (await console.get("/budgets/books")).words
+    console.interface.answers["GET budgets/reconciliation"] = 200, {**reconciliation, "equal": True, "budgets": []}
+    assert "They agree" in (await console.get("/budgets/reconciliation")).words

@@ -1,4 +1,4 @@
-"""Budgets over HTTP: how they stand, whether the books agree, and caps that a person raises."""
+"""Budgets over HTTP: how they stand, whether their counters agree with the record, and caps that a person raises."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -19,13 +19,12 @@ from breakwater.bus.publisher import Publisher
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from breakwater.contracts import subjects
-from breakwater.contracts.events import BudgetBook, BudgetEvent, CapRaise
-from breakwater.contracts.events import BudgetBooks as Books
+from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
 from breakwater.contracts.types import NANO_PER_USD
 from breakwater.policy.ledger import Figures, Ledger
 from breakwater.policy.periods import Periods, periods_at
 from breakwater.policy.redact import Redactor
-from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import FILLED, NotFilled
 from breakwater.state.connection import Redis, StateUnavailable
 from services.request.budgets import BudgetRoutes
@@ -68,8 +67,8 @@ def periods() -> Periods:
 
 
 async def fill(redis: Redis, figures: Ledger | None = None, log: str = "log") -> None:
-    books = BudgetBooks(redis, BERLIN)
-    assert await books.fill(await books.filled(), log, 0, books.periods(datetime.now(UTC)), figures or {}, {})
+    counters = BudgetCounters(redis, BERLIN)
+    assert await counters.fill(await counters.filled(), log, 0, counters.periods(datetime.now(UTC)), figures or {}, {})
 
 
 async def standing(door: Door, budget: str = "agent:writer/daily") -> dict[str, Any]:
@@ -79,9 +78,9 @@ async def standing(door: Door, budget: str = "agent:writer/daily") -> dict[str, 
 
 
 async def noted(redis: Redis, key: str = "agent:writer") -> CapRaise | None:
-    books = BudgetBooks(redis, BERLIN)
-    [book] = (await books.snapshot([periods().day])).periods
-    return book.notes.raises.get(key)
+    counters = BudgetCounters(redis, BERLIN)
+    [found] = (await counters.snapshot([periods().day])).periods
+    return found.notes.raises.get(key)
 
 
 async def test_budgets_are_listed_with_whether_their_counters_are_there(capped: Door, redis: Redis) -> None:
@@ -353,7 +352,7 @@ async def test_one_that_is_published_but_not_noted_is_noted_when_it_is_asked_for
         raise StateUnavailable("Redis did not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(BudgetBooks, "note_raise", away)
+        patch.setattr(BudgetCounters, "note_raise", away)
         answer = await capped.act("budgets/raise", **RAISE)
     assert (answer.status, answer.code) == (503, "unavailable")
     assert await noted(redis) is None
@@ -363,7 +362,7 @@ async def test_one_that_is_published_but_not_noted_is_noted_when_it_is_asked_for
 
 async def test_nobody_is_told_of_money_without_a_key(capped: Door, redis: Redis) -> None:
     await fill(redis)
-    for method, path in [("GET", "budgets"), ("GET", "budgets/books"), ("POST", "budgets/raise")]:
+    for method, path in [("GET", "budgets"), ("GET", "budgets/reconciliation"), ("POST", "budgets/raise")]:
         answer = await capped.ask(method, f"/api/v1/{path}", headers={"Authorization": ""})
         assert (answer.status, answer.code) == (401, "unauthorized")
         other = await capped.ask("PUT", f"/api/v1/{path}")
@@ -375,16 +374,16 @@ async def test_without_redis_nothing_is_claimed_of_money(redis_away: Door) -> No
         assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
 
 
-def routes(redis: Redis, compare: Callable[[], Awaitable[Books]]) -> BudgetRoutes:
+def routes(redis: Redis, compare: Callable[[], Awaitable[Reconciliation]]) -> BudgetRoutes:
     def nobody() -> Any:
         raise BusUnavailable("NATS is not connected")
 
     publisher, redactor = Publisher(nobody, "request"), Redactor.compile(parse_config(CONFIG).redaction)
-    return BudgetRoutes(lambda: CAPS, BudgetBooks(redis, BERLIN), publisher, redactor, compare)
+    return BudgetRoutes(lambda: CAPS, BudgetCounters(redis, BERLIN), publisher, redactor, compare)
 
 
-async def test_the_books_are_told_side_by_side_whether_they_agree_or_not(redis: Redis) -> None:
-    book = BudgetBook(
+async def test_counters_and_record_are_answered_whether_they_agree_or_not(redis: Redis) -> None:
+    budget = BudgetReconciliation(
         budget="global/daily",
         period="2026-11-21",
         counted=5,
@@ -396,14 +395,16 @@ async def test_the_books_are_told_side_by_side_whether_they_agree_or_not(redis: 
         counted_calls=2,
         recorded_calls=1,
     )
-    books = Books(equal=False, books=(book,), reserved=0, held=0, at=datetime(2026, 11, 21, tzinfo=UTC))
+    reconciliation = Reconciliation(
+        equal=False, budgets=(budget,), reserved=0, held=0, at=datetime(2026, 11, 21, tzinfo=UTC)
+    )
 
-    async def compare() -> Books:
-        return books
+    async def compare() -> Reconciliation:
+        return reconciliation
 
-    answer = await routes(redis, compare).books(Request({"type": "http"}))
+    answer = await routes(redis, compare).reconciliation(Request({"type": "http"}))
     assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/json")
-    assert Books.model_validate_json(bytes(answer.body)) == books
+    assert Reconciliation.model_validate_json(bytes(answer.body)) == reconciliation
 
 
 @pytest.mark.parametrize(
@@ -416,14 +417,14 @@ async def test_the_books_are_told_side_by_side_whether_they_agree_or_not(redis: 
         (NotFilled(), "not_filled", "the counters are being rebuilt"),
     ],
 )
-async def test_books_that_can_not_be_compared_now_are_said_to_be_so(
+async def test_counters_that_can_not_be_compared_now_are_said_to_be_so(
     redis: Redis, error: Exception, code: str, said: str
 ) -> None:
-    async def compare() -> Books:
+    async def compare() -> Reconciliation:
         raise error
 
     with pytest.raises(Problem) as raised:
-        await routes(redis, compare).books(Request({"type": "http"}))
+        await routes(redis, compare).reconciliation(Request({"type": "http"}))
     assert (raised.value.status, raised.value.code, raised.value.headers["Retry-After"]) == (503, code, "1")
     assert said in raised.value.message
 
@@ -434,10 +435,10 @@ async def test_the_document_tells_what_is_answered_of_budgets() -> None:
     def fields(name: str) -> set[str]:
         return set(schemas[name]["properties"])
 
-    listing, books = paths["/api/v1/budgets"]["get"], paths["/api/v1/budgets/books"]["get"]
+    listing, reconciled = paths["/api/v1/budgets"]["get"], paths["/api/v1/budgets/reconciliation"]["get"]
     raising = paths["/api/v1/budgets/raise"]["post"]
     assert set(listing["responses"]) == {"200", "401", "403", "404", "422", "503", "default"}
-    assert set(books["responses"]) == {"200", "401", "403", "503", "default"}
+    assert set(reconciled["responses"]) == {"200", "401", "403", "503", "default"}
     assert set(raising["responses"]) == {
         "200",
         "400",
@@ -453,8 +454,11 @@ async def test_the_document_tells_what_is_answered_of_budgets() -> None:
     }
     [example] = listing["responses"]["200"]["content"]["application/json"]["examples"].values()
     assert set(example["value"]["budgets"][0]) == fields("BudgetStatus")
-    [example] = books["responses"]["200"]["content"]["application/json"]["examples"].values()
-    assert (set(example["value"]), set(example["value"]["books"][0])) == (fields("BudgetBooks"), fields("BudgetBook"))
+    [example] = reconciled["responses"]["200"]["content"]["application/json"]["examples"].values()
+    assert (set(example["value"]), set(example["value"]["budgets"][0])) == (
+        fields("Reconciliation"),
+        fields("BudgetReconciliation"),
+    )
     answers = raising["responses"]["200"]["content"]["application/json"]["examples"]
     assert set(answers["raised"]["value"]) == fields("BudgetEvent")
     assert set(answers["unchanged"]["value"]) == fields("UnchangedBudget")

@@ -40,8 +40,8 @@ def known_nano(count: int) -> int:
     return sum(n for n in range(1, count + 1) if n % 10)
 
 
-async def books_of(plane: Plane) -> tuple[int, int, int]:
-    """Rows, rows of unknown cost, and nano-dollars, as the books see them."""
+async def totals_of(plane: Plane) -> tuple[int, int, int]:
+    """Rows, rows of unknown cost, and nano-dollars, as ClickHouse sums them up."""
     ((count, unknown, cost),) = await plane.rows("SELECT count(), countIf(cost IS NULL), sum(cost) FROM attempts FINAL")
     return count, unknown, int((cost or 0) * 10**9)
 
@@ -129,14 +129,14 @@ async def test_batches_that_are_delivered_again_change_no_count_and_no_sum(plane
     await plane.analytics.execute(f"SYSTEM STOP MERGES {plane.analytics.database}.attempts")
     async with plane.sink():
         await plane.until_done()
-    first = await books_of(plane)
+    first = await totals_of(plane)
     consumer = (await plane.consumer()).config
     await plane.jetstream.delete_consumer("EVENTS", "sink-events")
     await plane.jetstream.add_consumer("EVENTS", consumer)
     async with plane.sink():
         await plane.until_done()
     assert await plane.rows("SELECT count() FROM attempts") == ((600,),)
-    assert await books_of(plane) == first == (300, 30, known_nano(300))
+    assert await totals_of(plane) == first == (300, 30, known_nano(300))
 
 
 async def test_a_sink_that_is_killed_again_and_again_loses_and_doubles_nothing(plane: Plane, tmp_path: Path) -> None:
@@ -146,20 +146,20 @@ async def test_a_sink_that_is_killed_again_and_again_loses_and_doubles_nothing(p
     everything = attempts(6_000)
     for part in range(3):
         await plane.publish(of_attempt(attempt) for attempt in everything[part * 2_000 : (part + 1) * 2_000])
-        stored_before = (await books_of(plane))[0]
+        stored_before = (await totals_of(plane))[0]
         sink = await plane.sink_process(tmp_path)
         await plane.until_delivered()
         if part:  # the first is killed while it gathers a batch, the others when a batch is stored and not acknowledged
 
             async def stores(before: int = stored_before) -> bool:
-                return (await books_of(plane))[0] > before
+                return (await totals_of(plane))[0] > before
 
             await until(stores, "rows arrive")
         sink.kill()
         await sink.wait()
     async with plane.sink():
         await plane.until_done()
-    assert await books_of(plane) == (6_000, 600, known_nano(6_000))
+    assert await totals_of(plane) == (6_000, 600, known_nano(6_000))
 
 
 async def test_everything_arrives_when_clickhouse_was_away_and_that_is_said_once(plane: Plane) -> None:
@@ -173,7 +173,7 @@ async def test_everything_arrives_when_clickhouse_was_away_and_that_is_said_once
                 await plane.until_delivered()
                 await until(_said(log, "unavailable"), "the outage is logged")
             await plane.until_done()
-    assert await books_of(plane) == (200, 20, 2 * known_nano(100))
+    assert await totals_of(plane) == (200, 20, 2 * known_nano(100))
     assert [line["event"] for line in log if line.get("what") == "clickhouse"] == ["unavailable", "available_again"]
     assert await plane.dead_letters() == []
 
@@ -187,7 +187,7 @@ async def test_missing_tables_are_no_fault_of_the_rows(plane: Plane) -> None:
             await until(_said(log, "unavailable"), "the missing table is logged")
             await plane.analytics.execute(schema.ATTEMPTS.ddl())
             await plane.until_done()
-    assert await books_of(plane) == (20, 2, known_nano(20))
+    assert await totals_of(plane) == (20, 2, known_nano(20))
     assert await plane.dead_letters() == []
 
 
@@ -208,7 +208,7 @@ async def test_poison_is_set_aside_whole_and_holds_up_nobody(plane: Plane) -> No
     await plane.publish(messages)
     async with plane.sink():
         await plane.until_done()
-    assert await books_of(plane) == (500, 50, known_nano(500))
+    assert await totals_of(plane) == (500, 50, known_nano(500))
     dead_letters = await plane.dead_letters()
     kept = {base64.b64decode(dead_letter["payload_base64"]) for dead_letter in dead_letters}
     assert kept == {*poison.values(), b'{"kind": "not known here"}'}
@@ -260,7 +260,7 @@ async def test_the_sink_goes_on_after_the_bus_was_killed(plane: Plane) -> None:
         await until(_connected(plane), "the test's own connection is back")
         await plane.publish(of_attempt(attempt) for attempt in attempts(50, "after"))
         await plane.until_done()
-    assert (await books_of(plane))[0] == 100
+    assert (await totals_of(plane))[0] == 100
 
 
 async def test_a_dead_letter_waits_for_the_bus(plane: Plane) -> None:
@@ -284,7 +284,7 @@ async def test_a_dead_letter_waits_for_the_bus(plane: Plane) -> None:
     assert [base64.b64decode(dead_letter["payload_base64"]) for dead_letter in await plane.dead_letters()] == [
         b"unknown"
     ]
-    assert (await books_of(plane))[0] == 1
+    assert (await totals_of(plane))[0] == 1
 
 
 async def test_what_not_even_the_dead_letters_take_is_given_back_and_told(plane: Plane) -> None:
@@ -300,7 +300,7 @@ async def test_what_not_even_the_dead_letters_take_is_given_back_and_told(plane:
                 return (consumer.num_pending, consumer.num_ack_pending) == (0, 1)
 
             await until(only_the_large_one_is_left, "the other message is acknowledged")
-    assert (await books_of(plane))[0] == 1
+    assert (await totals_of(plane))[0] == 1
     assert await plane.dead_letters() == []
 
 

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 from breakwater.policy.budget import Caps, CapTable
 from breakwater.policy.ledger import Figures
-from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import RESERVATIONS, Budgets, Reservation, Reserved, Settlement
 from breakwater.state.connection import Redis
 from services.worker.holdings import Holding, Holdings
@@ -28,11 +28,11 @@ class Worker:
     """A worker with calls under way, and the Redis that it holds them in."""
 
     def __init__(self, redis: Redis) -> None:
-        self.redis, self.budgets, self.books = redis, Budgets(redis, ZONE), BudgetBooks(redis, ZONE)
+        self.redis, self.budgets, self.all_counters = redis, Budgets(redis, ZONE), BudgetCounters(redis, ZONE)
         self.holdings = Holdings(redis, self.budgets, lambda: CAPS, now)
 
     async def fill(self) -> None:
-        assert await self.books.fill(None, LOG, 0, self.books.periods(now()), {}, {})
+        assert await self.all_counters.fill(None, LOG, 0, self.all_counters.periods(now()), {}, {})
 
     async def reserve(self, attempt_id: str, amount: int) -> Holding:
         counters, asked_at = CAPS.counters("a", "t"), now()
@@ -47,11 +47,11 @@ class Worker:
         await self.budgets.settle([event], LOG)
 
     async def held(self) -> list[Reservation]:
-        return list((await self.books.snapshot(self.books.periods(now()))).reservations)
+        return list((await self.all_counters.snapshot(self.all_counters.periods(now()))).reservations)
 
     async def reserved(self) -> set[int]:
         """What the counters of all periods and scopes say is held; zero is left out."""
-        snapshot = await self.books.snapshot(self.books.periods(now()))
+        snapshot = await self.all_counters.snapshot(self.all_counters.periods(now()))
         assert {place: amount for place, amount in snapshot.reserved.items() if amount} == snapshot.held(charged=False)
         return set(snapshot.reserved.values()) - {0}
 

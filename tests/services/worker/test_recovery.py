@@ -116,7 +116,7 @@ async def test_a_finished_job_leaves_nothing_of_itself_in_redis_for_long(start_p
             left_ms = [await client.pttl(key) for key in await client.keys("bw:execution:*")]
             return await client.hlen("bw:{budget}:reservations") == 0 and all(-1 != ms <= 10_000 for ms in left_ms)
 
-        await until(clean, what="an empty Redis but for the books, and what is gone in ten seconds")
+        await until(clean, what="an empty Redis but for the budgets, and what is gone in ten seconds")
         await client.aclose()
 
 

@@ -18,7 +18,7 @@ from breakwater.cli.demo.settle import on_the_bus, until_settled
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, load_config
 from breakwater.embedded.stack import Stack
-from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budget_counters import BudgetCounters
 
 SETTLE_S = 20.0
 
@@ -46,7 +46,7 @@ async def close_books(
         connect.state(stack.endpoints.redis_url) as redis,
         connect.bus(stack.setup_env["BREAKWATER_NATS_URL"]) as bus,
     ):
-        ledgers = _Ledgers(config, analytics, BudgetBooks(redis, config.budgets.zone), bus, control_url, began_at)
+        ledgers = _Ledgers(config, analytics, BudgetCounters(redis, config.budgets.zone), bus, control_url, began_at)
         accepted = handover.http + handover.nats
 
         async def look() -> list[str]:
@@ -78,7 +78,7 @@ class _Ledgers:
         self,
         config: Config,
         analytics: Analytics,
-        budgets: BudgetBooks,
+        budgets: BudgetCounters,
         bus: Client,
         control_url: str,
         began_at: datetime,

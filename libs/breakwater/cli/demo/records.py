@@ -16,7 +16,7 @@ from breakwater.cli.errors import unreachable
 from breakwater.contracts.types import nano_from_usd
 from breakwater.policy.ledger import Figures
 from breakwater.policy.periods import periods_since
-from breakwater.state.budget_books import BudgetBooks
+from breakwater.state.budget_counters import BudgetCounters
 
 _PATIENCE = aiohttp.ClientTimeout(total=10)
 
@@ -149,18 +149,18 @@ async def _provider(method: str, url: str) -> Any:
         ) from error
 
 
-async def read_counters(counters: BudgetBooks, begun: datetime, now: datetime) -> dict[str, Counters]:
+async def read_counters(counters: BudgetCounters, begun: datetime, now: datetime) -> dict[str, Counters]:
     """Redis' counters by budget key (`global`, `agent:<name>`), over the run's days. Raises StateUnavailable."""
     # A run across midnight has two days.
     days = [period for period in periods_since(begun, now, counters.zone) if period.window == "daily"]
     snapshot = await counters.snapshot(days)
     sums: dict[str, Counters] = {}
-    for book in snapshot.periods:
-        for key in {*book.figures, *book.reserved}:
-            known, added = sums.get(key, Counters()), book.figures.get(key, Figures())
+    for counted in snapshot.periods:
+        for key in {*counted.figures, *counted.reserved}:
+            known, added = sums.get(key, Counters()), counted.figures.get(key, Figures())
             sums[key] = Counters(
                 calls=known.calls + added.calls,
                 spent=known.spent + added.spent,
-                reserved=known.reserved + book.reserved.get(key, 0),
+                reserved=known.reserved + counted.reserved.get(key, 0),
             )
     return sums

@@ -21,7 +21,6 @@ from breakwater import background
 from breakwater.analytics import schema
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.rows import attempt_row
-from breakwater.books import Comparison, Record, compare
 from breakwater.bus.lookup import Found, Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
@@ -34,12 +33,13 @@ from breakwater.contracts.subjects import Stream
 from breakwater.metrics import BudgetMetrics
 from breakwater.policy.budget import Caps, CapTable
 from breakwater.policy.periods import Period, periods_at
-from breakwater.state.budget_books import BudgetBooks, Filled
+from breakwater.reconciliation import BudgetComparison, RecordedSpend, compare
+from breakwater.state.budget_counters import BudgetCounters, Filled
 from breakwater.state.budgets import Budgets, NotFilled, Reserved, Settlement, period_key
 from breakwater.state.connection import Redis
-from services.budget import bookkeeper as bookkeeper_module
-from services.budget.bookkeeper import Bookkeeper
+from services.budget import reconciler as reconciler_module
 from services.budget.handlers import BudgetHandler
+from services.budget.reconciler import Reconciler
 from tests.analytics.samples import new_database
 from tests.contracts.test_messages import attempt
 from tests.servers import RunningServer
@@ -61,22 +61,22 @@ def caps() -> CapTable:
 
 
 @dataclass
-class Books:
-    """All that has a part in the books, and what was spent so far."""
+class BudgetPlane:
+    """All that has a part in counting spend, and what was spent so far."""
 
     nats_url: str
     client: Client
     redis: Redis
     analytics: Analytics
     budgets: Budgets
-    counters: BudgetBooks
+    counters: BudgetCounters
     attempts: list[Attempt] = field(default_factory=list[Attempt])
 
-    def record(self, analytics: Analytics | None = None) -> Record:
-        return Record(lambda: self.client, analytics or self.analytics, ZONE)
+    def record(self, analytics: Analytics | None = None) -> RecordedSpend:
+        return RecordedSpend(lambda: self.client, analytics or self.analytics, ZONE)
 
-    def keeper(self, *, analytics: Analytics | None = None, lookup: Lookup | None = None) -> Bookkeeper:
-        return Bookkeeper(
+    def reconciler(self, *, analytics: Analytics | None = None, lookup: Lookup | None = None) -> Reconciler:
+        return Reconciler(
             caps,
             self.counters,
             self.record(analytics),
@@ -93,14 +93,14 @@ class Books:
 
     @asynccontextmanager
     async def kept(
-        self, keeper: Bookkeeper, sweep: Callable[[str], Awaitable[None]] | None = None
+        self, reconciler: Reconciler, sweep: Callable[[str], Awaitable[None]] | None = None
     ) -> AsyncGenerator[None]:
         """While it looks after the counters."""
 
         async def nothing(_: str) -> None:
             """No lease has ended."""
 
-        task = asyncio.create_task(keeper.run(sweep or nothing))
+        task = asyncio.create_task(reconciler.run(sweep or nothing))
         try:
             yield
         finally:
@@ -108,9 +108,9 @@ class Books:
 
     async def fill(self) -> str:
         """Makes the counters of a plane that is new."""
-        keeper = self.keeper()
-        async with self.kept(keeper):
-            return await keeper.filled(False)
+        reconciler = self.reconciler()
+        async with self.kept(reconciler):
+            return await reconciler.filled(False)
 
     async def tell(self, cost: int) -> int:
         """An attempt, on the log; gives its sequence."""
@@ -166,7 +166,7 @@ class Books:
         spent, _ = await self.counters.spent(self.month, key)
         return spent
 
-    async def compared(self) -> Comparison:
+    async def compared(self) -> BudgetComparison:
         return await compare(self.record(), self.counters, now())
 
     async def told(self) -> list[BudgetEvent]:
@@ -175,19 +175,19 @@ class Books:
 
 
 @pytest_asyncio.fixture
-async def books(
+async def plane(
     own_nats_server: RunningServer,
     redis: Redis,
     clickhouse_server: RunningServer,
     monkeypatch: pytest.MonkeyPatch,
-) -> AsyncGenerator[Books]:
-    monkeypatch.setattr(bookkeeper_module, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(bookkeeper_module, "SWEEP_EVERY_S", 0.02)
+) -> AsyncGenerator[BudgetPlane]:
+    monkeypatch.setattr(reconciler_module, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(reconciler_module, "SWEEP_EVERY_S", 0.02)
     await provision(own_nats_server.url, PLAN)
     client = await nats.connect(own_nats_server.url)
     async with new_database(clickhouse_server.url) as analytics:
-        yield Books(
-            own_nats_server.url, client, redis, analytics, Budgets(redis, ZONE), BudgetBooks(redis, ZONE)
+        yield BudgetPlane(
+            own_nats_server.url, client, redis, analytics, Budgets(redis, ZONE), BudgetCounters(redis, ZONE)
         )  # fmt: skip
     await client.close()
 
@@ -206,64 +206,66 @@ def events_of(logs: list[Any], name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("since", [False, True])
-async def test_a_clickhouse_that_was_emptied_takes_nothing_away_while_the_log_has_it(books: Books, since: bool) -> None:
-    await books.fill()
-    await books.spend(*COSTS)
-    await books.analytics.execute("TRUNCATE TABLE attempts")
+async def test_a_clickhouse_that_was_emptied_takes_nothing_away_while_the_log_has_it(
+    plane: BudgetPlane, since: bool
+) -> None:
+    await plane.fill()
+    await plane.spend(*COSTS)
+    await plane.analytics.execute("TRUNCATE TABLE attempts")
     # What it is given from then on must not make it seem to have all before.
     if since:
-        await books.spend(600_000)
-    found = await books.keeper().reconcile()
+        await plane.spend(600_000)
+    found = await plane.reconciler().reconcile()
     assert found is not None
-    assert found.side_by_side().equal
-    assert await books.spent() == sum(COSTS) + (600_000 if since else 0)
-    assert await books.told() == []
+    assert found.reconciliation().equal
+    assert await plane.spent() == sum(COSTS) + (600_000 if since else 0)
+    assert await plane.told() == []
 
 
-async def test_counters_are_made_from_the_log_where_clickhouse_lacks_what_the_log_has(books: Books) -> None:
-    await books.fill()
-    await books.spend(*COSTS)
-    await books.analytics.execute("TRUNCATE TABLE attempts")
-    await books.spend(600_000)
-    await books.redis.client.flushall()
+async def test_counters_are_made_from_the_log_where_clickhouse_lacks_what_the_log_has(plane: BudgetPlane) -> None:
+    await plane.fill()
+    await plane.spend(*COSTS)
+    await plane.analytics.execute("TRUNCATE TABLE attempts")
+    await plane.spend(600_000)
+    await plane.redis.client.flushall()
     with capture_logs() as logs:
-        await books.fill()
-    assert await books.spent() == sum(COSTS) + 600_000
+        await plane.fill()
+    assert await plane.spent() == sum(COSTS) + 600_000
     assert events_of(logs, "clickhouse_lacks_rows")
 
 
-async def test_what_neither_the_log_nor_clickhouse_has_any_more_stays_spent_and_is_told(books: Books) -> None:
-    await books.fill()
-    await books.spend(*COSTS)
-    await books.analytics.execute("TRUNCATE TABLE attempts")
-    await books.trim(2)
+async def test_what_neither_the_log_nor_clickhouse_has_any_more_stays_spent_and_is_told(plane: BudgetPlane) -> None:
+    await plane.fill()
+    await plane.spend(*COSTS)
+    await plane.analytics.execute("TRUNCATE TABLE attempts")
+    await plane.trim(2)
     with capture_logs() as logs:
-        found = await books.keeper().reconcile()
+        found = await plane.reconciler().reconcile()
     assert found is not None
     [warning] = events_of(logs, "budgets_not_repaired")
-    day, month = periods_at(now(), ZONE).day.name, books.month.name
+    day, month = periods_at(now(), ZONE).day.name, plane.month.name
     assert warning["budgets"] == sorted(
         f"{key} of {name}" for name in (day, month) for key in ("global", "agent:writer")
     )
     lost, left = sum(COSTS[:-2]), sum(COSTS[-2:])
-    for shown in (found.side_by_side(), (await books.compared()).side_by_side()):
+    for shown in (found.reconciliation(), (await plane.compared()).reconciliation()):
         assert not shown.equal
-        assert {(one.budget, one.counted, one.recorded, one.difference) for one in shown.books} == {
+        assert {(one.budget, one.counted, one.recorded, one.difference) for one in shown.budgets} == {
             (f"{key}/{window}", sum(COSTS), left, lost)
             for key in ("global", "agent:writer")
             for window in ("daily", "monthly")
         }
-    assert await books.spent() == await books.spent("global") == sum(COSTS)
-    assert await books.told() == []
+    assert await plane.spent() == await plane.spent("global") == sum(COSTS)
+    assert await plane.told() == []
 
 
-async def test_what_clickhouse_has_of_a_log_that_was_trimmed_is_no_difference(books: Books) -> None:
-    await books.fill()
-    await books.spend(*COSTS)
-    await books.trim(2)
-    found = await books.keeper().reconcile()
+async def test_what_clickhouse_has_of_a_log_that_was_trimmed_is_no_difference(plane: BudgetPlane) -> None:
+    await plane.fill()
+    await plane.spend(*COSTS)
+    await plane.trim(2)
+    found = await plane.reconciler().reconcile()
     assert found is not None
-    assert found.side_by_side().equal
+    assert found.reconciliation().equal
 
 
 # Redis is wrong
@@ -271,84 +273,86 @@ async def test_what_clickhouse_has_of_a_log_that_was_trimmed_is_no_difference(bo
 
 @pytest.mark.parametrize("off", [7, -7])
 async def test_of_a_young_plane_counters_are_repaired_in_both_directions_and_it_is_told_once(
-    books: Books, off: int
+    plane: BudgetPlane, off: int
 ) -> None:
-    await books.fill()
-    await books.spend(*COSTS)
-    await books.change(off)
+    await plane.fill()
+    await plane.spend(*COSTS)
+    await plane.change(off)
     for _ in range(2):
-        await books.keeper().reconcile()
-    assert await books.spent() == sum(COSTS)
-    [told] = await books.told()
+        await plane.reconciler().reconcile()
+    assert await plane.spent() == sum(COSTS)
+    [told] = await plane.told()
     assert (told.kind, told.previous, told.total) == ("repaired", sum(COSTS) + off, sum(COSTS))
-    assert (await books.compared()).side_by_side().equal
+    assert (await plane.compared()).reconciliation().equal
 
 
 @pytest.mark.parametrize("trimmed", [False, True])
-async def test_what_is_counted_too_low_is_repaired_wherever_the_record_of_it_is(books: Books, trimmed: bool) -> None:
-    await books.fill()
-    await books.spend(*COSTS)
+async def test_what_is_counted_too_low_is_repaired_wherever_the_record_of_it_is(
+    plane: BudgetPlane, trimmed: bool
+) -> None:
+    await plane.fill()
+    await plane.spend(*COSTS)
     if trimmed:
-        await books.trim(2)
+        await plane.trim(2)
     else:
-        await books.analytics.execute("TRUNCATE TABLE attempts")
-    await books.change(-300)
-    await books.keeper().reconcile()
-    assert await books.spent() == sum(COSTS)
+        await plane.analytics.execute("TRUNCATE TABLE attempts")
+    await plane.change(-300)
+    await plane.reconciler().reconcile()
+    assert await plane.spent() == sum(COSTS)
 
 
-async def test_what_is_counted_too_high_where_only_clickhouse_could_tell_is_left(books: Books) -> None:
-    await books.fill()
-    await books.spend(*COSTS)
-    await books.trim(2)
-    await books.change(7)
+async def test_what_is_counted_too_high_where_only_clickhouse_could_tell_is_left(plane: BudgetPlane) -> None:
+    await plane.fill()
+    await plane.spend(*COSTS)
+    await plane.trim(2)
+    await plane.change(7)
     with capture_logs() as logs:
-        await books.keeper().reconcile()
-    assert await books.spent() == sum(COSTS) + 7
+        await plane.reconciler().reconcile()
+    assert await plane.spent() == sum(COSTS) + 7
     [warning, *_] = events_of(logs, "budgets_not_repaired")
-    assert {budget.rpartition(" of ")[2] for budget in warning["budgets"]} == {books.month.name}
+    assert {budget.rpartition(" of ")[2] for budget in warning["budgets"]} == {plane.month.name}
 
 
-async def test_what_is_counted_too_low_is_repaired_beside_what_is_counted_too_high(books: Books) -> None:
-    await books.fill()
-    await books.spend(*COSTS)
-    await books.trim(2)
-    await books.change(7)
-    await books.change(-300, "global")
-    await books.keeper().reconcile()
-    assert await books.spent() == sum(COSTS) + 7
-    assert await books.spent("global") == sum(COSTS)
+async def test_what_is_counted_too_low_is_repaired_beside_what_is_counted_too_high(plane: BudgetPlane) -> None:
+    await plane.fill()
+    await plane.spend(*COSTS)
+    await plane.trim(2)
+    await plane.change(7)
+    await plane.change(-300, "global")
+    await plane.reconciler().reconcile()
+    assert await plane.spent() == sum(COSTS) + 7
+    assert await plane.spent("global") == sum(COSTS)
 
 
-async def test_a_reservation_in_a_day_that_is_not_compared_is_no_leak(books: Books) -> None:
-    await books.fill()
-    await books.spend(*COSTS)
+async def test_a_reservation_in_a_day_that_is_not_compared_is_no_leak(plane: BudgetPlane) -> None:
+    await plane.fill()
+    await plane.spend(*COSTS)
     tomorrow, counters = now() + timedelta(days=1), CAPS.counters("writer", None)
-    call = books.budgets.reserve_call("n:1", "writer", None, 9, counters, now=now(), lease_ms=60_000, at=tomorrow)
-    assert isinstance(books.budgets.reserved((await books.redis.run([call]))[0], counters, 9, now=now()), Reserved)
-    found = await books.keeper().reconcile()
+    call = plane.budgets.reserve_call("n:1", "writer", None, 9, counters, now=now(), lease_ms=60_000, at=tomorrow)
+    assert isinstance(plane.budgets.reserved((await plane.redis.run([call]))[0], counters, 9, now=now()), Reserved)
+    found = await plane.reconciler().reconcile()
     assert found is not None
     assert found.snapshot.held(charged=False)[tomorrow.astimezone(ZONE).date().isoformat(), "global"] == 9
-    assert (found.leaks, found.repairs(), found.side_by_side().equal) == ({}, (), True)
+    assert (found.leaks, found.repairs(), found.reconciliation().equal) == ({}, (), True)
 
 
 # The log is lost
 
 
 async def test_while_clickhouse_is_away_too_a_new_log_changes_no_counter_and_then_takes_none_away(
-    books: Books,
+    plane: BudgetPlane,
 ) -> None:
-    old = await books.fill()
-    await books.spend(*COSTS[:3])
-    await books.spend(*COSTS[3:], stored=False)  # which the log alone had
-    await books.new_log()
-    await books.tell(600_000)  # counted by nobody yet
-    before = await books.counters.filled()
+    old = await plane.fill()
+    await plane.spend(*COSTS[:3])
+    await plane.spend(*COSTS[3:], stored=False)  # which the log alone had
+    await plane.new_log()
+    await plane.tell(600_000)  # counted by nobody yet
+    before = await plane.counters.filled()
     assert before is not None
     nowhere = connect(NOWHERE)
     try:
         with capture_logs() as logs:
-            async with books.kept(books.keeper(analytics=nowhere)):
+            async with plane.kept(plane.reconciler(analytics=nowhere)):
 
                 async def complains() -> bool:
                     return any("ClickHouse" in entry["error"] for entry in events_of(logs, "unavailable"))
@@ -356,48 +360,48 @@ async def test_while_clickhouse_is_away_too_a_new_log_changes_no_counter_and_the
                 await until(complains)
     finally:
         await nowhere.close()
-    assert await books.counters.filled() == before
-    assert await books.spent() == sum(COSTS)
-    keeper = books.keeper()
-    async with books.kept(keeper):
-        new = await keeper.filled(False)
+    assert await plane.counters.filled() == before
+    assert await plane.spent() == sum(COSTS)
+    reconciler = plane.reconciler()
+    async with plane.kept(reconciler):
+        new = await reconciler.filled(False)
     assert new != old
     # Nothing of the new log was counted in Redis before: it comes on top.
-    assert await books.spent() == sum(COSTS) + 600_000
-    filled = await books.counters.filled()
+    assert await plane.spent() == sum(COSTS) + 600_000
+    filled = await plane.counters.filled()
     assert filled is not None
     assert (filled.log, filled.alone) == (new, False)
 
 
-async def test_what_a_lost_log_alone_had_is_carried_over_and_no_comparison_takes_it_away(books: Books) -> None:
-    await books.fill()
-    await books.spend(*COSTS[:3])
-    await books.spend(*COSTS[3:], stored=False)
-    await books.new_log()
-    new = await books.fill()
-    assert new == await books.lookup.identity(Stream.EVENTS)
-    assert await books.spent() == sum(COSTS)
+async def test_what_a_lost_log_alone_had_is_carried_over_and_no_comparison_takes_it_away(plane: BudgetPlane) -> None:
+    await plane.fill()
+    await plane.spend(*COSTS[:3])
+    await plane.spend(*COSTS[3:], stored=False)
+    await plane.new_log()
+    new = await plane.fill()
+    assert new == await plane.lookup.identity(Stream.EVENTS)
+    assert await plane.spent() == sum(COSTS)
     with capture_logs() as logs:
-        await books.keeper().reconcile()
-    assert await books.spent() == sum(COSTS)
+        await plane.reconciler().reconcile()
+    assert await plane.spent() == sum(COSTS)
     assert events_of(logs, "budgets_not_repaired")
-    await books.spend(600_000)
-    await books.keeper().reconcile()
-    assert await books.spent() == sum(COSTS) + 600_000
+    await plane.spend(600_000)
+    await plane.reconciler().reconcile()
+    assert await plane.spent() == sum(COSTS) + 600_000
 
 
-async def test_without_clickhouse_lost_counters_are_made_from_a_log_that_has_all(books: Books) -> None:
-    await books.fill()
-    await books.spend(*COSTS, stored=False)
-    await books.redis.client.flushall()
+async def test_without_clickhouse_lost_counters_are_made_from_a_log_that_has_all(plane: BudgetPlane) -> None:
+    await plane.fill()
+    await plane.spend(*COSTS, stored=False)
+    await plane.redis.client.flushall()
     nowhere = connect(NOWHERE)
     try:
-        keeper = books.keeper(analytics=nowhere)
-        async with books.kept(keeper):
-            await keeper.filled(False)
+        reconciler = plane.reconciler(analytics=nowhere)
+        async with plane.kept(reconciler):
+            await reconciler.filled(False)
     finally:
         await nowhere.close()
-    assert await books.spent() == sum(COSTS)
+    assert await plane.spent() == sum(COSTS)
 
 
 # Redis is lost while leases are swept
@@ -406,9 +410,9 @@ async def test_without_clickhouse_lost_counters_are_made_from_a_log_that_has_all
 class Losing(Lookup):
     """Redis loses everything while the log is asked, the first time."""
 
-    def __init__(self, books: Books) -> None:
-        super().__init__(lambda: books.client)
-        self._redis = books.redis
+    def __init__(self, plane: BudgetPlane) -> None:
+        super().__init__(lambda: plane.client)
+        self._redis = plane.redis
         self.lost = False
 
     async def last(self, stream: Stream, subject: str) -> Found | None:
@@ -418,38 +422,38 @@ class Losing(Lookup):
         return await super().last(stream, subject)
 
 
-async def sweeper(books: Books, keeper: Bookkeeper, lookup: Lookup) -> BudgetHandler:
+async def sweeper(plane: BudgetPlane, reconciler: Reconciler, lookup: Lookup) -> BudgetHandler:
     """A budget service, and a call whose lease has ended though the log tells of it."""
-    await books.tell(40)
-    publisher, counters = Publisher(lambda: books.client, "budget"), CAPS.counters("writer", None)
-    call = books.budgets.reserve_call("j1:1", "writer", None, 90, counters, now=now(), lease_ms=1)
-    await books.redis.run([call])
+    await plane.tell(40)
+    publisher, counters = Publisher(lambda: plane.client, "budget"), CAPS.counters("writer", None)
+    call = plane.budgets.reserve_call("j1:1", "writer", None, 90, counters, now=now(), lease_ms=1)
+    await plane.redis.run([call])
 
     async def lapsed() -> bool:
-        return await books.budgets.lapsed(now()) == ["j1:1"]
+        return await plane.budgets.lapsed(now()) == ["j1:1"]
 
     await until(lapsed)
-    return BudgetHandler(caps, books.budgets, books.counters, publisher, lookup, keeper.filled)
+    return BudgetHandler(caps, plane.budgets, plane.counters, publisher, lookup, reconciler.filled)
 
 
-async def test_a_sweep_that_finds_the_counters_lost_waits_for_nobody(books: Books) -> None:
-    log, lookup = await books.fill(), Losing(books)
-    handler = await sweeper(books, books.keeper(), lookup)
+async def test_a_sweep_that_finds_the_counters_lost_waits_for_nobody(plane: BudgetPlane) -> None:
+    log, lookup = await plane.fill(), Losing(plane)
+    handler = await sweeper(plane, plane.reconciler(), lookup)
     async with asyncio.timeout(60):
         with pytest.raises(NotFilled):
             await handler.charge_lapsed(log)
     assert lookup.lost
 
 
-async def test_counters_that_are_lost_in_the_middle_of_a_sweep_are_made_again(books: Books) -> None:
-    await books.fill()
-    lookup, keeper = Losing(books), books.keeper()
-    handler = await sweeper(books, keeper, lookup)
-    async with books.kept(keeper, handler.charge_lapsed):
+async def test_counters_that_are_lost_in_the_middle_of_a_sweep_are_made_again(plane: BudgetPlane) -> None:
+    await plane.fill()
+    lookup, reconciler = Losing(plane), plane.reconciler()
+    handler = await sweeper(plane, reconciler, lookup)
+    async with plane.kept(reconciler, handler.charge_lapsed):
 
         async def refilled() -> bool:
-            found: Filled | None = await books.counters.filled()
+            found: Filled | None = await plane.counters.filled()
             return lookup.lost and found is not None
 
         await until(refilled)
-    assert await books.spent() == 40
+    assert await plane.spent() == 40

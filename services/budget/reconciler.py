@@ -10,7 +10,6 @@ from functools import partial
 import structlog
 
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
-from breakwater.books import Comparison, Record, added, at_least, compare
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
@@ -23,7 +22,8 @@ from breakwater.outage import Outage, Outages
 from breakwater.policy.alert_texts import money_text
 from breakwater.policy.budget import CapTable
 from breakwater.policy.ledger import Figures, Place
-from breakwater.state.budget_books import BudgetBooks, Filled
+from breakwater.reconciliation import BudgetComparison, RecordedSpend, added, at_least, compare
+from breakwater.state.budget_counters import BudgetCounters, Filled
 from breakwater.state.budgets import NotFilled
 
 LOOK_EVERY_S = 1.0
@@ -33,14 +33,14 @@ GRACE_S = 3.0
 SWEEP_EVERY_S = 15.0
 
 
-class Bookkeeper:
+class Reconciler:
     """Looks after the counters. Any number of these may run: each filling and each repair is made once."""
 
     def __init__(
         self,
         caps: Callable[[], CapTable],
-        counters: BudgetBooks,
-        record: Record,
+        counters: BudgetCounters,
+        record: RecordedSpend,
         publisher: Publisher,
         lookup: Lookup,
         metrics: BudgetMetrics,
@@ -112,7 +112,7 @@ class Bookkeeper:
                     compare_at = loop.time() + self._compare_every_s
                     self._restarted = False
 
-    async def reconcile(self) -> Comparison | None:
+    async def reconcile(self) -> BudgetComparison | None:
         """Compares the counters with the record, and repairs what differs.
 
         Returns:
@@ -209,11 +209,11 @@ class Bookkeeper:
             logger.info("budgets_filled", stored_upto=stored.upto, logged_upto=logged.upto, took_s=round(took_s, 3))
         self._log = log
 
-    async def _tell_repair(self, found: Comparison, place: Place) -> None:
+    async def _tell_repair(self, found: BudgetComparison, place: Place) -> None:
         name, key = place
-        book = next(book for book in found.snapshot.periods if book.period.name == name)
-        counter = self._caps().counter(key, book.period.window)
-        was, wrong = book.figures.get(key, Figures()), found.differences.get(place, Figures())
+        counters = next(counters for counters in found.snapshot.periods if counters.period.name == name)
+        counter = self._caps().counter(key, counters.period.window)
+        was, wrong = counters.figures.get(key, Figures()), found.differences.get(place, Figures())
         reasons = [f"{figure} was {value:+,} off" for figure, value in wrong.items() if value and figure != "spent"]
         if wrong.spent:
             reasons.insert(0, _off(wrong.spent, "counted"))
@@ -232,7 +232,7 @@ class Bookkeeper:
             previous=was.spent,
             enforcement=counter.caps.enforcement,
             reason="; ".join(reasons),
-            resets_at=time_from_ms(book.period.end_ms),
+            resets_at=time_from_ms(counters.period.end_ms),
             at=found.at,
         )
         structlog.get_logger().warning("budget_repaired", budget=counter.name, period=name, reason=event.reason)

@@ -23,14 +23,13 @@ from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
 from breakwater.analytics.spend import budget_notes, spend, stored_attempts, stored_upto
 from breakwater.bus.lookup import Connection, Facts, Lookup
 from breakwater.bus.scan import scan
-from breakwater.contracts.events import BudgetBook, BudgetEvent, CapRaise
-from breakwater.contracts.events import BudgetBooks as SideBySide
+from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import ms_from_time
 from breakwater.policy.ledger import Figures, Ledger, Place, figures_of, places_of
 from breakwater.policy.periods import Period
-from breakwater.state.budget_books import BudgetBooks, Notes, Repair, Snapshot
+from breakwater.state.budget_counters import BudgetCounters, Notes, Repair, Snapshot
 from breakwater.state.budgets import NotFilled
 
 ATTEMPTS = "bw.attempts.>"
@@ -43,7 +42,7 @@ SINK, BUDGET = "sink-events", "budget"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredSpend:
     """What ClickHouse has of the record.
 
     Attributes:
@@ -75,7 +74,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class LoggedSpend:
     """What EVENTS has of the record.
 
     Attributes:
@@ -87,7 +86,7 @@ class Logged:
     figures: Ledger
 
 
-class Record:
+class RecordedSpend:
     """Reads the record of attempts, for the days and months of a time zone."""
 
     def __init__(self, connection: Connection, analytics: Analytics, zone: ZoneInfo) -> None:
@@ -96,7 +95,7 @@ class Record:
         self._analytics = analytics
         self._zone = zone
 
-    async def stored(self, periods: Sequence[Period], *, thorough: bool = False, lost_log: bool = False) -> Stored:
+    async def stored(self, periods: Sequence[Period], *, thorough: bool = False, lost_log: bool = False) -> StoredSpend:
         """The part in ClickHouse.
 
         Where ClickHouse can't be asked, and EVENTS still has all that was ever published to it, the part is empty.
@@ -124,10 +123,10 @@ class Record:
         except (AnalyticsUnavailable, QueryFailed):
             if log.first > 1 or lost_log:
                 raise
-            return Stored(log, begins_at, done[1], 0, {}, ())
-        return Stored(log, begins_at, done[1], upto, figures, events)
+            return StoredSpend(log, begins_at, done[1], 0, {}, ())
+        return StoredSpend(log, begins_at, done[1], upto, figures, events)
 
-    async def is_alone(self, stored: Stored, periods: Sequence[Period]) -> bool:
+    async def is_alone(self, stored: StoredSpend, periods: Sequence[Period]) -> bool:
         """Whether nothing of the record is from before this log. Raises as `stored` does."""
         if stored.log.first > 1:
             return False
@@ -151,8 +150,8 @@ class Record:
         return not missing
 
     async def logged(
-        self, stored: Stored, periods: Sequence[Period], counts: Callable[[int], bool] = lambda _: True
-    ) -> Logged:
+        self, stored: StoredSpend, periods: Sequence[Period], counts: Callable[[int], bool] = lambda _: True
+    ) -> LoggedSpend:
         """The part in EVENTS that ClickHouse was not asked for. Raises BusUnavailable.
 
         Args:
@@ -172,9 +171,9 @@ class Record:
                     for place in places_of(attempt, self._zone):
                         if place[0] in wanted:
                             sums[place] += figures
-        return Logged(upto, dict(sums))
+        return LoggedSpend(upto, dict(sums))
 
-    async def notes(self, stored: Stored, periods: Sequence[Period]) -> dict[str, Notes]:
+    async def notes(self, stored: StoredSpend, periods: Sequence[Period]) -> dict[str, Notes]:
         """What was told of budgets, and which caps people raised, by the period's name. Raises BusUnavailable."""
         events = {event.event_id: event for event in stored.events}
         async with aclosing(scan(self._connection, Stream.EVENTS, "bw.budgets.>")) as found:
@@ -186,12 +185,12 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class BudgetComparison:
     """The counters beside the record, as of one moment."""
 
     snapshot: Snapshot
-    stored: Stored
-    logged: Logged
+    stored: StoredSpend
+    logged: LoggedSpend
     at: datetime
 
     @property
@@ -213,7 +212,7 @@ class Comparison:
         """What the counters say is held beyond what calls hold, in nano-dollars, by period and scope."""
         held, counted = self.snapshot.held(charged=False), self.snapshot.reserved
         # A call may hold something in a period that has begun since: it is not in the snapshot.
-        names = {book.period.name for book in self.snapshot.periods}
+        names = {counters.period.name for counters in self.snapshot.periods}
         places = {place for place in {*held, *counted} if place[0] in names}
         leaks = {place: counted.get(place, 0) - held.get(place, 0) for place in places}
         return {place: leak for place, leak in sorted(leaks.items()) if leak}
@@ -226,7 +225,7 @@ class Comparison:
         """
         filled = self.snapshot.filled
         alone = filled is not None and filled.alone
-        periods = {book.period.name: book.period for book in self.snapshot.periods}
+        periods = {counters.period.name: counters.period for counters in self.snapshot.periods}
         return frozenset(
             place
             for place, one in self.differences.items()
@@ -235,7 +234,7 @@ class Comparison:
 
     def repairs(self) -> tuple[Repair, ...]:
         """What makes the counters equal to the record, but for those in doubt."""
-        periods = {book.period.name: book.period for book in self.snapshot.periods}
+        periods = {counters.period.name: counters.period for counters in self.snapshot.periods}
         doubtful = self.doubtful
         figures = [
             Repair(periods[place[0]], f"{figure}:{place[1]}", -value)
@@ -247,21 +246,21 @@ class Comparison:
         leaks = [Repair(periods[name], f"reserved:{key}", -leak) for (name, key), leak in self.leaks.items()]
         return (*figures, *leaks)
 
-    def side_by_side(self) -> SideBySide:
-        """The books for people: of the current periods, and of earlier ones where they differ."""
+    def reconciliation(self) -> Reconciliation:
+        """What people are shown: the budgets of the current periods, and of earlier ones where they differ."""
         now = int(self.at.timestamp() * 1000)
         differences, charged, recorded = self.differences, self.snapshot.held(charged=True), self.recorded
         stored, logged = self.stored.figures, self.logged.figures
-        books: list[BudgetBook] = []
-        for book in self.snapshot.periods:
-            name = book.period.name
-            current = book.period.holds(now)
+        budgets: list[BudgetReconciliation] = []
+        for counters in self.snapshot.periods:
+            name = counters.period.name
+            current = counters.period.holds(now)
             places = {place for place in {*recorded, *self.snapshot.figures} if place[0] == name}
             for place in sorted(place for place in places if current or place in differences):
                 counted = self.snapshot.figures.get(place, Figures())
-                books.append(
-                    BudgetBook(
-                        budget=f"{place[1]}/{book.period.window}",
+                budgets.append(
+                    BudgetReconciliation(
+                        budget=f"{place[1]}/{counters.period.window}",
                         period=name,
                         counted=counted.spent,
                         recorded=recorded.get(place, Figures()).spent,
@@ -273,20 +272,22 @@ class Comparison:
                         recorded_calls=recorded.get(place, Figures()).calls,
                     )
                 )
-        return SideBySide(
+        return Reconciliation(
             equal=not differences and not self.leaks,
-            books=tuple(books),
+            budgets=tuple(budgets),
             reserved=self._reserved_globally(self.snapshot.reserved, now),
             held=self._reserved_globally(self.snapshot.held(charged=False), now),
             at=self.at,
         )
 
     def _reserved_globally(self, reserved: Mapping[Place, int], now_ms: int) -> int:
-        months = [book.period for book in self.snapshot.periods if book.period.window == "monthly"]
+        months = [counters.period for counters in self.snapshot.periods if counters.period.window == "monthly"]
         return sum(reserved.get((month.name, "global"), 0) for month in months if month.holds(now_ms))
 
 
-async def compare(record: Record, counters: BudgetBooks, now: datetime, *, thorough: bool = False) -> Comparison:
+async def compare(
+    record: RecordedSpend, counters: BudgetCounters, now: datetime, *, thorough: bool = False
+) -> BudgetComparison:
     """Puts the counters beside the record. Nothing stands still for it.
 
     The counters are read as of one moment, with which events they count; of those the record is summed up.
@@ -313,7 +314,7 @@ async def compare(record: Record, counters: BudgetBooks, now: datetime, *, thoro
     def counts(sequence: int) -> bool:
         return sequence <= stored.counted or snapshot.counts(sequence)
 
-    return Comparison(snapshot, stored, await record.logged(stored, periods, counts), now)
+    return BudgetComparison(snapshot, stored, await record.logged(stored, periods, counts), now)
 
 
 def added(one: Ledger, other: Ledger) -> dict[Place, Figures]:

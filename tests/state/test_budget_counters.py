@@ -1,4 +1,4 @@
-"""The counters as a book: read as of one moment, filled from the record, repaired."""
+"""The counters of all budgets: read as of one moment, filled from the record, repaired."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from breakwater.contracts.events import CapRaise
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.ledger import Figures, Place
 from breakwater.policy.periods import Period, periods_at
-from breakwater.state.budget_books import BudgetBooks, Filled, Notes, Repair
+from breakwater.state.budget_counters import BudgetCounters, Filled, Notes, Repair
 from breakwater.state.budgets import BLOCK, Budgets, block_key, period_key
 from breakwater.state.connection import Redis
 from tests.state.test_budgets import (
@@ -51,64 +51,64 @@ def of_log(known: Filled | None) -> tuple[str, str, int, bool] | None:
 async def test_an_event_is_known_to_be_counted_wherever_its_bit_lies_and_its_neighbours_are_not(
     redis: Redis, sequence: int
 ) -> None:
-    books = await filled(redis)
+    counters = await filled(redis)
     await Budgets(redis, ZONE).settle([settlement("j:1", sequence, 4)], LOG)
-    found = await books.snapshot((), LOG, max(1, sequence - 10), sequence + 10)
+    found = await counters.snapshot((), LOG, max(1, sequence - 10), sequence + 10)
     around = range(max(1, sequence - 10), sequence + 11)
     assert [one for one in around if found.counts(one)] == [sequence]
 
 
 async def test_counted_events_are_told_exactly_across_the_borders_of_blocks(redis: Redis) -> None:
-    books = await filled(redis, upto=65_530)
+    counters = await filled(redis, upto=65_530)
     border, next_border = BLOCK, 2 * BLOCK
     told = [65_531, border - 1, border, border + 1, border + 300, next_border - 1, next_border, next_border + 9]
     await Budgets(redis, ZONE).settle([settlement(f"j{sequence}:1", sequence, 1) for sequence in told], LOG)
-    found = await books.snapshot((), LOG, 65_520, next_border + 20)
+    found = await counters.snapshot((), LOG, 65_520, next_border + 20)
     assert [one for one in range(65_531, next_border + 21) if found.counts(one)] == told
     assert all(found.counts(one) for one in range(65_520, 65_531))
 
 
 async def test_every_byte_of_a_block_comes_back_as_it_is(redis: Redis) -> None:
-    books = await filled(redis)
+    counters = await filled(redis)
     await redis.client.set(block_key(LOG, 0), b"".join(bytes([byte]) for byte in range(256)))
-    found = await books.snapshot((), LOG, 1, 2048)
+    found = await counters.snapshot((), LOG, 1, 2048)
     bits = "".join(f"{byte:08b}" for byte in range(256))
     assert [found.counts(one) for one in range(2048)] == [one == 0 or bit == "1" for one, bit in enumerate(bits)]
     assert not found.counts(2048)
 
 
 async def test_events_of_another_log_are_not_counted_in_this_one(redis: Redis) -> None:
-    books = await filled(redis, log="yesterday's")
+    counters = await filled(redis, log="yesterday's")
     await Budgets(redis, ZONE).settle([settlement("j:1", 5, 4)], "yesterday's")
-    assert (await books.snapshot((), "yesterday's", 1, 9)).counts(5)
-    assert not (await books.snapshot((), "today's", 1, 9)).counts(5)
+    assert (await counters.snapshot((), "yesterday's", 1, 9)).counts(5)
+    assert not (await counters.snapshot((), "today's", 1, 9)).counts(5)
 
 
 async def test_what_is_settled_within_the_next_minute_can_be_asked_for_as_well(redis: Redis) -> None:
-    books = await filled(redis)
+    counters = await filled(redis)
     await Budgets(redis, ZONE).settle([settlement("j:1", BLOCK + 1, 4)], LOG)
-    assert (await books.snapshot((), LOG, BLOCK - 3, BLOCK - 1)).counts(BLOCK + 1)
+    assert (await counters.snapshot((), LOG, BLOCK - 3, BLOCK - 1)).counts(BLOCK + 1)
 
 
 # Snapshots
 
 
 async def test_of_an_empty_redis_nothing_is_counted(redis: Redis) -> None:
-    books = BudgetBooks(redis, ZONE)
-    found = await books.snapshot(books.periods(now()), LOG, 1, 100)
-    assert await books.filled() is None
+    counters = BudgetCounters(redis, ZONE)
+    found = await counters.snapshot(counters.periods(now()), LOG, 1, 100)
+    assert await counters.filled() is None
     assert (found.filled, found.figures, found.reserved, found.reservations) == (None, {}, {}, ())
     assert not found.counts(1)
 
 
 async def test_a_snapshot_has_figures_reservations_and_charges_by_period_and_scope(redis: Redis) -> None:
-    books = await filled(redis)
+    counters = await filled(redis)
     day, month = current()
     at = await granted(redis, "j:1", 7)
     await granted(redis, "k:1", 5, agent="b", tenant=None, lease_ms=1)
     await charge(redis, "k:1")
     await Budgets(redis, ZONE).settle([settlement("l:1", 9, None, at=at)], LOG)
-    found = await books.snapshot((day, month), LOG, 1, 9)
+    found = await counters.snapshot((day, month), LOG, 1, 9)
     of_call, called = dict.fromkeys(("global", "agent:a", "tenant:t"), 7), Figures(calls=1, unpriced=1)
     assert of_log(found.filled) == (LOG, "UTC", 0, True)
     assert found.reserved == {
@@ -126,12 +126,12 @@ async def test_a_snapshot_has_figures_reservations_and_charges_by_period_and_sco
             "agent:b": Figures(spent=5),
         }.items()
     }
-    assert [book.period for book in found.periods] == [day, month]
+    assert [one.period for one in found.periods] == [day, month]
 
 
 async def test_the_periods_looked_after_are_those_whose_calls_may_still_be_settled(redis: Redis) -> None:
-    books = BudgetBooks(redis, ZoneInfo("Europe/Berlin"))
-    found = books.periods(datetime(2026, 11, 2, 22, 59, tzinfo=UTC))
+    counters = BudgetCounters(redis, ZoneInfo("Europe/Berlin"))
+    found = counters.periods(datetime(2026, 11, 2, 22, 59, tzinfo=UTC))
     assert [one.name for one in found] == [
         *("2026-10-30", "2026-10-31", "2026-11-01", "2026-11-02"), "2026-10", "2026-11"
     ]  # fmt: skip
@@ -141,7 +141,7 @@ async def test_the_periods_looked_after_are_those_whose_calls_may_still_be_settl
 
 
 async def test_counters_become_what_the_record_says_and_what_was_there_goes(redis: Redis) -> None:
-    books = BudgetBooks(redis, ZONE)
+    counters = BudgetCounters(redis, ZONE)
     day, month = current()
     for one in (day, month):
         wrong: dict[Any, Any] = {"spent:agent:gone": "99", "calls:global": "99"}
@@ -151,11 +151,11 @@ async def test_counters_become_what_the_record_says_and_what_was_there_goes(redi
         (month.name, "global"): Figures(spent=2**53),
         ("1999-12", "global"): Figures(spent=5),
     }
-    assert await books.fill(None, LOG, 17, (day, month), figures, {})
-    found = await books.snapshot((day, month), LOG, 1, 20)
+    assert await counters.fill(None, LOG, 17, (day, month), figures, {})
+    found = await counters.snapshot((day, month), LOG, 1, 20)
     del figures["1999-12", "global"]
     assert found.figures == figures
-    assert await books.filled() == found.filled
+    assert await counters.filled() == found.filled
     assert of_log(found.filled) == (LOG, "UTC", 17, True)
     assert [found.counts(one) for one in (1, 17, 18)] == [True, True, False]
     for one in (day, month):
@@ -164,14 +164,14 @@ async def test_counters_become_what_the_record_says_and_what_was_there_goes(redi
 
 
 async def test_filling_keeps_what_calls_under_way_hold_and_what_was_charged_for_lost_ones(redis: Redis) -> None:
-    books = BudgetBooks(redis, ZONE)
+    counters = BudgetCounters(redis, ZONE)
     at = await granted(redis, "j:1", 7)
     await granted(redis, "k:1", 5, lease_ms=1)
     await charge(redis, "k:1")
     await granted(redis, "l:1", 3, tenant=None)
     day, month = current()
     figures = {(one.name, key): Figures(100, 1) for one in (day, month) for key in ("global", "agent:a", "tenant:t")}
-    assert await books.fill(None, LOG, 1, (day, month), figures, {})
+    assert await counters.fill(None, LOG, 1, (day, month), figures, {})
     expected = {**in_all("spent", 105), **in_all("calls", 1), **in_all("reserved", 10), "reserved:tenant:t": 7}
     assert await same_in_both_windows(redis) == expected
     events = [
@@ -185,38 +185,38 @@ async def test_filling_keeps_what_calls_under_way_hold_and_what_was_charged_for_
 
 
 async def test_periods_that_are_not_filled_are_left_alone(redis: Redis) -> None:
-    books = BudgetBooks(redis, ZONE)
+    counters = BudgetCounters(redis, ZONE)
     await granted(redis, "j:1", 7)
     day, month = current()
-    assert await books.fill(None, LOG, 0, (month,), {(day.name, "global"): Figures(spent=9)}, {})
+    assert await counters.fill(None, LOG, 0, (month,), {(day.name, "global"): Figures(spent=9)}, {})
     assert await counted(redis, "daily", day.name) == in_all("reserved", 7)
     assert await counted(redis, "monthly", month.name) == in_all("reserved", 7)
 
 
 async def test_of_many_services_that_fill_at_once_one_does(redis: Redis) -> None:
-    books = BudgetBooks(redis, ZONE)
+    counters = BudgetCounters(redis, ZONE)
     day, month = current()
 
     async def fill(spent: int) -> bool:
-        return await books.fill(None, LOG, spent, (day, month), {(day.name, "global"): Figures(spent=spent)}, {})
+        return await counters.fill(None, LOG, spent, (day, month), {(day.name, "global"): Figures(spent=spent)}, {})
 
     done = await asyncio.gather(*(fill(spent) for spent in range(1, 9)))
     assert sorted(done) == [False] * 7 + [True]
-    found = await books.filled()
+    found = await counters.filled()
     assert found is not None
     assert (await counted(redis))["spent:global"] == found.upto == done.index(True) + 1
 
 
 async def test_another_log_or_time_zone_is_filled_by_who_knows_what_was_there(redis: Redis) -> None:
-    books = await filled(redis)
-    known = await books.filled()
-    assert not await books.fill(None, "new", 0, current(), {}, {})
-    assert await books.fill(known, "new", 0, current(), {}, {})
-    assert not await books.fill(known, "newer", 0, current(), {}, {})
-    berlin, known = BudgetBooks(redis, ZoneInfo("Europe/Berlin")), await books.filled()
+    counters = await filled(redis)
+    known = await counters.filled()
+    assert not await counters.fill(None, "new", 0, current(), {}, {})
+    assert await counters.fill(known, "new", 0, current(), {}, {})
+    assert not await counters.fill(known, "newer", 0, current(), {}, {})
+    berlin, known = BudgetCounters(redis, ZoneInfo("Europe/Berlin")), await counters.filled()
     assert await berlin.fill(known, "new", 3, (), {}, {}, alone=False)
-    assert not await books.fill(known, "new", 0, (), {}, {})
-    assert of_log(await books.filled()) == ("new", "Europe/Berlin", 3, False)
+    assert not await counters.fill(known, "new", 0, (), {}, {})
+    assert of_log(await counters.filled()) == ("new", "Europe/Berlin", 3, False)
 
 
 # Repairing
@@ -225,11 +225,11 @@ async def test_another_log_or_time_zone_is_filled_by_who_knows_what_was_there(re
 async def test_a_repair_adds_what_is_missing_and_takes_away_what_is_too_much_once_for_each_snapshot(
     redis: Redis,
 ) -> None:
-    books = await filled(redis)
+    counters = await filled(redis)
     await Budgets(redis, ZONE).settle([settlement("j:1", 1, 40)], LOG)
     await granted(redis, "k:1", 7)
     day, month = current()
-    known = (await books.snapshot((day, month))).filled
+    known = (await counters.snapshot((day, month))).filled
     assert known is not None
     repairs = [
         Repair(month, "spent:global", -15),
@@ -238,7 +238,7 @@ async def test_a_repair_adds_what_is_missing_and_takes_away_what_is_too_much_onc
         Repair(day, "reserved:tenant:t", -7),
         Repair(day, "unpriced:agent:|:%", 1),
     ]
-    done = await asyncio.gather(*(books.repair(known, repairs, 1) for _ in range(5)))
+    done = await asyncio.gather(*(counters.repair(known, repairs, 1) for _ in range(5)))
     assert sorted(done) == [False] * 4 + [True]
     of_day, of_month = await counted(redis, "daily"), await counted(redis, "monthly")
     before = {**in_all("spent", 40), **in_all("calls", 1), **in_all("reserved", 7)}
@@ -246,47 +246,47 @@ async def test_a_repair_adds_what_is_missing_and_takes_away_what_is_too_much_onc
     expected = {**before, "spent:agent:a": 40 + 2**53, "unpriced:agent:|:%": 1}
     del expected["reserved:tenant:t"]
     assert of_day == expected
-    again = (await books.snapshot((day, month))).filled
+    again = (await counters.snapshot((day, month))).filled
     assert again is not None
     assert again != known
-    assert await books.repair(again, [Repair(month, "spent:global", 15)], 1)
+    assert await counters.repair(again, [Repair(month, "spent:global", 15)], 1)
 
 
 async def test_events_that_a_repair_has_counted_count_no_more_and_those_before_never_less(redis: Redis) -> None:
     day, _ = current()
-    books = await filled(redis, upto=5, figures={(day.name, "global"): Figures(spent=30)})
+    counters = await filled(redis, upto=5, figures={(day.name, "global"): Figures(spent=30)})
     for upto, counts_upto in [(9, 9), (7, 9)]:
-        known = await books.filled()
+        known = await counters.filled()
         assert known is not None
-        assert await books.repair(known, [Repair(day, "spent:global", 10)], upto)
-        assert of_log(await books.filled()) == (LOG, "UTC", counts_upto, True)
+        assert await counters.repair(known, [Repair(day, "spent:global", 10)], upto)
+        assert of_log(await counters.filled()) == (LOG, "UTC", counts_upto, True)
     await Budgets(redis, ZONE).settle([settlement("j:1", 9, 4), settlement("k:1", 10, 1)], LOG)
-    assert await books.spent(day, "global") == (51, None)
+    assert await counters.spent(day, "global") == (51, None)
 
 
 async def test_counters_of_a_period_that_are_missing_altogether_are_repaired_and_go_with_their_period(
     redis: Redis,
 ) -> None:
-    books, (day, _) = await filled(redis), current()
-    known = await books.filled()
+    counters, (day, _) = await filled(redis), current()
+    known = await counters.filled()
     assert known is not None
     # Redis has come back with what it knew before the first call of the day.
-    assert await books.repair(known, [Repair(day, "spent:global", 10)], 1)
-    assert await books.spent(day, "global") == (10, None)
+    assert await counters.repair(known, [Repair(day, "spent:global", 10)], 1)
+    assert await counters.spent(day, "global") == (10, None)
     assert await redis.client.pttl(period_key("daily", day.name)) > 0
 
 
 async def test_counters_that_were_lost_or_filled_since_are_not_repaired(redis: Redis) -> None:
-    books = await filled(redis)
-    known = await books.filled()
+    counters = await filled(redis)
+    known = await counters.filled()
     assert known is not None
     await filled(redis, log="new")
-    assert not await books.repair(known, [Repair(current()[0], "spent:global", 5)], 0)
+    assert not await counters.repair(known, [Repair(current()[0], "spent:global", 5)], 0)
     await redis.client.flushall()
-    assert not await books.repair(known, [Repair(current()[0], "spent:global", 5)], 0)
+    assert not await counters.repair(known, [Repair(current()[0], "spent:global", 5)], 0)
     assert await redis.client.keys("*") == []
     await filled(redis)  # what the same log was read for once more
-    assert not await books.repair(known, [Repair(current()[0], "spent:global", 5)], 0)
+    assert not await counters.repair(known, [Repair(current()[0], "spent:global", 5)], 0)
     assert await counted(redis) == {}
 
 
@@ -294,46 +294,46 @@ async def test_counters_that_were_lost_or_filled_since_are_not_repaired(redis: R
 
 
 async def test_raised_caps_and_told_thresholds_come_back_and_survive_a_filling(redis: Redis) -> None:
-    books = await filled(redis)
+    counters = await filled(redis)
     day, month = current()
-    await books.note_raise(day, "tenant:Zoë|:%", RAISE)
-    await books.announce(month, "agent:a@15@50")
-    await books.announce(month, "agent:a@15@80")
-    assert await books.spent(day, "tenant:Zoë|:%") == (0, (15, 10))
+    await counters.note_raise(day, "tenant:Zoë|:%", RAISE)
+    await counters.announce(month, "agent:a@15@50")
+    await counters.announce(month, "agent:a@15@80")
+    assert await counters.spent(day, "tenant:Zoë|:%") == (0, (15, 10))
     asked = [f"agent:a@{limit}@{percent}" for limit in (15, 16) for percent in (50, 80, 100)]
-    assert await books.announced(month, asked) == [True, True, False, False, False, False]
-    found = await books.snapshot((day, month))
-    notes = {book.period.name: book.notes for book in found.periods}
+    assert await counters.announced(month, asked) == [True, True, False, False, False, False]
+    found = await counters.snapshot((day, month))
+    notes = {one.period.name: one.notes for one in found.periods}
     told = frozenset({"agent:a@15@50", "agent:a@15@80"})
     assert notes == {day.name: Notes({"tenant:Zoë|:%": RAISE}), month.name: Notes({}, told)}
     await redis.client.flushall()
-    assert await books.fill(None, LOG, 0, (day, month), {}, notes)
-    assert (await books.snapshot((day, month))).periods == found.periods
-    assert await books.spent(day, "tenant:Zoë|:%") == (0, (15, 10))
-    await books.note_raise(day, "tenant:Zoë|:%", None)
-    assert await books.spent(day, "tenant:Zoë|:%") == (0, None)
+    assert await counters.fill(None, LOG, 0, (day, month), {}, notes)
+    assert (await counters.snapshot((day, month))).periods == found.periods
+    assert await counters.spent(day, "tenant:Zoë|:%") == (0, (15, 10))
+    await counters.note_raise(day, "tenant:Zoë|:%", None)
+    assert await counters.spent(day, "tenant:Zoë|:%") == (0, None)
 
 
 async def test_notes_stay_through_settlements_and_repairs_and_go_with_their_period(redis: Redis) -> None:
-    books = await filled(redis)
+    counters = await filled(redis)
     day, _ = current()
-    await books.note_raise(day, "global", RAISE)
-    await books.announce(day, "global@15@50")
+    await counters.note_raise(day, "global", RAISE)
+    await counters.announce(day, "global@15@50")
     await Budgets(redis, ZONE).settle([settlement("j:1", 1, 40)], LOG)
-    known = await books.filled()
+    known = await counters.filled()
     assert known is not None
-    assert await books.repair(known, [Repair(day, "spent:global", 2)], 1)
-    assert await books.spent(day, "global") == (42, (15, 10))
-    assert await books.announced(day, ["global@15@50", "global@15@80"]) == [True, False]
+    assert await counters.repair(known, [Repair(day, "spent:global", 2)], 1)
+    assert await counters.spent(day, "global") == (42, (15, 10))
+    assert await counters.announced(day, ["global@15@50", "global@15@80"]) == [True, False]
 
 
 @pytest.mark.parametrize("note", ["raise", "announce"])
 async def test_a_note_beside_no_counters_goes_with_its_period_too(redis: Redis, note: str) -> None:
-    books, (day, _) = BudgetBooks(redis, ZONE), current()
+    counters, (day, _) = BudgetCounters(redis, ZONE), current()
     if note == "raise":
-        await books.note_raise(day, "global", RAISE)
+        await counters.note_raise(day, "global", RAISE)
     else:
-        await books.announce(day, "global@15@50")
+        await counters.announce(day, "global@15@50")
     left_ms = await redis.client.pttl(period_key("daily", day.name))
     assert timedelta(days=3) < timedelta(milliseconds=left_ms) <= timedelta(days=4, hours=1)
     assert time_from_ms(day.end_ms) > now()

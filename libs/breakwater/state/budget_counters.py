@@ -1,6 +1,6 @@
-"""The counters of the budgets as a book: read as of one moment, filled from the record, repaired where they differ.
+"""The counters of all budgets: read as of one moment, filled from the record, repaired where they differ.
 
-What they are filled from or compared with is computed in `breakwater.books`.
+What they are filled from or compared with is computed in `breakwater.reconciliation`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Notes:
 
 
 @dataclass(frozen=True, slots=True)
-class PeriodBook:
+class PeriodCounters:
     """The counters of one period, by the scope's key."""
 
     period: Period
@@ -74,7 +74,7 @@ class Snapshot:
     """All counters as of one moment, and which events of the log are counted in them."""
 
     filled: Filled | None
-    periods: tuple[PeriodBook, ...]
+    periods: tuple[PeriodCounters, ...]
     reservations: tuple[Reservation, ...]
     _blocks: Mapping[int, bytes]
 
@@ -89,7 +89,7 @@ class Snapshot:
     @property
     def figures(self) -> Ledger:
         """By period and scope."""
-        return {(book.period.name, key): sums for book in self.periods for key, sums in book.figures.items()}
+        return {(one.period.name, key): sums for one in self.periods for key, sums in one.figures.items()}
 
     @property
     def settled(self) -> Ledger:
@@ -100,7 +100,7 @@ class Snapshot:
     @property
     def reserved(self) -> Mapping[Place, int]:
         """What the counters say is held, by period and scope."""
-        return {(book.period.name, key): held for book in self.periods for key, held in book.reserved.items()}
+        return {(one.period.name, key): held for one in self.periods for key, held in one.reserved.items()}
 
     def held(self, *, charged: bool) -> Mapping[Place, int]:
         """What the reservations themselves say is held; or was charged when their leases ended, as nobody settled."""
@@ -123,7 +123,7 @@ class Repair:
     add: int
 
 
-class BudgetBooks:
+class BudgetCounters:
     """Reads, fills and repairs the counters. All methods raise StateUnavailable, and may then be called again."""
 
     def __init__(self, redis: Redis, zone: ZoneInfo) -> None:
@@ -172,7 +172,9 @@ class BudgetBooks:
         filled, reservations, *rest = answer
         return Snapshot(
             _filled(_hash(filled)),
-            tuple(_book(one, _hash(fields)) for one, fields in zip(periods, rest[len(blocks) :], strict=True)),
+            tuple(
+                _period_counters(one, _hash(fields)) for one, fields in zip(periods, rest[len(blocks) :], strict=True)
+            ),
             tuple(reservation(name, text) for name, text in _hash(reservations).items()),
             {block: bytes.fromhex(bits) for block, bits in zip(blocks, rest, strict=False)},
         )
@@ -282,7 +284,7 @@ def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _book(period: Period, fields: Mapping[str, str]) -> PeriodBook:
+def _period_counters(period: Period, fields: Mapping[str, str]) -> PeriodCounters:
     figures: dict[str, dict[str, int]] = defaultdict(dict)
     reserved: dict[str, int] = {}
     raises: dict[str, CapRaise] = {}
@@ -298,7 +300,7 @@ def _book(period: Period, fields: Mapping[str, str]) -> PeriodBook:
         elif what == "announced":
             announced.add(key)
     sums = {key: Figures(**known) for key, known in figures.items()}
-    return PeriodBook(period, sums, reserved, Notes(raises, frozenset(announced)))
+    return PeriodCounters(period, sums, reserved, Notes(raises, frozenset(announced)))
 
 
 def _fields_of(notes: Notes) -> list[Argument]:
