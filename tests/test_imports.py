@@ -1,13 +1,22 @@
 """The import rules of pyproject.toml hold, and would be noticed if they did not."""
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
+CIRCLES_LEFT = {
+    ("breakwater.cli.output", "breakwater.cli.drawn_table"),
+    ("breakwater.cli.demo.display", "breakwater.cli.demo.screen"),
+}
 
 
 def lint(root: Path) -> subprocess.CompletedProcess[str]:
@@ -59,3 +68,38 @@ def test_every_rule_notices_what_it_forbids(tmp_path: Path) -> None:
         "services.sink.handlers -> services.worker.app",
     ):
         assert wrong in linted.stdout
+
+
+def imports(root: Path) -> dict[str, set[str]]:
+    """Our modules, and those that each imports, also within its functions."""
+    files: dict[str, Path] = {}
+    for base, package in (root / "libs", "breakwater"), (root, "services"):
+        for file in sorted((base / package).rglob("*.py")):
+            files[".".join(file.relative_to(base).with_suffix("").parts).removesuffix(".__init__")] = file
+
+    def named(file: Path) -> Iterator[str]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                for alias in node.names:
+                    module = f"{node.module}.{alias.name}"
+                    yield module if module in files else node.module
+
+    return {name: {other for other in named(file) if other in files} - {name} for name, file in files.items()}
+
+
+def test_no_import_goes_round_in_a_circle() -> None:
+    graph = imports(ROOT)
+    for importer, imported in CIRCLES_LEFT:
+        graph[importer].remove(imported)
+    tuple(TopologicalSorter(graph).static_order())
+
+
+def test_a_circle_would_be_noticed(tmp_path: Path) -> None:
+    for name, line in ("a", "from breakwater import b"), ("b", "def late():\n    import breakwater.a"):
+        (tmp_path / "libs" / "breakwater").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "libs" / "breakwater" / f"{name}.py").write_text(line)
+
+    with pytest.raises(CycleError):
+        tuple(TopologicalSorter(imports(tmp_path)).static_order())

@@ -6,6 +6,14 @@ span in the background: whoever begins one says what its parent is, as a W3C tra
 What is put on a span leaves the plane: names, counts and classes, never a prompt, an answer or a key.
 """
 
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import structlog
+
+from breakwater.tracing import spans
 from breakwater.tracing.attributes import (
     attempt_attributes,
     execution_attributes,
@@ -13,7 +21,7 @@ from breakwater.tracing.attributes import (
     outcome_attributes,
     result_attributes,
 )
-from breakwater.tracing.spans import Attribute, Kind, Span, begin, is_traceparent, start, stop
+from breakwater.tracing.spans import Attribute, Kind, Span, begin, is_traceparent
 
 __all__ = [
     "Attribute",
@@ -29,3 +37,37 @@ __all__ = [
     "start",
     "stop",
 ]
+
+
+def start(service: str) -> None:
+    """Switches tracing on where the environment names an OTLP endpoint. Called once, by the entry point.
+
+    Args:
+        service: the process' name; `service.name` becomes `breakwater-<service>`, unless OTEL_SERVICE_NAME says else.
+
+    Raises:
+        ConfigError: one of the OTEL_* variables can't be used.
+    """
+    if spans.recorder is not None or not _wanted(os.environ):
+        return
+    from breakwater.tracing.otlp import OtlpRecorder  # OpenTelemetry's SDK takes a while to import
+
+    spans.recorder = OtlpRecorder(service)
+    structlog.get_logger().info("tracing_on")
+
+
+def stop() -> None:
+    """Sends what is left, for about a second at most, and switches tracing off."""
+    recorder, spans.recorder = spans.recorder, None
+    if recorder is not None:
+        recorder.stop()
+
+
+def _wanted(environment: Mapping[str, str]) -> bool:
+    """What the OpenTelemetry specification says of its variables; one that is empty counts as not set."""
+    endpoints = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    if not any(environment.get(name) for name in endpoints):
+        return False
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    return environment.get("OTEL_TRACES_EXPORTER", "").strip() in {"", "otlp"}

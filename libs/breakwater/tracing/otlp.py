@@ -94,7 +94,7 @@ class OtlpRecorder:
 
 
 class _Complaints(logging.Handler):
-    """Hears what the SDK would print at every retry, and tells it as we tell of outages."""
+    """Takes what the SDK would log at every retry, and logs an outage once when it begins and once when it ends."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -103,21 +103,21 @@ class _Complaints(logging.Handler):
         self._sdk = logging.getLogger("opentelemetry")
 
     def listen(self) -> None:
-        """Takes the SDK's log lines from now on."""
+        """Takes over the SDK's log lines."""
         self._sdk.addHandler(self)
         self._sdk.propagate = False
 
     def leave(self) -> None:
-        """Leaves them alone again."""
+        """Gives them back to the SDK."""
         self._sdk.removeHandler(self)
         self._sdk.propagate = True
 
     def export_began(self) -> None:
-        """What is heard of the exporter from now on is about this export."""
+        """From here, the lines of the exporter are about this export."""
         self._reasons = []
 
     def export_ended(self, *, well: bool) -> None:
-        """Tells where this begins or ends an outage, with the first that was heard."""
+        """Logs where this begins or ends an outage, with the first line that was taken."""
         reasons, self._reasons = self._reasons, None
         if well:
             self._outage.worked()
@@ -125,7 +125,7 @@ class _Complaints(logging.Handler):
             self._outage.failed(reasons[0] if reasons else "the collector did not take the spans")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes one."""
+        """Takes a line: a reason of the export under way, or logged as ours."""
         if self._reasons is not None and record.name.startswith("opentelemetry.exporter"):
             self._reasons.append(record.getMessage())
         elif not self._outage.lasting:
