@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics.transitions import MOST, Opening, by_hand, openings, transitions
+from breakwater.analytics.transitions import MOST, Opening, openings, operator_actions, transitions
 from breakwater.analytics.window import Window
 from breakwater.contracts.api import BreakerStatus, StoppedTask
 from breakwater.contracts.types import Event, ms_from_time
@@ -54,7 +54,7 @@ def routes(context: PageContext) -> list[Route]:
         known, opened, acts, stopped = await asyncio.gather(
             fetched(context.api.read(Breakers, session.key, "breakers")),
             fetched(openings(context.analytics, period, now)),
-            fetched(by_hand(context.analytics, period)),
+            fetched(operator_actions(context.analytics, period)),
             fetched(context.api.read(_Stopped, session.key, "guards")),
         )
         return context.pages.render(

@@ -5,7 +5,7 @@ from typing import Any
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.transitions import by_hand, openings, transitions
+from breakwater.analytics.transitions import openings, operator_actions, transitions
 from breakwater.analytics.window import Window
 from tests.analytics import samples
 
@@ -86,11 +86,11 @@ async def test_what_people_did_with_breakers_and_tasks(analytics: Analytics):
     reset = samples.full_guard_event().model_copy(update={"at": after(3)})
     for sequence, event in enumerate((samples.guard_event(), reset, reset)):
         await analytics.insert(schema.GUARD_EVENTS, [rows.guard_row(event, sequence)])
-    found = await by_hand(analytics, WINDOW)
+    found = await operator_actions(analytics, WINDOW)
     assert [(one.by, one.what, one.model, one.task_id, one.tenant) for one in found] == [
         ("ops", "reset", None, "task-7", "acme"),
         ("zoë", "isolated", "gpt-4o", None, None),
         ("ops", "reset", "gpt-4.1", None, None),
     ]
     assert found[2].reason == "reset by ops: mended"
-    assert [one.by for one in await by_hand(analytics, WINDOW, limit=1)] == ["ops"]
+    assert [one.by for one in await operator_actions(analytics, WINDOW, limit=1)] == ["ops"]

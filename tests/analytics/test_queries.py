@@ -7,7 +7,7 @@ import pytest
 
 from breakwater.analytics import queries, rows, schema
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.queries import AgentSummary, CauseOfWaste, ModelSpend
+from breakwater.analytics.queries import AgentSummary
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, attempt_row, execution
 
 DAY = timedelta(days=1)
@@ -130,32 +130,6 @@ async def test_one_execution_comes_with_its_attempts_in_order(filled: Analytics)
     assert found.attempts[0].error == RATE_LIMITED
 
 
-async def test_what_was_spent_is_summed_up_by_model(filled: Analytics) -> None:
-    big, mini = await queries.spend_by_model(filled)
-    assert big == ModelSpend(
-        model="gpt-4.1",
-        billed_calls=3,
-        estimated_calls=1,
-        unknown_calls=0,
-        input_tokens=400,
-        output_tokens=60,
-        cached_tokens=None,
-        cost=2_007,
-    )
-    assert mini == ModelSpend("mini", 1, 0, 2, 300, 60, 5, 10)
-    (big_today, mini_today) = await queries.spend_by_model(filled, since=NOON)
-    assert (big_today.cost, mini_today.cost) == (2_007, None)
-
-
-async def test_waste_is_told_by_its_cause_the_dearest_first(filled: Analytics) -> None:
-    everything = (CauseOfWaste("self_correction", 10**18 - 1, 1), CauseOfWaste("retry", 504, 2))
-    assert await queries.waste_by_cause(filled) == (*everything, CauseOfWaste("failed", 3, 1))
-    of_writer = (CauseOfWaste("retry", 504, 2), CauseOfWaste("failed", 3, 1))
-    assert await queries.waste_by_cause(filled, since=NOON) == of_writer
-    assert await queries.waste_by_cause(filled, agent="writer") == of_writer
-    assert await queries.waste_by_cause(filled, since=NOON, agent="tagger") == ()
-
-
 async def test_minutes_count_each_execution_once(filled: Analytics) -> None:
     found = await filled.query(
         "SELECT agent, minute, executions, succeeded, dead_lettered, attempts, cost, executions_of_unknown_cost"
@@ -183,8 +157,8 @@ async def test_a_job_id_that_ran_again_cost_again(analytics: Analytics) -> None:
         at = NOON + day * DAY
         await analytics.insert(schema.EXECUTIONS, [rows.execution_row(execution("e1", completed_at=at), day)])
         await analytics.insert(schema.ATTEMPTS, [attempt_row(attempt("e1", started_at=at, cost=3), day)])
-    (spent,) = await queries.spend_by_model(analytics)
-    assert (spent.cost, spent.billed_calls) == (6, 2)
+    (summary,) = await queries.agent_summaries(analytics)
+    assert (summary.spend, summary.attempts) == (6, 2)
     found = await queries.find_execution(analytics, "e1")
     assert found is not None
     assert found.completed_at == NOON + 40 * DAY

@@ -124,7 +124,7 @@ def test_an_image_counts_as_an_image_however_it_is_sent(part: Any, rules: TokenR
 def test_images_within_a_tools_result_are_found(message: dict[str, Any]) -> None:
     size = size_of_messages([message])
     assert size.images == 2
-    assert size.signs + size.letters < 200
+    assert size.signs + size.lowercase < 200
 
 
 @pytest.mark.parametrize(
@@ -155,11 +155,11 @@ def test_images_within_a_tools_result_are_found(message: dict[str, Any]) -> None
         ),
         (
             {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "as it is"}},
-            InputSize(letters=8),
+            InputSize(lowercase=8),
         ),
         (
             {"type": "file", "file": {"file_data": "data:text/plain;base64," + base64.b64encode(b"as it is").decode()}},
-            InputSize(letters=8),
+            InputSize(lowercase=8),
         ),
     ],
 )
@@ -167,8 +167,8 @@ def test_a_file_counts_by_what_it_is(part: Any, expected: InputSize) -> None:
     size = size_of_messages([user([part])])
     assert abs(size.media_bytes - expected.media_bytes) <= 3
     assert abs(size.document_bytes - expected.document_bytes) <= 3
-    assert (size.letters, size.documents, size.linked_files) == (
-        expected.letters,
+    assert (size.lowercase, size.documents, size.linked_files) == (
+        expected.lowercase,
         expected.documents,
         expected.linked_files,
     )
@@ -202,7 +202,7 @@ def test_what_is_not_known_to_be_an_image_counts_as_text(content: Any) -> None:
 
 def test_a_messages_own_type_does_not_hide_its_text() -> None:
     message = {"role": "user", "type": "image", "content": ENGLISH}
-    assert size_of_messages([message]).letters >= size_of_messages([user(ENGLISH)]).letters
+    assert size_of_messages([message]).lowercase >= size_of_messages([user(ENGLISH)]).lowercase
 
 
 TOOL: dict[str, Any] = {
@@ -236,8 +236,8 @@ def test_tool_calls_and_the_input_of_a_program_count() -> None:
     arguments = json.dumps({"location": ENGLISH})
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
     said: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [call]}
-    assert size_of_messages([said]).letters >= size_of_messages([user(ENGLISH)]).letters
-    assert size_of_call([], {}, input={"order": 2**70, "text": ENGLISH}).letters >= len(ENGLISH) * 0.9
+    assert size_of_messages([said]).lowercase >= size_of_messages([user(ENGLISH)]).lowercase
+    assert size_of_call([], {}, input={"order": 2**70, "text": ENGLISH}).lowercase >= len(ENGLISH) * 0.9
 
 
 @pytest.mark.parametrize(

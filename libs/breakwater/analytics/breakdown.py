@@ -130,8 +130,8 @@ class ProviderLine:
     @property
     def others(self) -> int:
         """Calls that failed otherwise: answers that were no use, requests that were wrong, workers that died."""
-        told = self.rate_limited + self.server_errors + self.timeouts + self.lost_connections
-        return self.calls - self.succeeded - told
+        classified = self.rate_limited + self.server_errors + self.timeouts + self.lost_connections
+        return self.calls - self.succeeded - classified
 
 
 async def errors(
@@ -140,8 +140,8 @@ async def errors(
     """The errors of calls, the most frequent first. Raises as `Analytics.query` does."""
     rows = (await analytics.query(ERRORS, {**within(window, agent), "limit": limit})).named()
     found = [(row, *row["latest"]) for row in rows]
-    told = await _messages(analytics, (at for _, at, _ in found), agent)
-    texts = {(one["agent"], one["hash"], one["started_at"]): one["error_message"] for one in told}
+    messages = await _messages(analytics, (at for _, at, _ in found), agent)
+    texts = {(one["agent"], one["hash"], one["started_at"]): one["error_message"] for one in messages}
     return tuple(
         ErrorLine(
             hash=row["hash"],
@@ -163,8 +163,8 @@ async def providers(analytics: Analytics, window: Window, *, agent: str | None =
     """Every model that was called, by provider. Raises as `Analytics.query` does."""
     found = list((await analytics.query(PROVIDERS, within(window, agent))).named())
     failing = [row for row in found if row["calls"] > row["succeeded"]]
-    told = await _messages(analytics, (row["last_error_at"] for row in failing), agent)
-    texts = {(one["model"], one["started_at"]): one["error_message"] for one in told}
+    messages = await _messages(analytics, (row["last_error_at"] for row in failing), agent)
+    texts = {(one["model"], one["started_at"]): one["error_message"] for one in messages}
     return tuple(_provider(row, texts) for row in found)
 
 

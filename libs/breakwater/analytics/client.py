@@ -307,7 +307,7 @@ class Analytics:
             self._client = connecting.result()
 
     async def _connect(self) -> AsyncClient:
-        # Whatever the driver logs it also raises, and an outage would be told once for every try.
+        # Whatever the driver logs it also raises, and an outage would be logged once for every try.
         logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)
         with _translated():
             client = await create_async_client(
@@ -409,8 +409,8 @@ def _translated() -> Generator[None]:
         # Without the hundred kinds of statement that ClickHouse knows, which it lists after a typing error.
         message = _GRAMMAR.sub(" ", text.partition("DB::Exception: ")[2] or text)
         code: int | None = getattr(error, "code", None)
-        if isinstance(error, raw.BrokenOffError) and (told := _CODE.match(text)):
-            code = int(told[1])
+        if isinstance(error, raw.BrokenOffError) and (numbered := _CODE.match(text)):
+            code = int(numbered[1])
         if isinstance(error, ProgrammingError | DataError) and code is None:
             raise QueryFailed(REFUSED_BY_DRIVER, message) from error
         if code is None or code in _PASSING:

@@ -183,9 +183,9 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
             await analytics.execute(statement)
         await analytics.execute(_applied(migration))
         done.append(f"applied ClickHouse migration {migration.version} ({migration.name})")
-    for gone in await missing(analytics, layout):
-        await analytics.execute(gone.statement)
-        done.append(f"created {gone.what} again in ClickHouse: it was missing")
+    for absent in await missing(analytics, layout):
+        await analytics.execute(absent.statement)
+        done.append(f"created {absent.what} again in ClickHouse: it was missing")
     kept = await retention(analytics)
     for table in TABLES:
         before, days = kept[table.name], table.days(layout)

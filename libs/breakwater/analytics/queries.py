@@ -1,4 +1,4 @@
-"""The questions people ask of the tables: `breakwater agents`, `breakwater executions`, and what each model cost.
+"""What `breakwater agents` and `breakwater executions` read, and the console's page of an execution.
 
 Everything is read with FINAL: a row that was stored twice and not yet merged counts once. Money comes back as integer
 nano-dollars, None where nothing of it is known. Dry runs are left out of the figures, as they did no work.
@@ -73,33 +73,6 @@ ORDER BY started_at, number
 SETTINGS use_skip_indexes_if_final = 1
 """
 
-SPEND_BY_MODEL = """
-SELECT
-    model,
-    countIf(cost_basis = 'billed') AS billed_calls,
-    countIf(cost_basis = 'estimated') AS estimated_calls,
-    countIf(cost_basis = 'unknown') AS unknown_calls,
-    sum(input_tokens) AS input_tokens,
-    sum(output_tokens) AS output_tokens,
-    sum(cached_tokens) AS cached_tokens,
-    sum(cost) AS cost
-FROM attempts FINAL
-WHERE NOT short_circuited AND started_at >= fromUnixTimestamp64Milli({since_ms:Int64})
-GROUP BY model
-ORDER BY model
-"""
-
-WASTE_BY_CAUSE = """
-SELECT cause, sum(amount) AS cost, count() AS executions
-FROM executions FINAL
-ARRAY JOIN mapKeys(wasted_by_cause) AS cause, mapValues(wasted_by_cause) AS amount
-WHERE NOT dry_run
-    AND completed_at >= fromUnixTimestamp64Milli({since_ms:Int64})
-    AND ({agent:String} = '' OR agent = {agent:String})
-GROUP BY cause
-ORDER BY cost DESC, cause
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class AgentSummary:
@@ -146,32 +119,6 @@ class ExecutionLine:
     error_message: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSpend:
-    """What was paid for a model: sums over its calls. Tokens and cost are None where no call told them."""
-
-    model: str
-    billed_calls: int
-    estimated_calls: int
-    unknown_calls: int
-    input_tokens: int | None
-    output_tokens: int | None
-    cached_tokens: int | None
-    cost: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class CauseOfWaste:
-    """What was paid for nothing, for one reason."""
-
-    cause: str
-    """Such as `retry`: `breakwater.contracts.execution.Waste`."""
-    cost: int
-    """The known part of it."""
-    executions: int
-    """That wasted something so. One may have wasted for several reasons, and counts in each."""
-
-
 async def agent_summaries(analytics: Analytics, *, since: datetime | None = None) -> tuple[AgentSummary, ...]:
     """Every agent that ran since a time, by name. Raises as `Analytics.query` does."""
     parameters = {"since_ms": _since_ms(since)}
@@ -210,20 +157,6 @@ async def find_execution(analytics: Analytics, execution_id: str) -> Execution |
         return None
     attempts = (await analytics.query(ITS_ATTEMPTS, parameters)).named()
     return execution_of(record, (attempt_of(row) for row in attempts))
-
-
-async def spend_by_model(analytics: Analytics, *, since: datetime | None = None) -> tuple[ModelSpend, ...]:
-    """What each model cost since a time, by the beginning of the calls. Raises as `Analytics.query` does."""
-    rows = (await analytics.query(SPEND_BY_MODEL, {"since_ms": _since_ms(since)})).named()
-    return tuple(ModelSpend(**in_nano(row, "cost")) for row in rows)
-
-
-async def waste_by_cause(
-    analytics: Analytics, *, since: datetime | None = None, agent: str | None = None
-) -> tuple[CauseOfWaste, ...]:
-    """What executions that ended since a time wasted, the dearest cause first. Raises as `Analytics.query` does."""
-    found = await analytics.query(WASTE_BY_CAUSE, {"since_ms": _since_ms(since), "agent": agent or ""})
-    return tuple(CauseOfWaste(**in_nano(row, "cost")) for row in found.named())
 
 
 def _summary(agent: str, executions: dict[str, Any], attempts: dict[str, Any]) -> AgentSummary:

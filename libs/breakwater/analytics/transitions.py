@@ -36,7 +36,7 @@ WHERE opened_at < fromUnixTimestamp64Milli({end_ms:Int64})
 ORDER BY opened_at DESC, agent, model
 """
 
-BY_HAND = """
+OPERATOR_ACTIONS = """
 SELECT at, by, what, agent, model, task_id, tenant, reason
 FROM (
     SELECT at, ifNull(by, '') AS by, if(to_state = 'isolated', 'isolated', 'reset') AS what, agent,
@@ -134,9 +134,9 @@ async def openings(
     return tuple(_opening(row, window, now) for row in rows)
 
 
-async def by_hand(analytics: Analytics, window: Window, *, limit: int = MOST) -> tuple[Act, ...]:
+async def operator_actions(analytics: Analytics, window: Window, *, limit: int = MOST) -> tuple[Act, ...]:
     """What people did in a window, the latest first. Raises as `Analytics.query` does."""
-    rows = (await analytics.query(BY_HAND, {**_within(window, "", ""), "limit": limit})).named()
+    rows = (await analytics.query(OPERATOR_ACTIONS, {**_within(window, "", ""), "limit": limit})).named()
     return tuple(Act(**row) for row in rows)
 
 

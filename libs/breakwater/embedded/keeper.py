@@ -39,7 +39,7 @@ class Keeper:
         self._log_start = 0
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._told: set[EventKind] = set()
+        self._reported: set[EventKind] = set()
 
     @property
     def pid(self) -> int | None:
@@ -70,7 +70,7 @@ class Keeper:
         """Send a signal to the process itself, if it runs."""
         if self._process is not None:
             os.kill(self._process.pid, sig)  # not yet reaped, so the pid is its own
-            if sig is signal.SIGKILL:  # nobody should take it for ready until the kernel has told of its end
+            if sig is signal.SIGKILL:  # nobody should take it for ready until the kernel has reported its end
                 self.ready.clear()
 
     def kill_group(self) -> None:
@@ -85,7 +85,7 @@ class Keeper:
             return
         if not self._stopping.is_set():
             self._stopping.set()
-            self._tell("stopping")
+            self._report("stopping")
             self.signal(self.spec.stop_signal)
         _, late = await asyncio.wait({self._task}, timeout=timeout_s)
         if late:
@@ -99,22 +99,22 @@ class Keeper:
         while not self._stopping.is_set():
             run = await self._run_once()
             if self._stopping.is_set():
-                self._tell("stopped", run)
+                self._report("stopped", run)
                 return
             policy = self.spec.restart
             if policy is not None and run.healthy_s is not None and run.healthy_s >= policy.reset_after_s:
                 failures = 0
             if failures == 0:
-                self._told.clear()
+                self._reported.clear()
             failures += 1
-            self._tell("exited", run)
+            self._report("exited", run)
             came_up = self.restarts > 0 or run.healthy_s is not None
             if policy is None or run.returncode == EX_CONFIG or not came_up:
                 raise self._give_up(run)
             delay_s = policy.delay_s(failures)
-            self._tell("restarting_in", delay_s=delay_s)
+            self._report("restarting_in", delay_s=delay_s)
             if await self._stopped_within(delay_s):
-                self._tell("stopped")
+                self._report("stopped")
                 return
             self.restarts += 1
 
@@ -125,7 +125,7 @@ class Keeper:
         except OSError as error:
             return _Run(f"could not be started: {error}", None, None, None)
         try:
-            self._tell("started")
+            self._report("started")
             problem, healthy_s = await self._watch(process)
         finally:
             # Nothing of the group outlives its leader, also when this task is cancelled or a probe raises. The leader
@@ -139,21 +139,21 @@ class Keeper:
     async def _watch(self, process: subprocess.Popen[bytes]) -> tuple[str | None, float | None]:
         """Follow a run to its end: give what was wrong with it, if not its end, and for how long it was ready."""
         loop = asyncio.get_running_loop()
-        gone, answers = asyncio.create_task(until_ended(process)), asyncio.create_task(self._answer())
+        ended, answers = asyncio.create_task(until_ended(process)), asyncio.create_task(self._answer())
         try:
             limit_s = self.spec.ready_timeout_s
-            await asyncio.wait({gone, answers}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ended, answers}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if has_ended(process):  # so an answer came from something else on its port
                 return None, None
             if not (answers.done() and answers.result()):
                 return f"was not ready within {limit_s:g} s and was killed", None
             ready_at = loop.time()
             self.ready.set()
-            self._tell("ready")
-            await gone
+            self._report("ready")
+            await ended
             return None, loop.time() - ready_at
         finally:
-            gone.cancel()
+            ended.cancel()
             answers.cancel()
 
     async def _answer(self) -> bool:
@@ -171,10 +171,10 @@ class Keeper:
     def _give_up(self, run: _Run) -> ProcessFailedError:
         tail = log_tail(self.spec.log_file, since=self._log_start)
         error = ProcessFailedError(self.spec.name, run.reason, run.returncode, self.spec.log_file, tail)
-        self._tell("gave_up", run, message=str(error))
+        self._report("gave_up", run, message=str(error))
         return error
 
-    def _tell(
+    def _report(
         self, kind: EventKind, run: _Run | None = None, *, delay_s: float | None = None, message: str | None = None
     ) -> None:
         code = None if run is None else run.returncode
@@ -186,8 +186,8 @@ class Keeper:
             signal=signal.Signals(-code) if code is not None and code < 0 else None,
             delay_s=delay_s,
             restarts=self.restarts,
-            repeated=kind in self._told,
+            repeated=kind in self._reported,
             message=message,
         )
-        self._told.add(kind)
+        self._reported.add(kind)
         self._on_event(event)

@@ -11,7 +11,7 @@ from breakwater.contracts.execution import ErrorInfo, ErrorKind
 from breakwater.policy.delays import retry_after_s
 from breakwater.policy.error_identity import error_identity
 from breakwater.policy.user_message import user_message
-from breakwater.policy.wordings import tells_context_overflow, tells_empty_account, tells_orphan_tool_calls
+from breakwater.policy.wordings import has_orphan_tool_calls, is_context_overflow, is_empty_account
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def classify(failure: Failure, now: datetime) -> Classification:
 
 def _classify_status(failure: HttpFailure, now: datetime) -> Classification:
     status, message = failure.status, failure.message
-    if status == 429 and tells_empty_account(failure.code, failure.type):
+    if status == 429 and is_empty_account(failure.code, failure.type):
         # No limit that resets: the account has no credit, and repeating the call only delays the next model.
         return Classification("client", "QuotaExceededError", message, status, False, False)
     if status == 429 or 500 <= status <= 599:
@@ -139,9 +139,9 @@ def _classify_status(failure: HttpFailure, now: datetime) -> Classification:
             return Classification("rate_limit", "RateLimitError", message, status, True, True, wait)
         return Classification("server", _SERVER_CLASSES.get(status, "ServerError"), message, status, True, True, wait)
     if status in _MAY_BE_OF_THE_CONVERSATION:
-        if tells_context_overflow(failure.code, failure.type, message):
+        if is_context_overflow(failure.code, failure.type, message):
             return Classification("context_overflow", "ContextOverflowError", message, status, False, False)
-        if status == 400 and tells_orphan_tool_calls(message):
+        if status == 400 and has_orphan_tool_calls(message):
             return Classification("orphan_tool_calls", "OrphanToolCallsError", message, status, False, False)
     # An unknown status is handled as the caller's mistake: repeating what nobody understands helps nobody.
     return Classification("client", _CLIENT_CLASSES.get(status, "ClientError"), message, status, False, False)

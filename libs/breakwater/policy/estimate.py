@@ -34,28 +34,28 @@ class TokenRules:
     """How a provider counts. A sign of ASCII other than a small letter may be a token of its own with all of them.
 
     Attributes:
-        letter_bytes: bytes of small Latin letters and spaces for a token.
+        lowercase_bytes: bytes of small Latin letters and spaces for a token.
         foreign_bytes: bytes of other scripts for a token. Byte-level tokenizers make no more than one of each.
         image_tokens: for the largest image at the highest resolution.
         tool_tokens: of the instructions that a provider adds where there are tools or a schema.
         message_tokens: of what stands between two messages.
     """
 
-    letter_bytes: float
+    lowercase_bytes: float
     foreign_bytes: float
     image_tokens: int
     tool_tokens: int
     message_tokens: int = 8
 
 
-OPENAI = TokenRules(letter_bytes=2.0, foreign_bytes=1.2, image_tokens=12_000, tool_tokens=200)
+OPENAI = TokenRules(lowercase_bytes=2.0, foreign_bytes=1.2, image_tokens=12_000, tool_tokens=200)
 """Images: 10,000 patches of GPT-5.4's `detail: original`, and a fifth for what its multipliers may add."""
-ANTHROPIC = TokenRules(letter_bytes=1.75, foreign_bytes=1.2, image_tokens=5_000, tool_tokens=1_000)
+ANTHROPIC = TokenRules(lowercase_bytes=1.75, foreign_bytes=1.2, image_tokens=5_000, tool_tokens=1_000)
 """Text: Opus 4.7 makes up to 1.47 times the tokens of its predecessors of the same text. Images: 2,576 pixels at the
 long edge are 4,784 tokens. Tools: up to 530 tokens documented, and headroom for newer models."""
-GEMINI = TokenRules(letter_bytes=2.0, foreign_bytes=1.5, image_tokens=5_000, tool_tokens=200)
+GEMINI = TokenRules(lowercase_bytes=2.0, foreign_bytes=1.5, image_tokens=5_000, tool_tokens=200)
 """Images: 258 tokens for each tile, at most sixteen of them; at most 2,240 tokens with Gemini 3."""
-GENERIC = TokenRules(letter_bytes=1.75, foreign_bytes=1.0, image_tokens=16_384, tool_tokens=1_000)
+GENERIC = TokenRules(lowercase_bytes=1.75, foreign_bytes=1.0, image_tokens=16_384, tool_tokens=1_000)
 """Of an endpoint that serves anything. Images: Qwen-VL's own limit."""
 
 _OPENAI_IMAGES = (("gpt-4o-mini", 48_169), ("gpt-4o", 1_445), ("gpt-4-turbo", 1_445), ("gpt-4.1", 3_779))
@@ -65,7 +65,7 @@ _OPENAI_NAME = re.compile(r"(ft:)?(gpt-|chatgpt-|o\d)")
 
 def estimate_input_tokens(size: InputSize, rules: TokenRules) -> int:
     """A high estimate of the tokens that a provider will count as input."""
-    text = size.letters / rules.letter_bytes + size.signs + size.foreign / rules.foreign_bytes
+    text = size.lowercase / rules.lowercase_bytes + size.signs + size.foreign / rules.foreign_bytes
     files = size.document_bytes / BYTES_PER_DOCUMENT_TOKEN + size.media_bytes / BYTES_PER_MEDIA_TOKEN
     total = (
         math.ceil(text + files)

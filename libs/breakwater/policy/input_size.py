@@ -11,7 +11,7 @@ from typing import Any, cast
 import orjson
 from pydantic import JsonValue
 
-_LETTERS = b"abcdefghijklmnopqrstuvwxyz "
+_LOWERCASE = b"abcdefghijklmnopqrstuvwxyz "
 _ASCII = bytes(range(128))
 _IMAGES = frozenset({"image_url", "input_image", "image"})
 _SOUND_AND_FILM = frozenset({"input_audio", "audio_url", "audio", "input_video", "video_url", "video"})
@@ -29,7 +29,7 @@ class InputSize:
     """What a call sends, to be added up.
 
     Attributes:
-        letters: bytes of small Latin letters and spaces, of which a token holds several.
+        lowercase: bytes of small Latin letters and spaces, of which a token holds several.
         signs: bytes of the rest of ASCII: capitals, digits, punctuation, line ends.
         foreign: bytes of every other script.
         images: inline and by URL.
@@ -41,7 +41,7 @@ class InputSize:
         tools: whether there are tools or a schema, for which providers add instructions of their own.
     """
 
-    letters: int = 0
+    lowercase: int = 0
     signs: int = 0
     foreign: int = 0
     images: int = 0
@@ -54,7 +54,7 @@ class InputSize:
 
     def __add__(self, other: InputSize) -> InputSize:
         return InputSize(
-            letters=self.letters + other.letters,
+            lowercase=self.lowercase + other.lowercase,
             signs=self.signs + other.signs,
             foreign=self.foreign + other.foreign,
             images=self.images + other.images,
@@ -101,8 +101,8 @@ def size_of_messages(messages: Iterable[Mapping[str, JsonValue]]) -> InputSize:
 def _size_of_bytes(text: bytes) -> InputSize:
     # Deleting in C is some thirty times as fast as looking at each character.
     foreign = 0 if text.isascii() else len(text.translate(None, _ASCII))
-    others = len(text.translate(None, _LETTERS))
-    return InputSize(letters=len(text) - others, signs=others - foreign, foreign=foreign)
+    others = len(text.translate(None, _LOWERCASE))
+    return InputSize(lowercase=len(text) - others, signs=others - foreign, foreign=foreign)
 
 
 def _encoded(text: str) -> bytes:

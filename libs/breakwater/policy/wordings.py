@@ -51,18 +51,18 @@ _ORPHANS = re.compile(
 _EMPTY_ACCOUNT = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
 
 
-def tells_context_overflow(code: str | None, type_: str | None, text: str) -> bool:
+def is_context_overflow(code: str | None, type_: str | None, text: str) -> bool:
     """Whether the conversation did not fit into the model's context window."""
     if code in _OVERFLOW_CODES or type_ in _OVERFLOW_CODES:
         return True
     return bool(_OVERFLOW.search(text) or (_CONTEXT.search(text) and _TOO_MUCH.search(text)))
 
 
-def tells_orphan_tool_calls(text: str) -> bool:
+def has_orphan_tool_calls(text: str) -> bool:
     """Whether a tool call had no result, or a result no call."""
     return bool(_ORPHANS.search(text))
 
 
-def tells_empty_account(code: str | None, type_: str | None) -> bool:
+def is_empty_account(code: str | None, type_: str | None) -> bool:
     """Whether the account is out of credit, which OpenAI answers with the status of a rate limit."""
     return code in _EMPTY_ACCOUNT or type_ in _EMPTY_ACCOUNT

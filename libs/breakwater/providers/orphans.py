@@ -40,14 +40,14 @@ class OrphanGuard:
             OSError: a guard that was killed can't be started again.
         """
         self._groups.add(group)
-        self._tell(f"+{group}\n")
+        self._send(f"+{group}\n")
 
     def forget(self, group: int) -> None:
         """It has ended; its number may soon be another's."""
         self._groups.discard(group)
         if self._process is not None:
             with contextlib.suppress(OSError):  # a guard that is gone has nothing to forget
-                self._tell(f"-{group}\n")
+                self._send(f"-{group}\n")
 
     def close(self) -> None:
         """Ends the guard. What is watched goes on."""
@@ -58,7 +58,7 @@ class OrphanGuard:
             self._process.stdin.close()
             self._process = None
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         if self._process is not None:
             try:
                 self._write(self._process, line)

@@ -22,7 +22,7 @@ _PARAMS = frozenset(
 )  # fmt: skip
 _BLOCKS = frozenset({"text", "image", "document", "tool_use", "tool_result", "thinking", "redacted_thinking"})
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_USUAL = {
+_STANDARD = {
     400: ErrorText(type="invalid_request_error", message="The request is invalid."),
     401: ErrorText(type="authentication_error", message="invalid x-api-key"),
     402: ErrorText(type="billing_error", message="Your credit balance is too low to access the Anthropic API."),
@@ -156,16 +156,16 @@ def write_completion(
 
 
 def write_error(status: int, custom: ErrorText | None) -> bytes:
-    """An error body; what `custom` leaves out is what the status usually says. There are no codes here."""
-    usual = _USUAL.get(status)
-    if usual is None:
-        usual = ErrorText(
+    """An error body; what `custom` leaves out is what the status says by default. There are no codes here."""
+    standard = _STANDARD.get(status)
+    if standard is None:
+        standard = ErrorText(
             type="invalid_request_error" if status < 500 else "api_error",
             message=f"The request was answered with status {status}.",
         )
-    custom = custom or usual
-    message = custom.message if custom.message is not None else usual.message
-    return orjson.dumps({"type": "error", "error": {"type": custom.type or usual.type, "message": message}})
+    custom = custom or standard
+    message = custom.message if custom.message is not None else standard.message
+    return orjson.dumps({"type": "error", "error": {"type": custom.type or standard.type, "message": message}})
 
 
 def error_headers(status: int, retry_after_s: float | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from breakwater.embedded.provider.script import ErrorText
 REQUESTS_PER_MINUTE = 10_000
 """The limit that a rate-limited answer names; nothing is enforced by it, faults decide."""
 
-_USUAL = {
+_STANDARD = {
     400: ErrorText(type="invalid_request_error", message="The request is invalid."),
     401: ErrorText(type="invalid_request_error", code="invalid_api_key", message="Incorrect API key provided."),
     402: ErrorText(type="insufficient_quota", code="insufficient_quota", message="The account has no credit left."),
@@ -41,23 +41,23 @@ def orphan_tool_calls(orphans: tuple[str, ...]) -> ErrorText:
 
 
 def write_error(status: int, custom: ErrorText | None) -> bytes:
-    """An error body; what `custom` leaves out is what the status usually says.
+    """An error body; what `custom` leaves out is what the status says by default.
 
-    A custom message without a code gets no code: the usual one would speak of another error.
+    A custom message without a code gets no code: the default one would be about another error.
     """
-    usual = _USUAL.get(status)
-    if usual is None:
-        usual = ErrorText(
+    standard = _STANDARD.get(status)
+    if standard is None:
+        standard = ErrorText(
             type="invalid_request_error" if status < 500 else "server_error",
             message=f"The request was answered with status {status}.",
         )
-    custom = custom or usual
-    code = custom.code if custom.code is not None or custom.message is not None else usual.code
+    custom = custom or standard
+    code = custom.code if custom.code is not None or custom.message is not None else standard.code
     return orjson.dumps(
         {
             "error": {
-                "message": custom.message if custom.message is not None else usual.message,
-                "type": custom.type if custom.type is not None else usual.type,
+                "message": custom.message if custom.message is not None else standard.message,
+                "type": custom.type if custom.type is not None else standard.type,
                 "param": custom.param,
                 "code": code,
             }

@@ -111,6 +111,6 @@ def _any_of(names: Iterable[str]) -> str:
     return f"(?:{'|'.join(_BETWEEN.join(map(_either_case, squashed(name).decode())) for name in names)})"
 
 
-def _either_case(letter: str) -> str:
-    cases = {letter} if letter.isascii() else {letter, letter.upper()}  # of ASCII, the pattern ignores the case
+def _either_case(char: str) -> str:
+    cases = {char} if char.isascii() else {char, char.upper()}  # of ASCII, the pattern ignores the case
     return "(?:" + "|".join(re.escape(case.encode().decode("latin-1")) for case in sorted(cases)) + ")"
