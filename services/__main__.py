@@ -1,4 +1,7 @@
-"""Runs one service: `python -m services worker`. All of them share one image and this entry point."""
+"""Runs one service: `python -m services worker`. All of them share one image and this entry point.
+
+`python -m services fork-server` is for the local stack, which starts its services so; see `fork_server.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from breakwater import metrics, tracing
 from breakwater.config import Config, ConfigError, load_config
 from breakwater.settings import Settings
 from breakwater.telemetry import configure_logging
+from services import fork_server
 
 NAMES = ("request", "worker", "breaker", "budget", "alerter", "sink", "console")
 ALIVE_EVERY_S = 2.0
@@ -44,10 +48,20 @@ class ServiceModule(Protocol):
 
 def main() -> int:
     """Entry point. Exit code 2 for a wrong call, 78 (EX_CONFIG) for a wrong config, which no restart can mend."""
-    if len(sys.argv) != 2 or sys.argv[1] not in NAMES:
-        sys.stderr.write(f"usage: python -m services {{{','.join(NAMES)}}}\n")
-        return 2
-    name = sys.argv[1]
+    match sys.argv[1:]:
+        case ["fork-server", descriptor] if descriptor.isdecimal():
+            fork_server.serve(int(descriptor), NAMES, run_service)
+            return 0
+        case [name] if name in NAMES:
+            return run_service(name)
+        case _:
+            sys.stderr.write(f"usage: python -m services {{{','.join(NAMES)}}}\n")
+            return 2
+
+
+def run_service(name: str) -> int:
+    """Runs a service as its environment says, and returns its exit code, as `main` does."""
+    fork_server.set_process_name(f"bw-{name}")
     try:
         settings = Settings()
         configure_logging(name, level=settings.log_level, as_json=settings.log_json)

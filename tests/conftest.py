@@ -30,4 +30,22 @@ def _keep_files_in_memory() -> None:
         tempfile.tempdir = None  # it may have been looked up before
 
 
+def _cache_bytecode() -> Path | None:
+    """Lets the processes of the tests compile a module once, and not each anew, where bytecode must not be written."""
+    if "PYTHONDONTWRITEBYTECODE" not in os.environ:
+        return None
+    del os.environ["PYTHONDONTWRITEBYTECODE"]
+    cache = tempfile.mkdtemp(prefix="breakwater-bytecode-")
+    os.environ["PYTHONPYCACHEPREFIX"] = cache
+    return Path(cache)
+
+
 _keep_files_in_memory()
+# Before xdist starts its workers, which so share the cache.
+_bytecode = _cache_bytecode()
+
+
+def pytest_unconfigure() -> None:
+    """Takes the cache away, in the process that made it."""
+    if _bytecode is not None:
+        shutil.rmtree(_bytecode, ignore_errors=True)

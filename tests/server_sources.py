@@ -71,7 +71,7 @@ class RunningServer:
             await asyncio.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """End it for good."""
+        """End it for good, with its data."""
         self._runner.stop()
 
     def wait_until_ready(self) -> None:
@@ -157,7 +157,9 @@ class ProcessRunner:
         self._log_start = 0
 
     def start(self) -> None:
-        self.stop()
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(self._spec.stop_signal)
+            self._process.wait(self._spec.stop_timeout_s)
         self._log_start = log_size(self._spec.log_file)
         self._process = spawn(self._spec)
 
@@ -168,12 +170,8 @@ class ProcessRunner:
             self._process = None
 
     def stop(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(self._spec.stop_signal)
-            try:
-                self._process.wait(self._spec.stop_timeout_s)
-            except subprocess.TimeoutExpired:
-                self.kill()
+        # Killed, not asked: nobody wants its data any more.
+        self.kill()
 
     def check(self) -> str | None:
         if self._process is None or self._process.poll() is None:

@@ -28,6 +28,7 @@ from breakwater.embedded.stack import METRICS_PORT, plan_stack
 from breakwater.metrics import AlerterMetrics, BudgetMetrics, HttpMetrics, SinkMetrics, WorkerMetrics
 from services.__main__ import NAMES
 from tests.docs.markdown import rows
+from tests.helpers import ServiceProcess, start_service
 
 ROOT = Path(__file__).parent.parent
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -285,9 +286,8 @@ def environment_for(directory: Path, **variables: str) -> dict[str, str]:
 
 
 @contextmanager
-def service(name: str, environment: Mapping[str, str], log: Path) -> Generator[subprocess.Popen[bytes]]:
-    with log.open("wb") as out:
-        process = subprocess.Popen([sys.executable, "-m", "services", name], env=environment, stdout=out, stderr=out)
+def service(name: str, environment: Mapping[str, str], log: Path) -> Generator[ServiceProcess]:
+    process = start_service(name, environment, log)
     try:
         yield process
     finally:
@@ -295,7 +295,7 @@ def service(name: str, environment: Mapping[str, str], log: Path) -> Generator[s
         process.wait()
 
 
-def scrape(process: subprocess.Popen[bytes], url: str) -> set[str]:
+def scrape(process: ServiceProcess, url: str) -> set[str]:
     deadline = time.monotonic() + 60
     while True:
         assert process.poll() is None

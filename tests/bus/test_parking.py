@@ -25,6 +25,7 @@ from breakwater.bus.topology import ACK_WAIT_S, PARKED_CONSUMER, Plan, worker_co
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import format_time
+from tests.helpers import until
 from tests.servers import RunningServer
 
 SLOW, OTHER = "slow agent", "other"
@@ -105,12 +106,6 @@ async def submitted(client: Client, body: bytes = b"job", headers: dict[str, str
 
 async def count(client: Client, stream: Stream) -> int:
     return (await client.jetstream().stream_info(stream.value)).state.messages
-
-
-async def until(met: Callable[[], Awaitable[bool]], *, within_s: float = 60) -> None:
-    async with asyncio.timeout(within_s):
-        while not await met():
-            await asyncio.sleep(0.02)
 
 
 async def test_a_parked_job_comes_back_when_it_is_due_and_as_it_was(url: str, client: Client) -> None:

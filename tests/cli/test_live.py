@@ -29,7 +29,8 @@ from breakwater.contracts import subjects
 from breakwater.embedded.ports import free_port
 from breakwater.settings import Settings
 from tests.cli.conftest import Ran, Run, in_thread
-from tests.flow.kit import Plane, model, running_plane, until
+from tests.flow.kit import Plane, model, running_plane
+from tests.helpers import until
 from tests.server_sources import RunningServer, Servers
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

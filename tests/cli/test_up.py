@@ -20,6 +20,7 @@ import psutil
 import pytest
 import yaml
 
+from tests.helpers import wait_until
 from tests.servers import RunningServer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "breakwater.yaml"
@@ -51,7 +52,7 @@ class Up:
             assert self.process.poll() is None, self.log.read_text()
             return next((event for event in reversed(self.events) if event["event"] == "up"), None)
 
-        return until(found, 240)
+        return wait_until(found, "the event", timeout_s=240)
 
     def pid(self, name: str) -> int:
         return next(event["pid"] for event in reversed(self.events) if event.get("process") == name and event["pid"])
@@ -79,14 +80,6 @@ class Up:
                 if error.code != 503:
                     raise
                 time.sleep(float(error.headers["Retry-After"]))
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return value
 
 
 @pytest.fixture
@@ -119,7 +112,7 @@ def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data(up: C
     for name in ("worker", "nats", "clickhouse"):
         before = first.pid(name)
         os.kill(before, signal.SIGKILL)
-        until(lambda name=name, before=before: first.pid(name) != before)
+        wait_until(lambda name=name, before=before: first.pid(name) != before)
     assert first.ask("after the kills")["status"] == "succeeded"
 
     second = up("--simulate", data=first.data)
@@ -142,7 +135,7 @@ def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data(up: C
         answer = subprocess.run(command, capture_output=True, text=True, check=True)
         return json.loads(answer.stdout) == [{"n": 3}]
 
-    until(stored)
+    wait_until(stored)
     assert again.stop(signal.SIGINT) == 130
 
 
@@ -162,7 +155,7 @@ def test_a_channel_of_alerts_can_be_tested_and_says_why_nothing_arrives(up: Call
         answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         return json.loads(answer.stdout) if answer.returncode == 1 else None
 
-    answer = until(told, 120)
+    answer = wait_until(told, "what is told")
     assert (answer["channel"], answer["delivered"]) == ("ops", False)
     assert "alerts.allow_networks" in answer["error"]
     assert one.stop() == 143
@@ -174,7 +167,7 @@ def test_a_killed_stack_leaves_no_process_behind(up: Callable[..., Up]) -> None:
     processes = one.children()
     one.process.kill()
     one.process.wait()
-    until(lambda: not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE])
+    wait_until(lambda: not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE])
 
 
 def test_a_second_ctrl_c_ends_it_at_once(up: Callable[..., Up]) -> None:
@@ -184,7 +177,7 @@ def test_a_second_ctrl_c_ends_it_at_once(up: Callable[..., Up]) -> None:
     # A worker that does not listen would hold the stop up.
     os.kill(one.pid("worker"), signal.SIGSTOP)
     one.process.send_signal(signal.SIGINT)
-    until(lambda: [event for event in one.events if event["event"] == "stopping"])
+    wait_until(lambda: [event for event in one.events if event["event"] == "stopping"])
     assert one.stop(signal.SIGINT) == 130
     # Whoever waits for the worker, for nine seconds, stops the servers after it.
     assert not [event for event in one.events if event["event"] == "stopping" and event["process"] == "nats"]

@@ -7,24 +7,16 @@ import re
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 
 from tests.docs.conftest import Checkout
 from tests.docs.markdown import README, ROOT, Block, blocks, inline_code
+from tests.helpers import wait_until
 from tests.nodejs import node_with
 
 NOT_RUN_HERE = ("make ", "docker ")
 """What installs, or needs Docker. That these targets and services exist is tested in test_documents.py."""
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s:g} s"
-        time.sleep(0.2)
 
 
 def runnable() -> list[Block]:
@@ -44,7 +36,7 @@ def test_every_block_of_the_readme_runs_as_written(checkout: Checkout) -> None:
     for block in runnable():
         if "breakwater executions order-4711" in block.text:
             # It is there a second after it was decided, and a person takes longer than that to type.
-            until(lambda: is_stored(checkout, "order-4711"), "order-4711 in ClickHouse")
+            wait_until(lambda: is_stored(checkout, "order-4711"), "order-4711 in ClickHouse")
         program = (sys.executable, "-") if block.language == "python" else ("sh", "-eu")
         ran = checkout.run(*program, stdin=checkout.as_here(block.text))
         where = f"README.md, line {block.line}:\n{block.text}\n{ran.stdout}\n{ran.stderr}"

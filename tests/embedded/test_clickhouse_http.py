@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,6 +28,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError, StreamFailureErr
 from clickhouse_connect.driver.external import ExternalData
 
 from breakwater.embedded.clickhouse.blocks import BlockDecoder, BlockEncoder
+from tests.helpers import until
 
 USER, PASSWORD = "breakwater", "pa:ss wörd"
 AUTH = {"Authorization": aiohttp.encode_basic_auth(USER, PASSWORD, "utf-8")}
@@ -102,13 +103,6 @@ async def client(server: Server) -> AsyncIterator[AsyncClient]:
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(headers=AUTH) as session:
         yield session
-
-
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not await condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.02)
 
 
 # --- clickhouse-connect ---

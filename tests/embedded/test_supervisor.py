@@ -5,8 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,21 +21,9 @@ from breakwater.embedded.process import RestartPolicy, log_size, log_tail, open_
 from breakwater.embedded.servers import nats_spec, redis_spec
 from breakwater.embedded.supervisor import Supervisor
 from tests.embedded.stack import IGNORE_TERM, PARENT, SLEEPER, never, python_spec, says_up
+from tests.helpers import until, wait_until
 
 ROOT = Path(__file__).parents[2]
-
-
-def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.01)
-
-
-async def until_async(condition: Callable[[], object], within_s: float = 60.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def is_gone(pid: int) -> bool:
@@ -140,7 +127,7 @@ async def test_a_process_that_dies_again_and_again_waits_longer_and_is_told_once
     flapping = replace(python_spec(tmp_path, "flapping", "raise SystemExit(3)"), restart=policy)
     async with Supervisor(on_event=heard.append) as supervisor:
         await supervisor.start([flapping])
-        await until_async(lambda: supervisor.restarts("flapping") >= 5)
+        await until(lambda: supervisor.restarts("flapping") >= 5)
     assert [event.delay_s for event in heard.of("restarting_in")][:5] == [0.01, 0.02, 0.04, 0.05, 0.05]
     for kind in ("exited", "restarting_in"):
         assert [event.repeated for event in heard.of(kind)][:3] == [False, True, True]
@@ -152,7 +139,7 @@ async def test_health_resets_the_wait_and_a_new_outage_is_told_again(tmp_path: P
     flapping = replace(python_spec(tmp_path, "flapping", "raise SystemExit(3)"), restart=policy)
     async with Supervisor(on_event=heard.append) as supervisor:
         await supervisor.start([flapping])
-        await until_async(lambda: supervisor.restarts("flapping") >= 3)
+        await until(lambda: supervisor.restarts("flapping") >= 3)
     assert {event.delay_s for event in heard.of("restarting_in")} == {0.01}
     assert not any(event.repeated for event in heard.of("exited"))
 
@@ -203,7 +190,7 @@ async def test_a_process_that_ignores_its_stop_signal_is_killed_with_all_it_star
     assert not is_gone(grandchild)
     await supervisor.stop()
     assert is_gone(pid)
-    until(lambda: is_gone(grandchild))
+    wait_until(lambda: is_gone(grandchild))
 
 
 async def test_what_a_crashed_process_had_started_dies_with_it(tmp_path: Path) -> None:
@@ -211,10 +198,10 @@ async def test_what_a_crashed_process_had_started_dies_with_it(tmp_path: Path) -
         await supervisor.start([python_spec(tmp_path, "worker", PARENT)])
         pid = supervisor.pid("worker")
         assert pid is not None
-        await until_async(lambda: psutil.Process(pid).children())
+        await until(lambda: psutil.Process(pid).children())
         (grandchild,) = psutil.Process(pid).children()
         supervisor.kill("worker")
-        await until_async(lambda: is_gone(grandchild.pid))
+        await until(lambda: is_gone(grandchild.pid))
 
 
 async def test_data_of_real_servers_is_there_after_a_crash_and_a_stop_leaves_no_process(tmp_path: Path) -> None:

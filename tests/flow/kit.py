@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +21,7 @@ from breakwater.cli.setup import bus_plan
 from breakwater.config import load_config
 from breakwater.contracts import subjects
 from breakwater.embedded.provider import SimulatedProvider
+from tests.helpers import ServiceProcess, start_service, until
 
 PRICE = {"input_usd_per_mtok": "0.15", "output_usd_per_mtok": "0.60"}
 USAGE = {"input_tokens": 120, "output_tokens": 40}
@@ -54,15 +51,6 @@ def config_for(provider_url: str, agents: Mapping[str, Any], **more: Any) -> dic
     }
 
 
-async def until(condition: Callable[[], Awaitable[Any]], timeout_s: float = 120.0, what: str = "the condition") -> Any:
-    """Waits until a condition holds, and returns its value."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := await condition()):
-        assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s} s"
-        await asyncio.sleep(0.02)
-    return value
-
-
 def seconds_between(earlier: str, later: str) -> float:
     """How far two times of the contract are apart."""
     return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
@@ -77,15 +65,12 @@ class Plane:
         self.client = client
         self.jetstream = client.jetstream(timeout=30)
         self.sim = sim
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, ServiceProcess] = {}
 
     def start(self, service: str, name: str | None = None) -> None:
         """Starts a service as a process of its own."""
         name = name or service
-        with (self.directory / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "services", service], env=self.environment, stdout=log, stderr=log
-            )
+        self.processes[name] = start_service(service, self.environment, self.directory / f"{name}.log")
 
     def kill(self, name: str) -> None:
         """SIGKILL."""
@@ -108,7 +93,7 @@ class Plane:
         async def says_so() -> bool:
             return '"service_ready"' in self.log(name)
 
-        await until(says_so, what=f"{name} to be ready")
+        await until(says_so, f"{name} to be ready")
 
     async def publish(self, job: Mapping[str, Any] | bytes, agent: str | None = None, **headers: str) -> int:
         """Publishes a job as any NATS client would, and returns its sequence in JOBS."""
@@ -123,7 +108,7 @@ class Plane:
         async def find() -> dict[str, Any] | None:
             return await self.last("RESULTS", subjects.result(job_id))
 
-        return await until(find, timeout_s, f"a result of {job_id}")
+        return await until(find, f"a result of {job_id}", timeout_s=timeout_s)
 
     async def last(self, stream: str, subject: str) -> dict[str, Any] | None:
         """The last message on a subject, parsed."""
@@ -151,7 +136,7 @@ class Plane:
             found = await self._messages(stream, subject)
             return (found,) if len(found) >= at_least else None
 
-        [found] = await until(enough, what=f"{at_least} messages on {subject}")
+        [found] = await until(enough, f"{at_least} messages on {subject}")
         return found
 
     async def _messages(self, stream: str, subject: str) -> list[dict[str, Any]]:
@@ -199,7 +184,6 @@ async def running_plane(
         await provision(nats_url, bus_plan(load_config(path)))
         client = await nats.connect(nats_url, max_reconnect_attempts=-1, reconnect_time_wait=0.2)
         variables = {
-            **os.environ,
             "BREAKWATER_CONFIG": str(path),
             "BREAKWATER_NATS_URL": nats_url,
             "BREAKWATER_REDIS_URL": redis_url,

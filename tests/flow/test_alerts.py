@@ -8,7 +8,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -30,6 +29,7 @@ from breakwater.config import load_config
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition
+from tests.helpers import ServiceProcess, start_service, until
 from tests.servers import RunningServer
 from tests.services.alerter.slack_double import CHANNEL, TOKEN, SlackDouble
 from tests.shown import Show
@@ -44,18 +44,15 @@ class Alerters:
     def __init__(self, directory: Path, nats_url: str, client: Client) -> None:
         self.client = client
         self._directory, self._nats_url = directory, nats_url
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[ServiceProcess] = []
         self.kills = 0
 
     def start(self) -> None:
-        environment = os.environ | {
+        environment = {
             "BREAKWATER_CONFIG": str(self._directory / "breakwater.yaml"),
             "BREAKWATER_NATS_URL": self._nats_url,
         }
-        with (self._directory / "alerter.log").open("ab") as log:
-            self._processes.append(
-                subprocess.Popen([sys.executable, "-m", "services", "alerter"], env=environment, stdout=log, stderr=log)
-            )
+        self._processes.append(start_service("alerter", environment, self._directory / "alerter.log"))
 
     def kill(self) -> None:
         """SIGKILL to all of them."""
@@ -93,16 +90,6 @@ class Alerters:
             )
 
         await until(there, "all alerts told")
-
-
-async def until(condition: Callable[[], Any], what: str, timeout_s: float = 240) -> None:
-    async with asyncio.timeout(timeout_s):
-        while True:
-            reached = condition()
-            if await reached if asyncio.iscoroutine(reached) else reached:
-                return
-            await asyncio.sleep(0.02)
-    raise AssertionError(what)
 
 
 @asynccontextmanager
@@ -276,7 +263,7 @@ async def test_five_hundred_incidents_at_once_reach_a_slack_that_refuses_and_an_
         running.start()
         await asyncio.gather(*(running.publish(breaker("open", 1, f"m{number}")) for number in range(500)))
         for kills in range(1, 6):
-            await until(lambda kills=kills: len(slack.messages()) >= 3 * kills, f"{3 * kills} messages", 300)
+            await until(lambda kills=kills: len(slack.messages()) >= 3 * kills, f"{3 * kills} messages", timeout_s=300)
             running.kill()
             running.start()
         await running.done("ops", alerts=500)

@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 
 from breakwater.contracts import subjects
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import COST, COST_NANO, model, until
+from tests.flow.kit import COST, COST_NANO, model
+from tests.helpers import until
 
 QUICK = {"retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0.01}, "breaker": "off"}
 

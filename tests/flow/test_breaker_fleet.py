@@ -16,7 +16,8 @@ from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts.types import format_time
 from breakwater.embedded.provider import LedgerCall
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import Plane, model, seconds_between, until
+from tests.flow.kit import Plane, model, seconds_between
+from tests.helpers import until
 
 WORKERS = tuple(f"worker-{number}" for number in range(1, 5))
 IN_FLIGHT = 200

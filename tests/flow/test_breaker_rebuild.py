@@ -20,7 +20,8 @@ from breakwater.policy.transitions import transition
 from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.connection import Redis
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import Plane, model, until
+from tests.flow.kit import Plane, model
+from tests.helpers import until
 from tests.servers import RunningServer
 
 ONE_TRY = {"retry": {"max_attempts": 1}}

@@ -13,7 +13,8 @@ import nats.js.errors
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts.types import format_time
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import model, seconds_between, until
+from tests.flow.kit import model, seconds_between
+from tests.helpers import until
 from tests.servers import RunningServer
 
 OUTAGE_S = 4

@@ -14,7 +14,8 @@ from breakwater.api_keys import create_key
 from breakwater.contracts import subjects
 from breakwater.embedded.ports import free_port
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import COST, Plane, model, until
+from tests.flow.kit import COST, Plane, model
+from tests.helpers import until
 
 ONE_TRY = {"retry": {"max_attempts": 1}, "breaker": "off"}
 ILL = {"models": {"sim/m": model({"status": 500})}}

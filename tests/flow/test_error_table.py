@@ -9,7 +9,8 @@ from typing import Any
 
 from tests.flow.error_table import MAX_ATTEMPTS, ROWS, Row
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import COST, Plane, model, seconds_between, until
+from tests.flow.kit import COST, Plane, model, seconds_between
+from tests.helpers import until
 
 BASE_S = 0.05
 AGENT = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import COST_NANO, model, seconds_between, until
+from tests.flow.kit import COST_NANO, model, seconds_between
+from tests.helpers import until
 
 COOLDOWN_S = 5
 """Long enough for a job to be refused meanwhile, also on a busy machine."""

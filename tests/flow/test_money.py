@@ -26,7 +26,8 @@ from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import NotFilled
 from breakwater.state.connection import Redis
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import Plane, model, until
+from tests.flow.kit import Plane, model
+from tests.helpers import until
 from tests.servers import RunningServer
 from tests.shown import Show
 

@@ -24,7 +24,8 @@ from breakwater.contracts import subjects
 from breakwater.contracts.types import NANO_PER_USD
 from breakwater.embedded.ports import free_port
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import COST_NANO, Plane, model, until
+from tests.flow.kit import COST_NANO, Plane, model
+from tests.helpers import until
 from tests.servers import RunningServer
 
 ALL = ("request", "worker", "breaker", "budget", "alerter", "sink")

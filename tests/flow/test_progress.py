@@ -16,7 +16,8 @@ from breakwater.api_keys import create_key
 from breakwater.embedded.ports import free_port
 from tests.docs.markdown import ROOT, blocks
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import Plane, model, until
+from tests.flow.kit import Plane, model
+from tests.helpers import until
 
 AGENT = {"model": "sim/m", "retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0.01}, "breaker": "off"}
 

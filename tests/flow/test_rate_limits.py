@@ -9,7 +9,8 @@ import redis.asyncio as aioredis
 
 from breakwater.state.executions import Claim
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import PRICE, Plane, model, until
+from tests.flow.kit import PRICE, Plane, model
+from tests.helpers import until
 
 FAIL = {"on_exceeded": "fail"}
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import Plane, model, until
+from tests.flow.kit import Plane, model
+from tests.helpers import until
 
 
 def _took(result: dict[str, Any]) -> timedelta:

@@ -7,7 +7,8 @@ from typing import Any
 
 from breakwater.contracts import subjects
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import COST, Plane, model, until
+from tests.flow.kit import COST, Plane, model
+from tests.helpers import until
 
 ONE_TRY = {"retry": {"max_attempts": 1}, "breaker": "off"}
 SPENDS = {"max_cost_usd": "0.001", "max_iterations": "off", "max_tokens": "off"}

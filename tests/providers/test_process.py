@@ -23,6 +23,7 @@ from breakwater.providers import child as child_module
 from breakwater.providers.base import Answer, CallFailed, Provider
 from breakwater.providers.process import ProcessProvider, ProcessSettings
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
+from tests.helpers import until
 from tests.providers.kit import local_call as call
 
 OK = """printf '{"status":"success","code":0,"result":"ok"}'"""
@@ -100,13 +101,6 @@ def look_into(directory: Path) -> tuple[list[str], int] | None:
 
 def verdict(failed: CallFailed) -> Classification:
     return classify(failed.failure, datetime.now(UTC))
-
-
-async def until(condition: Callable[[], bool], deadline_s: float = 30.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        await asyncio.sleep(0.01)
 
 
 async def pids_in(file: Path, count: int) -> list[int]:

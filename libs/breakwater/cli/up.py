@@ -94,7 +94,9 @@ async def _run(
     from breakwater.embedded.stack import plan_stack
     from breakwater.embedded.supervisor import Supervisor
 
-    supervisor = Supervisor(on_event=_printer(as_json=as_json), inherit=[lock], stop_s=12.0)
+    supervisor = Supervisor(
+        on_event=_printer(as_json=as_json), inherit=[lock], stop_s=12.0, fork_log=data.logs / "fork-server.log"
+    )
 
     async def bring_up() -> None:
         effective = config_file

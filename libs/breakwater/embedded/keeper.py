@@ -1,16 +1,16 @@
 """One process kept alive: start it, wait until it is ready, start it again when it dies."""
 
 import asyncio
+import contextlib
 import os
 import signal
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 
 from breakwater.embedded.events import EX_CONFIG, EventKind, ProcessEvent, ProcessFailedError, describe_exit
-from breakwater.embedded.process import ProcessSpec, has_ended, log_size, log_tail, signal_group, spawn, until_ended
+from breakwater.embedded.process import Process, ProcessSpec, has_ended, log_size, log_tail, signal_group, until_ended
 
 _PROBE_EVERY_S = 0.03
 _REAP_S = 2.0
@@ -29,13 +29,15 @@ class _Run:
 class Keeper:
     """Keeps the process of one spec alive until it is stopped."""
 
-    def __init__(self, spec: ProcessSpec, on_event: Callable[[ProcessEvent], None], inherit: Sequence[int]) -> None:
+    def __init__(
+        self, spec: ProcessSpec, on_event: Callable[[ProcessEvent], None], start: Callable[[ProcessSpec], Process]
+    ) -> None:
         self.spec = spec
         self.restarts = 0
         self.ready = asyncio.Event()
         self._on_event = on_event
-        self._inherit = inherit
-        self._process: subprocess.Popen[bytes] | None = None
+        self._start = start
+        self._process: Process | None = None
         self._log_start = 0
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -69,7 +71,8 @@ class Keeper:
     def signal(self, sig: signal.Signals) -> None:
         """Send a signal to the process itself, if it runs."""
         if self._process is not None:
-            os.kill(self._process.pid, sig)  # not yet reaped, so the pid is its own
+            with contextlib.suppress(ProcessLookupError):  # a fork that has just ended
+                os.kill(self._process.pid, sig)
             if sig is signal.SIGKILL:  # nobody should take it for ready until the kernel has reported its end
                 self.ready.clear()
 
@@ -121,7 +124,7 @@ class Keeper:
     async def _run_once(self) -> _Run:
         self._log_start = log_size(self.spec.log_file)
         try:
-            process = self._process = spawn(self.spec, inherit=self._inherit)
+            process = self._process = self._start(self.spec)
         except OSError as error:
             return _Run(f"could not be started: {error}", None, None, None)
         try:
@@ -136,7 +139,7 @@ class Keeper:
             self._process = None
         return _Run(problem or describe_exit(returncode), process.pid, returncode, healthy_s)
 
-    async def _watch(self, process: subprocess.Popen[bytes]) -> tuple[str | None, float | None]:
+    async def _watch(self, process: Process) -> tuple[str | None, float | None]:
         """Follow a run to its end: give what was wrong with it, if not its end, and for how long it was ready."""
         loop = asyncio.get_running_loop()
         ended, answers = asyncio.create_task(until_ended(process)), asyncio.create_task(self._answer())

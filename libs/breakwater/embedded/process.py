@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from breakwater.embedded.probes import Probe
 
@@ -53,6 +55,7 @@ class ProcessSpec:
         stop_timeout_s: How long it may take over that before its group is killed.
         ready_timeout_s: How long a start may take before it counts as failed.
         restart: None for a process whose end is the end of the stack.
+        service: The service that `argv` runs, which can be forked instead of run; None for any other program.
     """
 
     name: str
@@ -65,6 +68,105 @@ class ProcessSpec:
     stop_timeout_s: float = 5.0
     ready_timeout_s: float = 30.0
     restart: RestartPolicy | None = RestartPolicy()
+    service: str | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """All of its environment."""
+        return {**os.environ, **self.env}
+
+
+class Process(Protocol):
+    """A process that runs, or has ended: what of `subprocess.Popen` is needed here."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also that of its group."""
+        ...
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its exit code. Raises subprocess.TimeoutExpired."""
+        ...
+
+
+class ForkServerError(OSError):
+    """The fork server ended instead of starting a service; its log says why."""
+
+
+class ForkedProcess:
+    """A process that the fork server has started; used as a `subprocess.Popen` is.
+
+    Attributes:
+        pid: Its process id, which is also that of its group.
+        returncode: As of `Popen`; None while nobody has asked whether it has ended. -9 if the fork server is gone, with
+            which its processes end.
+    """
+
+    def __init__(self, service: str, pipe: int, log_file: Path) -> None:
+        """Waits until the fork server has said the pid on the pipe, which is this object's from now on."""
+        self.returncode: int | None = None
+        self._service = service
+        self._pipe = pipe
+        self._said = b""
+        while b"\n" not in self._said:
+            if not self._read():
+                raise ForkServerError(f"the fork server ended before it could start {service}; see {log_file}")
+        pid, _, self._said = self._said.partition(b"\n")
+        self.pid = int(pid)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._service} pid {self.pid} returncode {self.returncode}>"
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when the process has ended; not to be asked for after that."""
+        return self._pipe
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        if self.returncode is None and select.select([self._pipe], [], [], 0)[0]:
+            self._finish()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it runs still, after so many seconds.
+        """
+        if self.returncode is None:
+            if not select.select([self._pipe], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self._service, timeout or 0.0)
+            self._finish()
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        """Sends a signal to the process, if it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _finish(self) -> None:
+        while self._read():
+            pass
+        os.close(self._pipe)
+        self.returncode = int(self._said or -signal.SIGKILL)
+
+    def _read(self) -> bool:
+        said = os.read(self._pipe, 64)
+        self._said += said
+        return bool(said)
 
 
 def spawn(spec: ProcessSpec, *, inherit: Sequence[int] = ()) -> subprocess.Popen[bytes]:
@@ -90,7 +192,7 @@ def spawn(spec: ProcessSpec, *, inherit: Sequence[int] = ()) -> subprocess.Popen
             stdout=log,
             stderr=log,
             cwd=spec.cwd,
-            env={**os.environ, **spec.env},
+            env=spec.environment,
             start_new_session=True,
             pass_fds=tuple(inherit),
         )
@@ -130,31 +232,42 @@ def log_tail(path: Path, *, since: int = 0, lines: int = 20) -> str:
     return "\n".join(text.rstrip().splitlines()[-lines:])
 
 
-def signal_group(process: subprocess.Popen[bytes], sig: signal.Signals) -> None:
+def signal_group(process: Process, sig: signal.Signals) -> None:
     """Send a signal to a process and everything it has started in its group; one that is gone needs none."""
+    if isinstance(process, ForkedProcess) and process.poll() is not None:
+        return  # so is its group, and their number may be another's
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
         os.killpg(process.pid, sig)
 
 
-def has_ended(process: subprocess.Popen[bytes]) -> bool:
+def has_ended(process: Process) -> bool:
     """Tell whether a process has ended, without reaping it where the system can do that (Linux)."""
-    if not hasattr(os, "waitid"):
+    if isinstance(process, ForkedProcess) or not hasattr(os, "waitid"):
         return process.poll() is not None
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-async def until_ended(process: subprocess.Popen[bytes]) -> None:
+async def until_ended(process: Process) -> None:
     """Wait until a process has ended, without reaping it where the system can do that (Linux)."""
+    if isinstance(process, ForkedProcess):
+        await _until_readable(process.fileno())
+        return
     if not hasattr(os, "pidfd_open"):
         while not has_ended(process):  # noqa: ASYNC110 - nothing else tells of it there
             await asyncio.sleep(_POLL_S)
         return
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
     descriptor = os.pidfd_open(process.pid)
-    loop.add_reader(descriptor, lambda: ended.done() or ended.set_result(None))
     try:
-        await ended
+        await _until_readable(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+async def _until_readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    readable = loop.create_future()
+    loop.add_reader(descriptor, lambda: readable.done() or readable.set_result(None))
+    try:
+        await readable
     finally:
         loop.remove_reader(descriptor)
-        os.close(descriptor)

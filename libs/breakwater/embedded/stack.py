@@ -201,6 +201,7 @@ def _service_spec(
         # A worker lets its calls finish; the config bounds for how long.
         stop_timeout_s=9.0 if service in {"worker", "request"} else 5.0,
         ready_timeout_s=60.0,
+        service=service,
     )
 
 

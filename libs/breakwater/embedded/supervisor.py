@@ -4,12 +4,14 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from breakwater.embedded.events import ProcessEvent
+from breakwater.embedded.fork_server import SUPPORTED, ForkServer
 from breakwater.embedded.keeper import Keeper
-from breakwater.embedded.process import ProcessSpec
+from breakwater.embedded.process import Process, ProcessSpec, open_log, spawn
 
 T = TypeVar("T")
 
@@ -37,6 +39,8 @@ class Supervisor:
         on_event: Told of everything that happens to a process, in order.
         inherit: File descriptors that every process keeps open: the lock of the data directory.
         stop_s: How long a whole stop may take, in seconds. Whatever else takes, every process gets at least one second.
+        fork_log: Where the fork server logs that starts the services (see fork_server.py). Without it, and on systems
+            other than Linux, each service is run with a Python of its own.
     """
 
     def __init__(
@@ -44,10 +48,14 @@ class Supervisor:
         *,
         on_event: Callable[[ProcessEvent], None] = lambda _: None,
         inherit: Sequence[int] = (),
+        fork_log: Path | None = None,
         stop_s: float = 10.0,
     ) -> None:
         self._on_event = on_event
         self._inherit = tuple(inherit)
+        self._fork_server: ForkServer | None = None
+        if fork_log is not None and SUPPORTED:
+            self._fork_server = ForkServer(fork_log, inherit=inherit)
         self._stop_s = stop_s
         # Steps of the start: the processes of one step stop at the same time, the steps in reverse order.
         self._steps: list[list[Keeper]] = []
@@ -75,6 +83,8 @@ class Supervisor:
             ProcessFailedError: One of them did not come up. Those that did still run, until `stop`.
             ValueError: A name is taken.
         """
+        if self._fork_server is not None:
+            self._fork_server.start()  # it imports the services while the servers come up
         for step in [list(specs)] if together else [[spec] for spec in specs]:
             keepers: list[Keeper] = []
             self._steps.append(keepers)
@@ -97,6 +107,8 @@ class Supervisor:
             left_s = max(end - loop.time(), _LEAST_GRACE_S)
             await asyncio.gather(*(keeper.stop(min(keeper.spec.stop_timeout_s, left_s)) for keeper in step))
             self._steps.pop()
+        if self._fork_server is not None:
+            self._fork_server.stop()
 
     def kill_all(self) -> None:
         """End all processes and everything they have started, at once."""
@@ -200,9 +212,15 @@ class Supervisor:
             raise ValueError(f"two processes of one stack are called {spec.name!r}: every name is used once")
         if self._stopping:
             raise RuntimeError(f"{spec.name} cannot be started: the stack is being stopped")
-        keeper = self._keepers[spec.name] = Keeper(spec, self._on_event, self._inherit)
+        keeper = self._keepers[spec.name] = Keeper(spec, self._on_event, self._start)
         keeper.launch(self._on_end)
         return keeper
+
+    def _start(self, spec: ProcessSpec) -> Process:
+        if spec.service is None or self._fork_server is None:
+            return spawn(spec, inherit=self._inherit)
+        with open_log(spec.log_file) as log:
+            return self._fork_server.fork(spec.service, log, spec.environment, spec.cwd)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

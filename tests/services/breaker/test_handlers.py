@@ -8,7 +8,8 @@ import redis.asyncio as aioredis
 from breakwater.contracts import subjects
 from breakwater.policy.breaker_rules import BreakerKey
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import Plane, model, until
+from tests.flow.kit import Plane, model
+from tests.helpers import until
 
 AGENTS = {"writer": {"model": "sim/m", "breaker": {"consecutive_failures": 3, "cooldown_s": 60}}}
 MOMENT = "2026-11-21T10:00:00.000Z"

@@ -9,7 +9,8 @@ import redis.asyncio as aioredis
 from breakwater.contracts import subjects
 from breakwater.contracts.types import format_time, usd_from_nano
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import Plane, model, until
+from tests.flow.kit import Plane, model
+from tests.helpers import until
 
 AGENTS = {"writer": {"model": "sim/m", "budget": {"daily_usd": 1, "enforcement": "soft", "soft_at_percent": [50, 80]}}}
 

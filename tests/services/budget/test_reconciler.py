@@ -42,6 +42,7 @@ from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler
 from tests.analytics.samples import new_database
 from tests.contracts.test_messages import attempt
+from tests.helpers import until
 from tests.servers import RunningServer
 
 ZONE = ZoneInfo("Europe/Berlin")
@@ -190,12 +191,6 @@ async def plane(
             own_nats_server.url, client, redis, analytics, Budgets(redis, ZONE), BudgetCounters(redis, ZONE)
         )  # fmt: skip
     await client.close()
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while not await condition():
-            await asyncio.sleep(0.02)
 
 
 def events_of(logs: list[Any], name: str) -> list[Any]:

@@ -6,7 +6,8 @@ import base64
 import json
 
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import Plane, model, until
+from tests.flow.kit import Plane, model
+from tests.helpers import until
 
 AGENTS = {
     "odd": {"model": "sim/m", "concurrency": 2, "breaker": "off"},

@@ -10,7 +10,8 @@ import redis.asyncio as aioredis
 
 from breakwater.contracts import subjects
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import COST, Plane, model, until
+from tests.flow.kit import COST, Plane, model
+from tests.helpers import until
 
 AGENTS = {"writer": {"model": "sim/m", "retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0}}}
 JOB = {"agent": "writer", "job_id": "j1", "prompt": "hello"}

@@ -16,7 +16,7 @@ from breakwater.metrics import WorkerMetrics
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
 from services.worker.watch import Watch
-from tests.flow.kit import until
+from tests.helpers import until
 from tests.servers import RunningServer
 
 EVERY_S = 0.01

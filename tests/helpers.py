@@ -1,0 +1,68 @@
+"""What tests of all rooms share: waiting for a condition, and services as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import inspect
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from breakwater.embedded.fork_server import SUPPORTED, ForkServer
+from breakwater.embedded.process import ForkedProcess
+
+TIMEOUT_S = 120.0
+"""Long, as a machine may be busy with other things; a condition that holds ends the wait at once."""
+
+_POLL_S = 0.01
+
+
+async def until(condition: Callable[[], Any], what: str = "the condition", *, timeout_s: float = TIMEOUT_S) -> Any:
+    """Waits until a function, or what it makes to be awaited, gives something true, and returns that."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = condition()
+        if inspect.isawaitable(found):
+            found = await found
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s:g} s"
+        await asyncio.sleep(_POLL_S)
+
+
+def wait_until(condition: Callable[[], Any], what: str = "the condition", *, timeout_s: float = TIMEOUT_S) -> Any:
+    """Does the same where there is no event loop."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s:g} s"
+        time.sleep(_POLL_S)
+    return found
+
+
+ServiceProcess = ForkedProcess | subprocess.Popen[bytes]
+
+_fork_servers: list[ForkServer] = []
+
+
+def start_service(name: str, environment: Mapping[str, str], log_file: Path) -> ServiceProcess:
+    """Starts a service as a process with a pid of its own, which takes signals as any; ready in a fraction of a second.
+
+    Args:
+        name: of the service.
+        environment: beside this process' own.
+        log_file: gets what it logs, after what stands there.
+    """
+    everything = {**os.environ, **environment}
+    with log_file.open("ab") as log:
+        if not SUPPORTED:
+            return subprocess.Popen([sys.executable, "-m", "services", name], env=everything, stdout=log, stderr=log)
+        if not _fork_servers:
+            _fork_servers.append(ForkServer(Path(tempfile.mkdtemp(prefix="fork-server-")) / "log"))
+            atexit.register(_fork_servers[0].stop)
+        return _fork_servers[0].fork(name, log.fileno(), everything)
