@@ -53,7 +53,7 @@ def test_alert(channel: str, at: datetime) -> Alert:
         incident_id=identity,
         key=f"agent_anomaly/{identity}",
         change="opened",
-        status="open",
+        status="firing",
         event="agent_anomaly",
         severity="info",
         title=f"Test of channel {channel}",

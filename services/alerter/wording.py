@@ -157,8 +157,8 @@ def _state(alert: Alert) -> str:
         return "Resolved"
     again = " again" if alert.change == "reopened" else ""
     words = {
-        "open": f"open{again}",
-        "pending": f"open{again}, and waits for a person",
+        "firing": f"firing{again}",
+        "pending": f"firing{again}, and waits for a person",
         "acknowledged": "somebody looks after it",
     }
     reminder = f" (reminder {alert.reminders})" if alert.change == "reminded" else ""

@@ -176,7 +176,7 @@ def _incidents(live: Live) -> Iterable[Remark]:
     others = sum(one.status != "acknowledged" for one in alerts) - critical
     if others:
         more = "other " if critical else ""
-        yield Remark(_are(others, f"{more}incident", "open"), "/alerts", "warn")
+        yield Remark(_are(others, f"{more}incident", "firing"), "/alerts", "warn")
 
 
 def _agents(live: Live) -> Iterable[Remark]:

@@ -18,7 +18,7 @@ from breakwater.contracts.types import format_time
 from breakwater.policy.alert_texts import moment, sentence
 
 _STATE = {
-    "open": "Open",
+    "firing": "Firing",
     "pending": "Waits for somebody",
     "acknowledged": "Acknowledged",
     "resolved": "Resolved",

@@ -304,7 +304,7 @@ def alert(alert_id: str = "alert_i1_1", **fields: Any) -> Alert:
             "incident_id": "inc_i1",
             "key": "breaker_open/writer/gpt-4%2E1",
             "change": "opened",
-            "status": "open",
+            "status": "firing",
             "event": "breaker_open",
             "severity": "critical",
             "agent": "writer",

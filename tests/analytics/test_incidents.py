@@ -30,7 +30,7 @@ REOPENED = then(
     RESOLVED,
     6,
     "reopened",
-    status="open",
+    status="firing",
     event="breaker_open",
     count=3,
     last_at=after(6),
@@ -79,18 +79,18 @@ async def test_changes_that_arrive_twice_and_out_of_order_are_one_incident(analy
 async def test_an_incident_that_nobody_acknowledged_and_that_goes_on_has_no_times(analytics: Analytics) -> None:
     await store(analytics, OPENED, REPEATED)
     (found,) = await incidents(analytics)
-    assert (found["status"], found["count"], found["last_at"]) == ("open", 2, after(1))
+    assert (found["status"], found["count"], found["last_at"]) == ("firing", 2, after(1))
     assert found["duration_ms"] is found["time_to_acknowledge_ms"] is found["resolved_at"] is None
 
 
 async def test_a_reopened_incident_has_no_end_and_keeps_when_it_was_acknowledged_first(analytics: Analytics) -> None:
     await store(analytics, OPENED, REPEATED, ACKNOWLEDGED, RESOLVED, REOPENED)
     (found,) = await incidents(analytics)
-    assert (found["status"], found["resolved_at"], found["acknowledged_by"]) == ("open", None, None)
+    assert (found["status"], found["resolved_at"], found["acknowledged_by"]) == ("firing", None, None)
     assert (found["duration_ms"], found["time_to_acknowledge_ms"]) == (None, 120_000)
 
 
 async def test_a_condition_is_about_the_newest_change_and_not_about_earlier_ones(analytics: Analytics) -> None:
     await store(analytics, OPENED, REPEATED, ACKNOWLEDGED, RESOLVED)
-    assert await incidents(analytics, status="open") == []
+    assert await incidents(analytics, status="firing") == []
     assert len(await incidents(analytics, status="resolved")) == 1

@@ -125,11 +125,11 @@ async def test_which_ones_are_meant_is_asked_for(run: Run, stub: Stub) -> None:
 
 
 async def test_a_status_that_is_none_is_wrong_usage(run: Run, stub: Stub) -> None:
-    answer = problem("invalid_query", "status: should be 'open', 'pending' or 'all'")
+    answer = problem("invalid_query", "status: should be 'firing', 'pending' or 'all'")
     stub.answers["GET alerts"] = (422, answer)
     ran = await in_thread(run, "alerts", "--status", "solved")
     assert (ran.code, ran.out) == (ExitCode.USAGE, "")
-    assert ran.err.startswith("error: status: should be 'open', 'pending' or 'all'\n")
+    assert ran.err.startswith("error: status: should be 'firing', 'pending' or 'all'\n")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ ALERT = Alert(
     incident_id="inc_1",
     key="breaker_open/writer/gpt-4o",
     change="opened",
-    status="open",
+    status="firing",
     event="breaker_open",
     severity="critical",
     agent="writer",
@@ -76,7 +76,7 @@ async def test_changes_of_an_incident_are_received_and_a_message_that_comes_agai
         for alert in (ALERT, ALERT, CLOSED):
             assert await tell(receiver, alert) == 204
     assert [(alert.alert_id, alert.incident_id, alert.event, alert.status) for alert in receiver.alerts] == [
-        ("alert_1_1", "inc_1", "breaker_open", "open"),
+        ("alert_1_1", "inc_1", "breaker_open", "firing"),
         ("alert_1_2", "inc_1", "breaker_closed", "resolved"),
     ]
     assert receiver.alerts[0].title == "Breaker open: writer on gpt-4o"

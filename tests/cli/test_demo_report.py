@@ -70,7 +70,7 @@ ALERTS = tuple(
     for number, (incident, event, status, severity) in enumerate(
         (
             ("inc_1", "breaker_open", "open", "critical"),
-            ("inc_2", "budget_soft_cap", "open", "warning"),
+            ("inc_2", "budget_soft_cap", "firing", "warning"),
             ("inc_1", "breaker_closed", "resolved", "info"),
         )
     )

@@ -29,7 +29,7 @@ ALERT = {
     "event": "breaker_open",
     "severity": "critical",
     "change": "opened",
-    "status": "open",
+    "status": "firing",
     "count": 1,
     "title": "writer is failing",
     "at": AT,
@@ -99,7 +99,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
         ["times"],
     ),
     ("alerts", ALERT | {"change": "reminded", "status": "pending"}, ["reminded  pending  writer"], ["by"]),
-    ("alerts", ALERT | {"change": "repeated", "count": 1200}, ["repeated  open  1,200 times"], []),
+    ("alerts", ALERT | {"change": "repeated", "count": 1200}, ["repeated  firing  1,200 times"], []),
     (
         "alerts",
         ALERT | {"change": "acknowledged", "status": "acknowledged", "acknowledged_by": "ops"},

@@ -48,7 +48,7 @@ def test_what_happens_first_opens_an_incident() -> None:
     alert = opened(agent="writer", model="gpt", payload={"errors": 3}, times=4)
     assert (alert.change, alert.status, alert.severity, alert.count, alert.version) == (
         "opened",
-        "open",
+        "firing",
         "critical",
         4,
         1,
@@ -103,7 +103,7 @@ def test_the_opposite_event_resolves_it_once() -> None:
 def test_what_comes_back_soon_is_the_same_incident_and_what_comes_back_later_is_another() -> None:
     resolved = then(decide(over(at=after(minutes=1)), opened(), RULES))
     soon = then(decide(raised("e3", after(minutes=11)), resolved, RULES))
-    assert (soon.change, soon.status, soon.event, soon.severity) == ("reopened", "open", "breaker_open", "critical")
+    assert (soon.change, soon.status, soon.event, soon.severity) == ("reopened", "firing", "breaker_open", "critical")
     assert (soon.incident_id, soon.count, soon.resolved_at, soon.reason) == (opened().incident_id, 2, None, None)
     later = then(decide(raised("e3", after(minutes=11, seconds=1)), resolved, RULES))
     assert (later.change, later.count, later.version) == ("opened", 1, 1)
@@ -129,7 +129,7 @@ def test_who_acknowledged_it_is_asked_again_when_it_comes_back() -> None:
     resolved = then(decide(over(at=after(minutes=3)), acknowledged, RULES))
     assert resolved.acknowledged_by == "ann"
     back = then(decide(raised("e5", after(minutes=5)), resolved, RULES))
-    assert (back.status, back.acknowledged_by) == ("open", None)
+    assert (back.status, back.acknowledged_by) == ("firing", None)
 
 
 def test_somebody_resolves_it_by_hand() -> None:

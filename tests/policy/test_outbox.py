@@ -18,9 +18,9 @@ AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 QUIET_S = 600.0
 
 STATUS: dict[AlertChange, IncidentStatus] = {
-    "opened": "open",
-    "repeated": "open",
-    "reopened": "open",
+    "opened": "firing",
+    "repeated": "firing",
+    "reopened": "firing",
     "acknowledged": "acknowledged",
     "reminded": "pending",
     "resolved": "resolved",
@@ -177,7 +177,7 @@ def test_recoveries_go_where_they_are_wanted() -> None:
     recovered = held(alert("a", "resolved", 2, resolved_by="ann"))
     assert next_message(recovered, rules(events=["breaker_open"]), AT).skip == (1,)
     assert next_message(recovered, rules(events=["breaker_closed"]), AT).tell is not None
-    # A message that says "open" is changed all the same.
+    # A message that says "firing" is changed all the same.
     bot = rules(every_change=True, events=["breaker_open"])
     assert next_message(recovered, bot, AT, posted={"inc_a": AT}).tell is not None
     nobody = ChannelRules(Route(rate_limit=None), QUIET_S, on_events=("breaker_open",))

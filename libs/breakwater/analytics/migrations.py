@@ -97,6 +97,11 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
                 *(create_view(name, layout) for name in VIEWS),
             ),
         ),
+        Migration(
+            8,
+            "incidents that were open are firing",
+            (ALERTS.modify_columns(("status",), layout), ALERTS.update("status", "open", "firing", layout)),
+        ),
     )
 
 

@@ -266,7 +266,7 @@ ALERTS = Table(
     earlier={
         "incident_id": "alert_id",
         "change": "'opened'",
-        "status": "'open'",
+        "status": "'firing'",
         "count": "1",
         "version": "1",
         "opened_at": "at",

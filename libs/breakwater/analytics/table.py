@@ -107,6 +107,11 @@ class Table:
         index = _range(name, self.ranges[name], there) if name in self.ranges else _find(name, there)
         return f"{self._alter(layout)} ADD {index}"
 
+    def update(self, column: str, old: str, new: str, layout: Layout = PLAIN) -> str:
+        """The statement that replaces a value of a column; it changes nothing where it was replaced already."""
+        change = f"UPDATE {column} = '{new}' WHERE {column} = '{old}'"
+        return f"{self._alter(layout)} {change} SETTINGS mutations_sync = 1"
+
     def modify_ttl(self, layout: Layout) -> str:
         """The statement that makes the table keep its rows for as long as the layout says."""
         return f"{self._alter(layout)} MODIFY TTL {self._ttl(layout)}"

@@ -54,7 +54,7 @@ LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="At 
 def list_(
     status: Annotated[
         str,
-        typer.Option("--status", help="unresolved, open, pending, acknowledged, resolved or all."),
+        typer.Option("--status", help="unresolved, firing, pending, acknowledged, resolved or all."),
     ] = "unresolved",
     event: Annotated[
         str | None, typer.Option("--event", metavar="NAME", help="Only these: breaker_open, guard_tripped, …")

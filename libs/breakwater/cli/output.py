@@ -41,6 +41,7 @@ STYLES = {
     "error": "red",
     "fail": "red",
     "open": "red",
+    "firing": "red",
     "isolated": "red",
     "dead_lettered": "red",
     "hard_cap": "red",

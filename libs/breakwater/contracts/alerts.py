@@ -20,7 +20,7 @@ AlertEvent = Literal[
 ]
 Severity = Literal["info", "warning", "critical"]
 AlertChange = Literal["opened", "repeated", "reopened", "acknowledged", "reminded", "resolved"]
-IncidentStatus = Literal["open", "pending", "acknowledged", "resolved"]
+IncidentStatus = Literal["firing", "pending", "acknowledged", "resolved"]
 
 
 class Alert(Event):

@@ -84,7 +84,7 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
 
 def acknowledge(current: Alert, by: str, reason: str | None, at: datetime) -> Alert | None:
     """A person looks after it: no more reminders. None where somebody does already, or it is over."""
-    if current.status not in {"open", "pending"}:
+    if current.status not in {"firing", "pending"}:
         return None
     return _next(
         current,
@@ -236,7 +236,7 @@ def _long_over(current: Alert, at: datetime, rules: IncidentRules) -> bool:
 
 
 def _status(event: AlertEvent, rules: IncidentRules) -> IncidentStatus:
-    return "pending" if event in rules.escalate else "open"
+    return "pending" if event in rules.escalate else "firing"
 
 
 def _ends(signal: Raised, rules: IncidentRules) -> datetime | None:

@@ -74,7 +74,7 @@ def held(number: int, **fields: Any) -> HeldBack:
         "key": f"breaker_open/writer/{number}",
         "event": "breaker_open",
         "severity": "critical",
-        "status": "open",
+        "status": "firing",
         "agent": "writer",
         "title": f"Breaker open: number {number}",
         "count": 1,

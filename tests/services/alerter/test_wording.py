@@ -42,7 +42,7 @@ def test_an_alert_says_what_how_bad_where_since_when_what_to_do_and_where_to_cli
     told = plain(LINKED.alert(alert()))
     title, state, where, since, text, click = told.split("\n")
     assert title == "[critical] Breaker open: writer on gpt-4.1"
-    assert state == "Critical, open"
+    assert state == "Critical, firing"
     assert where == "Agent writer, model gpt-4.1"
     assert since == "Since 2026-11-21 10:00:00 UTC"
     assert text.startswith("3 consecutive failures (threshold: 3). Since 2026-11-21 10:00:00 UTC no call")
@@ -59,16 +59,16 @@ def test_a_repeated_alert_says_how_often_and_when_last() -> None:
 
 def test_what_waits_for_a_person_says_so_and_reminds_of_it() -> None:
     waiting = stopped_task()
-    assert "Critical, open, and waits for a person\nAgent writer\n" in plain(WORDS.alert(waiting))
+    assert "Critical, firing, and waits for a person\nAgent writer\n" in plain(WORDS.alert(waiting))
     reminded = waiting.model_copy(update={"change": "reminded", "reminders": 2})
-    assert "Critical, open, and waits for a person (reminder 2)" in plain(WORDS.alert(reminded))
+    assert "Critical, firing, and waits for a person (reminder 2)" in plain(WORDS.alert(reminded))
     assert "Reminder 2: it waits for a person, since 2026-11-21 10:00:00 UTC" in plain(WORDS.again(reminded))
 
 
 def test_what_comes_back_says_so() -> None:
     back = repeated(closed(alert()), 10, after_s=66 * 60)
     assert back.change == "reopened"
-    assert "Critical, open again" in plain(WORDS.alert(back))
+    assert "Critical, firing again" in plain(WORDS.alert(back))
     assert "It is back, soon after it was resolved: 2 times now" in plain(WORDS.again(back))
 
 
@@ -110,7 +110,7 @@ def test_a_template_replaces_the_words_and_nothing_else() -> None:
     told = plain(Wording({"breaker_open": template}, link).alert(alert()))
     assert told.split("\n") == [
         "[critical] writer is in trouble",
-        "Critical, open",
+        "Critical, firing",
         "Agent writer, model gpt-4.1",
         "Since 2026-11-21 10:00:00 UTC",
         f"Call 555, 1 times. See {link(alert().incident_id, AT)}.",
@@ -227,7 +227,7 @@ def test_a_digest_of_one_night_has_its_dates_and_its_links() -> None:
     told = LINKED.digest(night)
     title, _, *titles = plain(told).split("\n")
     assert title == "2 alerts were held back between 2026-11-20 22:00 and 2026-11-21 10:00 UTC (quiet hours)"
-    assert titles[0].startswith("[warning, open] Breaker open: number 2: https://breakwater.example/alerts/inc_2?")
+    assert titles[0].startswith("[warning, firing] Breaker open: number 2: https://breakwater.example/alerts/inc_2?")
     assert titles[1].startswith("[resolved] Breaker open: number 1: https://")
     assert "|Breaker open: number 2>" in texts_of(told)[-1]
 

@@ -76,7 +76,7 @@ def budget(name: str, spent: str, limit: "str | None" = "5", enforcement: str = 
     }
 
 
-def incident(number: int, severity: str = "critical", status: str = "open") -> "dict[str, Any]":
+def incident(number: int, severity: str = "critical", status: str = "firing") -> "dict[str, Any]":
     return {
         "alert_id": f"alert_{number}_1",
         "incident_id": f"inc_{number}",

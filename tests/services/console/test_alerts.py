@@ -84,7 +84,7 @@ async def test_the_history_is_filtered_and_turned_over(console: Console):
     assert "No. 0." not in second.words
     assert "A cap" not in second.words
     assert "Older" not in second.words
-    of_agent = await console.get("/alerts?agent=other%2Fagent&status=open")
+    of_agent = await console.get("/alerts?agent=other%2Fagent&status=firing")
     assert "A cap" in of_agent.words
     assert "No. 0." not in of_agent.words
     for wrong in (

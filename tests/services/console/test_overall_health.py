@@ -146,7 +146,7 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
         ),
         # Whoever acknowledged one is at it.
         (QUIET, live(alerts=[incident(1, status="acknowledged")]), "good", None),
-        (QUIET, live(alerts=[incident(1, "warning", "pending")]), "warn", "1 incident is open."),
+        (QUIET, live(alerts=[incident(1, "warning", "pending")]), "warn", "1 incident is firing."),
         # The worst comes first.
         (
             ended(90, failed=10),
@@ -155,8 +155,8 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
                 alerts=[incident(1, "warning"), incident(2), incident(3)],
             ),
             "bad",
-            "2 critical incidents are unattended, 1 agent is unhealthy, 1 other incident is open, 1 agent is degraded "
-            "and 10 % of executions failed in the last 24h.",
+            "2 critical incidents are unattended, 1 agent is unhealthy, 1 other incident is firing, 1 agent is "
+            "degraded and 10 % of executions failed in the last 24h.",
         ),
         (None, FINE, "warn", "Nothing wrong is known, but not everything could be asked."),
     ],

@@ -25,7 +25,7 @@ async def listed(door: Door, query: str = "") -> list[str]:
 
 
 async def some(door: Door) -> dict[str, Alert]:
-    """Four incidents: one pending, one open, one acknowledged, one over."""
+    """Four incidents: one pending, one firing, one acknowledged, one over."""
     tripped = await tell(door, "guard_tripped/-/t", agent="reader", at=T0)
     failed = await tell(door, "retries_exhausted/writer/error", agent="writer", at=T0 + timedelta(minutes=1))
     cap = await tell(door, "budget_hard_cap/global/daily", at=T0 + timedelta(minutes=2))
@@ -52,7 +52,7 @@ async def test_incidents_are_listed_the_newest_first_and_those_that_are_over_onl
         "": [cap, failed, tripped],
         "?status=unresolved": [cap, failed, tripped],
         "?status=all": [closed, cap, failed, tripped],
-        "?status=open": [failed],
+        "?status=firing": [failed],
         "?status=pending": [tripped],
         "?status=acknowledged": [cap],
         "?status=resolved": [closed],
@@ -81,7 +81,7 @@ async def test_a_parameter_that_is_wrong_is_told_what_is(alerting: Door) -> None
         ("?limit=1001", "limit", "1000"),
         ("?limit=few", "limit", "integer"),
         ("?event=breaker", "event", "breaker_open"),
-        ("?stauts=open", "stauts", "did you mean 'status'?"),
+        ("?stauts=firing", "stauts", "did you mean 'status'?"),
     ]:
         answer = await alerting.ask("GET", f"/api/v1/alerts{query}")
         assert (answer.status, answer.code, answer.paths) == (422, "invalid_query", [path]), query

@@ -463,4 +463,4 @@ async def test_the_document_tells_what_is_answered_of_budgets() -> None:
     assert set(answers["raised"]["value"]) == fields("BudgetEvent")
     assert set(answers["unchanged"]["value"]) == fields("UnchangedBudget")
     for sent in raising["requestBody"]["content"]["application/json"]["examples"].values():
-        assert set(sent["value"]) == fields("RaiseRequest")
+        assert set(sent["value"]) == fields("RaiseCapRequest")
