@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 
 from breakwater.embedded.provider import ScriptError, build_script, parse_script, price_nano
 from breakwater.embedded.provider.behaviour import Decision, decide, make_plans
-from breakwater.embedded.provider.errors import error_headers, write_error
-from breakwater.embedded.provider.pricing import nano_per_mtok
-from breakwater.embedded.provider.script import ErrorText, ProviderScript
-from breakwater.embedded.provider.wire import ChatRequest, RequestRefusedError, find_orphans, read_request
+from breakwater.embedded.provider.script import ErrorText, ProviderScript, nano_per_mtok
+from breakwater.embedded.provider.wire import (
+    ChatRequest,
+    RequestRefusedError,
+    error_headers,
+    find_orphans,
+    read_request,
+    write_error,
+)
 
 from .provider_kit import COST_NANO, MODEL, PRICE, chat, script
 

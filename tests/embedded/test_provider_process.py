@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from breakwater.embedded.provider import CallLedger, ScriptError, SimulatedProvider, load_script
-from breakwater.embedded.provider.journal import LedgerFileError
+from breakwater.embedded.provider.ledger import LedgerFileError
 from breakwater.embedded.provider.wire import AnswerUsage
 
 from .provider_kit import COST_NANO, MODEL, post, script

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from breakwater.embedded.provider import SimulatedProvider
-from breakwater.embedded.provider.control import is_loopback
+from breakwater.embedded.provider.app import is_loopback
 
 from .provider_kit import COST_NANO, MODEL, chat, post, script, until
 

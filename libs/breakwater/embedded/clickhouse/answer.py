@@ -14,9 +14,8 @@ from aiohttp import web
 
 from breakwater.embedded.clickhouse.blocks import BlockEncoder
 from breakwater.embedded.clickhouse.codec import Encoder, encoder
-from breakwater.embedded.clickhouse.engine import RowStream
+from breakwater.embedded.clickhouse.engine import Counts, RowStream
 from breakwater.embedded.clickhouse.errors import ClickHouseError
-from breakwater.embedded.clickhouse.handle import Counts
 from breakwater.embedded.clickhouse.request import QueryRequest
 
 EXCEPTION_TAG = "X-ClickHouse-Exception-Tag"

@@ -1,38 +1,136 @@
 """ClickHouse's HTTP interface: one request, one statement of the engine."""
 
+import asyncio
 import secrets
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiohttp import web
+from aiohttp import ClientPayloadError, StreamReader, web
 from aiohttp.web_request import FileField
 
 from breakwater.embedded.clickhouse.answer import EXCEPTION_TAG, content_type, send_rows, summary
 from breakwater.embedded.clickhouse.blocks import BlockDecoder
-from breakwater.embedded.clickhouse.body import Body
 from breakwater.embedded.clickhouse.codec import Decoder, decoder
-from breakwater.embedded.clickhouse.engine import Engine
+from breakwater.embedded.clickhouse.engine import Context, Engine, ExternalTable
 from breakwater.embedded.clickhouse.errors import (
     BAD_ARGUMENTS,
+    CANNOT_DECOMPRESS,
     READONLY,
     SESSION_NOT_FOUND,
     TOO_MANY_BYTES,
     UNKNOWN_EXCEPTION,
     ClickHouseError,
 )
-from breakwater.embedded.clickhouse.handle import Context, ExternalTable
 from breakwater.embedded.clickhouse.request import Credentials, QueryRequest, given_credentials, read_query_request
-from breakwater.embedded.clickhouse.sessions import QuerySessions
 from breakwater.embedded.clickhouse.sql import Command, Insert, ResultQuery, Statement, read_insert, read_statement
 
+MAX_BODY_BYTES = 4 << 30
 _LONGEST_SQL = 16 << 20  # a statement without inline data; the engine has its own, smaller max_query_size
 _PROOF_BYTES = 1024
 _LARGEST_FORM = 64 << 20
+_MOST_STATEMENTS = 1000
 _IDENTITY = ("X-ClickHouse-Server-Display-Name", "X-ClickHouse-Query-Id", "X-ClickHouse-Timezone")
+
+
+class Body:
+    """The bytes of a body after all its decoders; only one reader at a time."""
+
+    def __init__(self, stream: StreamReader, decoders: list[Decoder], limit: int = MAX_BODY_BYTES) -> None:
+        self._stream = stream
+        self._decoders = decoders
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._pieces: Iterator[bytes] = iter(())
+        self._given = 0
+        self._ended = False
+
+    async def read(self) -> bytes:
+        """Give the next decoded bytes, empty at the end.
+
+        Raises:
+            ClickHouseError: not decodable, cut off, or over the limit.
+        """
+        while True:
+            piece = self._next_piece()
+            if piece or self._ended:
+                return piece
+            self._take(await self._receive())
+
+    def read_on_thread(self) -> bytes:
+        """Do what `read` does from a thread, where decoding then costs the event loop nothing."""
+        while True:
+            piece = self._next_piece()
+            if piece or self._ended:
+                return piece
+            self._take(asyncio.run_coroutine_threadsafe(self._receive(), self._loop).result())
+
+    async def _receive(self) -> bytes:
+        try:
+            return await self._stream.readany()
+        except (ClientPayloadError, ConnectionError) as error:
+            raise ClickHouseError.of(CANNOT_DECOMPRESS, f"the request body was cut off: {error}") from error
+
+    def _next_piece(self) -> bytes:
+        piece = next((piece for piece in self._pieces if piece), b"")
+        self._given += len(piece)
+        if self._given > self._limit:
+            raise ClickHouseError.of(
+                TOO_MANY_BYTES,
+                f"the request body is larger than {self._limit} bytes when decoded: send it in several requests",
+            )
+        return piece
+
+    def _take(self, received: bytes) -> None:
+        if received:
+            self._pieces = self._decoded(received, 0)
+            return
+        for one in self._decoders:
+            one.end()
+        self._ended = True
+
+    def _decoded(self, data: bytes, step: int) -> Iterator[bytes]:
+        if step == len(self._decoders):
+            yield data
+            return
+        for piece in self._decoders[step].feed(data):
+            yield from self._decoded(piece, step + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    statements: tuple[bytes, ...]
+    expires_at: float
+
+
+class QuerySessions:
+    """All sessions of the process; times are seconds of a monotonic clock, given by the caller."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, _Session] = {}
+
+    def touch(self, session_id: str, timeout_s: float, now: float) -> tuple[bytes, ...] | None:
+        """Give a session's statements and keep it alive.
+
+        Returns:
+            Its statements, or None for a session that is new or has expired; it exists from now on.
+        """
+        for known in [known for known, session in self._sessions.items() if session.expires_at < now]:
+            del self._sessions[known]
+        found = self._sessions.get(session_id)
+        statements = found.statements if found is not None else ()
+        self._sessions[session_id] = _Session(statements, now + timeout_s)
+        return statements if found is not None else None
+
+    def keep(self, session_id: str, statement: bytes, timeout_s: float, now: float) -> None:
+        """Remember a statement that succeeded; said again, only the last place counts."""
+        found = self._sessions.get(session_id)
+        before = found.statements if found is not None else ()
+        statements = (*(known for known in before if known != statement), statement)[-_MOST_STATEMENTS:]
+        self._sessions[session_id] = _Session(statements, now + timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

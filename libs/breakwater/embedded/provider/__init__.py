@@ -8,8 +8,14 @@ to a model give the same answers and the same faults.
 
 from breakwater.embedded.provider.app import SimulatedProvider
 from breakwater.embedded.provider.ledger import CallLedger, LedgerCall, LedgerTotals
-from breakwater.embedded.provider.pricing import price_nano
-from breakwater.embedded.provider.script import ProviderScript, ScriptError, build_script, load_script, parse_script
+from breakwater.embedded.provider.script import (
+    ProviderScript,
+    ScriptError,
+    build_script,
+    load_script,
+    parse_script,
+    price_nano,
+)
 
 __all__ = [
     "CallLedger",

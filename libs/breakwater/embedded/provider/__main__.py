@@ -12,7 +12,7 @@ import structlog
 import uvloop
 
 from breakwater.embedded.provider.app import SimulatedProvider
-from breakwater.embedded.provider.journal import LedgerFileError
+from breakwater.embedded.provider.ledger import LedgerFileError
 from breakwater.embedded.provider.script import ScriptError, load_script
 
 

@@ -9,9 +9,15 @@ from typing import Any, cast
 
 import orjson
 
-from breakwater.embedded.provider.errors import REQUESTS_PER_MINUTE
 from breakwater.embedded.provider.script import ErrorText, ToolCall
-from breakwater.embedded.provider.wire import AnswerUsage, ChatRequest, RequestRefusedError, read_object, summarise
+from breakwater.embedded.provider.wire import (
+    REQUESTS_PER_MINUTE,
+    AnswerUsage,
+    ChatRequest,
+    RequestRefusedError,
+    read_object,
+    summarise,
+)
 
 _PARAMS = frozenset(
     {

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import orjson
+import structlog
 from aiohttp import web
 
 from breakwater.embedded.provider import dialects, wire
 from breakwater.embedded.provider.behaviour import Decision, ModelPlan, decide, make_plans, refuse
-from breakwater.embedded.provider.control import PREFIX, control
-from breakwater.embedded.provider.delivery import JSON, deliver, refusal
 from breakwater.embedded.provider.dialects import Dialect
 from breakwater.embedded.provider.ledger import CallLedger, OpenCall
-from breakwater.embedded.provider.script import ProviderScript, as_script
+from breakwater.embedded.provider.script import ErrorText, ProviderScript, ScriptError, as_script, parse_script
 
 MAX_BODY_BYTES = 64 * 2**20
 NO_MODEL = "-"
+PREFIX = "/_sim/"
+JSON = "application/json"
 _FOREVER_S = 86_400.0
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+_CLOSE_TIMEOUT_S = 60.0
 
 
 class SimulatedProvider:
@@ -243,3 +250,128 @@ class SimulatedProvider:
 def utc_now() -> str:
     """Now as RFC 3339 in UTC with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+async def control(provider: SimulatedProvider, request: web.BaseRequest) -> web.StreamResponse:
+    """Answers a request under `/_sim/`."""
+    if not is_loopback(request.remote):
+        return refusal(403, "The controls answer to this machine only.")
+    route = _ROUTES.get((request.method, request.path.removeprefix(PREFIX)))
+    if route is None:
+        known = ", ".join(f"{method} {PREFIX}{name}" for method, name in _ROUTES)
+        return refusal(404, f"There is no {request.method} {request.path}; there are: {known}.")
+    return await route(provider, request)
+
+
+def is_loopback(remote: str | None) -> bool:
+    """Whether a peer's address is this machine's loopback; an IPv4 address inside an IPv6 one counts as itself."""
+    if remote is None:
+        return False
+    address = ip_address(remote.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def _json(content: dict[str, Any]) -> web.Response:
+    return web.Response(body=orjson.dumps(content), content_type=JSON)
+
+
+async def _health(provider: SimulatedProvider, _: web.BaseRequest) -> web.StreamResponse:
+    return _json({"status": "ok", "models": provider.models, "since_start_s": round(provider.since_start_s, 3)})
+
+
+async def _report(provider: SimulatedProvider, request: web.BaseRequest) -> web.StreamResponse:
+    return _json(provider.ledger.report(with_calls=request.query.get("calls") == "1"))
+
+
+async def _replace_script(provider: SimulatedProvider, request: web.BaseRequest) -> web.StreamResponse:
+    try:
+        provider.use(parse_script(await request.read(), is_json="yaml" not in request.content_type))
+    except ScriptError as error:
+        return refusal(400, str(error))
+    structlog.get_logger().info("provider_script_replaced", models=provider.models)
+    return _json({"models": provider.models})
+
+
+async def _restart_clock(provider: SimulatedProvider, _: web.BaseRequest) -> web.StreamResponse:
+    provider.restart_clock()
+    return _json({"since_start_s": 0})
+
+
+async def _reset(provider: SimulatedProvider, _: web.BaseRequest) -> web.StreamResponse:
+    provider.ledger.reset()
+    return _json(provider.ledger.report())
+
+
+_ROUTES: dict[tuple[str, str], Callable[[SimulatedProvider, web.BaseRequest], Awaitable[web.StreamResponse]]] = {
+    ("GET", "health"): _health,
+    ("GET", "ledger"): _report,
+    ("POST", "script"): _replace_script,
+    ("POST", "start"): _restart_clock,
+    ("POST", "reset"): _reset,
+}
+
+
+def refusal(status: int, message: str | None = None) -> web.Response:
+    """An error outside any call; without a message, with the status' usual one."""
+    error = None if message is None else ErrorText(message=message)
+    return web.Response(status=status, body=wire.write_error(status, error), content_type=JSON)
+
+
+async def deliver(request: web.BaseRequest, call: OpenCall, decision: Decision, dialect: Dialect) -> web.StreamResponse:
+    """Makes the answer to a call; the breaking of connections happens here, that of bodies too."""
+    headers = {dialect.id_header: f"req_{call.seq:016d}"}
+    if decision.status is None:
+        return await _reset_connection(request)
+    if decision.status != 200:
+        headers |= dialect.error_headers(decision.status, decision.retry_after_s)
+        body = dialect.write_error(decision.status, decision.error)
+        return web.Response(status=decision.status, body=body, headers=headers, content_type=JSON)
+    body = _body(call, decision, dialect)
+    if decision.broken == "truncated":
+        return await _send_half(request, body, headers)
+    return web.Response(body=body, headers=headers, content_type=JSON)
+
+
+def _body(call: OpenCall, decision: Decision, dialect: Dialect) -> bytes:
+    if decision.broken == "empty_body":
+        return b""
+    if decision.broken == "error_in_200":
+        return dialect.write_error(500, decision.error)
+    body = dialect.write_completion(
+        completion_id=decision.completion_id,
+        model=call.model,
+        created=int(time.time()),
+        content=decision.content,
+        tool_calls=decision.tool_calls,
+        finish_reason=decision.finish_reason,
+        usage=decision.usage if decision.report_usage else None,
+        with_choices=decision.broken != "no_choices",
+    )
+    return body[: len(body) // 2] if decision.broken == "malformed_json" else body
+
+
+async def _reset_connection(request: web.BaseRequest) -> web.StreamResponse:
+    transport = request.transport
+    if transport is not None:
+        # With no lingering the peer gets a reset instead of an orderly end.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        transport.abort()
+    return await _until_closed()
+
+
+async def _send_half(request: web.BaseRequest, body: bytes, headers: dict[str, str]) -> web.StreamResponse:
+    response = web.StreamResponse(headers=headers)
+    response.content_type = JSON
+    response.content_length = len(body)
+    await response.prepare(request)
+    await response.write(body[: len(body) // 2])
+    if request.transport is not None:
+        request.transport.close()
+    return await _until_closed()
+
+
+async def _until_closed() -> web.StreamResponse:
+    # The server cancels the handler when the connection is gone; returning before that would write on to it.
+    await asyncio.sleep(_CLOSE_TIMEOUT_S)
+    raise RuntimeError(f"a connection that was closed is still open {_CLOSE_TIMEOUT_S:g} s later")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from statistics import NormalDist
+from typing import Any, cast
 
 import orjson
 
-from breakwater.embedded.provider import errors
-from breakwater.embedded.provider.example import example_of
-from breakwater.embedded.provider.pricing import price_nano
+from breakwater.embedded.provider import wire
 from breakwater.embedded.provider.script import (
     BrokenKind,
     ErrorText,
@@ -21,8 +21,53 @@ from breakwater.embedded.provider.script import (
     ModelScript,
     ProviderScript,
     ToolCall,
+    price_nano,
 )
 from breakwater.embedded.provider.wire import CHARS_PER_TOKEN, AnswerUsage, ChatRequest, tokens_of
+
+MAX_DEPTH = 20
+
+
+def example_of(schema: object, text: str, depth: int = 0) -> Any:
+    """A value for a schema.
+
+    Args:
+        schema: types, properties, items, bounds, `enum`, `const` and alternatives are understood; the rest is not.
+        text: what strings say.
+        depth: how deep it is already.
+    """
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+        return text
+    rules = cast(Mapping[str, Any], schema)
+    for keyword in ("const", "default"):
+        if keyword in rules:
+            return rules[keyword]
+    for keyword in ("enum", "examples"):
+        if rules.get(keyword):
+            return rules[keyword][0]
+    for keyword in ("anyOf", "oneOf"):
+        if rules.get(keyword):
+            return example_of(rules[keyword][0], text, depth + 1)
+    kinds = rules.get("type", "object" if "properties" in rules else "string")
+    match kinds[0] if isinstance(kinds, list) else kinds:
+        case "object":
+            properties = cast(Mapping[str, Any], rules.get("properties", {}))
+            return {
+                name: example_of(properties.get(name, {}), text, depth + 1)
+                for name in rules.get("required", properties)
+            }
+        case "array":
+            return [example_of(rules.get("items", {}), text, depth + 1)] * int(rules.get("minItems", 0))
+        case "integer" | "number":
+            return rules.get("minimum", rules.get("exclusiveMinimum", 0) + 1 if "exclusiveMinimum" in rules else 0)
+        case "boolean":
+            return True
+        case "null":
+            return None
+        case _:
+            least, most = int(rules.get("minLength", 0)), int(rules.get("maxLength", len(text)))
+            return text[:most].ljust(least, ".")
+
 
 _NORMAL = NormalDist()
 _Z95 = _NORMAL.inv_cdf(0.95)
@@ -156,7 +201,7 @@ def _fail(fault: Fault, plan: ModelPlan, number: int, request: ChatRequest) -> D
     billed = fault.kind == "no_choices" or plan.script.billed_on_error if fault.billed is None else fault.billed
     error = fault.error
     if error is None and fault.when == "orphan_tool_calls":
-        error = request.orphan_error or errors.orphan_tool_calls(request.orphans)
+        error = request.orphan_error or wire.orphan_tool_calls(request.orphans)
     if fault.kind is not None:
         return replace(
             whole, status=None if fault.kind == "reset" else 200, broken=fault.kind, billed=billed, error=error

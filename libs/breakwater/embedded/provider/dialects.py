@@ -9,7 +9,7 @@ from typing import Protocol
 
 from aiohttp import web
 
-from breakwater.embedded.provider import anthropic, errors, wire
+from breakwater.embedded.provider import anthropic, wire
 from breakwater.embedded.provider.script import ErrorText, ToolCall
 from breakwater.embedded.provider.wire import AnswerUsage, ChatRequest
 
@@ -90,18 +90,18 @@ def _needs_version_header(request: web.BaseRequest) -> MissingHeader | None:
 OPENAI = Dialect(
     wire.read_request,
     _needs_nothing,
-    errors.unknown_model,
+    wire.unknown_model,
     wire.write_completion,
-    errors.write_error,
-    errors.error_headers,
+    wire.write_error,
+    wire.error_headers,
 )
 AZURE = Dialect(
     wire.read_request,
     _needs_api_version,
-    errors.unknown_model,
+    wire.unknown_model,
     wire.write_completion,
-    errors.write_error,
-    errors.error_headers,
+    wire.write_error,
+    wire.error_headers,
     key_header="api-key",
 )
 ANTHROPIC = Dialect(
