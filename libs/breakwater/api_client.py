@@ -15,7 +15,7 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar, Union
 
 import aiohttp
 from pydantic import SecretStr, TypeAdapter, ValidationError
@@ -24,6 +24,9 @@ from yarl import URL
 T = TypeVar("T")
 Query = Mapping[str, str | int | float | None]
 """Query parameters. Those that are None or empty are not sent."""
+
+Form: TypeAlias = type[T] | tuple[type[T], ...]
+"""A message of `contracts`, or several of which the response is one."""
 
 CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 5.0
@@ -104,13 +107,13 @@ class ApiClient:
 
     def __init__(self, url: str, api_key: SecretStr | str | None = None) -> None:
         self.url = url.rstrip("/")
-        self._api_key = api_key
+        self.api_key = api_key
         self._connections = _Connections()
 
     def with_key(self, api_key: SecretStr | str) -> Self:
         """The same API over the same connections, used with another key."""
         other = copy.copy(self)
-        other._api_key = api_key
+        other.api_key = api_key
         return other
 
     async def __aenter__(self) -> Self:
@@ -128,7 +131,7 @@ class ApiClient:
         return (await self.request("GET", path, query=query, timeout_s=timeout_s)).document
 
     async def read(
-        self, form: type[T], path: str, query: Query | None = None, *, timeout_s: float = READ_TIMEOUT_S
+        self, form: Form[T], path: str, query: Query | None = None, *, timeout_s: float = READ_TIMEOUT_S
     ) -> T:
         """Reads a resource, as one of the messages of `contracts`."""
         return parse(form, await self.get(path, query, timeout_s=timeout_s))
@@ -138,7 +141,7 @@ class ApiClient:
         given = {name: value for name, value in body.items() if value is not None}
         return (await self.request("POST", path, body=given, timeout_s=timeout_s)).document
 
-    async def act(self, form: type[T], path: str, body: Mapping[str, object], *, timeout_s: float = ACT_TIMEOUT_S) -> T:
+    async def act(self, form: Form[T], path: str, body: Mapping[str, object], *, timeout_s: float = ACT_TIMEOUT_S) -> T:
         """The same, with the result as one of the messages of `contracts`."""
         return parse(form, await self.post(path, body, timeout_s=timeout_s))
 
@@ -192,7 +195,7 @@ class ApiClient:
         return URL(f"{self.url}/api/v1/{path}", encoded=True).update_query(given)
 
     def _headers(self) -> dict[str, str]:
-        key = self._api_key.get_secret_value() if isinstance(self._api_key, SecretStr) else self._api_key
+        key = self.api_key.get_secret_value() if isinstance(self.api_key, SecretStr) else self.api_key
         return {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
 
     def _unavailable(self, error: Exception) -> ApiUnavailable:
@@ -232,10 +235,11 @@ class _Connections:
                 await session.close()
 
 
-def parse(form: type[T], document: Any) -> T:
+def parse(form: Form[T], document: Any) -> T:
     """A JSON document as one of the messages of `contracts`. Raises UnexpectedResponse."""
+    whole: Any = Union[form] if isinstance(form, tuple) else form  # noqa: UP007  of as many as there are
     try:
-        return TypeAdapter(form).validate_python(document)
+        return TypeAdapter[T](whole).validate_python(document)
     except ValidationError as error:
         raise UnexpectedResponse(200, _not_ours(200)) from error
 
@@ -251,4 +255,4 @@ def _error_of(status: int, body: bytes) -> ApiError:
 
 
 def _not_ours(status: int) -> str:
-    return f"the HTTP API's response ({status}) is none of Breakwater's; is it the right URL, and the same version?"
+    return f"the HTTP API's response ({status}) is none of Breakwater's; is it the right URL?"

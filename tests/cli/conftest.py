@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from breakwater.cli import output
 from breakwater.cli.main import main
 
 VARIABLES = ("URL", "API_KEY", "CONFIG", "NATS_URL", "REDIS_URL", "CLICKHOUSE_URL", "API_KEYS_FILE", "NATS_REPLICAS")
@@ -34,6 +35,7 @@ class Ran:
 
 
 Run = Callable[..., Ran]
+Terminal = Callable[[int], None]
 
 
 @pytest.fixture
@@ -50,6 +52,17 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         return Ran(code, captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Lets tables be drawn as on a terminal of so many columns, without colours."""
+
+    def of_width(width: int) -> None:
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setattr(output, "terminal_width", lambda: width)
+
+    return of_width
 
 
 async def in_thread(run: Run, *arguments: str) -> Ran:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.cli.agents import open_until
+from breakwater.cli.breakers import open_until
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.formats import clock
 from breakwater.cli.main import main
@@ -161,9 +161,9 @@ async def test_something_else_that_listens_there_is_told_from_a_plane(
 async def test_a_service_that_is_down_is_told_with_its_address_and_what_to_do(run: Run, stub: Stub) -> None:
     ran = await in_thread(run, "agents", "--url", "http://127.0.0.1:9")
     assert ran.code == ExitCode.UNREACHABLE
-    assert "nothing answers at 127.0.0.1:9" in ran.err
+    assert "nothing answers at http://127.0.0.1:9" in ran.err
     assert "breakwater doctor" in ran.err
     stub.answers["GET agents"] = (200, None)
     ran = await in_thread(run, "agents")
     assert ran.code == ExitCode.UNREACHABLE
-    assert "no answer came" in ran.err
+    assert "no response came" in ran.err

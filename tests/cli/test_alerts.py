@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from breakwater.cli import alert_tables, drawn_table, output
+from breakwater.cli.alerts import short_ids
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.formats import clock
 from breakwater.contracts.types import format_time
 from tests.cli.api_stub import KEY, Stub, problem, serving
-from tests.cli.conftest import Run, in_thread
+from tests.cli.conftest import Run, Terminal, in_thread
 
 NOW = datetime.now(UTC)
 SINCE = NOW - timedelta(days=2)
@@ -142,10 +142,9 @@ async def test_a_status_that_is_none_is_wrong_usage(run: Run, stub: Stub) -> Non
     ],
 )
 async def test_a_table_fits_the_terminal_and_has_every_title(
-    run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch, width: int, first: str, left_out: str
+    run: Run, stub: Stub, terminal: Terminal, width: int, first: str, left_out: str
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr(output, "terminal_width", lambda: width)
+    terminal(width)
     ran = await in_thread(run, "alerts")
     lines = [line.rstrip() for line in ran.out.splitlines()]
     assert max(len(line) for line in lines) <= width
@@ -156,12 +155,11 @@ async def test_a_table_fits_the_terminal_and_has_every_title(
 
 
 async def test_undelivered_alerts_fit_the_terminal_with_title_and_error(
-    run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch
+    run: Run, stub: Stub, terminal: Terminal
 ) -> None:
     stub.answers["GET alerts/undelivered"] = (200, {"undelivered": UNDELIVERED, "more": False})
     for width in (80, 140):
-        monkeypatch.setenv("COLUMNS", str(width))
-        monkeypatch.setattr(output, "table", lambda *table, width=width, **_: drawn_table.draw(*table, width))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]  # stands for a terminal
+        terminal(width)
         ran = await in_thread(run, "alerts", "undelivered")
         assert max(len(line.rstrip()) for line in ran.out.splitlines()) <= width
         for words in (PENDING["title"], "answered 500 (tried 12 times)", "second line: gone"):
@@ -169,9 +167,9 @@ async def test_undelivered_alerts_fit_the_terminal_with_title_and_error(
 
 
 def test_ids_are_as_long_as_tells_them_apart() -> None:
-    assert alert_tables.short_ids([ID, ID]) == {ID: "inc_3f9a1c07"}
+    assert short_ids([ID, ID]) == {ID: "inc_3f9a1c07"}
     alike = ["inc_aaaaaaaaaa11", "inc_aaaaaaaaaa22", "inc_b"]
-    assert list(alert_tables.short_ids(alike).values()) == ["inc_aaaaaaaaaa1", "inc_aaaaaaaaaa2", "inc_b"]
+    assert list(short_ids(alike).values()) == ["inc_aaaaaaaaaa1", "inc_aaaaaaaaaa2", "inc_b"]
 
 
 async def test_all_of_one_is_shown(run: Run, stub: Stub) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from breakwater.cli import drawn_table, output
 from breakwater.cli.breakers import NO_BREAKER_SERVICE
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.formats import clock
@@ -184,33 +183,3 @@ async def test_doctor_finds_that_no_breaker_service_is_alive(
     await Breakers(redis).beat()
     await redis.close()
     assert await found() == ("ok", "a breaker service is alive")
-
-
-def test_on_a_narrow_terminal_a_long_reason_goes_below_its_row(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    columns = [output.Column("agent"), output.Column("since", drop=1), output.Column("why", below=True)]
-    rows = [("writer", "10:00:00", "an error that takes more room than there is"), ("reader", "10:00:01", "")]
-    drawn_table.draw(columns, rows, 40)
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert lines == [
-        "agent   since",
-        "writer  10:00:00",
-        "    why  an error that takes more room",
-        "         than there is",
-        "reader  10:00:01",
-    ]
-    monkeypatch.setenv("COLUMNS", "80")
-    drawn_table.draw(columns, rows, 80)
-    assert capsys.readouterr().out.splitlines()[1].rstrip() == f"writer  10:00:00  {rows[0][2]}"
-
-
-def test_columns_that_do_not_fit_at_all_are_folded(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    columns = [output.Column("agent"), output.Column("model"), output.Column("why", below=True)]
-    drawn_table.draw(columns, [("writer", "a-model-of-a-long-name", "x")], 20)
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert lines == ["agent   model", "writer  a-model-of-a", "        -long-name", "    why  x"]

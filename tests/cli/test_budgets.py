@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from breakwater.cli import drawn_table, output
+from breakwater.cli import output
 from breakwater.cli.budgets import NOT_FILLED
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.formats import clock
@@ -17,7 +17,7 @@ from breakwater.contracts.types import format_time
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.connection import Redis
 from tests.cli.api_stub import KEY, Stub, problem, serving
-from tests.cli.conftest import Run, in_thread
+from tests.cli.conftest import Run, Terminal, in_thread
 from tests.server_sources import RunningServer
 
 NOW = datetime.now(UTC)
@@ -175,7 +175,11 @@ async def test_that_calls_cost_more_than_was_held_is_said_once_for_an_agent(run:
 
 async def test_a_budget_is_coloured_by_what_is_left(run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr(output, "table", lambda _, rows, **__: drawn.extend(rows))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]  # stands for a terminal
+
+    def keep(columns: list[output.Column[Any]], rows: list[Any], **_: Any) -> None:
+        drawn.extend([[column.cell(row) for column in columns] for row in rows])
+
+    monkeypatch.setattr(output, "table", keep)
     ten = {"limit": "10.000000000"}
     stub.answers["GET budgets"] = listed(
         budget("global/daily", **ten, remaining="2.000000000"),
@@ -194,11 +198,8 @@ async def test_a_budget_is_coloured_by_what_is_left(run: Run, stub: Stub, monkey
     ]
 
 
-async def test_on_eighty_columns_nothing_is_left_out(
-    run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(output, "table", lambda columns, rows, **_: drawn_table.draw(columns, rows, 80))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]  # stands for a terminal
+async def test_on_eighty_columns_nothing_is_left_out(run: Run, stub: Stub, terminal: Terminal) -> None:
+    terminal(80)
     stub.answers["GET budgets"] = listed(*BUDGETS[1:])
     ran = await in_thread(run, "budgets")
     assert "left out" not in ran.err

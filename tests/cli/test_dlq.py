@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from breakwater.cli import dlq, drawn_table, output
+from breakwater.cli import dlq
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.formats import clock
 from breakwater.contracts.types import format_time
 from tests.cli.api_stub import KEY, Stub, problem, serving
-from tests.cli.conftest import Run, in_thread
+from tests.cli.conftest import Run, Terminal, in_thread
 
 NOW = datetime.now(UTC)
 BEFORE = NOW - timedelta(days=2)
@@ -170,10 +170,9 @@ async def test_a_reason_or_an_agent_that_no_dead_letter_has_is_told(
 
 @pytest.mark.parametrize("width", [60, 80, 140])
 async def test_dead_letters_fit_the_terminal_with_their_errors(
-    run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch, width: int
+    run: Run, stub: Stub, terminal: Terminal, width: int
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr(output, "table", lambda *table, **_: drawn_table.draw(*table, width))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]  # stands for a terminal
+    terminal(width)
     ran = await in_thread(run, "dlq")
     assert max(len(line.rstrip()) for line in ran.out.splitlines()) <= width
     for words in ("17", "possible", "the provider answered 500", "is not an Attempt"):

@@ -1,11 +1,11 @@
-"""What the doctor says of the HTTP interface, of the key, and of the console."""
+"""What the doctor says of the HTTP API, of the key, and of the console."""
 
 from typing import Any
 
 import pytest
 
 from breakwater.cli.doctor_checks import api_findings, console_findings
-from breakwater.cli.plane import Plane
+from breakwater.cli.plane import PlaneLocation
 from breakwater.embedded.ports import free_port
 from tests.cli.api_stub import KEY, Stub, problem, serving
 
@@ -15,7 +15,7 @@ async def told(stub: Stub, monkeypatch: pytest.MonkeyPatch, key: str = KEY) -> l
     monkeypatch.setenv("BREAKWATER_API_KEY", key)
     # Asked without a key, as it is of an interface of ours.
     stub.answers["GET /readyz"] = (200, {"status": "ready"})
-    return [(one.verdict, one.text) for one in await api_findings(Plane(None)) if "ready" not in one.text]
+    return [(one.verdict, one.text) for one in await api_findings(PlaneLocation(None)) if "ready" not in one.text]
 
 
 async def test_what_the_key_may_do_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ async def test_what_the_key_may_do_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ("bw_wrong", None, "fail", "the API key is not accepted"),
         ("", None, "warn", "no API key was tried"),
-        (KEY, (404, problem("not_found", "no")), "warn", "what the API key may do is not told (404)"),
+        (KEY, (404, problem("not_found", "no")), "warn", "what the API key may do is not known (404)"),
     ],
 )
 async def test_a_key_that_does_not_open_is_told(
@@ -43,9 +43,9 @@ async def test_a_key_that_does_not_open_is_told(
 
 async def test_a_console_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
-    monkeypatch.setattr(Plane, "console_url", nowhere)
-    [finding] = await console_findings(Plane(None))
+    monkeypatch.setattr(PlaneLocation, "console_url", nowhere)
+    [finding] = await console_findings(PlaneLocation(None))
     assert finding.verdict == "warn"
     assert nowhere in finding.text
-    monkeypatch.setattr(Plane, "console_url", None)
-    assert await console_findings(Plane(None)) == []
+    monkeypatch.setattr(PlaneLocation, "console_url", None)
+    assert await console_findings(PlaneLocation(None)) == []

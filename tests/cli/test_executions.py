@@ -11,7 +11,7 @@ import pytest
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
-from breakwater.cli import execution_tree
+from breakwater.cli import executions
 from breakwater.cli.errors import ExitCode
 from breakwater.contracts.execution import Execution
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, attempt_row, execution, new_database
@@ -172,7 +172,7 @@ async def test_a_tree_on_a_terminal_has_colours_and_marks_the_one_asked_for(
     monkeypatch.delenv("NO_COLOR", raising=False)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", screen)
-        execution_tree.show(tree)
+        executions.show_tree(tree, as_json=False)
     lines = screen.getvalue().splitlines()
     assert "└── \x1b[1mb\x1b[0m  tagger  \x1b[32msucceeded\x1b[0m" in lines[3]
     assert "\x1b[31mdead_lettered: timeout\x1b[0m" in lines[2]

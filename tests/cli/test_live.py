@@ -23,7 +23,7 @@ import yaml
 from breakwater.api_keys import create_key
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.setup import prepare
-from breakwater.cli.submit_answer import CLOCKS_DIFFER
+from breakwater.cli.submit import CLOCKS_DIFFER
 from breakwater.config import load_config
 from breakwater.contracts import subjects
 from breakwater.embedded.ports import free_port

@@ -7,11 +7,14 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from operator import itemgetter
 
 import pytest
 
 from breakwater.cli import formats, output
 from breakwater.cli.errors import CliError
+from breakwater.cli.output import Column
+from tests.cli.conftest import Terminal
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 
@@ -69,20 +72,24 @@ def test_since_says_how_it_is_written(text: str) -> None:
 
 
 def test_a_table_in_a_pipe_is_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    columns = [output.Column("name"), output.Column("count", right=True), output.Column("why", drop=1)]
+    columns = [
+        Column("name", itemgetter(0)),
+        Column("count", itemgetter(1), right=True),
+        Column("why", itemgetter(2), drop=1),
+    ]
     output.table(columns, [("a", "1", ("x" * 200, "red")), ("écrivain", "1000", "")])
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["name      count  why", f"a             1  {'x' * 200}", "écrivain   1000"]
 
 
 def test_an_empty_table_leaves_stdout_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table([output.Column("name")], [], empty="no agents")
+    output.table([Column("name", str)], [], empty="no agents")
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "no agents\n"
 
 
-class Terminal(io.StringIO):
+class Screen(io.StringIO):
     def isatty(self) -> bool:
         return True
 
@@ -98,7 +105,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Show:
     monkeypatch.delenv("NO_COLOR", raising=False)
 
     def show(draw: Callable[[], None]) -> str:
-        screen = Terminal()
+        screen = Screen()
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", screen)
             patch.setattr(sys, "stderr", screen)
@@ -108,7 +115,11 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Show:
     return show
 
 
-COLUMNS = [output.Column("agent"), output.Column("cost", drop=1), output.Column("error", drop=2)]
+COLUMNS = [
+    Column("agent", itemgetter(0)),
+    Column("cost", itemgetter(1), drop=1),
+    Column("error", itemgetter(2), drop=2),
+]
 ROW = ("content-writer", "$0.000042", ("an error that takes its room", "red"))
 
 
@@ -127,11 +138,47 @@ def test_no_color_is_honoured(on_terminal: Show, monkeypatch: pytest.MonkeyPatch
 
 
 def test_more_columns_than_fit_make_a_list_of_each_row(on_terminal: Show) -> None:
-    columns, row = [output.Column(f"column_{n}") for n in range(9)], [f"value {n}" for n in range(9)]
+    columns, row = [Column(f"column_{n}", itemgetter(n)) for n in range(9)], [f"value {n}" for n in range(9)]
     lines = on_terminal(lambda: output.records(columns, [row])).splitlines()
     assert len(lines) == 10
     assert "column_8" in lines[9]
     assert "value 8" in lines[9]
+
+
+def test_on_a_narrow_terminal_a_long_reason_goes_below_its_row(
+    capsys: pytest.CaptureFixture[str], terminal: Terminal
+) -> None:
+    terminal(40)
+    columns = [
+        Column("agent", itemgetter(0)),
+        Column("since", itemgetter(1), drop=1),
+        Column("why", itemgetter(2), below=True),
+    ]
+    rows = [("writer", "10:00:00", "an error that takes more room than there is"), ("reader", "10:00:01", "")]
+    output.table(columns, rows)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "agent   since",
+        "writer  10:00:00",
+        "    why  an error that takes more room",
+        "         than there is",
+        "reader  10:00:01",
+    ]
+    terminal(80)
+    output.table(columns, rows)
+    assert capsys.readouterr().out.splitlines()[1].rstrip() == f"writer  10:00:00  {rows[0][2]}"
+
+
+def test_columns_that_do_not_fit_at_all_are_folded(capsys: pytest.CaptureFixture[str], terminal: Terminal) -> None:
+    terminal(20)
+    columns = [
+        Column("agent", itemgetter(0)),
+        Column("model", itemgetter(1)),
+        Column("why", itemgetter(2), below=True),
+    ]
+    output.table(columns, [("writer", "a-model-of-a-long-name", "x")])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["agent   model", "writer  a-model-of-a", "        -long-name", "    why  x"]
 
 
 def test_json_has_times_as_rfc_3339_and_money_as_decimal_strings(capsys: pytest.CaptureFixture[str]) -> None:

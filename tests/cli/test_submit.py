@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from breakwater.cli.api import refused
+from breakwater.api_client import ApiError, ApiKeyRefused, ApiRefused, UnexpectedResponse
+from breakwater.cli.api import api_errors
 from breakwater.cli.errors import CliError, ExitCode
-from breakwater.cli.submit_answer import tell_if_recorded
+from breakwater.cli.submit import note_if_recorded
 from tests.cli.conftest import Run
 
 Sent = Callable[..., dict[str, Any]]
@@ -29,10 +30,10 @@ def sent(run: Run, monkeypatch: pytest.MonkeyPatch) -> Sent:
     """The job that a command line would send."""
     jobs: list[dict[str, Any]] = []
 
-    async def keep(_door: object, job: dict[str, Any], *, wait_s: float) -> None:
+    async def keep(_client: object, job: dict[str, Any], *, wait_s: float) -> None:
         jobs.append(job | {"wait_s": wait_s})
 
-    monkeypatch.setattr("breakwater.cli.submit_http.send", keep)
+    monkeypatch.setattr("breakwater.cli.submit._send", keep)
     monkeypatch.setenv("BREAKWATER_URL", "http://127.0.0.1:9")
 
     def send(*arguments: str, stdin: str = "", code: int = ExitCode.UNDECIDED) -> dict[str, Any]:
@@ -140,29 +141,41 @@ def test_a_value_that_is_no_json_is_told_to_be_taken_as_text(run: Run, sent: Sen
 def test_an_answer_from_the_record_is_told_from_a_new_one(capsys: pytest.CaptureFixture[str]) -> None:
     now = datetime(2026, 11, 21, 10, 0, 5, tzinfo=UTC)
     for second in (4, 5, 6):
-        tell_if_recorded({"execution_id": "j", "queued_at": f"2026-11-21T10:00:0{second}.500Z"}, now)
+        note_if_recorded({"execution_id": "j", "queued_at": f"2026-11-21T10:00:0{second}.500Z"}, now)
     assert capsys.readouterr().err == ""
-    tell_if_recorded({"execution_id": "j", "queued_at": "2026-11-21T10:00:03.500Z"}, now)
+    note_if_recorded({"execution_id": "j", "queued_at": "2026-11-21T10:00:03.500Z"}, now)
     assert "answered from its record: j was submitted at 2026-11-21T10:00:03.500Z" in capsys.readouterr().err
 
 
+def refused(status: int, error: dict[str, Any] | str, again: str = "") -> CliError:
+    """What ends the command where the API refuses so; a text is nothing of Breakwater's."""
+    if isinstance(error, str):
+        cause: ApiError = UnexpectedResponse(status, f"{error} ({status})")
+    else:
+        details = tuple((one["path"], one["message"]) for one in error.get("details", ()))
+        cause = (ApiKeyRefused if status == 401 else ApiRefused)(status, error["code"], error["message"], details)
+    with pytest.raises(CliError) as raised, api_errors(unanswered="", again=again):
+        raise cause
+    return raised.value
+
+
 def test_what_a_refusal_says_is_said_once() -> None:
-    body = {
+    body: dict[str, Any] = {
         "code": "unknown_agent",
         "message": "no agent 'x'",
         "details": [{"path": "agent", "message": "no agent 'x'"}],
     }
-    assert refused(404, json.dumps({"error": body}).encode()).remedy == ""
+    assert refused(404, body).remedy == ""
     body["details"] = [{"path": "agent", "message": "configured are a, b"}]
-    assert refused(404, json.dumps({"error": body}).encode()).remedy == "agent: configured are a, b"
+    assert refused(404, body).remedy == "agent: configured are a, b"
     body["message"] = "agent 'x' is not configured; known are a, b"
-    assert refused(404, json.dumps({"error": body}).encode()).remedy == ""
+    assert refused(404, body).remedy == ""
 
 
 def test_an_agent_that_is_unavailable_is_no_outage_and_it_is_said_until_when() -> None:
     details = [{"path": "agent", "message": "no call to 'm' before 2026-11-21T10:00:00.000Z"}]
     body = {"code": "agent_unavailable", "message": "agent 'w' is temporarily unavailable", "details": details}
-    error = refused(503, json.dumps({"error": body}).encode(), again="Try again.")
+    error = refused(503, body, again="Try again.")
     assert (error.code, error.exit_code) == ("agent_unavailable", ExitCode.FAILED)
     assert error.remedy == "agent: no call to 'm' before 2026-11-21T10:00:00.000Z"
 
@@ -189,18 +202,20 @@ def test_a_job_that_nobody_waited_for_shows_its_id(run: Run, sent: Sent) -> None
 def test_a_refusal_is_told_in_the_interfaces_own_words(
     status: int, body: Any, code: str, exit_code: int, said: str
 ) -> None:
-    text = body if isinstance(body, str) else json.dumps({"error": body})
-    error = refused(status, text.encode())
-    assert isinstance(error, CliError)
+    error = refused(status, body)
     assert (error.code, error.exit_code) == (code, exit_code)
     assert said in error.message
 
 
 def test_a_key_that_may_not_is_to_be_exchanged_for_another_one() -> None:
-    body = {"code": "forbidden", "message": "this takes an API key with the scope submit", "details": []}
-    error = refused(403, json.dumps({"error": body}).encode())
+    body: dict[str, Any] = {
+        "code": "forbidden",
+        "message": "this takes an API key with the scope submit",
+        "details": [],
+    }
+    error = refused(403, body)
     assert error.remedy == "Name another one with --api-key or BREAKWATER_API_KEY."
-    assert refused(403, b"<html>").code == "http"
+    assert refused(403, "<html>").code == "http"
 
 
 def test_nothing_listening_is_said_with_its_address(run: Run) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.cli.tail import subject_of
-from breakwater.cli.tail_lines import KINDS, Told, cells, cloud_event
+from breakwater.cli.tail import KINDS, ReceivedEvent, cells, cloud_event, subject_of
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 AT = "2026-11-21T09:59:58.000Z"
@@ -156,8 +155,8 @@ def test_every_kind_has_a_line() -> None:
 
 def test_a_json_line_is_a_cloud_event() -> None:
     headers = {"ce-id": "j:1", "ce-type": "breakwater.Attempt", "ce-source": "breakwater/worker", "ce-time": AT}
-    told = Told("bw.attempts.writer.j.1", json.dumps(ATTEMPT).encode(), headers)
-    event = cloud_event(told, ATTEMPT)
+    received = ReceivedEvent("bw.attempts.writer.j.1", json.dumps(ATTEMPT).encode(), headers)
+    event = cloud_event(received, ATTEMPT)
     assert {"specversion", "id", "source", "type"} <= event.keys()
     assert event["id"] == "j:1"
     assert event["data"] == ATTEMPT
@@ -165,7 +164,7 @@ def test_a_json_line_is_a_cloud_event() -> None:
 
 def test_progress_comes_without_headers_and_still_has_an_id_of_its_own() -> None:
     def event(state: str) -> dict[str, Any]:
-        return cloud_event(Told("bw.progress.a.e", b"", {}), {"state": state, "at": AT})
+        return cloud_event(ReceivedEvent("bw.progress.a.e", b"", {}), {"state": state, "at": AT})
 
     assert event("queued")["type"] == "breakwater.Progress"
     assert event("queued")["id"] != event("dispatched")["id"]

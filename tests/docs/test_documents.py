@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from breakwater.analytics.schema import RETENTION_DAYS, TABLES
 from breakwater.bus.topology import Plan, streams
 from breakwater.cli.errors import ExitCode
-from breakwater.cli.groups import ListsOrShows
+from breakwater.cli.executions import ListsOrShows
 from breakwater.cli.main import app
 from breakwater.contracts.channels import CHANNELS
 from breakwater.contracts.events import Scope

@@ -1,34 +1,38 @@
-"""`breakwater agents`: how every agent fares, on each of its models."""
+"""`breakwater agents`: the health of every agent and model; with --since, what each did and spent."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from breakwater.cli import agent_figures, formats, output
+from breakwater.cli import connect, formats, output
+from breakwater.cli.api import Api, api_command
+from breakwater.cli.breakers import open_until
 from breakwater.cli.connect import run
-from breakwater.cli.errors import ExitCode
-from breakwater.cli.plane import ApiKeyOption, ConfigOption, DataOption, JsonOption, Plane, UrlOption
+from breakwater.cli.errors import CliError, ExitCode, expected
+from breakwater.cli.output import Column
+from breakwater.cli.plane import ConfigOption, PlaneLocation
 
 if TYPE_CHECKING:
+    from breakwater.analytics.queries import AgentSummary
+    from breakwater.config import Config
     from breakwater.contracts.api import AgentHealth, ModelHealth
-    from breakwater.contracts.events import BreakerState
 
 
+@api_command
 def agents(
+    api: Api,
     since: Annotated[
         str | None,
         typer.Option("--since", metavar="AGO", help="Show runs, latency and cost too, since: 1h, 24h, 7d, a time."),
     ] = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
     config: ConfigOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Show how every agent fares, and how on each of its models.
+    """Show the health of every agent, and of each of its models.
 
     `healthy`; `degraded`: something is amiss; `unhealthy`: no call gets through. A model is unhealthy while its breaker
     is not closed, an agent when all its models are. The column `fails` counts failed calls in a row.
@@ -43,82 +47,182 @@ def agents(
 
         breakwater agents --json | jq -r '.[] | select(.health != "healthy") | .agent_id'
     """
-    from breakwater.cli import api
     from breakwater.contracts.api import AgentHealth
 
     now = datetime.now(UTC)
     begin = None if since is None else formats.since(since, now)
-    plane = Plane(data)
-    document = run(api.get(plane.door(url, api_key), "agents"))
-    told = api.read(list[AgentHealth], document)
-    names = [agent.agent_id for agent in told]
+    document, agents = api.get(list[AgentHealth], "agents")
     figures = None
     if begin is not None:
-        where = plane.clickhouse_url, plane.redis_url, plane.config(config)
-        figures = run(agent_figures.look(*where, begin))
+        plane = PlaneLocation(api.data)
+        figures = run(_figures(plane.clickhouse_url, plane.redis_url, plane.config(config), begin))
         for error in figures.missing:
             output.note(error.message)
-    if as_json:
+    names = [agent.agent_id for agent in agents]
+    if api.as_json:
         if figures is not None:
             document = [
-                *(agent | agent_figures.document(agent["agent_id"], figures) for agent in document),
+                *(agent | _figures_json(agent["agent_id"], figures) for agent in document),
                 *(
-                    {"agent_id": name, "health": None, **agent_figures.document(name, figures)}
-                    for name in agent_figures.gone(names, figures)
+                    {"agent_id": name, "health": None, **_figures_json(name, figures)}
+                    for name in _removed(names, figures)
                 ),
             ]
         output.json_document(document)
     else:
-        _show_health(told, now)
+        _show_health(agents, now)
         if figures is not None:
             output.write("")
-            agent_figures.show(names, figures)
+            _show_figures(names, figures)
     if figures is not None and len(figures.missing) == 2:
         raise typer.Exit(ExitCode.UNREACHABLE)
 
 
 def _show_health(agents: list[AgentHealth], now: datetime) -> None:
-    rows: list[tuple[output.Cell, ...]] = []
-    for agent in agents:
-        until = agent.circuit_open_until
-        opens = "" if until is None else open_until("open", until, now)
-        rows.append(((agent.agent_id, "bold"), output.state(agent.health), "", *_calls(agent, now), opens))
-        for model in agent.models:
-            breaker = ("off", "dim") if model.breaker is None else output.state(model.breaker)
-            opens = open_until(model.breaker, model.circuit_open_until, now)
-            rows.append((f"  {model.model}", output.state(model.health), breaker, *_calls(model, now), opens))
-    output.table(
-        [
-            output.Column("agent, models"),
-            output.Column("health"),
-            output.Column("breaker"),
-            output.Column("fails", right=True, drop=1),
-            output.Column("last failure", drop=2),
-            output.Column("last success", drop=3),
-            output.Column("open until"),
-        ],
-        rows,
-        empty="no agents are configured",
+    from breakwater.contracts.api import ModelHealth
+
+    def opens(one: AgentHealth | ModelHealth) -> str:
+        if isinstance(one, ModelHealth):
+            return open_until(one.breaker, one.circuit_open_until, now)
+        return "" if one.circuit_open_until is None else open_until("open", one.circuit_open_until, now)
+
+    def breaker(one: AgentHealth | ModelHealth) -> output.Cell:
+        if not isinstance(one, ModelHealth):
+            return ""
+        return ("off", "dim") if one.breaker is None else output.state(one.breaker)
+
+    columns: list[Column[AgentHealth | ModelHealth]] = [
+        Column(
+            "agent, models",
+            lambda one: f"  {one.model}" if isinstance(one, ModelHealth) else (one.agent_id, "bold"),
+        ),
+        Column("health", lambda one: output.state(one.health)),
+        Column("breaker", breaker),
+        Column("fails", lambda one: one.consecutive_failures, right=True, drop=1),
+        Column("last failure", lambda one: formats.clock(one.last_failure_at, now), drop=2),
+        Column("last success", lambda one: formats.clock(one.last_success_at, now), drop=3),
+        Column("open until", opens),
+    ]
+    rows = [one for agent in agents for one in (agent, *agent.models)]
+    output.table(columns, rows, empty="no agents are configured")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was found; None where ClickHouse or Redis, which hold it, do not answer."""
+
+    summaries: Mapping[str, AgentSummary] | None
+    spent_today: Mapping[str, int] | None
+    """Nano-dollars, by agent, for those that spent."""
+    missing: tuple[CliError, ...]
+
+
+async def _figures(clickhouse_url: str, redis_url: str, config: Config, since: datetime) -> Figures:
+    """Asks both at the same time. Raises nothing where one of them does not answer."""
+    import asyncio
+
+    summaries, spent = await asyncio.gather(
+        _summaries(clickhouse_url, since), _spent_today(redis_url, config), return_exceptions=True
+    )
+    return Figures(
+        None if isinstance(summaries, BaseException) else summaries,
+        None if isinstance(spent, BaseException) else spent,
+        tuple(_known(answer) for answer in (summaries, spent) if isinstance(answer, BaseException)),
     )
 
 
-def _calls(told: AgentHealth | ModelHealth, now: datetime) -> tuple[str, str, str]:
-    failure, success = told.last_failure_at, told.last_success_at
-    return (
-        str(told.consecutive_failures),
-        "" if failure is None else formats.clock(failure, now),
-        "" if success is None else formats.clock(success, now),
-    )
+def _show_figures(agents: Sequence[str], figures: Figures) -> None:
+    """Prints a row for each agent, and for each that is configured no more and has run."""
+
+    def summary(name: str) -> AgentSummary | None:
+        return (figures.summaries or {}).get(name)
+
+    def of(show: Callable[[AgentSummary], output.Cell]) -> Callable[[str], output.Cell]:
+        return lambda name: "" if (found := summary(name)) is None else show(found)
+
+    def runs(name: str) -> str:
+        found = summary(name)
+        return str(found.executions) if found else "0" if figures.summaries is not None else ""
+
+    def today(name: str) -> str:
+        return "" if figures.spent_today is None else formats.money(figures.spent_today.get(name, 0))
+
+    columns: list[Column[str]] = [
+        Column("agent", lambda name: name if name in agents else (f"{name} (not configured)", "dim")),
+        Column("runs", runs, right=True, drop=2),
+        Column("ok", of(_rate), right=True, drop=1),
+        Column("p50", of(lambda one: formats.duration(one.p50_ms)), right=True, drop=6),
+        Column("p95", of(lambda one: formats.duration(one.p95_ms)), right=True, drop=5),
+        Column(
+            "retried/fell back/refused",
+            of(lambda one: f"{one.retries}/{one.fallbacks}/{one.short_circuits}"),
+            right=True,
+            drop=8,
+        ),
+        Column("cost", of(_spend), right=True, drop=4),
+        Column("wasted", of(lambda one: formats.money(one.wasted)), right=True, drop=7),
+        Column("today", today, right=True, drop=3),
+    ]
+    output.table(columns, [*agents, *_removed(agents, figures)], empty="no agents")
 
 
-def open_until(state: BreakerState | None, until: datetime | None, now: datetime) -> str:
-    """When a breaker may let a call pass again, in words; empty where it lets calls pass."""
-    if state == "isolated":
-        return "until reset"
-    if state == "half_open":
-        return "a call probes it"
-    if state != "open":
+def _figures_json(agent: str, figures: Figures) -> dict[str, Any]:
+    """An agent's figures for programs; None where they are not known."""
+    from breakwater.contracts.types import usd_from_nano
+
+    def usd(nano: int | None) -> str | None:
+        return None if nano is None else usd_from_nano(nano)
+
+    summary, spent = (figures.summaries or {}).get(agent), figures.spent_today
+    known: dict[str, Any] | None = None
+    if summary is not None:
+        known = asdict(summary) | {
+            "success_rate": summary.success_rate,
+            "spend": usd(summary.spend),
+            "wasted": usd(summary.wasted),
+        }
+    return {"figures": known, "spent_today": None if spent is None else usd(spent.get(agent, 0))}
+
+
+def _removed(agents: Sequence[str], figures: Figures) -> list[str]:
+    """The agents that have run, and are not configured any more."""
+    return sorted(set(figures.summaries or ()) - set(agents))
+
+
+async def _summaries(url: str, since: datetime) -> dict[str, AgentSummary]:
+    from breakwater.analytics.queries import agent_summaries
+
+    async with connect.analytics(url) as analytics:
+        return {summary.agent: summary for summary in await agent_summaries(analytics, since=since)}
+
+
+async def _spent_today(url: str, config: Config) -> dict[str, int]:
+    from breakwater.policy.periods import period
+    from breakwater.state.budget_counters import BudgetCounters
+
+    zone = config.budgets.zone
+    async with connect.state(url) as redis:
+        snapshot = await BudgetCounters(redis, zone).snapshot([period("daily", datetime.now(UTC), zone)])
+    sums = snapshot.periods[0].figures
+    return {key.removeprefix("agent:"): one.spent for key, one in sums.items() if key.startswith("agent:")}
+
+
+def _known(error: BaseException) -> CliError:
+    known = expected(error)
+    if known is None:
+        raise error
+    return known
+
+
+def _rate(summary: AgentSummary) -> output.Cell:
+    rate = summary.success_rate
+    if rate is None:
         return ""
-    if until is None or until <= now:
-        return "next call probes it"
-    return f"{formats.clock(until, now)}, {formats.duration((until - now).total_seconds() * 1000)}"
+    # Rounded down: 99.96 % is not all.
+    text = f"{int(rate * 1000) / 10:.1f} %"
+    return (text, "green" if rate >= 0.99 else "yellow" if rate >= 0.9 else "red")
+
+
+def _spend(summary: AgentSummary) -> str:
+    more = "+" if summary.unknown_costs and summary.spend is not None else ""
+    return f"{formats.money(summary.spend)}{more}"

@@ -1,28 +1,31 @@
-"""`breakwater alerts`: what people are told of, looking after it, and what did not reach them."""
+"""`breakwater alerts`: incidents, acknowledging and resolving them, and alerts that reached nobody."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-from urllib.parse import quote, urlencode
+from typing import TYPE_CHECKING, Annotated, Literal
+from urllib.parse import quote
 
 import typer
 
-from breakwater.cli import alert_tables, by_hand, formats, output
-from breakwater.cli.connect import run
+from breakwater.cli import formats, output
+from breakwater.cli.api import SEE_DOCTOR, Api, ListsByItself, api_command
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.given import sendable
-from breakwater.cli.groups import ListsByItself
-from breakwater.cli.plane import ApiKeyOption, DataOption, Door, JsonOption, Plane, UrlOption
+from breakwater.cli.output import Column
 
 if TYPE_CHECKING:
-    from breakwater.contracts.api import AlertReplays
+    from breakwater.contracts.alerts import Alert
+    from breakwater.contracts.api import AlertReplays, UndeliveredAlert
 
 TEST_TIMEOUT_S = 30.0
-"""The interface waits 20 s for an alerter, which waits for the receiver."""
+"""The API waits 20 s for an alerter, which waits for the receiver."""
 
-_HELP = """See what people are told of; acknowledge or resolve it; test a channel. Without a command it lists incidents.
+_SHORT = len("inc_") + 8
+
+_HELP = """See incidents; acknowledge or resolve them; test a channel. Without a command it lists them.
 
 For example:
 
@@ -51,7 +54,9 @@ LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="At 
 
 
 @app.command(name="list")
+@api_command
 def list_(
+    api: Api,
     status: Annotated[
         str,
         typer.Option("--status", help="unresolved, firing, pending, acknowledged, resolved or all."),
@@ -61,10 +66,6 @@ def list_(
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Only those of this agent.")] = None,
     limit: LimitOption = 100,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List the incidents that are not over, the one that was opened last first.
 
@@ -79,31 +80,35 @@ def list_(
 
         breakwater alerts list --json | jq -r '.alerts[].incident_id'
     """
-    from breakwater.cli import api
-    from breakwater.contracts.alerts import Alert
+    from breakwater.contracts.api import AlertList
 
-    wanted = {"status": status, "event": event, "agent": agent, "limit": limit}
-    document = _got(Plane(data).door(url, api_key), "alerts", wanted)
-    answer = api.read(dict[str, Any], document)
-    alerts, more = api.read(list[Alert], answer.get("alerts")), api.read(bool, answer.get("more"))
-    if as_json:
+    document, listed = api.get(AlertList, "alerts", status=status, event=event, agent=agent, limit=limit)
+    if api.as_json:
         output.json_document(document)
         return
+    now = datetime.now(UTC)
+    short = short_ids(alert.incident_id for alert in listed.alerts)
+    columns: list[Column[Alert]] = [
+        Column("incident", lambda alert: short[alert.incident_id]),
+        Column("status", lambda alert: output.state(alert.status)),
+        Column("severity", lambda alert: output.state(alert.severity), drop=3),
+        Column("event", lambda alert: alert.event),
+        Column("agent", lambda alert: alert.agent, drop=4),  # most titles name it
+        Column("count", lambda alert: f"{alert.count:,}", right=True, drop=2),
+        Column("since", lambda alert: formats.clock(alert.opened_at, now), drop=1),
+        Column("title", lambda alert: alert.title, below=True),
+    ]
     what = "incident is known" if status == "all" else f"incident is {status}"
-    alert_tables.show(
-        alerts, datetime.now(UTC), empty=f"no {what}{' of those you asked for' if event or agent else ''}"
-    )
-    if more:
-        output.note(f"(there are more than these {limit:,}; see --limit)")
+    chosen = " of those you asked for" if event or agent else ""
+    output.table(columns, listed.alerts, empty=f"no {what}{chosen}")
+    output.note_more(listed.more, limit)
 
 
 @app.command()
+@api_command
 def show(
+    api: Api,
     incident: IncidentArgument,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show all of one incident: what it means, what to do, who looks after it.
 
@@ -113,26 +118,39 @@ def show(
 
         breakwater alerts show inc_3f9a1c07 --json | jq .payload
     """
-    from breakwater.cli import api
     from breakwater.contracts.alerts import Alert
 
     sendable("incident", incident)
-    document = run(api.get(Plane(data).door(url, api_key), f"alerts/{quote(incident, safe='')}"))
-    alert = api.read(Alert, document)
-    if as_json:
+    document, alert = api.get(Alert, f"alerts/{quote(incident, safe='')}")
+    if api.as_json:
         output.json_document(document)
         return
-    alert_tables.show_one(alert, datetime.now(UTC))
+    now = datetime.now(UTC)
+    facts: list[tuple[str, output.Cell | None]] = [
+        ("status", output.state(alert.status)),
+        ("severity", output.state(alert.severity)),
+        ("event", alert.event),
+        ("agent", alert.agent),
+        ("model", alert.model),
+        ("tenant", alert.tenant),
+        ("since", formats.clock(alert.opened_at, now)),
+        ("happened", _happened(alert, now)),
+        ("ends", formats.clock(alert.ends_at, now) if alert.ends_at and alert.status != "resolved" else ""),
+        ("reminders", f"{alert.reminders:,}" if alert.reminders else ""),
+        ("acknowledged", _done(alert.acknowledged_by, alert.acknowledged_at, now)),
+        ("resolved", _done(alert.resolved_by or "itself", alert.resolved_at, now)),
+        ("reason", alert.reason),
+        ("text", alert.text),
+    ]
+    output.facts([(alert.incident_id, "bold"), f"  {alert.title}"], facts)
 
 
 @app.command()
+@api_command
 def ack(
+    api: Api,
     incident: IncidentArgument,
     reason: ReasonOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Acknowledge an incident: somebody looks after it, and people are reminded no more.
 
@@ -140,17 +158,15 @@ def ack(
 
         breakwater alerts ack inc_3f9a1c07 --reason "looking at it"
     """
-    _change("ack", incident, reason, Plane(data).door(url, api_key), as_json=as_json)
+    _change(api, "ack", incident, reason)
 
 
 @app.command()
+@api_command
 def resolve(
+    api: Api,
     incident: IncidentArgument,
     reason: ReasonOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Resolve an incident: it is over. Nothing else changes, no breaker closes and no task goes on.
 
@@ -158,16 +174,14 @@ def resolve(
 
         breakwater alerts resolve inc_3f9a1c07 --reason "the loop is mended"
     """
-    _change("resolve", incident, reason, Plane(data).door(url, api_key), as_json=as_json)
+    _change(api, "resolve", incident, reason)
 
 
 @app.command(name="test")
+@api_command
 def send_test(
+    api: Api,
     channel: Annotated[str, typer.Argument(metavar="CHANNEL", help="Its name in the config's alerts.channels.")],
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Send a test message to a channel, and say whether it arrived. It ends with code 1 where it did not.
 
@@ -175,22 +189,18 @@ def send_test(
 
         breakwater alerts test ops
     """
-    from breakwater.cli import api
     from breakwater.contracts.alerts import ChannelTest
 
-    sendable("channel", channel)
-    document = run(
-        api.post(
-            Plane(data).door(url, api_key),
-            "alerts/test",
-            {"channel": channel},
-            unanswered="Perhaps it was sent all the same: look there. `breakwater doctor` tells what is at work.",
-            unknown="The config names channels in alerts.channels.",
-            answer_timeout_s=TEST_TIMEOUT_S,
-        )
+    document, tested = api.act(
+        ChannelTest,
+        "alerts/test",
+        {"channel": channel},
+        see="",
+        unanswered=f"Perhaps it was sent all the same: look there. {SEE_DOCTOR}",
+        unknown="The config names channels in alerts.channels.",
+        timeout_s=TEST_TIMEOUT_S,
     )
-    tested = api.read(ChannelTest, document)
-    if as_json:
+    if api.as_json:
         output.json_document(document)
     elif tested.delivered:
         output.styled(f"{tested.channel}: the test message has ", ("arrived", "green"))
@@ -201,13 +211,11 @@ def send_test(
 
 
 @app.command()
+@api_command
 def undelivered(
+    api: Api,
     channel: Annotated[str | None, typer.Option("--channel", metavar="NAME", help="Only those for this one.")] = None,
     limit: LimitOption = 100,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List the alerts that a channel did not take, and that were given up, the latest first.
 
@@ -217,33 +225,36 @@ def undelivered(
 
         breakwater alerts undelivered --channel ops --json | jq '.undelivered[] | select(.replayed | not)'
     """
-    from breakwater.cli import api
-    from breakwater.contracts.api import UndeliveredAlert
+    from breakwater.contracts.api import UndeliveredList
 
-    document = _got(Plane(data).door(url, api_key), "alerts/undelivered", {"channel": channel, "limit": limit})
-    answer = api.read(dict[str, Any], document)
-    listed = api.read(list[UndeliveredAlert], answer.get("undelivered"))
-    more = api.read(bool, answer.get("more"))
-    if as_json:
+    document, listed = api.get(UndeliveredList, "alerts/undelivered", channel=channel, limit=limit)
+    if api.as_json:
         output.json_document(document)
         return
+    now = datetime.now(UTC)
+    columns: list[Column[UndeliveredAlert]] = [
+        Column("dead letter", lambda one: one.dead_letter_id, right=True),
+        Column("channel", lambda one: one.channel),
+        Column("given up", lambda one: formats.clock(one.at, now)),
+        Column("replayed", lambda one: "yes" if one.replayed else "no", drop=1),
+        Column("alert", lambda one: one.alert_id, drop=2),
+        Column("title", lambda one: one.title, below=True),
+        Column("error", lambda one: one.error, below=True),
+    ]
     where = f" for {channel}" if channel else ""
-    alert_tables.show_undelivered(listed, datetime.now(UTC), empty=f"every alert{where} has arrived, or is on its way")
-    if more:
-        output.note(f"(there are more than these {limit:,}; see --limit)")
+    output.table(columns, listed.undelivered, empty=f"every alert{where} has arrived, or is on its way")
+    output.note_more(listed.more, limit)
 
 
 @app.command()
+@api_command
 def replay(
+    api: Api,
     channel: Annotated[str | None, typer.Option("--channel", metavar="NAME", help="Only those for this one.")] = None,
     dead_letter_id: Annotated[
         int | None,
         typer.Option("--dead-letter", metavar="N", min=1, help="Only this one, even where it was tried again before."),
     ] = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Have alerts tried again that did not arrive, each once.
 
@@ -257,68 +268,83 @@ def replay(
 
         breakwater alerts replay --dead-letter 17
     """
-    told = _replayed(Plane(data).door(url, api_key), channel, dead_letter_id)
-    if as_json:
-        output.json_document(told.model_dump(exclude={"continue_after"}))
+    result = _replay(api, channel, dead_letter_id)
+    if api.as_json:
+        output.json_document(result.model_dump(exclude={"continue_after"}))
         return
-    channels = ", ".join(f"{number:,} on {name}" for name, number in sorted(told.channels.items()))
-    what = formats.counted(told.replayed, "alert")
+    channels = ", ".join(f"{number:,} on {name}" for name, number in sorted(result.channels.items()))
+    what = formats.counted(result.replayed, "alert")
     output.write(f"{what} will be tried again{f': {channels}' if channels else ''}")
-    if told.already:
+    if result.already:
         output.note(
-            f"{formats.counted(told.already, 'alert')} had been tried again before; --dead-letter tries one once more"
+            f"{formats.counted(result.already, 'alert')} had been tried again before; --dead-letter tries one once more"
         )
-    if told.skipped:
-        output.note(f"{formats.counted(told.skipped, 'alert')} of channels that the config has no more", "yellow")
+    if result.skipped:
+        output.note(f"{formats.counted(result.skipped, 'alert')} of channels that the config has no more", "yellow")
 
 
-def _change(action: Literal["ack", "resolve"], incident: str, reason: str | None, door: Door, *, as_json: bool) -> None:
-    from breakwater.cli import api
+def short_ids(incident_ids: Iterable[str]) -> dict[str, str]:
+    """The beginning of each id, as long as distinguishes it from the others."""
+    listed = sorted(set(incident_ids))
+    length = _SHORT
+    while len({one[:length] for one in listed}) < len(listed):
+        length += 1
+    return {one: one[:length] for one in listed}
+
+
+def _change(api: Api, action: Literal["ack", "resolve"], incident: str, reason: str | None) -> None:
     from breakwater.contracts.alerts import Alert
+    from breakwater.contracts.api import UnchangedAlert
 
-    document = by_hand.act(
-        door,
+    document, alert = api.act(
+        (UnchangedAlert, Alert),
         f"alerts/{action}",
         {"incident_id": incident, "reason": reason},
         see="breakwater alerts list --status all",
         unknown="`breakwater alerts list --status all` lists those that are known.",
     )
-    alert = api.read(Alert, document)
-    if as_json:
+    if api.as_json:
         output.json_document(document)
         return
-    alert_tables.tell(alert, datetime.now(UTC), unchanged=by_hand.is_unchanged(document))
+    by, at = (
+        (alert.resolved_by or "itself", alert.resolved_at)
+        if alert.status == "resolved"
+        else (alert.acknowledged_by, alert.acknowledged_at)
+    )
+    unchanged = isinstance(alert, UnchangedAlert)
+    done = f" {_done(by, at, datetime.now(UTC))}" if unchanged else f" by {by}"
+    why = f": {alert.reason}" if alert.reason else ""
+    [short] = short_ids([alert.incident_id]).values()
+    output.styled(f"{short} is {'already ' if unchanged else ''}", output.state(alert.status), done, why)
+    output.note(alert.title)
 
 
-def _got(door: Door, path: str, wanted: dict[str, Any]) -> Any:
-    """What the interface has at a path, asked with those parameters that are given."""
-    from breakwater.cli import api
-
-    given = {name: value for name, value in wanted.items() if value is not None}
-    for name, value in given.items():
-        sendable(f"--{name}", value)
-    return run(api.get(door, f"{path}?{urlencode(given)}"))
-
-
-def _replayed(door: Door, channel: str | None, dead_letter_id: int | None) -> AlertReplays:
+def _replay(api: Api, channel: str | None, dead_letter_id: int | None) -> AlertReplays:
     """Asks until there are no more: one request replays a part of them."""
-    from breakwater.cli import api
     from breakwater.contracts.api import AlertReplays
 
     after: int | None = None
     replayed, already, skipped = 0, 0, 0
     channels: Counter[str] = Counter()
     while True:
-        document = by_hand.act(
-            door,
+        _, part = api.act(
+            AlertReplays,
             "alerts/replay",
             {"channel": channel, "dead_letter_id": dead_letter_id, "after": after},
             see="breakwater alerts undelivered",
             unknown="`breakwater alerts undelivered` lists them.",
         )
-        part = api.read(AlertReplays, document)
         replayed, already, skipped = replayed + part.replayed, already + part.already, skipped + part.skipped
         channels.update(part.channels)
         after = part.continue_after
         if after is None:
             return AlertReplays(replayed=replayed, already=already, skipped=skipped, channels=dict(channels))
+
+
+def _happened(alert: Alert, now: datetime) -> str:
+    times = "once" if alert.count == 1 else f"{alert.count:,} times"
+    return times if alert.last_at == alert.opened_at else f"{times}, the last at {formats.clock(alert.last_at, now)}"
+
+
+def _done(by: str | None, at: datetime | None, now: datetime) -> str:
+    return "" if at is None else f"by {by} at {formats.clock(at, now)}"

@@ -1,159 +1,179 @@
-"""Asking the HTTP interface: a request and its answer, with errors that say what to do."""
+"""What the commands on the HTTP API share: their options, a request with errors that say what to do, their groups."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import aiohttp
-from pydantic import TypeAdapter, ValidationError
+import typer
+import typer.core
 
+from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, ExitCode, unreachable
-from breakwater.cli.plane import Door
+from breakwater.cli.given import sendable
+from breakwater.cli.plane import ApiKeyOption, DataOption, JsonOption, PlaneLocation, UrlOption
+
+if TYPE_CHECKING:
+    from breakwater.api_client import ApiClient, ApiError, Form
 
 T = TypeVar("T")
 
-CONNECT_TIMEOUT_S = 5.0
-ANSWER_TIMEOUT_S = 15.0
-"""Beyond the wait that was asked for, where nothing else is said."""
+TIMEOUT_S = 15.0
+"""For any response, beyond a wait that the API is asked for."""
+
+SEE_DOCTOR = "`breakwater doctor` tells what answers and what does not."
 
 
-def session(door: Door) -> aiohttp.ClientSession:
-    """A connection to the interface, to be closed; paths are relative to its URL."""
-    headers = {"Authorization": f"Bearer {door.api_key}"} if door.api_key else {}
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-    return aiohttp.ClientSession(door.url + "/", headers=headers, timeout=timeout)
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The HTTP API as the options of one command name it, and whether its output is for programs."""
+
+    url: str | None
+    api_key: str | None
+    data: Path | None
+    as_json: bool
+
+    def get(self, form: Form[T], path: str, **query: str | int | None) -> tuple[Any, T]:
+        """A resource: the JSON document, and the same as a message of `contracts`. Raises CliError.
+
+        Args:
+            form: the message.
+            path: below `api/v1`.
+            query: its parameters, named as the command's options are; None is not sent.
+        """
+        for name, value in query.items():
+            sendable(f"--{name}", value)
+        return self._request(form, lambda client: client.get(path, query, timeout_s=TIMEOUT_S), unanswered=SEE_DOCTOR)
+
+    def act(
+        self,
+        form: Form[T],
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        see: str,
+        unknown: str,
+        unanswered: str = "`{}` tells whether it is done; to do it again does no harm.",
+        timeout_s: float = TIMEOUT_S,
+    ) -> tuple[Any, T]:
+        """Has an action carried out. Returns its result as `get` does. Raises CliError.
+
+        Args:
+            form: the message that holds the result; more than one where it may have changed nothing.
+            path: below `api/v1`.
+            body: its fields; None is not sent.
+            see: the command that tells whether it is done, for `unanswered`.
+            unknown: what to do where the body names something that is not there.
+            unanswered: what to do where no response came, and perhaps all is done.
+            timeout_s: for the response.
+        """
+        for name, value in body.items():
+            sendable(name, value)
+        return self._request(
+            form,
+            lambda client: client.post(path, body, timeout_s=timeout_s),
+            unanswered=unanswered.format(see),
+            unknown=unknown,
+        )
+
+    def client(self) -> ApiClient:
+        """A client of it, to be closed. Raises CliError: no plane is running."""
+        return PlaneLocation(self.data).api_client(self.url, self.api_key)
+
+    def _request(
+        self, form: Form[T], send: Callable[[ApiClient], Coroutine[Any, Any, Any]], **remedies: str
+    ) -> tuple[Any, T]:
+        from breakwater.api_client import parse
+
+        async def sent() -> Any:
+            async with self.client() as client:
+                return await send(client)
+
+        with api_errors(**remedies):
+            document = run(sent())
+            return document, parse(form, document)
 
 
-async def request(
-    http: aiohttp.ClientSession,
-    method: str,
-    path: str,
-    *,
-    body: Mapping[str, Any] | None = None,
-    wait_s: float = 0.0,
-    answer_timeout_s: float = ANSWER_TIMEOUT_S,
-    unanswered: str,
-) -> tuple[int, bytes]:
-    """Sends one request, and returns the status and the body of its answer.
+def api_command(function: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of every command on the HTTP API; the function gets them as its first argument, an `Api`."""
+
+    def options(
+        url: UrlOption = None, api_key: ApiKeyOption = None, data: DataOption = None, as_json: JsonOption = False
+    ) -> None: ...
+
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    shared = inspect.signature(options, eval_str=True).parameters
+
+    @functools.wraps(function)
+    def command(**given: Any) -> None:
+        api = Api(**{name: given.pop(name) for name in shared})
+        function(api, **given)
+
+    parameters = [*own, *shared.values()]
+    vars(command).update(__signature__=inspect.Signature(parameters))
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command
+
+
+@contextmanager
+def api_errors(*, unanswered: str, unknown: str = "", again: str = "Try again.") -> Generator[None]:
+    """Errors of the client become CliError, with what to do.
 
     Args:
-        http: the connection.
-        method: HTTP's.
-        path: without a slash in front.
-        body: sent as JSON.
-        wait_s: how long the interface is asked to wait for the outcome.
-        answer_timeout_s: how long it may take beyond that.
-        unanswered: what to do where no answer comes, and perhaps all is done.
-
-    Raises:
-        CliError: nothing answers.
+        unanswered: where a request was sent, and no response came.
+        unknown: where the request names something that is not there.
+        again: where the API can't do it now.
     """
-    parameters = {"wait_s": f"{wait_s:g}"} if wait_s else {}
-    data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
-    headers = {"Content-Type": "application/json"} if data else {}
+    from breakwater.api_client import ApiError
+
     try:
-        async with (
-            asyncio.timeout(wait_s + answer_timeout_s),
-            http.request(method, path, params=parameters, data=data, headers=headers) as response,
-        ):
-            return response.status, await response.read()
-    except aiohttp.ClientConnectorError as error:
-        raise unreachable(
-            f"nothing answers at {error.host}:{error.port}: {error.strerror or error}",
-            "Is the request service running? `breakwater doctor` tells what answers and what does not.",
-        ) from error
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise unreachable(f"no answer came: {str(error) or type(error).__name__}", unanswered) from error
+        yield
+    except ApiError as error:
+        raise _cli_error(error, unanswered, unknown, again) from error
 
 
-async def get(door: Door, path: str) -> Any:
-    """What the interface has at a path below `api/v1`, as JSON. Raises CliError."""
-    async with session(door) as http:
-        status, answer = await request(
-            http, "GET", f"api/v1/{path}", unanswered="`breakwater doctor` tells what answers and what does not."
-        )
-    return _document(status, answer)
+def _cli_error(error: ApiError, unanswered: str, unknown: str, again: str) -> CliError:
+    from breakwater.api_client import ApiRefused, ApiUnavailable
 
-
-async def post(
-    door: Door,
-    path: str,
-    body: Mapping[str, Any],
-    *,
-    unanswered: str,
-    unknown: str,
-    answer_timeout_s: float = ANSWER_TIMEOUT_S,
-) -> Any:
-    """Has the interface do something, and returns its answer as JSON.
-
-    Args:
-        door: the interface.
-        path: below `api/v1`.
-        body: its fields; those that are None are not sent.
-        unanswered: what to do where no answer comes, and perhaps all is done.
-        unknown: what to do where the body names something that is not there.
-        answer_timeout_s: how long it may take.
-
-    Raises:
-        CliError: it is not done, or whether it is can't be told.
-    """
-    given = {name: value for name, value in body.items() if value is not None}
-    async with session(door) as http:
-        status, answer = await request(
-            http, "POST", f"api/v1/{path}", body=given, answer_timeout_s=answer_timeout_s, unanswered=unanswered
-        )
-    try:
-        return _document(status, answer)
-    except CliError as error:
-        if status == 404 and error.code != "http":
-            error.remedy = error.remedy or unknown
-        raise
-
-
-def read(form: type[T], document: Any) -> T:
-    """A document as one of the contract's messages. Raises CliError: it is none."""
-    try:
-        return TypeAdapter(form).validate_python(document)
-    except ValidationError as error:
-        raise _no_words_of_ours(200) from error
-
-
-def refused(status: int, body: bytes, *, again: str = "Try again.") -> CliError:
-    """What the interface said instead of an answer; `again`: how to try again where it can't do it now."""
-    try:
-        error = json.loads(body)["error"]
-        code, message = str(error["code"]), str(error["message"])
-        details = [f"{one['path']}: {one['message']}" for one in error.get("details", ()) if one["path"]]
-    except (ValueError, KeyError, TypeError):
-        return _no_words_of_ours(status)
+    if isinstance(error, ApiUnavailable):
+        remedy = unanswered if error.connected else f"Is the request service running? {SEE_DOCTOR}"
+        return unreachable(error.message, remedy)
+    if not isinstance(error, ApiRefused):
+        return CliError(error.code, error.message)
     # Where no name was close, the message lists all agents, as the detail does.
-    details = [one for one in details if one.partition(": ")[2].removeprefix("configured are ") not in message]
-    if status == 401:
-        return CliError(code, message, "Name one with --api-key or BREAKWATER_API_KEY.")
-    if status == 403:
-        return CliError(code, message, "Name another one with --api-key or BREAKWATER_API_KEY.")
-    remedy = "; ".join(details)
-    if status == 503:
-        # An agent whose breakers are all open is no outage of the plane.
-        exit_code = ExitCode.FAILED if code == "agent_unavailable" else ExitCode.UNREACHABLE
-        return CliError(code, message, remedy or again, exit_code)
-    # What is no job is a wrong call, as it is where the job goes straight to NATS.
-    return CliError(code, message, remedy, ExitCode.USAGE if status in (400, 413, 422) else ExitCode.FAILED)
-
-
-def _document(status: int, answer: bytes) -> Any:
-    if status != 200:
-        raise refused(status, answer)
-    try:
-        return json.loads(answer)
-    except ValueError as error:
-        raise _no_words_of_ours(status) from error
-
-
-def _no_words_of_ours(status: int) -> CliError:
-    return CliError(
-        "http", f"the HTTP interface answered {status}, and not in Breakwater's words; is it the right URL?"
+    details = "; ".join(
+        f"{path}: {text}"
+        for path, text in error.details
+        if path and text.removeprefix("configured are ") not in error.message
     )
+    match error.status:
+        case 401:
+            return CliError(error.code, error.message, "Name one with --api-key or BREAKWATER_API_KEY.")
+        case 403:
+            return CliError(error.code, error.message, "Name another one with --api-key or BREAKWATER_API_KEY.")
+        case 404:
+            return CliError(error.code, error.message, details or unknown)
+        case 503:
+            # An agent whose breakers are all open is no outage of the plane.
+            exit_code = ExitCode.FAILED if error.code == "agent_unavailable" else ExitCode.UNREACHABLE
+            return CliError(error.code, error.message, details or again, exit_code)
+        case 400 | 413 | 422:
+            # What is no job is a wrong call, as it is where the job goes straight to NATS.
+            return CliError(error.code, error.message, details, ExitCode.USAGE)
+        case _:
+            return CliError(error.code, error.message, details)
+
+
+class ListsByItself(typer.core.TyperGroup):
+    """Does `list` where no command is named: `breakwater breakers --json` is `breakwater breakers list --json`."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]  # the context's class is private to typer
+        """Takes the arguments of the group."""
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)

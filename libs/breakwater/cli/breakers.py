@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import shlex
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from breakwater.cli import by_hand, formats, output
-from breakwater.cli.agents import open_until
-from breakwater.cli.connect import run
-from breakwater.cli.groups import ListsByItself
-from breakwater.cli.plane import ApiKeyOption, DataOption, Door, JsonOption, Plane, UrlOption
+from breakwater.cli import formats, output
+from breakwater.cli.api import Api, ListsByItself, api_command
+from breakwater.cli.output import Column
 
 if TYPE_CHECKING:
     from breakwater.contracts.api import BreakerStatus
+    from breakwater.contracts.events import BreakerState
 
 NO_BREAKER_SERVICE = "no breaker service is alive: no breaker opens or closes; see `breakwater doctor`"
 
@@ -44,9 +43,8 @@ ReasonOption = Annotated[
 
 
 @app.command(name="list")
-def list_(
-    url: UrlOption = None, api_key: ApiKeyOption = None, data: DataOption = None, as_json: JsonOption = False
-) -> None:
+@api_command
+def list_(api: Api) -> None:
     """List the breakers, those that are not closed first. The column `fails` counts failures in a row.
 
     For example:
@@ -55,31 +53,35 @@ def list_(
 
         breakwater breakers list --json | jq '.breakers[] | select(.state != "closed")'
     """
-    from breakwater.cli import api
-    from breakwater.contracts.api import BreakerStatus
+    from breakwater.contracts.api import BreakerList
 
-    document = run(api.get(Plane(data).door(url, api_key), "breakers"))
-    answer = api.read(dict[str, Any], document)
-    breakers = api.read(list[BreakerStatus], answer.get("breakers"))
-    alive = api.read(bool, answer.get("alive"))
-    if as_json:
+    document, listed = api.get(BreakerList, "breakers")
+    if api.as_json:
         output.json_document(document)
         return
-    _show(breakers, datetime.now(UTC))
-    if not alive:
+    now = datetime.now(UTC)
+    columns: list[Column[BreakerStatus]] = [
+        Column("agent", lambda one: one.agent),
+        Column("model", lambda one: one.model),
+        Column("state", lambda one: output.state(one.state)),
+        Column("open until", lambda one: open_until(one.state, one.open_until, now), drop=1),
+        Column("since", lambda one: formats.clock(one.since, now), drop=3),
+        Column("fails", lambda one: one.consecutive_failures, right=True, drop=2),
+        Column("in all", lambda one: one.total_failures, right=True, drop=4),
+        Column("reason", lambda one: one.reason, below=True),
+    ]
+    output.table(
+        columns,
+        sorted(listed.breakers, key=lambda one: (one.state == "closed", one.agent, one.model)),
+        empty="no agent has a breaker: the config has `breaker: off` for all",
+    )
+    if not listed.alive:
         output.note(NO_BREAKER_SERVICE, "yellow")
 
 
 @app.command()
-def isolate(
-    agent: AgentArgument,
-    model: ModelArgument,
-    reason: ReasonOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@api_command
+def isolate(api: Api, agent: AgentArgument, model: ModelArgument, reason: ReasonOption = None) -> None:
     """Force a breaker open: no call is made, not even a probe, until somebody resets it.
 
     For example:
@@ -88,21 +90,14 @@ def isolate(
 
     For all agents on a whole provider, where they share its breaker: `breakwater breakers isolate '*' 'openai/*'`.
     """
-    _change("isolate", agent, model, reason, Plane(data).door(url, api_key), as_json=as_json)
-    if not as_json:
+    _change(api, "isolate", agent, model, reason)
+    if not api.as_json:
         output.note(f"it stays so until `breakwater breakers reset {shlex.quote(agent)} {shlex.quote(model)}`")
 
 
 @app.command()
-def reset(
-    agent: AgentArgument,
-    model: ModelArgument,
-    reason: ReasonOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@api_command
+def reset(api: Api, agent: AgentArgument, model: ModelArgument, reason: ReasonOption = None) -> None:
     """Close a breaker at once, and forget what it has counted.
 
     For example:
@@ -111,60 +106,40 @@ def reset(
 
     For all agents on a whole provider, where they share its breaker: `breakwater breakers reset '*' 'openai/*'`.
     """
-    _change("reset", agent, model, reason, Plane(data).door(url, api_key), as_json=as_json)
+    _change(api, "reset", agent, model, reason)
 
 
-def _change(
-    action: Literal["isolate", "reset"], agent: str, model: str, reason: str | None, door: Door, *, as_json: bool
-) -> None:
-    from breakwater.contracts.api import BreakerStatus
+def open_until(state: BreakerState | None, until: datetime | None, now: datetime) -> str:
+    """When a breaker may let a call pass again, in words; empty where it lets calls pass."""
+    if state == "isolated":
+        return "until reset"
+    if state == "half_open":
+        return "a call probes it"
+    if state != "open":
+        return ""
+    if until is None or until <= now:
+        return "next call probes it"
+    return f"{formats.clock(until, now)}, {formats.duration((until - now).total_seconds() * 1000)}"
+
+
+def _change(api: Api, action: Literal["isolate", "reset"], agent: str, model: str, reason: str | None) -> None:
+    from breakwater.contracts.api import UnchangedBreaker
     from breakwater.contracts.events import BreakerTransition
 
-    document = by_hand.act(
-        door,
+    document, result = api.act(
+        (BreakerTransition, UnchangedBreaker),
         f"breakers/{action}",
         {"agent": agent, "model": model, "reason": reason},
         see="breakwater breakers",
         unknown="`breakwater breakers` lists those that are known.",
     )
-    # Where there was nothing to do, it tells how the breaker is, and no transition.
-    told = by_hand.told(document, BreakerTransition, BreakerStatus)
-    if as_json:
+    if api.as_json:
         output.json_document(document)
         return
-    if isinstance(told, BreakerStatus):
-        state, change = told.state, "is already "
+    if isinstance(result, UnchangedBreaker):
+        state, change = result.state, "is already "
     else:
-        state = told.to_state
-        change = f"was {told.from_state}, is now " if told.from_state != state else "is "
-    why = f": {told.reason}" if told.reason else ""
-    output.styled(f"{told.agent} on {told.model} ", change, output.state(state), why)
-
-
-def _show(breakers: list[BreakerStatus], now: datetime) -> None:
-    output.table(
-        [
-            output.Column("agent"),
-            output.Column("model"),
-            output.Column("state"),
-            output.Column("open until", drop=1),
-            output.Column("since", drop=3),
-            output.Column("fails", right=True, drop=2),
-            output.Column("in all", right=True, drop=4),
-            output.Column("reason", below=True),
-        ],
-        [
-            (
-                one.agent,
-                one.model,
-                output.state(one.state),
-                open_until(one.state, one.open_until, now),
-                "" if one.since is None else formats.clock(one.since, now),
-                str(one.consecutive_failures),
-                str(one.total_failures),
-                one.reason or "",
-            )
-            for one in sorted(breakers, key=lambda one: (one.state == "closed", one.agent, one.model))
-        ],
-        empty="no agent has a breaker: the config has `breaker: off` for all",
-    )
+        state = result.to_state
+        change = f"was {result.from_state}, is now " if result.from_state != state else "is "
+    why = f": {result.reason}" if result.reason else ""
+    output.styled(f"{result.agent} on {result.model} ", change, output.state(state), why)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from breakwater.cli import budget_tables, by_hand, output
-from breakwater.cli.connect import run
+from breakwater.cli import formats, output
+from breakwater.cli.api import Api, ListsByItself, api_command
 from breakwater.cli.errors import ExitCode
-from breakwater.cli.given import sendable
-from breakwater.cli.groups import ListsByItself
-from breakwater.cli.plane import ApiKeyOption, DataOption, JsonOption, Plane, UrlOption
+from breakwater.cli.output import Column
 
-NOT_FILLED = "the counters are being rebuilt: the figures tell nothing, and hard caps refuse calls until it is done"
+if TYPE_CHECKING:
+    from breakwater.contracts.api import BudgetStatus
+    from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, Reconciliation
+
+WARN_PERCENT = 80
+NOT_FILLED = "the counters are being rebuilt: the figures mean nothing yet, and hard caps refuse calls until it is done"
 
 _HELP = """See what is left of every budget, compare it with the record, raise a cap. Without a command it lists them.
 
@@ -32,17 +36,15 @@ app = typer.Typer(cls=ListsByItself, help=_HELP)
 
 
 @app.command(name="list")
+@api_command
 def list_(
+    api: Api,
     agent: Annotated[
         str | None, typer.Option("--agent", metavar="NAME", help="Only what a call of this agent is held against.")
     ] = None,
     tenant: Annotated[
         str | None, typer.Option("--tenant", metavar="NAME", help="Only what a call for this tenant is held against.")
     ] = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List the budgets of this day and month. `mode` is how a cap is enforced: hard, soft or none.
 
@@ -57,32 +59,23 @@ def list_(
 
         breakwater budgets list --json | jq '.budgets[] | select(.remaining == "0.000000000")'
     """
-    from breakwater.cli import api
-    from breakwater.contracts.api import BudgetStatus
+    from breakwater.contracts.api import BudgetList
 
-    wanted = {name: value for name, value in (("agent", agent), ("tenant", tenant)) if value is not None}
-    for name, value in wanted.items():
-        sendable(f"--{name}", value)
-    path = f"budgets?{urlencode(wanted)}" if wanted else "budgets"
-    document = run(api.get(Plane(data).door(url, api_key), path))
-    answer = api.read(dict[str, Any], document)
-    budgets = api.read(list[BudgetStatus], answer.get("budgets"))
-    filled = api.read(bool, answer.get("filled"))
-    if as_json:
+    document, listed = api.get(BudgetList, "budgets", agent=agent, tenant=tenant)
+    if api.as_json:
         output.json_document(document)
         return
     now = datetime.now(UTC)
-    budget_tables.show(budgets, now, filled=filled)
-    if not filled:
+    _show(listed.budgets, now, filled=listed.filled)
+    if not listed.filled:
         output.note(NOT_FILLED, "yellow")
-    budget_tables.note_raises(budgets, now)
-    budget_tables.note_exceeded(budgets)
+    _note_raises(listed.budgets, now)
+    _note_exceeded(listed.budgets)
 
 
 @app.command()
-def reconcile(
-    url: UrlOption = None, api_key: ApiKeyOption = None, data: DataOption = None, as_json: JsonOption = False
-) -> None:
+@api_command
+def reconcile(api: Api) -> None:
     """Set what Redis has counted beside what is on record, in ClickHouse and in EVENTS. It changes nothing.
 
     It ends with code 1 where they differ. `unrecorded` is counted for calls whose worker died, at their estimate.
@@ -93,30 +86,26 @@ def reconcile(
 
         breakwater budgets reconcile --json | jq '.budgets[] | select(.difference != "0.000000000")'
     """
-    from breakwater.cli import api
     from breakwater.contracts.events import Reconciliation
 
-    document = run(api.get(Plane(data).door(url, api_key), "budgets/reconciliation"))
-    reconciliation = api.read(Reconciliation, document)
-    if as_json:
+    document, reconciliation = api.get(Reconciliation, "budgets/reconciliation")
+    if api.as_json:
         output.json_document(document)
     else:
-        budget_tables.show_reconciliation(reconciliation)
+        _show_reconciliation(reconciliation)
     if not reconciliation.equal:
         raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command(name="raise")
+@api_command
 def raise_(
+    api: Api,
     budget: Annotated[
         str, typer.Argument(metavar="BUDGET", help="Its name as `breakwater budgets` shows it, such as global/daily.")
     ],
     limit: Annotated[str, typer.Argument(metavar="LIMIT", help="The new cap in USD.")],
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept on record.")],
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Raise a cap until its day or month ends. The cap of the config takes a raise back.
 
@@ -124,21 +113,147 @@ def raise_(
 
         breakwater budgets raise agent:content-writer/daily 50 --reason "launch day"
     """
-    from breakwater.contracts.api import BudgetStatus
+    from breakwater.contracts.api import UnchangedBudget
     from breakwater.contracts.events import BudgetEvent
 
-    document = by_hand.act(
-        Plane(data).door(url, api_key),
+    document, result = api.act(
+        (BudgetEvent, UnchangedBudget),
         "budgets/raise",
         {"budget": budget, "limit_usd": limit, "reason": reason},
         see="breakwater budgets",
         unknown="`breakwater budgets` lists them.",
     )
-    told = by_hand.told(document, BudgetEvent, BudgetStatus)
-    if as_json:
+    if api.as_json:
         output.json_document(document)
-        return
-    if isinstance(told, BudgetStatus):
-        budget_tables.tell_unchanged(told)
+    elif isinstance(result, BudgetEvent):
+        _show_raised(result, budget, datetime.now(UTC))
     else:
-        budget_tables.tell_raised(told, budget, datetime.now(UTC))
+        by = "" if result.raised is None else f", by {result.raised.by}: {result.raised.reason}"
+        output.write(f"the cap of {result.budget} is {_money(result.limit)} already{by}")
+
+
+def _show(budgets: Sequence[BudgetStatus], now: datetime, *, filled: bool = True) -> None:
+    """Prints the table of budgets; while the counters are lost, without what they would say."""
+
+    def known(cell: output.Cell) -> output.Cell:
+        return cell if filled else "?"
+
+    columns: list[Column[BudgetStatus]] = [
+        Column("budget", lambda one: one.budget),
+        Column("limit", lambda one: _money(one.limit), right=True),
+        Column("spent", lambda one: known((_spent(one), _style(one))), right=True),
+        Column("reserved", lambda one: known(_money(one.reserved)), right=True, drop=4),
+        Column("left", lambda one: known((_money(one.remaining), _style(one))), right=True),
+        Column("resets", lambda one: _until(one.resets_at, now), drop=2),
+        Column("mode", lambda one: one.enforcement if one.limit is not None else "", drop=1),
+        Column("est.", _estimate, right=True, drop=3),
+    ]
+    output.table(columns, budgets, empty="there are no budgets")
+
+
+def _note_raises(budgets: Sequence[BudgetStatus], now: datetime) -> None:
+    """Says which caps are raised, by whom, why, and until when."""
+    for one in budgets:
+        if one.raised is not None:
+            until = formats.clock(one.resets_at, now)
+            output.note(
+                f"{one.budget} is raised to {_money(one.raised.limit)} until {until}, "
+                f"by {one.raised.by}: {one.raised.reason}"
+            )
+
+
+def _note_exceeded(budgets: Sequence[BudgetStatus]) -> None:
+    """Says which calls cost more than was held for them."""
+    # Once for each agent: the same calls count for its day, for its tenant, and for all.
+    monthly = [one for one in budgets if one.window == "monthly" and one.estimate is not None and one.estimate.exceeded]
+    for one in [one for one in monthly if one.scope == "agent"] or monthly[:1]:
+        assert one.estimate is not None
+        output.note(
+            f"{one.budget}: of {formats.counted(one.estimate.calls, 'call')} {one.estimate.exceeded:,} cost more than "
+            "was held for them; a hard cap can be passed by as much",
+            "yellow",
+        )
+
+
+def _show_reconciliation(reconciliation: Reconciliation) -> None:
+    """Prints the counters beside the record, and whether they agree."""
+    # To the nano-dollar, as they are compared.
+    columns: list[Column[BudgetReconciliation]] = [
+        Column("budget", lambda one: one.budget),
+        Column("period", lambda one: one.period),
+        Column("Redis", lambda one: formats.money(one.counted), right=True),
+        Column("ClickHouse", lambda one: formats.money(one.stored), right=True, drop=1),
+        Column("EVENTS", lambda one: formats.money(one.logged), right=True, drop=2),
+        Column("unrecorded", lambda one: formats.money(one.unrecorded), right=True, drop=3),
+        Column("difference", lambda one: (formats.money(one.difference), "red" if _differs(one) else ""), right=True),
+    ]
+    output.table(columns, reconciliation.budgets, empty="nothing is counted, and nothing on record")
+    if reconciliation.equal:
+        output.styled(("the counters agree with the record", "green"))
+        return
+    output.styled(("the counters differ from the record", "red"), f": {_what_differs(reconciliation)}")
+    output.note("the budget service compares them by itself and repairs the counters; what is on record stays")
+
+
+def _show_raised(event: BudgetEvent, budget: str, now: datetime) -> None:
+    """Says what a cap was raised to, and how to undo it."""
+    if event.kind == "raise_ended":
+        output.write(
+            f"the config's own cap of {budget}, {_money(event.limit)}, holds again; it was {_money(event.previous)}"
+        )
+        return
+    until = "" if event.resets_at is None else f" until {formats.clock(event.resets_at, now)}"
+    change = f"was {_money(event.previous)}, is now {_money(event.limit)}{until}"
+    output.write(f"the cap of {budget} {change}, by {event.by}: {event.reason}")
+    undo = f"breakwater budgets raise {shlex.quote(budget)} {_plain(event.configured)} --reason TEXT"
+    output.note(f"{_money(event.total)} of it is spent; `{undo}` sets it back to the config's")
+
+
+def _spent(budget: BudgetStatus) -> str:
+    return _money(budget.spent) + ("+" if budget.calls_of_unknown_cost else "")
+
+
+def _style(budget: BudgetStatus) -> str:
+    if budget.limit is None:
+        return ""
+    if not budget.remaining:
+        return "red"
+    # Over 80 %, in integers.
+    return "yellow" if (budget.limit - budget.remaining) * 100 > budget.limit * WARN_PERCENT else ""
+
+
+def _until(moment: datetime, now: datetime) -> str:
+    hours = max(0.0, (moment - now).total_seconds()) / 3600
+    if hours < 1:
+        return f"in {int(hours * 60)} min"
+    return f"in {int(hours)} h" if hours < 48 else f"in {int(hours / 24)} d"
+
+
+def _estimate(budget: BudgetStatus) -> output.Cell:
+    estimate = budget.estimate
+    if estimate is None or estimate.percent is None:
+        return ""
+    return (f"{estimate.percent:.0f} %", "red" if estimate.exceeded else "")
+
+
+def _differs(budget: BudgetReconciliation) -> bool:
+    return budget.difference != 0 or budget.counted_calls != budget.recorded_calls
+
+
+def _what_differs(reconciliation: Reconciliation) -> str:
+    wrong = [f"{budget.budget} of {budget.period}" for budget in reconciliation.budgets if _differs(budget)]
+    if reconciliation.reserved != reconciliation.held:
+        reserved, held = formats.money(reconciliation.reserved), formats.money(reconciliation.held)
+        wrong.append(f"{reserved} reserved for calls that hold {held}")
+    return ", ".join(wrong) or "not in what is spent, but in what is held for calls, or was estimated for them"
+
+
+def _money(nano: int | None) -> str:
+    from breakwater.policy.alert_texts import money_text
+
+    return "" if nano is None else money_text(nano)
+
+
+def _plain(nano: int | None) -> str:
+    """An amount as it can be typed."""
+    return formats.money(nano).lstrip("$").replace(",", "")

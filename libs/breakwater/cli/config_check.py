@@ -11,13 +11,20 @@ from urllib.parse import urlsplit
 
 import typer
 
-from breakwater.cli import formats, output, rules_in_words
+from breakwater.cli import formats, output
+from breakwater.cli.formats import counted
+from breakwater.cli.output import Column
 from breakwater.cli.plane import JsonOption
 
 if TYPE_CHECKING:
     from breakwater.config import Agent, Alerts, Config
     from breakwater.policy.addresses import Network
+    from breakwater.policy.breaker_rules import BreakerRules
     from breakwater.policy.budget import Caps
+    from breakwater.policy.guard import ConfidenceRules, GuardRules
+    from breakwater.policy.rate_limit import RateLimit
+
+_SHARED = {"agent_model": "", "model": ", per model for all agents", "provider": ", per provider for all agents"}
 
 app = typer.Typer(help="Check the config file.", no_args_is_help=True)
 
@@ -48,35 +55,19 @@ def check(
     if as_json:
         output.json_document({"file": str(path), "ok": True, "agents": effective(config), "warnings": warnings(config)})
         return
-    count = len(config.agents)
-    output.styled((f"{path}: ", ""), ("ok", "green"), (f", {count} {'agent' if count == 1 else 'agents'}", ""))
-    output.table(
-        [
-            output.Column("agent"),
-            output.Column("models"),
-            output.Column("retry", drop=2),
-            output.Column("timeouts", drop=3),
-            output.Column("at once", right=True, drop=4),
-            output.Column("budget", drop=1),
-            output.Column("breaker", below=True),
-            output.Column("guard", below=True),
-            output.Column("rate limit", below=True),
-        ],
-        [
-            (
-                name,
-                " > ".join(agent.chain),
-                _retry(agent),
-                f"{agent.timeout_s:g} s, {agent.total_timeout_s:g} s in all",
-                str(agent.concurrency),
-                _budget(agent),
-                rules_in_words.breaker(agent.breaker),
-                rules_in_words.guard(agent.guard),
-                _rate_limits(config, agent),
-            )
-            for name, agent in config.agents.items()
-        ],
-    )
+    output.styled((f"{path}: ", ""), ("ok", "green"), (f", {counted(len(config.agents), 'agent')}", ""))
+    columns: list[Column[tuple[str, Agent]]] = [
+        Column("agent", lambda one: one[0]),
+        Column("models", lambda one: " > ".join(one[1].chain)),
+        Column("retry", lambda one: _retry(one[1]), drop=2),
+        Column("timeouts", lambda one: f"{one[1].timeout_s:g} s, {one[1].total_timeout_s:g} s in all", drop=3),
+        Column("at once", lambda one: one[1].concurrency, right=True, drop=4),
+        Column("budget", lambda one: _budget(one[1]), drop=1),
+        Column("breaker", lambda one: breaker_in_words(one[1].breaker), below=True),
+        Column("guard", lambda one: guard_in_words(one[1].guard), below=True),
+        Column("rate limit", lambda one: _rate_limits(config, one[1]), below=True),
+    ]
+    output.table(columns, config.agents.items())
     for name, caps in _shared_caps(config).items():
         output.write(f"{name}: {_caps(caps)}, days and months of {config.budgets.timezone}")
     for warning in warnings(config):
@@ -155,9 +146,9 @@ def _retry(agent: Agent) -> str:
 
 def _rate_limits(config: Config, agent: Agent) -> str:
     """The agent's own, and those of its models, which it shares with others."""
-    own = rules_in_words.rate_limit(agent.rate_limit)
+    own = rate_limit_in_words(agent.rate_limit)
     shared = [
-        f"{model}: {rules_in_words.rate_limit(settings.rate_limit)}"
+        f"{model}: {rate_limit_in_words(settings.rate_limit)}"
         for model in agent.chain
         if (settings := config.models.get(model)) is not None and settings.rate_limit is not None
     ]
@@ -176,3 +167,64 @@ def _caps(caps: Caps) -> str:
         if limit is not None
     ]
     return f"{', '.join(windows)} {caps.enforcement}" if windows else "no cap"
+
+
+def breaker_in_words(rules: BreakerRules | None) -> str:
+    """When it opens, for how long, and whose calls count: `3 in a row, or 5 alike in 60 s; open 60 s`."""
+    if rules is None:
+        return "off"
+    windowed: list[str] = []
+    if rules.same_error is not None:
+        windowed.append(f"{rules.same_error} alike")
+    if rules.errors is not None:
+        windowed.append(counted(rules.errors, "error"))
+    if rules.failure_rate is not None:
+        windowed.append(f"{rules.failure_rate:.0%} of {rules.minimum_calls:,} or more")
+    opens = [f"{rules.consecutive_failures} in a row"] if rules.consecutive_failures is not None else []
+    if windowed:
+        opens.append(f"{' or '.join(windowed)} in {rules.within_s:g} s")
+    longest = (
+        f"-{rules.max_cooldown_s:g}" if rules.cooldown_growth > 1 and rules.max_cooldown_s > rules.cooldown_s else ""
+    )
+    preset = f"{rules.preset}: " if rules.preset is not None else ""
+    return f"{preset}{', or '.join(opens)}; open {rules.cooldown_s:g}{longest} s{_SHARED[rules.scope]}"
+
+
+def guard_in_words(rules: GuardRules | None) -> str:
+    """What a task may do: `10 iterations, 200,000 tokens, $10.00, 3 failures in a row, 5 alike`."""
+    if rules is None:
+        return "off"
+    limits: list[str] = []
+    if rules.max_iterations is not None:
+        limits.append(counted(rules.max_iterations, "iteration"))
+    if rules.max_tokens is not None:
+        limits.append(counted(rules.max_tokens, "token"))
+    if rules.max_cost_usd is not None:
+        limits.append(formats.money(rules.max_cost_usd))
+    if rules.consecutive_failures is not None:
+        limits.append(f"{counted(rules.consecutive_failures, 'failure')} in a row")
+    if rules.same_error is not None:
+        limits.append(f"{rules.same_error:,} alike")
+    if rules.confidence is not None:
+        limits.append(_confidence(rules.confidence))
+    return ", ".join(limits) or "no limit"
+
+
+def rate_limit_in_words(limit: RateLimit | None) -> str:
+    """How much may be asked, and what happens beyond: `60 requests/min, 4 at once, then waits`."""
+    if limit is None:
+        return "none"
+    limits: list[str] = []
+    if limit.requests_per_minute is not None:
+        limits.append(f"{counted(limit.requests_per_minute, 'request')}/min")
+    if limit.tokens_per_minute is not None:
+        limits.append(f"{counted(limit.tokens_per_minute, 'token')}/min")
+    if limit.concurrent_calls is not None:
+        limits.append(f"{counted(limit.concurrent_calls, 'call')} at once")
+    return f"{', '.join(limits)}, then {'waits' if limit.on_exceeded == 'wait' else 'the next model'}"
+
+
+def _confidence(rules: ConfidenceRules) -> str:
+    how = [f"below {rules.floor:g}"] if rules.floor is not None else []
+    how += ["falling"] if rules.falling else []
+    return f"{rules.field} {' or '.join(how)} in {rules.answers} answers"

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlencode
 
 import typer
 
-from breakwater.cli import by_hand, formats, letter_tables, output
-from breakwater.cli.connect import run
+from breakwater.cli import formats, output
+from breakwater.cli.api import Api, ListsByItself, api_command
 from breakwater.cli.errors import CliError, ExitCode, wrong_usage
-from breakwater.cli.given import sendable
-from breakwater.cli.groups import ListsByItself
-from breakwater.cli.plane import ApiKeyOption, DataOption, Door, JsonOption, Plane, UrlOption
+from breakwater.cli.output import Column
 
 if TYPE_CHECKING:
-    from breakwater.contracts.api import DeadLetterReplays
+    from breakwater.contracts.api import (
+        DeadLetterCount,
+        DeadLetterDetails,
+        DeadLetterReplays,
+        ListedDeadLetter,
+    )
 
 DEAD_LETTERS_AT_ONCE = 100
 """How many dead letters that are named go into one request: so that there is progress to show."""
+
+MOST_NUMBERS = 10
+"""How many dead letters are named that have something in common."""
+
+MOST_COUNTS = 5
 
 _HELP = """See what was given up, look at it, and run such jobs again. Without a command it lists the latest.
 
@@ -53,15 +61,13 @@ SinceOption = Annotated[
 
 
 @app.command(name="list")
+@api_command
 def list_(
+    api: Api,
     reason: ReasonOption = None,
     agent: AgentOption = None,
     since: SinceOption = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="At most so many, the latest.")] = 100,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List what was given up, the latest first.
 
@@ -74,40 +80,35 @@ def list_(
 
         breakwater dlq list --json | jq '.letters[] | select(.replayable) | .letter'
     """
-    from breakwater.cli import api
-    from breakwater.contracts.api import DeadLetterCount, ListedDeadLetter
+    from breakwater.contracts.api import DeadLetterList
 
     now = datetime.now(UTC)
-    begin = _since(since, now)
-    wanted = {"reason": reason, "agent": agent, "since": begin, "limit": limit}
-    given = {name: value for name, value in wanted.items() if value is not None}
-    for name, value in given.items():
-        sendable(f"--{name}", value)
-    document = run(api.get(Plane(data).door(url, api_key), f"dlq?{urlencode(given)}"))
-    answer = api.read(dict[str, Any], document)
-    dead_letters, more = (
-        api.read(list[ListedDeadLetter], answer.get("dead_letters")),
-        api.read(bool, answer.get("more")),
-    )
-    counts = api.read(list[DeadLetterCount], answer.get("counts"))
-    if as_json:
+    document, listed = api.get(DeadLetterList, "dlq", reason=reason, agent=agent, since=_since(since, now), limit=limit)
+    if api.as_json:
         output.json_document(document)
         return
-    letter_tables.show(dead_letters, now, empty=letter_tables.nothing(counts, reason, agent, since))
-    if more:
-        output.note(f"(there are more than these {limit:,}; see --limit)")
-    letter_tables.tell_counts(counts)
+    columns: list[Column[ListedDeadLetter]] = [
+        Column("dead letter", lambda one: one.dead_letter_id, right=True),
+        Column("given up", lambda one: formats.clock(one.at, now)),
+        Column("of", lambda one: one.kind, drop=3),
+        Column("reason", lambda one: one.reason),
+        Column("agent", lambda one: one.agent, drop=1),
+        Column("execution", lambda one: one.execution_id, drop=2),
+        Column("replay", _replay_state),
+        Column("error", lambda one: one.error, below=True),
+    ]
+    output.table(columns, listed.dead_letters, empty=_nothing(listed.counts, reason, agent, since))
+    output.note_more(listed.more, limit)
+    _note_counts(listed.counts)
 
 
 @app.command()
+@api_command
 def show(
+    api: Api,
     dead_letter_id: Annotated[
         int, typer.Argument(metavar="DEAD_LETTER", help="Its number, as `breakwater dlq` lists it.")
     ],
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show one dead letter: why it was given up, the original message, redacted, and whether it can run again.
 
@@ -117,19 +118,19 @@ def show(
 
         breakwater dlq show 17 --json | jq .payload
     """
-    from breakwater.cli import api
     from breakwater.contracts.api import DeadLetterDetails
 
-    document = run(api.get(Plane(data).door(url, api_key), f"dlq/{dead_letter_id}"))
-    shown = api.read(DeadLetterDetails, document)
-    if as_json:
+    document, details = api.get(DeadLetterDetails, f"dlq/{dead_letter_id}")
+    if api.as_json:
         output.json_document(document)
-        return
-    letter_tables.show_one(shown, datetime.now(UTC))
+    else:
+        _show_details(details, datetime.now(UTC))
 
 
 @app.command()
+@api_command
 def replay(
+    api: Api,
     dead_letters: Annotated[
         list[int] | None,
         typer.Argument(metavar="DEAD_LETTER", min=1, help="Their numbers, as `breakwater dlq` lists them."),
@@ -139,10 +140,6 @@ def replay(
     everything: Annotated[bool, typer.Option("--all", help="Of every reason and agent, where none is named.")] = False,
     since: SinceOption = None,
     why: Annotated[str | None, typer.Option("--why", metavar="TEXT", help="Why; it is kept with the replay.")] = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Run jobs again that were given up, each once: those that are named, or all of a reason, of an agent, or --all.
 
@@ -166,19 +163,17 @@ def replay(
             "which dead letters is not said",
             "Name them, or choose by --reason, --agent or --all; `breakwater dlq` lists them.",
         )
-    door = Plane(data).door(url, api_key)
     if dead_letters:
-        parts = _named(door, list(dict.fromkeys(dead_letters)), why)
+        parts = _named(api, list(dict.fromkeys(dead_letters)), why)
     else:
         begin = _since(since, datetime.now(UTC))
-        choice = {"reason": reason, "agent": agent, "all": everything or None, "since": begin, "why": why}
-        parts = _chosen(door, choice)
-    told = _whole(parts, quiet=as_json)
-    if as_json:
-        output.json_document(told.model_dump(exclude={"continue_after", "up_to"}))
+        parts = _chosen(api, {"reason": reason, "agent": agent, "all": everything or None, "since": begin, "why": why})
+    whole = _whole(parts, quiet=api.as_json)
+    if api.as_json:
+        output.json_document(whole.model_dump(exclude={"continue_after", "up_to"}))
     else:
-        letter_tables.tell(told)
-    if told.skipped and not told.replayed and not told.already:
+        _show_replays(whole)
+    if whole.skipped and not whole.replayed and not whole.already:
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -188,44 +183,47 @@ def _since(since: str | None, now: datetime) -> str | None:
     return None if since is None else format_time(formats.since(since, now))
 
 
-def _named(door: Door, dead_letters: list[int], why: str | None) -> Iterator[tuple[DeadLetterReplays, bool]]:
+def _named(api: Api, dead_letters: list[int], why: str | None) -> Iterator[tuple[DeadLetterReplays, bool]]:
     for start in range(0, len(dead_letters), DEAD_LETTERS_AT_ONCE):
         part = dead_letters[start : start + DEAD_LETTERS_AT_ONCE]
-        yield _asked(door, {"dead_letters": part, "why": why}), start + DEAD_LETTERS_AT_ONCE < len(dead_letters)
+        yield _replay(api, {"dead_letters": part, "why": why}), start + DEAD_LETTERS_AT_ONCE < len(dead_letters)
 
 
-def _chosen(door: Door, choice: dict[str, Any]) -> Iterator[tuple[DeadLetterReplays, bool]]:
+def _chosen(api: Api, choice: dict[str, Any]) -> Iterator[tuple[DeadLetterReplays, bool]]:
     after: int | None = None
     up_to: int | None = None
     while True:
-        told = _asked(door, {**choice, "after": after, "up_to": up_to})
-        after, up_to = told.continue_after, told.up_to
-        yield told, after is not None
+        part = _replay(api, {**choice, "after": after, "up_to": up_to})
+        after, up_to = part.continue_after, part.up_to
+        yield part, after is not None
         if after is None:
             return
 
 
-def _asked(door: Door, body: dict[str, Any]) -> DeadLetterReplays:
-    from breakwater.cli import api
+def _replay(api: Api, body: dict[str, Any]) -> DeadLetterReplays:
     from breakwater.contracts.api import DeadLetterReplays
 
-    document = by_hand.act(
-        door, "dlq/replay", body, see="breakwater dlq list", unknown="`breakwater dlq list` lists them."
+    _, result = api.act(
+        DeadLetterReplays,
+        "dlq/replay",
+        body,
+        see="breakwater dlq list",
+        unknown="`breakwater dlq list` lists them.",
     )
-    return api.read(DeadLetterReplays, document)
+    return result
 
 
 def _whole(parts: Iterator[tuple[DeadLetterReplays, bool]], *, quiet: bool) -> DeadLetterReplays:
-    """What came of all requests together; says how far it is after each but the last."""
+    """The results of all requests together; says how far it is after each but the last."""
     from breakwater.contracts.api import DeadLetterReplays
 
     whole = DeadLetterReplays(replayed=(), already=0, skipped=())
     try:
-        for told, more in parts:
+        for part, more in parts:
             whole = DeadLetterReplays(
-                replayed=(*whole.replayed, *told.replayed),
-                already=whole.already + told.already,
-                skipped=(*whole.skipped, *told.skipped),
+                replayed=(*whole.replayed, *part.replayed),
+                already=whole.already + part.already,
+                skipped=(*whole.skipped, *part.skipped),
             )
             if more and not quiet:
                 output.note(f"{_so_far(whole)}; going on")
@@ -236,5 +234,93 @@ def _whole(parts: Iterator[tuple[DeadLetterReplays, bool]], *, quiet: bool) -> D
     return whole
 
 
-def _so_far(told: DeadLetterReplays) -> str:
-    return f"{len(told.replayed):,} replayed, {told.already:,} before, {len(told.skipped):,} skipped"
+def _so_far(replays: DeadLetterReplays) -> str:
+    return f"{len(replays.replayed):,} replayed, {replays.already:,} before, {len(replays.skipped):,} skipped"
+
+
+def _note_counts(counts: Sequence[DeadLetterCount]) -> None:
+    """Notes how many dead letters are kept, the most first."""
+    if not counts:
+        return
+    named = [f"{one.count:,} {one.reason} of {one.agent}" for one in counts[:MOST_COUNTS]]
+    rest = sum(one.count for one in counts[MOST_COUNTS:])
+    named += [f"{rest:,} others"] if rest else []
+    output.note(f"(kept for 30 days: {', '.join(named)})")
+
+
+def _nothing(counts: Sequence[DeadLetterCount], reason: str | None, agent: str | None, since: str | None) -> str:
+    """What to say when no dead letter was found; names the known ones where the reason or the agent is unknown."""
+    unknown = [
+        f"no dead letter {has} {asked!r}, only {_most(counts, name)}"
+        for name, has, asked in (("reason", "has the reason", reason), ("agent", "is of agent", agent))
+        if asked is not None and counts and all(getattr(one, name) != asked for one in counts)
+    ]
+    chosen = " of those you asked for" if reason or agent else ""
+    said = f"nothing{chosen} was given up {f'since {since}' if since else 'within 7 days'}"
+    return "; ".join([said, *unknown])
+
+
+def _show_details(one: DeadLetterDetails, now: datetime) -> None:
+    """Prints all that may be seen of a dead letter."""
+    replayed_at = "" if one.replayed_at is None else f" at {formats.clock(one.replayed_at, now)}"
+    facts: list[tuple[str, output.Cell | None]] = [
+        ("of", f"{one.kind}: {one.subject}, {one.sequence:,} of {one.stream}"),
+        ("agent", one.agent),
+        ("execution", one.execution_id),
+        ("given up", formats.clock(one.at, now)),
+        ("error", one.error),
+        ("replay", _replay_state(one)),
+        ("replayed as", one.replayed_as),
+        ("replayed by", f"{one.replayed_by}{replayed_at}" if one.replayed_by else ""),
+        ("why not", "" if one.replayed_as else one.why_not),
+        *(("header", f"{name}: {value}") for name, value in one.headers.items()),
+    ]
+    output.facts([(f"dead letter {one.dead_letter_id}", "bold"), f"  {one.reason}"], facts)
+    output.write("")
+    payload = one.payload
+    output.write(_safe(payload) if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False, indent=2))
+    if one.payload_cut:
+        output.note(f"(only the beginning: the original has {one.payload_bytes:,} bytes)")
+
+
+def _show_replays(replays: DeadLetterReplays) -> None:
+    """Prints the result of a replay."""
+    output.write(f"{formats.counted(len(replays.replayed), 'job')} queued again")
+    for one in replays.replayed[:MOST_NUMBERS]:
+        output.write(f"  dead letter {one.dead_letter_id} as {one.execution_id}")
+    if len(replays.replayed) > MOST_NUMBERS:
+        output.write(f"  and {len(replays.replayed) - MOST_NUMBERS:,} more; --json names all of them")
+    if replays.already:
+        output.note(f"{formats.counted(replays.already, 'dead letter')} had been replayed before")
+    alike: dict[str, list[int]] = {}
+    for skipped in replays.skipped:
+        # What differs from dead letter to dead letter only by its own number is one reason.
+        alike.setdefault(skipped.why.replace(f" --dead-letter {skipped.dead_letter_id}`", "`"), []).append(
+            skipped.dead_letter_id
+        )
+    for why, dead_letters in alike.items():
+        output.note(f"skipped {_numbers(dead_letters)}: {why}", "yellow")
+
+
+def _replay_state(one: ListedDeadLetter) -> output.Cell:
+    if one.replayed_as is not None:
+        return "done" if one.replay_status is None else output.state(one.replay_status)
+    return "possible" if one.replayable else "no"
+
+
+def _most(counts: Sequence[DeadLetterCount], name: str) -> str:
+    """The reasons or the agents that dead letters have, the most first."""
+    names = list(dict.fromkeys(str(getattr(one, name)) for one in counts))
+    more = f" and {len(names) - MOST_NUMBERS:,} more" if len(names) > MOST_NUMBERS else ""
+    return f"{', '.join(names[:MOST_NUMBERS])}{more}"
+
+
+def _numbers(dead_letters: list[int]) -> str:
+    named = ", ".join(str(dead_letter_id) for dead_letter_id in dead_letters[:MOST_NUMBERS])
+    more = f" and {len(dead_letters) - MOST_NUMBERS:,} more" if len(dead_letters) > MOST_NUMBERS else ""
+    return f"dead letter{'' if len(dead_letters) == 1 else 's'} {named}{more}"
+
+
+def _safe(text: str) -> str:
+    """A text of unknown origin, so that it does nothing to a terminal but stand there."""
+    return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in text)

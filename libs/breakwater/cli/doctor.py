@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import typer
 
-from breakwater.cli import output
+from breakwater.cli import doctor_checks, output
 from breakwater.cli.connect import run
+from breakwater.cli.doctor_checks import Finding, worst
 from breakwater.cli.errors import ExitCode, expected
-from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, Plane
+from breakwater.cli.formats import counted
+from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
 
 if TYPE_CHECKING:
-    from breakwater.cli.doctor_findings import Finding
+    from breakwater.config import Config
+
+TIMEOUT_S = 10.0
+"""For the checks of one part."""
 
 _LEAST_WIDTH = 30
 
@@ -29,10 +35,7 @@ def doctor(config: ConfigOption = None, data: DataOption = None, as_json: JsonOp
 
         breakwater doctor --json | jq '.findings[] | select(.verdict != "ok")'
     """
-    from breakwater.cli.doctor_checks import all_findings, secrets
-    from breakwater.cli.doctor_findings import Finding, worst
-
-    plane = Plane(data)
+    plane = PlaneLocation(data)
     findings: list[Finding] = []
     settings = None
     try:
@@ -43,9 +46,8 @@ def doctor(config: ConfigOption = None, data: DataOption = None, as_json: JsonOp
             raise
         findings.append(Finding("config", "fail", known.message, "Name it with --config, and mend what is listed."))
     else:
-        count = len(settings.agents)
-        what = f"{plane.config_file(config)} is right, {count} {'agent' if count == 1 else 'agents'}"
-        findings += [Finding("config", "ok", what), *secrets(settings)]
+        what = f"{plane.config_file(config)} is right, {counted(len(settings.agents), 'agent')}"
+        findings += [Finding("config", "ok", what), *doctor_checks.secret_findings(settings)]
     findings += run(all_findings(plane, settings))
     verdict = worst(findings)
     if as_json:
@@ -54,6 +56,41 @@ def doctor(config: ConfigOption = None, data: DataOption = None, as_json: JsonOp
         _show(findings)
     if verdict == "fail":
         raise typer.Exit(ExitCode.FAILED)
+
+
+async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Finding]:
+    """Everything but the config itself, all parts at the same time; in a fixed order."""
+    import asyncio
+
+    from breakwater.cli.doctor_bus import nats_findings
+
+    checks: list[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = [
+        ("nats", lambda: nats_findings(plane, config)),
+        ("redis", lambda: doctor_checks.redis_findings(plane)),
+        ("clickhouse", lambda: doctor_checks.clickhouse_findings(plane)),
+        ("api", lambda: doctor_checks.api_findings(plane)),
+        ("console", lambda: doctor_checks.console_findings(plane)),
+    ]
+    if config is not None:
+        checks.append(("provider", lambda: doctor_checks.provider_findings(config)))
+    found = await asyncio.gather(*(_guarded(area, check) for area, check in checks))
+    return [finding for findings in found for finding in findings]
+
+
+async def _guarded(area: str, check: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
+    import asyncio
+
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await check()
+    except TimeoutError:
+        return [Finding(area, "fail", f"no answer within {TIMEOUT_S:g} s", "See its log.")]
+    except Exception as error:
+        known = expected(error)
+        if known is None:
+            raise
+        remedy = known.remedy if "doctor" not in known.remedy else "Is it running? Is the address right?"
+        return [Finding(area, "fail", known.message, remedy)]
 
 
 def _show(findings: list[Finding]) -> None:

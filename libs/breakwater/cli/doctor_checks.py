@@ -1,56 +1,74 @@
-"""What `breakwater doctor` looks at. Each check reads only, and says what to do about what it finds."""
+"""What `breakwater doctor` finds, and its checks of everything but NATS. Each only reads, and says what to do."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from breakwater.cli import connect
-from breakwater.cli.doctor_bus import nats_findings
-from breakwater.cli.doctor_findings import SETUP, Finding, clock, slow, timed
+from breakwater.cli import connect, formats
 from breakwater.cli.errors import expected
-from breakwater.cli.plane import Plane
+from breakwater.cli.plane import PlaneLocation
 
 if TYPE_CHECKING:
     from breakwater.config import Config
 
-PATIENCE_S = 10.0
-CONNECT_PATIENCE_S = 3.0
+CONNECT_TIMEOUT_S = 3.0
+Verdict = Literal["ok", "warn", "fail"]
+T = TypeVar("T")
+
+SLOW_MS = 250.0
+CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 30.0
+
+SETUP = "Run `breakwater setup` (or `breakwater up`, which does it)."
+_CLOCK = "Let both machines keep their time with NTP: budgets and cool-downs are counted by these clocks."
 
 
-async def all_findings(plane: Plane, config: Config | None) -> list[Finding]:
-    """Everything but the config itself, all parts at the same time; in a fixed order."""
-    checks: list[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = [
-        ("nats", lambda: nats_findings(plane, config)),
-        ("redis", lambda: _redis(plane)),
-        ("clickhouse", lambda: _clickhouse(plane)),
-        ("api", lambda: api_findings(plane)),
-        ("console", lambda: console_findings(plane)),
-    ]
-    if config is not None:
-        checks.append(("provider", lambda: _providers(config)))
-    found = await asyncio.gather(*(_guarded(area, check) for area, check in checks))
-    return [finding for findings in found for finding in findings]
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    area: str
+    verdict: Verdict
+    text: str
+    remedy: str = ""
 
 
-async def _guarded(area: str, check: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            return await check()
-    except TimeoutError:
-        return [Finding(area, "fail", f"no answer within {PATIENCE_S:g} s", "See its log.")]
-    except Exception as error:
-        known = expected(error)
-        if known is None:
-            raise
-        remedy = known.remedy if "doctor" not in known.remedy else "Is it running? Is the address right?"
-        return [Finding(area, "fail", known.message, remedy)]
+async def timed(work: Awaitable[T]) -> tuple[T, float]:
+    """A result, and the milliseconds that it took."""
+    begun = time.perf_counter()
+    result = await work
+    return result, (time.perf_counter() - begun) * 1000
 
 
-def secrets(config: Config) -> list[Finding]:
+def judged(area: str, ok: bool, good: str, bad: str, remedy: str, *, verdict: Verdict = "fail") -> Finding:
+    """A finding of what is either right, or wrong with a remedy."""
+    return Finding(area, "ok", good) if ok else Finding(area, verdict, bad, remedy)
+
+
+def slow(ms: float) -> Verdict:
+    """How an answer's time is judged."""
+    return "warn" if ms > SLOW_MS else "ok"
+
+
+def clock(area: str, ahead_s: float) -> Finding:
+    """How a server's clock is judged that is so far ahead of this machine's, or behind it where negative."""
+    off_s = abs(ahead_s)
+    if off_s < CLOCK_WARN_S:
+        return Finding(area, "ok", f"its clock is ours (within {max(off_s, 0.001):.3f} s)")
+    text = f"its clock is {formats.duration(off_s * 1000)} {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
+    return Finding(area, "fail" if off_s > CLOCK_FAIL_S else "warn", text, _CLOCK)
+
+
+def worst(findings: Iterable[Finding]) -> Verdict:
+    """The verdict over all."""
+    verdicts = {finding.verdict for finding in findings}
+    return "fail" if "fail" in verdicts else "warn" if "warn" in verdicts else "ok"
+
+
+def secret_findings(config: Config) -> list[Finding]:
     """Whether the secrets that the config names can be read from here."""
     from breakwater.config import named_secrets, unusable_programs
 
@@ -74,7 +92,8 @@ def secrets(config: Config) -> list[Finding]:
     return findings
 
 
-async def _redis(plane: Plane) -> list[Finding]:
+async def redis_findings(plane: PlaneLocation) -> list[Finding]:
+    """Redis itself, and what it must hold: the heartbeat of the breaker service, the counters of the budgets."""
     from zoneinfo import ZoneInfo
 
     from breakwater.state.breakers import Breakers
@@ -90,51 +109,47 @@ async def _redis(plane: Plane) -> list[Finding]:
     findings = [
         Finding("redis", slow(facts.ping_ms), answers),
         clock("redis", facts.clock_ahead_s),
-        Finding("breakers", "ok", "a breaker service is alive")
-        if alive
-        else Finding(
+        judged(
             "breakers",
-            "warn",
+            alive,
+            "a breaker service is alive",
             "no breaker service is alive: failures open no breaker, and the health of agents is out of date",
             "Is the service `breaker` running? See its log; after an outage it makes up for what it missed first.",
+            verdict="warn",
         ),
-        Finding("budgets", "ok", "the counters are there")
-        if filled
-        else Finding(
+        judged(
             "budgets",
-            "fail",
+            filled,
+            "the counters are there",
             "the counters are lost, or not made yet: no call is made under a hard cap",
             "Is the service `budget` running? It rebuilds them; its log says what it waits for.",
         ),
     ]
     if facts.appendonly is None or facts.maxmemory_policy is None:
         remedy = "Make sure of appendonly (or its like) and of noeviction where it is managed."
-        findings.append(Finding("redis", "warn", "its settings are hidden", remedy))
-        return findings
-    findings.append(
-        Finding("redis", "ok", "keeps its data over a restart (appendonly yes)")
-        if facts.appendonly
-        else Finding(
+        return [*findings, Finding("redis", "warn", "its settings are hidden", remedy)]
+    return [
+        *findings,
+        judged(
             "redis",
-            "warn",
+            facts.appendonly,
+            "keeps its data over a restart (appendonly yes)",
             "loses its data with a restart (appendonly no)",
             "Set `appendonly yes`: breakers and budgets would be refused until they are rebuilt.",
-        )
-    )
-    findings.append(
-        Finding("redis", "ok", "never drops a key (noeviction)")
-        if facts.maxmemory_policy == "noeviction"
-        else Finding(
+            verdict="warn",
+        ),
+        judged(
             "redis",
-            "fail",
+            facts.maxmemory_policy == "noeviction",
+            "never drops a key (noeviction)",
             f"drops keys when memory gets short (maxmemory-policy {facts.maxmemory_policy})",
             "Set `maxmemory-policy noeviction`: a dropped counter is a budget that can be overrun.",
-        )
-    )
-    return findings
+        ),
+    ]
 
 
-async def _clickhouse(plane: Plane) -> list[Finding]:
+async def clickhouse_findings(plane: PlaneLocation) -> list[Finding]:
+    """ClickHouse itself, and whether its tables are those of this version."""
     from breakwater.analytics.errors import QueryFailed
     from breakwater.analytics.migrations import MIGRATIONS, missing
 
@@ -148,79 +163,93 @@ async def _clickhouse(plane: Plane) -> list[Finding]:
             rows = (await analytics.query("SELECT DISTINCT version FROM schema_migrations")).rows
         except QueryFailed:
             rows = ()
-        gone = await missing(analytics) if rows else ()
+        absent = await missing(analytics) if rows else ()
     applied = {int(row[0]) for row in rows}
     wanted = {migration.version for migration in MIGRATIONS}
-    for one in gone:
+    for one in absent:
         findings.append(Finding("clickhouse", "fail", f"{one.what} is missing", SETUP))
-    if absent := sorted(wanted - applied):
-        listed = ", ".join(str(number) for number in absent)
+    if pending := sorted(wanted - applied):
+        listed = ", ".join(str(number) for number in pending)
         findings.append(Finding("clickhouse", "fail", f"migrations {listed} are not applied", SETUP))
     elif newer := sorted(applied - wanted):
         text = f"the schema is newer than this program (migration {newer[-1]})"
         findings.append(Finding("clickhouse", "warn", text, "Use the version of Breakwater that made it."))
-    elif not gone:
+    elif not absent:
         findings.append(Finding("clickhouse", "ok", f"the schema is at version {max(wanted)}"))
     return findings
 
 
-async def api_findings(plane: Plane) -> list[Finding]:
-    """Whether the HTTP interface answers, and what the key opens."""
-    import aiohttp
+async def api_findings(plane: PlaneLocation) -> list[Finding]:
+    """Whether the HTTP API answers, and what the key opens."""
+    from breakwater.api_client import ApiError, ApiKeyRefused
 
-    door = plane.door()
-    headers = {"Authorization": f"Bearer {door.api_key}"} if door.api_key else {}
-    timeout = aiohttp.ClientTimeout(total=CONNECT_PATIENCE_S)
-    try:
-        async with aiohttp.ClientSession(timeout=timeout) as http:
-            async with http.get(f"{door.url}/readyz") as response:
-                ready, said = response.status, await response.text()
-            async with http.get(f"{door.url}/api/v1/key", headers=headers) as response:
-                let_in, key = response.status, await response.read()
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        text = f"{door.url} does not answer: {str(error) or type(error).__name__}"
-        return [Finding("api", "fail", text, "Is the service `request` running? See its log.")]
-    findings = [
-        Finding("api", "ok", f"{door.url} is ready")
-        if ready == 200
-        else Finding("api", "fail", f"{door.url} is not ready ({ready}): {said[:200]}", "See the log of `request`.")
-    ]
-    if let_in == 200:
-        known = json.loads(key)
-        findings.append(Finding("api", "ok", f"the API key {known['name']!r} may {', '.join(known['scopes'])}"))
-    elif door.api_key is None:
-        findings.append(Finding("api", "warn", "no API key was tried", "Set BREAKWATER_API_KEY."))
-    elif let_in == 401:
-        remedy = "Make one with `breakwater keys create NAME`, and set BREAKWATER_API_KEY."
-        findings.append(Finding("api", "fail", "the API key is not accepted", remedy))
-    else:
-        text = f"what the API key may do is not told ({let_in})"
-        findings.append(Finding("api", "warn", text, "Is it the same version of Breakwater? See the log of `request`."))
+    async with plane.api_client() as api:
+        try:
+            ready, text = await _get(f"{api.url}/readyz")
+        except OSError as error:
+            text = f"{api.url} does not answer: {error}"
+            return [Finding("api", "fail", text, "Is the service `request` running? See its log.")]
+        not_ready = f"{api.url} is not ready ({ready}): {text[:200]}"
+        findings = [judged("api", ready == 200, f"{api.url} is ready", not_ready, "See the log of `request`.")]
+        try:
+            key = await api.get("key", timeout_s=CONNECT_TIMEOUT_S)
+        except ApiKeyRefused:
+            remedy = "Make one with `breakwater keys create NAME`, and set BREAKWATER_API_KEY."
+            findings.append(
+                Finding("api", "fail", "the API key is not accepted", remedy)
+                if api.api_key
+                else Finding("api", "warn", "no API key was tried", "Set BREAKWATER_API_KEY.")
+            )
+        except ApiError as error:
+            text = f"what the API key may do is not known ({error.status})"
+            remedy = "Is it the same version of Breakwater? See the log of `request`."
+            findings.append(Finding("api", "warn", text, remedy))
+        else:
+            findings.append(Finding("api", "ok", f"the API key {key['name']!r} may {', '.join(key['scopes'])}"))
     return findings
 
 
-async def console_findings(plane: Plane) -> list[Finding]:
-    """Whether the console of a local stack answers; nothing where none is known of."""
-    import aiohttp
-
+async def console_findings(plane: PlaneLocation) -> list[Finding]:
+    """Whether the console of a local stack answers; nothing where none is known."""
     url = plane.console_url
     if url is None:
         return []
     try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CONNECT_PATIENCE_S)) as http,
-            http.get(f"{url}/healthz") as response,
-        ):
-            status = response.status
+        status, _ = await _get(f"{url}/healthz")
+    except OSError as error:
+        return [
+            Finding(
+                "console", "warn", f"{url} does not answer: {error}", "Is the service `console` running? See its log."
+            )
+        ]
+    return [
+        judged(
+            "console",
+            status == 200,
+            f"{url} answers",
+            f"{url} answers {status}",
+            "Is that the console? See its log.",
+            verdict="warn",
+        )
+    ]
+
+
+async def _get(url: str) -> tuple[int, str]:
+    """The status and the body at a URL. Raises ConnectionError: no response came."""
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as http, http.get(url) as response:
+            return response.status, await response.text()
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        text = f"{url} does not answer: {str(error) or type(error).__name__}"
-        return [Finding("console", "warn", text, "Is the service `console` running? See its log.")]
-    if status == 200:
-        return [Finding("console", "ok", f"{url} answers")]
-    return [Finding("console", "warn", f"{url} answers {status}", "Is that the console? See its log.")]
+        raise ConnectionError(str(error) or type(error).__name__) from error
 
 
-async def _providers(config: Config) -> list[Finding]:
+async def provider_findings(config: Config) -> list[Finding]:
+    """Whether each provider takes connections. Calls nothing."""
+    import asyncio
+
     from breakwater.providers.base import HttpSettings
 
     endpoints = [(name, one.base_url) for name, one in config.providers.items() if isinstance(one, HttpSettings)]
@@ -228,13 +257,15 @@ async def _providers(config: Config) -> list[Finding]:
 
 
 async def _provider(name: str, base_url: str) -> Finding:
+    import asyncio
+
     parts = urlsplit(base_url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        async with asyncio.timeout(CONNECT_PATIENCE_S):
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
             (_, writer), ms = await timed(asyncio.open_connection(host, port))
     except (OSError, TimeoutError) as error:
-        why = f"within {CONNECT_PATIENCE_S:g} s" if isinstance(error, TimeoutError) else str(error)
+        why = f"within {CONNECT_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else str(error)
         text = f"{name}: no connection to {host}:{port}: {why}"
         return Finding("provider", "fail", text, f"Check providers.{name}.base_url, name resolution and the firewall.")
     writer.close()

@@ -1,25 +1,48 @@
-"""`breakwater executions`: how jobs ended, from ClickHouse."""
+"""`breakwater executions`: how jobs ended, from ClickHouse: as a list, one with its attempts, one with its tree."""
 
 from __future__ import annotations
 
+import io
+import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+import typer.core
 
-from breakwater.cli import connect, execution_page, execution_tree, formats, output
+from breakwater.cli import connect, formats, output
 from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, wrong_usage
-from breakwater.cli.executions_export import Status, export
-from breakwater.cli.groups import ListsOrShows
-from breakwater.cli.plane import DataOption, JsonOption, Plane
+from breakwater.cli.export import Status, export
+from breakwater.cli.output import Column
+from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 
 if TYPE_CHECKING:
+    from rich.text import Text
+    from rich.tree import Tree as RichTree
+
     from breakwater.analytics.queries import ExecutionLine
-    from breakwater.contracts.execution import Execution
+    from breakwater.analytics.tree import Subtree, Tree, TreeExecution, TreeNode
+    from breakwater.contracts.execution import Attempt, Execution
+
+T = TypeVar("T")
+
+_ERROR_WIDTH = 60
+_NEVER_WRAP = 100_000
 
 # Apart from the list, as most lists have none; the ids have an index.
 _DRY_RUNS = "SELECT execution_id FROM executions FINAL WHERE dry_run AND execution_id IN {ids:Array(String)}"
+
+
+class ListsOrShows(typer.core.TyperGroup):
+    """Does `list` where no command is named, and gives it what is: `breakwater executions ID` shows that one."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]  # the context's class is private to typer
+        """Takes the arguments of the group."""
+        if not args or args[0] not in self.commands:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
 
 
 app = typer.Typer(
@@ -65,9 +88,12 @@ def executions(
     """
     if tree and execution_id is None:
         raise wrong_usage("--tree needs the id of an execution", "Try `breakwater executions ID --tree`.")
-    url = Plane(data).clickhouse_url
+    url = PlaneLocation(data).clickhouse_url
     if execution_id is not None:
-        _print_tree(url, execution_id, as_json) if tree else _print_one(url, execution_id, as_json)
+        if tree:
+            show_tree(_known(run(_find_tree(url, execution_id)), execution_id), as_json=as_json)
+        else:
+            _show_execution(_known(run(_find(url, execution_id)), execution_id), as_json=as_json)
         return
     begin = formats.since(since, datetime.now(UTC)) if since is not None else None
     lines, dry = run(_list(url, agent, status, begin, limit))
@@ -80,26 +106,14 @@ def executions(
 app.command("export")(export)
 
 
-def _print_one(url: str, execution_id: str, as_json: bool) -> None:
-    found = run(_find(url, execution_id))
+def _known(found: T | None, execution_id: str) -> T:
     if found is None:
-        raise _unknown(execution_id)
-    output.json_document(found) if as_json else execution_page.show(found)
-
-
-def _print_tree(url: str, execution_id: str, as_json: bool) -> None:
-    found = run(execution_tree.find(url, execution_id))
-    if found is None:
-        raise _unknown(execution_id)
-    output.json_document(execution_tree.document(found)) if as_json else execution_tree.show(found)
-
-
-def _unknown(execution_id: str) -> CliError:
-    return CliError(
-        "unknown_execution",
-        f"there is no execution {execution_id!r}",
-        "A job appears here about a second after it was decided; `breakwater tail` shows what is going on.",
-    )
+        raise CliError(
+            "unknown_execution",
+            f"there is no execution {execution_id!r}",
+            "A job appears here about a second after it was decided; `breakwater tail` shows what is going on.",
+        )
+    return found
 
 
 async def _find(url: str, execution_id: str) -> Execution | None:
@@ -125,34 +139,18 @@ async def _list(
 
 def _show_list(lines: tuple[ExecutionLine, ...], dry: frozenset[str]) -> None:
     now = datetime.now(UTC)
-    output.table(
-        [
-            output.Column("ended", drop=3),
-            output.Column("id"),
-            output.Column("agent"),
-            output.Column("status"),
-            output.Column("model", drop=2),
-            output.Column("attempts", right=True, drop=5),
-            output.Column("cost", right=True, drop=1),
-            output.Column("took", right=True, drop=4),
-            output.Column("reason", drop=6),
-        ],
-        [
-            (
-                (formats.clock(line.completed_at, now), "dim"),
-                line.execution_id,
-                line.agent,
-                output.state(line.status),
-                line.chosen_model or "",
-                str(line.attempts_count),
-                formats.money(line.total_cost),
-                formats.duration(line.duration_ms),
-                execution_page.shortened(": ".join(_remarks(line, dry))),
-            )
-            for line in lines
-        ],
-        empty="no executions",
-    )
+    columns: list[Column[ExecutionLine]] = [
+        Column("ended", lambda line: (formats.clock(line.completed_at, now), "dim"), drop=3),
+        Column("id", lambda line: line.execution_id),
+        Column("agent", lambda line: line.agent),
+        Column("status", lambda line: output.state(line.status)),
+        Column("model", lambda line: line.chosen_model, drop=2),
+        Column("attempts", lambda line: line.attempts_count, right=True, drop=5),
+        Column("cost", lambda line: formats.money(line.total_cost), right=True, drop=1),
+        Column("took", lambda line: formats.duration(line.duration_ms), right=True, drop=4),
+        Column("reason", lambda line: _shortened(": ".join(_remarks(line, dry))), drop=6),
+    ]
+    output.table(columns, lines, empty="no executions")
 
 
 def _remarks(line: ExecutionLine, dry: frozenset[str]) -> list[str]:
@@ -161,9 +159,213 @@ def _remarks(line: ExecutionLine, dry: frozenset[str]) -> list[str]:
 
 
 def _line_json(line: ExecutionLine) -> dict[str, Any]:
-    from dataclasses import asdict
+    return asdict(line) | {"total_cost": _usd(line.total_cost)}
 
+
+def _show_execution(execution: Execution, *, as_json: bool) -> None:
+    if as_json:
+        output.json_document(execution)
+        return
+    now = datetime.now(UTC)
+    error = execution.error
+    facts: list[tuple[str, output.Cell | None]] = [
+        ("agent", execution.agent),
+        ("status", output.state(execution.status)),
+        ("reason", execution.reason),
+        ("error", "" if error is None else f"{error.class_}: {error.message}"),
+        ("model", execution.chosen_model),
+        ("models to try", " > ".join(execution.fallback_chain)),
+        ("tokens", f"{execution.input_tokens:,} in, {execution.output_tokens:,} out" if execution.total_tokens else ""),
+        ("cost", _cost(execution)),
+        ("wasted", _wasted(execution)),
+        ("cache", _cache(execution)),
+        ("left out", _left_out(execution)),
+        ("queued", formats.clock(execution.queued_at, now)),
+        ("took", formats.duration(execution.duration_ms)),
+        ("tenant", execution.tenant),
+        ("task", execution.task_id),
+        ("parent", execution.parent_execution_id),
+        ("dry run", "yes" if execution.dry_run else ""),
+        ("answer", execution.output if isinstance(execution.output, str) else None),
+    ]
+    output.facts([(execution.execution_id, "bold")], facts)
+    if not execution.attempts:
+        return
+    columns: list[Column[Attempt]] = [
+        Column("#", lambda one: one.number, right=True),
+        Column("model", lambda one: one.model),
+        Column("why", lambda one: one.cause, drop=4),
+        Column("outcome", lambda one: output.state(one.outcome)),
+        Column("took", lambda one: formats.duration(one.duration_ms), right=True, drop=2),
+        Column("waited", lambda one: formats.duration(one.backoff_ms or None), right=True, drop=5),
+        Column("cost", lambda one: None if one.short_circuited else formats.money(one.cost), right=True, drop=1),
+        Column("error", _attempt_error, drop=3),
+    ]
+    output.write("")
+    output.table(columns, execution.attempts)
+
+
+def _attempt_error(attempt: Attempt) -> str | None:
+    error = attempt.error
+    if error is None:
+        return None
+    status = f" {error.status_code}" if error.status_code else ""
+    return _shortened(f"{error.kind}{status}: {error.message}")
+
+
+def _cost(execution: Execution) -> str:
+    if execution.total_cost is None:
+        return "unknown"
+    basis = "" if execution.cost_basis == "billed" else f" ({execution.cost_basis})"
+    return f"{formats.money(execution.total_cost)}{basis}"
+
+
+def _wasted(execution: Execution) -> str:
+    if not execution.wasted_cost:
+        return ""
+    dearest_first = sorted(execution.wasted_by_cause.items(), key=lambda part: -part[1])
+    causes = ", ".join(f"{cause.replace('_', ' ')} {formats.money(cost)}" for cause, cost in dearest_first if cost)
+    return f"{formats.money(execution.wasted_cost)}{f' ({causes})' if causes else ''}"
+
+
+def _cache(execution: Execution) -> str:
+    if not execution.cache_hit:
+        return ""
+    source = f" of {execution.cached_from}" if execution.cached_from else ""
+    return f"answered from the cache{source}, nothing was called"
+
+
+def _left_out(execution: Execution) -> str:
+    """What calls did without: orphaned tool calls, or turns that did not fit."""
+    return ", ".join(
+        f"{attempt.dropped_messages} message{'s' if attempt.dropped_messages > 1 else ''} in attempt {attempt.number}"
+        for attempt in execution.attempts
+        if attempt.dropped_messages
+    )
+
+
+def _shortened(text: str) -> str:
+    """The beginning of a text, in one line that fits into a table."""
+    line = " ".join(text.split())
+    return line if len(line) <= _ERROR_WIDTH else line[: _ERROR_WIDTH - 1] + "…"
+
+
+async def _find_tree(url: str, execution_id: str) -> Tree | None:
+    from breakwater.analytics.tree import execution_tree
+
+    async with connect.analytics(url) as analytics:
+        return await execution_tree(analytics, execution_id)
+
+
+def show_tree(tree: Tree, *, as_json: bool) -> None:
+    """Prints the tree with box characters, an execution a line, and its sums; to stderr what is missing of it."""
+    from rich.console import Console
+
+    if as_json:
+        output.json_document(tree_document(tree))
+        return
+
+    drawn = _draw(tree.root, tree.execution_id)
+    if output.is_terminal(sys.stdout):
+        output.console().print(drawn, highlight=False)
+    else:
+        page = Console(file=io.StringIO(), width=_NEVER_WRAP, color_system=None)
+        with page.capture() as captured:
+            page.print(drawn, highlight=False)
+        for line in captured.get().splitlines():
+            output.write(line.rstrip())
+    sums = tree.root.subtree
+    wasted = f", of it {formats.money(sums.wasted_cost)} wasted" if sums.wasted_cost else ""
+    output.styled((f"total  {formats.counted(sums.executions, 'execution')}, {_total(tree.root)}{wasted}", "bold"))
+    for text in _missing(tree):
+        output.note(text)
+
+
+def tree_document(tree: Tree) -> dict[str, Any]:
+    """The tree as nested JSON, money as decimal strings."""
+    return {
+        "execution_id": tree.execution_id,
+        "cut": list(tree.cut),
+        "circular": tree.circular,
+        "root": _node_json(tree.root),
+    }
+
+
+def _draw(node: TreeNode, asked: str) -> RichTree:
+    from rich.tree import Tree as RichTree
+
+    drawn = RichTree(_line(node, asked))
+    for child in node.children:
+        drawn.children.append(_draw(child, asked))
+    return drawn
+
+
+def _line(node: TreeNode, asked: str) -> Text:
+    from rich.text import Text
+
+    title = (node.execution_id, "bold" if node.execution_id == asked else "")
+    execution = node.execution
+    cells: list[output.Cell]
+    if execution is None:
+        cells = [title, ("not recorded, or not yet", "dim")]
+    else:
+        reason = f": {execution.reason}" if execution.reason else ""
+        cells = [
+            title,
+            execution.agent,
+            output.state(execution.status, execution.status + reason),
+            execution.chosen_model or "",
+            _remark(execution),
+            formats.money(execution.total_cost),
+            (formats.duration(execution.duration_ms), "dim"),
+        ]
+    if node.children:
+        cells.append((f"with those below {_total(node)}", "dim"))
+    shown = [cell for cell in cells if cell not in ("", ("", ""))]
+    return Text("  ").join(output.text(cell) for cell in shown)
+
+
+def _remark(execution: TreeExecution) -> str:
+    return "dry run" if execution.dry_run else "from the cache" if execution.cache_hit else ""
+
+
+def _total(node: TreeNode) -> str:
+    sums = node.subtree
+    more = "+" if sums.unknown_costs and sums.total_cost is not None else ""
+    return f"{formats.money(sums.total_cost)}{more}"
+
+
+def _missing(tree: Tree) -> list[str]:
+    from breakwater.analytics.tree import MAX_LEVELS, MAX_NODES
+
+    texts = {
+        "ancestors": f"only {MAX_LEVELS} levels are shown: the root lies further up",
+        "levels": f"only {MAX_LEVELS} levels are shown: there are more below, which the sums lack",
+        "nodes": f"only {MAX_NODES:,} executions are shown: there are more, which the sums lack",
+    }
+    said = [texts[cut] for cut in tree.cut]
+    if tree.circular:
+        said.append("these jobs name each other as parents: there is no root, and the first one here is any of them")
+    return said
+
+
+def _node_json(node: TreeNode) -> dict[str, Any]:
+    execution = node.execution
+    known = {} if execution is None else asdict(execution) | _costs(execution)
+    return {
+        "execution_id": node.execution_id,
+        "recorded": execution is not None,
+        **known,
+        "subtree": asdict(node.subtree) | _costs(node.subtree),
+        "children": [_node_json(child) for child in node.children],
+    }
+
+
+def _costs(of: TreeExecution | Subtree) -> dict[str, str | None]:
+    return {"total_cost": _usd(of.total_cost), "wasted_cost": _usd(of.wasted_cost)}
+
+
+def _usd(nano: int | None) -> str | None:
     from breakwater.contracts.types import usd_from_nano
 
-    cost = line.total_cost
-    return asdict(line) | {"total_cost": None if cost is None else usd_from_nano(cost)}
+    return None if nano is None else usd_from_nano(nano)

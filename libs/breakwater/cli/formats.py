@@ -14,8 +14,10 @@ _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)")
 _UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
-def clock(moment: datetime, now: datetime) -> str:
-    """A time of day as the person's own clock has it; with the date where that is not today's."""
+def clock(moment: datetime | None, now: datetime) -> str:
+    """A time of day as the person's own clock has it, with the date where that is not today's; empty for None."""
+    if moment is None:
+        return ""
     local, today = moment.astimezone(), now.astimezone().date()
     return local.strftime("%H:%M:%S" if local.date() == today else "%Y-%m-%d %H:%M:%S")
 

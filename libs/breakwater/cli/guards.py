@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from breakwater.cli import by_hand, formats, output
-from breakwater.cli.connect import run
-from breakwater.cli.groups import ListsByItself
-from breakwater.cli.plane import ApiKeyOption, DataOption, JsonOption, Plane, UrlOption
+from breakwater.cli import formats, output
+from breakwater.cli.api import Api, ListsByItself, api_command
+from breakwater.cli.output import Column
+
+if TYPE_CHECKING:
+    from breakwater.contracts.api import StoppedTask
 
 _HELP = """See which tasks a guard has stopped, and let one go on. Without a command it lists them.
 
@@ -25,9 +27,8 @@ app = typer.Typer(cls=ListsByItself, help=_HELP)
 
 
 @app.command(name="list")
-def list_(
-    url: UrlOption = None, api_key: ApiKeyOption = None, data: DataOption = None, as_json: JsonOption = False
-) -> None:
+@api_command
+def list_(api: Api) -> None:
     """List the stopped tasks, the latest first, each with the rule that stopped it. `--json` begins with the earliest.
 
     For example:
@@ -36,43 +37,30 @@ def list_(
 
         breakwater guards list --json | jq -r '.stopped[].task_id'
     """
-    from breakwater.cli import api
-    from breakwater.contracts.api import StoppedTask
+    from breakwater.contracts.api import StoppedTasks
 
-    document = run(api.get(Plane(data).door(url, api_key), "guards"))
-    stopped = api.read(list[StoppedTask], api.read(dict[str, Any], document).get("stopped"))
-    if as_json:
+    document, tasks = api.get(StoppedTasks, "guards")
+    if api.as_json:
         output.json_document(document)
         return
     now = datetime.now(UTC)
-    output.table(
-        [
-            output.Column("task"),
-            output.Column("tenant", drop=1),
-            output.Column("agent"),
-            output.Column("rule"),
-            output.Column("since", drop=2),
-            output.Column("execution", drop=3),
-            output.Column("reason", below=True),
-        ],
-        [
-            (
-                task.task_id,
-                task.tenant or "",
-                task.agent,
-                (task.rule, "red"),
-                formats.clock(task.since, now),
-                task.execution_id or "",
-                task.reason,
-            )
-            for task in sorted(stopped, key=lambda task: task.since, reverse=True)
-        ],
-        empty="no task is stopped",
-    )
+    columns: list[Column[StoppedTask]] = [
+        Column("task", lambda task: task.task_id),
+        Column("tenant", lambda task: task.tenant, drop=1),
+        Column("agent", lambda task: task.agent),
+        Column("rule", lambda task: (task.rule, "red")),
+        Column("since", lambda task: formats.clock(task.since, now), drop=2),
+        Column("execution", lambda task: task.execution_id, drop=3),
+        Column("reason", lambda task: task.reason, below=True),
+    ]
+    latest_first = sorted(tasks.stopped, key=lambda task: task.since, reverse=True)
+    output.table(columns, latest_first, empty="no task is stopped")
 
 
 @app.command()
+@api_command
 def reset(
+    api: Api,
     task: Annotated[str, typer.Argument(metavar="TASK", help="Its task id, as `breakwater guards` shows it.")],
     tenant: Annotated[
         str | None, typer.Option("--tenant", help="Whose task; tenants do not share tasks of one id.")
@@ -80,10 +68,6 @@ def reset(
     reason: Annotated[
         str | None, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the event.")
     ] = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Let a stopped task go on. What it has used is counted from zero again.
 
@@ -93,23 +77,21 @@ def reset(
 
         breakwater guards reset nightly-review-17 --tenant acme --json
     """
-    from breakwater.cli import api
     from breakwater.contracts.events import GuardEvent
 
-    document = by_hand.act(
-        Plane(data).door(url, api_key),
+    document, event = api.act(
+        GuardEvent,
         "guards/reset",
         {"task_id": task, "tenant": tenant, "reason": reason},
         see="breakwater guards",
         unknown="`breakwater guards` lists the stopped tasks; a tenant's task needs --tenant.",
     )
-    told = api.read(GuardEvent, document)
-    if as_json:
+    if api.as_json:
         output.json_document(document)
         return
-    whose = f" of {told.tenant}" if told.tenant else ""
-    output.write(f"{told.task_id}{whose} may go on: {told.reason}")
+    whose = f" of {event.tenant}" if event.tenant else ""
+    output.write(f"{event.task_id}{whose} may go on: {event.reason}")
     output.note(
-        f"it had used {formats.counted(told.iterations, 'iteration')}, {formats.counted(told.tokens, 'token')} and "
-        f"{formats.money(told.cost)}; that is counted from zero again"
+        f"it had used {formats.counted(event.iterations, 'iteration')}, {formats.counted(event.tokens, 'token')} and "
+        f"{formats.money(event.cost)}; that is counted from zero again"
     )

@@ -1,4 +1,4 @@
-"""`breakwater keys`: who may call the HTTP interface."""
+"""`breakwater keys`: who may call the HTTP API."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from breakwater.cli import formats, output
+from breakwater.cli.output import Column
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
 
 if TYPE_CHECKING:
     from breakwater.contracts.api import KeyScope
+    from breakwater.policy.api_keys import ApiKey
 
-app = typer.Typer(help="API keys of the HTTP interface, and what each may do.", no_args_is_help=True)
+app = typer.Typer(help="API keys of the HTTP API, and what each may do.", no_args_is_help=True)
 
 
 class ScopeName(StrEnum):
@@ -85,7 +87,7 @@ def create(
 
 @app.command(name="list")
 def list_(file: FileOption = None, data: DataOption = None, as_json: JsonOption = False) -> None:
-    """List the keys and their scopes, without what opens the door.
+    """List the keys and their scopes, without their secrets.
 
     For example:
 
@@ -99,11 +101,13 @@ def list_(file: FileOption = None, data: DataOption = None, as_json: JsonOption 
         output.json_document([key.model_dump(include={"id", "name", "scopes", "created_at"}) for key in keys])
         return
     now = datetime.now(UTC)
-    output.table(
-        [output.Column("id"), output.Column("name"), output.Column("scopes"), output.Column("created", drop=1)],
-        [(key.id, key.name, ", ".join(key.scopes), formats.clock(key.created_at, now)) for key in keys],
-        empty=f"no keys in {path}; `breakwater keys create NAME` makes one",
-    )
+    columns: list[Column[ApiKey]] = [
+        Column("id", lambda key: key.id),
+        Column("name", lambda key: key.name),
+        Column("scopes", lambda key: ", ".join(key.scopes)),
+        Column("created", lambda key: formats.clock(key.created_at, now), drop=1),
+    ]
+    output.table(columns, keys, empty=f"no keys in {path}; `breakwater keys create NAME` makes one")
 
 
 @app.command()
@@ -128,11 +132,11 @@ def revoke(
     """
     from breakwater.api_keys import revoke_key
 
-    gone = revoke_key(keys_file(file, data), key)
+    revoked = revoke_key(keys_file(file, data), key)
     if as_json:
-        output.json_document({"id": gone.id, "name": gone.name, "revoked": True})
+        output.json_document({"id": revoked.id, "name": revoked.name, "revoked": True})
     else:
-        output.write(f"revoked {gone.id} ({gone.name})")
+        output.write(f"revoked {revoked.id} ({revoked.name})")
 
 
 def keys_file(file: Path | None, data: Path | None) -> Path:

@@ -1,23 +1,32 @@
-"""Printing: one JSON document or JSON lines for programs, tables on a terminal, aligned columns in a pipe."""
+"""Printing: one JSON document or JSON lines for programs, tables on a terminal, aligned columns in a pipe.
+
+Rich draws the tables. What it does not know is done here: a column that has no room goes below its row or is left out,
+and that is said. At 80 columns rich alone folds the ids of `breakwater breakers` (8 columns) after 7 characters.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
 Cell = str | tuple[str, str]
 """Text, or text and its style."""
 
+Row = TypeVar("Row")
+
 GAP = 2
+INDENT = 4
 _LEAST_WIDTH = 16
 """A column may be folded to this width; with more columns than fit so, a row is a list."""
 
@@ -54,13 +63,15 @@ STYLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table. Of those that do not fit, the ones of the highest `drop` go first; 0 stays.
+class Column(Generic[Row]):
+    """A column of a table: its title, and what it shows of a row; nothing for None.
 
-    Where not all fit, what is `below` gets a line of its own under the row instead, and is never left out.
+    Of the columns that do not fit, those of the highest `drop` go first; 0 stays. Where not all fit, what is `below`
+    gets a line of its own under the row instead, and is never left out.
     """
 
     title: str
+    cell: Callable[[Row], Cell | int | None]
     right: bool = False
     drop: int = 0
     below: bool = False
@@ -95,6 +106,12 @@ def note(text: str, style: str = "dim") -> None:
         sys.stderr.write(text + "\n")
 
 
+def note_more(more: bool, limit: int) -> None:
+    """Says that a list was cut at its limit, if it was."""
+    if more:
+        note(f"(there are more than these {limit:,}; see --limit)")
+
+
 def styled(*cells: Cell) -> None:
     """Prints cells in one line, each in its style where there is a terminal."""
     if not is_terminal(sys.stdout):
@@ -106,29 +123,36 @@ def styled(*cells: Cell) -> None:
     console().print(line, highlight=False, soft_wrap=True)
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], *, empty: str = "nothing") -> None:
+def facts(title: Sequence[Cell], named: Iterable[tuple[str, Cell | None]]) -> None:
+    """Prints a title, and below it a line for each fact that is not empty."""
+    styled(*title)
+    for name, value in named:
+        if value is not None and text_of(value):
+            styled((f"  {name:<14}", "dim"), value)
+
+
+def table(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "nothing") -> None:
     """Prints a table; `empty` is what is said to people instead of one without rows."""
-    listed = [list(row) for row in rows]
-    if not listed:
+    cells = _cells(columns, rows)
+    if not cells:
         note(empty)
     elif (screen := terminal_width()) is not None:
-        from breakwater.cli import drawn_table
-
-        drawn_table.draw(columns, listed, screen)
+        _draw(columns, cells, screen)
     else:
-        _plain_table(columns, listed)
+        _plain_table(columns, cells)
 
 
-def records(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], *, empty: str = "nothing") -> None:
+def records(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "nothing") -> None:
     """Prints a table, or each row as a list of its own where the terminal is too narrow for so many columns."""
-    listed = [list(row) for row in rows]
+    listed = list(rows)
+    cells = _cells(columns, listed)
     screen = terminal_width()
-    narrow = [min(width, _LEAST_WIDTH) for width in widths(columns, listed)] if listed else []
-    if screen is None or sum(narrow) + GAP * len(narrow) <= screen:
+    narrow = [min(width, _LEAST_WIDTH) for width in _widths(columns, cells)]
+    if screen is None or _total(narrow) <= screen:
         table(columns, listed, empty=empty)
         return
     titles = max(len(column.title) for column in columns)
-    for number, row in enumerate(listed, 1):
+    for number, row in enumerate(cells, 1):
         styled((f"row {number}", "bold dim"))
         for column, cell in zip(columns, row, strict=True):
             styled((f"  {column.title:<{titles}}  ", "dim"), cell)
@@ -175,21 +199,91 @@ def text_of(cell: Cell) -> str:
     return cell if isinstance(cell, str) else cell[0]
 
 
-def widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[int]:
-    """What each column takes, its title included."""
+def _cells(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> list[list[Cell]]:
+    def shown(value: Cell | int | None) -> Cell:
+        return "" if value is None else str(value) if isinstance(value, int) else value
+
+    return [[shown(column.cell(row)) for column in columns] for row in rows]
+
+
+def _widths(columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]]) -> list[int]:
+    """The room that each column needs, for its title too."""
     from rich.cells import cell_len
 
     return [
-        max(cell_len(column.title), *(cell_len(text_of(row[index])) for row in rows))
+        max(cell_len(column.title), *(cell_len(text_of(row[index])) for row in rows), 0)
         for index, column in enumerate(columns)
     ]
 
 
-def _plain_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
-    taken = widths(columns, rows)
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _plain_table(columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]]) -> None:
+    widths = _widths(columns, rows)
     for cells in ([column.title for column in columns], *rows):
         line = (
             text_of(cell).rjust(width) if column.right else text_of(cell).ljust(width)
-            for cell, column, width in zip(cells, columns, taken, strict=True)
+            for cell, column, width in zip(cells, columns, widths, strict=True)
         )
         write((" " * GAP).join(line).rstrip())
+
+
+def _draw(columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]], available: int) -> None:
+    needed = _widths(columns, rows)
+    shown = list(range(len(columns)))
+    below = [index for index in shown if columns[index].below] if _total(needed) > available else []
+    shown = [index for index in shown if index not in below]
+    left_out: list[int] = []
+    while _total([needed[index] for index in shown]) > available:
+        least = max(shown, key=lambda index: columns[index].drop)
+        if columns[least].drop == 0:
+            break
+        shown.remove(least)
+        left_out.append(least)
+    widths = [needed[index] for index in shown]
+    while _total(widths) > available and max(widths) > 1:  # the widest give way, and are folded
+        widths[widths.index(max(widths))] -= 1
+    beside = [columns[index] for index in shown]
+    # Rich knows no cell over several columns: with lines below, each row is a table of its own, all of the same widths.
+    for number, group in enumerate([[row] for row in rows] if below else [rows]):
+        drawn = _table(beside, widths, header=number == 0)
+        for row in group:
+            drawn.add_row(*(text(row[index]) for index in shown))
+        console().print(drawn)
+        _draw_below([(columns[index].title, group[0][index]) for index in below])
+    if left_out:
+        names = ", ".join(columns[index].title for index in sorted(left_out))
+        note(f"({names}: left out, the terminal is too narrow; --json has everything)")
+
+
+def _table(columns: Sequence[Column[Any]], widths: Sequence[int], *, header: bool) -> Table:
+    from rich.table import Table
+
+    drawn = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold dim", show_header=header)
+    for column, width in zip(columns, widths, strict=True):
+        drawn.add_column(column.title, justify="right" if column.right else "left", overflow="fold", width=width)
+    return drawn
+
+
+def _draw_below(named: Sequence[tuple[str, Cell]]) -> None:
+    from rich.padding import Padding
+    from rich.table import Table
+
+    if not any(text_of(cell) for _, cell in named):
+        return
+    lines = Table.grid(padding=(0, GAP, 0, 0))
+    lines.add_column(width=max(len(title) for title, _ in named), style="dim")
+    lines.add_column(overflow="fold")
+    for title, cell in named:
+        if text_of(cell):
+            lines.add_row(title, text(cell))
+    console().print(Padding(lines, (0, 0, 0, INDENT)))
+
+
+def text(cell: Cell) -> Text:
+    """A cell as rich draws it."""
+    from rich.text import Text
+
+    return Text(cell) if isinstance(cell, str) else Text(*cell)

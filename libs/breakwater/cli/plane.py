@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
@@ -18,6 +17,7 @@ import typer
 from breakwater.cli.errors import CliError, ExitCode, wrong_usage
 
 if TYPE_CHECKING:
+    from breakwater.api_client import ApiClient
     from breakwater.config import Config
     from breakwater.embedded.endpoints import Endpoints
 
@@ -28,7 +28,7 @@ DataOption = Annotated[
     typer.Option("--data", metavar="DIR", help="Data directory of a running `breakwater up`. [default: .breakwater]"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON for programs, errors too (on stderr).")]
-UrlOption = Annotated[str | None, typer.Option("--url", help="The HTTP interface. [env: BREAKWATER_URL]")]
+UrlOption = Annotated[str | None, typer.Option("--url", help="The HTTP API. [env: BREAKWATER_URL]")]
 ApiKeyOption = Annotated[str | None, typer.Option("--api-key", help="[env: BREAKWATER_API_KEY]")]
 ConfigOption = Annotated[
     Path | None,
@@ -40,15 +40,7 @@ ConfigOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Door:
-    """The HTTP interface."""
-
-    url: str
-    api_key: str | None
-
-
-class Plane:
+class PlaneLocation:
     """Where the parts of one plane are. Reads what it needs when it is asked, and connects to nothing by itself."""
 
     def __init__(self, data: Path | None) -> None:
@@ -83,22 +75,24 @@ class Plane:
 
     @property
     def console_url(self) -> str | None:
-        """The console of the running plane; None where nothing tells of one."""
+        """The console of the running plane; None where none is known."""
         try:
             return self._running("BREAKWATER_URL").console_url
         except CliError:
             return None
 
-    def door(self, url: str | None = None, api_key: str | None = None) -> Door:
-        """The HTTP interface: as the options say, else as found."""
+    def api_client(self, url: str | None = None, api_key: str | None = None) -> ApiClient:
+        """A client of the HTTP API, to be closed: where and with the key that the options say, else as found."""
+        from breakwater.api_client import ApiClient
+
         where = url or self._variable("BREAKWATER_URL")
         key = api_key or self._variable("BREAKWATER_API_KEY")
-        if where is not None:
-            if not re.match(r"https?://[^/\s]+", where):
-                raise wrong_usage(f"{where!r} is not a URL of the form http://host:port")
-            return Door(where.rstrip("/"), key)
-        running = self._running("BREAKWATER_URL")
-        return Door(running.request_url.rstrip("/"), key or _key_in(running.api_key_file))
+        if where is None:
+            running = self._running("BREAKWATER_URL")
+            return ApiClient(running.request_url, key or _key_in(running.api_key_file))
+        if not re.match(r"https?://[^/\s]+", where):
+            raise wrong_usage(f"{where!r} is not a URL of the form http://host:port")
+        return ApiClient(where, key)
 
     def config_file(self, option: Path | None) -> Path:
         """The config file: as the option says, else as the environment does, else the running plane's, else here."""

@@ -21,7 +21,7 @@ from breakwater.cli import connect, output
 from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.given import read_file, read_stdin, sendable
-from breakwater.cli.plane import DataOption, JsonOption, Plane
+from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 
 if TYPE_CHECKING:
     from breakwater.analytics.client import Analytics, ResultSet
@@ -90,7 +90,7 @@ def query(
     if for_its_effect and not write:
         raise wrong_usage("this statement changes something, and `query` only reads", "Add --write if you mean it.")
     form = Format.JSON if as_json else form
-    url = Plane(data).clickhouse_url
+    url = PlaneLocation(data).clickhouse_url
     if for_its_effect:
         run(_execute(url, statement, timeout))
         output.json_document([]) if form is Format.JSON else output.note("done")
@@ -186,8 +186,11 @@ async def _print_table(blocks: _Limited) -> None:
         columns = block.columns
         rows += block.rows
     output.records(
-        [output.Column(name, right=_is_number(rows, index)) for index, name in enumerate(columns)],
-        [[text(value) for value in row] for row in rows],
+        [
+            output.Column(name, lambda row, index=index: text(row[index]), right=_is_number(rows, index))
+            for index, name in enumerate(columns)
+        ],
+        rows,
         empty="no rows",
     )
 

@@ -9,7 +9,7 @@ import typer
 from breakwater.cli import connect, output
 from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, ExitCode, unreachable
-from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, Plane
+from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
 
 if TYPE_CHECKING:
     from breakwater.analytics.table import Layout
@@ -43,7 +43,7 @@ def setup(
 
     from breakwater.settings import Settings
 
-    plane = Plane(data)
+    plane = PlaneLocation(data)
     if print_sql:
         output.write("\n".join(statements(plane.clickhouse_url, plane.config(config))))
         return

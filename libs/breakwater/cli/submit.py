@@ -1,4 +1,4 @@
-"""`breakwater submit`: puts a job together, sends it, and shows the answer."""
+"""`breakwater submit`: puts a job together, sends it over HTTP or NATS, and shows its result."""
 
 from __future__ import annotations
 
@@ -8,21 +8,33 @@ import sys
 import time
 from collections.abc import Coroutine, Generator, Iterable
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
+from urllib.parse import quote
 
 import typer
 
-from breakwater.cli import output
+from breakwater.cli import formats, output
+from breakwater.cli.api import TIMEOUT_S, Api, api_command, api_errors
 from breakwater.cli.connect import run
-from breakwater.cli.errors import wrong_usage
+from breakwater.cli.errors import ExitCode, wrong_usage
 from breakwater.cli.given import read_file, read_stdin, sendable
-from breakwater.cli.plane import ApiKeyOption, DataOption, JsonOption, Plane, UrlOption
-from breakwater.cli.submit_answer import accepted, show, tell_if_recorded
+from breakwater.cli.output import Column
+from breakwater.cli.plane import PlaneLocation
+
+if TYPE_CHECKING:
+    from breakwater.api_client import ApiClient, ApiResponse
 
 DEFAULT_WAIT_S = 30.0
+LONGEST_WAIT_S = 300.0
+"""What the API allows for one request."""
+
+POLL_INTERVAL_S = 0.5
+
+CLOCKS_DIFFER = timedelta(seconds=1)
+"""The server's clock may be behind ours by so much, and a job is still no older than its submission."""
 
 
 class Via(StrEnum):
@@ -32,7 +44,9 @@ class Via(StrEnum):
     NATS = "nats"
 
 
+@api_command
 def submit(
+    api: Api,
     agent: Annotated[str | None, typer.Argument(help="The agent to run; --job may name it instead.")] = None,
     prompt: Annotated[str | None, typer.Argument(help="One user message; `-` reads it from stdin.")] = None,
     message_file: Annotated[
@@ -64,10 +78,6 @@ def submit(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer.")] = True,
     wait_s: Annotated[float, typer.Option("--wait-s", metavar="SECONDS", help="How long to wait.")] = DEFAULT_WAIT_S,
     via: Annotated[Via, typer.Option("--via", help="Through the HTTP interface, or straight to NATS.")] = Via.HTTP,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Submit a job, and wait for its answer.
 
@@ -107,29 +117,55 @@ def submit(
     for name, value in job.items():
         sendable(name, value)
     submitted_at = datetime.now(UTC)
-    plane = Plane(data)
-    patience_s = wait_s if wait else 0.0
+    waits_s = wait_s if wait else 0.0
     sending: Coroutine[Any, Any, dict[str, Any] | None]
     if via is Via.NATS:
         from breakwater.cli import submit_nats
 
-        sending = submit_nats.send(plane.nats_url, job, wait_s=patience_s)
+        sending = submit_nats.send(PlaneLocation(api.data).nats_url, job, wait_s=waits_s)
     else:
-        from breakwater.cli import submit_http
-
-        sending = submit_http.send(plane.door(url, api_key), job, wait_s=patience_s)
+        sending = _send(api.client(), job, wait_s=waits_s)
     try:
-        with _spinner(f"waiting for {job['agent']}", shown=wait and not as_json):
+        with _spinner(f"waiting for {job['agent']}", shown=wait and not api.as_json):
             result = run(sending)
     except KeyboardInterrupt:
         output.note(f"not waiting any longer; if the job was accepted, `breakwater executions {job['job_id']}` has it")
         raise
     if result is None:
-        accepted(job["job_id"], waited_s=patience_s, as_json=as_json)
-    else:
-        if given_id:
-            tell_if_recorded(result, submitted_at)
-        show(result, as_json=as_json)
+        _show_accepted(job["job_id"], waited_s=waits_s, as_json=api.as_json)
+        return
+    if given_id:
+        note_if_recorded(result, submitted_at)
+    _show(result, as_json=api.as_json)
+
+
+async def _send(client: ApiClient, job: dict[str, Any], *, wait_s: float) -> dict[str, Any] | None:
+    """Submits a job over HTTP, and waits for its result.
+
+    Returns:
+        The result; None while it is accepted and not decided.
+
+    Raises:
+        CliError: it was not accepted, or whether it was can't be known.
+    """
+    import asyncio
+
+    job_id = job["job_id"]
+    unanswered = f"Whether the job was accepted is not known; submit it again with the same --job-id ({job_id})."
+    deadline, first_wait_s = time.monotonic() + wait_s, min(wait_s, LONGEST_WAIT_S)
+    with api_errors(unanswered=unanswered, again="Try again with the same --job-id."):
+        async with client:
+            response = await client.request(
+                "POST", "jobs", query={"wait_s": first_wait_s or None}, body=job, timeout_s=first_wait_s + TIMEOUT_S
+            )
+            while _undecided(response) and time.monotonic() < deadline:
+                await asyncio.sleep(POLL_INTERVAL_S)
+                response = await client.request("GET", f"jobs/{quote(job_id, safe='')}", timeout_s=TIMEOUT_S)
+    return None if _undecided(response) else response.document
+
+
+def _undecided(response: ApiResponse) -> bool:
+    return response.status == 202
 
 
 def _job(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -199,3 +235,102 @@ def _spinner(text: str, *, shown: bool) -> Generator[None]:
         return
     with output.console(stderr=True).status(text, spinner="line"):
         yield
+
+
+def _show(result: dict[str, Any], *, as_json: bool) -> None:
+    """Prints a result: the answer, then what it took. Ends the command where the job did not succeed."""
+    succeeded = result["status"] == "succeeded"
+    if as_json:
+        output.json_document(result)
+    elif succeeded:
+        _answer(result)
+        output.note(_summary(result))
+    else:
+        _failure(result)
+    if not succeeded:
+        raise typer.Exit(ExitCode.JOB_FAILED)
+
+
+def note_if_recorded(result: dict[str, Any], submitted_at: datetime) -> None:
+    """Says on stderr that an answer is the one of an earlier submission with the same job id.
+
+    Args:
+        result: as it came.
+        submitted_at: when the job was sent, by this machine's clock.
+    """
+    queued_at = datetime.fromisoformat(result["queued_at"])
+    if queued_at < submitted_at - CLOCKS_DIFFER:
+        output.note(f"answered from its record: {result['execution_id']} was submitted at {result['queued_at']}")
+
+
+def _summary(result: dict[str, Any]) -> str:
+    """What an execution took, in a line: model, attempts, tokens, cost, time."""
+    count = result["attempts_count"]
+    cost = result["total_cost"]
+    parts = [
+        result["chosen_model"] or result["requested_model"] or "no model",
+        "dry run" if result["dry_run"] else formats.counted(count, "attempt"),
+        f"{result['total_tokens']} tokens" if result["total_tokens"] else "",
+        "cost unknown" if cost is None else formats.dollars(cost),
+        "estimated" if result["cost_basis"] == "estimated" else "",
+        formats.duration(result["duration_ms"]),
+        result["execution_id"],
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _answer(result: dict[str, Any]) -> None:
+    answer: Any = result["output"]
+    if result["dry_run"] and isinstance(answer, dict):
+        planned = cast(list[dict[str, Any]], answer["models"])
+        columns: list[Column[dict[str, Any]]] = [
+            Column("model", lambda one: one["model"]),
+            Column("provider", lambda one: one["provider"]),
+            Column("attempts at most", _planned_attempts, right=True),
+            Column("worst cost of one", lambda one: _planned_cost(one["worst_case_cost"]), right=True),
+        ]
+        output.table(columns, planned)
+    elif isinstance(answer, str):
+        output.write(answer)
+    else:
+        output.json_document(answer)
+
+
+def _planned_attempts(model: dict[str, Any]) -> str:
+    corrections = model["max_corrections"]
+    return f"{model['max_attempts']}{f' + {corrections}' if corrections else ''}"
+
+
+def _planned_cost(cost: str | None) -> str:
+    return "unknown" if cost is None else formats.dollars(cost)
+
+
+def _failure(result: dict[str, Any]) -> None:
+    if isinstance(result["output"], str):
+        output.write(result["output"])  # of an agent with `on_error: message`
+    error = result["error"] or {}
+    reason = result["reason"] or "error"
+    said = error.get("message") or "no reason was given"
+    sys.stderr.write(f"{result['status'].replace('_', '-')}: {reason}: {said}\n")
+    for attempt in result["attempts"]:
+        problem = attempt["error"] or {}
+        status = problem.get("status_code")
+        kind = f"{problem.get('kind', attempt['outcome'])}{f' {status}' if status else ''}"
+        sys.stderr.write(
+            f"  {attempt['number']}. {attempt['model']}: {kind}, {formats.duration(attempt['duration_ms'])}\n"
+        )
+    output.note(_summary(result))
+
+
+def _show_accepted(job_id: str, *, waited_s: float, as_json: bool) -> None:
+    """Prints the id of a job that is not decided yet. Ends the command with a code of its own after a wait."""
+    if as_json:
+        output.json_document({"job_id": job_id, "execution_id": job_id, "status": "accepted"})
+    else:
+        output.write(job_id)
+    if waited_s:
+        output.note(
+            f"accepted, and not decided within {waited_s:g} s; `breakwater executions {job_id}` tells how it ends"
+        )
+        raise typer.Exit(ExitCode.UNDECIDED)
+    output.note("accepted")

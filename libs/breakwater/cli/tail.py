@@ -1,25 +1,55 @@
-"""`breakwater tail`: what happens, while it happens."""
+"""`breakwater tail`: events as lines that people read, or as CloudEvents; live, and from the logs of the bus."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from breakwater.cli import connect, formats, output
 from breakwater.cli.connect import run
 from breakwater.cli.errors import wrong_usage
-from breakwater.cli.plane import DataOption, JsonOption, Plane
-from breakwater.cli.tail_lines import KINDS, Told, cells, cloud_event
+from breakwater.cli.output import Cell, state
+from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
+    from breakwater.contracts.subjects import Stream
+
+KINDS = ("attempts", "executions", "breakers", "budgets", "guards", "alerts", "progress")
+
+_SINGULAR = {kind: kind.removesuffix("s") if kind != "progress" else kind for kind in KINDS}
+_KIND_WIDTH = max(len(name) for name in _SINGULAR.values())
+_AGENT_WIDTH = 16
+_STATE_WIDTH = 15
 _AGENT_IN_SUBJECT = frozenset({"attempts", "executions", "breakers", "guards", "progress"})
+
+BATCH = 500
+"""So many stored messages are read at once."""
+
+TIMEOUT_S = 5.0
+_NOTHING_THERE = "404"
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedEvent:
+    """An event as it came."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def kind(self) -> str:
+        """The second token of the subject, such as `attempts`."""
+        return self.subject.split(".", 2)[1]
 
 
 def tail(
@@ -52,7 +82,7 @@ def tail(
     if not follow and since is None:
         raise wrong_usage("--no-follow without --since shows nothing", "Add --since 10m.")
     begin = formats.since(since, datetime.now(UTC)) if since is not None else None
-    url = Plane(data).nats_url
+    url = PlaneLocation(data).nats_url
     run(_tail(url, agent, kinds, begin, follow=follow, as_json=as_json))
 
 
@@ -71,42 +101,43 @@ async def _tail(
 ) -> None:
     import asyncio
 
-    heard: asyncio.Queue[Told] = asyncio.Queue()
+    received: asyncio.Queue[ReceivedEvent] = asyncio.Queue()
     seen: set[str] = set()
 
-    async def hear(message: Any) -> None:
-        heard.put_nowait(Told(message.subject, message.data, message.headers or {}))
+    async def receive(event: Any) -> None:
+        received.put_nowait(ReceivedEvent(event.subject, event.data, event.headers or {}))
 
     def complain(error: Exception) -> None:
         output.note(f"NATS: {str(error) or type(error).__name__}")
 
     def connection(there: bool) -> None:
-        output.note("connected again; what happened meanwhile was not heard" if there else "connection lost")
+        output.note("connected again; events of the meantime are missing here" if there else "connection lost")
 
     async with connect.bus(url, patient=True, on_error=complain, on_connection=connection) as client:
         if follow:
             # Before the past is read, so that nothing falls between the two.
             for kind in kinds:
-                await client.subscribe(subject_of(kind, agent), cb=hear)
+                await client.subscribe(subject_of(kind, agent), cb=receive)
             await connect.subscribed(client)
         if begin is not None:
             async with aclosing(_past(client, kinds, agent, begin)) as past:
-                async for told in past:
-                    _show(told, agent, as_json=as_json)
-                    if follow and (event_id := told.headers.get("ce-id")):
+                async for message in past:
+                    _show(message, agent, as_json=as_json)
+                    if follow and (event_id := message.headers.get("ce-id")):
                         seen.add(event_id)
         elif not as_json:
             output.note("waiting for events; Ctrl-C ends")
         while follow:
-            told = await heard.get()
-            if seen and told.headers.get("ce-id") in seen:
+            message = await received.get()
+            if seen and message.headers.get("ce-id") in seen:
                 continue
-            _show(told, agent, as_json=as_json)
+            _show(message, agent, as_json=as_json)
 
 
-async def _past(client: Client, kinds: Sequence[str], agent: str | None, begin: datetime) -> AsyncGenerator[Told]:
+async def _past(
+    client: Client, kinds: Sequence[str], agent: str | None, begin: datetime
+) -> AsyncGenerator[ReceivedEvent]:
     """What the logs hold of the kinds, in the order of the logs' own times."""
-    from breakwater.cli.history import stored
     from breakwater.contracts.subjects import Stream
 
     logged = [kind for kind in kinds if kind not in ("alerts", "progress")]
@@ -116,32 +147,65 @@ async def _past(client: Client, kinds: Sequence[str], agent: str | None, begin: 
     if "alerts" in kinds:
         wanted.append((Stream.ALERTS, subject_of("alerts", agent)))
     async with AsyncExitStack() as stack:
-        heads: dict[AsyncGenerator[Told], Told] = {}
+        heads: dict[AsyncGenerator[ReceivedEvent], ReceivedEvent] = {}
         for stream, subject in wanted:
-            source = await stack.enter_async_context(aclosing(stored(client, stream, subject, begin)))
-            if (told := await anext(source, None)) is not None:
-                heads[source] = told
+            source = await stack.enter_async_context(aclosing(_stored(client, stream, subject, begin)))
+            if (message := await anext(source, None)) is not None:
+                heads[source] = message
         while heads:
             source = min(heads, key=lambda source: heads[source].headers["Nats-Time-Stamp"].rstrip("Z"))
-            told = heads.pop(source)
-            if told.kind in kinds:
-                yield told
+            message = heads.pop(source)
+            if message.kind in kinds:
+                yield message
             if (following := await anext(source, None)) is not None:
                 heads[source] = following
 
 
-def _show(told: Told, agent: str | None, *, as_json: bool) -> None:
+async def _stored(client: Client, stream: Stream, subject: str, since: datetime) -> AsyncGenerator[ReceivedEvent]:
+    """The messages of a stream since a time, in order, up to what is there now. Raises BusUnavailable.
+
+    They are read by direct get, which takes no consumer: programs may not create one.
+    """
+    import nats.errors
+
+    from breakwater.bus.errors import BusUnavailable
+    from breakwater.contracts.types import format_time
+
+    start: dict[str, object] = {"start_time": format_time(since)}
+    inbox = client.new_inbox()
+    answers = await client.subscribe(inbox)
     try:
-        event: Any = json.loads(told.data)
+        while True:
+            request = {"batch": BATCH, "next_by_subj": subject, **start}
+            await client.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode(), reply=inbox)
+            while True:
+                try:
+                    message = await answers.next_msg(timeout=TIMEOUT_S)
+                except (TimeoutError, nats.errors.Error) as error:
+                    raise BusUnavailable(f"NATS did not hand out what {stream} holds") from error
+                headers = cast(Mapping[str, str], message.headers or {})
+                if (status := headers.get("Status")) is not None:
+                    break
+                yield ReceivedEvent(headers.get("Nats-Subject", ""), message.data, headers)
+                start = {"seq": int(headers["Nats-Sequence"]) + 1}
+            if status == _NOTHING_THERE or headers.get("Nats-Num-Pending", "0") == "0":
+                return
+    finally:
+        await answers.unsubscribe()
+
+
+def _show(message: ReceivedEvent, agent: str | None, *, as_json: bool) -> None:
+    try:
+        event: Any = json.loads(message.data)
     except ValueError:
-        output.note(f"{told.subject}: is not JSON; skipped")
+        output.note(f"{message.subject}: is not JSON; skipped")
         return
     if agent is not None and event.get("agent") != agent:
         return
     if as_json:
-        output.json_line(cloud_event(told, event))
+        output.json_line(cloud_event(message, event))
     else:
-        output.styled(*cells(told.kind, event, datetime.now(UTC)))
+        output.styled(*cells(message.kind, event, datetime.now(UTC)))
 
 
 def _kinds(events: str | None) -> tuple[str, ...]:
@@ -153,3 +217,144 @@ def _kinds(events: str | None) -> tuple[str, ...]:
         what = ", ".join(unknown) or "an empty list"
         raise wrong_usage(f"--events: {what} is no kind of event", f"There are {', '.join(KINDS)}.")
     return tuple(dict.fromkeys(wanted))
+
+
+def cells(kind: str, event: Mapping[str, Any], now: datetime) -> tuple[Cell, ...]:
+    """The line of an event."""
+    at = event.get("completed_at") or event.get("at")
+    moment = formats.clock(datetime.fromisoformat(at), now) if isinstance(at, str) else ""
+    how, figures = _KINDS.get(kind, _other)(event)
+    agent = str(event.get("agent") or event.get("scope") or "-")
+    name, text = how
+    return (
+        (f"{moment}  ", "dim"),
+        f"{_SINGULAR.get(kind, kind):<{_KIND_WIDTH}}  {agent:<{_AGENT_WIDTH}}  ",
+        state(name, f"{text:<{_STATE_WIDTH}}"),
+        "  " + "  ".join(figure for figure in figures if figure),
+    )
+
+
+def cloud_event(message: ReceivedEvent, event: Mapping[str, Any]) -> dict[str, Any]:
+    """An event with its envelope, as CloudEvents' JSON format has it."""
+    header = message.headers.get
+    made_up = f"{message.subject}/{event.get('state', '')}/{event.get('at', '')}"
+    return {
+        "specversion": "1.0",
+        "id": header("ce-id") or made_up,
+        "type": header("ce-type") or f"breakwater.{_SINGULAR.get(message.kind, message.kind).capitalize()}",
+        "source": header("ce-source") or "breakwater",
+        "time": header("ce-time") or event.get("at"),
+        "subject": message.subject,
+        "data": event,
+    }
+
+
+_Parts = tuple[tuple[str, str], list[str]]
+"""The state, with the text that is shown in its colour, and the figures."""
+
+
+def _attempt(event: Mapping[str, Any]) -> _Parts:
+    outcome = str(event["outcome"])
+    cause = "" if event["cause"] == "first" else f"({event['cause']})"
+    figures = [event["model"], cause, formats.duration(event["duration_ms"]), _cost(event.get("cost"), event)]
+    return (outcome, outcome), [*figures, _error(event)]
+
+
+def _execution(event: Mapping[str, Any]) -> _Parts:
+    status, count, error = str(event["status"]), event["attempts_count"], _error(event)
+    return (status, status), [
+        event.get("chosen_model") or event.get("requested_model") or "",
+        "dry run" if event.get("dry_run") else f"{count} attempt{'' if count == 1 else 's'}",
+        formats.duration(event["duration_ms"]),
+        _cost(event.get("total_cost"), event),
+        str(event["reason"]) if event.get("reason") and not error.startswith(str(event["reason"])) else "",
+        error,
+        event["execution_id"],
+    ]
+
+
+def _breaker(event: Mapping[str, Any]) -> _Parts:
+    to = str(event["to_state"])
+    return (to, to), [event["model"], f"was {event['from_state']}:", event["reason"]]
+
+
+def _guard(event: Mapping[str, Any]) -> _Parts:
+    kind, task, tenant = str(event.get("kind", "")), event.get("task_id"), event.get("tenant")
+    whose = f"task {task}" + (f" of {tenant}" if tenant else "") if task else ""
+    return (kind, kind), [whose, str(event.get("reason", ""))]
+
+
+def _budget(event: Mapping[str, Any]) -> _Parts:
+    kind, limit = str(event["kind"]), event.get("limit")
+    scope = str(event["scope"])
+    whose = {"agent": f"agent:{event.get('agent')}", "tenant": f"tenant:{event.get('tenant')}"}.get(scope, scope)
+    when = f"{whose}/{event['window']} {event['period']}"
+    if kind in {"raised", "raise_ended", "repaired"}:
+        was, now = event.get("previous"), event["total"] if kind == "repaired" else limit
+        change = f"{formats.dollars(was)} is now {formats.dollars(now)}" if was is not None and now is not None else ""
+        return (kind, kind), [when, change, str(event.get("reason") or "")]
+    spent = formats.dollars(event["total"]) + (f" of {formats.dollars(limit)}" if limit is not None else "")
+    refuses = kind == "hard_cap" and event["enforcement"] == "hard"
+    # A hard cap refuses what does not fit before it is spent.
+    percent = event["threshold_percent"]
+    passed = "" if refuses and Decimal(event["total"]) < Decimal(limit or 0) else f"passed {percent} %"
+    return (kind, kind), [when, spent, passed, "calls that do not fit are refused" if refuses else ""]
+
+
+def _alert(event: Mapping[str, Any]) -> _Parts:
+    change, count = str(event.get("change", "")), event.get("count", 1)
+    times = f"{count:,} times" if count > 1 else ""
+    status = str(event.get("status", ""))
+    by = event.get("resolved_by") if status == "resolved" else event.get("acknowledged_by")
+    # An incident that was acknowledged is acknowledged; of the other changes the status tells more.
+    stands = "" if status == change else status
+    return (event["severity"], event["event"]), [
+        change,
+        stands,
+        f"by {by}" if by and change == status else "",
+        times,
+        event["title"],
+        event.get("incident_id", ""),
+    ]
+
+
+def _progress(event: Mapping[str, Any]) -> _Parts:
+    attempt = event.get("attempt")
+    name = str(event["state"])
+    return (name, name), [
+        event.get("model") or "",
+        f"attempt {attempt}" if attempt else "",
+        event.get("detail") or "",
+        event["execution_id"],
+    ]
+
+
+def _other(event: Mapping[str, Any]) -> _Parts:
+    return ("", ""), [str(event.get("reason") or event.get("title") or "")]
+
+
+_KINDS: Mapping[str, Callable[[Mapping[str, Any]], _Parts]] = {
+    "attempts": _attempt,
+    "executions": _execution,
+    "breakers": _breaker,
+    "guards": _guard,
+    "budgets": _budget,
+    "alerts": _alert,
+    "progress": _progress,
+}
+
+
+def _cost(cost: str | None, event: Mapping[str, Any]) -> str:
+    if cost is None:
+        # A call that was never made has no cost to be unknown.
+        return "" if event.get("short_circuited") else "cost unknown"
+    return formats.dollars(cost)
+
+
+def _error(event: Mapping[str, Any]) -> str:
+    error = event.get("error")
+    if not error:
+        return ""
+    status = f" {error['status_code']}" if error.get("status_code") else ""
+    first_line = str(error["message"]).splitlines()[0] if error["message"] else ""
+    return f"{error['kind']}{status}: {first_line}"

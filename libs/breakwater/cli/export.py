@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -14,14 +15,21 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from breakwater.cli import connect, formats, output, parquet
+from breakwater.cli import connect, formats, output
 from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, unreachable, wrong_usage
-from breakwater.cli.export_progress import Progress, size
-from breakwater.cli.plane import DataOption, JsonOption, Plane
+from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 
 SILENCE_S = 120.0
 """How long nothing may come, before the first byte or between two. A server that hangs looks like one that works."""
+
+_AGAIN = "\r\x1b[K"
+"""Begins the terminal's line again."""
+
+_REPORTED_EVERY_S = {True: 0.2, False: 10.0}
+"""Progress, on a terminal and elsewhere."""
+
+_LEAST_PARQUET_BYTES = 12
 
 STDOUT = Path("-")
 MOST_NAMED = 10
@@ -55,6 +63,7 @@ class Written:
     """What was exported."""
 
     rows: int
+    """Of Parquet those that were there when the export began; rows may be stored while it runs."""
     bytes: int
     file: str | None
     """None where there were no rows, or they went to stdout."""
@@ -108,7 +117,7 @@ def export(
     begin, end = _range(since, until)
     ended = None if status is None else status.value
     rows, parameters = where(what.value, since=begin, until=end, agent=agent, status=ended)
-    url = Plane(data).clickhouse_url
+    url = PlaneLocation(data).clickhouse_url
     written = run(_export(_Wanted(url, what, form, rows, parameters, target)))
     if as_json:
         output.json_document(written)
@@ -179,17 +188,16 @@ async def _export(wanted: _Wanted) -> Written:
             **({} if already else {"readonly": 2}),
         }
         sql = statement(wanted.what.value, wanted.form.value, wanted.rows)
-        progress = Progress(formats.counted(total, wanted.what.value[:-1]), counts=wanted.form is Form.JSONL)
+        progress = Progress(wanted.what, wanted.form, total)
         chunks = analytics.raw_stream(sql, wanted.parameters, settings)
         if wanted.target == STDOUT:
             await _to_stdout(chunks, progress)
-            return Written(progress.rows if wanted.form is Form.JSONL else total, progress.bytes, None)
+            return Written(progress.rows, progress.bytes, None)
         with _replacing(wanted.target) as file:
             await _copy(chunks, file, progress)
-            rows = parquet.rows_in(file) if wanted.form is Form.PARQUET else progress.whole_rows
-            if rows is None:
+            if not progress.whole:
                 raise unreachable(f"ClickHouse broke off in the middle of its answer; {wanted.target} is not written")
-        return Written(rows, progress.bytes, str(wanted.target))
+        return Written(progress.rows, progress.bytes, str(wanted.target))
 
 
 async def _copy(chunks: AsyncGenerator[bytes], file: BinaryIO, progress: Progress) -> None:
@@ -224,3 +232,53 @@ def _replacing(target: Path) -> Generator[BinaryIO]:
         raise CliError("not_written", f"{target} can't be written: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+class Progress:
+    """Counts what came, and reports it on stderr."""
+
+    def __init__(self, what: What, form: Form, total: int) -> None:
+        """Begins; `total` is how many rows are expected."""
+        self.bytes = 0
+        self._lines = 0
+        self._total = total
+        self._of = formats.counted(total, what.value[:-1])
+        self._form = form
+        self._last = b""
+        self._drawn = output.is_terminal(sys.stderr)
+        self._every_s = _REPORTED_EVERY_S[self._drawn]
+        self._next = time.monotonic()
+
+    @property
+    def rows(self) -> int:
+        """How many rows have come: in JSON lines as counted, in Parquet as expected."""
+        return self._lines if self._form is Form.JSONL else self._total
+
+    @property
+    def whole(self) -> bool:
+        """Whether what came ends as a whole file does: with a whole line, or with Parquet's mark behind its footer."""
+        if self._form is Form.JSONL:
+            return self._last.endswith(b"}\n")
+        return self._last == b"PAR1" and self.bytes >= _LEAST_PARQUET_BYTES
+
+    def on(self, chunk: bytes) -> None:
+        """Bytes were written."""
+        self.bytes += len(chunk)
+        self._last = (self._last + chunk[-4:])[-4:]
+        counts = self._form is Form.JSONL
+        self._lines += chunk.count(b"\n") if counts else 0
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._every_s
+            text = f"{self._lines:,} of {self._of}" if counts else f"exporting {self._of}"
+            sys.stderr.write(f"{_AGAIN}{text}, {size(self.bytes)}" if self._drawn else f"{text}, {size(self.bytes)}\n")
+            sys.stderr.flush()
+
+    def over(self) -> None:
+        """No more will come."""
+        if self._drawn:
+            sys.stderr.write(_AGAIN)
+
+
+def size(count: int) -> str:
+    """Bytes as people read them."""
+    return f"{count:,} bytes" if count < 10_000 else f"{count / 1e6:,.1f} MB"
