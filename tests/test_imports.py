@@ -14,7 +14,6 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CIRCLES_LEFT = {
-    ("breakwater.cli.output", "breakwater.cli.drawn_table"),
     ("breakwater.cli.demo.display", "breakwater.cli.demo.screen"),
 }
 
