@@ -29,7 +29,7 @@ INSTEAD = {
 DOUBLES_LEFT = {
     *("Answers", "Breakers", "BudgetBooks", "Budgets", "Channel", "Comparison", "Door", "Drawn", "Ended", "Figures"),
     *("Found", "Grant", "Incidents", "Letter", "Line", "Pages", "Plan", "Plane", "Posts", "Problem", "Progress"),
-    *("Refused", "Span", "Standing", "Stored", "Tile", "Told", "Usage"),
+    *("ForkServer", "Refused", "Span", "Standing", "Stored", "Tile", "Told", "Usage"),
 }
 """Being renamed by those whose rooms they are in."""
 PLACES_LEFT = (

@@ -12,10 +12,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics import breakdown, costs, overview, search
+from breakwater.analytics.breakdown import refusals
 from breakwater.analytics.costs import RetryFigures
 from breakwater.analytics.overview import WindowTotals
-from breakwater.analytics.refusals import refusals
-from breakwater.analytics.search_filters import Filters
+from breakwater.analytics.search import Filters
 from breakwater.contracts.api import AgentHealth, AgentQueue, BreakerStatus, Queues
 from breakwater.contracts.types import is_identifier
 from services.console import tiles, words

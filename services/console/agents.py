@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics import overview
+from breakwater.analytics.breakdown import RefusalLine, refusals
 from breakwater.analytics.overview import AgentLine, WindowTotals
-from breakwater.analytics.refusals import RefusalLine, refusals
 from breakwater.contracts.api import AgentHealth, AgentQueue, Queues
 from services.console import agent
 from services.console.history import sparks

@@ -12,9 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics.facets import facets
-from breakwater.analytics.search import count, search
-from breakwater.analytics.search_filters import Cursor, Filters
+from breakwater.analytics.search import Cursor, Filters, count, facets, search
 from breakwater.analytics.window import Window
 from breakwater.contracts.execution import Status
 from breakwater.contracts.types import NANO_PER_USD

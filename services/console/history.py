@@ -8,8 +8,8 @@ from datetime import timedelta
 
 from markupsafe import Markup
 
+from breakwater.analytics.breakdown import RefusalLine
 from breakwater.analytics.overview import Bucket, Spark
-from breakwater.analytics.refusals import RefusalLine
 from breakwater.analytics.window import Window
 from services.console import charts, words
 

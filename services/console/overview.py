@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics import breakdown, costs, overview
+from breakwater.analytics.breakdown import refusals
 from breakwater.analytics.costs import Spender, SpendLine
-from breakwater.analytics.refusals import refusals
 from breakwater.contracts.api import ServiceQueue
 from breakwater.contracts.subjects import decode_token
 from services.console import tiles

@@ -5,7 +5,7 @@ from datetime import timedelta
 from itertools import pairwise
 
 from breakwater.analytics import rows, schema
-from breakwater.policy.error_identity import error_identity
+from breakwater.policy.classify import error_identity
 from breakwater.policy.record import totals
 from tests.analytics.made import END, SMALL, made
 from tests.bench.history import History

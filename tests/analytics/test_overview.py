@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.analytics import breakdown, costs, facets, overview, rows, schema
+from breakwater.analytics import breakdown, costs, overview, rows, schema, search
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.overview import Bucket, Spark, WindowTotals
 from breakwater.analytics.window import Window
@@ -227,7 +227,7 @@ async def test_who_spent_what_is_told_the_dearest_first(filled: Analytics, histo
 
 
 async def test_facets_are_what_there_is_the_most_frequent_first(filled: Analytics, history: Made) -> None:
-    found = await facets.facets(filled, SOME)
+    found = await search.facets(filled, SOME)
     seen = [one for one in history.executions if SOME.start <= one.completed_at < SOME.end]
 
     def counted(values: list[str | None]) -> tuple[tuple[str, int], ...]:
@@ -252,7 +252,7 @@ async def test_nothing_happened_is_told_as_zero(filled: Analytics) -> None:
         assert await nothing(filled, EMPTY) == ()
     assert await costs.retries(filled, EMPTY) == costs.RetryFigures(0, 0, 0, 0, 0, 0)
     assert await costs.spend_by(filled, EMPTY, "tenant") == ()
-    assert await facets.facets(filled, EMPTY) == facets.Facets((), (), (), (), ())
+    assert await search.facets(filled, EMPTY) == search.Facets((), (), (), (), ())
 
 
 async def test_who_cancels_has_neither_failed_nor_succeeded(analytics: Analytics) -> None:

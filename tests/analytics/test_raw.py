@@ -4,9 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from breakwater.analytics.client import Analytics
+from breakwater.analytics.client import Analytics, BrokenOffError, whole
 from breakwater.analytics.errors import QueryFailed
-from breakwater.analytics.raw import BrokenOffError, whole
 
 
 async def pieces(data: bytes, size: int) -> AsyncIterator[bytes]:

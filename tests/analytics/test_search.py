@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from breakwater.analytics import rows, schema, search
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.search_filters import Cursor, Filters
+from breakwater.analytics.search import Cursor, Filters
 from breakwater.contracts.execution import Execution
 from tests.analytics.made import END, Made, connected, filled_database, made
 from tests.analytics.samples import NOON, RATE_LIMITED, execution

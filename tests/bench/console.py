@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from breakwater.analytics.client import Analytics, connect
-from breakwater.analytics.search import Page
-from breakwater.analytics.search_filters import Cursor
+from breakwater.analytics.search import Cursor, Page
 from breakwater.analytics.window import Window
 from tests.bench.console_cases import CASES, Case, Moment
 from tests.bench.history import History, load

@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from breakwater.analytics import breakdown, burn, costs, facets, incidents, overview, queries, search, transitions
+from breakwater.analytics import breakdown, burn, costs, incidents, overview, queries, search, transitions
+from breakwater.analytics.breakdown import refusals
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.refusals import refusals
-from breakwater.analytics.search_filters import Cursor, Filters
+from breakwater.analytics.search import Cursor, Filters
 from breakwater.analytics.window import Window
 from breakwater.contracts.events import Window as BudgetWindow
 from breakwater.contracts.types import ms_from_time, time_from_ms
@@ -87,7 +87,7 @@ CASES: list[Case] = [
     Case("costs.spend_by model", lambda a, m: costs.spend_by(a, m.window, "model")),
     Case("refusals", lambda a, m: refusals(a, m.window)),
     Case("refusals of an agent", lambda a, m: refusals(a, m.window, agent=AGENT)),
-    Case("facets.facets", lambda a, m: facets.facets(a, m.window)),
+    Case("search.facets", lambda a, m: search.facets(a, m.window)),
     Case("search.count", lambda a, m: search.count(a, _all(m))),
     Case("search.count of a tenant", lambda a, m: search.count(a, _all(m, tenant="acme"))),
     Case("search, page 1", lambda a, m: search.search(a, _all(m))),

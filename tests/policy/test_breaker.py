@@ -28,7 +28,7 @@ from breakwater.policy.breaker import (
     reset,
 )
 from breakwater.policy.breaker_rules import ALL, MAX_KEPT, BreakerKey, BreakerRules, Preset
-from breakwater.policy.error_identity import error_identity
+from breakwater.policy.classify import error_identity
 
 NOW = 1_795_000_000_000
 A, B, C = "a3f1b2c4", "0badc0de", "5eed0002"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.policy.error_identity import MAX_END, MAX_LENGTH, error_identity, normalised
+from breakwater.policy.classify import MAX_END, MAX_LENGTH, error_identity, normalised
 
 SEED = "TypeError: Cannot read property 'id' of undefined at UserController (/src/controllers/user.ts:{})"
 

@@ -11,8 +11,7 @@ from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from breakwater.config import ConfigError, parse_config
-from breakwater.policy.output import Invalid, OutputGuard, OutputRules, Valid, correction_message
-from breakwater.policy.output_schemas import ready_schemas
+from breakwater.policy.output import Invalid, OutputGuard, OutputRules, Valid, correction_message, ready_schemas
 
 POINT: dict[str, Any] = {
     "type": "object",

@@ -12,9 +12,8 @@ import pytest
 from aiohttp import web
 
 from breakwater.providers.anthropic import AnthropicSettings
-from breakwater.providers.azure import AzureSettings
 from breakwater.providers.base import Answer, Call, CallFailed, HttpSettings
-from breakwater.providers.openai import OpenAISettings
+from breakwater.providers.openai import AzureSettings, OpenAISettings
 from breakwater.secret_refs import SecretRef
 
 KEY = "sk-planted-0123456789"

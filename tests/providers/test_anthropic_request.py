@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from breakwater.policy.classify import HttpFailure
-from breakwater.providers.anthropic_request import request_body
+from breakwater.providers.anthropic import request_body
 from breakwater.providers.base import CallFailed
 from tests.providers.kit import call
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from breakwater.providers.anthropic_schema import closed_schema
+from breakwater.providers.anthropic import closed_schema
 
 TEXT = {"type": "string"}
 

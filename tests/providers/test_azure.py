@@ -5,8 +5,8 @@ from aiohttp import web
 
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.policy.price import Usage
-from breakwater.providers.azure import AzureSettings
 from breakwater.providers.base import Answer
+from breakwater.providers.openai import AzureSettings
 from tests.flow.kit import USAGE, model
 from tests.providers.kit import KEY, answering, call, perform, settings
 

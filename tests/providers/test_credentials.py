@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from breakwater.errors import ConfigError
-from breakwater.providers.credentials import Credential
+from breakwater.providers.http import Credential
 from breakwater.secret_refs import SecretRef
 
 OLD, NEW = "sk-old-secret-1", "sk-new-secret-2"

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from breakwater.config import ConfigError, parse_config
-from breakwater.config.checks import named_secrets
+from breakwater.config.load import named_secrets
 from breakwater.providers.registry import KINDS
 
 BASE = "agents: {a: {model: m, provider: p}}\nproviders:\n  p: "

@@ -13,7 +13,7 @@ from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.figures import SETTINGS, whole_sum
+from breakwater.analytics.window import SETTINGS, whole_sum
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import scope_keys
 from breakwater.policy.periods import Period, period

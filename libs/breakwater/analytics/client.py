@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
+from aiohttp import ClientError
 from clickhouse_connect.datatypes.registry import get_from_name
 from clickhouse_connect.driver import create_async_client, options
 from clickhouse_connect.driver.asyncclient import AsyncClient
@@ -23,8 +24,50 @@ from clickhouse_connect.driver.transform import NativeTransform
 from pydantic import SecretStr
 
 from breakwater import background
-from breakwater.analytics import raw, schema
+from breakwater.analytics import schema
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed, RowsRejected
+
+_TAIL = 32 * 1024
+"""The server writes at most 16 KiB about an error."""
+
+_MARKED = re.compile(rb"\r\n__exception__\r\n(\w+)\r\n(.*)\n\d+ \1\r\n__exception__\r\n\Z", re.DOTALL)
+_PLAIN = re.compile(rb"(Code: \d+\. DB::Exception: [^\n]*\(version [^\n]*\))\n?\Z")
+"""No row ends so: one of JSON ends with a brace, and a Parquet file with its mark."""
+
+
+class BrokenOffError(Exception):
+    """The server gave up; the text is its own, with `Code: N.` at its beginning."""
+
+
+async def whole(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
+    """Hands bytes on, the last ones only when it is known that the answer is whole.
+
+    Raises:
+        BrokenOffError: the server says what went wrong.
+        AnalyticsUnavailable: the connection broke.
+    """
+    held = b""
+    try:
+        async for chunk in chunks:
+            held += chunk
+            if len(held) > 2 * _TAIL:
+                yield held[:-_TAIL]
+                held = held[-_TAIL:]
+    except ClientError as error:
+        _complain(held)
+        raise AnalyticsUnavailable(
+            f"ClickHouse broke off in the middle of its answer: {str(error) or type(error).__name__}"
+        ) from error
+    _complain(held)
+    yield held
+
+
+def _complain(held: bytes) -> None:
+    if found := _MARKED.search(held):
+        raise BrokenOffError(found[2].decode(errors="replace"))
+    if found := _PLAIN.search(held):
+        raise BrokenOffError(found[1].decode(errors="replace"))
+
 
 DEFAULT_DATABASE = "breakwater"
 CONNECT_TIMEOUT_S = 5.0
@@ -221,7 +264,7 @@ class Analytics:
             answer = await client.raw_stream(sql, parameters=dict(parameters or {}), settings=dict(settings or {}))
             async with (
                 answer as chunks,
-                aclosing(raw.whole(cast(AsyncIterable[bytes], chunks))) as checked,
+                aclosing(whole(cast(AsyncIterable[bytes], chunks))) as checked,
             ):
                 async for chunk in checked:
                     yield chunk
@@ -404,12 +447,12 @@ def _translated() -> Generator[None]:
     """The driver's errors as ours."""
     try:
         yield
-    except (ClickHouseError, raw.BrokenOffError) as error:
+    except (ClickHouseError, BrokenOffError) as error:
         text = _VERSION.sub("", _ADDED_BY_DRIVER.sub("", str(error)))
         # Without the hundred kinds of statement that ClickHouse knows, which it lists after a typing error.
         message = _GRAMMAR.sub(" ", text.partition("DB::Exception: ")[2] or text)
         code: int | None = getattr(error, "code", None)
-        if isinstance(error, raw.BrokenOffError) and (numbered := _CODE.match(text)):
+        if isinstance(error, BrokenOffError) and (numbered := _CODE.match(text)):
             code = int(numbered[1])
         if isinstance(error, ProgrammingError | DataError) and code is None:
             raise QueryFailed(REFUSED_BY_DRIVER, message) from error

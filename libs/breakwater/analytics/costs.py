@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.figures import CALLED, ENDED, SETTINGS, known_sum, whole_sum, within
-from breakwater.analytics.window import Window
+from breakwater.analytics.window import CALLED, ENDED, SETTINGS, Window, known_sum, whole_sum, within
 
 WASTE = f"""
 SELECT agent, cause, sum(amount) AS cost, count() AS executions

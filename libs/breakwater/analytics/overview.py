@@ -20,8 +20,7 @@ from datetime import datetime
 from typing import Any
 
 from breakwater.analytics.client import Analytics, ResultSet
-from breakwater.analytics.figures import CALLED, ENDED, SETTINGS, known_sum, within
-from breakwater.analytics.window import Window
+from breakwater.analytics.window import CALLED, ENDED, SETTINGS, Window, known_sum, within
 
 SPARKS = 24
 """Points of an agent's small chart."""

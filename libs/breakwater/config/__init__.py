@@ -2,11 +2,16 @@
 
 from breakwater.config.agents import Agent, AgentDefaults, CacheRules
 from breakwater.config.alerts import AlertChannel, Alerts, PythonChannel, SlackChannel, WebhookChannel
-from breakwater.config.checks import named_secrets, objection, unreadable_secrets, unusable_programs
-from breakwater.config.clickhouse import ClickHouse, RetentionDays
-from breakwater.config.live import LiveCaps
-from breakwater.config.load import load_config, parse_config
-from breakwater.config.models import BudgetSettings, Config, Limits, ModelSettings
+from breakwater.config.load import (
+    LiveCaps,
+    load_config,
+    named_secrets,
+    objection,
+    parse_config,
+    unreadable_secrets,
+    unusable_programs,
+)
+from breakwater.config.models import BudgetSettings, ClickHouse, Config, Limits, ModelSettings, RetentionDays
 from breakwater.errors import ConfigError
 from breakwater.secret_refs import SecretRef
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import structlog
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from breakwater.config.errors import hint
-from breakwater.config.models import Config
+from breakwater.callables import load_callable
+from breakwater.config.agents import params_objection
+from breakwater.config.models import Config, hint, listing
+from breakwater.contracts.job import Job
+from breakwater.contracts.validation import FieldError
 from breakwater.errors import ConfigError
+from breakwater.policy.budget import CapTable
 from breakwater.providers.registry import KINDS
+from breakwater.secret_refs import SecretRef
 
 
 def load_config(path: Path) -> Config:
@@ -97,15 +104,6 @@ def _explain(problem: Mapping[str, Any]) -> list[str]:
     return [f"{path}: {message}{shown}"]
 
 
-_WORDS = (
-    (re.compile(r"^Input should be"), "should be"),
-    (re.compile(r"^should be a valid dictionary( or instance of \w+)?$"), "should be settings, as in {name: value}"),
-    (re.compile(r"^should be a valid (tuple|list)$"), "should be a list, as in [one, two]"),
-    (re.compile(r"^(Tuple|List) should have at least (\d+) items? after .*$"), r"should have at least \2 item"),
-)
-"""What pydantic says of Python's types, as said of YAML's."""
-
-
 def _written(location: Iterable[object]) -> tuple[tuple[str, ...], type[BaseModel] | None]:
     """A location as it stands in the file, and what can be set for the kind of provider that it is in.
 
@@ -142,3 +140,133 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     if get_origin(annotation) is dict:
         return None
     return next((model for item in get_args(annotation) if (model := _model_in(item))), None)
+
+
+def unreadable_secrets(config: Config) -> tuple[str, ...]:
+    """The secrets that the config names and that can't be read here: where each is named, and what is wrong."""
+    problems: list[str] = []
+    for path, secret in named_secrets(config):
+        try:
+            secret.read()
+        except ConfigError as error:
+            problems.append(f"  {path}: {error}")
+    return tuple(problems)
+
+
+def unusable_programs(config: Config) -> tuple[str, ...]:
+    """The programs and callables that the config names and that can't be used here, and why."""
+    problems: list[str] = []
+    for name, provider in config.providers.items():
+        if provider.local:
+            try:
+                provider.open()
+            except ConfigError as error:
+                problems.append(f"  providers.{name}: {error}")
+    for name, channel in config.alerts.channels.items():
+        if channel.python is not None:
+            try:
+                load_callable(channel.python.callable)
+            except ConfigError as error:
+                problems.append(f"  alerts.channels.{name}.python.callable: {error}")
+    return tuple(problems)
+
+
+def named_secrets(config: Config) -> Iterator[tuple[str, SecretRef]]:
+    """Every secret that the config names, with its place there."""
+    for name, provider in config.providers.items():
+        for place, secret in provider.secrets().items():
+            yield f"providers.{name}.{place}", secret
+    yield from config.alerts.secrets()
+
+
+def objection(config: Config, job: Job) -> FieldError | None:
+    """Why a job that is valid by itself can't be run by its (configured) agent; None where it can."""
+    agent = config.agents[job.agent]
+    if (problem := params_objection(job.params)) is not None:
+        return FieldError(f"params.{problem.path}", problem.message)
+    allowed = {*agent.chain, *agent.allowed_models}
+    named = [("model", job.model), *((f"fallback_models.{i}", m) for i, m in enumerate(job.fallback_models or ()))]
+    for path, model in named:
+        if model is None:
+            continue
+        if "*" not in allowed and model not in allowed:
+            known = listing(allowed)
+            return FieldError(path, f"{model!r} is not allowed for agent {job.agent!r}; allowed are {known}")
+        provider = config.provider_name(agent, model)
+        if provider not in config.providers:
+            return FieldError(path, f"no provider is known for {model!r}; known are {listing(config.providers)}")
+        if model not in allowed and config.is_local(provider):
+            return FieldError(path, f"{model!r} is a program, and has to be allowed by its name")
+    if job.input is not None:
+        chain = agent.chain_for(job)
+        if any(not config.is_local(config.provider_name(agent, model)) for model in chain):
+            return FieldError("input", f"agent {job.agent!r} is a chat agent and takes prompt or messages")
+    return None
+
+
+LOOK_EVERY_S = 1.0
+
+
+class LiveCaps:
+    """The caps that hold now. Called, it gives them."""
+
+    def __init__(self, config: Config, path: Path | None = None) -> None:
+        """Takes the config that was read, and where from."""
+        self._config = config
+        self._table = config.caps
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None  # it may have been edited since it was read
+        self._changed: tuple[int, int, int] | None = None
+
+    def __call__(self) -> CapTable:
+        """The caps that hold now."""
+        return self._table
+
+    async def run(self) -> None:
+        """Looks at the file every second, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            self.look()
+
+    def look(self) -> None:
+        """Takes the caps over if the file has changed. One that can't be read or is wrong changes nothing."""
+        stamp = self._stamp()
+        if stamp == self._seen or stamp is None or self._path is None:
+            return
+        if stamp != self._changed:
+            # Taken over when it is the same at the next look: half of a file may be a valid one.
+            self._changed = stamp
+            return
+        log = structlog.get_logger()
+        try:
+            changed = load_config(self._path)
+        except ConfigError as error:
+            self._seen = stamp
+            log.warning("config_not_taken_over", error=str(error), effect="the caps stay as they were")
+            return
+        if self._stamp() != stamp:
+            return
+        self._seen = stamp
+        if changed.budgets.timezone != self._config.budgets.timezone:
+            log.warning("config_not_taken_over", error="budgets.timezone has changed", remedy="restart the services")
+            return
+        # An agent that is gone from the file is served until the restart, and under its cap.
+        caps = changed.caps
+        caps = CapTable(caps.total, {**self._table.agents, **caps.agents}, caps.tenants)
+        if caps != self._table:
+            self._table = caps
+            log.info("caps_changed", file=str(self._path))
+        agents = {name: agent.model_copy(update={"budget": None}) for name, agent in changed.agents.items()}
+        known = {name: agent.model_copy(update={"budget": None}) for name, agent in self._config.agents.items()}
+        rest = {"agents": agents, "budgets": None}
+        if changed.model_copy(update=rest) != self._config.model_copy(update={"agents": known, "budgets": None}):
+            log.warning("config_changed", effect="only caps are taken over", remedy="restart the services for the rest")
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        if self._path is None:
+            return None
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None  # being replaced, or gone: what was read holds
+        return found.st_mtime_ns, found.st_size, found.st_ino

@@ -24,10 +24,9 @@ from pydantic import Field, JsonValue, field_validator
 from breakwater.contracts.types import Message
 from breakwater.policy.redaction.document import DocumentRedactor
 from breakwater.policy.redaction.finders import TooMuchWorkError, Work
-from breakwater.policy.redaction.names import SecretNames, squashed
 from breakwater.policy.redaction.regex import own
-from breakwater.policy.redaction.scanner import Scanner
-from breakwater.policy.redaction.text import TextRedactor
+from breakwater.policy.redaction.scanner import Scanner, TextRedactor
+from breakwater.policy.redaction.values import SecretNames, squashed
 
 
 class RedactionRules(Message):

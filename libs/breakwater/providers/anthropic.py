@@ -2,17 +2,320 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import orjson
 from pydantic import Field, JsonValue
 
-from breakwater.policy.price import Usage
-from breakwater.providers.anthropic_request import request_body
+from breakwater.policy.price import Usage, max_tokens_of
 from breakwater.providers.base import URL, ApiVersion, Call, HttpSettings, Provider
-from breakwater.providers.wire import UnusableAnswerError, count, fields
+from breakwater.providers.wire import UnusableAnswerError, count, fields, refused
+
+_KEPT = ("title", "description", "enum", "const", "format", "default")
+_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"})
+
+
+class _InexpressibleError(Exception):
+    """The schema allows what a closed one can't."""
+
+
+def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The nearest schema that structured outputs can hold a model to; None where there is none.
+
+    Bounds of numbers, lengths and patterns are left out, so answers are still to be checked against the whole schema.
+    Objects are closed; references are put in place. An object without named properties, a recursive schema and the
+    intersection of objects (`allOf`) can't be expressed.
+
+    Source: the limits of JSON schema that Anthropic documents for structured outputs.
+    """
+    try:
+        return _closed(schema, schema, ())
+    except _InexpressibleError:
+        return None
+
+
+def _closed(schema: Any, root: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(schema, Mapping):
+        raise _InexpressibleError  # `true` allows anything
+    here = cast(Mapping[str, Any], schema)
+    if isinstance(ref := here.get("$ref"), str):
+        if ref in within:
+            raise _InexpressibleError
+        more = {name: value for name, value in here.items() if name in ("title", "description")}
+        return _closed(_at(root, ref), root, (*within, ref)) | more
+    variants = here.get("anyOf", here.get("oneOf"))
+    if "allOf" in here or (variants is not None and "properties" in here):
+        raise _InexpressibleError  # closed objects have no intersection
+    closed = {name: here[name] for name in _KEPT if name in here}
+    if closed.get("format") not in _FORMATS:
+        closed.pop("format", None)
+    if variants is not None:
+        return closed | {"anyOf": [_closed(variant, root, within) for variant in variants]}
+    if "enum" not in closed and "const" not in closed:
+        closed |= _typed(here, root, within)
+    return closed
+
+
+def _typed(here: Mapping[str, Any], root: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+    kind = here.get("type", "object" if "properties" in here else None)
+    if isinstance(kind, list):
+        return {"anyOf": [_typed({**here, "type": one}, root, within) for one in cast(list[Any], kind)]}
+    match kind:
+        case "object":
+            properties = here.get("properties")
+            if not isinstance(properties, Mapping) or not properties:
+                raise _InexpressibleError
+            named = cast(Mapping[str, Any], properties)
+            return {
+                "type": "object",
+                "properties": {name: _closed(value, root, within) for name, value in named.items()},
+                "required": [name for name in here.get("required", ()) if name in named],
+                "additionalProperties": False,
+            }
+        case "array":
+            items = _closed(here.get("items"), root, within)
+            return {"type": "array", "items": items, **({"minItems": 1} if here.get("minItems") else {})}
+        case "string" | "integer" | "number" | "boolean" | "null":
+            return {"type": kind}
+        case _:
+            raise _InexpressibleError
+
+
+def _at(root: Mapping[str, Any], ref: str) -> Any:
+    """What a reference inside the same document means."""
+    found: Any = root
+    for step in ref.removeprefix("#").split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if not ref.startswith("#") or not isinstance(found, Mapping) or name not in found:
+            raise _InexpressibleError
+        found = cast(Mapping[str, Any], found)[name]
+    return found
+
+
+Block = dict[str, Any]
+DEFAULT_MAX_TOKENS = 4096
+"""Anthropic requires a limit; the worker always gives one."""
+
+_NO_COUNTERPART: Mapping[str, Any] = {
+    "audio": ...,
+    "frequency_penalty": 0,
+    "function_call": ...,
+    "functions": ...,
+    "logit_bias": {},
+    "logprobs": False,
+    "modalities": ["text"],
+    "n": 1,
+    "prediction": ...,
+    "presence_penalty": 0,
+    "prompt_cache_key": ...,
+    "prompt_cache_retention": ...,
+    "safety_identifier": ...,
+    "seed": ...,
+    "store": False,
+    "top_logprobs": 0,
+    "verbosity": ...,
+    "web_search_options": ...,
+}
+"""OpenAI's params that Anthropic does not know, each with the value that asks for nothing."""
+_TRANSLATED = frozenset(
+    {
+        "max_completion_tokens",
+        "max_tokens",
+        "parallel_tool_calls",
+        "reasoning_effort",
+        "response_format",
+        "stop",
+        "system",
+        "tool_choice",
+        "tools",
+        "user",
+    }
+)
+
+
+def request_body(call: Call) -> dict[str, Any]:
+    """Translates a call.
+
+    Messages: system and developer messages become `system`; tool calls and their results become blocks; consecutive
+    messages of one role become one. `cache_control` is kept, on parts and on whole messages. A participant's `name`
+    has no counterpart and is left out.
+
+    Params: OpenAI's are translated; those of Anthropic's own (`thinking`, `top_k`, `metadata`, …) are passed on, and so
+    is what neither is known to have: Anthropic names what it does not take.
+
+    The schema of an answer goes into `output_config.format`, Anthropic's structured outputs, which newer models have
+    (set `output.native: false` for others). A schema that they can't express is not sent; the answer is checked all
+    the same.
+
+    Raises:
+        CallFailed: the call asks for what only OpenAI knows. Leaving it out would answer another question.
+    """
+    params: dict[str, Any] = {name: value for name, value in call.params.items() if value is not None}
+    for name, nothing in _NO_COUNTERPART.items():
+        if name in params and params.pop(name) != nothing:
+            raise refused(f"the param {name!r} is not known to Anthropic")
+    system, turns = _conversation(call.messages)
+    system = [*_blocks(params.get("system")), *system]
+    body: dict[str, Any] = {
+        **{name: value for name, value in params.items() if name not in _TRANSLATED},
+        "model": call.model,
+        "messages": turns,
+        "max_tokens": max_tokens_of(params, DEFAULT_MAX_TOKENS),
+        **({"system": system} if system else {}),
+        **_tools(params),
+    }
+    if "stop" in params:
+        stop = params["stop"]
+        body["stop_sequences"] = [stop] if isinstance(stop, str) else stop
+    if "user" in params:
+        body["metadata"] = {"user_id": params["user"], **fields(params.get("metadata"))}
+    output = _output_config(call, params)
+    return body | {"output_config": output} if output else body
+
+
+def _conversation(messages: Iterable[Mapping[str, Any]]) -> tuple[list[Block], list[dict[str, Any]]]:
+    system: list[Block] = []
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        match message.get("role"):
+            case "system" | "developer":
+                system += _marked(_blocks(message.get("content")), message)
+                continue
+            case "user":
+                role, blocks = "user", _blocks(message.get("content"))
+            case "assistant":
+                role, blocks = "assistant", _said(message)
+            case "tool":
+                role, blocks = "user", [_tool_result(message)]
+            case unknown:
+                raise refused(f"messages of the role {unknown!r} are not known to Anthropic")
+        blocks = _marked(blocks, message)
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] += blocks
+        elif blocks:
+            turns.append({"role": role, "content": blocks})
+    return system, turns
+
+
+def _marked(blocks: list[Block], message: Mapping[str, Any]) -> list[Block]:
+    """With the message's own cache mark on its last block: up to there the prompt is cached."""
+    mark = message.get("cache_control")
+    return [*blocks[:-1], {**blocks[-1], "cache_control": mark}] if mark and blocks else blocks
+
+
+def _blocks(content: Any) -> list[Block]:
+    """The blocks of a message's content; empty texts, which Anthropic refuses, are left out."""
+    if not isinstance(content, list):
+        return [{"type": "text", "text": content}] if isinstance(content, str) and content else []
+    found = (_block(fields(part)) for part in cast(list[Any], content))
+    return [block for block in found if block.get("type") != "text" or block.get("text")]
+
+
+def _block(part: Mapping[str, Any]) -> Block:
+    match part.get("type"):
+        case "image_url":
+            image = part.get("image_url")
+            url = image if isinstance(image, str) else fields(image).get("url")
+            return _marked([{"type": "image", "source": _image_source(str(url))}], part)[0]
+        case "refusal":
+            return {"type": "text", "text": part.get("refusal")}
+        case "input_audio" | "file" as kind:
+            raise refused(f"content of the type {kind!r} is not known to Anthropic")
+        case _:
+            return dict(part)
+
+
+def _image_source(url: str) -> dict[str, str]:
+    if not url.startswith("data:"):
+        return {"type": "url", "url": url}
+    about, _, data = url.removeprefix("data:").partition(",")
+    media_type, *more = about.split(";")
+    if "base64" not in more:
+        raise refused("an image in a data: URL must be base64 for Anthropic")
+    return {"type": "base64", "media_type": media_type, "data": data}
+
+
+def _said(message: Mapping[str, Any]) -> list[Block]:
+    calls = [fields(call) for call in _list(message.get("tool_calls"))]
+    return [
+        *(dict(fields(block)) for block in _list(message.get("thinking_blocks"))),
+        *_blocks(message.get("content")),
+        *({"type": "tool_use", "id": call.get("id"), **_called(fields(call.get("function")))} for call in calls),
+    ]
+
+
+def _called(function: Mapping[str, Any]) -> dict[str, Any]:
+    # Models do write arguments that are no JSON. Anthropic takes objects only, and the tool's result, which follows,
+    # already tells the model what came of it.
+    try:
+        arguments: Any = orjson.loads(function.get("arguments") or "{}")
+    except orjson.JSONDecodeError:  # also where it is no text
+        arguments = None
+    return {"name": function.get("name"), "input": arguments if isinstance(arguments, dict) else {}}
+
+
+def _tool_result(message: Mapping[str, Any]) -> Block:
+    result: Block = {"type": "tool_result", "tool_use_id": message.get("tool_call_id")}
+    content = _blocks(message.get("content"))
+    return result | {"content": content} if content else result
+
+
+def _tools(params: Mapping[str, Any]) -> dict[str, Any]:
+    if not (tools := _list(params.get("tools"))):
+        return {}
+    translated: dict[str, Any] = {"tools": [_tool(fields(tool)) for tool in tools]}
+    choice = _tool_choice(params.get("tool_choice"))
+    if params.get("parallel_tool_calls") is False and (choice or {}).get("type") != "none":
+        choice = {"type": "auto", **(choice or {}), "disable_parallel_tool_use": True}
+    return translated | {"tool_choice": choice} if choice else translated
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        return dict(tool)  # one of Anthropic's own
+    function = fields(tool.get("function"))
+    kept = {name: function[name] for name in ("name", "description", "strict") if function.get(name) is not None}
+    schema = function.get("parameters") or {"type": "object", "properties": {}}
+    return _marked([{**kept, "input_schema": schema}], {**function, **tool})[0]
+
+
+def _tool_choice(choice: Any) -> dict[str, Any] | None:
+    match choice:
+        case None:
+            return None
+        case "auto" | "none":
+            return {"type": choice}
+        case "required":
+            return {"type": "any"}
+        case {"type": "function", "function": {"name": name}}:
+            return {"type": "tool", "name": name}
+        case {"type": "auto" | "any" | "tool" | "none"}:
+            return dict(choice)
+        case _:
+            raise refused("this 'tool_choice' is not known to Anthropic")
+
+
+def _output_config(call: Call, params: Mapping[str, Any]) -> dict[str, Any]:
+    config = dict(fields(params.get("output_config")))
+    if "reasoning_effort" in params:
+        config.setdefault("effort", params["reasoning_effort"])
+    match params.get("response_format"):
+        case None if call.output_schema is not None and "format" not in config:
+            if (schema := closed_schema(call.output_schema)) is not None:
+                config["format"] = {"type": "json_schema", "schema": schema}
+        case None | {"type": "text"}:
+            pass
+        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+            config["format"] = {"type": "json_schema", "schema": schema}
+        case other:
+            raise refused(f"the response_format {fields(other).get('type')!r} is not known to Anthropic")
+    return config
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else ()
 
 
 class AnthropicSettings(HttpSettings):

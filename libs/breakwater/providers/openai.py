@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pydantic import Field, JsonValue
 
 from breakwater.policy.price import Usage
-from breakwater.providers.base import URL, Call, HttpSettings, Provider
+from breakwater.providers.base import URL, ApiVersion, Call, HttpSettings, Provider
 from breakwater.providers.wire import UnusableAnswerError, count, fields
 
 
@@ -80,3 +80,33 @@ class ChatCompletions:
         said = cast(dict[str, JsonValue], message)
         content = said.get("content")
         return content if isinstance(content, str) and not said.get("tool_calls") else said
+
+
+class AzureSettings(HttpSettings):
+    """An Azure OpenAI resource. A model's name there is that of its deployment."""
+
+    kind: Literal["azure"]
+    base_url: str = Field(pattern=URL, description="The resource, as in `https://NAME.openai.azure.com`.")
+    api_version: ApiVersion = "2024-10-21"
+
+    def open(self) -> Provider:
+        """Makes the provider. Raises ConfigError."""
+        from breakwater.providers.http import HttpProvider
+
+        return HttpProvider(AzureDeployments(self.base_url, self.api_version), self)
+
+
+@dataclass(frozen=True, slots=True)
+class AzureDeployments(ChatCompletions):
+    """`<base_url>/openai/deployments/<model>/chat/completions`, with the key in a header of its own."""
+
+    api_version: str
+
+    def url(self, model: str) -> str:
+        """The deployment's own."""
+        path = f"openai/deployments/{quote(model, safe='')}/chat/completions"
+        return f"{self.base_url.rstrip('/')}/{path}?api-version={self.api_version}"
+
+    def headers(self, key: str | None) -> Mapping[str, str]:
+        """The key."""
+        return {} if key is None else {"api-key": key}

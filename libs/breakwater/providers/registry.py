@@ -7,9 +7,8 @@ from typing import Annotated, Any, cast, get_args
 from pydantic import BeforeValidator, Discriminator
 
 from breakwater.providers.anthropic import AnthropicSettings
-from breakwater.providers.azure import AzureSettings
 from breakwater.providers.base import ProviderSettings
-from breakwater.providers.openai import OpenAISettings
+from breakwater.providers.openai import AzureSettings, OpenAISettings
 from breakwater.providers.process import ProcessSettings
 from breakwater.providers.python import PythonSettings
 

@@ -7,10 +7,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from breakwater.analytics.breakdown import RefusalLine
 from breakwater.analytics.client import connect
 from breakwater.analytics.costs import RetryFigures
 from breakwater.analytics.overview import AgentLine
-from breakwater.analytics.refusals import RefusalLine
 from breakwater.contracts.api import AgentHealth, AgentQueue
 from breakwater.embedded.ports import free_port
 from services.console.agent import helped

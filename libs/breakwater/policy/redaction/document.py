@@ -11,8 +11,8 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from breakwater.policy.redaction.finders import TooMuchWorkError, Work
-from breakwater.policy.redaction.names import SecretNames
-from breakwater.policy.redaction.text import TextRedactor
+from breakwater.policy.redaction.scanner import TextRedactor
+from breakwater.policy.redaction.values import SecretNames
 
 MAX_DEPTH = 64
 """Objects and arrays in one another. What is deeper is hidden."""
