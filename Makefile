@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+# Tests wait more than they compute: for leases, delays and servers that were killed.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2 * os.cpu_count())')
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --annotation-style line
@@ -25,7 +27,7 @@ up: .venv/run.stamp ## Run the local stack until Ctrl-C: the example config on t
 	@$(UNTIL_ENDED) up $(or $(ARGS),--config examples/breakwater.yaml --simulate)
 
 test: .venv/dev.stamp ## Run the tests, on real servers (one folder: make test ARGS=tests/bus)
-	@$(BIN)/python -m pytest -n logical --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: .venv/dev.stamp ## Check format, style and the import rules
 	@$(BIN)/ruff format --check .

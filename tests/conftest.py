@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 pytest_plugins = ["tests.servers", "tests.flow.fixtures", "tests.shown"]
@@ -38,6 +39,23 @@ def _cache_bytecode() -> Path | None:
     cache = tempfile.mkdtemp(prefix="breakwater-bytecode-")
     os.environ["PYTHONPYCACHEPREFIX"] = cache
     return Path(cache)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives each worker of xdist its share of the long tests first: one that begins last would be waited for alone.
+
+    xdist splits the list into equal parts, one for each worker, and moves tests from whoever is behind.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = [item for item in items if item.get_closest_marker("long")]
+    others = [item for item in items if not item.get_closest_marker("long")]
+    size = -(-len(items) // workers)
+    items.clear()
+    for worker in range(workers):
+        first = long[worker::workers]
+        items += first + others[: size - len(first)]
+        del others[: size - len(first)]
+    items += others
 
 
 _keep_files_in_memory()

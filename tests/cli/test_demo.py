@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.cli.conftest import Run
 
@@ -38,6 +39,7 @@ def demo(tmp_path: Path, *arguments: str) -> Generator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@pytest.mark.long
 def test_the_demo_ends_with_books_that_agree_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with demo(tmp_path, "--json", "--jobs", "100") as process:
         out, err = process.communicate(timeout=280)

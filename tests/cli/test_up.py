@@ -101,6 +101,7 @@ def up(tmp_path: Path) -> Generator[Callable[..., Up]]:
         one.process.wait()
 
 
+@pytest.mark.long
 def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data(up: Callable[..., Up]) -> None:
     first = up("--simulate")
     told = first.ready()
@@ -139,6 +140,7 @@ def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data(up: C
     assert again.stop(signal.SIGINT) == 130
 
 
+@pytest.mark.long
 def test_a_channel_of_alerts_can_be_tested_and_says_why_nothing_arrives(up: Callable[..., Up], tmp_path: Path) -> None:
     channel = {"webhook": {"url": "http://127.0.0.1:9/", "secret": {"env": "HOOK_SECRET"}}}
     document = yaml.safe_load(EXAMPLE.read_text())
@@ -161,6 +163,7 @@ def test_a_channel_of_alerts_can_be_tested_and_says_why_nothing_arrives(up: Call
     assert one.stop() == 143
 
 
+@pytest.mark.long
 def test_a_killed_stack_leaves_no_process_behind(up: Callable[..., Up]) -> None:
     one = up("--simulate")
     one.ready()
@@ -170,6 +173,7 @@ def test_a_killed_stack_leaves_no_process_behind(up: Callable[..., Up]) -> None:
     wait_until(lambda: not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE])
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_ends_it_at_once(up: Callable[..., Up]) -> None:
     one = up("--simulate")
     one.ready()
@@ -184,6 +188,7 @@ def test_a_second_ctrl_c_ends_it_at_once(up: Callable[..., Up]) -> None:
     assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.long
 def test_servers_that_are_given_are_used_and_not_started(
     up: Callable[..., Up], own_nats_server: RunningServer, own_redis_server: RunningServer
 ) -> None:

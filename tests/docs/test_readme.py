@@ -31,6 +31,7 @@ def is_stored(checkout: Checkout, execution_id: str) -> bool:
     return checkout.run("breakwater", "executions", execution_id).returncode == 0
 
 
+@pytest.mark.long
 def test_every_block_of_the_readme_runs_as_written(checkout: Checkout) -> None:
     assert len(runnable()) >= 7
     for block in runnable():

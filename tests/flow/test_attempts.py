@@ -6,6 +6,8 @@ import base64
 import json
 from datetime import datetime, timedelta
 
+import pytest
+
 from breakwater.contracts import subjects
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST, COST_NANO, model
@@ -120,6 +122,7 @@ async def test_a_hanging_call_ends_with_the_attempts_timeout_and_the_job_with_it
         assert timedelta(seconds=2.5) <= spent < timedelta(seconds=30)
 
 
+@pytest.mark.long
 async def test_a_long_wait_holds_no_slot_and_survives_a_restart(start_plane: StartPlane) -> None:
     models = {"sim/m": model({"requests": [1, 1], "status": 429, "retry_after_s": 11})}
     agents = {"writer": {"model": "sim/m", **QUICK}}

@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from itertools import count
 
+import pytest
+
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts.types import format_time
 from breakwater.embedded.provider import LedgerCall
@@ -37,6 +39,7 @@ ONE_TRY = {"retry": {"max_attempts": 1}}
 BREAKERS = "bw.breakers.writer.*"
 
 
+@pytest.mark.long
 async def test_calls_stop_when_the_breaker_opens_and_one_probe_at_a_time_finds_the_recovery(
     start_plane: StartPlane,
 ) -> None:
@@ -121,6 +124,7 @@ async def test_calls_stop_when_the_breaker_opens_and_one_probe_at_a_time_finds_t
         )
 
 
+@pytest.mark.long
 async def test_the_probe_of_a_killed_worker_passes_on_with_the_redelivery_of_its_job(start_plane: StartPlane) -> None:
     models = {"sim/m": model({"requests": [1, 3], "status": 500}, {"requests": [4, 4], "hang_s": 600})}
     rules = {"consecutive_failures": 3, "cooldown_s": 1}

@@ -87,6 +87,7 @@ async def test_an_empty_redis_is_filled_with_what_was_open_stopped_and_counted(
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
+@pytest.mark.long
 async def test_breakers_count_anew_when_the_log_is_another(
     start_plane: StartPlane, own_nats_server: RunningServer, restarted: bool
 ) -> None:

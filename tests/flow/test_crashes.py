@@ -9,6 +9,7 @@ from typing import Any
 
 import nats.errors
 import nats.js.errors
+import pytest
 
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts.types import format_time
@@ -20,6 +21,7 @@ from tests.servers import RunningServer
 OUTAGE_S = 4
 
 
+@pytest.mark.long
 async def test_jobs_of_a_killed_worker_finish_on_another_with_the_lost_attempt_on_record(
     start_plane: StartPlane,
 ) -> None:
@@ -46,6 +48,7 @@ async def test_jobs_of_a_killed_worker_finish_on_another_with_the_lost_attempt_o
         assert Counter(record["execution_id"] for record in records) == {f"j{number}": 1 for number in range(8)}
 
 
+@pytest.mark.long
 async def test_fifty_jobs_with_one_id_are_one_execution_and_fifty_equal_answers(start_plane: StartPlane) -> None:
     agents = {"writer": {"model": "sim/m", "concurrency": 16}}
     async with start_plane({"sim/m": model(latency_ms=50)}, agents) as plane:
@@ -85,6 +88,7 @@ async def test_a_stopping_worker_gives_its_jobs_back_at_once(start_plane: StartP
         assert seconds_between(stopped, result["completed_at"]) < ACK_WAIT_S
 
 
+@pytest.mark.long
 async def test_outages_of_redis_and_nats_lose_nothing_and_are_told_once(
     start_plane: StartPlane, own_nats_server: RunningServer, own_redis_server: RunningServer
 ) -> None:

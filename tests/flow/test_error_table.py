@@ -7,6 +7,8 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from tests.flow.error_table import MAX_ATTEMPTS, ROWS, Row
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST, Plane, model, seconds_between
@@ -163,6 +165,7 @@ def _no_job_waits(plane: Plane) -> Callable[[], Awaitable[bool]]:
     return none
 
 
+@pytest.mark.long
 async def test_sleeping_jobs_hold_no_slot(start_plane: StartPlane) -> None:
     wait_s = 15
     models = {"sim/limited": model({"requests": [1, 4], "status": 429, "retry_after_s": wait_s}), "sim/m": model()}

@@ -43,11 +43,11 @@ elif what == "code":
 
 CALLABLE = """
 import asyncio
-from breakwater.providers.python import Refused
+from breakwater.providers.python import NonRetryableError
 
 async def double(request):
     if request["input"] == "refuse":
-        raise Refused("not today", status=422)
+        raise NonRetryableError("not today", status=422)
     if request["input"] == "crash":
         raise RuntimeError("lost my way")
     if request["input"] == "hang":

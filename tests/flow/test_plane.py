@@ -84,6 +84,7 @@ def start_whole(start_plane: StartPlane, clickhouse_server: RunningServer, tmp_p
     return start
 
 
+@pytest.mark.long
 async def test_a_thousand_jobs_at_64_in_flight_are_on_record_to_the_nano_dollar(start_whole: Any) -> None:
     agents = {"writer": {"model": "sim/m", "concurrency": 64}}
     async with start_whole({"sim/m": model()}, agents) as whole:
@@ -159,6 +160,7 @@ async def test_one_job_id_fifty_times_over_http_and_nats_is_one_execution_and_fi
         await until(lambda: _equals(whole, "SELECT count() FROM executions FINAL", (1,)), what="the execution")
 
 
+@pytest.mark.long
 async def test_an_outage_of_clickhouse_delays_the_record_and_loses_nothing(
     start_whole: Any, clickhouse_server: RunningServer
 ) -> None:

@@ -6,6 +6,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
 from tests.helpers import until
@@ -19,6 +21,7 @@ async def _parked(plane: Plane) -> bool:
     return (await plane.jetstream.stream_info("PARKED")).state.messages > 0
 
 
+@pytest.mark.long
 async def test_a_second_message_of_a_sleeping_job_neither_wakes_nor_delays_it_and_is_answered(
     start_plane: StartPlane,
 ) -> None:

@@ -407,6 +407,7 @@ class Fleet(RedisMachine):
 
 
 @pytest.mark.timeout(600)  # where it fails, Hypothesis looks for the shortest way there for up to five minutes
+@pytest.mark.long
 def test_a_breaker_stays_right_whatever_happens_in_whatever_order(own_redis_server: RunningServer) -> None:
     Fleet.taken = Counter()
     run_for_steps(Fleet, own_redis_server.url, examples=EXAMPLES, length=LENGTH, steps=STEPS)

@@ -422,6 +422,7 @@ class Money(RedisMachine):
 
 
 @pytest.mark.timeout(600)  # where it fails, Hypothesis looks for the shortest way there for up to five minutes
+@pytest.mark.long
 def test_money_stays_right_whatever_happens_in_whatever_order(own_redis_server: RunningServer) -> None:
     Money.seen = Tally()
     run_for_steps(Money, own_redis_server.url, examples=EXAMPLES, length=LENGTH, steps=STEPS)

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 from zoneinfo import ZoneInfo
 
+import pytest
+
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import Caps, CapTable, Counter
 from breakwater.policy.ledger import Figures, ledger
@@ -220,6 +222,7 @@ class Fleet:
         return await all_counters.snapshot(all_counters.periods(datetime.now(UTC)))
 
 
+@pytest.mark.long
 async def test_processes_that_are_killed_at_any_moment_overrun_no_cap_and_leave_nothing_held(
     redis: Redis, redis_server: RunningServer
 ) -> None:

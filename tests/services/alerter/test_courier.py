@@ -263,6 +263,7 @@ async def test_an_alert_that_is_delivered_twice_is_told_once(bus: Bus) -> None:
     assert channel.ids == ["alert_a_1"]
 
 
+@pytest.mark.long
 async def test_a_channel_that_updates_hears_the_changes_of_what_it_has_posted(bus: Bus) -> None:
     channel = Recorder(updates=True)
     publisher = Publisher(lambda: bus.client, "alerter")

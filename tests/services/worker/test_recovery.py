@@ -107,6 +107,7 @@ async def test_a_record_answers_a_job_whose_result_has_aged_out(start_plane: Sta
         assert plane.sim.ledger.totals.calls == 1
 
 
+@pytest.mark.long
 async def test_a_finished_job_leaves_nothing_of_itself_in_redis_for_long(start_plane: StartPlane) -> None:
     async with start_plane({"sim/m": model()}, AGENTS) as plane:
         await plane.publish(JOB)
