@@ -7,6 +7,7 @@ COPY requirements/build.txt requirements/runtime.txt requirements/
 RUN /opt/build/bin/pip install --no-cache-dir --require-hashes -r requirements/build.txt \
  && /opt/build/bin/pip --python /opt/breakwater/bin/python install --no-cache-dir --require-hashes -r requirements/runtime.txt
 COPY pyproject.toml README.md LICENSE ./
+COPY examples/breakwater.yaml examples/
 COPY libs libs
 COPY services services
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /tmp/wheel . \

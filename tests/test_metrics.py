@@ -379,7 +379,7 @@ def test_every_container_serves_its_metrics_inside_its_network_alone() -> None:
 def test_the_command_line_does_not_wait_for_what_it_does_not_need() -> None:
     code = """
 import sys
-import breakwater.cli.main, breakwater.cli.up, breakwater.cli.raise_stack, breakwater.embedded.stack
+import breakwater.cli.main, breakwater.cli.up, breakwater.embedded.stack
 import breakwater.embedded.supervisor, breakwater.embedded.simulation
 print([name for name in sys.modules if name.startswith(("prometheus_client", "breakwater.tracing"))])
 """

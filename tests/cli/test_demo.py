@@ -40,11 +40,11 @@ def demo(tmp_path: Path, *arguments: str) -> Generator[subprocess.Popen[str]]:
 
 
 @pytest.mark.long
-def test_the_demo_ends_with_books_that_agree_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_the_demo_ends_with_ledgers_that_agree_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with demo(tmp_path, "--json", "--jobs", "100") as process:
         out, err = process.communicate(timeout=280)
     report = json.loads(out)
-    assert report["books"]["differences"] == [], err
+    assert report["reconciliation"]["differences"] == [], err
     assert [check for check in report["checks"] if not check["ok"]] == [], err
     assert (report["ok"], process.returncode) == (True, 0)
     assert sum(agent["executions"] for agent in report["agents"]) == report["jobs"] == 100

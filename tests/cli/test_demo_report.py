@@ -1,21 +1,22 @@
 from __future__ import annotations
 
-import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from breakwater.analytics.queries import AgentSummary
 from breakwater.cli.demo import screen
-from breakwater.cli.demo.books import Counters, ProviderCall, RecordedCall, compare
-from breakwater.cli.demo.display import Scene, line
+from breakwater.cli.demo.live import Scene, Tally, line
 from breakwater.cli.demo.receiver import Received
+from breakwater.cli.demo.reconciliation import ProviderCall, RecordedCall, RedisCounters, compare
 from breakwater.cli.demo.records import AttemptRow, ExecutionRow, Rows, TransitionRow
-from breakwater.cli.demo.report import Check, Handover, Report, Told, breaker_lines, checks
+from breakwater.cli.demo.report import Check, Delivered, Handover, Report, breaker_summaries, checks
 from breakwater.cli.demo.scenario import BURST
-from breakwater.cli.demo.watch import Tally
+from tests.cli.conftest import Terminal
+
+Drawn = Callable[[Report, int], str]
 
 CAP = 5_000
 WRITER = ("content-writer", "gpt-4o")
@@ -82,7 +83,7 @@ HANDOVER = Handover(7, 6, {})
 
 
 def failed(rows: Rows = ROWS, **changes: object) -> list[str]:
-    given = {"job_ids": JOB_IDS, "handover": HANDOVER, "told": Told(ALERTS), "cap": CAP} | changes
+    given = {"job_ids": JOB_IDS, "handover": HANDOVER, "delivered": Delivered(ALERTS), "cap": CAP} | changes
     found = checks(rows, **given)  # pyright: ignore[reportArgumentType]  # test data
     return [check.name for check in found if not check.ok]
 
@@ -90,17 +91,22 @@ def failed(rows: Rows = ROWS, **changes: object) -> list[str]:
 def report(**changes: object) -> Report:
     calls = (ProviderCall("a:1", "gpt-4o", 7),)
     rows = (RecordedCall("a:1", "writer", "gpt-4o", 7, "billed"),)
-    books = compare(calls, Counters(1, 7), {"writer": Counters(1, 7)}, rows)
-    found = checks(ROWS, JOB_IDS, HANDOVER, Told(ALERTS), CAP)
-    plain = Report(len(JOB_IDS), 34.2, (SUMMARY,), breaker_lines(ROWS), ALERTS, books, found)
+    comparison = compare(calls, RedisCounters(1, 7), {"writer": RedisCounters(1, 7)}, rows)
+    found = checks(ROWS, JOB_IDS, HANDOVER, Delivered(ALERTS), CAP)
+    plain = Report(len(JOB_IDS), 34.2, (SUMMARY,), breaker_summaries(ROWS), ALERTS, comparison, found)
     return replace(plain, **changes)  # pyright: ignore[reportArgumentType]  # test data
 
 
-def drawn(what: Report, width: int) -> str:
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    with console.capture() as captured:
-        console.print(screen.final(what, width))
-    return captured.get()
+@pytest.fixture
+def drawn(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> Drawn:
+    """What a terminal of so many columns shows."""
+
+    def draw(what: Report, width: int) -> str:
+        terminal(width)
+        screen.show(what)
+        return capsys.readouterr().out
+
+    return draw
 
 
 def test_a_run_in_which_everything_happened_passes_all_checks() -> None:
@@ -136,29 +142,29 @@ def test_a_job_that_was_not_accepted_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("delivered", "words"),
     [
-        (Told(ALERTS, refused=1), "1 with a wrong signature"),
-        (Told(ALERTS, repeated=2), "2 messages came again"),
-        (Told(ALERTS[:1]), "1 incidents were not told; none of breaker_closed, budget_soft_cap"),
-        (Told(ALERTS[:2]), "none of breaker_closed"),
+        (Delivered(ALERTS, refused=1), "1 with a wrong signature"),
+        (Delivered(ALERTS, repeated=2), "2 messages came again"),
+        (Delivered(ALERTS[:1]), "1 incidents were not announced; none of breaker_closed, budget_soft_cap"),
+        (Delivered(ALERTS[:2]), "none of breaker_closed"),
     ],
     ids=["signature", "twice", "not told", "no recovery"],
 )
-def test_what_is_wrong_with_alerts_is_said(told: Told, words: str) -> None:
-    assert failed(told=told) == ["alerts"]
-    [check] = [check for check in checks(ROWS, JOB_IDS, HANDOVER, told, CAP) if check.name == "alerts"]
+def test_what_is_wrong_with_alerts_is_said(delivered: Delivered, words: str) -> None:
+    assert failed(delivered=delivered) == ["alerts"]
+    [check] = [check for check in checks(ROWS, JOB_IDS, HANDOVER, delivered, CAP) if check.name == "alerts"]
     assert check.detail == words
 
 
 def test_transitions_are_summed_up_for_each_breaker() -> None:
-    [breaker] = breaker_lines(ROWS)
+    [breaker] = breaker_summaries(ROWS)
     assert (breaker.opened, breaker.half_opened, breaker.closed, breaker.now) == (2, 2, 1, "closed")
     assert breaker.reason == "3 consecutive failures (threshold: 3)"
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
-def test_the_screen_fits_the_terminal_and_shows_every_figure(width: int) -> None:
+def test_the_screen_fits_the_terminal_and_shows_every_figure(drawn: Drawn, width: int) -> None:
     text = drawn(report(), width)
     assert max(len(row.rstrip()) for row in text.splitlines()) <= width
     [agent] = [row.split() for row in text.splitlines() if row.startswith("content-writer  ")]
@@ -176,14 +182,14 @@ def test_the_screen_in_a_pipe_has_no_blanks_at_the_end_of_a_line(capsys: pytest.
     assert all(row == row.rstrip() for row in printed.splitlines())
 
 
-def test_a_failed_run_says_what_failed() -> None:
+def test_a_failed_run_says_what_failed(drawn: Drawn) -> None:
     ledger = (ProviderCall("a:1", "gpt-4o", 8),)
     recorded = (RecordedCall("a:1", "writer", "gpt-4o", 7, "billed"),)
-    books = compare(ledger, Counters(1, 7), {"writer": Counters(1, 7)}, recorded)
-    wrong = report(books=books, checks=(Check("alerts", False, "2 raised, 1 delivered"),))
+    comparison = compare(ledger, RedisCounters(1, 7), {"writer": RedisCounters(1, 7)}, recorded)
+    wrong = report(comparison=comparison, checks=(Check("alerts", False, "2 raised, 1 delivered"),))
     assert not wrong.ok
     text = drawn(wrong, 100)
-    assert "FAILED after 34 s: the books differ; not as expected: alerts." in text
+    assert "FAILED after 34 s: the ledgers differ; not as expected: alerts." in text
     assert "differs: gpt-4o: 1 calls and $0.000000008 billed at the provider" in text
     assert "2 raised, 1 delivered" in text
 
@@ -192,7 +198,7 @@ def test_the_document_has_money_as_decimal_strings() -> None:
     document = json.loads(json.dumps(report().document()))
     assert document["ok"] is True
     assert document["agents"][0]["spend"] == "0.344123456"
-    lines = {one["name"]: one for one in document["books"]["lines"]}
+    lines = {one["name"]: one for one in document["reconciliation"]["figures"]}
     assert lines["billed"]["clickhouse"] == "0.000000007"
     assert lines["calls"]["redis"] == 1
     assert lines["spend"]["provider"] is None
@@ -200,11 +206,11 @@ def test_the_document_has_money_as_decimal_strings() -> None:
 
 def test_live_events_are_counted() -> None:
     tally = Tally()
-    tally.hear("executions", {"status": "succeeded"})
-    tally.hear("executions", {"status": "dead_lettered"})
-    tally.hear("attempts", {"short_circuited": False, "cause": "retry", "cost": "0.001200000"})
-    tally.hear("attempts", {"short_circuited": True, "cause": "fallback", "cost": None})
-    tally.hear("breakers", {"agent": "writer", "model": "gpt-4o", "to_state": "open"})
+    tally.count("executions", {"status": "succeeded"})
+    tally.count("executions", {"status": "dead_lettered"})
+    tally.count("attempts", {"short_circuited": False, "cause": "retry", "cost": "0.001200000"})
+    tally.count("attempts", {"short_circuited": True, "cause": "fallback", "cost": None})
+    tally.count("breakers", {"agent": "writer", "model": "gpt-4o", "to_state": "open"})
     words = line(Scene(10, phase="running", tally=tally))
     assert "2/10 jobs" in words
     assert "attempts 2" in words

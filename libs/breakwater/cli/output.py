@@ -131,15 +131,15 @@ def facts(title: Sequence[Cell], named: Iterable[tuple[str, Cell | None]]) -> No
             styled((f"  {name:<14}", "dim"), value)
 
 
-def table(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "nothing") -> None:
-    """Prints a table; `empty` is what is said to people instead of one without rows."""
+def table(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "nothing", gap: int = GAP) -> None:
+    """Prints a table, its columns `gap` apart; `empty` is what is said to people instead of one without rows."""
     cells = _cells(columns, rows)
     if not cells:
         note(empty)
     elif (screen := terminal_width()) is not None:
-        _draw(columns, cells, screen)
+        _draw(columns, cells, screen, gap)
     else:
-        _plain_table(columns, cells)
+        _plain_table(columns, cells, gap)
 
 
 def records(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "nothing") -> None:
@@ -148,7 +148,7 @@ def records(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str =
     cells = _cells(columns, listed)
     screen = terminal_width()
     narrow = [min(width, _LEAST_WIDTH) for width in _widths(columns, cells)]
-    if screen is None or _total(narrow) <= screen:
+    if screen is None or _total(narrow, GAP) <= screen:
         table(columns, listed, empty=empty)
         return
     titles = max(len(column.title) for column in columns)
@@ -216,39 +216,39 @@ def _widths(columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]]) -> l
     ]
 
 
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + GAP * (len(widths) - 1)
+def _total(widths: Sequence[int], gap: int) -> int:
+    return sum(widths) + gap * (len(widths) - 1)
 
 
-def _plain_table(columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]]) -> None:
+def _plain_table(columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]], gap: int) -> None:
     widths = _widths(columns, rows)
     for cells in ([column.title for column in columns], *rows):
         line = (
             text_of(cell).rjust(width) if column.right else text_of(cell).ljust(width)
             for cell, column, width in zip(cells, columns, widths, strict=True)
         )
-        write((" " * GAP).join(line).rstrip())
+        write((" " * gap).join(line).rstrip())
 
 
-def _draw(columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]], available: int) -> None:
+def _draw(columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]], available: int, gap: int) -> None:
     needed = _widths(columns, rows)
     shown = list(range(len(columns)))
-    below = [index for index in shown if columns[index].below] if _total(needed) > available else []
+    below = [index for index in shown if columns[index].below] if _total(needed, gap) > available else []
     shown = [index for index in shown if index not in below]
     left_out: list[int] = []
-    while _total([needed[index] for index in shown]) > available:
+    while _total([needed[index] for index in shown], gap) > available:
         least = max(shown, key=lambda index: columns[index].drop)
         if columns[least].drop == 0:
             break
         shown.remove(least)
         left_out.append(least)
     widths = [needed[index] for index in shown]
-    while _total(widths) > available and max(widths) > 1:  # the widest give way, and are folded
+    while _total(widths, gap) > available and max(widths) > 1:  # the widest give way, and are folded
         widths[widths.index(max(widths))] -= 1
     beside = [columns[index] for index in shown]
     # Rich knows no cell over several columns: with lines below, each row is a table of its own, all of the same widths.
     for number, group in enumerate([[row] for row in rows] if below else [rows]):
-        drawn = _table(beside, widths, header=number == 0)
+        drawn = _table(beside, widths, gap, header=number == 0)
         for row in group:
             drawn.add_row(*(text(row[index]) for index in shown))
         console().print(drawn)
@@ -258,10 +258,10 @@ def _draw(columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]], availa
         note(f"({names}: left out, the terminal is too narrow; --json has everything)")
 
 
-def _table(columns: Sequence[Column[Any]], widths: Sequence[int], *, header: bool) -> Table:
+def _table(columns: Sequence[Column[Any]], widths: Sequence[int], gap: int, *, header: bool) -> Table:
     from rich.table import Table
 
-    drawn = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold dim", show_header=header)
+    drawn = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold dim", show_header=header)
     for column, width in zip(columns, widths, strict=True):
         drawn.add_column(column.title, justify="right" if column.right else "left", overflow="fold", width=width)
     return drawn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +11,14 @@ import typer
 
 from breakwater.cli import connect, output
 from breakwater.cli.errors import wrong_usage
+from breakwater.cli.plane import DEFAULT_DATA
 
 if TYPE_CHECKING:
     from breakwater.embedded.datadir import DataDir
     from breakwater.embedded.events import ProcessEvent
+    from breakwater.embedded.process import ProcessSpec
     from breakwater.embedded.stack import Stack
-
-DEFAULT_DATA = Path(".breakwater")
+    from breakwater.embedded.supervisor import Supervisor
 
 
 def up(
@@ -89,7 +91,6 @@ async def _run(
     simulate: bool,
     as_json: bool,
 ) -> int:
-    from breakwater.cli.raise_stack import raise_stack
     from breakwater.embedded.ports import choosing
     from breakwater.embedded.stack import plan_stack
     from breakwater.embedded.supervisor import Supervisor
@@ -115,8 +116,8 @@ async def _run(
                 http_port=http_port,
                 console_port=console_port,
             )
-            key = await raise_stack(supervisor, data, stack)
-        _tell_endpoints(stack, key, as_json=as_json, simulate=simulate)
+            key = await start_stack(supervisor, data, stack)
+        _show_endpoints(stack, key, as_json=as_json, simulate=simulate)
 
     try:
         code = await supervisor.run_until_signal(bring_up)
@@ -127,7 +128,54 @@ async def _run(
     return code
 
 
-def _tell_endpoints(stack: Stack, key: str | None, *, as_json: bool, simulate: bool) -> None:
+async def start_stack(
+    supervisor: Supervisor, data: DataDir, stack: Stack, *, beside: Sequence[ProcessSpec] = ()
+) -> str | None:
+    """Starts all processes of a stack in their order, and writes down where it is, for other programs.
+
+    Args:
+        supervisor: what keeps them alive.
+        data: the stack's data directory, locked.
+        stack: what to start.
+        beside: what else to start, together with the servers.
+
+    Returns:
+        The first API key, the one time that it may be shown; None where there is one already.
+
+    Raises:
+        ProcessFailedError: a process did not come up.
+        CliError: a server does not answer.
+    """
+    from breakwater.cli.setup import prepare
+    from breakwater.config import load_config
+    from breakwater.settings import Settings
+
+    (data.path / "alive").mkdir(mode=0o700, exist_ok=True)
+    await supervisor.start([*beside, *stack.servers], together=True)
+    values: Mapping[str, Any] = {
+        name.removeprefix("BREAKWATER_").lower(): value for name, value in stack.setup_env.items()
+    }
+    settings = Settings(**values)
+    await prepare(settings, load_config(settings.config))
+    key = _first_key(stack)
+    await supervisor.start(stack.services, together=True)
+    data.write_endpoints(stack.endpoints)
+    return key
+
+
+def _first_key(stack: Stack) -> str | None:
+    from breakwater.api_keys import create_key, list_keys
+    from breakwater.files import write_private
+
+    keys_file = Path(stack.setup_env["BREAKWATER_API_KEYS_FILE"])
+    if stack.endpoints.api_key_file.exists() and list_keys(keys_file):
+        return None
+    key = create_key(keys_file, "first")
+    write_private(stack.endpoints.api_key_file, key)
+    return key
+
+
+def _show_endpoints(stack: Stack, key: str | None, *, as_json: bool, simulate: bool) -> None:
     from breakwater.embedded.endpoints import mask_url
 
     endpoints = stack.endpoints

@@ -1,1 +1,1 @@
-"""`breakwater demo`: the whole plane at work on this machine, and its books compared."""
+"""`breakwater demo`: the whole plane at work on this machine, and three ledgers compared."""

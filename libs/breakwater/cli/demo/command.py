@@ -6,16 +6,13 @@ import asyncio
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from breakwater.cli import output
 from breakwater.cli.errors import CliError, ExitCode, wrong_usage
 from breakwater.cli.plane import JsonOption
-
-if TYPE_CHECKING:
-    from breakwater.cli.demo.report import Report
 
 
 def demo(
@@ -30,7 +27,7 @@ def demo(
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Show the whole plane at work: failing providers, retries, breakers, budgets, alerts, and books that agree.
+    """Show the whole plane at work: failing providers, retries, breakers, budgets, alerts, ledgers that agree.
 
     Starts a fresh stack of its own on free ports, with a simulated provider that goes down, limits its rate and hangs.
     Half of the jobs come over HTTP, half over NATS from another process. In the end it compares the provider's ledger,
@@ -41,7 +38,7 @@ def demo(
 
         breakwater demo
 
-        breakwater demo --jobs 1000 --seed 7 --json | jq .books
+        breakwater demo --jobs 1000 --seed 7 --json | jq .reconciliation
     """
     directory = _directory(data)
     kept = keep or data is not None
@@ -70,33 +67,25 @@ def _directory(data: Path | None) -> Path:
 
 
 def _run(directory: Path, jobs: int, seed: int, *, as_json: bool) -> int:
-    from breakwater.cli.demo import display
+    from breakwater.cli.demo import screen
+    from breakwater.cli.demo.live import Display
     from breakwater.cli.demo.report import Report
     from breakwater.cli.demo.run import run_demo
     from breakwater.embedded.datadir import DataDir
     from breakwater.embedded.events import ProcessFailedError
 
+    def show(report: Report) -> None:
+        output.json_document(report.document()) if as_json else screen.show(report)
+
     if not as_json:
-        display.tell_story(jobs)
-    shown = display.choose(as_json=as_json)
+        screen.announce(jobs)
     data = DataDir(directory)
     data.create()
     try:
         with data.locked() as lock:
-            ended = asyncio.run(
-                run_demo(data, lock, shown, jobs=jobs, seed=seed, tell=lambda report: _tell(report, as_json=as_json))
-            )
+            ended = asyncio.run(run_demo(data, lock, Display(as_json=as_json), jobs=jobs, seed=seed, show=show))
     except ProcessFailedError as error:
         raise CliError("process_failed", str(error)) from error
     if not isinstance(ended, Report):
         return 128 + ended
     return ExitCode.OK if ended.ok else ExitCode.FAILED
-
-
-def _tell(report: Report, *, as_json: bool) -> None:
-    from breakwater.cli.demo import screen
-
-    if as_json:
-        output.json_document(report.document())
-    else:
-        screen.show(report)

@@ -1,18 +1,21 @@
-"""The load: which job is handed in when and by which way, and handing in over HTTP."""
+"""The load: which job is submitted when, by which way; submitting over HTTP, and by another process over NATS."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import random
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-import aiohttp
-
+from breakwater.api_client import ApiClient, ApiError
 from breakwater.cli.demo.scenario import LOAD_S, SHARES, jobs_of
+from breakwater.cli.errors import CliError
 
 IN_FLIGHT = 16
 """Jobs that each of the two ways has out at once."""
@@ -20,6 +23,8 @@ IN_FLIGHT = 16
 WAIT_S = 60
 TRIES = 5
 PAUSE_S = 0.5
+START_S = 30.0
+"""How long the other process may take to connect."""
 
 _SUBJECTS = ("a folding bicycle", "the new tariff", "a lost parcel", "winter tyres", "a weekend in Ghent", "tea")
 _TASKS = (
@@ -32,14 +37,14 @@ _TASKS = (
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A job, and when it is handed in: seconds since the load began, at the earliest."""
+    """A job, and when it is submitted: seconds since the load began, at the earliest."""
 
     at_s: float
     body: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """The whole load: one half for each way."""
 
     http: tuple[PlannedJob, ...]
@@ -52,14 +57,14 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Handed:
-    """What became of handing jobs in: how many were accepted, and which were not, with the reason."""
+class Submitted:
+    """How many jobs were accepted, and which were not, with the reason."""
 
     accepted: int = 0
     failed: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def plan_load(jobs: int, seed: int) -> Plan:
+def plan_load(jobs: int, seed: int) -> LoadPlan:
     """Spreads each agent's jobs evenly over the time, and deals all of them out to the two ways in turn."""
     draw = random.Random(seed)  # noqa: S311  the same seed is to give the same load
     planned: list[tuple[float, str]] = []
@@ -69,7 +74,7 @@ def plan_load(jobs: int, seed: int) -> Plan:
     listed = [
         PlannedJob(round(at_s, 3), _body(number, agent, draw)) for number, (at_s, agent) in enumerate(sorted(planned))
     ]
-    return Plan(tuple(listed[0::2]), tuple(listed[1::2]))
+    return LoadPlan(tuple(listed[0::2]), tuple(listed[1::2]))
 
 
 def _body(number: int, agent: str, draw: random.Random) -> dict[str, Any]:
@@ -87,47 +92,75 @@ def to_lines(jobs: Sequence[PlannedJob]) -> str:
     return "".join(json.dumps(asdict(job)) + "\n" for job in jobs)
 
 
-class HttpSubmitter:
-    """Hands jobs in over HTTP; every other one waits for its result in the same request."""
+async def submit_over_http(api: ApiClient, jobs: Sequence[PlannedJob], submitted: Submitted) -> None:
+    """Submits jobs, each at its time, until all have a response; every other one waits for its result."""
+    slots, begun = asyncio.Semaphore(IN_FLIGHT), time.monotonic()
 
-    def __init__(self, url: str, api_key: str) -> None:
-        self._url = f"{url}/api/v1/jobs"
-        self._headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
-        self._slots = asyncio.Semaphore(IN_FLIGHT)
-        self.handed = Handed()
-
-    async def run(self, jobs: Sequence[PlannedJob]) -> None:
-        """Hands the jobs in, each at its time, and returns when all were answered."""
-        begun = time.monotonic()
-        timeout = aiohttp.ClientTimeout(total=WAIT_S + 15)
-        async with (
-            aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
-            asyncio.TaskGroup() as requests,
-        ):
-            for number, job in enumerate(jobs):
-                await asyncio.sleep(max(0.0, begun + job.at_s - time.monotonic()))
-                await self._slots.acquire()
-                requests.create_task(self._submit(session, job, wait=number % 2 == 0))
-
-    async def _submit(self, session: aiohttp.ClientSession, job: PlannedJob, *, wait: bool) -> None:
-        url = f"{self._url}?wait_s={WAIT_S}" if wait else self._url
-        body, problem = json.dumps(job.body).encode(), ""
+    async def submit(job: PlannedJob, *, wait: bool) -> None:
         try:
             for _ in range(TRIES):
                 try:
-                    async with session.post(url, data=body) as response:
-                        answer = await response.text()
-                except (aiohttp.ClientError, TimeoutError) as error:
-                    problem = str(error) or type(error).__name__
-                else:
-                    if response.status in (200, 202):
-                        self.handed.accepted += 1
+                    query = {"wait_s": WAIT_S if wait else None}
+                    await api.request("POST", "jobs", query=query, body=job.body, timeout_s=WAIT_S + 15)
+                except ApiError as error:
+                    submitted.failed[job.body["job_id"]] = error.message
+                    if error.status < 500:
                         return
-                    problem = f"HTTP {response.status}: {answer[:200]}"
-                    if response.status < 500:
-                        break
-                # The same id again is the same job, so trying again is safe.
-                await asyncio.sleep(PAUSE_S)
-            self.handed.failed[job.body["job_id"]] = problem
+                    # The same id again is the same job, so trying again is safe.
+                    await asyncio.sleep(PAUSE_S)
+                else:
+                    submitted.failed.pop(job.body["job_id"], None)
+                    submitted.accepted += 1
+                    return
         finally:
-            self._slots.release()
+            slots.release()
+
+    async with asyncio.TaskGroup() as requests:
+        for number, job in enumerate(jobs):
+            await asyncio.sleep(max(0.0, begun + job.at_s - time.monotonic()))
+            await slots.acquire()
+            requests.create_task(submit(job, wait=number % 2 == 0))
+
+
+@asynccontextmanager
+async def nats_submitter(
+    data_dir: Path, jobs: Sequence[PlannedJob], log_file: Path
+) -> AsyncGenerator[Callable[[], Awaitable[Submitted]]]:
+    """Runs the other process for as long as the block lasts, connected; yields what has it submit the jobs.
+
+    Raises:
+        CliError: it did not come up, or ended early.
+    """
+    with log_file.open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "breakwater.cli.demo.nats_submitter",
+            str(data_dir),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C is for the demo, which ends it
+        )
+    stdout = process.stdout
+    assert stdout is not None
+
+    async def submit() -> Submitted:
+        said, _ = await process.communicate(to_lines(jobs).encode())
+        if not said:
+            raise CliError("demo", f"the program that submits jobs over NATS has ended; its log is {log_file}")
+        return Submitted(**json.loads(said))
+
+    try:
+        async with asyncio.timeout(START_S):
+            if not await stdout.readline():
+                raise CliError("demo", f"the program that submits jobs over NATS has ended; its log is {log_file}")
+        yield submit
+    except TimeoutError:
+        raise CliError(
+            "demo", f"the program that submits jobs over NATS does not connect; its log is {log_file}"
+        ) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -1,9 +1,10 @@
-"""`python -m breakwater.cli.demo.nats_submitter DATA_DIR JOBS_FILE`: a program that hands in jobs over NATS.
+"""`python -m breakwater.cli.demo.nats_submitter DATA_DIR`: a program that submits jobs over NATS.
 
 It does what a client in any language would, and uses nothing of Breakwater: it reads the address from the stack's
-`endpoints.json`, publishes each job to `bw.jobs.<agent>`, has the acknowledgement, and hears the result on an inbox.
+`endpoints.json`, publishes each job to `bw.jobs.<agent>`, awaits the acknowledgement, and gets the result on an inbox.
 
-It says `ready` on stdout when it is connected, begins when a line comes on stdin, and ends with one line of JSON.
+It writes `ready` to stdout when it is connected, reads the jobs from stdin, a line of JSON each, and ends with one line
+of JSON.
 """
 
 from __future__ import annotations
@@ -37,12 +38,11 @@ class Submitter:
         self._waiting: dict[str, asyncio.Event] = {}
         self._slots = asyncio.Semaphore(IN_FLIGHT)
         self.accepted = 0
-        self.answered = 0
         self.failed: dict[str, str] = {}
 
     async def run(self, jobs: list[dict[str, Any]]) -> None:
         """Returns when all jobs were answered, or given up."""
-        await self._client.subscribe(f"{self._inbox}.*", cb=self._hear)
+        await self._client.subscribe(f"{self._inbox}.*", cb=self._receive)
         begun = time.monotonic()
         async with asyncio.TaskGroup() as publishing:
             for job in jobs:
@@ -50,9 +50,8 @@ class Submitter:
                 await self._slots.acquire()
                 publishing.create_task(self._submit(job["body"]))
 
-    async def _hear(self, message: Msg) -> None:
+    async def _receive(self, message: Msg) -> None:
         if (answered := self._waiting.get(message.subject)) is not None:
-            self.answered += 1
             answered.set()
 
     async def _submit(self, body: dict[str, Any]) -> None:
@@ -83,32 +82,24 @@ class Submitter:
         return False
 
 
-async def main(url: str, jobs: list[dict[str, Any]]) -> None:
-    """Runs the program, until it is done or whoever started it is gone."""
-    orders = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+async def main(url: str) -> None:
+    """Runs the program."""
     client = await nats.connect(url, name="demo-client")
-    submitter = Submitter(client)
     try:
-        _say("ready")
-        if await orders.readline():
-            work, left = asyncio.create_task(submitter.run(jobs)), asyncio.create_task(orders.read())
-            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                return
-            work.result()
-            left.cancel()
+        _write("ready")
+        lines = await asyncio.to_thread(sys.stdin.readlines)
+        submitter = Submitter(client)
+        await submitter.run([json.loads(line) for line in lines])
     finally:
         await client.close()
-    _say(json.dumps({"accepted": submitter.accepted, "answered": submitter.answered, "failed": submitter.failed}))
+    _write(json.dumps({"accepted": submitter.accepted, "failed": submitter.failed}))
 
 
-def _say(line: str) -> None:
+def _write(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
     endpoints = json.loads((Path(sys.argv[1]) / "endpoints.json").read_text())
-    listed = [json.loads(line) for line in Path(sys.argv[2]).read_text().splitlines()]
-    asyncio.run(main(endpoints["nats_url"], listed))
+    asyncio.run(main(endpoints["nats_url"]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
@@ -64,9 +63,7 @@ class Receiver:
         self.port = self._runner.addresses[0][1]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -82,6 +79,6 @@ class Receiver:
             self.repeated += 1
             return web.Response(status=204)
         self._messages.add(message_id)
-        told = data["alerts"] if event["type"] == "digest" else [data]
-        self._alerts += (Received(**{name: alert[name] for name in _FIELDS}) for alert in told)
+        alerts = data["alerts"] if event["type"] == "digest" else [data]
+        self._alerts += (Received(**{name: alert[name] for name in _FIELDS}) for alert in alerts)
         return web.Response(status=204)

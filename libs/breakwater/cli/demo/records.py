@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.queries import AgentSummary, agent_summaries
-from breakwater.cli.demo.books import Counters, ProviderCall
+from breakwater.cli.demo.reconciliation import ProviderCall, RedisCounters
 from breakwater.cli.errors import unreachable
 from breakwater.contracts.types import nano_from_usd
 from breakwater.policy.ledger import Figures
 from breakwater.policy.periods import periods_since
 from breakwater.state.budget_counters import BudgetCounters
 
-_PATIENCE = aiohttp.ClientTimeout(total=10)
+T = TypeVar("T")
 
-_EXECUTIONS = "SELECT execution_id, agent, status, reason FROM executions FINAL"
-
-_ATTEMPTS = """
-SELECT attempt_id, execution_id, number, agent, model, cost, cost_basis, outcome, short_circuited, cause, backoff_ms,
-    error_kind, error_status_code
-FROM attempts FINAL
-ORDER BY execution_id, number
-"""
-
-_TRANSITIONS = """
-SELECT agent, model, to_state, reason
-FROM breaker_transitions FINAL
-ORDER BY agent, model, version, at
-"""
-
-_INCIDENTS = "SELECT incident_id FROM incidents"
+_TIMEOUT = aiohttp.ClientTimeout(total=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +74,22 @@ class Rows:
 
 async def read_rows(analytics: Analytics) -> Rows:
     """Reads ClickHouse. Raises AnalyticsError."""
-    executions = await analytics.query(_EXECUTIONS)
-    attempts = await analytics.query(_ATTEMPTS)
-    transitions = await analytics.query(_TRANSITIONS)
-    incidents = await analytics.query(_INCIDENTS)
+    attempts = await _select(analytics, AttemptRow, "attempts", "execution_id, number")
     return Rows(
         agents=await agent_summaries(analytics),
-        executions=tuple(ExecutionRow(*row) for row in executions.rows),
-        attempts=tuple(_attempt(attempts.columns, row) for row in attempts.rows),
-        transitions=tuple(TransitionRow(*row) for row in transitions.rows),
-        incident_ids=frozenset(row[0] for row in incidents.rows),
+        executions=await _select(analytics, ExecutionRow, "executions", "execution_id"),
+        attempts=tuple(
+            replace(row, cost=None if row.cost is None else nano_from_usd(str(row.cost))) for row in attempts
+        ),
+        transitions=await _select(analytics, TransitionRow, "breaker_transitions", "agent, model, version, at"),
+        incident_ids=frozenset(row[0] for row in (await analytics.query("SELECT incident_id FROM incidents")).rows),
     )
 
 
-def _attempt(columns: Sequence[str], row: Sequence[Any]) -> AttemptRow:
-    fields = dict(zip(columns, row, strict=True))
-    cost = fields.pop("cost")
-    return AttemptRow(cost=None if cost is None else nano_from_usd(cost), **fields)
+async def _select(analytics: Analytics, kind: type[T], table: str, order: str) -> tuple[T, ...]:
+    columns = ", ".join(field.name for field in fields(kind))  # pyright: ignore[reportArgumentType]  # is a dataclass
+    found = await analytics.query(f"SELECT {columns} FROM {table} FINAL ORDER BY {order}")  # noqa: S608  constants
+    return tuple(kind(*row) for row in found.rows)
 
 
 async def count_executions(analytics: Analytics) -> int:
@@ -116,19 +99,19 @@ async def count_executions(analytics: Analytics) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class ProviderLedger:
     """The provider's ledger: the calls that have ended, and how many have not."""
 
     calls: tuple[ProviderCall, ...]
     in_progress: int
 
 
-async def read_ledger(control_url: str) -> Ledger:
+async def read_ledger(control_url: str) -> ProviderLedger:
     """Asks the simulated provider. Raises CliError."""
     report = await _provider("GET", f"{control_url}/_sim/ledger?calls=1")
     ended = [call for call in report["calls"] if call["delivered"] is not None]
     calls = tuple(ProviderCall(call["client_request_id"], call["model"], call["cost_nano"]) for call in ended)
-    return Ledger(calls, report["totals"]["in_progress"])
+    return ProviderLedger(calls, report["totals"]["in_progress"])
 
 
 async def start_clock(control_url: str) -> None:
@@ -139,7 +122,7 @@ async def start_clock(control_url: str) -> None:
 async def _provider(method: str, url: str) -> Any:
     try:
         async with (
-            aiohttp.ClientSession(raise_for_status=True, timeout=_PATIENCE) as session,
+            aiohttp.ClientSession(raise_for_status=True, timeout=_TIMEOUT) as session,
             session.request(method, url) as response,
         ):
             return await response.json()
@@ -149,16 +132,16 @@ async def _provider(method: str, url: str) -> Any:
         ) from error
 
 
-async def read_counters(counters: BudgetCounters, begun: datetime, now: datetime) -> dict[str, Counters]:
+async def read_counters(counters: BudgetCounters, begun: datetime, now: datetime) -> dict[str, RedisCounters]:
     """Redis' counters by budget key (`global`, `agent:<name>`), over the run's days. Raises StateUnavailable."""
     # A run across midnight has two days.
     days = [period for period in periods_since(begun, now, counters.zone) if period.window == "daily"]
     snapshot = await counters.snapshot(days)
-    sums: dict[str, Counters] = {}
+    sums: dict[str, RedisCounters] = {}
     for counted in snapshot.periods:
         for key in {*counted.figures, *counted.reserved}:
-            known, added = sums.get(key, Counters()), counted.figures.get(key, Figures())
-            sums[key] = Counters(
+            known, added = sums.get(key, RedisCounters()), counted.figures.get(key, Figures())
+            sums[key] = RedisCounters(
                 calls=known.calls + added.calls,
                 spent=known.spent + added.spent,
                 reserved=known.reserved + counted.reserved.get(key, 0),

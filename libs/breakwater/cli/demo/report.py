@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from breakwater.analytics.queries import AgentSummary
-from breakwater.cli.demo.books import Comparison
 from breakwater.cli.demo.receiver import Received
+from breakwater.cli.demo.reconciliation import LedgerComparison
 from breakwater.cli.demo.records import AttemptRow, Rows
 from breakwater.cli.demo.scenario import BURST, RETRY_AFTER_S
 from breakwater.cli.formats import money
 from breakwater.contracts.types import usd_from_nano
 
-_KINDS_TOLD = frozenset({"breaker_open", "breaker_closed", "budget_soft_cap"})
-"""Of what the scenario provokes, what people are told in every run."""
+_EVENTS_EXPECTED = frozenset({"breaker_open", "breaker_closed", "budget_soft_cap"})
+"""Of what the scenario provokes, what people are alerted of in every run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class BreakerLine:
+class BreakerSummary:
     """How often a breaker changed its state, where it stands, and why it opened first."""
 
     agent: str
@@ -41,7 +41,7 @@ class BreakerLine:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """How the jobs were handed in: how many by each way, and which were not accepted, with the reason."""
+    """How the jobs were submitted: how many by each way, and which were not accepted, with the reason."""
 
     http: int
     nats: int
@@ -49,7 +49,7 @@ class Handover:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Delivered:
     """What the receiver of alerts got: the alerts, how many messages came again, how many had a wrong signature."""
 
     alerts: tuple[Received, ...]
@@ -64,15 +64,15 @@ class Report:
     jobs: int
     seconds: float
     agents: tuple[AgentSummary, ...]
-    breakers: tuple[BreakerLine, ...]
+    breakers: tuple[BreakerSummary, ...]
     alerts: tuple[Received, ...]
-    books: Comparison
+    comparison: LedgerComparison
     checks: tuple[Check, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether the books agree, and everything happened that had to."""
-        return self.books.agree and all(check.ok for check in self.checks)
+        """Whether the ledgers agree, and everything happened that had to."""
+        return self.comparison.agree and all(check.ok for check in self.checks)
 
     def document(self) -> dict[str, Any]:
         """The report as JSON has it: money as decimal strings in USD."""
@@ -91,37 +91,30 @@ class Report:
             ],
             "breakers": [asdict(line) for line in self.breakers],
             "alerts": [asdict(alert) for alert in self.alerts],
-            "books": {
-                "agree": self.books.agree,
-                "lines": [
+            "reconciliation": {
+                "agree": self.comparison.agree,
+                "figures": [
                     {
-                        "name": line.name,
-                        **{
-                            book: _usd(value) if line.is_money else value
-                            for book, value in (
-                                ("provider", line.provider),
-                                ("redis", line.redis),
-                                ("clickhouse", line.clickhouse),
-                            )
-                        },
-                        "agree": line.agree,
+                        "name": figure.name,
+                        **{name: _usd(value) if figure.is_money else value for name, value in figure.ledgers()},
+                        "agree": figure.agree,
                     }
-                    for line in self.books.lines
+                    for figure in self.comparison.figures
                 ],
-                "differences": list(self.books.differences),
+                "differences": list(self.comparison.differences),
             },
             "checks": [asdict(check) for check in self.checks],
         }
 
 
-def breaker_lines(rows: Rows) -> tuple[BreakerLine, ...]:
+def breaker_summaries(rows: Rows) -> tuple[BreakerSummary, ...]:
     """Sums the transitions up, one line for each breaker that ever opened."""
-    lines: list[BreakerLine] = []
+    lines: list[BreakerSummary] = []
     for agent, model in dict.fromkeys((row.agent, row.model) for row in rows.transitions):
         states = [row for row in rows.transitions if (row.agent, row.model) == (agent, model)]
         to = [row.to_state for row in states]
         lines.append(
-            BreakerLine(
+            BreakerSummary(
                 agent=agent,
                 model=model,
                 opened=to.count("open"),
@@ -134,14 +127,16 @@ def breaker_lines(rows: Rows) -> tuple[BreakerLine, ...]:
     return tuple(lines)
 
 
-def checks(rows: Rows, job_ids: frozenset[str], handover: Handover, told: Told, cap: int) -> tuple[Check, ...]:
+def checks(
+    rows: Rows, job_ids: frozenset[str], handover: Handover, delivered: Delivered, cap: int
+) -> tuple[Check, ...]:
     """Whether what the scenario provokes has happened.
 
     Args:
         rows: what ClickHouse holds.
         job_ids: all jobs of the load.
         handover: how they were handed in.
-        told: what the receiver of alerts got.
+        delivered: what the receiver of alerts got.
         cap: the daily cap of `small-budget`, in nano-dollars.
     """
     return (
@@ -151,7 +146,7 @@ def checks(rows: Rows, job_ids: frozenset[str], handover: Handover, told: Told, 
         _hang(rows),
         _wrong_key(rows),
         _small_budget(rows, cap),
-        _alerts(rows, told),
+        _alerts(rows, delivered),
     )
 
 
@@ -167,7 +162,7 @@ def _each_job_once(rows: Rows, job_ids: frozenset[str], handover: Handover) -> C
 
 
 def _outage(rows: Rows) -> Check:
-    breaker = next((b for b in breaker_lines(rows) if (b.agent, b.model) == ("content-writer", "gpt-4o")), None)
+    breaker = next((b for b in breaker_summaries(rows) if (b.agent, b.model) == ("content-writer", "gpt-4o")), None)
     failed = sum(row.error_status_code == 503 for row in rows.attempts)
     if breaker is None:
         return Check("outage of gpt-4o", False, f"{failed} calls failed, and the breaker did not open")
@@ -209,23 +204,23 @@ def _small_budget(rows: Rows, cap: int) -> Check:
     return Check("small budget", refused > 0 and spent <= cap, detail)
 
 
-def _alerts(rows: Rows, told: Told) -> Check:
-    # Not each change of an incident is a message: of what waits together, the newest speaks for all.
-    incidents = {alert.incident_id for alert in told.alerts}
+def _alerts(rows: Rows, delivered: Delivered) -> Check:
+    # Not each change of an incident is a message: of changes that wait together, only the newest is sent.
+    incidents = {alert.incident_id for alert in delivered.alerts}
     missing, unknown = len(rows.incident_ids - incidents), len(incidents - rows.incident_ids)
     problems = [
         f"{number} {words}"
         for number, words in (
-            (missing, "incidents were not told"),
-            (unknown, "were told that ClickHouse has not"),
-            (told.repeated, "messages came again"),
-            (told.refused, "with a wrong signature"),
+            (missing, "incidents were not announced"),
+            (unknown, "announced that ClickHouse does not have"),
+            (delivered.repeated, "messages came again"),
+            (delivered.refused, "with a wrong signature"),
         )
         if number
     ]
-    if lacking := sorted(_KINDS_TOLD - {alert.event for alert in told.alerts}):
+    if lacking := sorted(_EVENTS_EXPECTED - {alert.event for alert in delivered.alerts}):
         problems.append(f"none of {', '.join(lacking)}")
-    detail = f"{len(incidents)} incidents, each told; {len(told.alerts)} alerts in all, every signature right"
+    detail = f"{len(incidents)} incidents, each announced; {len(delivered.alerts)} alerts in all, every signature right"
     return Check("alerts", not problems, "; ".join(problems) or detail)
 
 

@@ -8,6 +8,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 LOAD_S = 20.0
 """Over how long the jobs are handed in."""
 
@@ -25,56 +27,12 @@ HANG_TIMEOUT_S = 2
 COOLDOWN_S = 3
 
 QUIET_S = 2
-"""How long a recovery must last before it is told; also how long failed jobs stay an incident."""
+"""How long a recovery must last before it is announced; also how long failed jobs stay an incident."""
 
 ALERT_CHANNEL = "demo"
 
-EXAMPLE_AGENTS: Mapping[str, Mapping[str, Any]] = {
-    "content-writer": {
-        "provider": "openai",
-        "model": "gpt-4o",
-        "fallback_models": ["gpt-4o-mini"],
-        "system_prompt": "You write clear, friendly product texts.",
-        "params": {"temperature": 0.7},
-        "max_tokens": 1200,
-        "timeout_s": 30,
-        "total_timeout_s": 120,
-        "concurrency": 8,
-        "retry": {"max_attempts": 3, "backoff": "exponential", "base_s": 0.5, "max_delay_s": 5},
-        "budget": {
-            "daily_usd": "5.00",
-            "monthly_usd": "120.00",
-            "enforcement": "hard",
-            "soft_at_percent": [50, 80],
-        },
-    },
-    "support-triage": {
-        "provider": "openai",
-        "model": "gpt-4o-mini",
-        "fallback_models": ["house/llama-3.1-8b"],
-        "max_tokens": 400,
-        "timeout_s": 8,
-        "total_timeout_s": 25,
-        "concurrency": 32,
-        "retry": {"max_attempts": 2, "backoff": "constant", "base_s": 0.3, "max_delay_s": 5},
-        "breaker": {"errors": 10, "within_s": 60, "consecutive_failures": 5, "cooldown_s": 20},
-        "budget": {"daily_usd": "2.00", "enforcement": "soft"},
-        "persist_prompts": False,
-    },
-    "nightly-digest": {
-        "provider": "openai",
-        "model": "gpt-4o-mini",
-        "max_tokens": 2000,
-        "timeout_s": 120,
-        "total_timeout_s": 3600,
-        "concurrency": 4,
-        "retry": {"max_attempts": 5, "backoff": "exponential", "base_s": 2, "max_delay_s": 60},
-    },
-}
-"""The agents of examples/breakwater.yaml, here too because an installed package has no examples."""
-
-SHORTENED: Mapping[str, Mapping[str, Any]] = {name: {"cooldown_s": COOLDOWN_S} for name in EXAMPLE_AGENTS}
-"""The only difference to the example: breakers cool down for seconds, as nobody watches a demo for minutes."""
+EXAMPLE = Path(__file__).with_name("example.yaml")
+"""A link to examples/breakwater.yaml, whose agents the demo runs beside its own; a package has the file itself."""
 
 SHARES: Mapping[str, int] = {
     "content-writer": 30,
@@ -87,13 +45,11 @@ SHARES: Mapping[str, int] = {
 """How many of a hundred jobs each agent gets."""
 
 _PRICES: Mapping[str, Mapping[str, str]] = {
-    "gpt-4o": {"input_usd_per_mtok": "2.50", "output_usd_per_mtok": "10.00", "cached_input_usd_per_mtok": "1.25"},
-    "gpt-4o-mini": {"input_usd_per_mtok": "0.15", "output_usd_per_mtok": "0.60", "cached_input_usd_per_mtok": "0.075"},
-    "house/llama-3.1-8b": {"input_usd_per_mtok": "0.02", "output_usd_per_mtok": "0.02"},
     "o3": {"input_usd_per_mtok": "2.00", "output_usd_per_mtok": "8.00", "cached_input_usd_per_mtok": "0.50"},
     "gpt-4.1": {"input_usd_per_mtok": "2.00", "output_usd_per_mtok": "8.00"},
     "gpt-4.1-mini": {"input_usd_per_mtok": "0.40", "output_usd_per_mtok": "1.60"},
 }
+"""Of the models that only the demo's own agents use."""
 
 _SMALL_BUDGET_CALL_USD = Decimal("0.00033")
 """About what a call of `small-budget` costs."""
@@ -134,57 +90,50 @@ def trouble_at(seconds: float) -> tuple[str, ...]:
 
 
 def config(surroundings: Surroundings, jobs: int) -> dict[str, Any]:
-    """The plane's config, as the document of a config file."""
+    """The plane's config, as the document of a config file: the example's, with agents and a provider of its own.
+
+    The example's breakers cool down for seconds here, as nobody watches a demo for minutes.
+    """
+    document = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     key = {"file": str(surroundings.provider_key)}
+    document["providers"] = {
+        "openai": {"base_url": surroundings.provider_url, "api_key": key},
+        "house": {"base_url": surroundings.provider_url, "api_key": key},
+        "revoked": {"base_url": surroundings.provider_url, "api_key": {"file": str(surroundings.wrong_key)}},
+    }
+    document["models"] |= {model: {"price": dict(price)} for model, price in _PRICES.items()}
+    for agent in document["agents"].values():
+        agent["breaker"] = {**agent.get("breaker", {}), "cooldown_s": COOLDOWN_S}
     cap = Decimal(jobs_of("small-budget", jobs)) * _SMALL_BUDGET_CALL_USD * 4 / 10
-    agents: dict[str, dict[str, Any]] = {
-        name: {**agent, "breaker": {**agent.get("breaker", {}), **SHORTENED[name]}}
-        for name, agent in EXAMPLE_AGENTS.items()
-    }
-    agents["deep-research"] = {
-        "provider": "openai",
-        "model": "o3",
-        "fallback_models": ["gpt-4.1-mini"],
-        "max_tokens": 500,
-        "timeout_s": HANG_TIMEOUT_S,
-        "retry": {"max_attempts": 1},
-        "breaker": {"consecutive_failures": 2, "cooldown_s": COOLDOWN_S},
-    }
-    agents["small-budget"] = {
-        "provider": "openai",
-        "model": "gpt-4.1-mini",
-        "max_tokens": 300,
-        "concurrency": 2,
-        "budget": {"daily_usd": str(cap), "enforcement": "hard", "soft_at_percent": [50, 80]},
-    }
-    agents["wrong-key"] = {"provider": "revoked", "model": "gpt-4.1", "max_tokens": 300}
-    return {
-        "providers": {
-            "openai": {"base_url": surroundings.provider_url, "api_key": key},
-            "house": {"base_url": surroundings.provider_url, "api_key": key},
-            "revoked": {"base_url": surroundings.provider_url, "api_key": {"file": str(surroundings.wrong_key)}},
+    document["agents"] |= {
+        "deep-research": {
+            "model": "o3",
+            "fallback_models": ["gpt-4.1-mini"],
+            "max_tokens": 500,
+            "timeout_s": HANG_TIMEOUT_S,
+            "retry": {"max_attempts": 1},
+            "breaker": {"consecutive_failures": 2, "cooldown_s": COOLDOWN_S},
         },
-        "models": {
-            model: {"price": dict(price), **({"provider": "house"} if model.startswith("house/") else {})}
-            for model, price in _PRICES.items()
+        "small-budget": {
+            "model": "gpt-4.1-mini",
+            "max_tokens": 300,
+            "concurrency": 2,
+            "budget": {"daily_usd": str(cap), "enforcement": "hard", "soft_at_percent": [50, 80]},
         },
-        "agents": agents,
-        "budgets": {
-            "global": {"daily_usd": "25.00", "monthly_usd": "300.00", "enforcement": "soft"},
-            "tenants": {"acme": {"monthly_usd": "50.00", "enforcement": "hard"}},
-        },
-        "alerts": {
-            "quiet_s": QUIET_S,
-            # The receiver is on this machine, where an alerter sends nothing unless it is told that it may.
-            "allow_networks": ["127.0.0.0/8"],
-            "channels": {
-                ALERT_CHANNEL: {
-                    "webhook": {"url": surroundings.receiver_url, "secret": {"file": str(surroundings.webhook_secret)}},
-                    "rate_limit": "off",
-                }
-            },
+        "wrong-key": {"provider": "revoked", "model": "gpt-4.1", "max_tokens": 300},
+    }
+    document["alerts"] = {
+        "quiet_s": QUIET_S,
+        # The receiver is on this machine, where an alerter sends nothing unless the config allows it.
+        "allow_networks": ["127.0.0.0/8"],
+        "channels": {
+            ALERT_CHANNEL: {
+                "webhook": {"url": surroundings.receiver_url, "secret": {"file": str(surroundings.webhook_secret)}},
+                "rate_limit": "off",
+            }
         },
     }
+    return document
 
 
 def provider_script(jobs: int, seed: int, api_key: str) -> dict[str, Any]:
@@ -202,6 +151,8 @@ def provider_script(jobs: int, seed: int, api_key: str) -> dict[str, Any]:
         "o3": [{"hang_s": 600, "from_s": HANG_S[0], "to_s": HANG_S[1]}],
     }
     output_tokens = {"gpt-4o": [250, 900], "gpt-4.1-mini": [130, 260], "o3": [150, 450]}
+    example = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["models"]
+    prices = {model: {name: f"{usd:g}" for name, usd in one["price"].items()} for model, one in example.items()}
     models = {
         model: {
             "price": dict(price),
@@ -209,6 +160,6 @@ def provider_script(jobs: int, seed: int, api_key: str) -> dict[str, Any]:
             "usage": {"output_tokens": output_tokens.get(model, [40, 350]), "cached_tokens": [0, 12]},
             "faults": faults.get(model, []),
         }
-        for model, price in _PRICES.items()
+        for model, price in {**prices, **_PRICES}.items()
     }
     return {"seed": seed, "api_keys": [api_key], "models": models}

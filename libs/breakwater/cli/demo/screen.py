@@ -1,243 +1,157 @@
-"""What the demo looks like: the live panel, and the screen at the end. The same for terminals and pipes."""
+"""What the demo prints: what is going to happen, and at the end the report. The same for terminals and pipes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Callable, Sequence
 
 from breakwater.analytics.queries import AgentSummary
 from breakwater.cli import output
-from breakwater.cli.demo.books import Comparison, Line
-from breakwater.cli.demo.display import Scene, dollars
-from breakwater.cli.demo.report import BreakerLine, Report
+from breakwater.cli.demo.live import dollars
+from breakwater.cli.demo.reconciliation import ComparedFigure, LedgerComparison
+from breakwater.cli.demo.report import BreakerSummary, Check, Report
+from breakwater.cli.demo.scenario import STORY
 from breakwater.cli.formats import duration
+from breakwater.cli.output import Cell, Column
 from breakwater.contracts.types import usd_from_nano
 
-WIDE = 100
+WIDE = 110
 """From here on, headings are written out."""
 
-PIPE_WIDTH = 110
 _NONE = "·"
 
 
-def show(report: Report) -> None:
-    """Prints the final screen: drawn on a terminal, plain text without trailing blanks elsewhere."""
-    if output.terminal_width() is not None:
-        console = output.console()
-        console.print(final(report, console.width))
-        return
-    console = Console(width=PIPE_WIDTH, color_system=None, force_terminal=False)
-    with console.capture() as captured:
-        console.print(final(report, PIPE_WIDTH))
+def announce(jobs: int) -> None:
+    """Says what is going to happen."""
+    output.styled(("Breakwater demo", "bold"), f": {jobs} jobs, 6 agents, local servers, a simulated provider")
+    for sentence in STORY:
+        output.styled(("  - " + sentence, "dim"))
     output.write("")
-    for text in captured.get().splitlines():
-        output.write(text.rstrip())
 
 
-def panel(scene: Scene) -> RenderableType:
-    """The live panel."""
-    if scene.phase == "starting":
-        return Text.assemble(("starting  ", "bold"), ", ".join(scene.ready) or "local servers", ("  …", "dim"))
-    tally = scene.tally
-    bar = Table.grid(padding=(0, 2))
-    bar.add_row(
-        Text(scene.phase, "bold"),
-        ProgressBar(total=scene.jobs, completed=tally.decided, width=40, complete_style="cyan", finished_style="green"),
-        Text(f"{tally.decided}/{scene.jobs} jobs"),
-        Text(f"{scene.elapsed_s:.0f} s", "dim"),
+def show(report: Report) -> None:
+    """Prints the report."""
+    _heading("Agents", "read back from ClickHouse")
+    _show_agents(report.agents)
+    _heading("Breakers")
+    _show_breakers(report.breakers)
+    _heading("Alerts", "delivered to a local receiver, which checked every signature")
+    _show_alerts(report)
+    _heading("What was provoked, and what became of it")
+    _show_checks(report.checks)
+    _heading("Reconciliation", "the provider's own ledger, Redis' counters, ClickHouse's sums")
+    _show_comparison(report.comparison)
+    output.write("")
+    output.styled(_verdict(report))
+
+
+def _heading(title: str, note: str = "") -> None:
+    output.write("")
+    output.styled((title, "bold cyan"), (f"  {note}" if note else "", "dim"))
+
+
+def _show_agents(agents: Sequence[AgentSummary]) -> None:
+    wide = (output.terminal_width() or WIDE) >= WIDE
+
+    def total(of: Callable[[AgentSummary], int | None]) -> int:
+        return sum(of(agent) or 0 for agent in agents)
+
+    everything = AgentSummary(
+        agent="all",
+        executions=total(lambda one: one.executions),
+        succeeded=total(lambda one: one.succeeded),
+        p50_ms=None,
+        p95_ms=None,
+        attempts=total(lambda one: one.attempts),
+        retries=total(lambda one: one.retries),
+        fallbacks=total(lambda one: one.fallbacks),
+        short_circuits=total(lambda one: one.short_circuits),
+        unknown_costs=total(lambda one: one.unknown_costs),
+        spend=total(lambda one: one.spend),
+        wasted=total(lambda one: one.wasted),
     )
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim")
-    facts.add_row("jobs", _states(("succeeded", tally.succeeded), ("dead_lettered", tally.decided - tally.succeeded)))
-    facts.add_row(
-        "attempts",
-        f"{tally.attempts}: {tally.causes['retry']} retries, {tally.causes['fallback']} fallbacks, "
-        f"{tally.short_circuits} short-circuited",
-    )
-    facts.add_row("spend", dollars(tally.spend))
-    facts.add_row("breakers", _breaker_states(tally.breakers))
-    facts.add_row("alerts", f"{len(scene.alerts)} delivered" + (f": {scene.alerts[-1].title}" if scene.alerts else ""))
-    facts.add_row("provider", Text(", ".join(scene.trouble), "red") if scene.trouble else Text("well", "green"))
-    return Group(bar, facts)
-
-
-def final(report: Report, width: int) -> RenderableType:
-    """The screen at the end."""
-    parts: list[RenderableType] = [
-        Text.assemble(("Agents", "bold cyan"), ("  read back from ClickHouse", "dim")),
-        _agents(report.agents, wide=width >= WIDE),
-        _heading("Breakers"),
-        _breakers(report.breakers, wide=width >= WIDE),
-        _heading("Alerts", "delivered to a local receiver, which checked every signature"),
-        _alerts(report),
-        _heading("What was provoked, and what became of it"),
-        _checks(report),
-        _heading("Three books", "the provider's own ledger, Redis' counters, ClickHouse's sums"),
-        _books(report.books),
-        Text(),
-        _verdict(report),
+    figures: list[tuple[str, str, Callable[[AgentSummary], Cell]]] = [
+        ("executions", "jobs", lambda one: str(one.executions)),
+        ("success", "ok", _success),
+        ("attempts", "tries", lambda one: str(one.attempts)),
+        ("retries", "retry", lambda one: str(one.retries or _NONE)),
+        ("fallbacks", "fall", lambda one: str(one.fallbacks or _NONE)),
+        ("short circuits", "short", lambda one: str(one.short_circuits or _NONE)),
+        ("p50", "p50", lambda one: duration(one.p50_ms)),
+        ("p95", "p95", lambda one: duration(one.p95_ms)),
+        ("spend", "spend", lambda one: dollars(one.spend)),
+        ("wasted", "wasted", lambda one: dollars(one.wasted)),
     ]
-    return Group(*parts)
-
-
-def _heading(title: str, note: str = "") -> RenderableType:
-    return Padding(Text.assemble((title, "bold cyan"), (f"  {note}" if note else "", "dim")), (1, 0, 0, 0))
-
-
-def _agents(agents: Sequence[AgentSummary], *, wide: bool) -> Table:
-    table = _table(1)
-    titles = (
-        ("agent", "agent"),
-        ("executions", "jobs"),
-        ("success", "ok"),
-        ("attempts", "tries"),
-        ("retries", "re-\ntries"),
-        ("fallbacks", "fall-\nbacks"),
-        ("short\ncircuits", "short\ncirc."),
-        ("p50", "p50"),
-        ("p95", "p95"),
-        ("spend", "spend"),
-        ("wasted", "wasted"),
-    )
-    for full, short in titles:
-        table.add_column(full if wide else short, justify="left" if full == "agent" else "right", no_wrap=True)
-    for agent in agents:
-        rate = agent.success_rate
-        table.add_row(
-            agent.agent,
-            str(agent.executions),
-            Text("" if rate is None else f"{rate:.0%}", _rate_style(rate)),
-            str(agent.attempts),
-            _some(agent.retries),
-            _some(agent.fallbacks),
-            _some(agent.short_circuits),
-            _duration(agent.p50_ms, wide=wide),
-            _duration(agent.p95_ms, wide=wide),
-            dollars(agent.spend),
-            dollars(agent.wasted),
-        )
-    executions, succeeded = sum(a.executions for a in agents), sum(a.succeeded for a in agents)
-    table.add_section()
-    table.add_row(
-        "all",
-        str(executions),
-        f"{succeeded / executions:.0%}" if executions else "",
-        str(sum(a.attempts for a in agents)),
-        _some(sum(a.retries for a in agents)),
-        _some(sum(a.fallbacks for a in agents)),
-        _some(sum(a.short_circuits for a in agents)),
-        "",
-        "",
-        dollars(sum(a.spend or 0 for a in agents)),
-        dollars(sum(a.wasted or 0 for a in agents)),
-        style="bold",
-    )
-    return table
-
-
-def _breakers(breakers: Sequence[BreakerLine], *, wide: bool) -> RenderableType:
-    if not breakers:
-        return Text("none opened", "dim")
-    table = _table(2)
-    for title, right in (("breaker", 0), ("opened", 1), ("half-open", 1), ("closed", 1), ("now", 0)):
-        table.add_column(title, justify="right" if right else "left", no_wrap=True)
-    if wide:
-        table.add_column("opened first by", no_wrap=True)
-    for line in breakers:
-        counts = (str(line.opened), str(line.half_opened), str(line.closed))
-        reason = [Text(line.reason.partition(" (")[0], "dim")] if wide else []
-        table.add_row(f"{line.agent} on {line.model}", *counts, _state(line.now), *reason)
-    return table
-
-
-def _alerts(report: Report) -> RenderableType:
-    # Incidents, however many changes of each were told; one of a breaker has two events: it opened, it closed.
-    incidents = dict.fromkeys((alert.event, alert.severity, alert.incident_id) for alert in report.alerts)
-    kinds = Counter((event, severity) for event, severity, _ in incidents)
-    if not kinds:
-        return Text("none", "dim")
-    parts = [
-        Text.assemble((f"{count} ", "bold"), (event.replace("_", " "), output.STYLES.get(severity, "")))
-        for (event, severity), count in kinds.items()
+    columns: list[Column[AgentSummary]] = [
+        Column("agent", lambda one: (one.agent, "bold" if one is everything else "")),
+        *(Column(full if wide else short, cell, right=True) for full, short, cell in figures),
     ]
-    return Text("   ").join(parts)
+    output.table(columns, [*agents, everything], gap=1)
 
 
-def _checks(report: Report) -> Table:
-    table = _table(2, header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for check in report.checks:
-        table.add_row(Text("ok", "green") if check.ok else Text("FAILED", "bold red"), check.name, check.detail)
-    return table
-
-
-def _books(books: Comparison) -> RenderableType:
-    table = _table(3)
-    for title, right in (("", 0), ("provider", 1), ("Redis", 1), ("ClickHouse", 1), ("agree", 0)):
-        table.add_column(title, justify="right" if right else "left", no_wrap=True)
-    for line in books.lines:
-        table.add_row(
-            line.name,
-            *(_figure(line, value) for value in (line.provider, line.redis, line.clickhouse)),
-            Text("yes", "green") if line.agree else Text("NO", "bold red"),
-        )
-    differences = [Text(f"differs: {words}", "red") for words in books.differences]
-    estimated = next(line for line in books.lines if line.name == "estimated")
-    note = Text("estimated: the worst case of calls whose answer never came", "dim")
-    return Group(table, *([note] if estimated.clickhouse else []), *differences)
-
-
-def _verdict(report: Report) -> Text:
-    jobs, seconds = f"{report.jobs} jobs", f"{report.seconds:.0f} s"
-    if report.ok:
-        return Text(f"The three books agree to the nano-dollar and the call: {jobs} in {seconds}.", "bold green")
-    failed = [check.name for check in report.checks if not check.ok]
-    words = ["the books differ"] if not report.books.agree else []
-    words += [f"not as expected: {', '.join(failed)}"] if failed else []
-    return Text(f"FAILED after {seconds}: {'; '.join(words)}.", "bold red")
-
-
-def _table(gap: int, *, header: bool = True) -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim", show_header=header)
-
-
-def _figure(line: Line, value: int | None) -> Text:
-    if value is None:
-        return Text(_NONE, "dim")
-    return Text(f"${usd_from_nano(value)}" if line.is_money else str(value))
-
-
-def _states(*counts: tuple[str, int]) -> Text:
-    parts = [Text.assemble(f"{count} ", (name.replace("_", "-"), output.STYLES[name])) for name, count in counts]
-    return Text(", ").join(parts)
-
-
-def _breaker_states(breakers: dict[str, str]) -> Text:
-    standing = [Text.assemble(f"{name} ", _state(state)) for name, state in breakers.items() if state != "closed"]
-    return Text(", ").join(standing) if standing else Text("all closed", "green")
-
-
-def _state(name: str) -> Text:
-    return Text(name.replace("_", "-"), output.STYLES.get(name, ""))
-
-
-def _some(count: int) -> str:
-    return str(count) if count else _NONE
-
-
-def _duration(ms: int | None, *, wide: bool) -> str:
-    return duration(ms) if wide else duration(ms).replace(" ", "")
-
-
-def _rate_style(rate: float | None) -> str:
+def _success(agent: AgentSummary) -> Cell:
+    rate = agent.success_rate
     if rate is None:
         return ""
-    return "green" if rate >= 0.99 else "yellow" if rate >= 0.5 else "red"
+    return (f"{rate:.0%}", "green" if rate >= 0.99 else "yellow" if rate >= 0.5 else "red")
+
+
+def _show_breakers(breakers: Sequence[BreakerSummary]) -> None:
+    columns: list[Column[BreakerSummary]] = [
+        Column("breaker", lambda one: f"{one.agent} on {one.model}"),
+        Column("opened", lambda one: one.opened, right=True),
+        Column("half-open", lambda one: one.half_opened, right=True),
+        Column("closed", lambda one: one.closed, right=True),
+        Column("now", lambda one: output.state(one.now, one.now.replace("_", "-"))),
+        Column("opened first by", lambda one: (one.reason.partition(" (")[0], "dim"), below=True),
+    ]
+    output.table(columns, breakers, empty="none opened")
+
+
+def _show_alerts(report: Report) -> None:
+    # Incidents, however many changes of each were announced; one of a breaker has two events: it opened, it closed.
+    incidents = dict.fromkeys((alert.event, alert.severity, alert.incident_id) for alert in report.alerts)
+    kinds = Counter((event, severity) for event, severity, _ in incidents)
+    cells: list[Cell] = []
+    for (event, severity), count in kinds.items():
+        cells += ["   " if cells else "", (f"{count} ", "bold"), output.state(severity, event.replace("_", " "))]
+    output.styled(*cells or [("none", "dim")])
+
+
+def _show_checks(checks: Sequence[Check]) -> None:
+    columns: list[Column[Check]] = [
+        Column("", lambda check: ("ok", "green") if check.ok else ("FAILED", "bold red")),
+        Column("provoked", lambda check: check.name),
+        Column("result", lambda check: check.detail),
+    ]
+    output.table(columns, checks)
+
+
+def _show_comparison(comparison: LedgerComparison) -> None:
+    def amount(figure: ComparedFigure, value: int | None) -> Cell:
+        if value is None:
+            return (_NONE, "dim")
+        return f"${usd_from_nano(value)}" if figure.is_money else str(value)
+
+    columns: list[Column[ComparedFigure]] = [
+        Column("", lambda one: one.name),
+        Column("provider", lambda one: amount(one, one.provider), right=True),
+        Column("Redis", lambda one: amount(one, one.redis), right=True),
+        Column("ClickHouse", lambda one: amount(one, one.clickhouse), right=True),
+        Column("agree", lambda one: ("yes", "green") if one.agree else ("NO", "bold red")),
+    ]
+    output.table(columns, comparison.figures)
+    if any(one.name == "estimated" and one.clickhouse for one in comparison.figures):
+        output.styled(("estimated: the worst case of calls whose answer never came", "dim"))
+    for difference in comparison.differences:
+        output.styled((f"differs: {difference}", "red"))
+
+
+def _verdict(report: Report) -> Cell:
+    jobs, seconds = f"{report.jobs} jobs", f"{report.seconds:.0f} s"
+    if report.ok:
+        return (f"The three ledgers agree to the nano-dollar and the call: {jobs} in {seconds}.", "bold green")
+    failed = [check.name for check in report.checks if not check.ok]
+    words = ["the ledgers differ"] if not report.comparison.agree else []
+    words += [f"not as expected: {', '.join(failed)}"] if failed else []
+    return (f"FAILED after {seconds}: {'; '.join(words)}.", "bold red")

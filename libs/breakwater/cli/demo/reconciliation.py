@@ -1,4 +1,4 @@
-"""The three books side by side: the provider's ledger, Redis' counters, ClickHouse's rows. Pure.
+"""Three ledgers side by side: the provider's own, Redis' counters, ClickHouse's rows. Pure.
 
 What must agree, and to the last nano-dollar:
 
@@ -6,7 +6,7 @@ What must agree, and to the last nano-dollar:
 - What the plane says a call was billed is what the provider billed for it.
 - Redis' spend is ClickHouse's sum, for all agents together and for each one.
 
-A call whose answer never arrived is the exception that no client of a provider can avoid. Nobody told what it cost, so
+A call whose answer never arrived is the exception that no client of a provider can avoid. Its cost is not known, so
 the plane charges its worst case and says `estimated`. The provider must not have billed more for it.
 """
 
@@ -42,7 +42,7 @@ class RecordedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class RedisCounters:
     """What Redis holds for one budget key. Nano-dollars."""
 
     calls: int = 0
@@ -51,8 +51,8 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A figure in each of the books; None where a book does not have it."""
+class ComparedFigure:
+    """A figure in each of the ledgers; None where a ledger does not have it."""
 
     name: str
     provider: int | None
@@ -61,30 +61,34 @@ class Line:
     is_money: bool
     agree: bool
 
+    def ledgers(self) -> tuple[tuple[str, int | None], ...]:
+        """The ledgers by name."""
+        return (("provider", self.provider), ("redis", self.redis), ("clickhouse", self.clickhouse))
+
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """The books side by side, and in words where they differ."""
+class LedgerComparison:
+    """The ledgers side by side, and in words where they differ."""
 
-    lines: tuple[Line, ...]
+    figures: tuple[ComparedFigure, ...]
     differences: tuple[str, ...]
 
     @property
     def agree(self) -> bool:
         """Whether all of it does."""
-        return not self.differences and all(line.agree for line in self.lines)
+        return not self.differences and all(figure.agree for figure in self.figures)
 
 
 def compare(
     provider: Sequence[ProviderCall],
-    total: Counters,
-    by_agent: Mapping[str, Counters],
+    total: RedisCounters,
+    by_agent: Mapping[str, RedisCounters],
     recorded: Sequence[RecordedCall],
-) -> Comparison:
-    """Compares the books.
+) -> LedgerComparison:
+    """Compares the ledgers.
 
     Args:
-        provider: all calls of the ledger.
+        provider: all calls of the provider's ledger.
         total: Redis' counters for all agents together.
         by_agent: and for each agent.
         recorded: all attempts of ClickHouse that made a call.
@@ -95,15 +99,17 @@ def compare(
     billed = _sum(call.cost for call in recorded if call.cost_basis == "billed")
     estimated = _sum(call.cost for call in recorded if call.cost_basis == "estimated")
     paid, paid_unanswered = _sum(call.cost for call in answered), _sum(call.cost for call in unanswered)
-    lines = (
-        Line("calls", len(provider), total.calls, len(recorded), False, len(provider) == total.calls == len(recorded)),
-        Line("billed", paid, None, billed, True, paid == billed),
-        Line("estimated", paid_unanswered, None, estimated, True, paid_unanswered <= estimated),
-        Line("spend", None, total.spent, billed + estimated, True, total.spent == billed + estimated),
-        Line("reserved", None, total.reserved, None, True, total.reserved == 0),
+    figures = (
+        ComparedFigure(
+            "calls", len(provider), total.calls, len(recorded), False, len(provider) == total.calls == len(recorded)
+        ),
+        ComparedFigure("billed", paid, None, billed, True, paid == billed),
+        ComparedFigure("estimated", paid_unanswered, None, estimated, True, paid_unanswered <= estimated),
+        ComparedFigure("spend", None, total.spent, billed + estimated, True, total.spent == billed + estimated),
+        ComparedFigure("reserved", None, total.reserved, None, True, total.reserved == 0),
     )
     differences = (*_between_calls(provider, recorded), *_between_agents(by_agent, recorded), *_unknown(recorded))
-    return Comparison(lines, differences)
+    return LedgerComparison(figures, differences)
 
 
 def _between_calls(provider: Sequence[ProviderCall], recorded: Sequence[RecordedCall]) -> Iterable[str]:
@@ -136,14 +142,14 @@ def _between_calls(provider: Sequence[ProviderCall], recorded: Sequence[Recorded
 
 def _costs_agree(theirs: ProviderCall, ours: RecordedCall) -> bool:
     if ours.cost is None:
-        return True  # told as unknown
+        return True  # reported as unknown
     return theirs.cost <= ours.cost if ours.cost_basis == "estimated" else theirs.cost == ours.cost
 
 
-def _between_agents(by_agent: Mapping[str, Counters], recorded: Sequence[RecordedCall]) -> Iterable[str]:
+def _between_agents(by_agent: Mapping[str, RedisCounters], recorded: Sequence[RecordedCall]) -> Iterable[str]:
     """Redis against ClickHouse, for each agent."""
     for agent in sorted(by_agent.keys() | {call.agent for call in recorded}):
-        counted = by_agent.get(agent, Counters())
+        counted = by_agent.get(agent, RedisCounters())
         rows = [call for call in recorded if call.agent == agent]
         spent = _sum(call.cost for call in rows)
         if (counted.calls, counted.spent) != (len(rows), spent):
