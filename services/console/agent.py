@@ -1,4 +1,4 @@
-"""One agent: how it stands, what it spent and wasted, whether trying again helped, what it may spend yet."""
+"""One agent: its health, what it spent and wasted, whether retrying helped, what is left of its budgets."""
 
 from __future__ import annotations
 
@@ -16,47 +16,43 @@ from breakwater.analytics.breakdown import refusals
 from breakwater.analytics.costs import RetryFigures
 from breakwater.analytics.overview import WindowTotals
 from breakwater.analytics.search import Filters
-from breakwater.contracts.api import AgentHealth, AgentQueue, BreakerStatus, Queues
+from breakwater.api_client import ApiError
+from breakwater.contracts.api import AgentHealth, AgentQueue, AlertList, BreakerList, BudgetList, Queues
 from breakwater.contracts.types import is_identifier
 from services.console import tiles, words
-from services.console.door import DoorError
-from services.console.history import causes, drawn, holding
-from services.console.live import Breakers, Budgets, Incidents, queue_of
-from services.console.overall_health import spent
-from services.console.pages import Fetched, PageContext, fetched
+from services.console.history import history_charts
+from services.console.overall_health import queue_of, spent
+from services.console.pages import PageContext, fetched, problems_of
 from services.console.sessions import session_of
-from services.console.tiles import Colour, Tile
+from services.console.tiles import Tile
 from services.console.time_range import time_range_of
+from services.console.words import counted
 
 T = TypeVar("T")
 
 LATEST = 8
 SHOWN = 20
-"""Lines of a table."""
+"""Rows of a table."""
 
 
 def routes(context: PageContext) -> list[Route]:
-    """The address of the page."""
+    """The route of the page."""
 
     async def show(request: Request) -> Response:
-        session, time_range, name = (
-            session_of(request),
-            time_range_of(request, context.now(), context.zone),
-            request.path_params["name"],
-        )
+        time_range = time_range_of(request, context.now(), context.zone)
+        api, name = session_of(request).api, str(request.path_params["name"])
+        of_name = {"agent": name}
         if not is_identifier(name):
             raise HTTPException(404)
-        door, key, database, window = context.api, session.key, context.analytics, time_range.window
+        database, window = context.analytics, time_range.window
         of_agent = Filters(agent=name, since=window.start, until=window.end)
         now, past, calls = await asyncio.gather(
             asyncio.gather(
-                fetched(door.read(list[AgentHealth], key, "agents")),
-                fetched(door.read(Breakers, key, "breakers")),
-                fetched(
-                    _if_known(door.read(Budgets, key, "budgets", {"agent": name}), Budgets(filled=True, budgets=()))
-                ),
-                fetched(_if_known(door.read(Incidents, key, "alerts", {"agent": name}), Incidents(alerts=()))),
-                fetched(door.read(Queues, key, "queues")),
+                fetched(api.read(list[AgentHealth], "agents")),
+                fetched(api.read(BreakerList, "breakers")),
+                fetched(_if_configured(api.read(BudgetList, "budgets", of_name), BudgetList(filled=True, budgets=()))),
+                fetched(_if_configured(api.read(AlertList, "alerts", of_name), AlertList(alerts=(), more=False))),
+                fetched(api.read(Queues, "queues")),
             ),
             asyncio.gather(
                 fetched(overview.totals(database, window, agent=name)),
@@ -74,8 +70,14 @@ def routes(context: PageContext) -> list[Route]:
         totals, history, waste, latest = past
         errors, retries, held = calls
         health = next((one for one in healths.value or () if one.agent_id == name), None)
-        queue = queue_of(queues.value, name)
-        known = health is not None or healths.value is None or totals.value is None or _did(totals.value)
+        own_budgets = [one for one in budgets.value.budgets if one.agent == name] if budgets.value else None
+        present_tiles = [_jobs(queue_of(queues.value, name)), tiles.incidents(incidents.value)]
+        if own_budgets is not None:
+            present_tiles.append(tiles.spent_budgets(own_budgets, "#budgets", "it has none of its own"))
+        if totals.value is not None:
+            fallbacks = counted(totals.value.fallbacks, "fallback")
+            present_tiles.append(Tile("Retries", f"{totals.value.retries:,}", fallbacks, "#retries"))
+        known = health is not None or healths.value is None or totals.value is None or _did_something(totals.value)
         return context.pages.render(
             request,
             "agent.html",
@@ -85,21 +87,19 @@ def routes(context: PageContext) -> list[Route]:
             known=known,
             health=health,
             configured=healths.value is not None,
-            reasons=_reasons(breakers, name),
-            happened=[] if totals.value is None else [*tiles.of_history(totals.value, time_range, name)],
-            now=_now(name, queue, incidents, budgets, totals.value),
-            problems=list(dict.fromkeys(one.problem for one in (*now, *past, *calls) if one.problem is not None)),
-            drawn=None if history.value is None else drawn(history.value, window),
+            breakers={one.model: one for one in breakers.value.breakers if one.agent == name} if breakers.value else {},
+            past_tiles=[] if totals.value is None else tiles.of_history(totals.value, time_range, name),
+            present_tiles=present_tiles,
+            problems=problems_of(*now, *past, *calls),
+            history_charts=None if history.value is None else history_charts(history.value, window),
             errors=errors,
             waste=waste,
             all_waste=sum(line.cost for line in waste.value or ()),
             unknown_waste=None if totals.value is None else totals.value.unknown_waste,
-            causes=causes,
             retries=retries.value,
             helped=None if retries.value is None else helped(retries.value, time_range.words),
             held=held,
-            holding=holding,
-            budgets=[one for one in budgets.value.budgets if one.agent == name] if budgets.value else None,
+            budgets=own_budgets,
             spent=spent,
             latest=latest,
         )
@@ -108,84 +108,58 @@ def routes(context: PageContext) -> list[Route]:
 
 
 def helped(figures: RetryFigures, when: str) -> tuple[str, ...]:
-    """Whether trying again was worth it, in sentences.
+    """Whether retrying was worth it, in sentences.
 
     Args:
         figures: what happened.
         when: such as `in the last 24h`.
     """
     if not figures.retried and not figures.fell_back and not figures.untold:
-        return (f"Nothing was tried again {when}.",)
-    said: list[str] = []
+        return (f"Nothing was retried {when}.",)
+    sentences: list[str] = []
     if figures.retried:
-        outcome = _outcome(figures.saved, figures.retried, "tried again", figures.rate)
+        outcome = _outcome(figures.saved, figures.retried, "were retried", figures.rate)
         cost = words.short_money(figures.cost)
-        said.append(f"{_verdict('Retrying', figures.rate)}: {outcome}. The retries cost {cost}.")
+        sentences.append(f"{_verdict('Retrying', figures.rate)}: {outcome}. The retries cost {cost}.")
     if figures.fell_back:
         outcome = _outcome(figures.saved_by_fallback, figures.fell_back, "fell back", figures.fallback_rate)
-        said.append(f"{_verdict('Falling back to another model', figures.fallback_rate)}: {outcome}.")
-    if figures.untold == 1:
-        said.append("One execution that ended before the upgrade tells nothing of it.")
-    elif figures.untold:
-        said.append(f"{figures.untold:,} executions that ended before the upgrade tell nothing of it.")
-    return tuple(said)
+        sentences.append(f"{_verdict('Falling back to another model', figures.fallback_rate)}: {outcome}.")
+    if figures.untold:
+        are = "is" if figures.untold == 1 else "are"
+        sentences.append(f"{counted(figures.untold, 'execution')} from before the upgrade {are} left out.")
+    return tuple(sentences)
 
 
 def _verdict(what: str, rate: float | None) -> str:
     share = rate or 0.0
-    return f"{what} {'helped' if share >= 0.5 else 'helped now and then' if share > 0 else 'did not help'}"
+    return f"{what} {'helped' if share >= 0.5 else 'sometimes helped' if share > 0 else 'did not help'}"
 
 
 def _outcome(saved: int, tried: int, what: str, rate: float | None) -> str:
     if tried == 1:
-        return f"the one execution that {what} {'succeeded' if saved else 'failed'}"
+        return f"the one execution that {what.replace('were', 'was')} {'succeeded' if saved else 'failed'}"
     return f"{saved:,} of {tried:,} executions that {what} succeeded ({words.percent(rate)})"
 
 
-def _did(totals: WindowTotals) -> bool:
+def _did_something(totals: WindowTotals) -> bool:
     return bool(totals.executions or totals.calls or totals.short_circuits)
 
 
-async def _if_known(asked: Awaitable[T], nothing: T) -> T:
-    """What is told of an agent; `nothing` where the config has none of that name. Raises DoorError: anything else."""
+async def _if_configured(asked: Awaitable[T], nothing: T) -> T:
+    """The response for an agent; `nothing` if no agent of that name is configured. Raises ApiError otherwise."""
     try:
         return await asked
-    except DoorError as error:
+    except ApiError as error:
         if error.code != "unknown_agent":
             raise
         return nothing
 
 
-def _reasons(breakers: Fetched[Breakers], name: str) -> dict[str, BreakerStatus]:
-    """The agent's own breakers, by model."""
-    told = breakers.value
-    return {} if told is None else {one.model: one for one in told.breakers if one.agent == name}
-
-
-def _now(
-    name: str,
-    queue: AgentQueue | None,
-    incidents: Fetched[Incidents],
-    budgets: Fetched[Budgets],
-    totals: WindowTotals | None,
-) -> list[Tile]:
-    shown = [_jobs(queue), tiles.incidents(incidents.value)]
-    if budgets.value is not None:
-        capped = [one for one in budgets.value.budgets if one.agent == name and one.limit]
-        over = [one for one in capped if spent(one)]
-        colour: Colour = "" if not over else "bad" if any(one.enforcement == "hard" for one in over) else "warn"
-        note = f"of {len(capped)}" if capped else "it has none of its own"
-        shown.append(Tile("Spent budgets", str(len(over)), note, "#budgets", colour))
-    if totals is not None:
-        shown.append(Tile("Retries", f"{totals.retries:,}", f"{totals.fallbacks:,} fallbacks", "#retries"))
-    return shown
-
-
 def _jobs(queue: AgentQueue | None) -> Tile:
-    if queue is None or queue.waiting is None:
-        return Tile(
-            "Jobs waiting now", "–", "it has no queue" if queue else "can't be told now", "/agents?sort=waiting"
-        )
-    idle = queue.waiting and not queue.in_work
-    note = f"{queue.in_work:,} in work, of {queue.concurrency:,} at once"
-    return Tile("Jobs waiting now", f"{queue.waiting:,}", note, "/agents?sort=waiting", "warn" if idle else "")
+    label, href = "Jobs waiting now", "/agents?sort=waiting"
+    if queue is None:
+        return tiles.unknown(label, href)
+    if queue.waiting is None:
+        return Tile(label, "–", "it has no queue", href)
+    note = f"{queue.in_work:,} running, of {queue.concurrency:,} at once"
+    return Tile(label, f"{queue.waiting:,}", note, href, "warn" if queue.waiting and not queue.in_work else "")

@@ -1,10 +1,10 @@
-"""Alerts: what is not over, what was, how an incident came to be, and looking after it; and what nobody was told of."""
+"""Alerts: incidents that are open, past ones, how each developed, acting on them; and undelivered alerts."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -14,11 +14,8 @@ from starlette.routing import Route
 from breakwater.analytics.incidents import Incident, Place, incident_changes, incidents, place_of
 from breakwater.analytics.window import Window
 from breakwater.contracts.alerts import Alert, AlertEvent, IncidentStatus
-from breakwater.contracts.api import AlertReplays, UndeliveredAlert
-from breakwater.contracts.types import Event
-from services.console.auth import acting
-from services.console.door import DoorError, SignedOut
-from services.console.operator_actions import back, done, whole, why
+from breakwater.contracts.api import AlertList, AlertReplays, UndeliveredList
+from services.console.operator_actions import act, back_to, reason_of, submitted, whole_number
 from services.console.pages import Fetched, PageContext, fetched
 from services.console.sessions import session_of
 from services.console.time_range import WINDOWS, window_links, window_of
@@ -29,38 +26,16 @@ STATUSES: tuple[IncidentStatus, ...] = get_args(IncidentStatus)
 EVENTS: tuple[AlertEvent, ...] = get_args(AlertEvent)
 
 
-class _Alerts(Event):
-    """What the interface tells of incidents."""
-
-    alerts: tuple[Alert, ...]
-    more: bool
-
-
-class _Undelivered(Event):
-    """What the interface tells of alerts that did not arrive."""
-
-    undelivered: tuple[UndeliveredAlert, ...]
-    more: bool
-
-
 def routes(context: PageContext) -> list[Route]:
-    """The addresses of these pages."""
+    """The routes of these pages."""
 
     async def show(request: Request) -> Response:
-        session, window = session_of(request), window_of(request, "7d")
-        chosen = _chosen(request)
-        known, lost, before = await asyncio.gather(
-            fetched(context.api.read(_Alerts, session.key, "alerts", {"limit": 200})),
-            fetched(context.api.read(_Undelivered, session.key, "alerts/undelivered", {"limit": 50})),
-            fetched(
-                incidents(
-                    context.analytics,
-                    Window.last(WINDOWS[window], context.now()),
-                    **chosen,
-                    before=_before(request),
-                    limit=PAGE + 1,
-                )
-            ),
+        api, window, chosen = session_of(request).api, window_of(request, "7d"), _chosen(request)
+        period = Window.last(WINDOWS[window], context.now())
+        known, undelivered, past = await asyncio.gather(
+            fetched(api.read(AlertList, "alerts", {"limit": 200})),
+            fetched(api.read(UndeliveredList, "alerts/undelivered", {"limit": 50})),
+            fetched(incidents(context.analytics, period, **chosen, before=_before(request), limit=PAGE + 1)),
         )
         return context.pages.render(
             request,
@@ -68,31 +43,31 @@ def routes(context: PageContext) -> list[Route]:
             window=window,
             windows=window_links(request, window),
             known=known,
-            lost=lost,
-            again=[one for one in lost.value.undelivered if not one.replayed] if lost.value else [],
-            past=before,
-            rows=(before.value or ())[:PAGE],
-            older=_older(request, before),
+            undelivered=undelivered,
+            not_replayed=any(not one.replayed for one in undelivered.value.undelivered) if undelivered.value else False,
+            past=past,
+            rows=(past.value or ())[:PAGE],
+            older=_older(request, past),
             chosen=chosen,
             statuses=STATUSES,
             events=EVENTS,
         )
 
     async def show_one(request: Request) -> Response:
-        session, incident_id = session_of(request), request.path_params["incident_id"]
+        incident_id = request.path_params["incident_id"]
         known, changes = await asyncio.gather(
-            fetched(context.api.read(Alert, session.key, f"alerts/{segment(incident_id)}")),
+            fetched(session_of(request).api.read(Alert, f"alerts/{segment(incident_id)}")),
             fetched(incident_changes(context.analytics, incident_id)),
         )
         newest = known.value or (changes.value[-1] if changes.value else None)
         if newest is None and not changes.problem:
-            text = known.problem or f"No incident {incident_id!r} is known."
-            return context.pages.plain(request, 404, "There is no such incident", text)
+            text = known.problem or f"There is no incident {incident_id!r}."
+            return context.pages.plain(request, 404, "Incident not found", text)
         return context.pages.render(
             request,
             "alert.html",
             incident_id=known.value.incident_id if known.value else incident_id,
-            # One that is over for long is kept in ClickHouse only, and nothing can be done about it.
+            # One that was resolved long ago is in ClickHouse only, and can't be acted on.
             live=known.value is not None,
             known=known,
             newest=newest,
@@ -102,46 +77,37 @@ def routes(context: PageContext) -> list[Route]:
         )
 
     async def acknowledge(request: Request) -> Response:
-        return await _act(request, "ack", "is acknowledged: you look after it, and nobody is reminded any more")
+        return await _change(request, "ack", "is acknowledged: no more reminders are sent")
 
     async def resolve(request: Request) -> Response:
-        return await _act(request, "resolve", "is resolved")
+        return await _change(request, "resolve", "is resolved")
 
-    async def _act(request: Request, action: Literal["ack", "resolve"], outcome: str) -> Response:
-        session, fields = await acting(request)
+    async def _change(request: Request, action: Literal["ack", "resolve"], outcome: str) -> Response:
+        session, fields = await submitted(request)
         incident_id = fields.get("incident_id")
-        body = {"incident_id": incident_id, "reason": why(fields.get("reason"))}
-        await done(
-            session,
-            context.api.post(session.key, f"alerts/{action}", body),
-            f"The incident {outcome}.",
-            "Somebody was quicker: nothing was changed. Below is how it is.",
-        )
-        if fields.get("from") == "one":
-            return back(f"/alerts/{segment(incident_id)}")
-        return back("/alerts")
+        body = {"incident_id": incident_id, "reason": reason_of(fields)}
+        if (result := await act(session, dict[str, Any], f"alerts/{action}", body)) is not None:
+            already = "Somebody else was faster: nothing was changed. The present state is below."
+            session.notify(already if "unchanged" in result else f"The incident {outcome}.")
+        return back_to(f"/alerts/{segment(incident_id)}" if fields.get("from") == "one" else "/alerts")
 
     async def replay(request: Request) -> Response:
-        session, fields = await acting(request)
+        session, fields = await submitted(request)
         number, after = fields.get("dead_letter_id"), fields.get("after")
-        if any(given and not whole(given) for given in (number, after)):
-            # Without it, all of them would be tried again.
-            session.notify("This was not done: a dead letter is named by its number, which is shown below.", "bad")
-            return back("/alerts")
-        body: dict[str, object] = {"reason": why(fields.get("reason"))}
+        if any(given and not whole_number(given) for given in (number, after)):
+            # Without it, all of them would be retried.
+            session.notify("The action failed: a dead letter is identified by its number, which is shown below.", "bad")
+            return back_to("/alerts")
+        body: dict[str, object] = {"reason": reason_of(fields)}
         if number:
-            body["dead_letter_id"] = whole(number)
+            body["dead_letter_id"] = whole_number(number)
         elif after:
-            body["after"] = whole(after)
-        try:
-            told = AlertReplays.model_validate(await context.api.post(session.key, "alerts/replay", body))
-        except SignedOut:
-            raise
-        except DoorError as error:
-            session.notify(f"This was not done: {error.message}", "bad")
-            return back("/alerts")
-        session.notify(_told(told))
-        return back("/alerts", {"more_after": str(told.continue_after) if told.continue_after else None})
+            body["after"] = whole_number(after)
+        replayed = await act(session, AlertReplays, "alerts/replay", body)
+        if replayed is None:
+            return back_to("/alerts")
+        session.notify(_outcome(replayed))
+        return back_to("/alerts", {"more_after": str(replayed.continue_after) if replayed.continue_after else None})
 
     return [
         Route("/alerts", show, methods=["GET"]),
@@ -153,7 +119,7 @@ def routes(context: PageContext) -> list[Route]:
 
 
 def _chosen(request: Request) -> dict[str, str]:
-    """What the history is filtered by; what is no status or event of ours is left out."""
+    """The filters of the history; unknown statuses and events are ignored."""
     query = request.query_params
     status, event = query.get("status", ""), query.get("event", "")
     return {
@@ -172,7 +138,7 @@ def _before(request: Request) -> Place | None:
 
 
 def _older(request: Request, past: Fetched[tuple[Incident, ...]]) -> str | None:
-    """The address of the next page of the history; None where there is none."""
+    """The URL of the next page of the history; None on the last one."""
     if past.value is None or len(past.value) <= PAGE:
         return None
     place = place_of(past.value[PAGE - 1])
@@ -180,20 +146,20 @@ def _older(request: Request, past: Fetched[tuple[Incident, ...]]) -> str | None:
     return f"/alerts?{urlencode({**query, 'before': f'{place.opened_ms}-{place.incident_id}'})}#history"
 
 
-def _told(replayed: AlertReplays) -> str:
-    """What came of a replay, in words."""
+def _outcome(replayed: AlertReplays) -> str:
+    """The result of a replay, in words."""
     by = ", ".join(f"{count:,} by {channel}" for channel, count in replayed.channels.items())
-    parts = [f"{replayed.replayed:,} will be tried again{f' ({by})' if by else ''}"]
+    parts = [f"{replayed.replayed:,} will be retried{f' ({by})' if by else ''}"]
     if replayed.already:
-        parts.append(f"{replayed.already:,} were tried again before")
+        parts.append(f"{replayed.already:,} had been retried before")
     if replayed.skipped:
-        parts.append(f"{replayed.skipped:,} are of channels that the config has no more")
-    more = " There are more: go on below." if replayed.continue_after else ""
+        parts.append(f"{replayed.skipped:,} are of channels that are no longer configured")
+    more = " There are more: continue below." if replayed.continue_after else ""
     return f"{'; '.join(parts)}.{more}"
 
 
 def _budget_of(payload: object) -> str | None:
-    """The name of the budget that an incident is of."""
+    """The name of an incident's budget."""
     scope, window = _text_of(payload, "scope"), _text_of(payload, "window")
     of = None if scope is None or scope == "global" else _text_of(payload, scope)
     if scope is None or window is None or (of is None and scope != "global"):

@@ -1,4 +1,4 @@
-"""The console: pages for people, on what ClickHouse has recorded and what the HTTP interface tells and does."""
+"""The console: web pages on the records in ClickHouse and on what the HTTP API reports and does."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from breakwater.analytics.client import connect
+from breakwater.api_client import ApiClient, ApiError, ApiKeyRefused
 from breakwater.config import Config
 from breakwater.http_server import PortTakenError, Server, listen
 from breakwater.settings import Settings
 from services.console import agents, alerts, breakers, budgets, dead_letters, execution, executions, overview
-from services.console.auth import NotAllowed, RequireSignIn, SignIn
-from services.console.door import Door, DoorError, SignedOut
-from services.console.forms import FormError
+from services.console.auth import RequireSignIn, SignIn
+from services.console.operator_actions import FormRefused
 from services.console.pages import HEADERS, PageContext, PageRenderer
 from services.console.sessions import SignIns
 
 PAGES = (overview, agents, executions, execution, breakers, budgets, alerts, dead_letters)
 ANSWER_TIMEOUT_S = 20.0
-"""How long a page waits for ClickHouse."""
+"""The longest time that a query may take."""
 DRAIN_S = 0.5
-"""Pages take less; what takes longer is a job that somebody watches, and their browser comes back by itself."""
+"""Pages take less; only the pages of running jobs stay connected longer, and browsers reconnect by themselves."""
 YEAR_S = 365 * 24 * 3600
 
 
@@ -49,8 +49,8 @@ class ConsoleService:
     def __init__(self, settings: Settings, config: Config) -> None:
         self._settings = settings
         self._pages = PageRenderer()
+        self._api = ApiClient(settings.request_url)
         self._context = PageContext(
-            Door(settings.request_url),
             connect(settings.clickhouse_url, answer_timeout_s=ANSWER_TIMEOUT_S),
             self._pages,
             lambda: datetime.now(UTC),
@@ -81,9 +81,9 @@ class ConsoleService:
         self._server.should_exit = True
 
     def _app(self) -> Starlette:
-        """The pages and who may see them."""
-        door, sessions = self._context.api, SignIns(time.monotonic)
-        sign_in = SignIn(sessions, door, self._pages)
+        """The pages, behind the sign-in."""
+        sign_ins = SignIns(time.monotonic)
+        sign_in = SignIn(sign_ins, self._api, self._pages)
         app = Starlette(
             routes=[
                 *(route for page in PAGES for route in page.routes(self._context)),
@@ -93,15 +93,14 @@ class ConsoleService:
                 Route("/healthz", _alive, methods=["GET"]),
                 Mount("/static", _Static(packages=[("services.console", "static")])),
             ],
-            middleware=[Middleware(RequireSignIn, sessions=sessions, door=door, pages=self._pages)],
+            middleware=[Middleware(RequireSignIn, sign_ins=sign_ins, pages=self._pages)],
             lifespan=self._lifespan,
         )
-        app.add_exception_handler(SignedOut, _signed_out)
-        app.add_exception_handler(DoorError, self._refused)
-        app.add_exception_handler(NotAllowed, self._refused)
-        app.add_exception_handler(FormError, self._refused)
+        app.add_exception_handler(ApiKeyRefused, _signed_out)
+        app.add_exception_handler(ApiError, self._refused)
+        app.add_exception_handler(FormRefused, self._refused)
         app.add_exception_handler(HTTPException, self._http_error)
-        app.add_exception_handler(ClientDisconnect, _nobody_there)
+        app.add_exception_handler(ClientDisconnect, _client_disconnected)
         app.add_exception_handler(Exception, self._bug)
         return app
 
@@ -110,23 +109,21 @@ class ConsoleService:
         try:
             yield
         finally:
-            await self._context.api.close()
+            await self._api.close()
             await self._context.analytics.close()
 
     async def _refused(self, request: Request, error: Exception) -> Response:
-        status = error.status if isinstance(error, DoorError) else 403 if isinstance(error, NotAllowed) else 422
-        return self._page(request, status, "This was not done", str(error))
+        assert isinstance(error, ApiError | FormRefused)
+        return self._page(request, error.status, "The request failed", str(error))
 
     async def _http_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
-            return self._page(request, 404, "There is nothing here", f"No page has the address {request.url.path}.")
-        return self._page(request, error.status_code, "This can't be done here", str(error.detail))
+            return self._page(request, 404, "Page not found", f"There is no page at {request.url.path}.")
+        return self._page(request, error.status_code, "The request failed", str(error.detail))
 
     async def _bug(self, request: Request, error: Exception) -> Response:  # noqa: ARG002  the server logs it
-        return self._page(
-            request, 500, "Something went wrong", "It is a mistake in Breakwater; the console's log says what."
-        )
+        return self._page(request, 500, "Something went wrong", "This is a bug in Breakwater; see the console's log.")
 
     def _page(self, request: Request, status: int, title: str, text: str) -> Response:
         if "application/json" in request.headers.get("accept", ""):
@@ -135,11 +132,11 @@ class ConsoleService:
 
 
 class _Static(StaticFiles):
-    """Our two files and the icon."""
+    """The style sheet, the script and the icon."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
-        # Their addresses name the version.
+        # Their URLs name the version.
         response.headers["Cache-Control"] = f"public, max-age={YEAR_S}" if scope["query_string"] else "no-cache"
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
@@ -153,5 +150,5 @@ async def _signed_out(_request: Request, _error: Exception) -> Response:
     return RedirectResponse("/sign-in?revoked=", 303)
 
 
-async def _nobody_there(_request: Request, _error: Exception) -> Response:
+async def _client_disconnected(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)

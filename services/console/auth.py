@@ -1,8 +1,7 @@
-"""Signing in with an API key, and nothing to see without."""
+"""Signing in with an API key; everything else requires it."""
 
 from __future__ import annotations
 
-import hmac
 import math
 import time
 from collections.abc import Callable
@@ -14,60 +13,37 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.console.door import Door, DoorError, SignedOut, Unreachable
-from services.console.forms import Fields, read_form
+from breakwater.api_client import ApiClient, ApiError, ApiKeyRefused
+from breakwater.contracts.api import KeyDetails
+from services.console.operator_actions import read_form
 from services.console.pages import PageRenderer
-from services.console.sessions import LASTS_S, SESSION, Session, SignIns, session_of
+from services.console.sessions import LASTS_S, SESSION, SignIns
 
 COOKIE = "breakwater_console"
 CHECK_EVERY_S = 10.0
-"""A revoked key is out after this long."""
+"""How soon a revoked key is signed out."""
 CHECK_TIMEOUT_S = 3.0
 UNCHECKED_S = 300.0
-"""While the interface is away, who signed in before may go on reading what is recorded, for this long."""
+"""For how long sessions can go on reading what is recorded while the HTTP API is unavailable."""
 
 _OPEN = ("/sign-in", "/healthz")
 _WHY = {
-    "revoked": "This key is not known any more: sign in with another one.",
-    "over": "Your sign-in had ended, and nothing was done. Sign in, and send the form again.",
+    "revoked": "This key is not valid any more: sign in with another one.",
+    "expired": "Your session had expired, and nothing was done. Sign in and submit the form again.",
 }
 
 
-class NotAllowed(Exception):  # noqa: N818  an answer
-    """The request is none of our own pages', or its holder may not do this; its text says why."""
-
-
-async def acting(request: Request) -> tuple[Session, Fields]:
-    """Who has sent a form of ours, and what stands in it.
-
-    Raises:
-        NotAllowed: the form is not from our pages, or their key does not let them do things.
-    """
-    session, fields = session_of(request), await read_form(request)
-    if not hmac.compare_digest(fields.get("csrf", "").encode(), session.csrf.encode()):
-        raise NotAllowed("This form is too old, or was sent by another site. Load the page again.")
-    if not session.may_operate:
-        raise NotAllowed(f"The key {session.name!r} may look, and change nothing: it lacks the scope `operate`.")
-    return session, fields
-
-
 class RequireSignIn:
-    """ASGI middleware: who is not signed in is sent to the page where they can."""
+    """ASGI middleware that redirects whoever is not signed in to the sign-in page."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        sessions: SignIns,
-        door: Door,
-        pages: PageRenderer,
-        clock: Callable[[], float] = time.monotonic,
+        self, app: ASGIApp, sign_ins: SignIns, pages: PageRenderer, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._app = app
-        self._sessions = sessions
-        self._door = door
+        self._sign_ins = sign_ins
         self._pages = pages
         self._clock = clock
-        self._asked_again_at = -math.inf
+        self._check_again_at = -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on with its session, or answers it."""
@@ -79,38 +55,35 @@ class RequireSignIn:
         await (self._app if refusal is None else refusal)(scope, receive, send)
 
     async def _refusal(self, request: Request) -> Response | None:
-        if request.method not in ("GET", "HEAD") and not _from_here(request):
-            return self._pages.plain(request, 403, "Refused", "This was sent by another site.")
+        if request.method not in ("GET", "HEAD") and not _same_site(request):
+            return _from_another_site(self._pages, request)
         token = request.cookies.get(COOKIE, "")
-        session = self._sessions.find(token)
+        session = self._sign_ins.find(token)
         if session is None:
             return _to_sign_in(request)
-        now = self._clock()
-        # While the interface is away or hangs, not every page waits to find that out.
-        if now - session.checked_at > CHECK_EVERY_S and now >= self._asked_again_at:
+        now, problem = self._clock(), "the HTTP API does not respond"
+        # While the API is unavailable or hangs, only one request every few seconds waits to find that out.
+        if now - session.checked_at > CHECK_EVERY_S and now >= self._check_again_at:
             try:
-                await self._door.get(session.key, "key", timeout_s=CHECK_TIMEOUT_S)
-            except SignedOut:
-                self._sessions.end(token)
-                return _to_sign_in(request, "revoked")
-            except DoorError as error:
-                self._asked_again_at = self._clock() + CHECK_EVERY_S
-                if now - session.checked_at > UNCHECKED_S:
-                    return self._pages.plain(request, 503, "Nobody can be let in now", error.message)
-            else:
+                await session.api.get("key", timeout_s=CHECK_TIMEOUT_S)
                 session.checked_at = now
-        elif now - session.checked_at > UNCHECKED_S:
-            return self._pages.plain(request, 503, "Nobody can be let in now", "The HTTP interface does not answer.")
+            except ApiKeyRefused:
+                self._sign_ins.end(token)
+                return _to_sign_in(request, "revoked")
+            except ApiError as error:
+                self._check_again_at, problem = self._clock() + CHECK_EVERY_S, error.message
+        if now - session.checked_at > UNCHECKED_S:
+            return self._pages.plain(request, 503, "Your key can't be checked", problem)
         request.scope[SESSION] = session
         return None
 
 
 class SignIn:
-    """The page where people sign in, and the way out."""
+    """Signing in and out."""
 
-    def __init__(self, sessions: SignIns, door: Door, pages: PageRenderer) -> None:
-        self._sessions = sessions
-        self._door = door
+    def __init__(self, sign_ins: SignIns, api: ApiClient, pages: PageRenderer) -> None:
+        self._sign_ins = sign_ins
+        self._api = api
         self._pages = pages
 
     async def show(self, request: Request) -> Response:
@@ -119,48 +92,45 @@ class SignIn:
         return self._page(request, request.query_params.get("next", ""), wrong)
 
     async def sign_in(self, request: Request) -> Response:
-        """POST: 303 to where they wanted to go, with a cookie; or the page again, saying what is wrong."""
-        if not _from_here(request):
-            return self._pages.plain(request, 403, "Refused", "This was sent by another site.")
+        """POST: 303 to the page that was asked for, with a cookie; or the form again, with the problem."""
+        if not _same_site(request):
+            return _from_another_site(self._pages, request)
         fields = await read_form(request)
-        wanted, text = fields.get("next", ""), fields.get("key", "").strip()
-        if not text:
+        wanted, key = fields.get("next", ""), fields.get("key", "").strip()
+        if not key:
             return self._page(request, wanted, "Enter an API key.", 422)
-        key = SecretStr(text)
+        api = self._api.with_key(SecretStr(key))
         try:
-            holder = await self._door.get(key, "key") if text.isascii() and text.isprintable() else None
-        except SignedOut:
+            holder = await api.read(KeyDetails, "key") if key.isascii() and key.isprintable() else None
+        except ApiKeyRefused:
             holder = None
-        except Unreachable as error:
-            return self._page(request, wanted, error.message, 503)
-        except DoorError as error:
+        except ApiError as error:
             return self._page(request, wanted, error.message, error.status)
         log = structlog.get_logger()
         if holder is None:
             log.warning("sign_in_refused", why="unknown key")
-            return self._page(request, wanted, "This key is not known. `breakwater keys create NAME` makes one.", 403)
-        scopes, name = frozenset[str](holder["scopes"]), str(holder["name"])
-        if "read" not in scopes:
-            log.warning("sign_in_refused", why="no scope to read", key_id=holder["id"], name=name)
-            message = f"The key {name!r} may not read. `breakwater keys create NAME --scope read` makes one that may."
-            return self._page(request, wanted, message, 403)
-        # Who signs in anew in the same browser is one person, not two.
-        self._sessions.end(request.cookies.get(COOKIE, ""))
-        token = self._sessions.begin(key, str(holder["id"]), name, scopes)
-        log.info("signed_in", key_id=holder["id"], name=name)
+            return self._page(request, wanted, "This key is unknown. `breakwater keys create NAME` makes one.", 403)
+        if "read" not in holder.scopes:
+            log.warning("sign_in_refused", why="no scope to read", key_id=holder.id, name=holder.name)
+            how = "`breakwater keys create NAME --scope read` makes a key that may read"
+            return self._page(request, wanted, f"The key {holder.name!r} lacks the scope `read`; {how}.", 403)
+        # Signing in again in the same browser replaces the session.
+        self._sign_ins.end(request.cookies.get(COOKIE, ""))
+        token = self._sign_ins.begin(api, holder)
+        log.info("signed_in", key_id=holder.id, name=holder.name)
         response = RedirectResponse(_local(wanted), 303)
-        # Of several proxies, the first one tells how the browser came.
+        # Of several proxies, the first one says how the browser connected.
         outside = request.headers.get("x-forwarded-proto", request.url.scheme).partition(",")[0].strip()
-        # Lax and not strict: who follows a link in an alert is signed in when they arrive.
+        # Lax rather than strict: who follows a link in an alert is signed in.
         response.set_cookie(
             COOKIE, token, max_age=int(LASTS_S), httponly=True, samesite="lax", secure=outside == "https"
         )
         return response
 
     async def sign_out(self, request: Request) -> Response:
-        """POST: 303 to the page where one signs in."""
-        if _from_here(request):
-            self._sessions.end(request.cookies.get(COOKIE, ""))
+        """POST: 303 to the sign-in page."""
+        if _same_site(request):
+            self._sign_ins.end(request.cookies.get(COOKIE, ""))
         response = RedirectResponse("/sign-in", 303)
         response.delete_cookie(COOKIE)
         return response
@@ -169,30 +139,34 @@ class SignIn:
         return self._pages.render(request, "sign_in.html", status=status, next=_local(wanted), wrong=wrong)
 
 
+def _from_another_site(pages: PageRenderer, request: Request) -> Response:
+    return pages.plain(request, 403, "Request refused", "It was sent by another site.")
+
+
 def _to_sign_in(request: Request, why: str = "") -> Response:
     query: dict[str, str] = {why: ""} if why else {}
     if request.method == "GET" and request.url.path != "/":
         query["next"] = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     elif request.method == "POST":
-        query = {"over": "", "next": _came_from(request)}
+        query = {"expired": "", "next": _page_of_form(request)}
     return RedirectResponse(f"/sign-in?{urlencode(query)}" if query else "/sign-in", 303)
 
 
-def _came_from(request: Request) -> str:
-    """The page with the form that was sent, whose address only the browser knows."""
+def _page_of_form(request: Request) -> str:
+    """The page with the form, whose address only the browser knows."""
     origin, _, path = request.headers.get("referer", "").partition("://")[2].partition("/")
     return f"/{path}" if origin == request.headers.get("host") else "/"
 
 
 def _local(path: str) -> str:
-    """A path of ours, whatever stands in a link that somebody was given."""
+    """A path on this site, whatever a link says."""
     ours = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if ours else "/"
 
 
-def _from_here(request: Request) -> bool:
-    """Whether a form was sent by a page of ours, as far as the browser tells."""
-    # No page can forge it, and it holds behind any proxy.
+def _same_site(request: Request) -> bool:
+    """Whether a form was sent by one of our pages, as far as the browser says."""
+    # No page can forge this header, and it holds behind any proxy.
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site in ("same-origin", "none")

@@ -1,4 +1,4 @@
-"""Breakers: which are open and why, what each one did, and forcing them open or resetting them; and stopped tasks."""
+"""Breakers: which are open and why, what each did, isolating and resetting them; and stopped tasks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,12 +14,10 @@ from starlette.routing import Route
 
 from breakwater.analytics.transitions import MOST, Opening, openings, operator_actions, transitions
 from breakwater.analytics.window import Window
-from breakwater.contracts.api import BreakerStatus, StoppedTask
-from breakwater.contracts.types import Event, ms_from_time
-from services.console.auth import acting
+from breakwater.contracts.api import BreakerList, BreakerStatus, StoppedTasks
+from breakwater.contracts.types import ms_from_time
 from services.console.charts import Series, nice_seconds
-from services.console.live import Breakers
-from services.console.operator_actions import back, done, why
+from services.console.operator_actions import act, back_to, reason_of, submitted
 from services.console.pages import PageContext, fetched
 from services.console.sessions import session_of
 from services.console.time_range import WINDOWS, window_links, window_of
@@ -28,34 +26,28 @@ from services.console.words import duration
 _ORDER = {"isolated": 0, "open": 1, "half_open": 2, "closed": 3}
 
 
-class _Stopped(Event):
-    """What the interface tells of stopped tasks."""
-
-    stopped: tuple[StoppedTask, ...]
-
-
 @dataclass(frozen=True, slots=True)
-class Line:
+class BreakerRow:
     """One breaker in the list."""
 
     status: BreakerStatus
     opening: Opening | None
-    """Its latest opening in the window; None where that is not known, or there was none."""
+    """The latest in the time range; None if there was none, or if that is unknown."""
     open_ms: int
     openings: int
 
 
 def routes(context: PageContext) -> list[Route]:
-    """The addresses of these pages."""
+    """The routes of these pages."""
 
     async def show(request: Request) -> Response:
-        session, window, now = session_of(request), window_of(request), context.now()
+        api, window, now = session_of(request).api, window_of(request), context.now()
         period = Window.last(WINDOWS[window], now)
-        known, opened, acts, stopped = await asyncio.gather(
-            fetched(context.api.read(Breakers, session.key, "breakers")),
+        known, opened, actions, stopped = await asyncio.gather(
+            fetched(api.read(BreakerList, "breakers")),
             fetched(openings(context.analytics, period, now)),
             fetched(operator_actions(context.analytics, period)),
-            fetched(context.api.read(_Stopped, session.key, "guards")),
+            fetched(api.read(StoppedTasks, "guards")),
         )
         return context.pages.render(
             request,
@@ -64,27 +56,27 @@ def routes(context: PageContext) -> list[Route]:
             window=window,
             windows=window_links(request, window),
             known=known,
-            lines=_lines(known.value.breakers if known.value else (), opened.value or ()),
+            rows=_rows(known.value.breakers if known.value else (), opened.value or ()),
             opened=opened,
-            acts=acts,
+            actions=actions,
             stopped=stopped,
             most=MOST,
         )
 
     async def show_one(request: Request) -> Response:
-        session, window, now = session_of(request), window_of(request, "7d"), context.now()
+        window, now = window_of(request, "7d"), context.now()
         agent, model = request.query_params.get("agent", ""), request.query_params.get("model", "")
         period = Window.last(WINDOWS[window], now)
         known, opened, changes = await asyncio.gather(
-            fetched(context.api.read(Breakers, session.key, "breakers")),
+            fetched(session_of(request).api.read(BreakerList, "breakers")),
             fetched(openings(context.analytics, period, now, agent, model)),
             fetched(transitions(context.analytics, period, agent, model)),
         )
         listed = known.value.breakers if known.value else ()
         status = next((one for one in listed if (one.agent, one.model) == (agent, model)), None)
         if not agent or not model or (known.value and status is None and not changes.value and not changes.problem):
-            text = f"No breaker is known of agent {agent!r} on model {model!r}, and none changed in this window."
-            return context.pages.plain(request, 404, "There is no such breaker", text)
+            text = f"There is no breaker of agent {agent!r} on model {model!r}, and none changed in this time range."
+            return context.pages.plain(request, 404, "Breaker not found", text)
         return context.pages.render(
             request,
             "breaker.html",
@@ -100,44 +92,40 @@ def routes(context: PageContext) -> list[Route]:
             moments=[period.at(bucket) for bucket in range(period.buckets)],
             step=timedelta(seconds=period.step_s),
             series=[Series("open", "bad", _open_per_step(opened.value or (), period, now))],
-            duration_s=_lasting,
+            duration_s=_exact_duration,
             nice=nice_seconds,
             changes=changes,
             most=MOST,
         )
 
     async def reset(request: Request) -> Response:
-        return await _act(request, "reset", "was reset")
+        return await _change(request, "reset", "was reset")
 
     async def isolate(request: Request) -> Response:
-        return await _act(request, "isolate", "was isolated")
+        return await _change(request, "isolate", "was isolated")
 
-    async def _act(request: Request, action: Literal["reset", "isolate"], outcome: str) -> Response:
-        session, fields = await acting(request)
+    async def _change(request: Request, action: Literal["reset", "isolate"], outcome: str) -> Response:
+        session, fields = await submitted(request)
         agent, model = fields.get("agent"), fields.get("model")
-        body = {"agent": agent, "model": model, "reason": why(fields.get("reason"))}
-        whose = f"The breaker of {'all agents' if agent == '*' else agent} on {model}"
-        await done(
-            session,
-            context.api.post(session.key, f"breakers/{action}", body),
-            f"{whose} {outcome}, as asked.",
-            f"{whose} was so already: nothing was changed.",
-        )
+        body = {"agent": agent, "model": model, "reason": reason_of(fields)}
+        which = f"The breaker of {'all agents' if agent == '*' else agent} on {model}"
+        if (result := await act(session, dict[str, Any], f"breakers/{action}", body)) is not None:
+            session.notify(f"{which} {outcome} already." if "unchanged" in result else f"{which} {outcome}.")
         if fields.get("from") == "one":
-            return back("/breakers/one", {"agent": agent, "model": model})
-        return back("/breakers")
+            return back_to("/breakers/one", {"agent": agent, "model": model})
+        return back_to("/breakers")
 
     async def reset_task(request: Request) -> Response:
-        session, fields = await acting(request)
+        session, fields = await submitted(request)
         task = fields.get("task_id")
-        body = {"task_id": task, "tenant": fields.get("tenant") or None, "reason": why(fields.get("reason"))}
-        told = f"The task {task} may go on: its counts are forgotten."
-        await done(session, context.api.post(session.key, "guards/reset", body), told, told)
-        return back("/breakers")
+        body = {"task_id": task, "tenant": fields.get("tenant") or None, "reason": reason_of(fields)}
+        if await act(session, dict[str, Any], "guards/reset", body) is not None:
+            session.notify(f"The task {task} may go on: its counts are reset.")
+        return back_to("/breakers")
 
     return [
         Route("/breakers", show, methods=["GET"]),
-        # By its query, as the names of agents and models may hold slashes.
+        # In the query, as the names of agents and models may contain slashes.
         Route("/breakers/one", show_one, methods=["GET"]),
         Route("/breakers/reset", reset, methods=["POST"]),
         Route("/breakers/isolate", isolate, methods=["POST"]),
@@ -145,20 +133,20 @@ def routes(context: PageContext) -> list[Route]:
     ]
 
 
-def _lines(breakers: Sequence[BreakerStatus], opened: Sequence[Opening]) -> list[Line]:
-    """Those that let no call through first, then those that were open longest."""
+def _rows(breakers: Sequence[BreakerStatus], opened: Sequence[Opening]) -> list[BreakerRow]:
+    """First those that let no call through, then those that were open longest."""
     by_key: dict[tuple[str, str], list[Opening]] = {}
     for one in opened:
         by_key.setdefault((one.agent, one.model), []).append(one)
-    lines: list[Line] = []
+    rows: list[BreakerRow] = []
     for status in breakers:
         its = by_key.get((status.agent, status.model), [])
-        lines.append(Line(status, its[0] if its else None, sum(one.in_window_ms for one in its), len(its)))
-    return sorted(lines, key=lambda line: (_ORDER[line.status.state], -line.open_ms, line.status.agent))
+        rows.append(BreakerRow(status, its[0] if its else None, sum(one.in_window_ms for one in its), len(its)))
+    return sorted(rows, key=lambda row: (_ORDER[row.status.state], -row.open_ms, row.status.agent))
 
 
 def _open_per_step(opened: Sequence[Opening], period: Window, now: datetime) -> list[float]:
-    """How many seconds of each step of a window one breaker was open."""
+    """For how many seconds of each step one breaker was open."""
     step_ms, open_ms = period.step_s * 1000, [0] * period.buckets
     for one in opened:
         start = max(ms_from_time(one.opened_at), period.start_ms)
@@ -171,7 +159,6 @@ def _open_per_step(opened: Sequence[Opening], period: Window, now: datetime) -> 
     return [ms / 1000 for ms in open_ms]
 
 
-def _lasting(seconds: float) -> str:
-    """A length of time with no digit lost and none too many: `30 s`, `2 min 30 s`, `6 h`."""
-    text = duration(seconds * 1000)
-    return text.removesuffix(" 00 s").removesuffix(" 00 min").replace(".0 s", " s")
+def _exact_duration(seconds: float) -> str:
+    """A duration without trailing zeros: `30 s`, `2 min 30 s`, `6 h`."""
+    return duration(seconds * 1000).removesuffix(" 00 s").removesuffix(" 00 min").replace(".0 s", " s")

@@ -1,12 +1,13 @@
-"""Budgets: how much of each is spent, held and left, where it is going, and raising a cap."""
+"""Budgets: how much of each is spent, reserved and left, the forecast, and raising a cap."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
 
 from markupsafe import Markup
 from starlette.requests import Request
@@ -14,16 +15,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics.burn import Burn, burn, spent_since
-from breakwater.contracts.api import BudgetStatus
+from breakwater.api_client import ApiError, ApiKeyRefused
+from breakwater.contracts.api import BudgetList, BudgetStatus
 from breakwater.contracts.events import Reconciliation, Window
-from breakwater.contracts.types import ms_from_time, nano_from_usd, time_from_ms
-from breakwater.policy.forecast import recent_from
+from breakwater.contracts.types import NANO_PER_USD, ms_from_time, nano_from_usd, time_from_ms
+from breakwater.policy.forecast import Forecast, forecast, recent_from
 from breakwater.policy.periods import WINDOWS, Period, periods_at
-from services.console.auth import acting
-from services.console.budget_words import Line, chart, line, title
-from services.console.door import DoorError, SignedOut
-from services.console.live import Budgets
-from services.console.operator_actions import back, why
+from services.console import charts
+from services.console.operator_actions import back_to, reason_of, submitted
 from services.console.pages import Fetched, PageContext, fetched
 from services.console.sessions import session_of
 from services.console.words import segment, short_money
@@ -31,190 +30,292 @@ from services.console.words import segment, short_money
 CHARTS = 2
 """How many budgets are drawn on the page of all: those nearest to their caps."""
 
-FAR = 10
-"""A cap of more than so many times the present one is asked for twice: a digit too many is easily typed."""
+CONFIRM_FROM = 10
+"""Raising a cap to more than this many times its value must be confirmed: a digit too many is easily typed."""
 
 MOST = 200
-"""How many budgets are listed: those that are nearest to their caps, and then those of which most is spent."""
+"""How many budgets are listed: those nearest to their caps first, then those with the highest spend."""
+
+NEARLY = 0.8
+"""From this share of a cap on, its bar is a warning."""
+
+_Recent = dict[Window, dict[str, int]]
+"""Recent spend in nano-dollars, by window and scope."""
+
+_LENGTH = {"daily": "day", "monthly": "month"}
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class BudgetRow:
+    """A budget and its forecast."""
+
+    status: BudgetStatus
+    forecast: Forecast | None
+    outlook: str
+    tone: str
+    """`bad` if the cap is reached; `warn` if it is near, or will be reached; otherwise empty."""
+
+    @property
+    def title(self) -> str:
+        """`everything, daily`, `content-writer, monthly`, `tenant acme, daily`."""
+        return f"{self.whose}, {self.status.window}"
+
+    @property
+    def whose(self) -> str:
+        """`everything`, `content-writer`, `tenant acme`."""
+        names = {"global": "everything", "agent": self.status.agent, "tenant": f"tenant {self.status.tenant}"}
+        return names[self.status.scope] or ""
+
+    @property
+    def bar(self) -> Markup | None:
+        """Spent and reserved amounts as a part of the cap; None without a cap."""
+        spent, reserved, limit = self.status.spent, self.status.reserved, self.status.limit
+        if limit is None or self.used is None:
+            return None
+        colour = "bad" if self.used >= 1 else "warn" if self.used >= NEARLY else "good"
+        label = f"{short_money(spent)} spent and {short_money(reserved)} reserved of {short_money(limit)}"
+        parts = [(colour, float(spent)), ("second", float(reserved))] if limit else [(colour, 1.0)]
+        return charts.share(parts, label, of=float(limit) or 1.0)
+
+    @property
+    def used(self) -> float | None:
+        """The share of the cap that is spent or reserved; None without a cap."""
+        limit = self.status.limit
+        if limit is None:
+            return None
+        return (self.status.spent + self.status.reserved) / limit if limit else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetChart:
     """A budget with its chart."""
 
-    line: Line
+    row: BudgetRow
     picture: Fetched[Markup]
     unknown_costs: int
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A form that raises a cap and was not accepted, to be shown again as it was filled in."""
+class RaiseRejected:
+    """A form to raise a cap that was not accepted, shown again as it was filled in."""
 
     limit_usd: str
     reason: str
     problem: str
-    doubt: str = ""
-    """What somebody has to confirm; empty where that would not help."""
-    sure: str = ""
-    """What the form sends where it is confirmed: it holds for one amount only."""
+    confirm: str = ""
+    """The statement that must be confirmed; empty if that would not help."""
+    confirmed: str = ""
+    """The value of the checkbox: a confirmation is valid for one amount only."""
 
 
 def routes(context: PageContext) -> list[Route]:
-    """The addresses of these pages."""
+    """The routes of these pages."""
+
+    async def read(
+        request: Request,
+    ) -> tuple[Fetched[BudgetList], Fetched[_Recent], list[BudgetRow]]:
+        now = context.now()
+        known, recent = await asyncio.gather(
+            fetched(session_of(request).api.read(BudgetList, "budgets")), fetched(_recent(context, now))
+        )
+        periods = periods_at(now, context.zone)
+        rows = [
+            budget_row(
+                one,
+                periods.of(one.window),
+                None if recent.value is None else recent.value[one.window].get(_scope(one), 0),
+                now,
+                context.zone,
+            )
+            for one in (known.value.budgets if known.value else ())
+        ]
+        return known, recent, rows
 
     async def show(request: Request) -> Response:
-        session, now = session_of(request), context.now()
-        known, recent = await asyncio.gather(
-            fetched(context.api.read(Budgets, session.key, "budgets")), fetched(_recent(context, now))
-        )
-        lines = _lines(context, known.value.budgets if known.value else (), recent, now)
-        nearest = sorted(lines, key=_nearness, reverse=True)
-        # There may be thousands of tenants: those that matter, in the order in which they came.
+        known, recent, rows = await read(request)
+        nearest = sorted(rows, key=_nearness, reverse=True)
+        # There may be thousands of tenants: the ones that matter, in the order of the API.
         shown = set(map(id, nearest[:MOST]))
+        drawn = [_chart(context, one) for one in nearest[:CHARTS] if one.used is not None]
         return context.pages.render(
             request,
             "budgets.html",
             known=known,
             recent=recent,
-            lines=[one for one in lines if id(one) in shown],
-            count=len(lines),
-            title=title,
-            drawn=await asyncio.gather(
-                *(_drawn(context, one, now) for one in nearest[:CHARTS] if one.used is not None)
-            ),
+            rows=[one for one in rows if id(one) in shown],
+            count=len(rows),
+            drawn=await asyncio.gather(*drawn),
         )
 
-    async def show_one(request: Request, refused: Refused | None = None) -> Response:
-        session, now, name = session_of(request), context.now(), request.path_params["name"]
-        known, recent = await asyncio.gather(
-            fetched(context.api.read(Budgets, session.key, "budgets")), fetched(_recent(context, now))
-        )
-        lines = _lines(context, known.value.budgets if known.value else (), recent, now)
-        one = next((one for one in lines if one.status.budget == name), None)
+    async def show_one(request: Request, rejected: RaiseRejected | None = None) -> Response:
+        name = request.path_params["name"]
+        known, recent, rows = await read(request)
+        one = next((one for one in rows if one.status.budget == name), None)
         if known.value and one is None:
-            text = f"No budget is named {name!r}, or nothing was spent of it in its present period. /budgets lists all."
-            return context.pages.plain(request, 404, "There is no such budget", text)
+            text = f"There is no budget {name!r}, or nothing was spent from it in this period. /budgets lists all."
+            return context.pages.plain(request, 404, "Budget not found", text)
         return context.pages.render(
             request,
             "budget.html",
-            status=200 if refused is None else 422,
-            refused=refused,
+            status=200 if rejected is None else 422,
+            rejected=rejected,
             known=known,
             recent=recent,
             name=name,
             one=one,
-            title=title,
-            drawn=None if one is None else await _drawn(context, one, now),
+            drawn=None if one is None else await _chart(context, one),
         )
 
     async def reconciliation(request: Request) -> Response:
-        session = session_of(request)
-        compared = await fetched(context.api.read(Reconciliation, session.key, "budgets/reconciliation"))
+        compared = await fetched(session_of(request).api.read(Reconciliation, "budgets/reconciliation"))
         return context.pages.render(request, "budget_reconciliation.html", compared=compared)
 
     async def raise_cap(request: Request) -> Response:
-        session, fields = await acting(request)
-        name, sure = request.path_params["name"], fields.get("sure")
-        wanted, reason = fields.get("limit_usd").strip().removeprefix("$").strip(), why(fields.get("reason")) or ""
-        known = await fetched(context.api.read(Budgets, session.key, "budgets"))
+        session, fields = await submitted(request)
+        name, given, reason = request.path_params["name"], fields.get("limit_usd"), reason_of(fields) or ""
+        wanted = given.strip().removeprefix("$").strip()
+        known = await fetched(session.api.read(BudgetList, "budgets"))
         status = next((one for one in known.value.budgets if one.budget == name), None) if known.value else None
         if known.value and status is None:
             return await show_one(request)
-        present = status.limit if status else None
-        refused = _refused(fields.get("limit_usd"), wanted, reason, present, sure, known.problem)
-        if refused is not None:
-            return await show_one(request, refused)
+        rejected = _rejected(given, wanted, reason, status, fields.get("confirmed"), known.problem)
+        if rejected is not None:
+            return await show_one(request, rejected)
         try:
             body = {"budget": name, "limit_usd": wanted, "reason": reason}
-            answer = await context.api.post(session.key, "budgets/raise", body)
-        except SignedOut:
+            result: dict[str, Any] = await session.api.post("budgets/raise", body)
+        except ApiKeyRefused:
             raise
-        except DoorError as error:
-            return await show_one(request, Refused(fields.get("limit_usd"), reason, error.message))
+        except ApiError as error:
+            return await show_one(request, RaiseRejected(given, reason, error.message))
         limit = short_money(nano_from_usd(wanted))
-        if "unchanged" in answer:
+        if "unchanged" in result:
             session.notify(f"The cap of {name} was {limit} already.")
         else:
-            session.notify(f"The cap of {name} was raised to {limit} until its period ends.")
-        return back(f"/budgets/{segment(name)}")
+            session.notify(f"The cap of {name} is {limit} until its period ends.")
+        return back_to(f"/budgets/{segment(name)}")
 
     return [
         Route("/budgets", show, methods=["GET"]),
         Route("/budgets/reconciliation", reconciliation, methods=["GET"]),
         Route("/budgets/{name:path}", show_one, methods=["GET"]),
-        # At the same address, so that the page which shows the form again is that of the budget.
+        # At the same URL, so that a rejected form is shown on the page of its budget.
         Route("/budgets/{name:path}", raise_cap, methods=["POST"]),
     ]
 
 
-def _refused(
-    given: str, wanted: str, reason: str, present: int | None, sure: str, problem: str | None
-) -> Refused | None:
-    """Why a cap is not raised to what was wanted; None where nothing speaks against it."""
+def budget_row(status: BudgetStatus, period: Period, recent: int | None, now: datetime, zone: ZoneInfo) -> BudgetRow:
+    """A budget with its forecast.
+
+    Args:
+        status: as it is now.
+        period: the present one of its window.
+        recent: recent spend, in nano-dollars; None if unknown, and then there is no forecast.
+        now: the time.
+        zone: where the budgets' days begin.
+    """
+    expected = None
+    # The counters may still be those of the period that has just ended.
+    if recent is not None and status.period == period.name:
+        expected = forecast(period, ms_from_time(now), spent=status.spent, recent=recent, limit=status.limit)
+    return BudgetRow(status, expected, outlook(status, expected, recent is not None, zone), _tone(status, expected))
+
+
+def outlook(status: BudgetStatus, expected: Forecast | None, known: bool, zone: ZoneInfo) -> str:
+    """A forecast in words. `known`: whether recent spend is known."""
+    length, limit = _LENGTH[status.window], status.limit
+    if limit is not None and status.spent >= limit:
+        return "the cap is reached" if limit else "the cap is zero"
+    if not status.spent:
+        return "nothing spent yet"
+    if expected is None:
+        return f"too early in the {length} to forecast" if known else "unknown: ClickHouse is unavailable"
+    if expected.reaches_ms is not None:
+        return f"at this pace the cap is reached {_when(time_from_ms(expected.reaches_ms), status, zone)}"
+    of = "" if limit is None else f" of {short_money(limit)}"
+    return f"at this pace the {length} ends at {short_money(expected.total)}{of}"
+
+
+def _tone(status: BudgetStatus, expected: Forecast | None) -> str:
+    if status.limit is None:
+        return ""
+    used = status.spent + status.reserved
+    if used >= status.limit:
+        return "bad"
+    return "warn" if (expected is not None and expected.reaches_ms is not None) or used >= status.limit * NEARLY else ""
+
+
+def _when(moment: datetime, status: BudgetStatus, zone: ZoneInfo) -> str:
+    at = moment.astimezone(zone)
+    day = "" if status.window == "daily" else f"on {at:%A}, {at:%b} {at.day}, "
+    return f"{day}at {at:%H:%M} {at.tzname()}"
+
+
+def _rejected(
+    given: str, wanted: str, reason: str, status: BudgetStatus | None, confirmed: str, problem: str | None
+) -> RaiseRejected | None:
+    """Why a cap is not raised; None if there is no objection."""
     try:
         limit = _nano(wanted)
     except ValueError as error:
-        return Refused(given, reason, str(error))
+        return RaiseRejected(given, reason, str(error))
     if not reason:
-        return Refused(given, reason, "a raise needs a reason, for the record")
+        return RaiseRejected(given, reason, "a raise needs a reason, for the record")
     if problem:
-        return Refused(given, reason, f"the present cap is not known: {problem}")
-    if present is not None and limit > present * FAR and sure != str(limit):
-        doubt = f"{short_money(limit)} is meant: more than ten times the cap of {short_money(present)}"
-        return Refused(
-            given, reason, "this is more than ten times the cap; say below that it is meant", doubt, str(limit)
-        )
+        return RaiseRejected(given, reason, f"the present cap is unknown: {problem}")
+    present = status.limit if status else None
+    if present is not None and limit > present * CONFIRM_FROM and confirmed != str(limit):
+        confirm = f"raise it to {short_money(limit)}, more than ten times the cap of {short_money(present)}"
+        asks = "this is more than ten times the cap; confirm it below"
+        return RaiseRejected(given, reason, asks, confirm, str(limit))
     return None
 
 
 def _nano(wanted: str) -> int:
-    """An amount as people write it, in nano-dollars. Raises ValueError: it could be meant otherwise, or is none."""
+    """An amount as people write it, in nano-dollars. Raises ValueError: it is invalid or ambiguous."""
     if "," in wanted:
-        # It parts the cents in half of the world, and the thousands in the other.
-        raise ValueError(f"{wanted!r} has a comma: write 2.50, dollars with a point and nothing between the thousands")
+        # A decimal separator in half of the world, and a thousands separator in the other.
+        raise ValueError(f"{wanted!r} contains a comma: write 2.50, with a decimal point and no thousands separators")
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?|\.[0-9]+", wanted):
-        raise ValueError(f"{wanted!r} is not an amount in USD: write 2.50, dollars with a point")
+        raise ValueError(f"{wanted!r} is not an amount in USD: write 2.50, with a decimal point")
     return nano_from_usd(wanted)
 
 
-async def _recent(context: PageContext, now: datetime) -> dict[Window, dict[str, int]]:
-    """What each scope has spent lately, as forecasts of its day and its month take it."""
+async def _recent(context: PageContext, now: datetime) -> _Recent:
+    """The recent spend of each scope, from which the day and the month are forecast."""
     periods = periods_at(now, context.zone)
     since = {window: recent_from(periods.of(window), ms_from_time(now)) for window in WINDOWS}
     sums = await asyncio.gather(*(spent_since(context.analytics, time_from_ms(since[one]), now) for one in WINDOWS))
     return dict(zip(WINDOWS, sums, strict=True))
 
 
-def _lines(
-    context: PageContext, budgets: Sequence[BudgetStatus], recent: Fetched[dict[Window, dict[str, int]]], now: datetime
-) -> list[Line]:
-    periods = periods_at(now, context.zone)
-    return [
-        line(
-            one,
-            periods.of(one.window),
-            None if recent.value is None else recent.value[one.window].get(_scope(one), 0),
-            now,
-            context.zone,
-        )
-        for one in budgets
-    ]
-
-
-async def _drawn(context: PageContext, one: Line, now: datetime) -> Drawn:
-    of = periods_at(now, context.zone).of(one.status.window)
-    burnt = await fetched(burn(context.analytics, of, _scope(one.status), context.zone, now))
+async def _chart(context: PageContext, row: BudgetRow) -> BudgetChart:
+    now, status = context.now(), row.status
+    period = periods_at(now, context.zone).of(status.window)
+    burnt = await fetched(burn(context.analytics, period, _scope(status), context.zone, now))
     if burnt.value is None:
-        return Drawn(one, Fetched(None, burnt.problem), 0)
-    return Drawn(one, Fetched(_picture(one, of, burnt.value, now)), burnt.value.unknown_costs)
+        return BudgetChart(row, Fetched(None, burnt.problem), 0)
+    return BudgetChart(row, Fetched(_picture(row, period, burnt.value, now)), burnt.value.unknown_costs)
 
 
-def _picture(one: Line, of: Period, burnt: Burn, now: datetime) -> Markup:
-    return chart(one.status, of, burnt, one.forecast, now)
+def _picture(row: BudgetRow, period: Period, burnt: Burn, now: datetime) -> Markup:
+    """The spend through the period against its cap, in dollars."""
+    status, points = row.status, [(moment, spent / NANO_PER_USD) for moment, spent in burnt.points]
+    if status.period == period.name and points[-1][0] <= now:
+        # Redis' counters are a little ahead of what is stored.
+        points[-1] = (points[-1][0], max(points[-1][1], status.spent / NANO_PER_USD))
+    return charts.burn(
+        f"Spend of {row.title}, {status.period}",
+        points,
+        start=time_from_ms(period.start_ms),
+        end=time_from_ms(period.end_ms),
+        unit=lambda usd: short_money(round(usd * NANO_PER_USD)),
+        cap=None if status.limit is None else status.limit / NANO_PER_USD,
+        forecast=None if row.forecast is None else row.forecast.total / NANO_PER_USD,
+    )
 
 
-def _nearness(one: Line) -> tuple[float, int]:
+def _nearness(one: BudgetRow) -> tuple[float, int]:
     return (-1.0 if one.used is None else one.used, one.status.spent)
 
 

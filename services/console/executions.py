@@ -1,11 +1,11 @@
-"""All executions: found by filters, searched, and paged through, however many there are."""
+"""All executions: filtered, searched, and paged through, however many there are."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
-from typing import get_args
+from typing import Any, get_args
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -24,77 +24,59 @@ _NAMES = ("agent", "status", "reason", "model", "tenant", "task_id", "error_kind
 
 
 def routes(context: PageContext) -> list[Route]:
-    """The addresses of these pages."""
+    """The route of this page."""
 
     async def show(request: Request) -> Response:
-        return await _show(context, request)
+        given = {name: value for name in _NAMES if (value := request.query_params.get(name, "").strip())}
+        time_range, wrong = time_range_of(request, context.now(), context.zone), ""
+        before, after = request.query_params.get("before", ""), request.query_params.get("after", "")
+        try:
+            filters = filters_of(given, time_range.window)
+            older = Cursor.parse(after) if after else None
+            newer = Cursor.parse(before) if before and not after else None
+        except ValueError as error:
+            wrong, filters, older, newer = str(error), filters_of({}, time_range.window), None, None
+        page, number, choices = await asyncio.gather(
+            fetched(search(context.analytics, filters, after=older, before=newer, limit=PAGE)),
+            fetched(count(context.analytics, filters)),
+            fetched(facets(context.analytics, time_range.window)),
+        )
+
+        def link(**cursor: str) -> str:
+            return f"/executions?{urlencode({**given, 'window': time_range.name, **cursor})}"
+
+        return context.pages.render(
+            request,
+            "executions.html",
+            given=given,
+            time_range=time_range,
+            wrong=wrong,
+            page=page,
+            number=number,
+            facets=choices,
+            statuses=[(status, None) for status in get_args(Status)],
+            newer=link(before=page.value.newer.text) if page.value and page.value.newer else None,
+            older=link(after=page.value.older.text) if page.value and page.value.older else None,
+            first=not (before or after),
+            newest=link(),
+        )
 
     return [Route("/executions", show, methods=["GET"])]
 
 
-async def _show(context: PageContext, request: Request) -> Response:
-    given = {name: value for name in _NAMES if (value := request.query_params.get(name, "").strip())}
-    time_range, wrong = time_range_of(request, context.now(), context.zone), ""
-    window = time_range.name
-    before, after = request.query_params.get("before", ""), request.query_params.get("after", "")
-    try:
-        filters = filters_of(given, time_range.window)
-        older = Cursor.parse(after) if after else None
-        newer = Cursor.parse(before) if before and not after else None
-    except ValueError as error:
-        wrong, filters, older, newer = str(error), filters_of({}, time_range.window), None, None
-    page, number, seen = await asyncio.gather(
-        fetched(search(context.analytics, filters, after=older, before=newer, limit=PAGE)),
-        fetched(count(context.analytics, filters)),
-        fetched(facets(context.analytics, time_range.window)),
-    )
-    links: dict[str, str | None] = {"newer": None, "older": None}
-    if page.value is not None:
-        if page.value.newer is not None:
-            links["newer"] = _link(given, window, before=page.value.newer.text)
-        if page.value.older is not None:
-            links["older"] = _link(given, window, after=page.value.older.text)
-    return context.pages.render(
-        request,
-        "executions.html",
-        given=given,
-        window=window,
-        windows=time_range.links,
-        within=time_range.words,
-        wrong=wrong,
-        page=page,
-        number=number,
-        facets=seen,
-        statuses=[(status, None) for status in get_args(Status)],
-        links=links,
-        first=not (before or after),
-        newest=_link(given, window),
-    )
-
-
 def filters_of(given: Mapping[str, str], window: Window) -> Filters:
-    """What a form asks for.
+    """The filters of a form.
 
     Args:
-        given: fields that are not empty, by name; `min_cost` in dollars.
-        window: when they ended.
+        given: the fields that are not empty, by name; `min_cost` in dollars.
+        window: when the executions ended.
 
     Raises:
-        ValueError: a field is not what it should be; the text says what.
+        ValueError: a field is invalid; the text says which and why.
     """
-    return Filters(
-        agent=given.get("agent"),
-        status=given.get("status"),
-        reason=given.get("reason"),
-        model=given.get("model"),
-        tenant=given.get("tenant"),
-        task_id=given.get("task_id"),
-        error_kind=given.get("error_kind"),
-        text=given.get("text"),
-        min_cost=_nano(given["min_cost"]) if "min_cost" in given else None,
-        since=window.start,
-        until=window.end,
-    )
+    others: dict[str, Any] = {name: value for name, value in given.items() if name != "min_cost"}
+    min_cost = _nano(given["min_cost"]) if "min_cost" in given else None
+    return Filters(**others, min_cost=min_cost, since=window.start, until=window.end)
 
 
 def _nano(dollars: str) -> int:
@@ -103,9 +85,5 @@ def _nano(dollars: str) -> int:
     except InvalidOperation:
         nano = Decimal("NaN")
     if not nano.is_finite() or not 0 <= nano < 10**18:
-        raise ValueError(f"cost at least: {dollars!r} is no amount of dollars such as 0.05")
+        raise ValueError(f"minimum cost: {dollars!r} is not an amount in dollars such as 0.05")
     return int(nano)
-
-
-def _link(given: Mapping[str, str], window: str, **more: str) -> str:
-    return f"/executions?{urlencode({**given, 'window': window, **more})}"

@@ -1,4 +1,4 @@
-"""The charts and the words that the overview and the pages of agents share."""
+"""The charts that the overview and the pages of agents share."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from datetime import timedelta
 
 from markupsafe import Markup
 
-from breakwater.analytics.breakdown import RefusalLine
 from breakwater.analytics.overview import Bucket, Spark
 from breakwater.analytics.window import Window
 from services.console import charts, words
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class HistoryCharts:
     """What happened over time."""
 
     executions: Markup
     money: Markup
     latency: Markup
     empty: bool
-    """Whether nothing happened at all: there is nothing to look at then."""
+    """Whether nothing happened at all, so that there is nothing to show."""
 
 
-def drawn(buckets: Sequence[Bucket], window: Window) -> Drawn:
-    """Draws the charts of a window."""
+def history_charts(buckets: Sequence[Bucket], window: Window) -> HistoryCharts:
+    """The charts of a time range."""
     moments, step = [one.at for one in buckets], timedelta(seconds=window.step_s)
     executions = charts.columns(
         "Executions",
@@ -59,44 +58,11 @@ def drawn(buckets: Sequence[Bucket], window: Window) -> Drawn:
         step=step,
     )
     nothing = not any(one.succeeded or one.failed or one.spend for one in buckets)
-    return Drawn(executions, money, latency, nothing)
+    return HistoryCharts(executions, money, latency, nothing)
 
 
 def sparks(points: Sequence[Spark]) -> Markup:
-    """An agent's executions in a few strokes."""
+    """An agent's executions over time, as a sparkline."""
     ended, failed = sum(one.executions for one in points), sum(one.failed for one in points)
     label = f"{ended:,} executions over time, {failed:,} of them failed"
     return charts.sparkline([one.executions for one in points], [one.failed for one in points], label)
-
-
-def causes(cause: str) -> str:
-    """Why money was wasted, in plain words."""
-    return _CAUSES.get(cause, words.plainly(cause))
-
-
-def holding(line: RefusalLine) -> str:
-    """What held calls back, in words."""
-    if line.called:
-        return "the provider's rate limit"
-    match line.kind:
-        case "rate_limit":
-            return f"the rate limit of {line.by.replace(':', ' ', 1)}" if line.by else "a rate limit"
-        case "budget_exceeded":
-            return f"the budget {line.by}" if line.by else "a budget"
-        case "breaker_open":
-            return "an open breaker"
-        case "retry_budget":
-            return "the limit on retries of the whole fleet"
-        case "guard_tripped":
-            return "a task's guard"
-        case kind:
-            return words.plainly(kind) or "the plane"
-
-
-_CAUSES = {
-    "retry": "failed, then tried again",
-    "fallback": "failed, then another model",
-    "self_correction": "answer was no use, asked again",
-    "worker_lost": "worker died in the call",
-    "failed": "the job failed in the end",
-}

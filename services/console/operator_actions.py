@@ -1,54 +1,114 @@
-"""What people do from a page: it is asked for, told of, and the page is shown again."""
+"""What people do from a page: its form is checked, the HTTP API does it, and the next page shows the outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
-from typing import Any
-from urllib.parse import urlencode
+import asyncio
+import hmac
+from collections.abc import Mapping
+from typing import TypeVar
+from urllib.parse import parse_qsl, urlencode
 
+from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from services.console.door import DoorError, SignedOut
-from services.console.sessions import Session
+from breakwater.api_client import ApiError, ApiKeyRefused
+from services.console.sessions import Session, session_of
+
+T = TypeVar("T")
+
+MAX_BYTES = 65_536
+BODY_TIMEOUT_S = 30.0
+_MOST_FIELDS = 1_100
 
 
-async def done(session: Session, asked: Awaitable[Any], told: str, unchanged: str) -> bool:
-    """Waits for what was asked for, and has the next page say what came of it.
+class FormRefused(Exception):  # noqa: N818  named after what happened
+    """A form is not carried out.
 
-    Args:
-        session: who asked.
-        asked: of the HTTP interface.
-        told: what the page says where it was done.
-        unchanged: what it says where there was nothing to do.
+    Attributes:
+        status: 403: it comes from elsewhere, or its sender lacks the scope; 422: it can't be read.
+    """
 
-    Returns:
-        Whether it was accepted; False where it was refused, which the page tells as well.
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Fields:
+    """The fields of a form. Checkboxes that share a name give it several values."""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        self._pairs = pairs
+
+    def get(self, name: str, default: str = "") -> str:
+        """The last value, or the default if there is none."""
+        return next((value for key, value in reversed(self._pairs) if key == name), default)
+
+    def all(self, name: str) -> list[str]:
+        """Every value."""
+        return [value for key, value in self._pairs if key == name]
+
+
+async def read_form(request: Request) -> Fields:
+    """The fields in the body of a request.
 
     Raises:
-        SignedOut: the key is not known any more.
+        FormRefused: it is too large, too slow, or not a form.
+    """
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BYTES:
+                    raise FormRefused(422, f"The form is larger than {MAX_BYTES:,} bytes.")
+    except TimeoutError:
+        raise FormRefused(422, f"The form did not arrive within {BODY_TIMEOUT_S:g} s.") from None
+    try:
+        return Fields(parse_qsl(bytes(body).decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+    except ValueError as error:
+        raise FormRefused(422, "The request body is not a form.") from error
+
+
+async def submitted(request: Request) -> tuple[Session, Fields]:
+    """The sender and the fields of an action's form.
+
+    Raises:
+        FormRefused: it was not sent from one of our pages, or the sender's key does not allow actions.
+    """
+    session, fields = session_of(request), await read_form(request)
+    if not hmac.compare_digest(fields.get("csrf", "").encode(), session.csrf.encode()):
+        raise FormRefused(403, "This form is too old, or was sent by another site. Reload the page and try again.")
+    if not session.may_operate:
+        raise FormRefused(403, f"The key {session.name!r} is read-only: it lacks the scope `operate`.")
+    return session, fields
+
+
+async def act(session: Session, form: type[T], path: str, body: Mapping[str, object]) -> T | None:
+    """Has the HTTP API carry out an action. If that fails, the next page says why, and the result is None.
+
+    Raises:
+        ApiKeyRefused: the key is not valid any more.
     """
     try:
-        answer = await asked
-    except SignedOut:
+        return await session.api.act(form, path, body)
+    except ApiKeyRefused:
         raise
-    except DoorError as error:
-        session.notify(f"This was not done: {error.message}", "bad")
-        return False
-    session.notify(unchanged if isinstance(answer, dict) and "unchanged" in answer else told)
-    return True
+    except ApiError as error:
+        session.notify(f"The action failed: {error.message}", "bad")
+        return None
 
 
-def why(given: str) -> str | None:
-    """A reason as the interface takes it: one line; None where none was given."""
-    return " ".join(given.split()) or None
+def reason_of(fields: Fields, name: str = "reason") -> str | None:
+    """The reason for the record, in one line; None if none was given."""
+    return " ".join(fields.get(name).split()) or None
 
 
-def whole(given: str) -> int:
-    """A whole number that the interface takes; 0 for what is none."""
-    return int(given) if given.isascii() and given.isdecimal() and len(given) < 19 else 0
+def whole_number(text: str) -> int:
+    """A positive whole number that the API accepts; 0 for anything else."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0
 
 
-def back(path: str, query: Mapping[str, str | None] | None = None) -> Response:
-    """303: to a page, by GET, so that loading it again does nothing again."""
+def back_to(path: str, query: Mapping[str, str | None] | None = None) -> Response:
+    """303 to a page, so that reloading it does not repeat the action. Empty parameters are left out."""
     given = {name: value for name, value in (query or {}).items() if value}
     return RedirectResponse(f"{path}?{urlencode(given)}" if given else path, 303)

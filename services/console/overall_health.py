@@ -1,26 +1,55 @@
-"""Whether all is well, in words: what a person would say who has looked at everything."""
+"""How the plane is now, and whether all is well, in one sentence, as a person would say who has seen everything."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from breakwater.analytics.overview import WindowTotals
+from breakwater.api_client import ApiClient
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.api import AgentQueue, BudgetStatus, ServiceQueue
+from breakwater.contracts.api import (
+    AgentHealth,
+    AgentQueue,
+    AlertList,
+    BreakerList,
+    BudgetList,
+    BudgetStatus,
+    Queues,
+    ServiceQueue,
+)
 from services.console import words
-from services.console.live import Live
+from services.console.pages import Fetched, fetched, problems_of
 
 Tone = Literal["", "good", "warn", "bad"]
 """The empty one says neither that all is well nor that somebody must act."""
 
 BEHIND = 1_000
-"""A service that has more messages before it than this is behind."""
+"""A service with more waiting messages than this is behind."""
 FEW_FAIL, SOME_FAIL, MANY_FAIL = 0.01, 0.05, 0.2
-"""Shares of executions. Below the first one all is well, below the second one nobody has to act."""
+"""Shares of executions. Below the first all is well; below the second nobody has to act."""
 MUCH_WASTED = 0.2
-"""The same of spend."""
+"""A share of spend."""
+MOST_INCIDENTS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What the HTTP API reports of the whole plane; any part may be missing."""
+
+    agents: Fetched[list[AgentHealth]]
+    breakers: Fetched[BreakerList]
+    budgets: Fetched[BudgetList]
+    incidents: Fetched[AlertList]
+    """Those that are not resolved."""
+    queues: Fetched[Queues]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why parts are missing, each reason once."""
+        return problems_of(self.agents, self.breakers, self.budgets, self.incidents, self.queues)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,73 +58,90 @@ class Remark:
 
     text: str
     href: str
-    """Where one does something about it."""
+    """The page on which to act."""
     tone: Tone
 
 
 @dataclass(frozen=True, slots=True)
 class OverallHealth:
-    """The answer."""
+    """The sentence at the top of the overview."""
 
     tone: Tone
     remarks: tuple[Remark, ...]
     """The worst first."""
     text: str
-    """What there is to say without any remarks, or besides them; may be empty."""
+    """What is said if there are no remarks; empty otherwise."""
+
+
+async def live(api: ApiClient) -> Live:
+    """Reads all parts at the same time. Raises ApiKeyRefused."""
+    return Live(
+        *await asyncio.gather(
+            fetched(api.read(list[AgentHealth], "agents")),
+            fetched(api.read(BreakerList, "breakers")),
+            fetched(api.read(BudgetList, "budgets")),
+            fetched(api.read(AlertList, "alerts", {"limit": MOST_INCIDENTS})),
+            fetched(api.read(Queues, "queues")),
+        )
+    )
 
 
 def overall_health(totals: WindowTotals | None, live: Live, when: str, failed: str) -> OverallHealth:
-    """How the plane stands.
+    """Sums up how the plane is.
 
     Args:
-        totals: what happened; None where that is not known.
+        totals: what happened in a time range; None if unknown.
         live: how it is now.
-        when: the stretch of time that `totals` tell of, such as `in the last 24h`.
-        failed: the address of the executions that failed.
+        when: the time range in words, such as `in the last 24h`.
+        failed: the URL of the executions that failed.
     """
     found = [*_breakers(live), *_budgets(live), *_services(live), *_jobs(live), *_incidents(live), *_agents(live)]
     found += _failures(totals, when, failed)
     remarks = tuple(sorted(found, key=lambda one: one.tone != "bad"))
-    # Where something can't be asked, the page says so; that all is well nobody may claim then.
-    unknown = totals is None or bool(live.problems)
     if remarks:
         return OverallHealth("bad" if remarks[0].tone == "bad" else "warn", remarks, "")
-    if unknown:
-        return OverallHealth("warn", (), "Nothing wrong is known, but not everything could be asked.")
+    # If a part is missing, the page says so; nobody may claim then that all is well.
+    if totals is None or live.problems:
+        return OverallHealth("warn", (), "No problems are known, but not everything could be checked.")
     share, wasted = shares(totals)
     much = wasted is not None and wasted >= MUCH_WASTED
-    if totals is not None and (much or (share is not None and share >= FEW_FAIL)):
-        text = f"Nothing is open now; {sentence(_losses(totals, wasted if much else None))} {when}."
+    if much or (share is not None and share >= FEW_FAIL):
+        text = f"No problems now; {sentence(_losses(totals, wasted if much else None))} {when}."
         return OverallHealth("warn" if much else "", (), text)
-    return OverallHealth("good", (), f"All is well: {_usual(totals, when)}.")
+    return OverallHealth("good", (), f"All is well: {_summary(totals, when)}.")
 
 
 def spent(budget: BudgetStatus) -> bool:
-    """Whether a cap is reached. A cap of nothing is meant so."""
+    """Whether a cap is reached. A cap of zero is intentional, and does not count."""
     return bool(budget.limit) and budget.spent + budget.reserved >= (budget.limit or 0)
 
 
-def shares(totals: WindowTotals | None) -> tuple[float | None, float | None]:
-    """Which share of executions failed, and which share of spend was wasted; None where it can't be told.
+def queue_of(queues: Queues | None, agent: str) -> AgentQueue | None:
+    """The queue of one agent; None if it has none, or if that is unknown."""
+    return None if queues is None else next((one for one in queues.agents if one.agent == agent), None)
 
-    Executions that were cancelled neither failed nor succeeded: they are no part of the first one.
-    Of money it is what is known: where a part is not, the share is a guess, good enough for a colour.
+
+def shares(totals: WindowTotals | None) -> tuple[float | None, float | None]:
+    """The share of executions that failed, and the share of spend that was wasted; None if unknown.
+
+    Executions that were cancelled neither failed nor succeeded, and are left out.
+    Where a part of the costs is unknown, the second share is a guess, good enough for a colour.
     """
     if totals is None:
         return None, None
     failed = totals.dead_lettered / totals.decided if totals.decided else None
-    # Waste counts when its execution ends, and spend when its call begins: at the edge they may not fit.
+    # Waste counts when its execution ends, and spend when its call starts: at the edges they may not match.
     fits = totals.spend and totals.wasted is not None and totals.wasted <= totals.spend
     return failed, (totals.wasted or 0) / (totals.spend or 1) if fits else None
 
 
 def stuck(queues: Iterable[AgentQueue]) -> list[str]:
-    """The agents whose jobs wait while none is in work."""
+    """The agents that have waiting jobs, and none running."""
     return [one.agent for one in queues if one.waiting and one.in_work == 0]
 
 
 def behind(service: ServiceQueue) -> bool:
-    """Whether a service has more before it than it should, or can't be given anything at all."""
+    """Whether too many messages wait for a service, or it has no queue at all."""
     return service.waiting is None or service.waiting > BEHIND
 
 
@@ -104,55 +150,55 @@ def sentence(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
 
 
-def _usual(totals: WindowTotals | None, when: str) -> str:
-    if totals is None or not totals.executions:
-        return f"nothing ran {when}, and nothing is amiss"
+def _summary(totals: WindowTotals, when: str) -> str:
+    if not totals.executions:
+        return f"nothing ran {when}, and there are no problems"
     if totals.executions == totals.succeeded:
-        ended = "one execution ended" if totals.executions == 1 else f"all {totals.executions:,} executions ended"
-        return f"{ended} well {when}, and no breaker is open"
+        done = "one execution" if totals.executions == 1 else f"all {totals.executions:,} executions"
+        return f"{done} succeeded {when}, and no breaker is open"
     failed = f"only {totals.dead_lettered:,}" if totals.dead_lettered else "none"
     return f"{failed} of {totals.executions:,} executions failed {when}, and no breaker is open"
 
 
 def _losses(totals: WindowTotals, wasted: float | None) -> list[str]:
-    """What was lost without anything being amiss now; `wasted` where it is much."""
+    """What was lost although there are no problems now. `wasted`: a large share of spend, or None."""
     found: list[str] = []
     if totals.dead_lettered:
         found.append(f"{totals.dead_lettered:,} of {totals.executions:,} executions failed")
     if wasted is not None:
-        found.append(f"{words.percent(wasted)} of what was spent was wasted")
+        found.append(f"{words.percent(wasted)} of spend was wasted")
     return found
 
 
 def _breakers(live: Live) -> Iterable[Remark]:
-    told = live.breakers.value
-    if told is None:
+    breakers = live.breakers.value
+    if breakers is None:
         return
-    states = [one.state for one in told.breakers]
+    states = [one.state for one in breakers.breakers]
     if number := states.count("open"):
         yield Remark(_are(number, "breaker", "open"), "/breakers", "bad")
     if number := states.count("isolated"):
         yield Remark(_are(number, "breaker", "forced open"), "/breakers", "bad")
     if number := states.count("half_open"):
         yield Remark(_are(number, "breaker", "being probed"), "/breakers", "warn")
-    if not told.alive:
-        yield Remark("no breaker service is at work, so no failure opens a breaker", "/breakers", "bad")
+    if not breakers.alive:
+        yield Remark("no breaker service is running, so failures open no breaker", "/breakers", "bad")
 
 
 def _budgets(live: Live) -> Iterable[Remark]:
-    told = live.budgets.value
-    if told is None:
+    budgets = live.budgets.value
+    if budgets is None:
         return
-    if not told.filled:
-        yield Remark("the budgets' counters are being rebuilt from the record", "/budgets", "bad")
+    if not budgets.filled:
+        yield Remark("the budgets' counters are being rebuilt from the records", "/budgets", "bad")
         return
-    if number := sum(spent(one) for one in told.budgets):
+    if number := sum(spent(one) for one in budgets.budgets):
         yield Remark(_are(number, "budget", "spent"), "/budgets", "bad")
 
 
 def _services(live: Live) -> Iterable[Remark]:
-    told = live.queues.value
-    for one in () if told is None else told.services:
+    queues = live.queues.value
+    for one in () if queues is None else queues.services:
         if one.waiting is None:
             yield Remark(f"{one.consumer} has no queue, so `breakwater setup` must run", "/#services", "bad")
         elif behind(one):
@@ -160,23 +206,23 @@ def _services(live: Live) -> Iterable[Remark]:
 
 
 def _jobs(live: Live) -> Iterable[Remark]:
-    told = live.queues.value
-    waiting = [] if told is None else stuck(told.agents)
+    queues = live.queues.value
+    waiting = [] if queues is None else stuck(queues.agents)
     if waiting:
         who = waiting[0] if len(waiting) == 1 else f"{len(waiting)} agents"
-        yield Remark(f"jobs of {who} wait and none is in work", "/agents?sort=waiting", "warn")
+        yield Remark(f"jobs of {who} are waiting and none is running", "/agents?sort=waiting", "warn")
 
 
 def _incidents(live: Live) -> Iterable[Remark]:
-    told = live.incidents.value
-    alerts: tuple[Alert, ...] = () if told is None else told.alerts
+    incidents = live.incidents.value
+    alerts: tuple[Alert, ...] = () if incidents is None else incidents.alerts
     critical = sum(one.severity == "critical" and one.status != "acknowledged" for one in alerts)
     if critical:
-        yield Remark(_are(critical, "critical incident", "unattended"), "/alerts", "bad")
+        yield Remark(_are(critical, "critical incident", "unacknowledged"), "/alerts", "bad")
     others = sum(one.status != "acknowledged" for one in alerts) - critical
     if others:
         more = "other " if critical else ""
-        yield Remark(_are(others, f"{more}incident", "firing"), "/alerts", "warn")
+        yield Remark(_are(others, f"{more}incident", "unacknowledged"), "/alerts", "warn")
 
 
 def _agents(live: Live) -> Iterable[Remark]:

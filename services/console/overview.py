@@ -1,4 +1,4 @@
-"""The first page: is it healthy, who spends what, what fails and why, what was wasted."""
+"""The first page: is all well, who spends what, what fails and why, what was wasted."""
 
 from __future__ import annotations
 
@@ -17,39 +17,38 @@ from breakwater.analytics.costs import Spender, SpendLine
 from breakwater.contracts.api import ServiceQueue
 from breakwater.contracts.subjects import decode_token
 from services.console import tiles
-from services.console.history import causes, drawn, holding
-from services.console.live import live
-from services.console.overall_health import behind, overall_health
+from services.console.history import history_charts
+from services.console.overall_health import behind, live, overall_health
 from services.console.pages import PageContext, fetched
 from services.console.sessions import session_of
 from services.console.time_range import TimeRange, time_range_of
 from services.console.words import segment
 
 SHOWN = 10
-"""Lines of a table."""
+"""Rows of a table."""
 
 _SPENDERS: tuple[Spender, ...] = get_args(Spender)
 _CHANNEL = "alerter-channel-"
-_READS = {
+_TASKS = {
     "breaker": "counts failures",
     "budget": "counts what calls cost",
-    "alerter": "hears of breakers, budgets and guards",
-    "alerter-executions": "watches how executions end",
-    "alerter-dead-letters": "hears of dead letters",
-    "alerter-again": "tries alerts again",
-    "sink-events": "stores what happened",
+    "alerter": "raises alerts on breakers, budgets and guards",
+    "alerter-executions": "raises alerts on how executions end",
+    "alerter-letters": "raises alerts on dead letters",
+    "alerter-again": "retries alerts",
+    "sink-events": "stores events",
     "sink-alerts": "stores incidents",
 }
 
 
 def routes(context: PageContext) -> list[Route]:
-    """The addresses of these pages."""
+    """The routes of this page."""
 
     async def show(request: Request) -> Response:
-        session, time_range, by = session_of(request), time_range_of(request, context.now(), context.zone), _by(request)
+        time_range, by = time_range_of(request, context.now(), context.zone), _spender(request)
         database, window = context.analytics, time_range.window
         now, held, (totals, history, errors, waste, providers, spenders) = await asyncio.gather(
-            live(context.api, session.key),
+            live(session_of(request).api),
             fetched(refusals(database, window)),
             asyncio.gather(
                 fetched(overview.totals(database, window)),
@@ -60,37 +59,36 @@ def routes(context: PageContext) -> list[Route]:
                 fetched(costs.spend_by(database, window, by, limit=SHOWN)),
             ),
         )
+        failed = time_range.executions(status="dead_lettered")
         return context.pages.render(
             request,
             "overview.html",
             time_range=time_range,
             live=now,
             totals=totals,
-            health=overall_health(totals.value, now, time_range.words, time_range.executions(status="dead_lettered")),
-            happened=[] if totals.value is None else tiles.of_history(totals.value, time_range),
-            now=tiles.of_now(now),
-            drawn=None if history.value is None else drawn(history.value, window),
+            health=overall_health(totals.value, now, time_range.words, failed),
+            past_tiles=[] if totals.value is None else tiles.of_history(totals.value, time_range),
+            present_tiles=tiles.of_now(now),
+            history_charts=None if history.value is None else history_charts(history.value, window),
             history=history,
             errors=errors,
             held=held,
-            holding=holding,
             waste=waste,
             unknown_waste=None if totals.value is None else totals.value.unknown_waste,
-            causes=causes,
             providers=providers,
             spenders=spenders,
             by=by,
             tabs=[(one, _tab(request, one), one == by) for one in _SPENDERS],
             address=partial(_address, time_range, by),
             behind=behind,
-            reads=_reads,
+            task_of=_task_of,
             shown=SHOWN,
         )
 
     return [Route("/", show, methods=["GET"])]
 
 
-def _by(request: Request) -> Spender:
+def _spender(request: Request) -> Spender:
     wanted = request.query_params.get("by")
     return wanted if wanted in _SPENDERS else "agent"
 
@@ -100,14 +98,14 @@ def _tab(request: Request, by: Spender) -> str:
 
 
 def _address(time_range: TimeRange, by: Spender, line: SpendLine) -> str | None:
-    """Where to see more of who spends; None for what has no name."""
+    """The page of a spender; None if it has no name."""
     if line.key is None:
         return None
     return f"/agents/{segment(line.key)}" if by == "agent" else time_range.executions(**{by: line.key})
 
 
-def _reads(queue: ServiceQueue) -> str:
-    """What a service does with what it reads, in words."""
+def _task_of(queue: ServiceQueue) -> str:
+    """What a service does with the messages of a queue."""
     if queue.consumer.startswith(_CHANNEL):
-        return f"sends alerts to the channel {decode_token(queue.consumer.removeprefix(_CHANNEL))}"
-    return _READS.get(queue.consumer, f"reads {queue.stream}")
+        return f"delivers alerts to the channel {decode_token(queue.consumer.removeprefix(_CHANNEL))}"
+    return _TASKS.get(queue.consumer, f"reads {queue.stream}")

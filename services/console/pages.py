@@ -1,4 +1,4 @@
-"""The pages: templates, what they may use, and the headers that keep everything foreign out."""
+"""What every page needs: templates, headers, and reading from several sources of which some may be unavailable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 from zoneinfo import ZoneInfo
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -17,19 +17,19 @@ from starlette.responses import HTMLResponse, Response
 
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
+from breakwater.api_client import ApiError, ApiKeyRefused, ApiUnavailable
 from services.console import charts, words
-from services.console.door import Door, DoorError, SignedOut
 from services.console.sessions import SESSION, Session
 
 T = TypeVar("T")
 
-ANSWER_S = 8.0
-"""How long a page waits for any part of it."""
+PART_TIMEOUT_S = 8.0
+"""How long a page waits for any of its parts."""
 
 STATIC = files("services.console") / "static"
 
 HEADERS: Mapping[str, str] = {
-    # Nothing is fetched from elsewhere, and nothing in a page runs but our own two files, whatever an agent wrote.
+    # Nothing is loaded from elsewhere, and no script runs except our own file, whatever an agent wrote.
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Frame-Options": "DENY",
@@ -50,7 +50,7 @@ NAVIGATION = (
 
 
 class PageRenderer:
-    """Writes them. Everything that is not markup of ours is escaped."""
+    """Renders the templates. Everything in them that is not our own markup is escaped."""
 
     def __init__(self) -> None:
         self._templates = Environment(
@@ -64,7 +64,7 @@ class PageRenderer:
         self._templates.filters.update(words.FILTERS)
         known = cast("dict[str, object]", self._templates.globals)
         known["charts"], known["navigation"], known["duration"] = charts, NAVIGATION, words.duration
-        # A new version has a new address, so that a browser may keep the old one for ever.
+        # A new version has a new URL, so that browsers may cache the old one indefinitely.
         sources = b"".join((STATIC / name).read_bytes() for name in ("console.css", "console.js"))
         known["version"] = hashlib.sha256(sources).hexdigest()[:12]
 
@@ -79,14 +79,14 @@ class PageRenderer:
         """
         session: Session | None = request.scope.get(SESSION)
         # A page that refreshes itself, perhaps in another tab, must not use up notices: nobody would read them.
-        notices = () if session is None or "x-renewal" in request.headers else session.take_notices()
+        notices = () if session is None or "x-refresh" in request.headers else session.take_notices()
         html = self._templates.get_template(template).render(
             request=request, session=session, notices=notices, path=request.url.path, **values
         )
         return HTMLResponse(html, status, HEADERS)
 
     def plain(self, request: Request, status: int, title: str, text: str) -> Response:
-        """A page with a title and one sentence, such as why something was refused."""
+        """A page with a title and a short text, such as why a request was refused."""
         return self.render(request, "plain.html", status=status, title=title, text=text)
 
     def fragment(self, template: str, **values: object) -> str:
@@ -96,45 +96,52 @@ class PageRenderer:
 
 @dataclass(frozen=True, slots=True)
 class PageContext:
-    """The parts of the plane that pages ask, and what writes the pages."""
+    """What the pages are made with."""
 
-    api: Door
     analytics: Analytics
-    """Only read: where it matters, the URL is that of a user who can do no more."""
+    """Only read: where it matters, its URL is that of a user without other rights."""
     pages: PageRenderer
     now: Callable[[], datetime]
     stopping: asyncio.Event
-    """Set when the process ends: who watches a job comes back by themselves."""
+    """Set when the process ends, so that the pages of running jobs reconnect."""
     placeholder: str
-    """What stands where something was redacted."""
+    """What replaces redacted text."""
     zone: ZoneInfo
     """Where the days and months of budgets begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched(Generic[T]):
-    """What was asked for, or why it can't be had: a page shows the rest of itself all the same."""
+    """One part of a page: its value, or the problem that is shown in its place."""
 
     value: T | None
     problem: str | None = None
 
 
 async def fetched(asked: Awaitable[T]) -> Fetched[T]:
-    """Waits for an answer.
+    """Waits for one part of a page.
 
     Raises:
-        SignedOut: the key is not known any more.
+        ApiKeyRefused: the key is not valid any more.
     """
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(PART_TIMEOUT_S):
             return Fetched(await asked)
-    except SignedOut:
+    except ApiKeyRefused:
         raise
     except TimeoutError:
-        return Fetched(None, f"No answer came within {ANSWER_S:g} s. `breakwater doctor` tells what hangs.")
-    except DoorError as error:
-        return Fetched(None, error.message)
+        problem = f"No response within {PART_TIMEOUT_S:g} s. `breakwater doctor` shows what hangs."
+    except ApiUnavailable as error:
+        problem = f"The HTTP API is unavailable: {error.message}. `breakwater doctor` shows what is down."
+    except ApiError as error:
+        problem = error.message
     except AnalyticsUnavailable as error:
-        return Fetched(None, f"{error}. What happened is not lost: it is stored when ClickHouse is back.")
+        problem = f"{error}. No records are lost: they are stored once ClickHouse is back."
     except QueryFailed as error:
-        return Fetched(None, f"ClickHouse refuses: {error.message}. `breakwater setup` brings its tables up to date.")
+        problem = f"ClickHouse refused the query: {error.message}. `breakwater setup` brings its tables up to date."
+    return Fetched(None, problem)
+
+
+def problems_of(*parts: Fetched[Any]) -> tuple[str, ...]:
+    """Why parts of a page are missing, each reason once."""
+    return tuple(dict.fromkeys(part.problem for part in parts if part.problem is not None))

@@ -1,6 +1,6 @@
-"""Who is signed in: in memory, so that a key stands in no cookie, no database and no page.
+"""Who is signed in, kept in memory: an API key is never stored in a cookie, a database or a page.
 
-A restarted console asks for the key again. Behind a balancer, a person must come back to the same console.
+After a restart of the console people sign in again. Behind a load balancer, sessions must be sticky.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import SecretStr
 from starlette.requests import Request
+
+from breakwater.api_client import ApiClient
+from breakwater.contracts.api import KeyDetails
 
 LASTS_S = 12 * 3600.0
 """A working day."""
 MOST = 1_000
 MOST_OF_A_KEY = 20
-"""Beyond these the oldest sign-ins end: first those with the same key, so that nobody can sign others out."""
+"""Beyond these the oldest sessions end: first those of the same key, so that nobody can sign others out."""
 MOST_WATCHED = 10
-"""How many jobs somebody watches at the same time."""
-
+"""How many jobs one session may watch at the same time."""
 SESSION = "breakwater.session"
 """Where the session is in the scope of a request."""
 
@@ -41,24 +42,28 @@ class Notice:
 class Session:
     """Somebody who is signed in."""
 
-    key: SecretStr
-    key_id: str
-    name: str
-    scopes: frozenset[str]
+    api: ApiClient
+    """The HTTP API, used with their key."""
+    key: KeyDetails
     csrf: str
-    """What every form must send back, which other sites can't know."""
+    """The token that every form sends back, and that other sites can't know."""
     ends_at: float
     """On the monotonic clock."""
     checked_at: float
     """When the key was last seen to be valid, on the same clock."""
     notices: list[Notice] = field(default_factory=list[Notice])
     watched: int = 0
-    """How many jobs they watch now."""
+    """How many jobs they are watching."""
+
+    @property
+    def name(self) -> str:
+        """Who uses the key; actions are recorded under this name."""
+        return self.key.name
 
     @property
     def may_operate(self) -> bool:
-        """Whether the key lets its holder do things, and not only look."""
-        return "operate" in self.scopes
+        """Whether the key allows actions, and not only reading."""
+        return "operate" in self.key.scopes
 
     def notify(self, text: str, tone: Tone = "good") -> None:
         """Adds a notice to the next page."""
@@ -76,27 +81,25 @@ def session_of(request: Request) -> Session:
 
 
 class SignIns:
-    """All sign-ins of this process, by the digest of what the browser holds."""
+    """All sessions of this process, by the digest of the browser's token."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
         self._known: OrderedDict[bytes, Session] = OrderedDict()
+        self._clock = clock
 
-    def begin(self, key: SecretStr, key_id: str, name: str, scopes: frozenset[str]) -> str:
-        """Signs somebody in, and returns what their browser is to hold."""
-        same = [digest for digest, one in self._known.items() if one.key_id == key_id]
+    def begin(self, api: ApiClient, key: KeyDetails) -> str:
+        """Signs somebody in, and returns the token for their browser."""
+        same = [digest for digest, one in self._known.items() if one.key.id == key.id]
         for digest in same[: max(len(same) - MOST_OF_A_KEY + 1, 0)]:
             del self._known[digest]
         token, now = secrets.token_urlsafe(32), self._clock()
-        self._known[_digest(token)] = Session(
-            key, key_id, name, scopes, secrets.token_urlsafe(16), now + LASTS_S, checked_at=now
-        )
+        self._known[_digest(token)] = Session(api, key, secrets.token_urlsafe(16), now + LASTS_S, checked_at=now)
         while len(self._known) > MOST:
             self._known.popitem(last=False)
         return token
 
     def find(self, token: str) -> Session | None:
-        """Whose it is; None where nobody is signed in with it, or it was too long ago."""
+        """The session of a token; None if there is none, or if it has expired."""
         session = self._known.get(_digest(token))
         if session is not None and self._clock() >= session.ends_at:
             self.end(token)
@@ -104,7 +107,7 @@ class SignIns:
         return session
 
     def end(self, token: str) -> None:
-        """Signs them out."""
+        """Signs somebody out."""
         self._known.pop(_digest(token), None)
 
 

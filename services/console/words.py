@@ -1,4 +1,4 @@
-"""How figures stand on the pages."""
+"""How values are written on the pages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from urllib.parse import quote
 import orjson
 from markupsafe import Markup, escape
 
+from breakwater.analytics.breakdown import RefusalLine
 from breakwater.contracts.types import NANO_PER_USD
 from breakwater.policy import formats
 
@@ -18,7 +19,7 @@ DAY_S = 86_400
 
 
 def short_money(nano: int | None) -> str:
-    """As many digits as help: `$1,204.20`, `$0.0131`, `<$0.0001`; the whole amount stands beside it."""
+    """With as many digits as help: `$1,204.20`, `$0.0131`, `<$0.0001`. Nano-dollars; None is `unknown`."""
     if nano is None:
         return "unknown"
     usd = Decimal(nano) / NANO_PER_USD
@@ -32,7 +33,7 @@ def short_money(nano: int | None) -> str:
 
 
 def money(nano: int | None) -> Markup:
-    """The short form, and the exact one for who points at it."""
+    """The short form, with the exact amount as a tooltip."""
     return Markup('<span class="money" title="{}">{}</span>').format(formats.money(nano), short_money(nano))
 
 
@@ -41,7 +42,7 @@ def percent(share: float | None) -> str:
     if share is None:
         return "–"
     text = f"{share * 100:.1f}"
-    # What is not all must not look like it.
+    # Less than all must not look like all.
     if text == "100.0" and share < 1:
         return "99.9 %"
     return f"{text.removesuffix('.0')} %"
@@ -52,23 +53,28 @@ def count(number: int | None) -> str:
     return "–" if number is None else f"{number:,}"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 call`, `2,000 calls`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def utc(moment: datetime) -> str:
     """`2026-11-21 10:00:03 UTC`."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def ago(moment: datetime | None, now: datetime | None = None) -> Markup:
-    """How long ago, with the time itself for who points at it; `–` for None."""
+    """How long ago, with the time itself as a tooltip; `–` for None."""
     if moment is None:
         return Markup("–")
     seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
-    told = rough_duration(abs(seconds))
-    text = f"{told} ago" if seconds >= 0 else f"in {told}"
+    distance = rough_duration(abs(seconds))
+    text = f"{distance} ago" if seconds >= 0 else f"in {distance}"
     return time(moment, "now" if abs(seconds) < 1 else text)
 
 
 def rough_duration(seconds: float) -> str:
-    """A length of time in its largest unit: `45 s`, `12 min`, `3 h`, `5 d`."""
+    """A duration in its largest unit: `45 s`, `12 min`, `3 h`, `5 d`."""
     for unit, length in (("d", DAY_S), ("h", 3_600), ("min", 60)):
         if seconds >= length * (2 if unit == "d" else 1):
             return f"{seconds / length:.0f} {unit}"
@@ -76,7 +82,7 @@ def rough_duration(seconds: float) -> str:
 
 
 def clock(moment: datetime | None) -> Markup:
-    """The time of day in UTC, with the date where that is another day's; `–` for None."""
+    """The time of day in UTC, with the date unless it is today; `–` for None."""
     if moment is None:
         return Markup("–")
     at = moment.astimezone(UTC)
@@ -85,7 +91,7 @@ def clock(moment: datetime | None) -> Markup:
 
 
 def time(moment: datetime, text: str) -> Markup:
-    """A moment as an element that programs and screen readers understand."""
+    """A time, as an element that programs and screen readers understand."""
     at = moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return Markup('<time datetime="{}" title="{}">{}</time>').format(at, utc(moment), text)
 
@@ -96,7 +102,7 @@ def duration(ms: float | None) -> str:
 
 
 def plainly(word: str | None) -> str:
-    """A word of the contract in plain English: `dead_lettered` as `dead lettered`; empty for None."""
+    """A value of the wire contract in plain English: `dead_lettered` as `dead lettered`; empty for None."""
     return "" if word is None else word.replace("_", " ")
 
 
@@ -106,16 +112,49 @@ def segment(text: str) -> str:
 
 
 def pretty(value: Any) -> str:
-    """JSON for reading; text as it is."""
+    """JSON, indented; text unchanged."""
     return value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
 
 
 def code(text: str) -> Markup:
-    """A message with `commands` in it, which are set apart."""
+    """A message, with its `commands` as code."""
     parts = str(escape(text)).split("`")
     if len(parts) % 2 == 0:
         return escape(text)
     return Markup("".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts)))  # noqa: S704  escaped above
+
+
+_WASTE_CAUSES = {
+    "retry": "failed, then retried",
+    "fallback": "failed, then fell back",
+    "self_correction": "self-correction",
+    "worker_lost": "the worker died during the call",
+    "failed": "the job failed",
+}
+
+
+def waste_cause(cause: str) -> str:
+    """Why money was wasted, in words."""
+    return _WASTE_CAUSES.get(cause, plainly(cause))
+
+
+def refused_by(line: RefusalLine) -> str:
+    """What held calls back, in words."""
+    if line.called:
+        return "the provider's rate limit"
+    match line.kind:
+        case "rate_limit":
+            return f"the rate limit of {line.by.replace(':', ' ', 1)}" if line.by else "a rate limit"
+        case "budget_exceeded":
+            return f"the budget {line.by}" if line.by else "a budget"
+        case "breaker_open":
+            return "an open breaker"
+        case "retry_budget":
+            return "the retry budget"
+        case "guard_tripped":
+            return "a task's guard"
+        case kind:
+            return plainly(kind) or "the plane"
 
 
 FILTERS: Mapping[str, Callable[..., object]] = {
@@ -123,6 +162,7 @@ FILTERS: Mapping[str, Callable[..., object]] = {
     "clock": clock,
     "code": code,
     "count": count,
+    "counted": counted,
     "duration": duration,
     "exact": formats.money,
     "money": money,
@@ -131,6 +171,8 @@ FILTERS: Mapping[str, Callable[..., object]] = {
     "pretty": pretty,
     "segment": segment,
     "short_money": short_money,
+    "refused_by": refused_by,
     "rough_duration": rough_duration,
     "utc": utc,
+    "waste_cause": waste_cause,
 }

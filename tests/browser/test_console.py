@@ -63,7 +63,7 @@ def test_without_a_key_nobody_gets_in(stranger: Visitor):
     expect(stranger.page.get_by_role("heading", name="Sign in")).to_be_visible()
     stranger.page.get_by_label("API key").fill("bw_0123456789ab_wrong")
     stranger.page.get_by_role("button", name="Sign in").click()
-    expect(stranger.page.get_by_role("alert")).to_contain_text("This key is not known")
+    expect(stranger.page.get_by_role("alert")).to_contain_text("This key is unknown")
     stranger.shoot("sign-in-refused")
     stranger.page.get_by_label("API key").fill(stranger.plane.key)
     stranger.page.keyboard.press("Enter")
@@ -99,9 +99,9 @@ def test_a_job_is_followed_live_from_queued_to_done(visitor: Visitor, plane: Run
         job = {"agent": "content-writer", "job_id": job_id, "prompt": "Say something about harbours."}
         plane.ask("POST", "/api/v1/jobs", job)
         visitor.open(f"/executions/{job_id}")
-        expect(visitor.page.get_by_text("This job is not over")).to_be_visible()
+        expect(visitor.page.get_by_text("This job is running")).to_be_visible()
         steps = visitor.page.locator("ol.steps li")
-        expect(steps.filter(has_text="has failed").first).to_be_visible()
+        expect(steps.filter(has_text="failed").first).to_be_visible()
         expect(steps.filter(has_text="gpt-4o-mini is called").first).to_be_visible()
         visitor.shoot("live")
         # Nobody touches anything: the page turns into the record by itself.
@@ -163,8 +163,8 @@ def test_many_dead_letters_are_replayed_with_progress(visitor: Visitor):
     visitor.open("/dead-letters?agent=wrong-key")
     page.get_by_text(re.compile("^Replay all")).click()
     page.get_by_role("button", name="Yes, replay them").click()
-    expect(page.locator("[data-replay-told]")).to_contain_text(re.compile(r"\d+ replayed"))
-    expect(page.locator("[data-replay-told] a")).to_be_visible()
+    expect(page.locator("[data-replay-result]")).to_contain_text(re.compile(r"\d+ replayed"))
+    expect(page.locator("[data-replay-result] a")).to_be_visible()
     visitor.shoot("replayed")
 
 
@@ -188,7 +188,7 @@ def test_what_was_typed_survives_a_sign_in_that_ended(visitor: Visitor):
     page.get_by_text("Isolate…").click()
     page.get_by_role("textbox").fill("a long story")
     page.context.clear_cookies()
-    expect(page.locator("[data-renew-s]")).to_contain_text("signed out", timeout=60_000)
+    expect(page.locator("[data-refresh-s]")).to_contain_text("signed out", timeout=60_000)
     expect(page.get_by_role("textbox")).to_have_value("a long story")
     page.get_by_role("button", name="Isolate this breaker").click()
     expect(page.get_by_role("alert")).to_contain_text("nothing was done")

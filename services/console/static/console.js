@@ -1,16 +1,16 @@
-// All pages work without this file. With it, what is live renews itself, a job can be watched, and many dead letters
-// are replayed with a progress bar.
+// All pages work without this script. With it, live parts refresh themselves, jobs can be watched, and dead letters are
+// replayed with a progress bar.
 "use strict";
 
 const root = document.documentElement;
 try {
   const theme = localStorage.getItem("theme");
   if (theme) root.dataset.theme = theme;
-} catch { /* storage is switched off: the system's colours stay */ }
+} catch { /* storage is disabled: the system's colours stay */ }
 
 document.addEventListener("DOMContentLoaded", () => {
   themeButton();
-  renewal();
+  refreshing();
   watching();
   replaying();
 });
@@ -22,15 +22,15 @@ function themeButton() {
   button.addEventListener("click", () => {
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = dark ? "light" : "dark";
-    try { localStorage.setItem("theme", root.dataset.theme); } catch { /* it holds for this page only */ }
+    try { localStorage.setItem("theme", root.dataset.theme); } catch { /* it is kept for this page only */ }
   });
 }
 
-// Every element with data-live and an id is replaced by its newer self, unless somebody is at work in it.
-function renewal() {
-  const mark = document.querySelector("[data-renew-s]");
+// Every element with data-live and an id is replaced by its newer version, unless it is being used.
+function refreshing() {
+  const mark = document.querySelector("[data-refresh-s]");
   if (!mark) return;
-  const everyMs = Number(mark.dataset.renewS) * 1000;
+  const everyMs = Number(mark.dataset.refreshS) * 1000;
   mark.hidden = false;
   let busy = false;
   const atWork = (part) =>
@@ -38,20 +38,20 @@ function renewal() {
     part.querySelector("details[open]") !== null ||
     !getSelection().isCollapsed && part.contains(getSelection().anchorNode);
   let since = new Date();
-  const renew = async () => {
+  const refresh = async () => {
     if (busy || document.hidden) return;
     busy = true;
     try {
       const limit = AbortSignal.timeout(Math.max(everyMs, 10000));
-      const answer = await fetch(location.href, { headers: { "X-Renewal": "1" }, redirect: "manual", signal: limit });
-      if (answer.type === "opaqueredirect") {
+      const response = await fetch(location.href, { headers: { "X-Refresh": "1" }, redirect: "manual", signal: limit });
+      if (response.type === "opaqueredirect") {
         if (![...document.querySelectorAll("main form, main [data-live]")].some(atWork)) { location.reload(); return; }
         mark.className = "live stale";
-        mark.textContent = "signed out: sign in in another tab, what you typed stays here";
+        mark.textContent = "signed out: sign in in another tab; your input stays here";
         return;
       }
-      if (!answer.ok) throw new Error(`status ${answer.status}`);
-      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (!response.ok) throw new Error(`status ${response.status}`);
+      const page = new DOMParser().parseFromString(await response.text(), "text/html");
       let paused = false;
       for (const part of document.querySelectorAll("[data-live][id]")) {
         const newer = page.getElementById(part.id);
@@ -63,19 +63,19 @@ function renewal() {
       }
       since = new Date();
       mark.className = paused ? "live paused" : "live";
-      mark.textContent = paused ? "waits until you are done" : "live";
+      mark.textContent = paused ? "paused while you work" : "live";
     } catch (error) {
       mark.className = "live stale";
-      mark.textContent = `no answer since ${since.toLocaleTimeString()}, trying again`;
+      mark.textContent = `no response since ${since.toLocaleTimeString()}, retrying`;
     } finally {
       busy = false;
     }
   };
-  setInterval(renew, everyMs);
-  document.addEventListener("visibilitychange", renew);
+  setInterval(refresh, everyMs);
+  document.addEventListener("visibilitychange", refresh);
 }
 
-// A job that is not over: its steps are put on the page as they come, and the page is loaded again when it is recorded.
+// A running job: its steps are added to the page as they arrive, and the page reloads once the job is recorded.
 function watching() {
   const steps = document.querySelector("[data-watch]");
   if (!steps) return;
@@ -88,11 +88,11 @@ function watching() {
   });
   source.addEventListener("restart", () => steps.replaceChildren());
   source.addEventListener("recorded", () => { source.close(); location.reload(); });
-  source.addEventListener("gone", (event) => { source.close(); if (state) state.textContent = event.data; });
+  source.addEventListener("stopped", (event) => { source.close(); if (state) state.textContent = event.data; });
   addEventListener("pagehide", () => source.close());
 }
 
-// Many dead letters: some at a time, until there are no more.
+// Dead letters are replayed in batches, until there are no more.
 function replaying() {
   const form = document.querySelector("form[data-replay]");
   if (!form) return;
@@ -112,34 +112,34 @@ function replaying() {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const bar = form.querySelector("progress");
-    const told = form.querySelector("[data-replay-told]");
+    const result = form.querySelector("[data-replay-result]");
     const fields = new URLSearchParams(new FormData(form, event.submitter));
     for (const other of form.querySelectorAll("button")) other.disabled = true;
-    bar.hidden = told.hidden = false;
+    bar.hidden = result.hidden = false;
     let after = 0, done = 0, skipped = 0, already = 0;
     const total = Number(event.submitter?.dataset.total || fields.getAll("dead_letter_id").length) || 1;
     bar.max = total;
     try {
       do {
         fields.set("after", String(after));
-        const answer = await fetch(form.action, { method: "POST", body: fields, headers: { Accept: "application/json" } });
-        if (answer.redirected) throw new Error("you are signed out; load this page again");
-        const said = await answer.json();
-        if (!answer.ok) throw new Error(said.message);
-        done += said.replayed; already += said.already; skipped += said.skipped;
-        after = said.continue_after;
+        const response = await fetch(form.action, { method: "POST", body: fields, headers: { Accept: "application/json" } });
+        if (response.redirected) throw new Error("you are signed out; reload this page");
+        const batch = await response.json();
+        if (!response.ok) throw new Error(batch.message);
+        done += batch.replayed; already += batch.already; skipped += batch.skipped;
+        after = batch.continue_after;
         bar.value = Math.min(done + already + skipped, total);
-        told.textContent = `${done} replayed` + (already ? `, ${already} before` : "") + (skipped ? `, ${skipped} can't be` : "");
+        result.textContent = `${done} replayed` + (already ? `, ${already} before` : "") + (skipped ? `, ${skipped} can't be replayed` : "");
       } while (after);
       bar.value = total;
-      told.textContent += ". ";
+      result.textContent += ". ";
       const again = document.createElement("a");
       again.href = location.href;
-      again.textContent = "Show the list again";
-      told.append(again);
+      again.textContent = "Reload the list";
+      result.append(again);
     } catch (error) {
-      told.className = "bad-text";
-      told.textContent = `Stopped: ${error.message}. ${done} were replayed; replaying again leaves them out.`;
+      result.className = "bad-text";
+      result.textContent = `Stopped: ${error.message}. ${done} were replayed, and are left out if you replay again.`;
       for (const other of form.querySelectorAll("button")) other.disabled = false;
     }
   });

@@ -14,9 +14,9 @@ from breakwater.analytics.overview import AgentLine
 from breakwater.contracts.api import AgentHealth, AgentQueue
 from breakwater.embedded.ports import free_port
 from services.console.agent import helped
-from services.console.agents import COLUMNS, Row, in_order
-from services.console.history import holding
+from services.console.agents import COLUMNS, AgentRow, in_order
 from services.console.time_range import yesterday
+from services.console.words import refused_by
 from tests.cli.api_stub import Stub, problem
 from tests.services.console.answers import answer, breaker, budget, health, incident, model, queue
 from tests.services.console.conftest import Console, visiting
@@ -61,7 +61,7 @@ async def test_every_agent_of_the_config_is_listed_and_each_that_ran(console: Co
     assert listed(page.text) == ["writer", "idle", "gone"]
     assert "writer unhealthy 2 open breakers 50 % 2 3.0 s 1 $3.00 $1.00 7 / 2 1" in page.words
     assert "idle healthy did not run – – – – – – 0 / 0 –" in page.words
-    assert "gone not in the config 100 % 1 1.0 s 0 unknown $0 – / – 0" in page.words
+    assert "gone not configured 100 % 1 1.0 s 0 unknown $0 – / – 0" in page.words
     assert 'aria-label="2 executions over time, 1 of them failed"' in page.text
 
 
@@ -128,8 +128,8 @@ async def test_the_list_is_sorted_by_links_that_turn_round(console: Console):
     ],
 )
 def test_what_one_looks_for_comes_first_and_what_is_not_known_last(order: str, expected: str):
-    def row(name: str, **known: object) -> Row:
-        return Row(**({"name": name, "health": None, "line": None, "queue": None, "limited": None} | known))  # type: ignore[arg-type]
+    def row(name: str, **known: object) -> AgentRow:
+        return AgentRow(**({"name": name, "health": None, "line": None, "queue": None, "limited": None} | known))  # type: ignore[arg-type]
 
     def jobs(waiting: int) -> AgentQueue:
         return AgentQueue(agent="x", waiting=waiting, in_work=0, concurrency=1)
@@ -169,9 +169,9 @@ async def test_what_an_agent_wasted_yesterday_and_on_what_is_three_clicks_away(c
     agents = await console.get(link(start.text, r'<a href="([^"]*)">Agents</a>'))
     one = await console.get(link(agents.text, r'<a href="([^"]*)">writer</a>'))
     page = await console.get(link(one.text, r'<a href="([^"]*)">yesterday</a>'))
-    assert "What it wasted: $3.00" in page.words
-    assert "worker died in the call $2.00 1 failed, then tried again $1.00 1" in page.words
-    assert "Wasted $3.00 100 % of what was spent" in page.words
+    assert "Waste: $3.00" in page.words
+    assert "the worker died during the call $2.00 1 failed, then retried $1.00 1" in page.words
+    assert "Wasted $3.00 100 % of spend" in page.words
 
 
 @pytest.mark.parametrize(
@@ -236,13 +236,13 @@ async def test_one_agent_is_told_whole(console: Console):
         "writer unhealthy",
         "Success rate 100 % 1 execution, 0 failed",
         "Spend $3.00 2 calls",
-        "Wasted $1.00 33.3 % of what was spent",
-        "Jobs waiting now 7 2 in work, of 8 at once",
+        "Wasted $1.00 33.3 % of spend",
+        "Jobs waiting now 7 2 running, of 8 at once",
         "Spent budgets 1 of 1",
         "Retries 1 0 fallbacks",
         "gpt-4.1 first choice unhealthy open 3 consecutive failures (threshold: 3) 0",
         "free healthy off – 0",
-        "Retrying helped: the one execution that tried again succeeded. The retries cost $2.00.",
+        "Retrying helped: the one execution that was retried succeeded. The retries cost $2.00.",
         "server the cable is cut 1 $1.00 gpt-4.1",
         "the budget agent:writer/daily 1",
         "daily hard cap $5.00 $5.00",
@@ -260,7 +260,7 @@ async def test_one_agent_is_told_whole(console: Console):
         "/budgets/agent%3Awriter%2Fdaily",
     ):
         assert f'href="{address}"' in page.text, address
-    assert '<a href="/executions?agent=writer&amp;window=24h">failed, then tried again</a>' in page.text
+    assert '<a href="/executions?agent=writer&amp;window=24h">failed, then retried</a>' in page.text
     [asked] = [query for (path, _), query in zip(console.interface.asked, console.interface.queries, strict=True)
                if path == "GET budgets"]  # fmt: skip
     assert asked == {"agent": "writer"}
@@ -273,7 +273,7 @@ async def test_what_is_not_known_of_an_agent_is_not_told_as_nothing(console: Con
     await store(console, ended("w1", 5, tried("w1", 1, 5, **unknown), **lost))
     page = await console.get("/agents/writer")
     assert "Wasted unknown 1 of 1 execution wasted an unknown amount" in page.words
-    assert "What was wasted in the last 24h is not known" in page.words
+    assert "Waste in the last 24h is unknown" in page.words
     assert "Nothing was wasted" not in page.words
     await store(
         console,
@@ -289,8 +289,8 @@ async def test_what_is_not_known_of_an_agent_is_not_told_as_nothing(console: Con
     )
     page = await console.get("/agents/writer")
     assert "Wasted $5.00 at least: 1 of 2 executions wasted an unknown amount" in page.words
-    assert "What it wasted: at least $5.00" in page.words
-    assert "the job failed in the end $5.00 1 At least this much: 1 execution wasted an unknown amount." in page.words
+    assert "Waste: at least $5.00" in page.words
+    assert "the job failed $5.00 1 At least this much: 1 execution wasted an unknown amount." in page.words
     assert "server it is down 2 $5.00 at least gpt-4.1" in page.words
     agents = await console.get("/agents")
     assert "writer healthy 0 % 2 1.0 s 0 $5.00 at least $5.00 at least" in agents.words
@@ -302,8 +302,8 @@ async def test_what_ended_before_the_upgrade_is_not_told_as_never_tried_again(co
     await store(console, ended("w1", 5, attempts_count=2), *tries)
     page = await console.get("/agents/writer")
     assert "Retries 1" in page.words
-    assert "Did retrying help? One execution that ended before the upgrade tells nothing of it." in page.words
-    assert "Nothing was tried again" not in page.words
+    assert "Did retrying help? 1 execution from before the upgrade is left out." in page.words
+    assert "Nothing was retried" not in page.words
 
 
 async def test_an_agent_of_any_name_has_its_page(console: Console):
@@ -319,7 +319,7 @@ async def test_an_agent_of_any_name_has_its_page(console: Console):
         page = await console.get(unescape(found[1]))
         assert page.status == 200
         assert f"<h1>{name}" not in page.text or name == ODD
-        assert "Jobs waiting now 3 1 in work" in page.words
+        assert "Jobs waiting now 3 1 running" in page.words
         assert "1 execution, 0 failed" in page.words
         for one in (agents, page):
             assert "<script>" not in one.text.replace("<script src", "")
@@ -332,20 +332,20 @@ async def test_one_that_is_known_to_nobody_is_told_so(console: Console):
         console.interface.answers[f"GET {path}"] = (404, problem("unknown_agent", "no agent 'ghost' is known"))
     page = await console.get("/agents/ghost?window=1h")
     assert page.status == 404
-    assert "Nothing is known of ghost in the last 1h" in page.words
+    assert "Nothing is known about ghost in the last 1h" in page.words
     assert (await console.get("/agents/")).status == 404
     # One that ran, and was taken out of the config since.
     await store(console, ended("g1", 5, agent="ghost"))
     page = await console.get("/agents/ghost?window=1h")
     assert page.status == 200
-    assert "The config has no such agent now; this is what it did before." in page.words
+    assert "This agent is not configured now; this page shows what it did before." in page.words
 
 
 async def test_one_that_never_ran_says_what_would_appear(console: Console):
     answer(console.interface, agents=[health("new")])
     page = await console.get("/agents/new")
     assert page.status == 200
-    for told in ("Nothing ran", "Nothing was wasted", "Nothing was tried again", "No call failed", "Nothing ended"):
+    for told in ("Nothing ran", "Nothing was wasted", "Nothing was retried", "No call failed", "Nothing ended"):
         assert f"{told} in the last 24h" in page.words
     assert "breakwater submit --agent new" in page.words
     assert "agents.new.budget" in page.words
@@ -363,9 +363,9 @@ async def test_what_can_not_be_had_is_told_once_and_the_rest_is_shown(interface:
     assert "Jobs waiting now 7" in page.words
     for one in (agents, page):
         assert one.status == 200
-        assert one.words.count("What happened is not lost") == 1
+        assert one.words.count("No records are lost") == 1
     assert without_both.words.count("NATS is away") == 1
-    assert "Jobs waiting now – can't be told now" in without_both.words
+    assert "Jobs waiting now – unknown now" in without_both.words
 
 
 NOTHING = RetryFigures(retried=0, saved=0, cost=0, fell_back=0, saved_by_fallback=0, untold=0)
@@ -374,22 +374,22 @@ NOTHING = RetryFigures(retried=0, saved=0, cost=0, fell_back=0, saved_by_fallbac
 @pytest.mark.parametrize(
     ("figures", "said"),
     [
-        (NOTHING, ["Nothing was tried again in the last 24h."]),
+        (NOTHING, ["Nothing was retried in the last 24h."]),
         (
             RetryFigures(52, 41, 30_000_000, 0, 0, 0),
-            ["Retrying helped: 41 of 52 executions that tried again succeeded (78.8 %). The retries cost $0.03."],
+            ["Retrying helped: 41 of 52 executions that were retried succeeded (78.8 %). The retries cost $0.03."],
         ),
         (
             RetryFigures(1_000, 3, 2_500_000_000, 0, 0, 0),
             [
-                "Retrying helped now and then: 3 of 1,000 executions that tried again succeeded (0.3 %). "
+                "Retrying sometimes helped: 3 of 1,000 executions that were retried succeeded (0.3 %). "
                 "The retries cost $2.50."
             ],
         ),
         (
             RetryFigures(4, 0, 0, 2, 1, 0),
             [
-                "Retrying did not help: 0 of 4 executions that tried again succeeded (0 %). The retries cost $0.",
+                "Retrying did not help: 0 of 4 executions that were retried succeeded (0 %). The retries cost $0.",
                 "Falling back to another model helped: 1 of 2 executions that fell back succeeded (50 %).",
             ],
         ),
@@ -399,13 +399,13 @@ NOTHING = RetryFigures(retried=0, saved=0, cost=0, fell_back=0, saved_by_fallbac
         ),
         (
             RetryFigures(0, 0, 0, 0, 0, 1),
-            ["One execution that ended before the upgrade tells nothing of it."],
+            ["1 execution from before the upgrade is left out."],
         ),
         (
             RetryFigures(1, 1, 0, 0, 0, 1_200),
             [
-                "Retrying helped: the one execution that tried again succeeded. The retries cost $0.",
-                "1,200 executions that ended before the upgrade tell nothing of it.",
+                "Retrying helped: the one execution that was retried succeeded. The retries cost $0.",
+                "1,200 executions from before the upgrade are left out.",
             ],
         ),
     ],
@@ -422,11 +422,11 @@ def test_whether_trying_again_helped_is_told_in_words(figures: RetryFigures, sai
         ("budget_exceeded", "global/daily", False, "the budget global/daily"),
         ("budget_exceeded", None, False, "a budget"),
         ("breaker_open", None, False, "an open breaker"),
-        ("retry_budget", None, False, "the limit on retries of the whole fleet"),
+        ("retry_budget", None, False, "the retry budget"),
         ("guard_tripped", None, False, "a task's guard"),
         ("context_overflow", None, False, "context overflow"),
         ("", None, False, "the plane"),
     ],
 )
 def test_what_held_a_call_back_is_told_in_words(kind: str, by: str | None, called: bool, expected: str):
-    assert holding(RefusalLine("writer", kind, by, called, 1, datetime.now(UTC))) == expected
+    assert refused_by(RefusalLine("writer", kind, by, called, 1, datetime.now(UTC))) == expected

@@ -11,7 +11,7 @@ from breakwater.contracts.api import BudgetStatus
 from breakwater.contracts.types import NANO_PER_USD, format_time, time_from_ms
 from breakwater.policy.forecast import Forecast
 from breakwater.policy.periods import period
-from services.console.budget_words import line, outlook
+from services.console.budgets import budget_row, outlook
 from tests.analytics import samples
 from tests.cli.api_stub import problem
 from tests.services.console.conftest import Console, key_with
@@ -60,8 +60,8 @@ USD = NANO_PER_USD
 @pytest.mark.parametrize(
     ("of", "told", "expected"),
     [
-        (status(), Forecast(2 * USD, None), "at this pace ends the day at $2.00 of $10.00"),
-        (status(limit=None), Forecast(2 * USD, None), "at this pace ends the day at $2.00"),
+        (status(), Forecast(2 * USD, None), "at this pace the day ends at $2.00 of $10.00"),
+        (status(limit=None), Forecast(2 * USD, None), "at this pace the day ends at $2.00"),
         (
             status("global/monthly"),
             Forecast(20 * USD, TUESDAY_2PM_MS),
@@ -70,7 +70,7 @@ USD = NANO_PER_USD
         (status(), Forecast(20 * USD, TUESDAY_2PM_MS), "at this pace the cap is reached at 14:00 UTC"),
         (status(spent="10"), Forecast(20 * USD, None), "the cap is reached"),
         (status(spent="0"), None, "nothing spent yet"),
-        (status(), None, "too early in the day to tell"),
+        (status(), None, "too early in the day to forecast"),
     ],
 )
 def test_an_outlook_in_words(of: BudgetStatus, told: Forecast | None, expected: str):
@@ -84,16 +84,16 @@ def test_an_outlook_names_the_time_of_the_budgets_zone():
 
 def test_a_line_follows_the_pace_and_warns_in_time():
     day = period("daily", MONDAY_NOON, UTC_ZONE)
-    calm = line(status(), day, 0, MONDAY_NOON, UTC_ZONE)
+    calm = budget_row(status(), day, 0, MONDAY_NOON, UTC_ZONE)
     assert (calm.forecast, calm.tone) == (Forecast(1_500_000_000, None), "")
-    assert line(status(limit="1.2"), day, 0, MONDAY_NOON, UTC_ZONE).tone == "warn", "it will be reached"
-    assert line(status(limit="100", spent="1", reserved="99"), day, 0, MONDAY_NOON, UTC_ZONE).tone == "bad"
-    assert line(status(limit="0", spent="0"), day, 0, MONDAY_NOON, UTC_ZONE).used == 1.0
-    assert line(status(limit=None), day, 0, MONDAY_NOON, UTC_ZONE).bar is None
-    unknown = line(status(), day, None, MONDAY_NOON, UTC_ZONE)
+    assert budget_row(status(limit="1.2"), day, 0, MONDAY_NOON, UTC_ZONE).tone == "warn", "it will be reached"
+    assert budget_row(status(limit="100", spent="1", reserved="99"), day, 0, MONDAY_NOON, UTC_ZONE).tone == "bad"
+    assert budget_row(status(limit="0", spent="0"), day, 0, MONDAY_NOON, UTC_ZONE).used == 1.0
+    assert budget_row(status(limit=None), day, 0, MONDAY_NOON, UTC_ZONE).bar is None
+    unknown = budget_row(status(), day, None, MONDAY_NOON, UTC_ZONE)
     assert unknown.forecast is None
-    assert "ClickHouse does not answer" in unknown.outlook
-    yesterday = line(status(period="2026-11-22"), day, 0, MONDAY_NOON, UTC_ZONE)
+    assert "ClickHouse is unavailable" in unknown.outlook
+    yesterday = budget_row(status(period="2026-11-22"), day, 0, MONDAY_NOON, UTC_ZONE)
     assert yesterday.forecast is None, "the counters are of a period that is over"
 
 
@@ -122,7 +122,7 @@ async def test_of_thousands_of_tenants_those_are_listed_that_matter(console: Con
         budget(), *small[:500], budget("tenant:dear/daily", spent="3", limit=None), *small[500:], *capped
     )
     page = await console.get("/budgets")
-    assert "The 200 of 1,007 that are nearest to their caps" in page.words
+    assert "The 200 of 1,007 nearest to their caps" in page.words
     assert "tenant dear" in page.words
     assert all(f"tenant capped{number}" in page.words for number in range(5))
 
@@ -137,7 +137,7 @@ async def test_a_budget_that_burns_down(console: Console):
     assert "Spend of wri/ter, monthly" in page.words
     assert "cap $1,000.00" in page.words
     assert "$2.00" in page.words
-    assert "calls that might pass it are refused" in page.words
+    assert "calls that might exceed it are refused" in page.words
     assert 'class="line cap"' in page.text
 
 
@@ -164,7 +164,7 @@ async def test_a_cap_is_raised_with_a_reason(console: Console):
     console.interface.answers["POST budgets/raise"] = 200, {}
     page = await console.submit(HERE, HERE, limit_usd=" $1250.50 ", reason="launch day")
     assert raises(console) == [{"budget": "agent:writer/daily", "limit_usd": "1250.50", "reason": "launch day"}]
-    assert "The cap of agent:writer/daily was raised to $1,250.50 until its period ends." in page.words
+    assert "The cap of agent:writer/daily is $1,250.50 until its period ends." in page.words
     assert "Budget of writer, daily" in page.words
     assert "This was not done" not in page.words
 
@@ -172,9 +172,9 @@ async def test_a_cap_is_raised_with_a_reason(console: Console):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("2,50", "'2,50' has a comma: write 2.50, dollars with a point"),
-        ("1,250.50", "has a comma: write 2.50"),
-        ("1.250,50", "has a comma: write 2.50"),
+        ("2,50", "'2,50' contains a comma: write 2.50, with a decimal point"),
+        ("1,250.50", "contains a comma: write 2.50"),
+        ("1.250,50", "contains a comma: write 2.50"),
         ("a lot", "'a lot' is not an amount in USD"),
         ("2_50", "'2_50' is not an amount in USD"),
         ("", "'' is not an amount in USD"),
@@ -185,7 +185,7 @@ async def test_an_amount_that_might_be_meant_otherwise_raises_nothing(console: C
     console.interface.answers["POST budgets/raise"] = 200, {}
     page = await console.submit(HERE, HERE, limit_usd=given, reason=f'launch "{EVIL}')
     assert page.status == 422
-    assert "This was not done: " in page.words
+    assert "The cap was not raised: " in page.words
     assert told in page.words
     assert raises(console) == []
     form = page.text.split('<details class="act" open')[1].split("</form>")[0]
@@ -200,11 +200,11 @@ async def test_more_than_ten_times_the_cap_is_asked_for_twice(console: Console):
     fields = {"limit_usd": "250", "reason": "launch"}
     page = await console.submit(HERE, HERE, **fields)
     assert raises(console) == []
-    assert "Yes, $250.00 is meant: more than ten times the cap of $2.00" in page.words
-    sure = page.text.split('name="sure" value="')[1].split('"')[0]
-    page = await console.submit(HERE, HERE, **fields | {"limit_usd": "2500", "sure": sure})
+    assert "Yes, raise it to $250.00, more than ten times the cap of $2.00" in page.words
+    sure = page.text.split('name="confirmed" value="')[1].split('"')[0]
+    page = await console.submit(HERE, HERE, **fields | {"limit_usd": "2500", "confirmed": sure})
     assert raises(console) == [], "that was said of another amount"
-    await console.submit(HERE, HERE, **fields, sure=sure)
+    await console.submit(HERE, HERE, **fields, confirmed=sure)
     assert [one["limit_usd"] for one in raises(console)] == ["250"]
     await console.submit(HERE, HERE, **fields | {"limit_usd": "20"})
     assert [one["limit_usd"] for one in raises(console)] == ["250", "20"], "ten times are done at once"
@@ -216,11 +216,11 @@ async def test_what_the_interface_refuses_is_told_in_the_form_which_stays_filled
     console.interface.answers["POST budgets/raise"] = 422, problem("below_cap", refusal)
     page = await console.submit(HERE, HERE, limit_usd="1", reason="launch")
     form = page.text.split('<details class="act" open')[1].split("</form>")[0]
-    assert "This was not done: a cap can&#39;t be below what the config says ($10.00)" in form
+    assert "The cap was not raised: a cap can&#39;t be below what the config says ($10.00)" in form
     assert 'value="1"' in form
     assert 'value="launch"' in form
     page = await console.submit(HERE, HERE, limit_usd="12", reason=" ")
-    assert "This was not done: a raise needs a reason" in page.words
+    assert "The cap was not raised: a raise needs a reason" in page.words
     assert len(raises(console)) == 1
     gone = await console.post("/budgets/agent%3Agone%2Fdaily", {"csrf": page.csrf, "limit_usd": "12", "reason": "x"})
     assert gone.status == 404
@@ -236,7 +236,7 @@ async def test_who_may_only_look_is_told_so(visited: Console):
     assert (await visited.sign_in()).status == 303
     visited.interface.answers["GET budgets"] = listed(budget("agent:writer/daily"))
     page = await visited.get("/budgets")
-    assert "Your key viewer may look only" in page.words
+    assert "Your key viewer is read-only" in page.words
     assert (await visited.post(HERE, {"limit_usd": "12", "reason": "x"})).status == 403
     assert raises(visited) == []
 
@@ -263,8 +263,8 @@ async def test_the_counters_are_compared_with_the_record_when_asked_for(console:
     }
     console.interface.answers["GET budgets/reconciliation"] = 200, reconciliation
     page = await console.get("/budgets/reconciliation")
-    assert "They do not agree" in page.words
+    assert "The counters in Redis differ" in page.words
     assert "$0.50" in page.words
-    assert "3 counted, 2 on record" in page.words
+    assert "3 counted, 2 recorded" in page.words
     console.interface.answers["GET budgets/reconciliation"] = 200, {**reconciliation, "equal": True, "budgets": []}
-    assert "They agree" in (await console.get("/budgets/reconciliation")).words
+    assert "The counters in Redis agree" in (await console.get("/budgets/reconciliation")).words

@@ -58,7 +58,7 @@ async def test_counts_by_reason_filter_the_list(console: Console):
     assert EVIL in page.words
     assert EVIL not in page.text
     assert 'href="/executions/e%2F8~r"' in page.text
-    assert "The latest 2 only" in page.words
+    assert "Only the latest 2" in page.words
     assert 'value="8" aria-label="Choose dead letter 8" disabled' in page.text
     filtered = await console.get("/dead-letters?reason=error&agent=unknown&window=24h")
     query = console.interface.queries[-1]
@@ -83,7 +83,7 @@ async def test_a_long_error_leaves_room_for_what_became_of_it(console: Console):
     long = f"client 401 {'x ' * 500}{EVIL}"
     console.interface.answers["GET dlq"] = listed(dead_letter(error=long))
     page = await console.get("/dead-letters")
-    assert page.text.index(">Replayed</th>") < page.text.index(">Why</th>")
+    assert page.text.index(">Replayed</th>") < page.text.index(">Error</th>")
     assert 'class="two-lines" title="client 401 x x' in page.text
     assert EVIL not in page.text
 
@@ -91,7 +91,7 @@ async def test_a_long_error_leaves_room_for_what_became_of_it(console: Console):
 async def test_nothing_was_given_up(console: Console):
     console.interface.answers["GET dlq"] = 200, {"dead_letters": [], "more": False, "counts": []}
     page = await console.get("/dead-letters")
-    assert "Nothing was given up within 7d" in page.words
+    assert "No dead letters in the last 7d" in page.words
     console.interface.answers["GET dlq"] = 503, problem("unavailable", "NATS does not answer")
     page = await console.get("/dead-letters")
     assert page.status == 200
@@ -149,7 +149,10 @@ async def test_the_chosen_ones_without_a_script(console: Console):
     ]
     page = await console.post("/dead-letters/replay", form)  # pyright: ignore[reportArgumentType]  as a browser sends it
     assert asked(console) == {"dead_letters": [7, 9]}
-    assert "2 replayed; 1 was before; 1 can't be, such as dead letter 1000: its payload is no job." in page.words
+    assert (
+        "2 replayed; 1 had been replayed before; 1 can't be replayed, such as 1000: its payload is no job."
+        in page.words
+    )
     assert "reason=error" in page.url
     assert "window=7d" in page.url
     page = await console.submit("/dead-letters", "/dead-letters/replay", why="")
@@ -163,9 +166,9 @@ async def test_all_of_a_filter_without_a_script_goes_on_where_it_stopped(console
     fields = {"all": "1", "agent": "writer", "reason": "error", "since": since, "total": "2000", "why": "", "after": ""}
     page = await console.submit("/dead-letters", "/dead-letters/replay", **fields)
     assert asked(console) == {"reason": "error", "agent": "writer", "since": since}
-    assert "100 replayed. About 1,900 are left: go on below." in page.words
+    assert "100 replayed. About 1,900 are left: continue below." in page.words
     assert 'name="after" value="400-5000"' in page.text
-    assert "Go on: replay up to 1,900 that are left" in page.words
+    assert "Continue: replay up to 1,900 that are left" in page.words
     console.interface.answers["POST dlq/replay"] = outcome(*range(3))
     page = await console.submit("/dead-letters", "/dead-letters/replay", **fields | {"after": "400-5000", "reason": ""})
     assert asked(console) == {"agent": "writer", "since": since, "after": 400, "up_to": 5_000}
@@ -231,7 +234,7 @@ async def test_who_may_only_look_replays_nothing(visited: Console):
     visited.interface.answers["GET dlq"] = listed(dead_letter(7))
     page = await visited.get("/dead-letters")
     assert "<button" not in page.text.split("data-replay")[1]
-    assert "Your key viewer may look only" in page.words
+    assert "Your key viewer is read-only" in page.words
     refused = await visited.post("/dead-letters/replay", {"csrf": page.csrf, "dead_letter_id": "7"})
     assert refused.status == 403
     assert not any(asked.startswith("POST") for asked, _ in visited.interface.asked)

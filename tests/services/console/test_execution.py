@@ -9,11 +9,11 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from pydantic import SecretStr
+from yarl import URL
 
 from breakwater.analytics import rows, schema
+from breakwater.api_client import ApiClient, Query
 from breakwater.contracts.execution import Execution
-from services.console.door import Door
 from services.console.sessions import MOST_WATCHED
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution
 from tests.cli.api_stub import KEY, Stub, problem
@@ -94,7 +94,7 @@ async def test_what_was_redacted_is_told_by_place(console: Console):
         ),
     )
     page = await console.get("/executions/e1")
-    assert "2 in message 1, 1 in answer" in page.words
+    assert "2 in message 1, 1 in response" in page.words
 
 
 async def test_its_family_is_a_tree_with_what_it_cost(console: Console):
@@ -163,7 +163,7 @@ async def test_a_replay_leads_to_the_new_execution(console: Console):
 async def test_why_a_replay_was_not_done_is_told_on_the_page(console: Console):
     await store(console, refused())
     console.interface.answers["GET dlq"] = (200, {"dead_letters": [], "more": False, "counts": []})
-    assert "no dead letter of this job" in (await console.submit("/executions/e1", "/replay/e1")).words
+    assert "this job has no dead letter any more" in (await console.submit("/executions/e1", "/replay/e1")).words
     console.interface.answers["GET dlq"] = (200, {"dead_letters": [dead_letter()], "more": False, "counts": []})
     skipped = {
         "replayed": [],
@@ -174,7 +174,7 @@ async def test_why_a_replay_was_not_done_is_told_on_the_page(console: Console):
     assert "agent 'writer' is not configured" in (await console.submit("/executions/e1", "/replay/e1")).words
     console.interface.answers["POST dlq/replay"] = (503, problem("unavailable", "JOBS is full"))
     page = await console.submit("/executions/e1", "/replay/e1")
-    assert "It was not replayed: JOBS is full" in page.words
+    assert "The action failed: JOBS is full" in page.words
     assert "JOBS is full" not in (await console.get("/executions/e1")).words, "it is told once"
 
 
@@ -183,7 +183,7 @@ async def test_who_may_only_look_is_told_what_is_missing(visited: Console):
     await visited.sign_in()
     await store(visited, refused())
     page = await visited.get("/executions/e1")
-    assert "lacks the scope operate" in page.words
+    assert "with the scope operate you could" in page.words
     assert (await visited.post("/replay/e1", {"csrf": "guessed"})).status == 403
     assert not any(asked.startswith("POST") for asked, _ in visited.interface.asked)
 
@@ -195,7 +195,7 @@ async def test_a_replay_without_clickhouse_is_told_on_the_page(console: Console)
     page = await console.post("/replay/e1", {"csrf": form.csrf}, follow=False)
     await console.analytics.execute("RENAME TABLE hidden TO executions")
     assert page.status == 303
-    assert "It was not replayed: ClickHouse refuses" in (await console.get("/executions/e1")).words
+    assert "The job was not replayed: ClickHouse refused" in (await console.get("/executions/e1")).words
 
 
 async def hanging(_: web.Request) -> web.StreamResponse:
@@ -204,24 +204,26 @@ async def hanging(_: web.Request) -> web.StreamResponse:
 
 
 @asynccontextmanager
-async def door_with(answer: Callable[[web.Request], Awaitable[web.StreamResponse]], monkeypatch: Any):
-    """Another HTTP interface for jobs, and the same for the rest."""
+async def progress_from(answer: Callable[[web.Request], Awaitable[web.StreamResponse]], monkeypatch: Any):
+    """Another server for the progress of jobs."""
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
     async with TestServer(app) as server:
-        at = Door._at
-        monkeypatch.setattr(
-            Door, "_at", lambda self, path: server.make_url(f"/{path}") if path.startswith("jobs") else at(self, path)
-        )
+        url = ApiClient._url
+
+        def of(self: ApiClient, path: str, query: Query | None) -> URL:
+            return server.make_url(f"/{path}") if path.startswith("jobs") else url(self, path, query)
+
+        monkeypatch.setattr(ApiClient, "_url", of)
         yield
 
 
-async def test_a_door_that_hangs_does_not_hang_the_page(console: Console, monkeypatch: Any):
-    monkeypatch.setattr("services.console.door.ANSWER_TIMEOUT_S", 0.3)
-    async with door_with(hanging, monkeypatch), asyncio.timeout(60):
+async def test_an_api_that_hangs_does_not_hang_the_page(console: Console, monkeypatch: Any):
+    monkeypatch.setattr("breakwater.api_client.ACT_TIMEOUT_S", 0.3)
+    async with progress_from(hanging, monkeypatch), asyncio.timeout(60):
         page = await console.get("/executions/none")
     assert page.status == 503
-    assert "does not answer" in page.words
+    assert "no response came" in page.words
 
 
 async def test_those_who_watch_keep_nobody_from_an_answer(interface: Stub, monkeypatch: Any):
@@ -233,14 +235,11 @@ async def test_those_who_watch_keep_nobody_from_an_answer(interface: Stub, monke
         await asyncio.Event().wait()
         return response
 
-    door = Door(interface.url)
-    try:
-        async with door_with(silent, monkeypatch), AsyncExitStack() as watched:
-            for number in range(120):
-                await watched.enter_async_context(door.stream(SecretStr(KEY), f"jobs/{number}/progress"))
-            assert (await door.get(SecretStr(KEY), "key"))["name"] == "ops"
-    finally:
-        await door.close()
+    api = ApiClient(interface.url, KEY)
+    async with api, progress_from(silent, monkeypatch), AsyncExitStack() as watched:
+        for number in range(120):
+            await watched.enter_async_context(api.stream(f"jobs/{number}/progress"))
+        assert (await api.get("key"))["name"] == "ops"
 
 
 async def test_somebody_watches_ten_jobs_at_once_at_most(console: Console, monkeypatch: Any):
@@ -250,7 +249,7 @@ async def test_somebody_watches_ten_jobs_at_once_at_most(console: Console, monke
         await asyncio.Event().wait()
         return response
 
-    async with door_with(silent, monkeypatch), AsyncExitStack() as watched:
+    async with progress_from(silent, monkeypatch), AsyncExitStack() as watched:
 
         async def watch(number: int) -> aiohttp.ClientResponse:
             return await watched.enter_async_context(console.http.get(f"{console.url}/watch/job-{number}"))
@@ -258,7 +257,7 @@ async def test_somebody_watches_ten_jobs_at_once_at_most(console: Console, monke
         for number in range(MOST_WATCHED):
             assert await (await watch(number)).content.readline() == b"event: restart\n"
         told = (await (await watch(99)).content.read()).decode()
-        assert "event: gone" in told
+        assert "event: stopped" in told
         assert "close one" in told
 
 
@@ -287,7 +286,7 @@ async def test_a_job_that_is_not_over_is_followed_to_its_record(console: Console
     app = web.Application()
     app.router.add_get("/api/v1/jobs/e1/progress", progress)
     async with TestServer(app) as live:
-        monkeypatch.setattr("services.console.door.Door._at", lambda _, path: live.make_url(f"/api/v1/{path}"))
+        monkeypatch.setattr(ApiClient, "_url", lambda _self, path, _query: live.make_url(f"/api/v1/{path}"))
         page = await console.get("/executions/e1")
         assert page.status == 200
         assert 'data-watch="/watch/e1"' in page.text
@@ -309,7 +308,7 @@ async def test_a_job_that_is_not_over_is_followed_to_its_record(console: Console
             assert "<b>busy" not in first
             await store(console, execution("e1"))
             decide.set()
-            await read_until("is tried again")
+            await read_until("is retried")
             await read_until("event: recorded")
     monkeypatch.undo()
     assert (await console.get("/executions/e1")).status == 200

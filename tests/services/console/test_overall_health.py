@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from breakwater.analytics.overview import WindowTotals
-from breakwater.contracts.api import AgentHealth, BudgetStatus, Queues
-from services.console.live import Breakers, Budgets, Incidents, Live
-from services.console.overall_health import OverallHealth, overall_health, sentence, shares, spent
+from breakwater.contracts.api import AgentHealth, AlertList, BreakerList, BudgetList, BudgetStatus, Queues
+from services.console.overall_health import Live, OverallHealth, overall_health, sentence, shares, spent
 from services.console.pages import Fetched
 from tests.services.console import answers
 from tests.services.console.answers import AT, breaker, budget, health, incident, queue, service
@@ -49,14 +48,14 @@ def live(
 ) -> Live:
     return Live(
         Fetched([AgentHealth.model_validate(one) for one in agents]),
-        Fetched(Breakers.model_validate({"breakers": breakers, "alive": alive})),
-        Fetched(Budgets.model_validate({"filled": filled, "budgets": budgets})),
-        Fetched(Incidents.model_validate({"alerts": alerts})),
+        Fetched(BreakerList.model_validate({"breakers": breakers, "alive": alive})),
+        Fetched(BudgetList.model_validate({"filled": filled, "budgets": budgets})),
+        Fetched(AlertList.model_validate({"alerts": alerts, "more": False})),
         Fetched(Queues.model_validate({"agents": queues, "parked": 0, "services": services, "at": AT})),
     )
 
 
-def told(totals: WindowTotals | None, now: Live) -> tuple[str, str]:
+def summary(totals: WindowTotals | None, now: Live) -> tuple[str, str]:
     found: OverallHealth = overall_health(totals, now, "in the last 24h", "/executions?status=dead_lettered")
     return found.tone, found.text or f"{sentence([one.text for one in found.remarks])}."
 
@@ -67,13 +66,13 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
 @pytest.mark.parametrize(
     ("totals", "now", "tone", "text"),
     [
-        (QUIET, FINE, "good", "All is well: nothing ran in the last 24h, and nothing is amiss."),
-        (ended(1), FINE, "good", "All is well: one execution ended well in the last 24h, and no breaker is open."),
+        (QUIET, FINE, "good", "All is well: nothing ran in the last 24h, and there are no problems."),
+        (ended(1), FINE, "good", "All is well: one execution succeeded in the last 24h, and no breaker is open."),
         (
             ended(1_200),
             FINE,
             "good",
-            "All is well: all 1,200 executions ended well in the last 24h, and no breaker is open.",
+            "All is well: all 1,200 executions succeeded in the last 24h, and no breaker is open.",
         ),
         (
             ended(992, failed=8),
@@ -82,24 +81,24 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
             "All is well: only 8 of 1,000 executions failed in the last 24h, and no breaker is open.",
         ),
         # One in a hundred is no alarm, and not all is well either.
-        (ended(99, failed=1), FINE, "", "Nothing is open now; 1 of 100 executions failed in the last 24h."),
+        (ended(99, failed=1), FINE, "", "No problems now; 1 of 100 executions failed in the last 24h."),
         (
             ended(18_958, failed=829),
             FINE,
             "",
-            "Nothing is open now; 829 of 19,787 executions failed in the last 24h.",
+            "No problems now; 829 of 19,787 executions failed in the last 24h.",
         ),
         (
             replace(ended(99, failed=1), spend=200, wasted=54),
             FINE,
             "warn",
-            "Nothing is open now; 1 of 100 executions failed and 27 % of what was spent was wasted in the last 24h.",
+            "No problems now; 1 of 100 executions failed and 27 % of spend was wasted in the last 24h.",
         ),
         (
             replace(ended(9), spend=100, wasted=20),
             FINE,
             "warn",
-            "Nothing is open now; 20 % of what was spent was wasted in the last 24h.",
+            "No problems now; 20 % of spend was wasted in the last 24h.",
         ),
         (QUIET, live(breakers=[breaker("a", "m", "half_open")]), "warn", "1 breaker is being probed."),
         (ended(95, failed=5), FINE, "warn", "5 % of executions failed in the last 24h."),
@@ -121,13 +120,13 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
             "2 breakers are open, 1 budget is spent and 1 breaker is being probed.",
         ),
         (QUIET, live(breakers=[breaker("a", "m", "isolated")]), "bad", "1 breaker is forced open."),
-        (QUIET, live(alive=False), "bad", "no breaker service is at work, so no failure opens a breaker."),
+        (QUIET, live(alive=False), "bad", "no breaker service is running, so failures open no breaker."),
         # While counters are rebuilt, their figures tell nothing.
         (
             QUIET,
             live(filled=False, budgets=[budget("global/daily", "5")]),
             "bad",
-            "the budgets' counters are being rebuilt from the record.",
+            "the budgets' counters are being rebuilt from the records.",
         ),
         (QUIET, live(services=[service("sink-events", 1_001)]), "bad", "sink is behind by 1,001 messages."),
         (QUIET, live(services=[service("sink-events", 1_000, 50_000)]), "good", None),
@@ -137,16 +136,16 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
             "bad",
             "sink-events has no queue, so `breakwater setup` must run.",
         ),
-        (QUIET, live(queues=[queue("writer", 3, 0)]), "warn", "jobs of writer wait and none is in work."),
+        (QUIET, live(queues=[queue("writer", 3, 0)]), "warn", "jobs of writer are waiting and none is running."),
         (
             QUIET,
             live(queues=[queue("writer", 3, 0), queue("reader", 1, 0), queue("busy", 99, 1), queue("idle")]),
             "warn",
-            "jobs of 2 agents wait and none is in work.",
+            "jobs of 2 agents are waiting and none is running.",
         ),
         # Whoever acknowledged one is at it.
         (QUIET, live(alerts=[incident(1, status="acknowledged")]), "good", None),
-        (QUIET, live(alerts=[incident(1, "warning", "pending")]), "warn", "1 incident is firing."),
+        (QUIET, live(alerts=[incident(1, "warning", "pending")]), "warn", "1 incident is unacknowledged."),
         # The worst comes first.
         (
             ended(90, failed=10),
@@ -155,14 +154,14 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
                 alerts=[incident(1, "warning"), incident(2), incident(3)],
             ),
             "bad",
-            "2 critical incidents are unattended, 1 agent is unhealthy, 1 other incident is firing, 1 agent is "
-            "degraded and 10 % of executions failed in the last 24h.",
+            "2 critical incidents are unacknowledged, 1 agent is unhealthy, 1 other incident is unacknowledged, "
+            "1 agent is degraded and 10 % of executions failed in the last 24h.",
         ),
-        (None, FINE, "warn", "Nothing wrong is known, but not everything could be asked."),
+        (None, FINE, "warn", "No problems are known, but not everything could be checked."),
     ],
 )
 def test_what_is_amiss_is_told_in_one_line(totals: WindowTotals | None, now: Live, tone: str, text: str | None):
-    found = told(totals, now)
+    found = summary(totals, now)
     assert found[0] == tone
     if text is not None:
         assert found[1] == text
@@ -172,7 +171,7 @@ def test_what_is_amiss_is_told_in_one_line(totals: WindowTotals | None, now: Liv
 def test_where_something_can_not_be_asked_nobody_says_that_all_is_well(part: str):
     away = replace(FINE, **{part: Fetched(None, "it is away")})
     assert away.problems == ("it is away",)
-    assert told(ended(10), away) == ("warn", "Nothing wrong is known, but not everything could be asked.")
+    assert summary(ended(10), away) == ("warn", "No problems are known, but not everything could be checked.")
 
 
 def test_every_remark_leads_to_where_one_acts():

@@ -16,13 +16,13 @@ async def test_a_plane_where_nothing_ran_says_so_and_what_would_appear(console: 
     answer(console.interface, agents=[health("writer")], queues=[queue("writer")])
     page = await console.get("/")
     assert page.status == 200
-    assert "All is well: nothing ran in the last 24h, and nothing is amiss." in page.words
+    assert "All is well: nothing ran in the last 24h, and there are no problems." in page.words
     for told in (
         "Nothing ran",
         "No call failed",
         "Nothing was held back",
         "Nothing was wasted",
-        "Nobody spent anything",
+        "Nothing was spent",
         "No model was called",
     ):
         assert f"{told} in the last 24h" in page.words
@@ -72,25 +72,25 @@ async def test_the_five_questions_are_answered(console: Console):
     page = await console.get("/")
     assert "Success rate 50 % 2 executions, 1 failed" in page.words
     assert "Spend $4.00 3 calls" in page.words
-    assert "Wasted $1.00 25 % of what was spent" in page.words
+    assert "Wasted $1.00 25 % of spend" in page.words
     assert "p95 latency 4.0 s" in page.words
-    assert "Jobs waiting now 7 3 in work, 4 sleep" in page.words
+    assert "Jobs waiting now 7 3 running, 4 parked" in page.words
     assert "Open breakers 1 of 2" in page.words
     assert "Spent budgets 1 of 2" in page.words
     assert "Open incidents 2 1 critical" in page.words
     remarks = (
-        "1 breaker is open , 1 budget is spent , sink is behind by 12,000 messages , 1 critical incident is unattended "
-        "and 50 % of executions failed in the last 24h ."
+        "1 breaker is open , 1 budget is spent , sink is behind by 12,000 messages , "
+        "1 critical incident is unacknowledged and 50 % of executions failed in the last 24h ."
     )
     assert remarks in page.words
     assert "server the cable is cut 2 $1.00 writer gpt-4.1" in page.words
     assert "/executions?agent=writer&amp;error_kind=server&amp;window=24h" in page.text
     assert "writer the budget agent:writer/daily 1" in page.words
     assert "no room" not in page.words
-    assert "writer failed, then tried again $1.00 1" in page.words
+    assert "writer failed, then retried $1.00 1" in page.words
     assert "gpt-4.1 openai 33.3 % 3 1 0 2 0 0" in page.words
-    assert "sink stores what happened behind 12,000 30" in page.words
-    assert "alerter sends alerts to the channel ops up to date 0 0" in page.words
+    assert "sink stores events behind 12,000 30" in page.words
+    assert "alerter delivers alerts to the channel ops up to date 0 0" in page.words
 
 
 async def test_a_provider_is_not_blamed_for_our_mistakes_and_its_columns_add_up(console: Console):
@@ -113,7 +113,7 @@ async def test_what_was_lost_is_told_though_nothing_is_open(console: Console):
     lost = ended("w0", 5, status="dead_lettered")
     await store(console, lost, *(ended(f"w{number}", 5) for number in range(1, 50)))
     page = await console.get("/")
-    assert "Nothing is open now; 1 of 50 executions failed in the last 24h." in page.words
+    assert "No problems now; 1 of 50 executions failed in the last 24h." in page.words
     assert "All is well" not in page.words
 
 
@@ -145,7 +145,7 @@ async def test_what_is_not_known_is_told_neither_as_nothing_nor_as_all(console: 
     page = await console.get("/")
     assert "Spend unknown 1 of 1 call of unknown cost" in page.words
     assert "Wasted unknown 1 of 1 execution wasted an unknown amount" in page.words
-    assert "What was wasted in the last 24h is not known" in page.words
+    assert "Waste in the last 24h is unknown" in page.words
     assert "writer 1 unknown unknown" in page.words
     for told in ("nothing was spent", "Nothing was wasted", "at least"):
         assert told not in page.words, told
@@ -165,7 +165,7 @@ async def test_what_is_not_known_is_told_neither_as_nothing_nor_as_all(console: 
     assert "Spend $5.00 at least: 1 of 2 calls of unknown cost" in page.words
     assert "Wasted $5.00 at least: 1 of 2 executions wasted an unknown amount" in page.words
     assert "server it is down 2 $5.00 at least writer gpt-4.1" in page.words
-    assert "the job failed in the end $5.00 1 At least this much: 1 execution wasted an unknown amount." in page.words
+    assert "the job failed $5.00 1 At least this much: 1 execution wasted an unknown amount." in page.words
     assert "writer 2 $5.00 at least $5.00 at least" in page.words
     assert "– / – $5.00 at least" in page.words
 
@@ -174,9 +174,9 @@ async def test_what_is_not_known_is_told_neither_as_nothing_nor_as_all(console: 
     ("cost", "wasted", "said"),
     [
         (0, 0, "Wasted $0 nothing was spent"),
-        (None, 0, "Wasted $0 what was spent is not known"),
-        (2_000_000_000, 0, "Wasted $0 0 % of what was spent"),
-        (2_000_000_000, 500_000_000, "Wasted $0.50 25 % of what was spent"),
+        (None, 0, "Wasted $0 spend is unknown"),
+        (2_000_000_000, 0, "Wasted $0 0 % of spend"),
+        (2_000_000_000, 500_000_000, "Wasted $0.50 25 % of spend"),
     ],
 )
 async def test_waste_is_told_as_a_share_of_what_is_known_to_be_spent(
@@ -191,7 +191,7 @@ async def test_a_share_of_what_is_spent_is_told_as_the_most_it_can_be(console: C
     answer(console.interface)
     calls = tried("w1", 1, 5, cost=2_000_000_000), tried("w1", 2, 5, cost=None, cost_basis="unknown")
     await store(console, ended("w1", 5, *calls, wasted_cost=2_000_000_000))
-    assert "Wasted $2.00 at most 100 % of what was spent" in (await console.get("/")).words
+    assert "Wasted $2.00 at most 100 % of spend" in (await console.get("/")).words
 
 
 async def test_what_agents_and_providers_write_stays_text(console: Console):
@@ -230,7 +230,7 @@ async def test_without_clickhouse_what_is_live_is_still_shown(interface: Stub):
     assert page.status == 200
     assert "1 breaker is open" in page.words
     assert "Jobs waiting now 7" in page.words
-    assert "What happened is not lost" in page.words
+    assert "No records are lost" in page.words
     assert "All is well" not in page.words
 
 
@@ -242,12 +242,12 @@ async def test_without_the_interface_what_is_recorded_is_still_shown(console: Co
     assert page.status == 200
     assert "Success rate 100 % 1 execution, 0 failed" in page.words
     assert page.words.count("Redis is away") == 2  # on top, and where the services would stand
-    assert "Nothing wrong is known, but not everything could be asked." in page.words
-    assert "Open breakers – can't be told now" in page.words
+    assert "No problems are known, but not everything could be checked." in page.words
+    assert "Open breakers – unknown now" in page.words
 
 
 @pytest.mark.parametrize(("window", "renews"), [("1h", "5"), ("24h", "5"), ("7d", "30"), ("30d", "30"), ("x", "5")])
 async def test_a_page_renews_itself_as_often_as_its_window_changes(console: Console, window: str, renews: str):
     answer(console.interface)
     page = await console.get(f"/?window={window}")
-    assert f'data-renew-s="{renews}"' in page.text
+    assert f'data-refresh-s="{renews}"' in page.text

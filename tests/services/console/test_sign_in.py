@@ -8,10 +8,11 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 import pytest_asyncio
-from pydantic import SecretStr
 from yarl import URL
 
 from breakwater.analytics.client import connect
+from breakwater.api_client import ApiClient
+from breakwater.contracts.api import KeyDetails
 from breakwater.embedded.ports import free_port
 from services.console.sessions import LASTS_S, MOST, MOST_OF_A_KEY, SignIns
 from tests.cli.api_stub import KEY, Stub, problem
@@ -54,7 +55,7 @@ async def test_a_wrong_key_is_refused_and_told_how_to_get_one(visited: Console):
     page = await visited.sign_in("bw_000000000000_wrong")
     assert page.status == 403
     assert "Set-Cookie" not in page.headers
-    assert "This key is not known" in page.words
+    assert "This key is unknown" in page.words
     assert "breakwater keys create" in page.words
     assert (await visited.get("/", follow=False)).status == 303
 
@@ -167,7 +168,7 @@ async def test_a_revoked_key_is_out(console: Console, monkeypatch: pytest.Monkey
     console.interface.answers["GET key"] = (401, problem("unauthorized", "this API key is not known"))
     page = await console.get("/")
     assert page.url.endswith("/sign-in?revoked=")
-    assert "not known any more" in page.words
+    assert "not valid any more" in page.words
     console.interface.answers["GET key"] = key_with("read")
     assert (await console.get("/", follow=False)).status == 303, "the session has ended, and stays so"
 
@@ -202,7 +203,7 @@ async def test_a_form_without_our_mark_does_nothing(console: Console, csrf: str)
 
 
 async def test_a_form_that_never_ends_is_given_up(visited: Console, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.console.forms.BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("services.console.operator_actions.BODY_TIMEOUT_S", 0.2)
     address = URL(visited.url)
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(b"POST /sign-in HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\nkey=")
@@ -232,7 +233,7 @@ async def test_a_notice_waits_for_a_page_that_somebody_reads(console: Console):
     fields = {"csrf": form.csrf, "agent": "writer", "model": "gpt-4.1"}
     assert (await console.post("/breakers/reset", fields, follow=False)).status == 303
     # Another tab renews itself before.
-    assert "Redis is away" not in (await console.get("/executions", **{"X-Renewal": "1"})).words
+    assert "Redis is away" not in (await console.get("/executions", **{"X-Refresh": "1"})).words
     assert "Redis is away" in (await console.get("/executions")).words
 
 
@@ -240,7 +241,7 @@ async def test_who_may_only_look_can_do_nothing(visited: Console):
     visited.interface.answers["GET key"] = key_with("read", name="viewer")
     await visited.sign_in()
     page = await visited.get("/breakers")
-    assert "to look only" in page.words
+    assert "read-only" in page.words
     assert "<form" not in page.text.replace('<form method="post" action="/sign-out"', "")
 
 
@@ -253,7 +254,7 @@ async def test_a_form_that_is_too_long_is_refused(console: Console):
 async def test_an_address_that_is_none_says_so_within_the_frame(console: Console):
     page = await console.get("/nowhere")
     assert page.status == 404
-    assert "No page has the address /nowhere" in page.words
+    assert "There is no page at /nowhere" in page.words
     assert 'href="/executions"' in page.text
 
 
@@ -265,11 +266,15 @@ async def test_files_are_served_and_nothing_above_them(visited: Console):
         assert (await visited.get(path, follow=False)).status in (303, 404)
 
 
+def key(key_id: str) -> KeyDetails:
+    return KeyDetails.model_validate(key_with("read")[1] | {"id": key_id})
+
+
 def test_nobody_is_signed_out_by_somebody_elses_sign_ins():
     sessions = SignIns(lambda: 0.0)
 
     def begin(key_id: str) -> str:
-        return sessions.begin(SecretStr("k"), key_id, "n", frozenset({"read"}))
+        return sessions.begin(ApiClient("http://nowhere"), key(key_id))
 
     other, first = begin("other"), begin("one")
     for _ in range(MOST_OF_A_KEY - 1):
@@ -291,12 +296,12 @@ async def test_who_signs_in_again_in_the_same_browser_is_one(visited: Console):
 def test_sign_ins_end_by_time_and_by_number():
     now = 0.0
     sessions = SignIns(lambda: now)
-    first = sessions.begin(SecretStr("k"), "id", "n", frozenset({"read"}))
+    first = sessions.begin(ApiClient("http://nowhere"), key("id"))
     assert sessions.find(first) is not None
     assert sessions.find(first + "x") is None
     now = LASTS_S
     assert sessions.find(first) is None
-    tokens = [sessions.begin(SecretStr("k"), str(n), "n", frozenset({"read"})) for n in range(MOST + 1)]
+    tokens = [sessions.begin(ApiClient("http://nowhere"), key(str(n))) for n in range(MOST + 1)]
     assert sessions.find(tokens[0]) is None
     assert sessions.find(tokens[1]) is not None
     assert sessions.find(tokens[-1]) is not None
