@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 from breakwater.cli import output
 from breakwater.cli.main import main
+from tests.cli.api_stub import KEY, Stub, serving
 
 VARIABLES = ("URL", "API_KEY", "CONFIG", "NATS_URL", "REDIS_URL", "CLICKHOUSE_URL", "API_KEYS_FILE", "NATS_REPLICAS")
 
@@ -52,6 +53,15 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         return Ran(code, captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture
+async def stub(run: Run, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Stub]:
+    """The HTTP API of a plane that the commands find; it has what a test puts into its `answers`."""
+    async with serving() as stub:
+        monkeypatch.setenv("BREAKWATER_URL", stub.url)
+        monkeypatch.setenv("BREAKWATER_API_KEY", KEY)
+        yield stub
 
 
 @pytest.fixture

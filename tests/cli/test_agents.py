@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from breakwater.cli.errors import ExitCode
 from breakwater.cli.formats import clock
 from breakwater.cli.main import main
 from breakwater.contracts.types import format_time
-from tests.cli.api_stub import KEY, Stub, problem, serving
+from tests.cli.api_stub import Stub, problem
 from tests.cli.conftest import Run, in_thread
 
 NOW = datetime.now(UTC)
@@ -57,12 +56,9 @@ agents: {writer: {model: a/large}}
 
 
 @pytest.fixture
-async def stub(run: Run, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Stub]:
-    async with serving() as stub:
-        stub.answers["GET agents"] = (200, AGENTS)
-        monkeypatch.setenv("BREAKWATER_URL", stub.url)
-        monkeypatch.setenv("BREAKWATER_API_KEY", KEY)
-        yield stub
+def stub(stub: Stub) -> Stub:
+    stub.answers["GET agents"] = (200, AGENTS)
+    return stub
 
 
 async def test_every_agent_and_each_of_its_models_has_a_row(run: Run, stub: Stub) -> None:

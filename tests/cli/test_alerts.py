@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +11,7 @@ from breakwater.cli.alerts import short_ids
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.formats import clock
 from breakwater.contracts.types import format_time
-from tests.cli.api_stub import KEY, Stub, problem, serving
+from tests.cli.api_stub import Stub, problem
 from tests.cli.conftest import Run, Terminal, in_thread
 
 NOW = datetime.now(UTC)
@@ -86,12 +85,9 @@ def replayed(number: int, *, already: int = 0, skipped: int = 0, after: int | No
 
 
 @pytest.fixture
-async def stub(run: Run, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Stub]:
-    async with serving() as stub:
-        stub.answers["GET alerts"] = (200, LISTED)
-        monkeypatch.setenv("BREAKWATER_URL", stub.url)
-        monkeypatch.setenv("BREAKWATER_API_KEY", KEY)
-        yield stub
+def stub(stub: Stub) -> Stub:
+    stub.answers["GET alerts"] = (200, LISTED)
+    return stub
 
 
 @pytest.mark.parametrize("command", [["alerts"], ["alerts", "list"]], ids=" ".join)
@@ -227,13 +223,7 @@ async def test_where_there_was_nothing_to_do_that_is_said_with_who_did_it(run: R
     assert ran.out == f"inc_3f9a1c07 is already resolved by itself at {clock(NOW, NOW)}: the period is over\n"
 
 
-async def test_an_incident_that_is_not_known_or_not_clear_is_refused_with_what_to_do(run: Run, stub: Stub) -> None:
-    stub.answers["POST alerts/ack"] = (404, problem("unknown_incident", "no incident 'inc_x' is known"))
-    ran = await in_thread(run, "alerts", "ack", "inc_x")
-    assert ran.code == ExitCode.FAILED
-    assert ran.err == (
-        "error: no incident 'inc_x' is known\n  `breakwater alerts list --status all` lists those that are known.\n"
-    )
+async def test_an_incident_that_is_not_clear_is_refused_with_what_to_do(run: Run, stub: Stub) -> None:
     two = problem("ambiguous_incident", "2 incidents begin with 'inc_3f9a1c'")
     two["error"]["details"] = [{"path": "incident_id", "message": f"{ID} is 'a title'"}]
     stub.answers["POST alerts/ack"] = (409, two)
@@ -243,13 +233,6 @@ async def test_an_incident_that_is_not_known_or_not_clear_is_refused_with_what_t
         "message": "2 incidents begin with 'inc_3f9a1c'",
         "remedy": f"incident_id: {ID} is 'a title'",
     }
-
-
-async def test_a_lost_answer_is_told_from_a_refusal(run: Run, stub: Stub) -> None:
-    stub.answers["POST alerts/resolve"] = (200, None)
-    ran = await in_thread(run, "alerts", "resolve", ID)
-    assert ran.code == ExitCode.UNREACHABLE
-    assert "`breakwater alerts list --status all` tells whether it is done; to do it again does no harm." in ran.err
 
 
 async def test_a_channel_is_tested_and_the_exit_code_says_whether_it_works(run: Run, stub: Stub) -> None:
@@ -317,9 +300,6 @@ async def test_one_dead_letter_is_replayed_by_its_number(run: Run, stub: Stub) -
     assert (ran.out, ran.err) == ("1 alert will be tried again: 1 on ops\n", "")
     told = (await in_thread(run, "alerts", "replay", "--dead-letter", "17", "--json")).json
     assert told == {"replayed": 1, "already": 0, "skipped": 0, "channels": {"ops": 1}}
-    stub.answers["POST alerts/replay"] = (404, problem("unknown_dead_letter", "there is no dead letter 17"))
-    ran = await in_thread(run, "alerts", "replay", "--dead-letter", "17")
-    assert (ran.code, "`breakwater alerts undelivered` lists them." in ran.err) == (ExitCode.FAILED, True)
 
 
 @pytest.mark.parametrize(

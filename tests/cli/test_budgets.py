@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -16,7 +15,7 @@ from breakwater.cli.formats import clock
 from breakwater.contracts.types import format_time
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.connection import Redis
-from tests.cli.api_stub import KEY, Stub, problem, serving
+from tests.cli.api_stub import Stub, problem
 from tests.cli.conftest import Run, Terminal, in_thread
 from tests.server_sources import RunningServer
 
@@ -118,14 +117,11 @@ def listed(*budgets: dict[str, Any], filled: bool = True) -> tuple[int, Any]:
 
 
 @pytest.fixture
-async def stub(run: Run, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Stub]:
-    async with serving() as stub:
-        stub.answers["GET budgets"] = listed(*BUDGETS)
-        stub.answers["GET budgets/reconciliation"] = (200, RECONCILIATION)
-        stub.answers["POST budgets/raise"] = (200, RAISED)
-        monkeypatch.setenv("BREAKWATER_URL", stub.url)
-        monkeypatch.setenv("BREAKWATER_API_KEY", KEY)
-        yield stub
+def stub(stub: Stub) -> Stub:
+    stub.answers["GET budgets"] = listed(*BUDGETS)
+    stub.answers["GET budgets/reconciliation"] = (200, RECONCILIATION)
+    stub.answers["POST budgets/raise"] = (200, RAISED)
+    return stub
 
 
 @pytest.mark.parametrize("command", [["budgets"], ["budgets", "list"]], ids=" ".join)
@@ -288,22 +284,6 @@ async def test_where_the_cap_is_that_already_it_is_said_who_raised_it(run: Run, 
     assert (ran.out, ran.err) == ("the cap of agent:writer/daily is $50.00 already, by ops: launch day\n", "")
     stub.answers["POST budgets/raise"] = (200, BUDGETS[0] | {"unchanged": True})
     assert (await in_thread(run, *RAISE)).out == "the cap of global/daily is $1,000.00 already\n"
-
-
-async def test_what_can_not_be_raised_is_refused_with_what_to_do(run: Run, stub: Stub) -> None:
-    for status, code, exit_code in [
-        (404, "unknown_budget", ExitCode.FAILED),
-        (409, "no_cap", ExitCode.FAILED),
-        (422, "below_cap", ExitCode.USAGE),
-        (503, "not_filled", ExitCode.UNREACHABLE),
-    ]:
-        stub.answers["POST budgets/raise"] = (status, problem(code, "why not"))
-        ran = await in_thread(run, *RAISE, "--json")
-        assert (ran.code, ran.error["code"], ran.error["message"]) == (exit_code, code, "why not")
-    stub.answers["POST budgets/raise"] = (404, problem("unknown_budget", "there is no such budget"))
-    assert "`breakwater budgets` lists them." in (await in_thread(run, *RAISE)).err
-    stub.answers["POST budgets/raise"] = (200, None)
-    assert "`breakwater budgets` tells whether it is done" in (await in_thread(run, *RAISE)).err
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +11,7 @@ from breakwater.cli import dlq
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.formats import clock
 from breakwater.contracts.types import format_time
-from tests.cli.api_stub import KEY, Stub, problem, serving
+from tests.cli.api_stub import Stub, problem
 from tests.cli.conftest import Run, Terminal, in_thread
 
 NOW = datetime.now(UTC)
@@ -90,13 +89,10 @@ def in_turn(stub: Stub, *answers: tuple[int, Any]) -> None:
 
 
 @pytest.fixture
-async def stub(run: Run, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Stub]:
-    async with serving() as stub:
-        stub.answers["GET dlq"] = (200, LISTED)
-        stub.answers["GET dlq/17"] = (200, SHOWN)
-        monkeypatch.setenv("BREAKWATER_URL", stub.url)
-        monkeypatch.setenv("BREAKWATER_API_KEY", KEY)
-        yield stub
+def stub(stub: Stub) -> Stub:
+    stub.answers["GET dlq"] = (200, LISTED)
+    stub.answers["GET dlq/17"] = (200, SHOWN)
+    return stub
 
 
 @pytest.mark.parametrize("command", [["dlq"], ["dlq", "list"]], ids=" ".join)

@@ -1,4 +1,4 @@
-"""`breakwater breakers`: which breakers are open, and forcing them open or closed by hand."""
+"""`breakwater breakers`: which breakers are open; isolating one, and resetting it."""
 
 from __future__ import annotations
 

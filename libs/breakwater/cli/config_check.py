@@ -89,10 +89,10 @@ def warnings(config: Config) -> tuple[str, ...]:
 
 def _about_alerts(alerts: Alerts) -> Iterable[str]:
     for name, channel in alerts.channels.items():
-        # That a breaker has closed is told of every incident that was one.
+        # That a breaker has closed is announced for every incident that was one.
         never = sorted({*(channel.events or ())} - {*alerts.on_events, "breaker_closed"})
         if never:
-            yield f"alerts.channels.{name}.events: {', '.join(never)} is never told, as alerts.on_events lacks it"
+            yield f"alerts.channels.{name}.events: {', '.join(never)} is never announced, as alerts.on_events lacks it"
         if channel.webhook is not None and (why := _refused(channel.webhook.url, alerts.allow_networks)) is not None:
             yield f"alerts.channels.{name}.webhook.url: is refused ({why}); alerts.allow_networks may allow it"
 
@@ -109,7 +109,7 @@ def _refused(url: str, allowed: Sequence[Network]) -> str | None:
 
 
 def _shared_caps(config: Config) -> dict[str, Caps]:
-    """Those of all agents, and of tenants, by their place in the file; what was left out is not told."""
+    """Those of all agents, and of tenants, by their place in the file; without those that the file leaves out."""
     tenants = {f"budgets.tenants.{name}": caps for name, caps in config.budgets.tenants.items()}
     total = config.budgets.total
     return {**({"budgets.global": total} if total.model_fields_set else {}), **tenants}

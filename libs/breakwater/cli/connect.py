@@ -31,7 +31,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 async def bus(
     url: str,
     *,
-    patient: bool = False,
+    reconnects: bool = False,
     on_error: Callable[[Exception], None] = lambda _: None,
     on_connection: Callable[[bool], None] = lambda _: None,
 ) -> AsyncGenerator[Client]:
@@ -39,9 +39,9 @@ async def bus(
 
     Args:
         url: user and password included.
-        patient: once connected, look for the server again when it is gone, until it is back.
-        on_error: told of what no call raises: denied permissions, messages that were dropped.
-        on_connection: told False when the connection is lost, True when it is there again.
+        reconnects: whether a connection that is lost is made again, as soon as the server is back.
+        on_error: gets what no call raises: denied permissions, messages that were dropped.
+        on_connection: gets False when the connection is lost, True when it is there again.
 
     Raises:
         CliError: the server does not answer, or does not let us in.
@@ -58,7 +58,7 @@ async def bus(
     async def failed(error: Exception) -> None:
         if not connected:
             troubles.append(error)
-        elif not isinstance(error, outages):  # those, `on_connection` is told of
+        elif not isinstance(error, outages):  # those are for `on_connection`
             on_error(error)
 
     async def lost() -> None:
@@ -90,7 +90,7 @@ async def bus(
             "`breakwater doctor` tells what answers and what does not.",
         ) from error
     connected = True
-    client.options.update(allow_reconnect=patient, max_reconnect_attempts=-1, reconnect_time_wait=0.5)
+    client.options.update(allow_reconnect=reconnects, max_reconnect_attempts=-1, reconnect_time_wait=0.5)
     try:
         yield client
     finally:

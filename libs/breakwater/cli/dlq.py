@@ -53,7 +53,8 @@ ReasonOption = Annotated[
     typer.Option("--reason", metavar="NAME", help="Only those of this reason: error, timeout, invalid, …"),
 ]
 AgentOption = Annotated[
-    str | None, typer.Option("--agent", metavar="NAME", help="Only those of this agent; `unknown`: where none is told.")
+    str | None,
+    typer.Option("--agent", metavar="NAME", help="Only those of this agent, or of agent `unknown`."),
 ]
 SinceOption = Annotated[
     str | None, typer.Option("--since", metavar="AGO", help="Given up since: 10m, 2h, 30d, a time. [default: 7d]")
@@ -78,7 +79,7 @@ def list_(
 
         breakwater dlq list --reason error --since 2h
 
-        breakwater dlq list --json | jq '.letters[] | select(.replayable) | .letter'
+        breakwater dlq list --json | jq '.dead_letters[] | select(.replayable) | .dead_letter_id'
     """
     from breakwater.contracts.api import DeadLetterList
 

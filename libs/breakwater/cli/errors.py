@@ -1,4 +1,4 @@
-"""What ends a command, with which exit code, and how that is told."""
+"""What ends a command, with which exit code, and how it is shown."""
 
 from __future__ import annotations
 
@@ -68,15 +68,14 @@ def show(error: CliError, *, as_json: bool) -> None:
 def expected(error: BaseException) -> CliError | None:
     """An error of one of our rooms as what ends a command; None for a bug, whose traceback somebody will need."""
     # Only imported once something failed: none of this may cost a command that works its fast start.
-    from breakwater.analytics.errors import AnalyticsError, AnalyticsUnavailable, QueryFailed
+    from breakwater.analytics.errors import AnalyticsError, QueryFailed
     from breakwater.api_keys import ApiKeysError
-    from breakwater.bus.errors import BusError, BusUnavailable
-    from breakwater.config import ConfigError
+    from breakwater.bus.errors import BusError
     from breakwater.embedded.binaries import ServerNotFoundError
     from breakwater.embedded.datadir import DataDirError
     from breakwater.embedded.events import ProcessFailedError
     from breakwater.embedded.ports import NoFreePortError, PortInUseError
-    from breakwater.state.connection import StateUnavailable
+    from breakwater.errors import ConfigError, Unavailable
 
     match error:
         case CliError():
@@ -93,7 +92,7 @@ def expected(error: BaseException) -> CliError | None:
             return CliError("api_keys", str(error))
         case QueryFailed():
             return CliError("query_failed", f"ClickHouse refuses it, code {error.code}: {error.message}")
-        case AnalyticsUnavailable() | BusUnavailable() | StateUnavailable():
+        case Unavailable():
             return unreachable(str(error), "`breakwater doctor` tells what answers and what does not.")
         case AnalyticsError() | BusError():
             return CliError("failed", str(error))

@@ -104,7 +104,7 @@ def export(
         breakwater executions export --format parquet --what attempts --since 2026-11-01 --until 2026-12-01
     """
     if status is not None and what is not What.EXECUTIONS:
-        raise wrong_usage("--status is of executions", "Leave it away; attempts have an `outcome` in the file.")
+        raise wrong_usage("--status is of executions", "Leave it out; attempts have an `outcome` in the file.")
     target = file or Path(f"{what}.{form}")
     if target == STDOUT and as_json:
         raise wrong_usage("--json prints a summary on stdout, where the rows would go", "Name a file with --output.")
@@ -215,12 +215,12 @@ async def _to_stdout(chunks: AsyncGenerator[bytes], progress: Progress) -> None:
     except BrokenPipeError:
         # Else Python would try once more to write what is left, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise CliError("not_written", "whoever read stdout went away before the end") from None
+        raise CliError("not_written", "stdout was closed before the end") from None
 
 
 @contextmanager
 def _replacing(target: Path) -> Generator[BinaryIO]:
-    """A file beside the target that takes its place when the block is over, and is gone where that fails."""
+    """A file beside the target that takes its place when the block ends, and is deleted where that fails."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with temporary.open("w+b") as file:

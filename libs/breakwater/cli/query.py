@@ -227,7 +227,7 @@ def _statement(sql: str | None, file: Path | None) -> str:
             'Try `breakwater query "SELECT count() FROM executions"`.',
         )
     given = read_file(file) if file is not None else read_stdin() if sql == "-" else sql or ""
-    # ClickHouse's HTTP interface takes one statement, and no end mark.
+    # ClickHouse's HTTP interface takes one statement, without a semicolon.
     statement = given.strip().rstrip(";").rstrip()
     if not statement:
         raise wrong_usage("the statement is empty")

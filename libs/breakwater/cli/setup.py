@@ -23,13 +23,13 @@ def setup(
     data: DataOption = None,
     as_json: JsonOption = False,
     print_sql: Annotated[
-        bool, typer.Option("--print-sql", help="Do nothing; print what ClickHouse would be told, to be run by hand.")
+        bool, typer.Option("--print-sql", help="Do nothing; print the SQL for ClickHouse, to be run by hand.")
     ] = False,
 ) -> None:
     """Create and update the streams and consumers on NATS, and the tables of ClickHouse, as the config asks.
 
     What is right is left alone, so it can be run again at any time: after an upgrade, after an agent was added. It
-    takes nothing away; streams and jobs of agents that are gone stay. `breakwater up` does all this by itself.
+    removes nothing: streams and jobs of agents that are no longer configured stay. `breakwater up` does all this too.
 
     For example:
 
@@ -73,7 +73,7 @@ async def prepare(settings: Settings, config: Config) -> tuple[str, ...]:
 
     nats_url = settings.nats_url.get_secret_value()
     async with connect.bus(nats_url):
-        pass  # a wrong address or password is told at once; provision would try for two minutes
+        pass  # a wrong address or password is reported at once; provision would try for two minutes
     try:
         streams = await provision(nats_url, bus_plan(config), replicas=settings.nats_replicas)
     except (OSError, TimeoutError, nats.errors.Error) as error:
@@ -86,7 +86,7 @@ async def prepare(settings: Settings, config: Config) -> tuple[str, ...]:
 
 
 def statements(clickhouse_url: str, config: Config) -> tuple[str, ...]:
-    """What ClickHouse may be told by `prepare`, as lines of SQL. Raises CliError: the address can't be used."""
+    """What `prepare` may run on ClickHouse, as lines of SQL. Raises CliError: the address can't be used."""
     from breakwater.analytics.client import connect as analytics_at
     from breakwater.analytics.migrations import script
 

@@ -16,22 +16,28 @@ from urllib.parse import quote
 
 import typer
 
-from breakwater.cli import formats, output
+from breakwater.cli import connect, formats, output
 from breakwater.cli.api import TIMEOUT_S, Api, api_command, api_errors
 from breakwater.cli.connect import run
-from breakwater.cli.errors import ExitCode, wrong_usage
+from breakwater.cli.errors import CliError, ExitCode, unreachable, wrong_usage
 from breakwater.cli.given import read_file, read_stdin, sendable
 from breakwater.cli.output import Column
 from breakwater.cli.plane import PlaneLocation
 
 if TYPE_CHECKING:
+    import asyncio
+
     from breakwater.api_client import ApiClient, ApiResponse
+    from breakwater.bus.errors import PublishRefused
+    from breakwater.bus.lookup import Lookup
 
 DEFAULT_WAIT_S = 30.0
 LONGEST_WAIT_S = 300.0
 """What the API allows for one request."""
 
 POLL_INTERVAL_S = 0.5
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.1, 2.0
+"""Between two looks for a result on NATS; each pause is twice the last one."""
 
 CLOCKS_DIFFER = timedelta(seconds=1)
 """The server's clock may be behind ours by so much, and a job is still no older than its submission."""
@@ -77,7 +83,7 @@ def submit(
     ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer.")] = True,
     wait_s: Annotated[float, typer.Option("--wait-s", metavar="SECONDS", help="How long to wait.")] = DEFAULT_WAIT_S,
-    via: Annotated[Via, typer.Option("--via", help="Through the HTTP interface, or straight to NATS.")] = Via.HTTP,
+    via: Annotated[Via, typer.Option("--via", help="Through the HTTP API, or straight to NATS.")] = Via.HTTP,
 ) -> None:
     """Submit a job, and wait for its answer.
 
@@ -120,9 +126,7 @@ def submit(
     waits_s = wait_s if wait else 0.0
     sending: Coroutine[Any, Any, dict[str, Any] | None]
     if via is Via.NATS:
-        from breakwater.cli import submit_nats
-
-        sending = submit_nats.send(PlaneLocation(api.data).nats_url, job, wait_s=waits_s)
+        sending = _send_over_nats(PlaneLocation(api.data).nats_url, job, wait_s=waits_s)
     else:
         sending = _send(api.client(), job, wait_s=waits_s)
     try:
@@ -166,6 +170,84 @@ async def _send(client: ApiClient, job: dict[str, Any], *, wait_s: float) -> dic
 
 def _undecided(response: ApiResponse) -> bool:
     return response.status == 202
+
+
+async def _send_over_nats(url: str, job: dict[str, Any], *, wait_s: float) -> dict[str, Any] | None:
+    """Publishes a job, and waits for its result. Returns and raises as `_send`."""
+    import asyncio
+
+    from pydantic import ValidationError
+
+    from breakwater.bus.errors import BusUnavailable, PublishRefused
+    from breakwater.bus.lookup import Lookup
+    from breakwater.bus.publisher import Publisher, new_traceparent
+    from breakwater.contracts import subjects
+    from breakwater.contracts.job import Job
+    from breakwater.contracts.subjects import Header
+    from breakwater.contracts.validation import explain
+
+    try:
+        checked = Job.model_validate(job)
+    except ValidationError as error:
+        # The worker would dead-letter it; here it can still be corrected.
+        raise CliError("invalid_job", explain(error, Job), exit_code=ExitCode.USAGE) from None
+    agent, job_id = checked.agent, job["job_id"]
+    async with connect.bus(url) as client:
+        loop = asyncio.get_running_loop()
+        received: asyncio.Future[bytes] = loop.create_future()
+
+        async def receive(message: Any) -> None:
+            if not received.done():
+                received.set_result(message.data)
+
+        # At once where the user may subscribe to results; the look-ups below find it in any case.
+        await client.subscribe(subjects.result(job_id), cb=receive)
+        headers = {Header.MSG_ID.value: subjects.message_id(agent, job_id), Header.TRACEPARENT.value: new_traceparent()}
+        payload = json.dumps(job, ensure_ascii=False).encode()
+        try:
+            await Publisher(lambda: client, "cli").raw(subjects.job(agent), payload, headers)
+        except PublishRefused as error:
+            raise _refused_over_nats(agent, error) from error
+        except BusUnavailable as error:
+            raise unreachable(
+                str(error),
+                f"Whether the job was accepted is not known; submit it again with the same --job-id ({job_id}). "
+                "A NATS user without the right to publish jobs gets no answer either.",
+            ) from error
+        return await _result_over_nats(Lookup(lambda: client), received, job_id, wait_s)
+
+
+async def _result_over_nats(
+    lookup: Lookup, received: asyncio.Future[bytes], job_id: str, wait_s: float
+) -> dict[str, Any] | None:
+    import asyncio
+
+    from breakwater.contracts import subjects
+    from breakwater.contracts.subjects import Stream
+
+    deadline, pause_s = time.monotonic() + wait_s, FIRST_LOOK_S
+    while (left_s := deadline - time.monotonic()) > 0:
+        await asyncio.wait([received], timeout=min(pause_s, left_s))
+        if received.done():
+            return json.loads(received.result())
+        # An id that was used before has its result already: none will be received.
+        found = await lookup.last(Stream.RESULTS, subjects.result(job_id))
+        if found is not None:
+            return json.loads(found.data)
+        pause_s = min(pause_s * 2, LONGEST_LOOK_S)
+    return None
+
+
+def _refused_over_nats(agent: str, error: PublishRefused) -> CliError:
+    from breakwater.contracts import subjects
+
+    if "no stream takes this subject" in str(error):
+        return CliError(
+            "unknown_agent",
+            f"agent {agent!r} is not configured: no stream takes {subjects.job(agent)}",
+            "`breakwater agents` lists those that are; after a change of the config run `breakwater setup`.",
+        )
+    return CliError("refused", f"the job was not accepted: {error}")
 
 
 def _job(file: str | None, options: dict[str, Any]) -> dict[str, Any]:

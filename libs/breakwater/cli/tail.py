@@ -113,7 +113,7 @@ async def _tail(
     def connection(there: bool) -> None:
         output.note("connected again; events of the meantime are missing here" if there else "connection lost")
 
-    async with connect.bus(url, patient=True, on_error=complain, on_connection=connection) as client:
+    async with connect.bus(url, reconnects=True, on_error=complain, on_connection=connection) as client:
         if follow:
             # Before the past is read, so that nothing falls between the two.
             for kind in kinds:

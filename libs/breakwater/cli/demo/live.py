@@ -64,7 +64,7 @@ async def tallying(nats_url: str) -> AsyncGenerator[Tally]:
     async def count(message: Any) -> None:
         tally.count(message.subject.split(".", 2)[1], orjson.loads(message.data))
 
-    async with connect.bus(nats_url, patient=True) as client:
+    async with connect.bus(nats_url, reconnects=True) as client:
         for kind in ("executions", "attempts", "breakers"):
             await client.subscribe(f"bw.{kind}.>", cb=count)
         await connect.subscribed(client)

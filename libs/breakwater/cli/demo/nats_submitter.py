@@ -20,66 +20,52 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js import JetStreamContext
 from nats.js.errors import Error as JetStreamError
 
 IN_FLIGHT = 16
-ANSWER_S = 60.0
+RESULT_S = 60.0
 TRIES = 5
 
 
-class Submitter:
-    """Publishes jobs, each at its time, with so many out at once."""
+async def submit(client: Client, jobs: list[dict[str, Any]]) -> tuple[int, dict[str, str]]:
+    """Publishes jobs, each at its time, and waits for their results.
 
-    def __init__(self, client: Client) -> None:
-        self._jetstream: JetStreamContext = client.jetstream(timeout=5)
-        self._inbox: str = client.new_inbox()
-        self._client = client
-        self._waiting: dict[str, asyncio.Event] = {}
-        self._slots = asyncio.Semaphore(IN_FLIGHT)
-        self.accepted = 0
-        self.failed: dict[str, str] = {}
+    Returns:
+        How many were accepted; and why the others were not, by job id.
+    """
+    inbox, stream, slots = client.new_inbox(), client.jetstream(timeout=5), asyncio.Semaphore(IN_FLIGHT)
+    results = {f"{inbox}.{job['body']['job_id']}": asyncio.Event() for job in jobs}
+    failed: dict[str, str] = {}
 
-    async def run(self, jobs: list[dict[str, Any]]) -> None:
-        """Returns when all jobs were answered, or given up."""
-        await self._client.subscribe(f"{self._inbox}.*", cb=self._receive)
-        begun = time.monotonic()
-        async with asyncio.TaskGroup() as publishing:
-            for job in jobs:
-                await asyncio.sleep(max(0.0, begun + job["at_s"] - time.monotonic()))
-                await self._slots.acquire()
-                publishing.create_task(self._submit(job["body"]))
+    async def receive(message: Msg) -> None:
+        results[message.subject].set()
 
-    async def _receive(self, message: Msg) -> None:
-        if (answered := self._waiting.get(message.subject)) is not None:
-            answered.set()
-
-    async def _submit(self, body: dict[str, Any]) -> None:
-        job_id: str = body["job_id"]
-        reply_to = f"{self._inbox}.{job_id}"
-        answered = self._waiting[reply_to] = asyncio.Event()
+    async def publish(body: dict[str, Any]) -> None:
+        reply_to = f"{inbox}.{body['job_id']}"
+        payload = json.dumps({**body, "reply_to": reply_to}).encode()
         try:
-            if await self._publish({**body, "reply_to": reply_to}):
-                self.accepted += 1
-                # What is accepted is decided some time; whether it was, the demo reads from the records.
-                await asyncio.wait([asyncio.ensure_future(answered.wait())], timeout=ANSWER_S)
+            for _ in range(TRIES):
+                try:
+                    # Published again under the same id it is the same job, so trying again is safe.
+                    await stream.publish(f"bw.jobs.{body['agent']}", payload, headers={"Nats-Msg-Id": body["job_id"]})
+                except (TimeoutError, nats.errors.Error, JetStreamError) as error:
+                    failed[body["job_id"]] = str(error) or type(error).__name__
+                else:
+                    failed.pop(body["job_id"], None)
+                    # What is accepted will be decided; whether it was, the demo reads from the records.
+                    await asyncio.wait([asyncio.create_task(results[reply_to].wait())], timeout=RESULT_S)
+                    return
         finally:
-            del self._waiting[reply_to]
-            self._slots.release()
+            slots.release()
 
-    async def _publish(self, body: dict[str, Any]) -> bool:
-        for _ in range(TRIES):
-            try:
-                # Published again under the same id it is the same job, so trying again is safe.
-                await self._jetstream.publish(
-                    f"bw.jobs.{body['agent']}", json.dumps(body).encode(), headers={"Nats-Msg-Id": body["job_id"]}
-                )
-            except (TimeoutError, nats.errors.Error, JetStreamError) as error:
-                self.failed[body["job_id"]] = str(error) or type(error).__name__
-            else:
-                self.failed.pop(body["job_id"], None)
-                return True
-        return False
+    await client.subscribe(f"{inbox}.*", cb=receive)
+    begun = time.monotonic()
+    async with asyncio.TaskGroup() as publishing:
+        for job in jobs:
+            await asyncio.sleep(max(0.0, begun + job["at_s"] - time.monotonic()))
+            await slots.acquire()
+            publishing.create_task(publish(job["body"]))
+    return len(jobs) - len(failed), failed
 
 
 async def main(url: str) -> None:
@@ -88,11 +74,10 @@ async def main(url: str) -> None:
     try:
         _write("ready")
         lines = await asyncio.to_thread(sys.stdin.readlines)
-        submitter = Submitter(client)
-        await submitter.run([json.loads(line) for line in lines])
+        accepted, failed = await submit(client, [json.loads(line) for line in lines])
     finally:
         await client.close()
-    _write(json.dumps({"accepted": submitter.accepted, "failed": submitter.failed}))
+    _write(json.dumps({"accepted": accepted, "failed": failed}))
 
 
 def _write(line: str) -> None:

@@ -121,8 +121,8 @@ def _between_calls(provider: Sequence[ProviderCall], recorded: Sequence[Recorded
         wrong: list[str] = []
         if unrecorded := sorted(call.attempt_id or "without an id" for call in theirs if call.attempt_id not in ours):
             wrong.append(f"not in ClickHouse: {_few(unrecorded)}")
-        if unheard := sorted(name for name in ours if name not in seen):
-            wrong.append(f"not at the provider: {_few(unheard)}")
+        if unknown := sorted(name for name in ours if name not in seen):
+            wrong.append(f"not at the provider: {_few(unknown)}")
         if len(seen) < len(theirs):
             wrong.append(f"{len(theirs) - len(seen)} more than once at the provider")
         pairs = [(call, ours[call.attempt_id]) for call in theirs if call.attempt_id in ours]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 
 from breakwater.analytics.queries import AgentSummary
 from breakwater.cli import output
@@ -53,23 +54,9 @@ def _heading(title: str, note: str = "") -> None:
 def _show_agents(agents: Sequence[AgentSummary]) -> None:
     wide = (output.terminal_width() or WIDE) >= WIDE
 
-    def total(of: Callable[[AgentSummary], int | None]) -> int:
-        return sum(of(agent) or 0 for agent in agents)
-
-    everything = AgentSummary(
-        agent="all",
-        executions=total(lambda one: one.executions),
-        succeeded=total(lambda one: one.succeeded),
-        p50_ms=None,
-        p95_ms=None,
-        attempts=total(lambda one: one.attempts),
-        retries=total(lambda one: one.retries),
-        fallbacks=total(lambda one: one.fallbacks),
-        short_circuits=total(lambda one: one.short_circuits),
-        unknown_costs=total(lambda one: one.unknown_costs),
-        spend=total(lambda one: one.spend),
-        wasted=total(lambda one: one.wasted),
-    )
+    summed = [field.name for field in fields(AgentSummary) if field.name not in ("agent", "p50_ms", "p95_ms")]
+    totals = {name: sum(getattr(agent, name) or 0 for agent in agents) for name in summed}
+    everything = AgentSummary(agent="all", p50_ms=None, p95_ms=None, **totals)
     figures: list[tuple[str, str, Callable[[AgentSummary], Cell]]] = [
         ("executions", "jobs", lambda one: str(one.executions)),
         ("success", "ok", _success),

@@ -1,0 +1,88 @@
+"""What operators do, once for every way in: over HTTP, on the command line, in the console."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCase:
+    """One action on one target.
+
+    Attributes:
+        action: its path below `/api/v1`, for POST.
+        body: the request that names the target.
+        command: the same on the command line, behind `breakwater`.
+        unknown: the error code of the API where there is no such target.
+        look: the command that lists the targets.
+    """
+
+    action: str
+    body: dict[str, Any]
+    command: tuple[str, ...]
+    unknown: str
+    look: str
+
+    def __str__(self) -> str:
+        return self.action
+
+
+OPERATOR_CASES = (
+    OperatorCase(
+        "breakers/isolate",
+        {"agent": "writer", "model": "a/large", "reason": "garbled"},
+        ("breakers", "isolate", "writer", "a/large", "--reason", "garbled"),
+        "unknown_breaker",
+        "breakwater breakers",
+    ),
+    OperatorCase(
+        "breakers/reset",
+        {"agent": "*", "model": "b/*"},
+        ("breakers", "reset", "*", "b/*"),
+        "unknown_breaker",
+        "breakwater breakers",
+    ),
+    OperatorCase(
+        "guards/reset",
+        {"task_id": "t2", "tenant": "acme", "reason": "mended"},
+        ("guards", "reset", "t2", "--tenant", "acme", "--reason", "mended"),
+        "unknown_task",
+        "breakwater guards",
+    ),
+    OperatorCase(
+        "budgets/raise",
+        {"budget": "agent:writer/daily", "limit_usd": "50", "reason": "launch day"},
+        ("budgets", "raise", "agent:writer/daily", "50", "--reason", "launch day"),
+        "unknown_budget",
+        "breakwater budgets",
+    ),
+    OperatorCase(
+        "alerts/ack",
+        {"incident_id": "inc_3f9a1c07", "reason": "looking at it"},
+        ("alerts", "ack", "inc_3f9a1c07", "--reason", "looking at it"),
+        "unknown_incident",
+        "breakwater alerts list --status all",
+    ),
+    OperatorCase(
+        "alerts/resolve",
+        {"incident_id": "inc_3f9a1c07"},
+        ("alerts", "resolve", "inc_3f9a1c07"),
+        "unknown_incident",
+        "breakwater alerts list --status all",
+    ),
+    OperatorCase(
+        "alerts/replay",
+        {"dead_letter_id": 17},
+        ("alerts", "replay", "--dead-letter", "17"),
+        "unknown_dead_letter",
+        "breakwater alerts undelivered",
+    ),
+    OperatorCase(
+        "dlq/replay",
+        {"dead_letters": [17, 18], "why": "the provider is back"},
+        ("dlq", "replay", "17", "18", "--why", "the provider is back"),
+        "unknown_dead_letter",
+        "breakwater dlq list",
+    ),
+)
