@@ -193,7 +193,7 @@ def test_config_check_warns_of_alerts_that_nobody_would_get(run: Run, tmp_path: 
         return run("config", "check", str(file), "--json").json["warnings"]
 
     refused = "alerts.channels.ops.webhook.url: is refused (loopback); alerts.allow_networks may allow it"
-    never = "alerts.channels.ops.events: breaker_open is never told, as alerts.on_events lacks it"
+    never = "alerts.channels.ops.events: breaker_open is never announced, as alerts.on_events lacks it"
     assert warned("http://127.0.0.1:9/", "[guard_tripped]") == [never, refused]
     assert warned("http://10.1.2.3/", "[breaker_open]") == []
     assert warned("https://hooks.example.com/", "[breaker_open]") == []
