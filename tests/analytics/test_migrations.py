@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import MIGRATIONS, migrate, missing, retention
@@ -15,6 +17,11 @@ from breakwater.analytics.table import Layout
 from breakwater.analytics.views import VIEWS
 from tests.analytics import samples
 from tests.server_sources import RunningServer
+
+
+@pytest.fixture
+def analytics(brand_new_analytics: Analytics) -> Analytics:
+    return brand_new_analytics
 
 
 async def test_a_new_database_is_told_of_and_a_second_run_does_nothing(clickhouse_server: RunningServer) -> None:
