@@ -6,15 +6,24 @@ it after redaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from breakwater.analytics.errors import Unstorable
+from breakwater.analytics.schema import (
+    ALERTS,
+    ATTEMPTS,
+    BREAKER_TRANSITIONS,
+    BUDGET_EVENTS,
+    EXECUTIONS,
+    GUARD_EVENTS,
+    TABLES,
+)
+from breakwater.analytics.table import MONEY, MONEY_BY_WORD, MONEY_OR_NULL, TIME, TIME_OR_NULL, Table
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
@@ -22,6 +31,12 @@ from breakwater.contracts.types import nano_from_usd
 
 Row = tuple[object, ...]
 
+_ERROR_FIELDS = {
+    f"error_{field.rstrip('_')}": field
+    for field in ("kind", "class_", "message", "status_code", "retryable", "hash", "user_message")
+}
+"""By their columns."""
+_BUDGET_AMOUNTS = ("limit", "total", "previous", "configured")
 _MONEY_DIGITS = 18
 """Of Decimal(18, 9): amounts below a thousand million dollars."""
 _YEARS = range(1970, 2106)
@@ -34,41 +49,18 @@ def execution_row(record: Execution, sequence: int) -> Row:
     Raises:
         Unstorable: an amount or a time is out of range.
     """
-    return (
-        record.execution_id,
-        record.agent,
-        record.tenant,
-        record.task_id,
-        record.parent_execution_id,
-        record.status,
-        record.reason,
-        record.requested_model,
-        record.chosen_model,
-        record.fallback_chain,
-        record.attempts_count,
-        record.input_tokens,
-        record.output_tokens,
-        record.cached_tokens,
-        record.total_tokens,
-        _money_or_null(record.total_cost),
-        _money_or_null(record.wasted_cost),
-        {cause: _money(nano) for cause, nano in record.wasted_by_cause.items()},
-        *_by_cause(record.attempts),
-        record.cost_basis,
-        None if record.output is None else _json(record.output),
-        *_error(record.error),
-        None if record.messages is None else _json(record.messages),
-        None if record.input is None else _json(record.input),
-        _json(record.metadata),
-        _time(record.queued_at),
-        _time(record.dispatched_at),
-        _time_or_null(record.started_at),
-        _time(record.completed_at),
-        record.duration_ms,
-        record.cache_hit,
-        record.cached_from,
-        record.dry_run,
+    calls, costs = _by_cause(record.attempts)
+    return _row(
+        EXECUTIONS,
+        record,
         sequence,
+        calls_by_cause=calls,
+        cost_by_cause=costs,
+        output=_json_or_null(record.output),
+        messages=_json_or_null(record.messages),
+        input=_json_or_null(record.input),
+        metadata=_json(record.metadata),
+        **_error(record.error),
     )
 
 
@@ -77,147 +69,28 @@ def attempt_row(attempt: Attempt, sequence: int, stored_at: datetime) -> Row:
 
     Raises as `execution_row` does.
     """
-    return (
-        attempt.attempt_id,
-        attempt.execution_id,
-        attempt.agent,
-        attempt.tenant,
-        attempt.task_id,
-        attempt.number,
-        attempt.model,
-        attempt.provider,
-        _time(attempt.started_at),
-        _time(attempt.completed_at),
-        attempt.duration_ms,
-        attempt.input_tokens,
-        attempt.output_tokens,
-        attempt.cached_tokens,
-        attempt.reasoning_tokens,
-        _money_or_null(attempt.cost),
-        attempt.cost_basis,
-        _money_or_null(attempt.reserved),
-        _time_or_null(attempt.reserved_at),
-        attempt.outcome,
-        *_error(attempt.error),
-        attempt.short_circuited,
-        attempt.refused_by,
-        attempt.counts_for_breaker,
-        attempt.breaker_version,
-        attempt.cause,
-        attempt.backoff_ms,
-        attempt.dropped_messages,
-        _time(stored_at),
-        sequence,
-    )
+    return _row(ATTEMPTS, attempt, sequence, stored_at=_time(stored_at), **_error(attempt.error))
 
 
 def transition_row(transition: BreakerTransition, sequence: int) -> Row:
     """A breaker's change of state as a row of `breaker_transitions`. Raises as `execution_row` does."""
-    return (
-        transition.transition_id,
-        transition.scope,
-        transition.agent,
-        transition.model,
-        transition.from_state,
-        transition.to_state,
-        transition.rule,
-        transition.reason,
-        transition.by,
-        transition.health,
-        transition.consecutive_failures,
-        transition.total_failures,
-        transition.unique_errors,
-        transition.errors,
-        transition.error_hash,
-        transition.within_s,
-        transition.cooldown_s,
-        _time_or_null(transition.open_until),
-        _time_or_null(transition.last_failure_at),
-        _time_or_null(transition.last_success_at),
-        transition.version,
-        _time(transition.at),
-        sequence,
-    )
+    return _row(BREAKER_TRANSITIONS, transition, sequence)
 
 
 def guard_row(event: GuardEvent, sequence: int) -> Row:
-    """A task's stop, or its going on, as a row of `guard_events`. Raises as `execution_row` does."""
-    return (
-        event.event_id,
-        event.kind,
-        event.agent,
-        event.tenant,
-        event.task_id,
-        event.execution_id,
-        event.rule,
-        event.reason,
-        event.by,
-        event.iterations,
-        event.tokens,
-        _money(event.cost),
-        event.consecutive_failures,
-        event.total_failures,
-        event.unique_errors,
-        _time(event.at),
-        sequence,
-    )
+    """A task's trip or reset as a row of `guard_events`. Raises as `execution_row` does."""
+    return _row(GUARD_EVENTS, event, sequence)
 
 
 def budget_row(event: BudgetEvent, sequence: int) -> Row:
     """What happened to a budget, as a row of `budget_events`. Raises as `execution_row` does."""
-    return (
-        event.event_id,
-        event.kind,
-        event.scope,
-        event.agent,
-        event.tenant,
-        event.window,
-        event.period,
-        event.threshold_percent,
-        _money_or_null(event.limit),
-        _money(event.total),
-        _money_or_null(event.previous),
-        _money_or_null(event.configured),
-        event.enforcement,
-        event.by,
-        event.reason,
-        _time_or_null(event.resets_at),
-        _time(event.at),
-        sequence,
-    )
+    amounts = {f"{name}_cost": _money_or_null(getattr(event, name)) for name in _BUDGET_AMOUNTS}
+    return _row(BUDGET_EVENTS, event, sequence, **amounts)
 
 
 def alert_row(alert: Alert, sequence: int) -> Row:
     """A change of an incident as a row of `alerts`. Raises as `execution_row` does."""
-    return (
-        alert.alert_id,
-        alert.incident_id,
-        alert.key,
-        alert.change,
-        alert.status,
-        alert.event,
-        alert.severity,
-        alert.agent,
-        alert.model,
-        alert.tenant,
-        alert.title,
-        alert.text,
-        _json(alert.payload),
-        alert.count,
-        alert.version,
-        _time(alert.opened_at),
-        _time(alert.last_at),
-        _time_or_null(alert.ends_at),
-        alert.reminders,
-        alert.acknowledged_by,
-        _time_or_null(alert.acknowledged_at),
-        alert.resolved_by,
-        _time_or_null(alert.resolved_at),
-        alert.reason,
-        alert.source_id,
-        _time(alert.at),
-        sequence,
-    )
+    return _row(ALERTS, alert, sequence, payload=_json(alert.payload))
 
 
 def execution_of(row: Mapping[str, Any], attempts: Iterable[Attempt] = ()) -> Execution:
@@ -243,9 +116,7 @@ def attempt_of(row: Mapping[str, Any]) -> Attempt:
 
 def budget_of(row: Mapping[str, Any]) -> BudgetEvent:
     """The event that a row of `budget_events` was made from."""
-    amounts = {"limit": row["limit_cost"], "total": row["total_cost"], "previous": row["previous_cost"]}
-    amounts["configured"] = row["configured_cost"]
-    return BudgetEvent.model_validate({**row, **amounts})
+    return BudgetEvent.model_validate({**row, **{name: row[f"{name}_cost"] for name in _BUDGET_AMOUNTS}})
 
 
 def nano_or_none(amount: Decimal | None) -> int | None:
@@ -258,7 +129,16 @@ def in_nano(row: Mapping[str, Any], *amounts: str) -> dict[str, Any]:
     return {**row, **{name: nano_or_none(row[name]) for name in amounts}}
 
 
-def _by_cause(attempts: Iterable[Attempt]) -> Row:
+def _row(table: Table, message: object, sequence: int, **given: object) -> Row:
+    """A message as a row: each column is given, or the field of its name, converted as its type asks."""
+    given["event_sequence"] = sequence
+    return tuple(
+        given[name] if name in given else getattr(message, name) if convert is None else convert(getattr(message, name))
+        for name, convert in _COLUMNS[table.name]
+    )
+
+
+def _by_cause(attempts: Iterable[Attempt]) -> tuple[Mapping[str, int], Mapping[str, Decimal]]:
     """How many calls there were of each cause, and the known part of what they cost.
 
     Whether retrying helped is asked of months: the attempts of each execution would be looked for among millions.
@@ -270,28 +150,17 @@ def _by_cause(attempts: Iterable[Attempt]) -> Row:
             calls[attempt.cause] = calls.get(attempt.cause, 0) + 1
             if attempt.cost:
                 costs[attempt.cause] = costs.get(attempt.cause, 0) + attempt.cost
-    return calls, {cause: _money(nano) for cause, nano in costs.items()}
+    return calls, _money_by_word(costs)
 
 
-def _error(error: ErrorInfo | None) -> Row:
-    if error is None:
-        return (None,) * 7
-    return (
-        error.kind,
-        error.class_,
-        error.message,
-        error.status_code,
-        error.retryable,
-        error.hash,
-        error.user_message,
-    )
+def _error(error: ErrorInfo | None) -> dict[str, object]:
+    return {column: None if error is None else getattr(error, field) for column, field in _ERROR_FIELDS.items()}
 
 
 def _error_of(row: Mapping[str, Any]) -> ErrorInfo | None:
     if row["error_kind"] is None:
         return None
-    names = ("kind", "class", "message", "status_code", "retryable", "hash", "user_message")
-    return ErrorInfo.model_validate({name: row[f"error_{name}"] for name in names})
+    return ErrorInfo.model_validate({field: row[column] for column, field in _ERROR_FIELDS.items()})
 
 
 def _money_or_null(nano: int | None) -> Decimal | None:
@@ -303,6 +172,10 @@ def _money(nano: int) -> Decimal:
     if abs(nano) >= 10**_MONEY_DIGITS:
         raise Unstorable(f"an amount of {nano} nano-dollars is beyond what a column of money holds")
     return Decimal(nano).scaleb(-9)
+
+
+def _money_by_word(amounts: Mapping[str, int]) -> Mapping[str, Decimal]:
+    return {word: _money(nano) for word, nano in amounts.items()}
 
 
 def _time_or_null(moment: datetime | None) -> datetime | None:
@@ -317,5 +190,22 @@ def _time(moment: datetime) -> datetime:
     return moment
 
 
-def _json(value: JsonValue | Mapping[str, JsonValue] | list[dict[str, JsonValue]]) -> str:
+def _json(value: object) -> str:
     return to_json(value, inf_nan_mode="null").decode()
+
+
+def _json_or_null(value: object) -> str | None:
+    return None if value is None else _json(value)
+
+
+_CONVERTED: Mapping[str, Callable[[Any], object]] = {
+    MONEY: _money,
+    MONEY_OR_NULL: _money_or_null,
+    MONEY_BY_WORD: _money_by_word,
+    TIME: _time,
+    TIME_OR_NULL: _time_or_null,
+}
+"""How fields become values, by the type of their column; others are stored as they are."""
+_COLUMNS = {
+    table.name: tuple((name, _CONVERTED.get(type_)) for name, type_ in table.columns.items()) for table in TABLES
+}
