@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from typing import Generic, TypeVar
 
 from prometheus_client import (
@@ -56,21 +56,33 @@ class _Children(dict[tuple[str, ...], _Series], Generic[_Series]):
         return child
 
 
-@dataclass(frozen=True, slots=True)
-class _WorkerSeries:
-    """All metrics of a worker process."""
+# Once for a registry: a process may have several that count the same.
+@cache
+def _counter(registry: CollectorRegistry, name: str, what: str, *labels: str) -> _Children[Counter]:
+    return _Children(Counter(f"breakwater_{name}", what, labels, registry=registry))
 
-    jobs: _Children[Counter]
-    job_seconds: _Children[Histogram]
-    attempts: _Children[Counter]
-    attempt_seconds: _Children[Histogram]
-    tokens: _Children[Counter]
-    cost: _Children[Counter]
-    wasted_cost: _Children[Counter]
-    retries: _Children[Counter]
-    in_progress: _Children[Gauge]
-    cache_hits: _Children[Counter]
-    short_circuits: _Children[Counter]
+
+@cache
+def _gauge(registry: CollectorRegistry, name: str, what: str, *labels: str) -> _Children[Gauge]:
+    return _Children(Gauge(f"breakwater_{name}", what, labels, registry=registry))
+
+
+@cache
+def _seconds(
+    registry: CollectorRegistry, buckets: tuple[float, ...], name: str, what: str, *labels: str
+) -> _Children[Histogram]:
+    return _Children(Histogram(f"breakwater_{name}", what, labels, buckets=buckets, registry=registry))
+
+
+@cache
+def _plain_counter(registry: CollectorRegistry, name: str, what: str) -> Counter:
+    return Counter(f"breakwater_{name}", what, registry=registry)
+
+
+@cache
+def _plain_gauge(registry: CollectorRegistry, name: str, what: str) -> Gauge:
+    """Without labels, it says 0 from the moment it is made."""
+    return Gauge(f"breakwater_{name}", what, registry=registry)
 
 
 class WorkerMetrics:
@@ -85,62 +97,82 @@ class WorkerMetrics:
         """
         self._models = frozenset(models)
         self._registry = registry
-        self._series = _worker_series(registry)
+        counter, seconds = partial(_counter, registry), partial(_seconds, registry, LLM_BUCKETS_S)
+        by_call = ("agent", "model", "kind")
+        self._jobs = counter("jobs_total", "Jobs that were decided.", "agent", "status", "reason")
+        self._job_seconds = seconds("job_duration_seconds", "From a job's acceptance to its decision.", "agent")
+        what = "Attempts that were recorded, refused ones among them."
+        self._attempts = counter("attempts_total", what, "agent", "model", "outcome", "kind")
+        self._attempt_seconds = seconds("attempt_duration_seconds", "How long calls took.", "agent", "model")
+        self._tokens = counter("tokens_total", "Tokens that providers reported.", "agent", "model", "direction")
+        what = "Known costs of calls, estimated ones among them."
+        self._cost = counter("cost_usd_total", what, "agent", "model")
+        what = "Cost of calls that did not give the answer."
+        self._wasted_cost = counter("wasted_cost_usd_total", what, "agent", "cause")
+        self._retries = counter("retries_total", "Attempts that repeated a failed one, by its error.", *by_call)
+        what = "Jobs that this process works on now."
+        self._in_progress = _gauge(registry, "jobs_in_progress", what, "agent")
+        self._cache_hits = counter("cache_hits_total", "Jobs that were answered from the cache.", "agent")
+        self._short_circuits = counter("short_circuits_total", "Calls that were refused and not made.", *by_call)
 
     def attempt(self, attempt: Attempt) -> None:
         """Counts an attempt that has been recorded."""
-        series, agent = self._series, attempt.agent
+        agent = attempt.agent
         model = attempt.model if attempt.model in self._models else OTHER
         kind = NONE if attempt.error is None else attempt.error.kind
-        series.attempts[agent, model, attempt.outcome, kind].inc()
+        self._attempts[agent, model, attempt.outcome, kind].inc()
         if attempt.short_circuited:
-            series.short_circuits[agent, model, kind].inc()
+            self._short_circuits[agent, model, kind].inc()
             return
         if attempt.outcome != "worker_lost":  # nobody knows how long that call took
-            series.attempt_seconds[agent, model].observe(attempt.duration_ms / 1000)
+            self._attempt_seconds[agent, model].observe(attempt.duration_ms / 1000)
         if attempt.input_tokens is not None:
-            series.tokens[agent, model, "input"].inc(attempt.input_tokens)
+            self._tokens[agent, model, "input"].inc(attempt.input_tokens)
         if attempt.output_tokens is not None:
-            series.tokens[agent, model, "output"].inc(attempt.output_tokens)
+            self._tokens[agent, model, "output"].inc(attempt.output_tokens)
         if attempt.cost is not None:
-            series.cost[agent, model].inc(attempt.cost / NANO_PER_USD)
+            self._cost[agent, model].inc(attempt.cost / NANO_PER_USD)
 
     def job(self, result: Execution) -> None:
         """Counts a job that has been decided. A dry run is none."""
         if result.dry_run:
             return
-        series, agent = self._series, result.agent
-        series.jobs[agent, result.status, result.reason or NONE].inc()
-        series.job_seconds[(agent,)].observe(result.duration_ms / 1000)
+        agent = result.agent
+        self._jobs[agent, result.status, result.reason or NONE].inc()
+        self._job_seconds[(agent,)].observe(result.duration_ms / 1000)
         if result.cache_hit:
-            series.cache_hits[(agent,)].inc()
+            self._cache_hits[(agent,)].inc()
         for cause, nano in result.wasted_by_cause.items():
-            series.wasted_cost[agent, cause].inc(nano / NANO_PER_USD)
+            self._wasted_cost[agent, cause].inc(nano / NANO_PER_USD)
         # Only here is it known what a retry was made for: the error of the attempt before it.
         for before, attempt in zip(result.attempts, result.attempts[1:], strict=False):
             if attempt.cause == "retry":
                 model = attempt.model if attempt.model in self._models else OTHER
                 kind = NONE if before.error is None else before.error.kind
-                series.retries[agent, model, kind].inc()
+                self._retries[agent, model, kind].inc()
 
     def breaker_service_alive(self, alive: bool) -> None:
-        """Whether anybody looks after the breakers."""
-        _breaker_service_alive_series(self._registry).set(alive)
+        """Whether anybody looks after the breakers; without a series until somebody has looked."""
+        what = "Whether a breaker service is at work (1), so that failing models are not called on and on."
+        _plain_gauge(self._registry, "breaker_service_alive", what).set(alive)
 
     def began(self, agent: str) -> None:
         """A job is being worked on."""
-        self._series.in_progress[(agent,)].inc()
+        self._in_progress[(agent,)].inc()
 
     def ended(self, agent: str) -> None:
         """It no longer is: decided, put to sleep, or given up to somebody else."""
-        self._series.in_progress[(agent,)].dec()
+        self._in_progress[(agent,)].dec()
 
 
 class HttpMetrics:
-    """Counts what is asked of the HTTP door."""
+    """Counts the requests to the HTTP API."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._requests, self._seconds = _http_series(registry)
+        what = "Requests that were answered."
+        self._requests = _counter(registry, "http_requests_total", what, "route", "method", "status")
+        what = "How long answers took, waiting for results included."
+        self._seconds = _seconds(registry, HTTP_BUCKETS_S, "http_request_duration_seconds", what, "route", "method")
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Counts a request that was answered.
@@ -156,10 +188,14 @@ class HttpMetrics:
 
 
 class BudgetMetrics:
-    """Tells how the budgets' counters are."""
+    """The state of the budgets' counters."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._filled, self._repairs, self._compared = _budget_series(registry)
+        self._filled = _plain_gauge(registry, "budgets_filled", "1 while the budgets' counters are there.")
+        what = "Counters that differed from the record."
+        self._repairs = _plain_counter(registry, "budget_repairs_total", what)
+        what = "When the counters were last compared with the record."
+        self._compared = _plain_gauge(registry, "budgets_compared_timestamp_seconds", what)
 
     def filled(self, *, yes: bool) -> None:
         """Whether the counters are there."""
@@ -175,10 +211,14 @@ class BudgetMetrics:
 
 
 class AlerterMetrics:
-    """Tells how alerts reach people."""
+    """How alerts reach people."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._sent, self._failed, self._given_up, self._held = _alerter_series(registry)
+        counter = partial(_counter, registry)
+        self._sent = counter("alert_messages_total", "Messages that arrived.", "channel")
+        self._failed = counter("alert_failures_total", "Tries to send a message that failed.", "channel")
+        self._given_up = counter("alert_dead_letters_total", "Messages that were given up.", "channel")
+        self._held = _gauge(registry, "alerts_held", "Alerts that wait for a channel.", "channel")
 
     def of(self, channel: str) -> ChannelMetrics:
         """A channel's; `channel` is its name in the config."""
@@ -213,36 +253,47 @@ class ChannelMetrics:
 
 
 class SinkMetrics:
-    """Tells what is stored, and how far behind that is."""
+    """What is stored, and how far behind that is."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._series = _sink_series(registry)
+        counter, gauge = partial(_counter, registry), partial(_gauge, registry)
+        self._rows = counter("sink_rows_total", "Rows that were stored, again delivered ones among them.", "table")
+        what = "How long inserts took that were done."
+        self._insert_seconds = _seconds(registry, HTTP_BUCKETS_S, "sink_insert_duration_seconds", what, "table")
+        self._batches = counter("sink_batches_total", "Batches that were stored and acknowledged.", "stream")
+        what = "Messages that no table takes, and that became dead letters."
+        self._dead_letters = counter("sink_dead_letters_total", what, "stream")
+        what = "How old the oldest event is that is held, or was when it was stored."
+        self._lag = gauge("sink_lag_seconds", what, "stream")
+        what = "Messages that stood behind the newest batch when it came."
+        self._waiting = gauge("sink_waiting_messages", what, "stream")
+        self._unavailable = gauge("sink_unavailable", "1 while a server that is needed is unavailable.", "what")
 
     def began(self, stream: str, waiting: int) -> None:
         """A batch came; so many messages of its stream wait behind it."""
-        self._series.waiting[(stream,)].set(waiting)
+        self._waiting[(stream,)].set(waiting)
 
     def ended(self, stream: str) -> None:
         """A batch is stored and acknowledged."""
-        self._series.batches[(stream,)].inc()
+        self._batches[(stream,)].inc()
 
     def behind(self, stream: str, seconds: float) -> None:
         """How old the oldest event of a batch is, or was when it was stored."""
         # The two clocks are two machines': nothing is stored before it happened.
-        self._series.lag[(stream,)].set(max(seconds, 0.0))
+        self._lag[(stream,)].set(max(seconds, 0.0))
 
     def stored(self, table: str, rows: int, seconds: float) -> None:
         """An insert is done, which took so long."""
-        self._series.rows[(table,)].inc(rows)
-        self._series.insert_seconds[(table,)].observe(seconds)
+        self._rows[(table,)].inc(rows)
+        self._insert_seconds[(table,)].observe(seconds)
 
     def set_aside(self, stream: str) -> None:
         """A message became a dead letter, as no table takes it."""
-        self._series.dead_letters[(stream,)].inc()
+        self._dead_letters[(stream,)].inc()
 
     def unavailable(self, what: str, *, yes: bool) -> None:
         """Whether a server that is needed is unavailable, by the name that the log has for it."""
-        self._series.unavailable[(what,)].set(yes)
+        self._unavailable[(what,)].set(yes)
 
 
 def serve(host: str, port: int) -> None:
@@ -266,131 +317,3 @@ def exposition(accept: str) -> tuple[bytes, str]:
     """All metrics of this process as text, and its content type, by what the scraper accepts."""
     encode, content_type = choose_encoder(accept)
     return encode(REGISTRY), content_type
-
-
-@cache
-def _breaker_service_alive_series(registry: CollectorRegistry) -> Gauge:
-    """Apart from the others: it has no labels, and so would say 0 before anybody has looked."""
-    what = "Whether a breaker service is at work (1), so that failing models are not called on and on."
-    return Gauge("breakwater_breaker_service_alive", what, registry=registry)
-
-
-@cache
-def _worker_series(registry: CollectorRegistry) -> _WorkerSeries:
-    def counter(name: str, what: str, *labels: str) -> _Children[Counter]:
-        return _Children(Counter(f"breakwater_{name}", what, labels, registry=registry))
-
-    def seconds(name: str, what: str, *labels: str) -> _Children[Histogram]:
-        return _Children(Histogram(f"breakwater_{name}", what, labels, buckets=LLM_BUCKETS_S, registry=registry))
-
-    gauge = Gauge("breakwater_jobs_in_progress", "Jobs that this process works on now.", ["agent"], registry=registry)
-    return _WorkerSeries(
-        jobs=counter("jobs_total", "Jobs that were decided.", "agent", "status", "reason"),
-        job_seconds=seconds("job_duration_seconds", "From a job's acceptance to its decision.", "agent"),
-        attempts=counter(
-            "attempts_total",
-            "Attempts that were recorded, refused ones among them.",
-            "agent",
-            "model",
-            "outcome",
-            "kind",
-        ),
-        attempt_seconds=seconds("attempt_duration_seconds", "How long calls took.", "agent", "model"),
-        tokens=counter("tokens_total", "Tokens that providers reported.", "agent", "model", "direction"),
-        cost=counter("cost_usd_total", "Known costs of calls, estimated ones among them.", "agent", "model"),
-        wasted_cost=counter("wasted_cost_usd_total", "Cost of calls that did not give the answer.", "agent", "cause"),
-        retries=counter(
-            "retries_total", "Attempts that repeated a failed one, by its error.", "agent", "model", "kind"
-        ),
-        in_progress=_Children(gauge),
-        cache_hits=counter("cache_hits_total", "Jobs that were answered from the cache.", "agent"),
-        short_circuits=counter(
-            "short_circuits_total", "Calls that were refused and not made.", "agent", "model", "kind"
-        ),
-    )
-
-
-@cache
-def _budget_series(registry: CollectorRegistry) -> tuple[Gauge, Counter, Gauge]:
-    return (
-        Gauge("breakwater_budgets_filled", "1 while the budgets' counters are there.", registry=registry),
-        Counter("breakwater_budget_repairs_total", "Counters that differed from the record.", registry=registry),
-        Gauge(
-            "breakwater_budgets_compared_timestamp_seconds",
-            "When the counters were last compared with the record.",
-            registry=registry,
-        ),
-    )
-
-
-@cache
-def _alerter_series(
-    registry: CollectorRegistry,
-) -> tuple[_Children[Counter], _Children[Counter], _Children[Counter], _Children[Gauge]]:
-    def counter(name: str, what: str) -> _Children[Counter]:
-        return _Children(Counter(f"breakwater_alert_{name}_total", what, ["channel"], registry=registry))
-
-    held = Gauge("breakwater_alerts_held", "Alerts that wait for a channel.", ["channel"], registry=registry)
-    return (
-        counter("messages", "Messages that arrived."),
-        counter("failures", "Tries to send a message that failed."),
-        counter("dead_letters", "Messages that were given up."),
-        _Children(held),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _SinkSeries:
-    """All metrics of a sink process."""
-
-    rows: _Children[Counter]
-    insert_seconds: _Children[Histogram]
-    batches: _Children[Counter]
-    dead_letters: _Children[Counter]
-    lag: _Children[Gauge]
-    waiting: _Children[Gauge]
-    unavailable: _Children[Gauge]
-
-
-@cache
-def _sink_series(registry: CollectorRegistry) -> _SinkSeries:
-    def counter(name: str, what: str, label: str) -> _Children[Counter]:
-        return _Children(Counter(f"breakwater_sink_{name}_total", what, [label], registry=registry))
-
-    def gauge(name: str, what: str, label: str) -> _Children[Gauge]:
-        return _Children(Gauge(f"breakwater_sink_{name}", what, [label], registry=registry))
-
-    insert_seconds = Histogram(
-        "breakwater_sink_insert_duration_seconds",
-        "How long inserts took that were done.",
-        ["table"],
-        buckets=HTTP_BUCKETS_S,
-        registry=registry,
-    )
-    return _SinkSeries(
-        rows=counter("rows", "Rows that were stored, again delivered ones among them.", "table"),
-        insert_seconds=_Children(insert_seconds),
-        batches=counter("batches", "Batches that were stored and acknowledged.", "stream"),
-        dead_letters=counter("dead_letters", "Messages that no table takes, and that became dead letters.", "stream"),
-        lag=gauge("lag_seconds", "How old the oldest event is that is held, or was when it was stored.", "stream"),
-        waiting=gauge("waiting_messages", "Messages that stood behind the newest batch when it came.", "stream"),
-        unavailable=gauge("unavailable", "1 while a server that is needed is unavailable.", "what"),
-    )
-
-
-@cache
-def _http_series(registry: CollectorRegistry) -> tuple[_Children[Counter], _Children[Histogram]]:
-    requests = Counter(
-        "breakwater_http_requests_total",
-        "Requests that were answered.",
-        ["route", "method", "status"],
-        registry=registry,
-    )
-    seconds = Histogram(
-        "breakwater_http_request_duration_seconds",
-        "How long answers took, waiting for results included.",
-        ["route", "method"],
-        buckets=HTTP_BUCKETS_S,
-        registry=registry,
-    )
-    return _Children(requests), _Children(seconds)
