@@ -17,9 +17,9 @@ from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
 from breakwater.settings import Settings
 from breakwater.state.connection import Redis
-from services.worker.handlers import JobHandler
-from services.worker.plane import plane_for
-from services.worker.watch import Watch
+from services.worker.context import context_for
+from services.worker.gates import GATES
+from services.worker.handler import JobHandler
 
 
 def build(settings: Settings, config: Config) -> FastStream:
@@ -29,7 +29,7 @@ def build(settings: Settings, config: Config) -> FastStream:
     connection = connection_of(broker)
     caps = LiveCaps(config, settings.config)
     providers = {name: settings.open() for name, settings in config.providers.items()}
-    plane = plane_for(
+    worker = context_for(
         config,
         caps,
         redis=redis,
@@ -38,7 +38,7 @@ def build(settings: Settings, config: Config) -> FastStream:
         providers=providers,
     )
     for name, agent in config.agents.items():
-        handler = JobHandler(plane, name, agent)
+        handler = JobHandler(worker, name, agent)
         on_each(
             broker,
             Stream.JOBS,
@@ -47,7 +47,7 @@ def build(settings: Settings, config: Config) -> FastStream:
             handler.handle,
             concurrency=agent.concurrency,
         )
-    waker = Waker(plane.publisher, config.agents)
+    waker = Waker(worker.publisher, config.agents)
     on_batch(
         broker,
         Stream.PARKED,
@@ -63,9 +63,7 @@ def build(settings: Settings, config: Config) -> FastStream:
     @app.after_startup
     async def watch() -> None:
         watching.append(asyncio.create_task(caps.run()))
-        watching.append(asyncio.create_task(plane.holdings.run()))
-        if any(agent.breaker is not None for agent in config.agents.values()):
-            watching.append(asyncio.create_task(Watch(plane.breakers, plane.metrics).run()))
+        watching.extend(asyncio.create_task(run) for gate in GATES if (run := gate.watch(worker)) is not None)
 
     @app.after_shutdown
     async def close() -> None:

@@ -1,4 +1,4 @@
-"""A job that is ours to run, what is sent to its models, and how its run can end."""
+"""A delivered job, the job as it is ours to run, what is sent to its models, and how its run can end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import cached_property
 
 from pydantic import JsonValue
 
+from breakwater.bus.delivery import Delivery
 from breakwater.config import Agent
 from breakwater.contracts.execution import ErrorInfo, Reason
 from breakwater.contracts.job import Job
@@ -17,6 +18,16 @@ from breakwater.policy.output import OutputGuard
 from breakwater.policy.price import max_output_of
 from breakwater.state.executions import Claim
 from services.worker.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class JobDelivery:
+    """A delivered job as far as it could be read: who asked for it, and where the answer goes."""
+
+    delivery: Delivery
+    agent: Agent
+    job: Job | None
+    reply_to: str | None
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,10 @@ class Assignment:
     traceparent: str | None
     output_guard: OutputGuard | None = None
     """What the agent's answers must satisfy."""
+
+    def attempt_id(self, number: int) -> str:
+        """The id of the job's attempt of that number, from 1."""
+        return f"{self.execution_id}:{number}"
 
     @cached_property
     def messages(self) -> list[dict[str, JsonValue]]:

@@ -1,4 +1,7 @@
-"""One call to a provider, and the attempt that comes of it."""
+"""One call to a provider, the attempt that comes of it, and its record in the log.
+
+In the log each attempt's subject takes one message: whoever writes first is right.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,18 @@ from datetime import datetime
 from pydantic import JsonValue
 
 from breakwater import tracing
-from breakwater.contracts.execution import Attempt, CostBasis, ErrorInfo
+from breakwater.bus.errors import AlreadyDecided, BusUnavailable
+from breakwater.contracts import subjects
+from breakwater.contracts.execution import Attempt, CostBasis, ErrorInfo, Outcome
+from breakwater.contracts.subjects import Stream
 from breakwater.policy.classify import Classification, classify
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer, Call, CallFailed
 from services.worker.assignment import Assignment
-from services.worker.attempt_log import AttemptLog
 from services.worker.checkpoint import InFlight
-from services.worker.plane import Plane
+from services.worker.context import WorkerContext
+from services.worker.gates.gate import ClaimLost, Refused
 from services.worker.repairs import Correction, Message
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
@@ -32,153 +38,220 @@ class Ended:
 
     Attributes:
         attempt: as it will be recorded.
-        verdict: what the failure means; None when it succeeded.
+        failure: what the failure means; None when it succeeded.
         output: the answer, checked against the agent's schema.
         credential: the reading of the key that the call was made with, where it failed.
         correction: what to tell the model, where its answer did not satisfy the schema.
     """
 
     attempt: Attempt
-    verdict: Classification | None
+    failure: Classification | None
     output: JsonValue = None
     credential: int | None = None
     correction: Correction | None = None
 
 
-class Caller:
-    """Makes the calls of one job."""
-
-    def __init__(self, plane: Plane, job: Assignment, log: AttemptLog) -> None:
-        self._plane = plane
-        self._job = job
-        self._log = log
-
-    async def call(self, flight: InFlight, messages: list[Message], timeout_s: float) -> Ended:
-        """Calls once. What it returns is not yet recorded."""
-        plane, job = self._plane, self._job
-        started_at = plane.now()
-        span = tracing.begin(
-            f"chat {flight.model}",
-            parent=job.traceparent,
-            kind="client",
-            attributes=tracing.attempt_attributes(
-                agent=job.agent_name,
-                provider=flight.provider,
-                model=flight.model,
-                execution_id=job.execution_id,
-                number=flight.number,
-                cause=flight.cause,
-            ),
-        )
-        name = plane.config.name_at_provider(flight.provider, flight.model)
-        attempt_id = f"{job.execution_id}:{flight.number}"
-        call = Call(
-            attempt_id,
-            name,
-            messages,
-            job.params,
-            timeout_s,
-            span.traceparent,
+async def call(
+    worker: WorkerContext, job: Assignment, flight: InFlight, messages: list[Message], timeout_s: float
+) -> Ended:
+    """Calls once. What it returns is not yet recorded."""
+    started_at = worker.now()
+    span = tracing.begin(
+        f"chat {flight.model}",
+        parent=job.traceparent,
+        kind="client",
+        attributes=tracing.attempt_attributes(
             agent=job.agent_name,
+            provider=flight.provider,
+            model=flight.model,
             execution_id=job.execution_id,
-            tenant=job.job.tenant,
-            task_id=job.job.task_id,
-            input=job.job.input,
-            output_schema=job.output_guard.schema
-            if job.output_guard is not None and job.output_guard.rules.native
-            else None,
-            strict_output=job.output_guard is not None
-            and job.output_guard.rules.strict
-            and job.output_guard.fits_strict_mode,
-        )
+            number=flight.number,
+            cause=flight.cause,
+        ),
+    )
+    guard = job.output_guard
+    request = Call(
+        job.attempt_id(flight.number),
+        worker.config.name_at_provider(flight.provider, flight.model),
+        messages,
+        job.params,
+        timeout_s,
+        span.traceparent,
+        agent=job.agent_name,
+        execution_id=job.execution_id,
+        tenant=job.job.tenant,
+        task_id=job.job.task_id,
+        input=job.job.input,
+        output_schema=guard.schema if guard is not None and guard.rules.native else None,
+        strict_output=guard is not None and guard.rules.strict and guard.fits_strict_mode,
+    )
+    try:
         try:
-            try:
-                answer = await plane.providers[flight.provider].perform(call)
-            except CallFailed as failed:
-                ended = self._failed(flight, started_at, failed, timeout_s)
-            else:
-                ended = self._answered(flight, started_at, answer)
-        except BaseException as error:
-            # The worker stops, or has a fault: there will be no attempt to tell of.
-            span.end(error=type(error).__name__)
-            raise
-        span.end(
-            error=ended.verdict.class_name if ended.verdict is not None else None,
-            attributes=tracing.outcome_attributes(ended.attempt),
+            answer = await worker.providers[flight.provider].perform(request)
+        except CallFailed as failed:
+            ended = _failed(worker, job, flight, started_at, failed, timeout_s)
+        else:
+            ended = _answered(worker, job, flight, started_at, answer)
+    except BaseException as error:
+        # The worker stops, or has a fault: there will be no attempt to record.
+        span.end(error=type(error).__name__)
+        raise
+    span.end(
+        error=ended.failure.class_name if ended.failure is not None else None,
+        attributes=tracing.outcome_attributes(ended.attempt),
+    )
+    return ended
+
+
+def attempt_of(
+    worker: WorkerContext,
+    job: Assignment,
+    flight: InFlight,
+    started_at: datetime,
+    outcome: Outcome,
+    *,
+    cost: int | None = 0,
+    basis: CostBasis = "billed",
+    usage: Usage | None = None,
+    error: ErrorInfo | None = None,
+    counted: bool = False,
+    refused: Refused | None = None,
+) -> Attempt:
+    """An attempt that has just ended, as it will be recorded."""
+    completed_at = worker.now()
+    return Attempt(
+        attempt_id=job.attempt_id(flight.number),
+        execution_id=job.execution_id,
+        agent=job.agent_name,
+        tenant=job.job.tenant,
+        task_id=job.job.task_id,
+        number=flight.number,
+        model=flight.model,
+        provider=flight.provider,
+        started_at=started_at,
+        completed_at=completed_at,
+        duration_ms=max(0, round((completed_at - started_at).total_seconds() * 1000)),
+        input_tokens=usage.input_tokens if usage else None,
+        output_tokens=usage.output_tokens if usage else None,
+        cached_tokens=usage.cached_tokens if usage else None,
+        reasoning_tokens=usage.reasoning_tokens if usage else None,
+        cost=cost,
+        cost_basis=basis,
+        reserved=None if flight.reserved_at is None else flight.reserved,
+        reserved_at=flight.reserved_at,
+        outcome=outcome,
+        error=error if refused is None else refused.error,
+        short_circuited=refused is not None,
+        refused_by=refused and refused.refused_by,
+        refused_cap=refused and refused.refused_cap,
+        refused_reason=refused and refused.reason,
+        ends_chain=refused is not None and refused.ends_chain,
+        counts_for_breaker=counted,
+        breaker_version=flight.breaker_version,
+        cause=flight.cause,
+        backoff_ms=flight.backoff_ms,
+        dropped_messages=flight.dropped_messages,
+    )
+
+
+async def record(worker: WorkerContext, job: Assignment, attempt: Attempt) -> None:
+    """Records an attempt in the log.
+
+    Raises:
+        ClaimLost: another worker recorded this attempt first.
+        BusUnavailable: record it again.
+    """
+    subject = subjects.attempt(attempt.agent, attempt.execution_id, attempt.number)
+    try:
+        await worker.publisher.event(
+            subject, attempt, id=attempt.attempt_id, at=attempt.completed_at, once=True, traceparent=job.traceparent
         )
-        return ended
+    except AlreadyDecided:
+        # Ours, if the acknowledgement of an earlier try was lost; else somebody has taken the job over.
+        found = await worker.lookup.last(Stream.EVENTS, subject)
+        if found is None:
+            raise BusUnavailable(f"{subject} is recorded, but the replica that was asked lags") from None
+        if found.data != attempt.json_bytes():
+            raise ClaimLost(attempt.execution_id) from None
 
-    def _answered(self, flight: InFlight, started_at: datetime, answer: Answer) -> Ended:
-        cost, basis = self._cost_of(flight, answer.usage, answer.cost)
-        guard = self._job.output_guard
-        if (size := len(_text(answer.output).encode())) > MAX_ANSWER_BYTES:
-            text = f"the answer has {size} bytes; at most {MAX_ANSWER_BYTES} can be stored"
-            verdict = Classification(
-                "client", "AnswerTooLargeError", text, None, retryable=False, counts_for_breaker=False
-            )
-            attempt = self._log.describe(
-                flight, started_at, "error", cost=cost, basis=basis, usage=answer.usage, error=verdict.error_info()
-            )
-            return Ended(attempt, verdict)
-        checked = Valid(answer.output) if guard is None else guard.check(answer.output)
-        if isinstance(checked, Invalid):
-            # Redacted as a whole, and cut then: a part of a secret is not known for one.
-            text = self._plane.redactor.text("; ".join(checked.problems))[:MAX_PROBLEMS_TEXT]
-            text = f"the answer does not satisfy the output schema: {text}"
-            verdict = Classification(
-                "logic", "InvalidOutputError", text, None, retryable=False, counts_for_breaker=False
-            )
-            attempt = self._log.describe(
-                flight, started_at, "error", cost=cost, basis=basis, usage=answer.usage, error=verdict.error_info()
-            )
-            correction = Correction(answer=_text(answer.output), problems=checked.problems)
-            return Ended(attempt, verdict, correction=correction)
-        attempt = self._log.describe(flight, started_at, "success", cost=cost, basis=basis, usage=answer.usage)
-        return Ended(attempt, None, checked.value)
 
-    def _failed(self, flight: InFlight, started_at: datetime, failed: CallFailed, timeout_s: float) -> Ended:
-        agent = self._job.agent
-        verdict = classify(failed.failure, self._plane.now())
-        counted = verdict.counts_for_breaker or (
-            agent.breaker_counts_auth_errors and verdict.status_code in {401, 402, 403}
-        )
-        if verdict.kind == "timeout" and timeout_s < agent.timeout_s:
-            counted = False  # the job's own deadline cut it short, which says nothing of the model
-        cost, basis = cost_of_failure(flight, maybe_billed=failed.maybe_billed)
-        told = failed.cost
-        if told is None and failed.usage is not None:
-            told = self._plane.cost(flight.provider, flight.model, failed.usage)
-        if told is not None:
-            cost, basis = told, "billed"
-        attempt = self._log.describe(
-            flight,
-            started_at,
-            "error",
-            cost=cost,
-            basis=basis,
-            usage=failed.usage,
-            error=self._told(verdict),
-            counted=counted,
-        )
-        return Ended(attempt, verdict, credential=failed.credential)
-
-    def _told(self, verdict: Classification) -> ErrorInfo:
-        """The error as it may be told, with the identity of what is told: a secret must not tell errors apart."""
-        return replace(verdict, message=self._plane.redactor.text(verdict.message)).error_info()
-
-    def _cost_of(self, flight: InFlight, usage: Usage, reported: int | None) -> tuple[int | None, CostBasis]:
-        cost = reported if reported is not None else self._plane.cost(flight.provider, flight.model, usage)
-        if cost is not None:
-            return cost, "billed"
-        # Priced, but the provider did not say how much was used: what was held for the call is the bound.
-        return flight.reserved, "unknown" if flight.reserved is None else "estimated"
+async def recorded_attempt(worker: WorkerContext, agent: str, execution_id: str, number: int) -> Attempt | None:
+    """What is recorded of an attempt, by whichever worker."""
+    subject = subjects.attempt(agent, execution_id, number)
+    found = await worker.outages.retry_while_unavailable(lambda: worker.lookup.last(Stream.EVENTS, subject))
+    return None if found is None else Attempt.model_validate_json(found.data)
 
 
 def cost_of_failure(flight: InFlight, *, maybe_billed: bool) -> tuple[int | None, CostBasis]:
-    """What a call without an answer cost: nothing, or at most what was held for it."""
+    """What a call without an answer cost: nothing, or at most what was reserved for it."""
     if not maybe_billed:
         return 0, "billed"
     return flight.reserved, "unknown" if flight.reserved is None else "estimated"
+
+
+def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_at: datetime, answer: Answer) -> Ended:
+    usage = answer.usage
+    cost = answer.cost if answer.cost is not None else worker.prices.cost(flight.provider, flight.model, usage)
+    # Priced, but the provider did not say how much was used: what was reserved for the call is the bound.
+    cost, basis = (cost, "billed") if cost is not None else cost_of_failure(flight, maybe_billed=True)
+
+    def refused(class_name: str, text: str, correction: Correction | None = None) -> Ended:
+        kind = "client" if correction is None else "logic"
+        failure = Classification(kind, class_name, text, None, retryable=False, counts_for_breaker=False)
+        attempt = attempt_of(
+            worker, job, flight, started_at, "error", cost=cost, basis=basis, usage=usage, error=failure.error_info()
+        )
+        return Ended(attempt, failure, correction=correction)
+
+    guard, text = job.output_guard, _text(answer.output)
+    if (size := len(text.encode())) > MAX_ANSWER_BYTES:
+        return refused("AnswerTooLargeError", f"the answer has {size} bytes; at most {MAX_ANSWER_BYTES} can be stored")
+    checked = Valid(answer.output) if guard is None else guard.check(answer.output)
+    if isinstance(checked, Invalid):
+        # Redacted as a whole, and cut then: a part of a secret is not known for one.
+        problems = worker.redactor.text("; ".join(checked.problems))[:MAX_PROBLEMS_TEXT]
+        correction = Correction(answer=text, problems=checked.problems)
+        return refused("InvalidOutputError", f"the answer does not satisfy the output schema: {problems}", correction)
+    attempt = attempt_of(worker, job, flight, started_at, "success", cost=cost, basis=basis, usage=usage)
+    return Ended(attempt, None, checked.value)
+
+
+def _failed(
+    worker: WorkerContext,
+    job: Assignment,
+    flight: InFlight,
+    started_at: datetime,
+    failed: CallFailed,
+    timeout_s: float,
+) -> Ended:
+    failure = classify(failed.failure, worker.now())
+    counted = failure.counts_for_breaker or (
+        job.agent.breaker_counts_auth_errors and failure.status_code in {401, 402, 403}
+    )
+    if failure.kind == "timeout" and timeout_s < job.agent.timeout_s:
+        counted = False  # the job's own deadline cut it short, which says nothing of the model
+    reported = failed.cost
+    if reported is None and failed.usage is not None:
+        reported = worker.prices.cost(flight.provider, flight.model, failed.usage)
+    if reported is not None:
+        cost, basis = reported, "billed"
+    else:
+        cost, basis = cost_of_failure(flight, maybe_billed=failed.maybe_billed)
+    # The identity of the error is that of its redacted text, too: a secret must not tell errors apart.
+    error = replace(failure, message=worker.redactor.text(failure.message)).error_info()
+    attempt = attempt_of(
+        worker,
+        job,
+        flight,
+        started_at,
+        "error",
+        cost=cost,
+        basis=basis,
+        usage=failed.usage,
+        error=error,
+        counted=counted,
+    )
+    return Ended(attempt, failure, credential=failed.credential)
 
 
 def _text(output: JsonValue) -> str:

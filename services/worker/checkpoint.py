@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from breakwater.contracts.execution import Attempt, Cause
 from breakwater.contracts.types import Count, Event, Timestamp
 from services.worker.repairs import Repairs
@@ -25,7 +27,7 @@ class InFlight(Event):
 
 
 class Checkpoint(Event):
-    """Saved before each call and before each long wait."""
+    """Saved before each call and before each long wait. It never changes: what changes it gives another one."""
 
     dispatched_at: Timestamp
     deadline: Timestamp
@@ -42,3 +44,44 @@ class Checkpoint(Event):
     resume_at: Timestamp | None = None
     """When a long wait ends."""
     in_flight: InFlight | None = None
+
+    def text(self) -> str:
+        """As it is saved: JSON without what is as it was at the start."""
+        return self.model_dump_json(exclude_defaults=True)
+
+    def tried(self, model: str) -> bool:
+        """Whether the job has come to this model before, if only to be refused."""
+        return any(attempt.model == model for attempt in self.attempts)
+
+    def cause_of_next(self, model: str) -> Cause:
+        """Why the next attempt is made."""
+        if self.cause is not None:
+            return self.cause
+        if not self.attempts:
+            return "first"
+        return "retry" if self.tried(model) else "fallback"
+
+    def after(self, attempt: Attempt) -> Checkpoint:
+        """With an attempt that has ended and is recorded."""
+        update = {"attempts": (*self.attempts, attempt), "in_flight": None, "cause": None}
+        return self.model_copy(update=update | {"backoff_ms": 0, "resume_at": None})
+
+    def at_model(self, index: int) -> Checkpoint:
+        """At another model of the chain."""
+        update = {"model_index": index, "model": None, "repairs": self.repairs.for_next_model()}
+        return self.model_copy(update=update)
+
+    def repaired(self, cause: Cause, repairs: Repairs) -> Checkpoint:
+        """About to ask the same model again with what was mended."""
+        return self.model_copy(update={"cause": cause, "repairs": repairs})
+
+    def waiting(self, model: str, delay_s: float, until: datetime) -> Checkpoint:
+        """Waiting before the next attempt on a model."""
+        waited_ms = self.backoff_ms + round(delay_s * 1000)
+        return self.model_copy(update={"backoff_ms": waited_ms, "resume_at": until, "model": model})
+
+    def credited(self, waited: timedelta) -> Checkpoint:
+        """With as much more time as an outage of the plane has cost; a round trip is not worth an update."""
+        if waited <= timedelta(seconds=1):
+            return self
+        return self.model_copy(update={"deadline": self.deadline + waited})

@@ -14,28 +14,19 @@ import structlog
 from pydantic import JsonValue
 
 from breakwater.bus.deadletter import dead_letter
-from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable, PublishRefused
-from breakwater.config import Agent
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Execution, Result
+from breakwater.contracts.execution import ErrorInfo, Execution, Reason, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
+from breakwater.policy.caps import OWN_CAP
+from breakwater.policy.classify import WORKER_LOST
 from breakwater.policy.record import totals
 from breakwater.policy.user_message import user_message_for
-from services.worker.assignment import Finished
-from services.worker.notices import Notices
-from services.worker.plane import Plane
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A delivered job as far as it could be read: who asked for it, and where the answer goes."""
-
-    delivery: Delivery
-    agent: Agent
-    job: Job | None
-    reply_to: str | None
+from services.worker.assignment import Finished, JobDelivery
+from services.worker.checkpoint import Checkpoint
+from services.worker.context import WorkerContext
+from services.worker.progress import ProgressReporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +43,7 @@ class Conclusion:
     on_error: Literal["fail", "message"]
     cached_from: str | None = None
     """The execution whose answer was given again."""
+    dry_run: bool = False
 
 
 def conclude(end: Conclusion) -> Result:
@@ -97,45 +89,77 @@ def conclude(end: Conclusion) -> Result:
         duration_ms=max(0, round((end.completed_at - end.queued_at).total_seconds() * 1000)),
         cache_hit=end.cached_from is not None,
         cached_from=end.cached_from,
+        dry_run=end.dry_run,
     )
 
 
-async def decided(plane: Plane, agent_name: str, execution_id: str) -> Result | None:
+def stopped(at: Checkpoint, reason: Reason) -> Finished:
+    """The end of a job without an answer, with the error of the attempt that says best why. Pure.
+
+    Args:
+        at: how far the job came.
+        reason: why nothing more is tried.
+    """
+    attempts = at.attempts
+    called = [attempt for attempt in attempts if not attempt.short_circuited]
+    over_own_cap = bool(attempts) and attempts[-1].refused_by == OWN_CAP
+    if reason in {"breaker_open", "budget_exceeded", "rate_limited"} and called and not over_own_cap:
+        # Some model was called and failed: that is why the job failed, not the refusal of the last one.
+        reason = "error"
+    last = called[-1] if called and reason == "error" else attempts[-1] if attempts else None
+    error = last.error if last is not None else None
+    if reason == "breaker_open" and error is not None:
+        # Worth asking again as soon as the first of its models is.
+        waits = [one.error for one in attempts if one.error is not None and one.error.retry_after_s is not None]
+        error = min(waits, key=lambda one: one.retry_after_s or 0.0, default=error)
+    if reason == "error" and last is not None and last.outcome in {"success", "worker_lost"}:
+        # A success here is one whose answer died with its worker.
+        reason, error = "worker_lost", WORKER_LOST.error_info()
+    if error is None and reason == "error":
+        what = "the config no longer has the model that this job was at"
+        error = ErrorInfo(kind="invalid", class_="ConfigChangedError", message=what)
+    if error is None:
+        what = "the job's total timeout passed before it could call"
+        error = ErrorInfo(kind="timeout", class_="TotalTimeoutError", message=what)
+    return Finished(at, None, None, reason, error)
+
+
+async def decided(worker: WorkerContext, agent_name: str, execution_id: str) -> Result | None:
     """What stands of a job that was decided before: its result, or its record when the result has aged out."""
-    result = await plane.outages.retry_while_unavailable(
-        lambda: plane.lookup.last(Stream.RESULTS, subjects.result(execution_id))
+    result = await worker.outages.retry_while_unavailable(
+        lambda: worker.lookup.last(Stream.RESULTS, subjects.result(execution_id))
     )
     if result is not None:
         return Result.model_validate_json(result.data)
     subject = subjects.execution(agent_name, execution_id)
-    record = await plane.outages.retry_while_unavailable(lambda: plane.lookup.last(Stream.EVENTS, subject))
+    record = await worker.outages.retry_while_unavailable(lambda: worker.lookup.last(Stream.EVENTS, subject))
     if record is None:
         return None
     execution = Execution.model_validate_json(record.data)
     return Result(job_id=execution_id, **_fields(execution))
 
 
-async def refuse_id(plane: Plane, ask: Ask, refusal: Result) -> None:
-    """Refuses a job whose id belongs to another one: kept and told to who asked, with no record under that id."""
-    await _keep_dead_letter(plane, ask, refusal)
-    if ask.reply_to is not None:
-        await plane.publisher.transient(ask.reply_to, refusal)
-    await ask.delivery.ack_sync()
+async def refuse_id(worker: WorkerContext, asked: JobDelivery, refusal: Result) -> None:
+    """Refuses a job whose id belongs to another one: a dead letter and an answer, with no record under that id."""
+    await _keep_dead_letter(worker, asked, refusal)
+    if asked.reply_to is not None:
+        await worker.publisher.transient(asked.reply_to, refusal)
+    await asked.delivery.ack_sync()
 
 
-async def finish(plane: Plane, ask: Ask, result: Result) -> None:
+async def finish(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:
     """Decides a job, and answers it."""
     if result.status == "dead_lettered":
-        await _keep_dead_letter(plane, ask, result)
-    standing = await _decide(plane, result)
-    await answer(plane, ask, standing)
+        await _keep_dead_letter(worker, asked, result)
+    standing = await _decide(worker, result)
+    await answer(worker, asked, standing)
 
 
-async def _keep_dead_letter(plane: Plane, ask: Ask, result: Result) -> None:
-    await plane.outages.retry_while_unavailable(
+async def _keep_dead_letter(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:
+    await worker.outages.retry_while_unavailable(
         lambda: dead_letter(
-            plane.publisher,
-            ask.delivery,
+            worker.publisher,
+            asked.delivery,
             reason=result.reason or "error",
             error=result.error.message if result.error else "",
             agent=result.agent,
@@ -145,42 +169,42 @@ async def _keep_dead_letter(plane: Plane, ask: Ask, result: Result) -> None:
     )
 
 
-async def answer(plane: Plane, ask: Ask, result: Result) -> None:
-    """Makes sure that the record stands, tells who waits, and acknowledges the job."""
-    await plane.outages.retry_while_unavailable(lambda: _record(plane, ask, result))
-    if ask.reply_to is not None:
-        await plane.publisher.transient(ask.reply_to, result)
-    await Notices(plane, result.agent, result.execution_id, result.parent_execution_id).ended(result)
-    if not await ask.delivery.ack_sync():
+async def answer(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:
+    """Makes sure that the record stands, answers whoever waits, and acknowledges the job."""
+    await worker.outages.retry_while_unavailable(lambda: _record(worker, asked, result))
+    if asked.reply_to is not None:
+        await worker.publisher.transient(asked.reply_to, result)
+    await ProgressReporter(worker, result.agent, result.execution_id, result.parent_execution_id).ended(result)
+    if not await asked.delivery.ack_sync():
         structlog.get_logger().info("ack_unconfirmed", execution_id=result.execution_id)
 
 
-async def _decide(plane: Plane, result: Result) -> Result:
+async def _decide(worker: WorkerContext, result: Result) -> Result:
     """Publishes the result, and returns the one that stands: this one, or that of whoever was first."""
     subject = subjects.result(result.job_id)
 
     async def publish() -> Result:
         try:
-            await plane.publisher.event(subject, result, id=result.job_id, at=result.completed_at, once=True)
+            await worker.publisher.event(subject, result, id=result.job_id, at=result.completed_at, once=True)
         except AlreadyDecided:
-            found = await plane.lookup.last(Stream.RESULTS, subject)
+            found = await worker.lookup.last(Stream.RESULTS, subject)
             if found is None:
                 raise BusUnavailable(f"{subject} is decided, but the replica that was asked lags") from None
             return Result.model_validate_json(found.data)
         return result
 
-    return await plane.outages.retry_while_unavailable(publish)
+    return await worker.outages.retry_while_unavailable(publish)
 
 
-async def _record(plane: Plane, ask: Ask, result: Result) -> None:
-    record = redacted(plane, ask, result)
+async def _record(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:
+    record = redacted(worker, asked, result)
     subject = subjects.execution(record.agent, record.execution_id)
     # Placeholders may make it longer than the bus takes. A record without its texts is better than none.
     shorter = record.model_copy(update={"messages": None, "input": None})
     shortest = shorter.model_copy(update={"output": None, "metadata": {}})
     for one in (record, shorter, shortest):
         try:
-            await plane.publisher.event(subject, one, id=one.execution_id, at=one.completed_at, once=True)
+            await worker.publisher.event(subject, one, id=one.execution_id, at=one.completed_at, once=True)
         except AlreadyDecided:
             return  # by ourselves before a crash, or by another worker from the same result
         except PublishRefused:
@@ -190,16 +214,16 @@ async def _record(plane: Plane, ask: Ask, result: Result) -> None:
             return
 
 
-def redacted(plane: Plane, ask: Ask, result: Result) -> Execution:
+def redacted(worker: WorkerContext, asked: JobDelivery, result: Result) -> Execution:
     """The record of a result: with the conversation if it may be kept, and nothing in it that is secret."""
-    redact = plane.redactor.json
+    redact = worker.redactor.json
     messages: JsonValue = None
     given: JsonValue = None
-    if ask.agent.persist_prompts and ask.job is not None:
-        messages = redact(cast(JsonValue, ask.job.chat_messages()))
-        given = redact(ask.job.input)
+    if asked.agent.persist_prompts and asked.job is not None:
+        messages = redact(cast(JsonValue, asked.job.chat_messages()))
+        given = redact(asked.job.input)
     fields = _fields(result) | {
-        "output": redact(result.output) if ask.agent.persist_responses else None,
+        "output": redact(result.output) if asked.agent.persist_responses else None,
         "messages": messages,
         "input": given,
         "metadata": redact(result.metadata),

@@ -1,4 +1,4 @@
-"""Answers what a job would call and what that would cost at worst, and calls nothing."""
+"""Answers what a job would call, what that would cost at worst, and which gate would refuse it; calls nothing."""
 
 from __future__ import annotations
 
@@ -6,49 +6,53 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from breakwater.contracts.execution import Result
 from breakwater.contracts.types import usd_from_nano
-from services.worker.assignment import Assignment
-from services.worker.conclude import Ask, finish
-from services.worker.plane import Plane
+from services.worker.assignment import Assignment, Finished
+from services.worker.attempts import request_for
+from services.worker.checkpoint import Checkpoint
+from services.worker.context import WorkerContext
+from services.worker.gates import look
+from services.worker.gates.gate import AdmissionRequest, Refused, WaitForCapacity
 
 
-async def dry_run(plane: Plane, ask: Ask, assignment: Assignment) -> None:
-    """Decides the job with the plan as its output."""
-    agent, job, chain = assignment.agent, assignment.job, assignment.chain
-    execution_id, agent_name = assignment.execution_id, assignment.agent_name
-    corrections = 0 if agent.output is None else agent.output.max_corrections
-    models: list[JsonValue] = []
-    for model in chain:
-        worst = plane.worst_case(agent, model, assignment.input_size, assignment.max_output_tokens)
-        planned: dict[str, Any] = {
-            "model": model,
-            "provider": plane.config.provider_name(agent, model),
-            "max_attempts": agent.retry.max_attempts,
-            "max_corrections": corrections,
-            "worst_case_cost": None if worst is None else usd_from_nano(worst),
-        }
-        models.append(planned)
-    now = plane.now()
-    result = Result(
-        job_id=execution_id,
-        execution_id=execution_id,
-        agent=agent_name,
-        tenant=job.tenant,
-        task_id=job.task_id,
-        parent_execution_id=job.parent_execution_id,
-        status="succeeded",
-        requested_model=chain[0],
-        fallback_chain=chain,
-        total_cost=0,
-        wasted_cost=0,
-        cost_basis="billed",
-        output={"dry_run": True, "models": models, "worst_case_cost_basis": "per attempt"},
-        metadata=job.metadata,
-        queued_at=ask.delivery.published_at,
-        dispatched_at=now,
-        completed_at=now,
-        duration_ms=0,
-        dry_run=True,
-    )
-    await finish(plane, ask, result)
+async def dry_run(worker: WorkerContext, job: Assignment) -> Finished:
+    """The end of a dry run, with the plan as its output: each model of the chain, as if its turn came now."""
+    now = worker.now()
+    start = Checkpoint(dispatched_at=now, deadline=now)
+    requests = [
+        request_for(worker, job, start.at_model(index), job.agent.timeout_s, dry_run=True)
+        for index in range(len(job.chain))
+    ]
+    models: list[JsonValue] = [await _planned(worker, request) for request in requests]
+    output: JsonValue = {"dry_run": True, "models": models, "worst_case_cost_basis": "per attempt"}
+    return Finished(start, output, None, None, None)
+
+
+async def _planned(worker: WorkerContext, request: AdmissionRequest) -> dict[str, Any]:
+    agent, worst = request.job.agent, request.flight.reserved
+    verdict = await worker.outages.retry_while_unavailable(lambda: look(worker, request))
+    return {
+        "model": request.flight.model,
+        "provider": request.flight.provider or None,
+        "max_attempts": agent.retry.max_attempts,
+        "max_corrections": 0 if agent.output is None else agent.output.max_corrections,
+        "worst_case_cost": None if worst is None else usd_from_nano(worst),
+        **_admission(verdict),
+    }
+
+
+def _admission(verdict: Refused | WaitForCapacity | None) -> dict[str, Any]:
+    """What the gates would say now: `admitted`, `refused` or `wait`, and in the latter cases why."""
+    if verdict is None:
+        return {"admission": "admitted", "refusal": None}
+    waits = isinstance(verdict, WaitForCapacity)
+    refused = verdict.refused if waits else verdict
+    return {
+        "admission": "wait" if waits else "refused",
+        "refusal": {
+            "reason": refused.reason,
+            "refused_by": refused.refused_by,
+            "message": refused.error.message,
+            "retry_after_s": verdict.delay_s if waits else refused.error.retry_after_s,
+        },
+    }

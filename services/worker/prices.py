@@ -12,9 +12,10 @@ import structlog
 
 from breakwater.config import Agent, Config, ModelSettings
 from breakwater.contracts.types import NANO_PER_USD
-from breakwater.policy.estimate import TokenRules, rules_for
+from breakwater.policy.estimate import TokenRules, estimate_input_tokens, rules_for
+from breakwater.policy.input_size import InputSize
 from breakwater.policy.price import Price, Usage, cost_nano, worst_case_nano
-from breakwater.providers.base import HttpSettings
+from breakwater.providers.base import HttpSettings, LocalSettings
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, Provider, TieredPrices
@@ -115,6 +116,41 @@ class _Listed:
                 reasoning_tokens=max_tokens if thought else 0,
             )
         )
+
+
+class Prices:
+    """What calls cost, by the config: a model's price, or what a call of a program is said to cost."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._book = PriceBook(config.models)
+
+    def input_tokens(self, agent: Agent, model: str, size: InputSize) -> int:
+        """A high estimate of what a call's input will be counted as."""
+        return estimate_input_tokens(size, token_rules(self._config, agent, model))
+
+    def worst_case(self, provider: str, model: str, input_tokens: int, max_tokens: int) -> int | None:
+        """The most that a call can cost in nano-dollars; None where that is not known.
+
+        Args:
+            provider: the one that performs it.
+            model: the one to call.
+            input_tokens: from `input_tokens`.
+            max_tokens: the most it may answer, over all its choices.
+        """
+        settings = self._config.providers.get(provider)
+        if isinstance(settings, LocalSettings) and settings.cost_per_call_usd is not None:
+            return settings.cost_per_call_usd
+        return self._book.worst_case(model, input_tokens, max_tokens) if self._is_priced(provider, model) else None
+
+    def cost(self, provider: str, model: str, usage: Usage) -> int | None:
+        """What a call has cost in nano-dollars by what it has used; None where that is not known."""
+        return self._book.cost(model, usage) if self._is_priced(provider, model) else None
+
+    def _is_priced(self, provider: str, model: str) -> bool:
+        # A program's name may happen to be that of a model in the price list.
+        settings = self._config.models.get(model)
+        return not self._config.is_local(provider) or (settings is not None and settings.price is not None)
 
 
 def token_rules(config: Config, agent: Agent, model: str) -> TokenRules:

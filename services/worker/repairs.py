@@ -7,11 +7,13 @@ takes the job over derives the same conversation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from breakwater.contracts.execution import Attempt, Cause
+from breakwater.contracts.execution import Attempt, Cause, Notification
 from breakwater.contracts.types import Count, Event
+from breakwater.policy.classify import Classification
 from breakwater.policy.conversation import keep_ratio_from, prune_orphans, trim
 from breakwater.policy.input_size import InputSize, size_of_messages
 from breakwater.policy.output import correction_message
@@ -30,6 +32,17 @@ class Correction(Event):
     answer: str | None
     """None where the answer was lost with its worker: the correction counts, and nothing can be said of it."""
     problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """The same model is asked again, at once: what was wrong has been mended. Not counted as a try."""
+
+    cause: Cause
+    repairs: Repairs
+    event: Notification | None = None
+    count: Count = 0
+    """Tool calls pruned or messages trimmed away."""
 
 
 class Repairs(Event):
@@ -61,7 +74,7 @@ class Repairs(Event):
         return [*repaired, *_dialogue(self.corrections)], len(messages) - len(repaired)
 
     def replayed(self, cause: Cause, messages: Sequence[Message], attempts: Sequence[Attempt]) -> Repairs:
-        """With the repair that led to a recorded attempt, decided anew from what was recorded before it."""
+        """With the repair that led to a recorded attempt, derived again from what was recorded before it."""
         match cause:
             case "orphan_recovery":
                 pruned = self.prune(messages)
@@ -77,6 +90,37 @@ class Repairs(Event):
                 return self.model_copy(update={"credential_refreshed": True})
             case _:
                 return self
+
+    def after(
+        self,
+        failure: Classification,
+        messages: Sequence[Message],
+        correction: Correction | None,
+        *,
+        may_trim: bool,
+        max_corrections: int,
+    ) -> Repaired | None:
+        """What can be mended after a failed attempt; None where nothing can.
+
+        Args:
+            failure: what the failure means.
+            messages: of the job.
+            correction: what was wrong with the answer; None where the answer was lost with its worker.
+            may_trim: whether a conversation that is too long may lose its oldest turns.
+            max_corrections: how often a model may be told what was wrong with its answer.
+        """
+        if failure.kind == "orphan_tool_calls" and (pruned := self.prune(messages)) is not None:
+            repairs, count = pruned
+            return Repaired("orphan_recovery", repairs, "orphan_tool_calls_pruned", count)
+        if failure.kind == "context_overflow" and may_trim:
+            if (shorter := self.shorten(messages, failure.message)) is None:
+                return None
+            repairs, count = shorter
+            return Repaired("context_trim", repairs, "context_trimmed", count)
+        if failure.kind == "logic":
+            corrected = self.correct(correction or Correction(answer=None), max_corrections)
+            return None if corrected is None else Repaired("self_correction", corrected)
+        return None
 
     def prune(self, messages: Sequence[Message]) -> tuple[Repairs, int] | None:
         """Takes orphaned tool calls out. None where that was done before, or there are none."""

@@ -48,10 +48,13 @@ from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey, Tripped
-from services.worker.admission import Denial, Grant, Question, admit
 from services.worker.assignment import Assignment
-from services.worker.plane import Plane, plane_for
-from services.worker.task_guard import guard_of
+from services.worker.attempts import request_for
+from services.worker.checkpoint import Checkpoint
+from services.worker.context import WorkerContext, context_for
+from services.worker.gates import Admitted, admit
+from services.worker.gates.gate import Refused
+from services.worker.repairs import Correction, Repairs
 from tests.bench.counting import CountingRedis
 from tests.server_sources import EmbeddedServers
 
@@ -72,7 +75,7 @@ agents:
   poor: {model: sim/m, guard: {max_iterations: 1000000}, budget: {daily_usd: 0.000001, enforcement: hard}}
   throttled: {model: sim/m, guard: {max_iterations: 1000000}, rate_limit: {requests_per_minute: 100, on_exceeded: fail}}
 """
-CHECKPOINT = "x" * 2_000
+REPAIRS = Repairs(corrections=(Correction(answer="x" * 2_000),))
 TASK = "the task"
 WARM_UP = 300
 
@@ -87,11 +90,11 @@ class Figures:
     in_redis: float
 
 
-def plane_of(redis: Redis, config: Config) -> Plane:
-    """A worker's plane that never connects to NATS: nothing is told here."""
+def context_of(redis: Redis, config: Config) -> WorkerContext:
+    """A worker's context that never connects to NATS: nothing is published here."""
     connection = connection_of(make_broker("nats://127.0.0.1:1", "bench"))
     caps = config.caps
-    return plane_for(
+    return context_for(
         config,
         lambda: caps,
         redis=redis,
@@ -113,12 +116,12 @@ class Bench:
 
     def __init__(self, redis: CountingRedis, calls: int) -> None:
         self._redis = redis
-        self._plane = plane_of(redis, parse_config(CONFIG))
+        self._worker = context_of(redis, parse_config(CONFIG))
         self._calls = calls
         self._number = 0
 
     async def admissions(self, agent_name: str, expected: str) -> Figures:
-        """Of calls that are all answered with `expected`: a reason, or `grant`."""
+        """Of calls that are all answered with `expected`: a reason, or `admitted`."""
         for _ in range(WARM_UP):
             await self._ask(agent_name)
         asked = [await self._ask(agent_name) for _ in range(self._calls)]
@@ -128,40 +131,26 @@ class Bench:
         return figures(round_trips, [elapsed for elapsed, _, _, _ in asked], in_redis)
 
     async def _ask(self, agent_name: str, *, look_into_redis: bool = False) -> tuple[float, int, str, float]:
-        """Seconds, round trips, why it was refused or `grant`, and seconds within Redis if asked for."""
-        plane = self._plane
+        """Seconds, round trips, why it was refused or `admitted`, and seconds within Redis if asked for."""
+        worker = self._worker
         self._number += 1
         claim = Claim(f"job-{self._number}", self._number, 1)
-        agent = plane.config.agents[agent_name]
+        agent = worker.config.agents[agent_name]
         job = Job.model_validate({"agent": agent_name, "prompt": "How do I return a parcel?", "task_id": TASK})
         assignment = Assignment(claim.execution_id, agent_name, agent, job, agent.chain, claim, None)
-        question = Question(
-            attempt_id=f"{claim.execution_id}:1",
-            model="sim/m",
-            provider="sim",
-            checkpoint=CHECKPOINT,
-            at_rest=lambda: CHECKPOINT,
-            worst_case=20_000_000,
-            worst_tokens=5_000,
-            timeout_s=30.0,
-            first_try=True,
-            attempts=(),
-        )
-        await plane.executions.claim(claim)
+        now = worker.now()
+        checkpoint = Checkpoint(dispatched_at=now, deadline=now, repairs=REPAIRS)
+        request = request_for(worker, assignment, checkpoint, 30.0)
+        await worker.executions.claim(claim)
         trips, spent = self._redis.round_trips, await self._spent() if look_into_redis else 0.0
         began = time.perf_counter()
-        guard = guard_of(plane, agent_name, agent, assignment.job, assignment.execution_id)
-        answer = await admit(plane, assignment, guard, question)
+        answer = await admit(worker, request)
         elapsed = time.perf_counter() - began
         trips, spent = self._redis.round_trips - trips, await self._spent() - spent if look_into_redis else 0.0
-        if isinstance(answer, Grant) and agent_name != "throttled":
-            back = [plane.budgets.release_call(question.attempt_id, agent_name, None, answer.reserved_at)]
-            if guard is not None:
-                back.append(guard.let_go(()))
-            back.append(plane.rate_limits.release_call(question.attempt_id, answer.limits))
-            await self._redis.run(back)
-        await plane.executions.finish(claim)
-        return elapsed, trips, answer.reason if isinstance(answer, Denial) else type(answer).__name__.lower(), spent
+        if isinstance(answer, Admitted) and agent_name != "throttled":
+            await self._redis.run([call for gate in answer.gates if (call := gate.give_back()) is not None])
+        await worker.executions.finish(claim)
+        return elapsed, trips, answer.reason if isinstance(answer, Refused) else type(answer).__name__.lower(), spent
 
     async def _spent(self) -> float:
         """Seconds that Redis has spent on scripts so far."""
@@ -179,18 +168,18 @@ class Bench:
 
     async def open_breaker(self) -> None:
         key = BreakerKey("writer", "sim/m")
-        [before] = await self._plane.breakers.load([key])
+        [before] = await self._worker.breakers.load([key])
         is_open = replace(before.breaker, state="open", version=1, open_until_ms=before.now_ms + 3_600_000)
-        await self._plane.breakers.save([Saving(key, before, is_open, None)])
+        await self._worker.breakers.save([Saving(key, before, is_open, None)])
 
     async def close_breaker(self) -> None:
         key = BreakerKey("writer", "sim/m")
-        [before] = await self._plane.breakers.load([key])
-        await self._plane.breakers.save([Saving(key, before, Breaker(version=2), None)])
+        [before] = await self._worker.breakers.load([key])
+        await self._worker.breakers.save([Saving(key, before, Breaker(version=2), None)])
 
     async def stop_task(self) -> None:
         trip = Trip("max_iterations", "10 iterations (limit: 10)")
-        await self._plane.tasks.restore(TaskKey(None, TASK), Tripped(trip, "writer", "job", 1, published=True))
+        await self._worker.tasks.restore(TaskKey(None, TASK), Tripped(trip, "writer", "job", 1, published=True))
 
 
 async def measure(url: str, calls: int) -> dict[str, Figures]:
@@ -200,7 +189,7 @@ async def measure(url: str, calls: int) -> dict[str, Figures]:
         counters = BudgetCounters(redis, ZoneInfo("UTC"))
         await counters.fill(None, "bench", 0, counters.periods(datetime.now(UTC)), {}, {})
         found = {"a PING, to compare": await bench.ping()}
-        found["granted"] = await bench.admissions("writer", "grant")
+        found["granted"] = await bench.admissions("writer", "admitted")
         found["refused: rate limit"] = await bench.admissions("throttled", "rate_limited")
         found["refused: budget"] = await bench.admissions("poor", "budget_exceeded")
         await bench.open_breaker()

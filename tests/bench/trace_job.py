@@ -26,6 +26,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import nats
+from nats.aio.client import Client
+from nats.js.errors import NotFoundError
 from pydantic import SecretStr
 
 from breakwater.bus.provision import provision
@@ -175,7 +177,7 @@ async def traces(directory: Path, nats_url: str, redis_url: str, provider_url: s
     return done
 
 
-async def _run_job(client: nats.NATS, job_id: str) -> None:
+async def _run_job(client: Client, job_id: str) -> None:
     jetstream = client.jetstream()
     job = json.dumps({"agent": "writer", "job_id": job_id, "prompt": "How do I return a parcel?"}).encode()
     await jetstream.publish(subjects.job("writer"), job, timeout=30, headers={Header.UNIQUE_ID.value: "1"})
@@ -186,7 +188,7 @@ async def _run_job(client: nats.NATS, job_id: str) -> None:
 async def _result(jetstream: Any, job_id: str) -> bool:
     try:
         found = await jetstream.get_last_msg("RESULTS", f"bw.results.{job_id}", direct=True)
-    except nats.js.errors.NotFoundError:
+    except NotFoundError:
         return False
     assert json.loads(found.data)["status"] == "succeeded"
     return True

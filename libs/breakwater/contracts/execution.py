@@ -99,6 +99,10 @@ class Attempt(Event):
     refused_cap: Money | None = Field(
         default=None, description="The hard cap that had no room for the call, where it has room for such calls at all."
     )
+    refused_reason: Reason | None = Field(
+        default=None, description="Of a refused call: what the job ends with, unless another model answers."
+    )
+    ends_chain: bool = Field(default=False, description="Of a refused call: no other model is tried.")
     counts_for_breaker: bool = Field(default=False, description="Whether the breaker counts this failure.")
     breaker_version: Count | None = Field(
         default=None, description="Of the breaker that let the call pass; its outcome counts for that version only."

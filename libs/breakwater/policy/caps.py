@@ -10,6 +10,9 @@ from collections.abc import Iterable
 
 from breakwater.contracts.execution import Attempt
 
+OWN_CAP = "execution"
+"""The name of a job's own cap (`max_cost_usd`), as what refused a call."""
+
 
 def fits(amount: int, *, limit: int | None, spent: int, reserved: int = 0) -> bool:
     """Whether an amount may be held under a cap. To reach it is to be within it.

@@ -286,6 +286,16 @@ class Classification:
         )
 
 
+WORKER_LOST = Classification(
+    "worker_lost",
+    "WorkerLostError",
+    "the worker was lost while the call was under way",
+    None,
+    retryable=True,
+    counts_for_breaker=False,
+)
+"""What a call came to whose worker died before it could record it."""
+
 _CLIENT_CLASSES = {
     400: "BadRequestError",
     401: "UnauthorizedError",

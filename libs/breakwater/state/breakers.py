@@ -85,9 +85,9 @@ class Breakers:
         self._redis = redis
 
     @staticmethod
-    def admit_call(key: BreakerKey, attempt_id: str, probe_lease_ms: int) -> ScriptCall:
-        """Asks whether an attempt may call; read its answer with `admission`."""
-        return ScriptCall(_ADMIT, [_redis_key(key)], [attempt_id, probe_lease_ms])
+    def admit_call(key: BreakerKey, attempt_id: str, probe_lease_ms: int | None) -> ScriptCall:
+        """Asks whether an attempt may call; read its answer with `admission`. Without a lease it only looks."""
+        return ScriptCall(_ADMIT, [_redis_key(key)], [attempt_id, "" if probe_lease_ms is None else probe_lease_ms])
 
     @staticmethod
     def admission(answer: Sequence[object]) -> BreakerAdmitted | BreakerRefused:

@@ -97,6 +97,19 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveReservation:
+    """The reservation of a call under way, as its worker knows it: `amount` in nano-dollars, made `at`."""
+
+    attempt_id: str
+    agent: str
+    tenant: str | None
+    amount: int
+    at: datetime
+    until: datetime
+    """When its lease ends at the latest."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settlement:
     """What an attempt's event says: it made a call, which adds so much to its budgets."""
 
@@ -144,7 +157,7 @@ class Budgets:
         counters: Sequence[Counter],
         *,
         now: datetime,
-        lease_ms: int,
+        lease_ms: int | None,
         at: datetime | None = None,
     ) -> ScriptCall:
         """Holds an attempt's worst case against all its budgets; read its answer with `reserved`.
@@ -156,13 +169,20 @@ class Budgets:
             amount: nano-dollars.
             counters: from `CapTable.counters`: two for each scope, daily and monthly.
             now: by the caller's clock; which day and month it is, Redis' clock decides.
-            lease_ms: how long it is held for sure.
+            lease_ms: how long it is held for sure; None only asks, and holds nothing.
             at: when it was reserved, where Redis has lost that it was. Caps are of no matter then.
         """
         periods = self._current(now) if at is None else periods_at(at, self._zone)
         day, month = periods.day, periods.month
         arguments: list[Argument] = [
-            *(attempt_id, amount, lease_ms, "" if at is None else ms_from_time(at), day.name, month.name),
+            *(
+                attempt_id,
+                amount,
+                "" if lease_ms is None else lease_ms,
+                "" if at is None else ms_from_time(at),
+                day.name,
+                month.name,
+            ),
             *(day.start_ms, day.end_ms, month.start_ms, month.end_ms, day.end_ms + KEEP_MS, month.end_ms + KEEP_MS),
             f"{agent}\n{tenant or ''}",
         ]

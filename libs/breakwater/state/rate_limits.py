@@ -45,6 +45,8 @@ class OverLimit:
     case. Concurrent calls: when enough leases will have ended, which is the latest; calls mostly end sooner. None: it
     can never fit, as the call alone is more than a minute's tokens.
     """
+    under_way: int = 0
+    """The calls that count towards the limit and have not ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class RateLimits:
         self._redis = redis
         self._slice_ms = window_ms // SLICES
 
-    def admit_call(self, attempt_id: str, limits: Sequence[Limited], tokens: int, lease_ms: int) -> ScriptCall:
+    def admit_call(self, attempt_id: str, limits: Sequence[Limited], tokens: int, lease_ms: int | None) -> ScriptCall:
         """Asks whether a call fits all its limits, and counts it if so; read its answer with `admitted`.
 
         While its lease stands, the same attempt gets the same answer. After that it asks for another call.
@@ -82,7 +84,9 @@ class RateLimits:
             for most in (rule.requests_per_minute, rule.tokens_per_minute, rule.concurrent_calls)
         ]
         return ScriptCall(
-            _ADMIT, _keys(attempt_id, limits), [attempt_id, tokens, lease_ms, self._slice_ms, SLICES, *rules]
+            _ADMIT,
+            _keys(attempt_id, limits),
+            [attempt_id, tokens, "" if lease_ms is None else lease_ms, self._slice_ms, SLICES, *rules],
         )
 
     @staticmethod
@@ -93,8 +97,8 @@ class RateLimits:
         """
         if answer[0] == 1:
             return None
-        _, index, what, wait_ms = answer
-        return OverLimit(limits[int(index) - 1].name, what, None if wait_ms < 0 else int(wait_ms))
+        _, index, what, wait_ms, under_way = answer
+        return OverLimit(limits[int(index) - 1].name, what, None if wait_ms < 0 else int(wait_ms), int(under_way))
 
     async def settle(self, attempt_id: str, limits: Sequence[Limited], tokens: int | None) -> None:
         """Ends a call: it is under way no more, and counts with the tokens it used (None: unknown, nothing changes).
@@ -105,8 +109,12 @@ class RateLimits:
             StateUnavailable: settle again.
         """
         if limits:
-            used = "" if tokens is None else tokens
-            await self._redis.run([ScriptCall(_SETTLE, _keys(attempt_id, limits), [attempt_id, used])])
+            await self._redis.run([self.settle_call(attempt_id, limits, tokens)])
+
+    @staticmethod
+    def settle_call(attempt_id: str, limits: Sequence[Limited], tokens: int | None) -> ScriptCall:
+        """`settle`, to go with other calls; answers nothing."""
+        return ScriptCall(_SETTLE, _keys(attempt_id, limits), [attempt_id, "" if tokens is None else tokens])
 
     async def release(self, attempt_id: str, limits: Sequence[Limited]) -> None:
         """Takes a call back that was never made: nothing of it counts, and the attempt may ask anew.

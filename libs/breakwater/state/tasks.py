@@ -101,7 +101,9 @@ class Tasks:
         self._redis = redis
 
     @staticmethod
-    def enter_call(key: TaskKey, execution_id: str, *, hold: int = 0, cap: int | None = None) -> ScriptCall:
+    def enter_call(
+        key: TaskKey, execution_id: str, *, hold: int = 0, cap: int | None = None, look_only: bool = False
+    ) -> ScriptCall:
         """Counts a job as an iteration, once for each execution, and holds what its next call may bring it to.
 
         Not while tripped, and the hold only where the cap has room for it. Read the answer with `entered`.
@@ -111,10 +113,11 @@ class Tasks:
             execution_id: the job.
             hold: what the job has spent so far and the worst case of its next call, in nano-dollars.
             cap: what the task may cost; None where it has no cap.
+            look_only: count and hold nothing; the answer is that to a job that has not entered yet.
         """
         limit = "" if cap is None else cap
         keys = [key.redis_key, _marker(key, execution_id)]
-        return ScriptCall(_ENTER, keys, [KEEP_MS, KEEP_MS, execution_id, hold, limit, *_FIELDS])
+        return ScriptCall(_ENTER, keys, ["" if look_only else KEEP_MS, KEEP_MS, execution_id, hold, limit, *_FIELDS])
 
     @staticmethod
     def entered(answer: Sequence[Any]) -> Entered:

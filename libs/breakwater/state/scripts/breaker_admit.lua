@@ -3,7 +3,8 @@
 -- KEYS: breaker
 -- Returns {verdict, until_ms, version, changed, wait_ms}: verdict is 'closed', 'probe', 'refused' or 'probing' (refused,
 -- as another attempt holds the probe).
-local breaker, attempt_id, probe_lease_ms = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local breaker, attempt_id = KEYS[1], ARGV[1]
+local probe_lease_ms = tonumber(ARGV[2]) -- '': only looks, and takes no probe
 local known = redis.call('HMGET', breaker, 'state', 'open_until_ms', 'probe', 'probe_until_ms', 'version')
 local state, version = known[1] or 'closed', tonumber(known[5] or '0')
 if state == 'closed' then
@@ -14,17 +15,22 @@ if state == 'isolated' then
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local changed = 0
 if state == 'open' then
   local open_until = tonumber(known[2])
   if now < open_until then
     return {'refused', open_until, version, 0, open_until - now}
   end
+elseif known[3] and known[3] ~= '' and known[3] ~= attempt_id and now < tonumber(known[4]) then
+  return {'probing', tonumber(known[4]), version, 0, tonumber(known[4]) - now}
+end
+if not probe_lease_ms then
+  return {'probe', now, version, 0, 0}
+end
+local changed = 0
+if state == 'open' then
   version = version + 1
   changed = 1
   redis.call('HSET', breaker, 'changed_ms', now)
-elseif known[3] and known[3] ~= '' and known[3] ~= attempt_id and now < tonumber(known[4]) then
-  return {'probing', tonumber(known[4]), version, 0, tonumber(known[4]) - now}
 elseif known[3] == attempt_id then
   changed = 1 -- asked again, as the first answer was lost: the caller has yet to publish the change
 end

@@ -3,7 +3,8 @@
 -- ARGV from the 14th, for each scope: key, hard limit of the day, of the month ('' = none)
 -- Returns {1, when it was reserved} or {0, index of the refusing scope from 1, 'daily' or 'monthly', limit, spent, reserved},
 -- {2, now} where that is in another day or month, {3} where the counters are lost and a cap could not be held.
-local attempt_id, worst_case, lease_ms, asked_at = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] -- asked_at '': now
+local attempt_id, worst_case, asked_at = ARGV[1], ARGV[2], ARGV[4] -- asked_at '': now
+local lease_ms = tonumber(ARGV[3]) -- '': only looks, and reserves nothing
 local day_name, month_name = ARGV[5], ARGV[6]
 local day_start, day_end, month_start, month_end = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local keep_until_ms, owner, first_scope = {ARGV[11], ARGV[12]}, ARGV[13], 14 -- of the day and of the month
@@ -15,7 +16,7 @@ local state, before, since, day, month
 if held then
   state, before, since, day, month = string.match(held, '^(%a)|(%d+)|(%d+)|([^|]+)|([^|]+)|')
   if state == 'e' or before == worst_case or day ~= day_name or month ~= month_name then
-    if state == 'r' then
+    if state == 'r' and lease_ms then
       redis.call('ZADD', leases, 'GT', now + lease_ms, attempt_id)
     end
     return {1, since}
@@ -50,13 +51,16 @@ for i = first_scope, #ARGV, 3 do
     end
   end
 end
+at = string.format('%.0f', at)
+if not lease_ms then
+  return {1, at}
+end
 for window = 1, 2 do
   for i = first_scope, #ARGV, 3 do
     redis.call('HINCRBY', periods[window], 'reserved:' .. ARGV[i], string.format('%.0f', amount))
   end
   redis.call('PEXPIREAT', periods[window], keep_until_ms[window])
 end
-at = string.format('%.0f', at)
 -- state 'r': reserved; 'e': its lease ended and it was charged at the estimate.
 redis.call('HSET', reservations, attempt_id, table.concat({'r', worst_case, at, day_name, month_name, owner}, '|'))
 redis.call('ZADD', leases, now + lease_ms, attempt_id)

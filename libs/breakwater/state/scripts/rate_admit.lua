@@ -2,17 +2,19 @@
 -- Asking again while the lease stands gives the same answer, counts nothing and renews the lease.
 -- KEYS: attempt, then for each limit: counts, calls
 -- ARGV from the 6th, for each limit: requests, tokens, concurrent calls ('' = none)
--- Returns {1} or {0, index of the refusing limit from 1, what it limits, ms until it may fit (-1 = never)}.
+-- Returns {1} or {0, index of the refusing limit from 1, what it limits, ms until it may fit (-1 = never), calls of that
+-- limit under way}.
 -- counts: 'r<slice>' and 't<slice>' with the requests and tokens of a slice, 'requests' and 'tokens' with the sums over
 -- all slices from 'first' to 'last'. A slice counts until a window after its end: a call never less than a window, and
 -- at most a slice more.
 -- calls: attempts by the end of their leases.   attempt: 'until', and 'slice|tokens' by the counts it is part of.
-local attempt_id, tokens, lease_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local attempt_id, tokens = ARGV[1], tonumber(ARGV[2])
+local lease_ms = tonumber(ARGV[3]) -- '': only looks, and counts nothing
 local slice_ms, slices, first_limit = tonumber(ARGV[4]), tonumber(ARGV[5]), 6
 local attempt, limits = KEYS[1], (#KEYS - 1) / 2
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local until_ms, slice = now + lease_ms, math.floor(now / slice_ms)
+local until_ms, slice = now + (lease_ms or 0), math.floor(now / slice_ms)
 
 local function keep(key, ms)
   if redis.call('PTTL', key) < ms then
@@ -76,7 +78,7 @@ local function limit(index)
 end
 
 local asked = redis.call('HGET', attempt, 'until')
-if asked and now < tonumber(asked) then
+if lease_ms and asked and now < tonumber(asked) then
   for k = 3, #KEYS, 2 do
     redis.call('ZADD', KEYS[k], 'XX', 'GT', until_ms, attempt_id) -- XX: it may have been settled
     keep(KEYS[k], lease_ms)
@@ -93,11 +95,15 @@ local function refuse(index, what, ms)
     refusal = {0, index, what, ms}
   end
 end
+local function answer()
+  refusal[5] = redis.call('ZCOUNT', KEYS[2 * refusal[2] + 1], '(' .. now, '+inf')
+  return refusal
+end
 local all = {}
 for i = 1, limits do
   local _, most = limit(i)
   if most and tokens > most then
-    return {0, i, 'tokens_per_minute', -1}
+    return {0, i, 'tokens_per_minute', -1, 0}
   end
 end
 for i = 1, limits do
@@ -112,7 +118,7 @@ for i = 1, limits do
   all[i] = sums
 end
 if refusal then
-  return refusal
+  return answer()
 end
 for i = 1, limits do
   local key, _, _, most = KEYS[2 * i + 1], limit(i)
@@ -124,7 +130,10 @@ for i = 1, limits do
   end
 end
 if refusal then
-  return refusal
+  return answer()
+end
+if not lease_ms then
+  return {1}
 end
 
 -- What has no limit is counted too: one that is set later holds at once.

@@ -5,13 +5,18 @@
 -- A marker is '<life>:<number>:<in or done>'. A task that was reset or forgotten starts a new life, in which the jobs of
 -- the one before count for nothing: their number is 0, and they hold nothing.
 -- The hold of a job is the field 'h:<execution>', none where it is 0; 'held_cost' is the sum of all.
-local keep_ms, marker_keep_ms, execution, cost, cost_cap = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] -- cost_cap '': none
+local keep_ms, marker_keep_ms = ARGV[1], ARGV[2] -- keep_ms '': only looks, as a job that has not entered yet
+local execution, cost, cost_cap = ARGV[3], ARGV[4], ARGV[5] -- cost_cap '': none
 local task, marker, first_field = KEYS[1], KEYS[2], 6
 local hold = 'h:' .. execution
-local known = redis.call('HMGET', task, 'rule', 'life', 'cost', 'held_cost', hold)
+local known = redis.call('HMGET', task, 'rule', 'life', 'cost', 'held_cost', hold, 'iterations')
 local mine = known[5]
 local others = tonumber(known[4] or '0') - tonumber(mine or '0')
 local over = cost_cap ~= '' and tonumber(known[3] or '0') + others + tonumber(cost) > tonumber(cost_cap)
+if keep_ms == '' then
+  local next_number = known[1] and 0 or tonumber(known[6] or '0') + 1
+  return {next_number, others, over and 1 or 0, redis.call('HMGET', task, unpack(ARGV, first_field))}
+end
 redis.call('PEXPIRE', task, keep_ms)
 local number = 0
 if not known[1] then

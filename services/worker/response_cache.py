@@ -1,8 +1,7 @@
-"""Answers that were given before: looked up before a job runs, kept when it has succeeded."""
+"""Responses that were given before: looked up before a job runs, kept when it has succeeded."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from datetime import datetime
 
@@ -13,7 +12,7 @@ from breakwater.policy.cache_key import cache_key
 from breakwater.state.cache import Cached, Follower, Leader
 from breakwater.state.connection import StateUnavailable
 from services.worker.assignment import Assignment, Finished
-from services.worker.plane import Plane
+from services.worker.context import WorkerContext
 
 LEASE_S = 60.0
 """How long the one that calls for all may be silent before another takes its place."""
@@ -21,11 +20,11 @@ LEASE_S = 60.0
 FIRST_LOOK_S, LAST_LOOK_S = 0.05, 1.0
 
 
-class Answers:
-    """The cache as one job sees it."""
+class ResponseCache:
+    """The fleet's cache of responses, for one job."""
 
-    def __init__(self, plane: Plane, job: Assignment, rules: CacheRules) -> None:
-        self._plane = plane
+    def __init__(self, worker: WorkerContext, job: Assignment, rules: CacheRules) -> None:
+        self._worker = worker
         self._rules = rules
         self._leads = False
         self._holder = f"{job.execution_id}#{job.claim.sequence}"
@@ -47,10 +46,10 @@ class Answers:
             if isinstance(found, Cached):
                 return found
             self._leads = self._rules.share_concurrent and not isinstance(found, Follower)
-            left_s = (until - self._plane.now()).total_seconds()
+            left_s = (until - self._worker.now()).total_seconds()
             if not isinstance(found, Follower) or left_s <= 0:
                 return None
-            await asyncio.sleep(min(wait_s, left_s))
+            await self._worker.sleep(min(wait_s, left_s))
             wait_s = min(wait_s * 2, LAST_LOOK_S)
 
     async def renew(self) -> None:
@@ -61,15 +60,15 @@ class Answers:
     async def keep(self, finished: Finished, execution_id: str) -> None:
         """Keeps the answer of a job that has succeeded, and lets those go on who wait for it."""
         if finished.reason is None:
-            answer = Cached(execution_id, finished.chosen_model, finished.output, self._plane.now())
+            answer = Cached(execution_id, finished.chosen_model, finished.output, self._worker.now())
             flight = self._holder if self._leads else None
-            await self._once(self._plane.cache.put(self._key, answer, self._rules.ttl_s, flight=flight))
+            await self._once(self._worker.cache.put(self._key, answer, self._rules.ttl_s, flight=flight))
 
     async def leave(self) -> None:
         """Lets another one lead."""
         if self._leads:
             self._leads = False
-            await self._once(self._plane.cache.leave(self._key, self._holder))
+            await self._once(self._worker.cache.leave(self._key, self._holder))
 
     @staticmethod
     async def _once(work: Awaitable[object]) -> None:
@@ -81,12 +80,12 @@ class Answers:
 
     async def _ask(self) -> Cached | Leader | Follower | None:
         holder = self._holder if self._rules.share_concurrent else None
-        return await self._plane.outages.retry_while_unavailable(
-            lambda: self._plane.cache.ask(self._key, holder, round(LEASE_S * 1000))
+        return await self._worker.outages.retry_while_unavailable(
+            lambda: self._worker.cache.ask(self._key, holder, round(LEASE_S * 1000))
         )
 
 
-def answers_for(plane: Plane, job: Assignment) -> Answers | None:
+def response_cache_of(worker: WorkerContext, job: Assignment) -> ResponseCache | None:
     """The cache of a job, where its agent has one and it wants it."""
     rules = job.agent.cache
-    return None if rules is None or job.job.skip_cache else Answers(plane, job, rules)
+    return None if rules is None or job.job.skip_cache else ResponseCache(worker, job, rules)

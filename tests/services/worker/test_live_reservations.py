@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -11,9 +11,9 @@ from zoneinfo import ZoneInfo
 from breakwater.policy.budget import Caps, CapTable
 from breakwater.policy.ledger import Figures
 from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.budgets import RESERVATIONS, Budgets, Reservation, Reserved, Settlement
+from breakwater.state.budgets import RESERVATIONS, Budgets, LiveReservation, Reservation, Reserved, Settlement
 from breakwater.state.connection import Redis
-from services.worker.holdings import Holding, Holdings
+from services.worker.gates.budget import LiveReservations
 
 ZONE = ZoneInfo("UTC")
 LOG = "log"
@@ -29,21 +29,22 @@ class Worker:
 
     def __init__(self, redis: Redis) -> None:
         self.redis, self.budgets, self.all_counters = redis, Budgets(redis, ZONE), BudgetCounters(redis, ZONE)
-        self.holdings = Holdings(redis, self.budgets, lambda: CAPS, now)
+        self.live: dict[str, LiveReservation] = {}
+        self.live_reservations = LiveReservations(redis, self.budgets, lambda: CAPS, now, self.live)
 
     async def fill(self) -> None:
         assert await self.all_counters.fill(None, LOG, 0, self.all_counters.periods(now()), {}, {})
 
-    async def reserve(self, attempt_id: str, amount: int) -> Holding:
+    async def reserve(self, attempt_id: str, amount: int) -> LiveReservation:
         counters, asked_at = CAPS.counters("a", "t"), now()
         call = self.budgets.reserve_call(attempt_id, "a", "t", amount, counters, now=asked_at, lease_ms=60_000)
         [answer] = await self.redis.run([call])
         granted = self.budgets.reserved(answer, counters, amount, now=asked_at)
         assert isinstance(granted, Reserved)
-        return Holding(attempt_id, "a", "t", amount, granted.at, granted.at + timedelta(minutes=1))
+        return LiveReservation(attempt_id, "a", "t", amount, granted.at, granted.at + timedelta(minutes=1))
 
-    async def settle(self, holding: Holding, cost: int) -> None:
-        event = Settlement(holding.attempt_id, 1, "a", "t", Figures(spent=cost, calls=1), holding.at)
+    async def settle(self, call: LiveReservation, cost: int) -> None:
+        event = Settlement(call.attempt_id, 1, "a", "t", Figures(spent=cost, calls=1), call.at)
         await self.budgets.settle([event], LOG)
 
     async def held(self) -> list[Reservation]:
@@ -55,29 +56,31 @@ class Worker:
         assert {place: amount for place, amount in snapshot.reserved.items() if amount} == snapshot.held(charged=False)
         return set(snapshot.reserved.values()) - {0}
 
-    async def forget(self, holding: Holding) -> None:
+    async def forget(self, call: LiveReservation) -> None:
         """Redis comes back with what it knew before the reservation."""
-        release = self.budgets.release_call(holding.attempt_id, holding.agent, holding.tenant, holding.at)
+        release = self.budgets.release_call(call.attempt_id, call.agent, call.tenant, call.at)
         await self.redis.run([release])
-        assert not await self.redis.client.hexists(RESERVATIONS, holding.attempt_id)
+        assert not await self.redis.client.hexists(RESERVATIONS, call.attempt_id)
 
 
-def during(holdings: Holdings, calls: Iterable[Holding]) -> ExitStack:
-    stack = ExitStack()
+@contextmanager
+def during(worker: Worker, *calls: LiveReservation) -> Generator[None]:
+    """While these calls are under way."""
+    worker.live.update({call.attempt_id: call for call in calls})
+    yield
     for call in calls:
-        stack.enter_context(holdings.during(call))
-    return stack
+        del worker.live[call.attempt_id]
 
 
 async def test_when_all_is_lost_it_is_held_anew_at_the_next_look_where_it_was(redis: Redis) -> None:
     worker = Worker(redis)
     # Reserved yesterday: it counts there, whatever the time is now, and whatever there is room for by now.
     calls = [
-        Holding(f"j{number}:1", "a", "t", 7, at := now().replace(microsecond=0) - timedelta(days=1), at)
+        LiveReservation(f"j{number}:1", "a", "t", 7, at := now().replace(microsecond=0) - timedelta(days=1), at)
         for number in range(3)
     ]
-    with during(worker.holdings, calls):
-        await worker.holdings.look()
+    with during(worker, *calls):
+        await worker.live_reservations.look()
     found = {one.attempt_id: (one.amount, one.at, one.agent, one.tenant, one.charged) for one in await worker.held()}
     assert found == {call.attempt_id: (7, call.at, "a", "t", False) for call in calls}
     day = (now() - timedelta(days=1)).date().isoformat()
@@ -90,18 +93,18 @@ async def test_what_redis_has_lost_alone_is_held_anew_when_it_is_missing_twice(r
     worker = Worker(redis)
     await worker.fill()
     kept, lost = await worker.reserve("j:1", 3), await worker.reserve("k:1", 7)
-    with during(worker.holdings, (kept, lost)):
-        await worker.holdings.look()
+    with during(worker, kept, lost):
+        await worker.live_reservations.look()
         await worker.forget(lost)
-        await worker.holdings.look()
+        await worker.live_reservations.look()
         assert await worker.reserved() == {3}
-        await worker.holdings.look()
+        await worker.live_reservations.look()
         assert await worker.reserved() == {10}
         assert {(one.attempt_id, one.amount, one.at) for one in await worker.held()} == {
             ("j:1", 3, kept.at),
             ("k:1", 7, lost.at),
         }
-        await worker.holdings.look()
+        await worker.live_reservations.look()
         assert await worker.reserved() == {10}
 
 
@@ -109,11 +112,11 @@ async def test_a_call_that_is_settled_and_then_ends_is_not_held_again(redis: Red
     worker = Worker(redis)
     await worker.fill()
     call = await worker.reserve("j:1", 7)
-    with worker.holdings.during(call):
+    with during(worker, call):
         await worker.settle(call, 4)
-        await worker.holdings.look()
+        await worker.live_reservations.look()
     for _ in range(3):
-        await worker.holdings.look()
+        await worker.live_reservations.look()
     assert await worker.held() == []
     assert await worker.reserved() == set()
 
@@ -122,30 +125,30 @@ async def test_what_was_missing_once_and_is_there_again_counts_as_never_missed(r
     worker = Worker(redis)
     await worker.fill()
     call = await worker.reserve("j:1", 7)
-    with worker.holdings.during(call):
+    with during(worker, call):
         await worker.forget(call)
-        await worker.holdings.look()
+        await worker.live_reservations.look()
         again = await worker.reserve("j:1", 7)
-        await worker.holdings.look()
+        await worker.live_reservations.look()
         await worker.forget(again)
-        await worker.holdings.look()
+        await worker.live_reservations.look()
         assert await worker.held() == []
-        await worker.holdings.look()
+        await worker.live_reservations.look()
         assert [one.attempt_id for one in await worker.held()] == ["j:1"]
 
 
 async def test_what_nobody_holds_is_looked_for_by_nobody(redis: Redis) -> None:
     worker = Worker(redis)
-    await worker.holdings.look()
+    await worker.live_reservations.look()
     await worker.fill()
-    await worker.holdings.look()
+    await worker.live_reservations.look()
     assert await worker.held() == []
 
 
 async def test_a_call_whose_time_is_over_is_held_for_a_moment_longer(redis: Redis) -> None:
     worker = Worker(redis)
-    late = replace(Holding("j:1", "a", "t", 7, now(), now()), until=now() - timedelta(minutes=5))
-    with worker.holdings.during(late):
-        await worker.holdings.look()
+    late = replace(LiveReservation("j:1", "a", "t", 7, now(), now()), until=now() - timedelta(minutes=5))
+    with during(worker, late):
+        await worker.live_reservations.look()
     assert await worker.budgets.lapsed(now()) == []
     assert await worker.budgets.lapsed(now() + timedelta(seconds=2)) == ["j:1"]

@@ -15,7 +15,7 @@ from breakwater import background
 from breakwater.metrics import WorkerMetrics
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
-from services.worker.watch import Watch
+from services.worker.gates.breaker import BreakerWatch
 from tests.helpers import until
 from tests.servers import RunningServer
 
@@ -34,7 +34,7 @@ async def redis(own_redis_server: RunningServer) -> AsyncGenerator[Redis]:
 @asynccontextmanager
 async def watching(redis: Redis, grace_s: float, registry: CollectorRegistry) -> AsyncGenerator[list[EventDict]]:
     with capture_logs() as logs:
-        watch = asyncio.create_task(Watch(Breakers(redis), WorkerMetrics([], registry), grace_s).run(EVERY_S))
+        watch = asyncio.create_task(BreakerWatch(Breakers(redis), WorkerMetrics([], registry), grace_s).run(EVERY_S))
         try:
             yield logs
             assert not watch.done()

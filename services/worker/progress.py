@@ -1,17 +1,17 @@
-"""What is told of a job while it runs, on core NATS: whoever listens hears it, and nobody waits for it."""
+"""The progress of a job while it runs, on core NATS: whoever listens hears it, and nobody waits for it."""
 
 from __future__ import annotations
 
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Execution, Notification, Progress
-from services.worker.plane import Plane
+from services.worker.context import WorkerContext
 
 
-class Notices:
-    """Tells of one job."""
+class ProgressReporter:
+    """Reports on one job."""
 
-    def __init__(self, plane: Plane, agent: str, execution_id: str, parent_execution_id: str | None) -> None:
-        self._plane = plane
+    def __init__(self, worker: WorkerContext, agent: str, execution_id: str, parent_execution_id: str | None) -> None:
+        self._worker = worker
         self._agent = agent
         self._execution_id = execution_id
         self._parent = parent_execution_id
@@ -19,16 +19,16 @@ class Notices:
 
     async def dispatched(self) -> None:
         """A worker has the job."""
-        await self._tell("dispatched")
+        await self._report("dispatched")
 
     async def attempt_starts(self, number: int, model: str) -> None:
         """A call is about to be made."""
-        await self._tell("in_progress", "agent.attempt.start", attempt=number, model=model)
+        await self._report("in_progress", "agent.attempt.start", attempt=number, model=model)
 
     async def attempt_ended(self, attempt: Attempt) -> None:
         """An attempt is recorded, a refused one, too."""
         event: Notification = "agent.attempt.finish" if attempt.outcome == "success" else "agent.attempt.error"
-        await self._tell(
+        await self._report(
             "in_progress",
             event,
             attempt=attempt.number,
@@ -42,34 +42,36 @@ class Notices:
 
     async def request_failed(self, attempt: Attempt) -> None:
         """A failure that no retry can mend."""
-        await self._of("in_progress", "llm_request_failed", attempt)
+        await self._report_error("in_progress", "llm_request_failed", attempt)
 
     async def retries_exhausted(self, attempt: Attempt, why: str) -> None:
         """A failure that a retry might have mended, if another were allowed."""
-        await self._of("in_progress", "llm_retry_exhausted", attempt, detail=why)
+        await self._report_error("in_progress", "llm_retry_exhausted", attempt, detail=why)
 
     async def retries(self, attempt: Attempt, delay_s: float, *, long: bool) -> None:
         """The same model is tried again."""
         detail = f"trying again in {delay_s:.1f} s"
         state = "waiting" if long else "retried"
-        await self._of(state, "llm_retry_attempt", attempt, delay_ms=round(delay_s * 1000), detail=detail)
+        await self._report_error(state, "llm_retry_attempt", attempt, delay_ms=round(delay_s * 1000), detail=detail)
 
     async def waits(self, delay_s: float) -> None:
         """The rest of a long wait is waited for elsewhere."""
-        await self._tell("waiting", detail=f"trying again in {delay_s:.0f} s")
+        await self._report("waiting", detail=f"trying again in {delay_s:.0f} s")
 
     async def repaired(self, event: Notification, attempt: Attempt, count: int) -> None:
         """The conversation was repaired; `count` messages or tool calls are left out of it."""
-        await self._tell("retried", event, attempt=attempt.number, model=attempt.model, count=count)
+        await self._report("retried", event, attempt=attempt.number, model=attempt.model, count=count)
 
     async def ended(self, execution: Execution) -> None:
         """The job is decided."""
-        await self._tell("succeeded" if execution.status == "succeeded" else "dead_lettered", at=execution.completed_at)
+        await self._report(
+            "succeeded" if execution.status == "succeeded" else "dead_lettered", at=execution.completed_at
+        )
 
-    async def _of(self, state: str, event: Notification, attempt: Attempt, **details: object) -> None:
-        await self._tell(state, event, attempt=attempt.number, model=attempt.model, **_error_of(attempt), **details)
+    async def _report_error(self, state: str, event: Notification, attempt: Attempt, **details: object) -> None:
+        await self._report(state, event, attempt=attempt.number, model=attempt.model, **_error_of(attempt), **details)
 
-    async def _tell(self, state: str, event: Notification | None = None, **details: object) -> None:
+    async def _report(self, state: str, event: Notification | None = None, **details: object) -> None:
         step = Progress.model_validate(
             {
                 "execution_id": self._execution_id,
@@ -77,11 +79,11 @@ class Notices:
                 "parent_execution_id": self._parent,
                 "state": state,
                 "event": event,
-                "at": self._plane.now(),
+                "at": self._worker.now(),
                 **details,
             }
         )
-        await self._plane.publisher.transient(self._subject, step)
+        await self._worker.publisher.transient(self._subject, step)
 
 
 def _error_of(attempt: Attempt) -> dict[str, object]:

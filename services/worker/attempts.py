@@ -1,0 +1,276 @@
+"""The attempts of one job along its chain of models, until one succeeds or nothing is left to try."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import TypeVar
+
+from breakwater.contracts.execution import Attempt
+from breakwater.policy.classify import WORKER_LOST
+from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
+from breakwater.state.connection import ScriptCall
+from services.worker.assignment import Assignment, Finished, Sleeping
+from services.worker.call import Ended, attempt_of, call, record
+from services.worker.checkpoint import Checkpoint, InFlight
+from services.worker.conclude import stopped
+from services.worker.context import WorkerContext
+from services.worker.gates import GATES, Admitted, admit, settle
+from services.worker.gates.gate import POLL_S, AdmissionRequest, ClaimLost, Refused, WaitForCapacity, lease_ms_of
+from services.worker.gates.retry_budget import retry_budget_spent
+from services.worker.gates.task import release_hold
+from services.worker.progress import ProgressReporter
+from services.worker.recovery import classification_of, recover
+from services.worker.repairs import Message, Repaired
+
+Step = Retry | NextModel | Stop | Repaired
+
+Value = TypeVar("Value")
+
+
+class Attempts:
+    """One job on one worker. What must survive a crash is in its checkpoint; the rest is derived."""
+
+    def __init__(
+        self, worker: WorkerContext, job: Assignment, checkpoint: Checkpoint, progress: ProgressReporter
+    ) -> None:
+        self._worker = worker
+        self._job = job
+        self._at = checkpoint
+        self._progress = progress
+
+    async def run(self, *, resumed: bool) -> Finished | Sleeping:
+        """Runs until the job is decided, or must wait for long.
+
+        Raises:
+            ClaimLost: another worker has the job.
+        """
+        at = self._at
+        if at.model is not None and at.model not in self._job.chain:
+            return stopped(at, "error")  # the config no longer has it: what was called stays in the record
+        if (sleeping := await self._rest_of_wait()) is not None:
+            return sleeping
+        step: Finished | Step | None = await self._resume() if resumed else None
+        while True:
+            match step or await self._attempt():
+                case Finished() as finished:
+                    return finished
+                case Stop(reason):
+                    return stopped(self._at, reason)
+                case NextModel():
+                    self._at = self._at.at_model(self._at.model_index + 1)
+                case Repaired(cause, repairs):
+                    self._at = self._at.repaired(cause, repairs)
+                case Retry(delay_s):
+                    if (sleeping := await self._wait(delay_s)) is not None:
+                        return sleeping
+            step = None
+
+    # One attempt
+
+    async def _attempt(self) -> Finished | Step:
+        remaining_s = self._remaining_s()
+        if remaining_s <= 0:
+            return Stop("timeout")
+        messages, dropped = self._at.repairs.applied(self._job.messages)
+        request = self._request(dropped, min(self._job.agent.timeout_s, remaining_s))
+        match await self._credited(lambda: admit(self._worker, request)):
+            case Refused() as refused:
+                return await self._refused(request.flight, refused)
+            case WaitForCapacity() as wait:
+                return await self._wait_for_capacity(request.flight, wait)
+            case Admitted() as admitted:
+                return await self._call(admitted, messages, request.timeout_s)
+
+    def _request(self, dropped: int, timeout_s: float) -> AdmissionRequest:
+        return request_for(self._worker, self._job, self._at, timeout_s, dropped)
+
+    async def _call(self, admitted: Admitted, messages: list[Message], timeout_s: float) -> Finished | Step:
+        flight = admitted.flight
+        await self._progress.attempt_starts(flight.number, flight.model)
+        timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
+        with admitted.under_way(timeout_s):
+            ended = await call(self._worker, self._job, flight, messages, timeout_s)
+            await self._record(ended.attempt)
+        await self._settle(settle(admitted.gates, ended.attempt))
+        if ended.failure is None:
+            return Finished(self._at, ended.output, flight.model, None, None)
+        return await self._after_failure(ended)
+
+    async def _refused(self, flight: InFlight, refused: Refused) -> Step:
+        await self._record(
+            attempt_of(self._worker, self._job, flight, self._worker.now(), "short_circuited", refused=refused)
+        )
+        return Stop(refused.reason) if refused.ends_chain or self._is_last_model() else NextModel()
+
+    async def _wait_for_capacity(self, flight: InFlight, wait: WaitForCapacity) -> Step:
+        slack_s = LONG_WAIT_SLACK_S if wait.delay_s >= LONG_WAIT_S else 0.0
+        if wait.delay_s + slack_s >= self._remaining_s():
+            return await self._refused(flight, wait.refused)
+        if wait.delay_s >= POLL_S * 2:
+            await self._progress.waits(wait.delay_s)
+        return Retry(wait.delay_s)
+
+    async def _record(self, attempt: Attempt) -> None:
+        """Records an attempt in the log, and then here. Raises ClaimLost."""
+        await self._credited(lambda: record(self._worker, self._job, attempt))
+        self._worker.metrics.attempt(attempt)
+        self._at = self._at.after(attempt)
+        await self._progress.attempt_ended(attempt)
+
+    async def _settle(self, calls: list[ScriptCall]) -> None:
+        if calls:
+            await self._credited(lambda: self._worker.redis.run(calls))
+
+    # After a failed attempt
+
+    async def _after_failure(self, ended: Ended) -> Step:
+        """What follows a failed attempt, already taken in: a repair, a retry, the next model, or the end."""
+        attempt, failure = ended.attempt, ended.failure
+        assert failure is not None
+        if (repaired := await self._repaired(ended)) is not None:
+            return repaired
+        step = after_failure(
+            failure,
+            policy=self._job.agent.retry,
+            failures=failures_on(attempt.model, self._at.attempts),
+            is_last_model=self._is_last_model(),
+            remaining_s=self._remaining_s(),
+            jitter=self._worker.jitter(),
+        )
+        if isinstance(step, Retry):
+            return await self._within_retry_budget(attempt, step)
+        if step.exhausted or failure.kind == "logic":
+            await self._progress.retries_exhausted(attempt, "no tries are left on this model")
+        elif not failure.retryable:
+            await self._progress.request_failed(attempt)
+        return step
+
+    async def _repaired(self, ended: Ended) -> Repaired | None:
+        agent, repairs, failure = self._job.agent, self._at.repairs, ended.failure
+        assert failure is not None
+        repaired = repairs.after(
+            failure,
+            self._job.messages,
+            ended.correction,
+            may_trim=agent.on_context_overflow == "trim",
+            max_corrections=0 if agent.output is None else agent.output.max_corrections,
+        )
+        if repaired is not None:
+            if repaired.event is not None:
+                await self._progress.repaired(repaired.event, ended.attempt, repaired.count)
+            return repaired
+        if failure.status_code == 401 and not repairs.credential_refreshed and await self._has_new_key(ended):
+            return Repaired("credential_refresh", repairs.model_copy(update={"credential_refreshed": True}))
+        return None
+
+    async def _has_new_key(self, ended: Ended) -> bool:
+        """Whether the provider's key has changed, as far as that can be found out in the time that is left."""
+        provider = self._worker.providers.get(ended.attempt.provider)
+        if provider is None:
+            return False
+        # Not cancelled with the wait: others may be waiting for the same reading of the key.
+        reading = asyncio.ensure_future(provider.refresh_credential(ended.credential))
+        done, _ = await asyncio.wait({reading}, timeout=max(0.0, self._remaining_s()))
+        return reading.result() if done else False
+
+    async def _within_retry_budget(self, attempt: Attempt, step: Retry) -> Step:
+        worker, retry_id = self._worker, self._job.attempt_id(attempt.number + 1)
+        if await self._credited(lambda: worker.retry_budgets.may_retry(attempt.model, retry_id)):
+            await self._progress.retries(attempt, step.delay_s, long=step.delay_s >= LONG_WAIT_S)
+            return step
+        await self._progress.retries_exhausted(attempt, "the fleet's retry budget for this model is spent")
+        request = self._request(attempt.dropped_messages, 0.0)
+        return await self._refused(request.flight, retry_budget_spent(attempt.model))
+
+    # Between attempts
+
+    def _is_last_model(self) -> bool:
+        return self._at.model_index + 1 >= len(self._job.chain)
+
+    def _remaining_s(self) -> float:
+        return (self._at.deadline - self._worker.now()).total_seconds()
+
+    async def _credited(self, work: Callable[[], Awaitable[Value]]) -> Value:
+        """Does what may be repeated, however long a server is unavailable: that is not the job's to pay."""
+        began = self._worker.now()
+        value = await self._worker.outages.retry_while_unavailable(work)
+        self._at = self._at.credited(self._worker.now() - began)
+        return value
+
+    async def _wait(self, delay_s: float) -> Sleeping | None:
+        worker, job = self._worker, self._job
+        due = worker.now() + timedelta(seconds=delay_s)
+        self._at = self._at.waiting(job.chain[self._at.model_index], delay_s, due)
+        if delay_s < LONG_WAIT_S:
+            await worker.sleep(delay_s)
+            return None
+        text = self._at.text()
+        if not await worker.outages.retry_while_unavailable(lambda: worker.executions.checkpoint(job.claim, text)):
+            raise ClaimLost(job.execution_id)
+        if (release := release_hold(worker, job, self._at)) is not None:
+            await worker.outages.retry_while_unavailable(lambda: worker.redis.run([release]))
+        return Sleeping(due)
+
+    async def _rest_of_wait(self) -> Sleeping | None:
+        """A job that was delivered before its wait is over, as after a crash while it was put to sleep."""
+        due = self._at.resume_at
+        if due is None:
+            return None
+        rest_s = (due - self._worker.now()).total_seconds()
+        if rest_s >= LONG_WAIT_S:
+            await self._progress.waits(rest_s)
+            return Sleeping(due)
+        if rest_s > 0:
+            await self._worker.sleep(rest_s)
+        return None
+
+    async def _resume(self) -> Step | None:
+        """Goes on after a crash. None: as the checkpoint says."""
+        found = await recover(self._worker, self._job, self._at)
+        self._at = found.checkpoint
+        if found.lost is not None:
+            flight, attempt = found.lost
+            request = AdmissionRequest(self._job, self._at, flight, 0, 0.0, attempt.attempt_id, None)
+            await self._record(attempt)
+            await self._settle(settle([gate(self._worker, request) for gate in GATES], attempt))
+            return await self._after_failure(Ended(attempt, WORKER_LOST))
+        last = found.last
+        if last is None:
+            return None
+        if last.short_circuited:
+            ends = last.ends_chain or self._is_last_model()
+            return Stop(last.refused_reason or "error") if ends else NextModel()
+        return await self._after_failure(Ended(last, classification_of(last, self._worker.now())))
+
+
+def request_for(
+    worker: WorkerContext, job: Assignment, at: Checkpoint, timeout_s: float, dropped: int = 0, *, dry_run: bool = False
+) -> AdmissionRequest:
+    """What a job asks for next, on the model that it is at.
+
+    Args:
+        worker: this one.
+        job: the job.
+        at: how far it is.
+        timeout_s: how long the call may take.
+        dropped: how many of the job's messages are left out of the call.
+        dry_run: nothing is to be called.
+    """
+    model = job.chain[at.model_index]
+    provider = worker.config.provider_name(job.agent, model) or ""
+    input_tokens = worker.prices.input_tokens(job.agent, model, job.input_size + at.repairs.correction_size)
+    flight = InFlight(
+        number=len(at.attempts) + 1,
+        model=model,
+        provider=provider,
+        cause=at.cause_of_next(model),
+        started_at=worker.now(),
+        backoff_ms=at.backoff_ms,
+        reserved=worker.prices.worst_case(provider, model, input_tokens, job.max_output_tokens),
+        dropped_messages=dropped,
+    )
+    lease_ms = None if dry_run else lease_ms_of(timeout_s)
+    worst_tokens = input_tokens + job.max_output_tokens
+    return AdmissionRequest(job, at, flight, worst_tokens, timeout_s, job.attempt_id(flight.number), lease_ms)

@@ -1,0 +1,97 @@
+"""What a worker process has at hand: the config compiled once, and the rooms it calls."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.publisher import Publisher
+from breakwater.config import Config
+from breakwater.metrics import WorkerMetrics
+from breakwater.outage import Outages
+from breakwater.policy.budget import CapTable
+from breakwater.policy.output import OutputGuard
+from breakwater.policy.redact import Redactor
+from breakwater.providers.base import Provider
+from breakwater.state.breakers import Breakers
+from breakwater.state.budgets import Budgets, LiveReservation
+from breakwater.state.cache import AnswerCache
+from breakwater.state.connection import Redis
+from breakwater.state.executions import Executions
+from breakwater.state.rate_limits import RateLimits
+from breakwater.state.retry_budget import RetryBudgets
+from breakwater.state.tasks import Tasks
+from services.worker.prices import Prices
+
+utc_now = partial(datetime.now, UTC)
+"""The clock of a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """Everything that running a job needs. Clock and randomness are here, so that the decisions stay pure."""
+
+    config: Config
+    providers: Mapping[str, Provider]
+    publisher: Publisher
+    lookup: Lookup
+    redis: Redis
+    executions: Executions
+    breakers: Breakers
+    budgets: Budgets
+    retry_budgets: RetryBudgets
+    cache: AnswerCache
+    prices: Prices
+    redactor: Redactor
+    outages: Outages
+    metrics: WorkerMetrics
+    tasks: Tasks
+    rate_limits: RateLimits
+    output_guards: Mapping[str, OutputGuard]
+    """Of the agents that have an output schema."""
+    caps: Callable[[], CapTable]
+    """Gives the caps that hold now."""
+    live_reservations: dict[str, LiveReservation] = field(default_factory=dict[str, LiveReservation])
+    """Of the calls under way, by attempt."""
+    now: Callable[[], datetime] = utc_now
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    jitter: Callable[[], float] = random.random
+
+
+def context_for(
+    config: Config,
+    caps: Callable[[], CapTable],
+    *,
+    redis: Redis,
+    publisher: Publisher,
+    lookup: Lookup,
+    providers: Mapping[str, Provider],
+) -> WorkerContext:
+    """The context of a worker, from its connections and what its config compiles to."""
+    return WorkerContext(
+        config=config,
+        providers=providers,
+        publisher=publisher,
+        lookup=lookup,
+        redis=redis,
+        executions=Executions(redis),
+        breakers=Breakers(redis),
+        budgets=Budgets(redis, config.budgets.zone),
+        retry_budgets=RetryBudgets(redis, config.retry_budget),
+        cache=AnswerCache(redis),
+        prices=Prices(config),
+        redactor=Redactor.compile(config.redaction),
+        outages=Outages(),
+        metrics=WorkerMetrics(config.known_models),
+        tasks=Tasks(redis),
+        rate_limits=RateLimits(redis),
+        caps=caps,
+        output_guards={
+            name: OutputGuard.compile(agent.output) for name, agent in config.agents.items() if agent.output is not None
+        },
+    )

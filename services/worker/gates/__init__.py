@@ -1,0 +1,133 @@
+"""Before a call, all gates are asked in one round trip; what they granted is given back in another where one refuses.
+
+A new limit is a new file with a `Gate` in it, and one more line in `GATES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+from breakwater.contracts.execution import Attempt
+from breakwater.state.connection import ScriptCall
+from services.worker.checkpoint import InFlight
+from services.worker.context import WorkerContext
+from services.worker.gates.breaker import BreakerGate
+from services.worker.gates.budget import BudgetGate
+from services.worker.gates.claim import ClaimGate
+from services.worker.gates.gate import (
+    LEASE_MARGIN_S,
+    AdmissionRequest,
+    ClaimLost,
+    Gate,
+    Refused,
+    Verdict,
+    WaitForCapacity,
+    lease_ms_of,
+)
+from services.worker.gates.rate_limit import RateLimitGate
+from services.worker.gates.retry_budget import RetryBudgetGate
+from services.worker.gates.task import TaskGate
+
+GATES: tuple[type[Gate], ...] = (
+    ClaimGate,
+    TaskGate,
+    BreakerGate,
+    BudgetGate,
+    RateLimitGate,
+    RetryBudgetGate,
+)
+"""In the order in which their refusals take precedence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The call may be made, and the gates hold for it what they granted."""
+
+    flight: InFlight
+    """The attempt, with what its record says of the grants."""
+    gates: Sequence[Gate]
+    """Those that have a say in it."""
+
+    @contextmanager
+    def under_way(self, timeout_s: float) -> Generator[None]:
+        """Entered while the call is under way, which takes no longer than that."""
+        with ExitStack() as stack:
+            for gate in self.gates:
+                stack.enter_context(gate.under_way(lease_ms_of(timeout_s)))
+            yield
+
+
+async def admit(
+    worker: WorkerContext, request: AdmissionRequest, gates: Sequence[type[Gate]] = GATES
+) -> Admitted | Refused | WaitForCapacity:
+    """Asks whether an attempt may call.
+
+    Of several refusals the first one counts, by the order of the gates. Where none refuses and several must wait, the
+    longest wait counts.
+
+    Raises:
+        ClaimLost: the job is no longer ours.
+        StateUnavailable: ask again.
+    """
+    began = worker.now()
+    asked, verdict = await _ask(worker, request, gates)
+    if asked and isinstance(verdict, Refused | WaitForCapacity):
+        # Not after a lost claim: whoever has taken the job over may hold the same for the same attempt.
+        await worker.redis.run([call for gate in asked if (call := gate.give_back()) is not None])
+    for gate in asked:
+        await gate.announce(verdict)
+    if isinstance(verdict, ClaimLost):
+        raise verdict
+    if verdict is not None:
+        return verdict
+    if worker.now() - began > timedelta(seconds=LEASE_MARGIN_S / 2):
+        # What was granted may have lapsed while it was announced, and somebody else be probing.
+        return await admit(worker, request, gates)
+    flight = request.flight
+    for gate in asked:
+        flight = gate.note(flight)
+    return Admitted(flight, asked)
+
+
+async def look(
+    worker: WorkerContext, request: AdmissionRequest, gates: Sequence[type[Gate]] = GATES
+) -> Refused | WaitForCapacity | None:
+    """What `admit` would answer now to the request of a dry run; nothing is taken, and None: it would be admitted.
+
+    Raises:
+        StateUnavailable: ask again.
+    """
+    _, verdict = await _ask(worker, request, gates)
+    if isinstance(verdict, WaitForCapacity) and not verdict.delay_s:
+        _, verdict = await _ask(worker, request, gates)
+    return None if isinstance(verdict, ClaimLost) else verdict
+
+
+def settle(gates: Iterable[Gate], attempt: Attempt) -> list[ScriptCall]:
+    """What ends the grants that a call held, now that it has ended."""
+    return [call for gate in gates if (call := gate.settle(attempt)) is not None]
+
+
+async def _ask(
+    worker: WorkerContext, request: AdmissionRequest, gates: Sequence[type[Gate]]
+) -> tuple[list[Gate], Verdict | None]:
+    """Asks all gates in one round trip; none where one refuses without being asked. Gives those that were asked."""
+    asked: list[Gate] = []
+    calls: list[ScriptCall] = []
+    for gate in (make(worker, request) for make in gates):
+        match gate.ask():
+            case Refused() as refused:
+                return [], refused
+            case ScriptCall() as call:
+                asked.append(gate)
+                calls.append(call)
+            case None:
+                pass
+    answers = await worker.redis.run(calls) if calls else []
+    verdicts = [gate.read(answer) for gate, answer in zip(asked, answers, strict=True)]
+    waits = [verdict for verdict in verdicts if isinstance(verdict, WaitForCapacity)]
+    longest = max(waits, key=lambda wait: wait.delay_s, default=None)
+    return asked, next((one for one in verdicts if isinstance(one, Refused | ClaimLost)), longest)

@@ -1,0 +1,144 @@
+"""The breaker: refuses calls to a model that keeps failing, and lets one probe pass when its cool-down is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from breakwater.contracts import subjects
+from breakwater.contracts.execution import ErrorInfo
+from breakwater.contracts.types import format_time, time_from_ms
+from breakwater.metrics import WorkerMetrics
+from breakwater.outage import Outage
+from breakwater.policy.breaker_rules import BreakerKey
+from breakwater.policy.transitions import half_opened
+from breakwater.state.breakers import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
+from breakwater.state.connection import ScriptCall, StateUnavailable
+from services.worker.checkpoint import InFlight
+from services.worker.context import WorkerContext
+from services.worker.gates.gate import Gate, Refused, Verdict
+
+LOOK_EVERY_S = ALIVE_MS / 5000
+
+MISSING = (
+    "no breaker service is at work, or it has not read the event log yet: models that fail are called all the same; "
+    "start one with `python -m services breaker`, or look at its log"
+)
+
+
+@dataclass(slots=True)
+class BreakerGate(Gate):
+    """Asks the breaker of the agent and the model."""
+
+    _key: BreakerKey | None = None
+    _admitted: BreakerAdmitted | None = None
+
+    @classmethod
+    def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None] | None:
+        """Reports when no breaker service is alive, where any agent has breakers."""
+        if all(agent.breaker is None for agent in worker.config.agents.values()):
+            return None
+        return BreakerWatch(worker.breakers, worker.metrics).run()
+
+    def ask(self) -> ScriptCall | None:
+        """None where the agent has its breakers switched off."""
+        job, flight, rules = self.request.job, self.request.flight, self.request.job.agent.breaker
+        if rules is None:
+            return None
+        self._key = BreakerKey.of(rules.scope, job.agent_name, flight.model, flight.provider)
+        return self.worker.breakers.admit_call(self._key, self.request.attempt_id, self.request.lease_ms)
+
+    def read(self, answer: Any) -> Refused | None:
+        """Refused while the breaker is open, or another call is its probe."""
+        match self.worker.breakers.admission(answer):
+            case BreakerRefused() as refused:
+                return self._open(refused)
+            case BreakerAdmitted() as admitted:
+                self._admitted = admitted
+                return None
+
+    def give_back(self) -> ScriptCall | None:
+        """Lets another call be the probe."""
+        if self._key is None or self._admitted is None or not self._admitted.probe:
+            return None
+        return self.worker.breakers.return_probe_call(self._key, self.request.attempt_id)
+
+    async def announce(self, verdict: Verdict | None) -> None:
+        """Publishes that the breaker is half-open, whatever became of the call."""
+        del verdict
+        worker, rules = self.worker, self.request.job.agent.breaker
+        if self._key is None or rules is None or self._admitted is None or not self._admitted.became_half_open:
+            return
+        [loaded] = await worker.breakers.load([self._key])
+        if loaded.breaker.state != "half_open":
+            return  # somebody forced it open or reset it meanwhile, which has been published
+        event = half_opened(self._key, loaded.breaker, rules, loaded.now_ms)
+        subject = subjects.breaker(self._key.agent, self._key.model)
+        await worker.outages.retry_while_unavailable(
+            lambda: worker.publisher.event(subject, event, id=event.transition_id, at=event.at)
+        )
+
+    def note(self, flight: InFlight) -> InFlight:
+        """The breaker's version, for which alone the outcome counts, and whether the call is its probe."""
+        if self._admitted is None:
+            return flight
+        cause = "probe" if self._admitted.probe else flight.cause
+        return flight.model_copy(update={"breaker_version": self._admitted.version, "cause": cause})
+
+    def _open(self, refused: BreakerRefused) -> Refused:
+        user_message, rules = "This agent is paused for now. Please try again later.", self.request.job.agent.breaker
+        if refused.until_ms == 0:
+            state, wait_s = "forced open until somebody resets it", None
+        else:
+            wait_s, moment = refused.wait_ms / 1000, format_time(time_from_ms(refused.until_ms))
+            if refused.probing and rules is not None and rules.cooldown_s < wait_s:
+                # Long before its lease a probe ends, and with it the waiting, or another cool-down begins.
+                wait_s = rules.cooldown_s
+                moment = format_time(self.worker.now() + timedelta(seconds=wait_s))
+            state = "half-open, and its one probe is under way" if refused.probing else f"open until {moment}"
+            why = "temporarily unavailable because of recent failures"
+            user_message = f"This agent is {why}. Please try again after {moment}."
+        return Refused(
+            "breaker_open",
+            ErrorInfo(
+                kind="breaker_open",
+                class_="CircuitBreakerOpenError",
+                message=f"the breaker for {self.request.flight.model} is {state}; no call was made",
+                retry_after_s=wait_s,
+                user_message=user_message,
+            ),
+        )
+
+
+class BreakerWatch:
+    """Reports when no breaker service is alive: then models that fail are called on and on."""
+
+    def __init__(self, breakers: Breakers, metrics: WorkerMetrics, grace_s: float = ALIVE_MS / 1000) -> None:
+        """Takes how long a breaker service may take to start, as all services start together."""
+        self._breakers = breakers
+        self._metrics = metrics
+        self._grace_s = grace_s
+        self._outage = Outage("breakers")
+
+    async def run(self, every_s: float = LOOK_EVERY_S) -> None:
+        """Looks until cancelled."""
+        loop = asyncio.get_running_loop()
+        grace_until = loop.time() + self._grace_s
+        while True:
+            try:
+                alive = await self._breakers.alive()
+            except StateUnavailable:
+                alive = None  # logged by whoever retries a call to Redis
+                # A breaker service may notice later than we do that Redis is back.
+                grace_until = loop.time() + self._grace_s
+            if alive:
+                grace_until = 0.0
+                self._outage.worked()
+            elif alive is False and loop.time() >= grace_until:
+                self._outage.failed(MISSING)
+            if alive is not None:
+                self._metrics.breaker_service_alive(alive)
+            await asyncio.sleep(every_s)

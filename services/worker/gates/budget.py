@@ -1,0 +1,251 @@
+"""Budgets: the worst case of a call is reserved before it is made, under the job's own cap and all hard caps.
+
+An event of the log says what the call has cost; until then nothing but Redis knows of its reservation. So each worker
+looks every second whether its reservations are there and makes those again that are lost, before the budget service
+rebuilds the counters from the log a few seconds later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from breakwater.contracts.execution import ErrorInfo
+from breakwater.contracts.types import format_time, time_from_ms
+from breakwater.outage import Outage
+from breakwater.policy.alert_texts import money_text
+from breakwater.policy.budget import CapTable, Counter
+from breakwater.policy.caps import OWN_CAP, fits, spent_by
+from breakwater.state.budgets import Budgets, CountersLost, LiveReservation, OverBudget, PeriodChanged, Reserved
+from breakwater.state.connection import Redis, ScriptCall, StateUnavailable
+from services.worker.checkpoint import InFlight
+from services.worker.context import WorkerContext
+from services.worker.gates.gate import Gate, Refused, WaitForCapacity
+
+LOOK_EVERY_S = 1.0
+
+REBUILDING_POLL_S = 0.5
+"""How often at most it is asked again whether the budgets are rebuilt; up to as much again is added at random."""
+
+REBUILDING = Refused(
+    "budget_exceeded",
+    ErrorInfo(
+        kind="budget_exceeded",
+        class_="BudgetsRebuildingError",
+        message="the budgets' counters are lost and being rebuilt; until then no call is made under a hard cap",
+        user_message="This agent's budget can't be checked just now. Please try again in a minute.",
+    ),
+)
+
+
+@dataclass(slots=True)
+class BudgetGate(Gate):
+    """Reserves the worst case of the call in its budgets."""
+
+    _counters: Sequence[Counter] = ()
+    _asked_at: datetime | None = None
+    _reserved_at: datetime | None = None
+
+    @classmethod
+    def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None]:
+        """Makes reservations again that Redis has lost."""
+        return LiveReservations(worker.redis, worker.budgets, worker.caps, worker.now, worker.live_reservations).run()
+
+    def ask(self) -> ScriptCall | Refused:
+        """Refused at once where the job's own cap has no room, or a cap holds for a model that has no price."""
+        if (refused := self._over_own_cap()) is not None:
+            return refused
+        request, worst_case = self.request, self.request.flight.reserved
+        agent, tenant = request.job.agent_name, request.job.job.tenant
+        self._counters, self._asked_at = self.worker.caps().counters(agent, tenant), self.worker.now()
+        if worst_case is None and any(counter.hard_limit is not None for counter in self._counters):
+            return self._unpriced("a hard budget")
+        return self.worker.budgets.reserve_call(
+            request.attempt_id,
+            agent,
+            tenant,
+            worst_case or 0,
+            self._counters,
+            now=self._asked_at,
+            lease_ms=request.lease_ms,
+        )
+
+    def read(self, answer: Any) -> Refused | WaitForCapacity | None:
+        """Refused where a hard cap has no room; waits while the counters are being rebuilt."""
+        assert self._asked_at is not None
+        amount = self.request.flight.reserved or 0
+        match self.worker.budgets.reserved(answer, self._counters, amount, now=self._asked_at):
+            case Reserved(at):
+                self._reserved_at = at
+                return None
+            case OverBudget() as over:
+                return self._over_budget(over)
+            case CountersLost():
+                return WaitForCapacity(REBUILDING_POLL_S * (1 + self.worker.jitter()), REBUILDING)
+            case PeriodChanged():
+                return WaitForCapacity(0.0, REBUILDING)  # midnight: the day is known now, so ask at once
+
+    def give_back(self) -> ScriptCall | None:
+        """Releases the reservation."""
+        if self._reserved_at is None:
+            return None
+        job, attempt_id = self.request.job, self.request.attempt_id
+        return self.worker.budgets.release_call(attempt_id, job.agent_name, job.job.tenant, self._reserved_at)
+
+    def note(self, flight: InFlight) -> InFlight:
+        """When it was reserved, by Redis' clock: its day and month are those of the call."""
+        return flight.model_copy(update={"reserved_at": self._reserved_at})
+
+    @contextmanager
+    def under_way(self, lease_ms: int) -> Generator[None]:
+        """Remembers the reservation until its call has ended and stands in the log."""
+        assert self._reserved_at is not None
+        until = self.worker.now() + timedelta(milliseconds=lease_ms)
+        attempt_id, live = self.request.attempt_id, self.worker.live_reservations
+        job, amount = self.request.job, self.request.flight.reserved or 0
+        live[attempt_id] = LiveReservation(attempt_id, job.agent_name, job.job.tenant, amount, self._reserved_at, until)
+        try:
+            yield
+        finally:
+            del live[attempt_id]
+
+    def _over_own_cap(self) -> Refused | None:
+        # One worker runs a job at a time, so its attempts say what counts.
+        model, worst_case = self.request.flight.model, self.request.flight.reserved
+        cap = self.request.job.agent.max_cost_usd
+        if cap is None:
+            return None
+        if worst_case is None:
+            return self._unpriced("max_cost_usd", OWN_CAP)
+        spent = spent_by(self.request.checkpoint.attempts)
+        if fits(worst_case, limit=cap, spent=spent):
+            return None
+        next_call = f"a call to {model} may cost up to {money_text(worst_case)}"
+        return Refused(
+            "budget_exceeded",
+            ErrorInfo(
+                kind="budget_exceeded",
+                class_="BudgetExceededError",
+                message=f"the job has cost {money_text(spent)}, and {next_call}; max_cost_usd is {money_text(cap)}",
+                user_message="This request would cost more than one request may. Please make it shorter or simpler.",
+            ),
+            OWN_CAP,
+        )
+
+    def _unpriced(self, cap: str, refused_by: str | None = None) -> Refused:
+        """A model without a price is not called under a cap: it is not known to be free."""
+        config, flight = self.worker.config, self.request.flight
+        local = config.is_local(flight.provider)
+        setting = f"providers.{flight.provider}.cost_per_call_usd" if local else f"models.{flight.model}.price"
+        return Refused(
+            "budget_exceeded",
+            ErrorInfo(
+                kind="budget_exceeded",
+                class_="UnpricedModelError",
+                message=f"{flight.model} has no price, so {cap} cannot hold it; set {setting}",
+                user_message="This agent's model has no price set, so its budget can't be held. Please tell its owner.",
+            ),
+            refused_by,
+        )
+
+    def _over_budget(self, over: OverBudget) -> Refused:
+        counter, resets = over.counter, format_time(time_from_ms(over.resets_at_ms))
+        who = "all agents" if counter.of is None else f"{counter.scope} {counter.of}"
+        what = f"the {counter.window} budget of {who}"
+        worst = f"a call to {self.request.flight.model} may cost up to {money_text(over.amount)}"
+        left = max(0, over.limit - over.spent - over.reserved)
+        held = f" ({money_text(over.reserved)} of it is held by calls under way)" if over.reserved else ""
+        if over.limit == 0:
+            message = f"{what} is $0.00: no call is made that costs anything"
+            user_message, wait_s = "This agent may not spend anything at present. Please tell its owner.", None
+        elif over.amount > over.limit:
+            message = f"{worst}, and {what} is {money_text(over.limit)} in all; no such call ever fits"
+            user_message, wait_s = (
+                "This request would cost more than this agent may spend. Please make it shorter.",
+                None,
+            )
+        else:
+            has = f"{what} has {money_text(left)} of {money_text(over.limit)} left{held}"
+            message = f"{has}, and {worst}; it resets at {resets}"
+            user_message = f"This agent has used up its budget for now. It can be used again after {resets}."
+            wait_s = max(0.0, over.resets_at_ms / 1000 - self.worker.now().timestamp())
+        return Refused(
+            "budget_exceeded",
+            ErrorInfo(
+                kind="budget_exceeded",
+                class_="BudgetExceededError",
+                message=message,
+                retry_after_s=wait_s,
+                user_message=user_message,
+            ),
+            counter.name,
+            refused_cap=over.limit if over.amount <= over.limit or not over.limit else None,
+            ends_chain=counter.caps.on_exceeded == "fail",
+        )
+
+
+class LiveReservations:
+    """Looks after the reservations of one worker's calls under way."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        budgets: Budgets,
+        caps: Callable[[], CapTable],
+        now: Callable[[], datetime],
+        live: MutableMapping[str, LiveReservation],
+    ) -> None:
+        self._redis = redis
+        self._budgets = budgets
+        self._caps = caps
+        self._now = now
+        self._live = live
+        """By attempt; calls add and remove theirs."""
+        self._missing: set[str] = set()
+        self._lost = Outage("budget counters")
+
+    async def run(self) -> None:
+        """Looks until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except StateUnavailable:
+                self._lost.failed("Redis does not answer")
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def look(self) -> None:
+        """Makes the reservations again that Redis has lost. Raises StateUnavailable: look again.
+
+        Where only some are missing, Redis has come back with what it knew a while before, or the call has ended and is
+        being settled just now: a reservation is made again when it is missing at two looks in a row.
+        """
+        if await self._budgets.filled():
+            self._lost.worked()
+            ids = list(self._live)
+            found = await self._budgets.reservations(ids)
+            missing = {attempt_id for attempt_id, one in zip(ids, found, strict=True) if one is None}
+            wanted, self._missing = missing & self._missing, missing
+        else:
+            if self._caps().any_hard:
+                self._lost.failed("they are lost, or not made yet; until they are no call is made under a hard cap")
+            wanted = set(self._live)
+        if calls := [self._call(self._live[attempt_id]) for attempt_id in wanted if attempt_id in self._live]:
+            await self._redis.run(calls)
+
+    def _call(self, live: LiveReservation) -> ScriptCall:
+        now = self._now()
+        lease = max(timedelta(seconds=1), live.until - now)
+        return self._budgets.reserve_call(
+            live.attempt_id,
+            live.agent,
+            live.tenant,
+            live.amount,
+            self._caps().counters(live.agent, live.tenant),
+            now=now,
+            lease_ms=round(lease.total_seconds() * 1000),
+            at=live.at,
+        )

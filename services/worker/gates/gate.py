@@ -1,0 +1,135 @@
+"""What a gate is: one thing that must admit a call before it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from breakwater.contracts.execution import Attempt, ErrorInfo, Reason
+from breakwater.state.connection import ScriptCall
+from services.worker.assignment import Assignment
+from services.worker.checkpoint import Checkpoint, InFlight
+from services.worker.context import WorkerContext
+
+LEASE_MARGIN_S = 120.0
+"""How much longer than its call a grant is held: enough for a redelivery to record a lost attempt."""
+
+POLL_S = 0.25
+"""How soon at most a call that waits for others to end asks again; up to as much again is added at random."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionRequest:
+    """A call that is to be made, or that a dry run only asks about."""
+
+    job: Assignment
+    checkpoint: Checkpoint
+    """Of the job, before the call."""
+    flight: InFlight
+    """The attempt: its number, model, provider and worst-case cost."""
+    worst_tokens: int
+    """The most tokens that the call can use, input and output."""
+    timeout_s: float
+    attempt_id: str
+    """What the grants are held for."""
+    lease_ms: int | None
+    """How long they are held. None for a dry run: nothing may be taken, counted or saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The call must not be made.
+
+    `error` has two texts: `message` for the people who look after the plane, `user_message` for models and end users,
+    which names no limit and no figure.
+    """
+
+    reason: Reason
+    """What the job ends with, unless another model answers."""
+    error: ErrorInfo
+    refused_by: str | None = None
+    """The budget or the limit that has no room, by its name."""
+    refused_cap: int | None = None
+    """The hard cap that is used up, in nano-dollars."""
+    ends_chain: bool = False
+    """No other model is to be tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForCapacity:
+    """There is no room for the call just now; it may be asked for again after `delay_s`."""
+
+    delay_s: float
+    refused: Refused
+    """What the call is refused with where there is no time to wait."""
+
+
+class ClaimLost(Exception):  # noqa: N818  not an error: another worker goes on
+    """Another delivery of the job has taken over; this one must stop without a trace."""
+
+
+Verdict = Refused | WaitForCapacity | ClaimLost
+"""Why a gate does not admit a call."""
+
+
+@dataclass(slots=True)
+class Gate:
+    """One gate for one admission; a subclass overrides what it needs.
+
+    `ask` first. What it returns joins the one round trip of all gates, and `read` is given the answer. If any gate
+    refuses, each that asked gives back what it granted. `announce` comes after that.
+    """
+
+    worker: WorkerContext
+    request: AdmissionRequest
+
+    @classmethod
+    def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None] | None:
+        """What must run beside the jobs for as long as the worker does."""
+        del worker
+        return None
+
+    def ask(self) -> ScriptCall | Refused | None:
+        """The script that asks; or the refusal, where nothing need be asked; or None: the gate has no say.
+
+        The script takes nothing where `request.lease_ms` is None.
+        """
+        raise NotImplementedError
+
+    def read(self, answer: Any) -> Verdict | None:
+        """Why the call is not admitted, by the script's answer; None where it is."""
+        raise NotImplementedError
+
+    def give_back(self) -> ScriptCall | None:
+        """Gives back what was granted to a call that is not made after all; None where that is nothing."""
+        return None
+
+    async def announce(self, verdict: Verdict | None) -> None:
+        """Publishes what the admission has changed for others.
+
+        It may take as long as NATS is unavailable, so a call that is not made holds nothing by then.
+
+        Args:
+            verdict: what became of the call, by all gates; None: it is admitted.
+        """
+
+    def note(self, flight: InFlight) -> InFlight:
+        """The attempt, with what its record says of the grant."""
+        return flight
+
+    def under_way(self, lease_ms: int) -> AbstractContextManager[None]:
+        """Entered while the call is under way, for as long as the lease at most."""
+        del lease_ms
+        return nullcontext()
+
+    def settle(self, attempt: Attempt) -> ScriptCall | None:
+        """Ends what is held for a call that has ended. Also asked after a crash, of a gate that admitted nothing."""
+        del attempt
+        return None
+
+
+def lease_ms_of(timeout_s: float) -> int:
+    """How long what a call holds is held, by how long the call may take."""
+    return round((timeout_s + LEASE_MARGIN_S) * 1000)

@@ -1,0 +1,86 @@
+"""Rate limits: requests and tokens a minute, and concurrent calls, of the agent and of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from breakwater.contracts.execution import Attempt, ErrorInfo
+from breakwater.state.connection import ScriptCall
+from breakwater.state.rate_limits import Limited, OverLimit
+from services.worker.gates.gate import POLL_S, Gate, Refused, WaitForCapacity
+
+
+@dataclass(slots=True)
+class RateLimitGate(Gate):
+    """Counts the call with its most tokens towards all its limits, or towards none."""
+
+    _limits: tuple[Limited, ...] = ()
+    _admitted: bool = False
+
+    def ask(self) -> ScriptCall | None:
+        """None where neither the agent nor the model has a limit."""
+        request, self._limits = self.request, self._find_limits()
+        if not self._limits:
+            return None
+        return self.worker.rate_limits.admit_call(
+            request.attempt_id, self._limits, request.worst_tokens, request.lease_ms
+        )
+
+    def read(self, answer: Any) -> Refused | WaitForCapacity | None:
+        """Refused where the limit says so or the call alone is over it; else the call waits for room."""
+        over = self.worker.rate_limits.admitted(answer, self._limits)
+        self._admitted = over is None
+        return None if over is None else self._over_limit(over)
+
+    def give_back(self) -> ScriptCall | None:
+        """Takes the call out of the counts."""
+        if not self._admitted:
+            return None
+        return self.worker.rate_limits.release_call(self.request.attempt_id, self._limits)
+
+    def settle(self, attempt: Attempt) -> ScriptCall | None:
+        """The call is under way no more, and counts with what it used instead of its most tokens."""
+        limits = self._limits or self._find_limits()
+        return (
+            self.worker.rate_limits.settle_call(attempt.attempt_id, limits, _tokens_used(attempt)) if limits else None
+        )
+
+    def _find_limits(self) -> tuple[Limited, ...]:
+        agent_name, model = self.request.job.agent_name, self.request.flight.model
+        of_model = self.worker.config.models.get(model)
+        rules = (
+            (f"agent:{agent_name}", self.request.job.agent.rate_limit),
+            (f"model:{model}", of_model and of_model.rate_limit),
+        )
+        return tuple(Limited(name, rule) for name, rule in rules if rule is not None)
+
+    def _over_limit(self, over: OverLimit) -> Refused | WaitForCapacity:
+        kind, _, who = over.name.partition(":")
+        what = over.what.replace("_", " ")
+        wait_s = None if over.wait_ms is None else over.wait_ms / 1000
+        refused = Refused(
+            "rate_limited",
+            ErrorInfo(
+                kind="rate_limit",
+                class_="RateLimitExceededError",
+                message=f"the limit of {kind} {who} on {what} has no room for this call; no call was made",
+                retry_after_s=wait_s,
+                user_message="This agent is asked for too much just now. Please try again after a while.",
+            ),
+            over.name,
+        )
+        limited = next(limited for limited in self._limits if limited.name == over.name)
+        if limited.rule.on_exceeded == "fail" or wait_s is None:
+            return refused
+        # A call under way mostly ends long before its lease, and with fewer tokens than it may use.
+        soon = over.what == "concurrent_calls" or (over.what == "tokens_per_minute" and over.under_way > 0)
+        # Not all at once when their time has come.
+        return WaitForCapacity((min(wait_s, POLL_S) if soon else wait_s) + POLL_S * self.worker.jitter(), refused)
+
+
+def _tokens_used(attempt: Attempt) -> int | None:
+    """What a call used; None where that is not known."""
+    if attempt.input_tokens is None and attempt.output_tokens is None:
+        return 0 if attempt.cost_basis == "billed" and not attempt.cost else None
+    return (attempt.input_tokens or 0) + (attempt.output_tokens or 0)

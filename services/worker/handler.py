@@ -1,0 +1,328 @@
+"""From a delivered job to its one terminal record: parse, claim, attempt, conclude, acknowledge."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import timedelta
+
+import structlog
+from pydantic import JsonValue, ValidationError
+from pydantic_core import from_json
+
+from breakwater import background, tracing
+from breakwater.bus.delivery import Delivery, heartbeat
+from breakwater.bus.errors import PublishRefused
+from breakwater.bus.parking import park, parked_execution, queued_at
+from breakwater.bus.publisher import new_traceparent
+from breakwater.config import Agent, objection
+from breakwater.contracts import subjects
+from breakwater.contracts.execution import Attempt, ErrorInfo, Reason, Result
+from breakwater.contracts.job import Job
+from breakwater.contracts.subjects import Header
+from breakwater.contracts.types import is_identifier
+from breakwater.contracts.validation import explain
+from breakwater.state.executions import Claim, Claimed, Superseded, Taken
+from services.worker.assignment import Assignment, Finished, JobDelivery, Sleeping
+from services.worker.attempts import Attempts
+from services.worker.call import recorded_attempt
+from services.worker.checkpoint import Checkpoint
+from services.worker.conclude import Conclusion, answer, conclude, decided, finish, refuse_id
+from services.worker.context import WorkerContext
+from services.worker.dry_run import dry_run
+from services.worker.gates.gate import ClaimLost
+from services.worker.gates.task import count_job
+from services.worker.progress import ProgressReporter
+from services.worker.response_cache import ResponseCache, response_cache_of
+
+ROOM_FOR_ID = 1024
+"""`request` accepts a body of up to the limit, and then puts the job's id in."""
+
+MAX_CRASHES = 10
+"""How often a job may fail for a reason of ours, before it is dead-lettered."""
+
+RENEW_EVERY_S = 20.0
+
+
+class JobHandler:
+    """Handles the jobs of one agent."""
+
+    def __init__(self, worker: WorkerContext, agent_name: str, agent: Agent) -> None:
+        self._worker = worker
+        self._agent_name = agent_name
+        self._agent = agent
+        self._crashes: dict[int, int] = {}
+        """How often each job has crashed its handler here. Deliveries would count waits, too."""
+
+    async def handle(self, delivery: Delivery) -> None:
+        """Handles one delivery. Acknowledges it when the record stands, and gives it back otherwise."""
+        log = structlog.get_logger().bind(agent=self._agent_name, sequence=delivery.sequence)
+        try:
+            async with heartbeat([delivery]):
+                await self._handle(delivery)
+            self._crashes.pop(delivery.sequence, None)
+        except ClaimLost:
+            log.info("job_taken_over")
+        except asyncio.CancelledError:
+            # The process stops: somebody else may go on at once.
+            await delivery.retry_in(0)
+            raise
+        except Exception as error:
+            log.exception("job_handling_failed", deliveries=delivery.deliveries)
+            await self._give_back(delivery, error)
+
+    async def _handle(self, delivery: Delivery) -> None:
+        parsed = self._parse(delivery)
+        asked = self._asked(delivery, parsed)
+        execution_id = _execution_id_of(delivery, asked.job)
+        maybe_seen = delivery.deliveries > 1 or Header.UNIQUE_ID.value not in delivery.headers
+        if maybe_seen and (known := await decided(self._worker, self._agent_name, execution_id)) is not None:
+            await self._answer_known(asked, execution_id, known)
+        elif isinstance(parsed, str):
+            message = self._worker.redactor.text(parsed)
+            text = "The request was not valid and was not run."
+            error = ErrorInfo(kind="invalid", class_="InvalidJobError", message=message, user_message=text)
+            await self._dead_end(asked, execution_id, "invalid", error)
+        elif parsed.dry_run:
+            planned = await dry_run(self._worker, self._assignment(parsed, Claim(execution_id, 0, 0), None))
+            await finish(self._worker, asked, self._concluded(asked, execution_id, planned, dry_run=True))
+        else:
+            await self._run(asked, parsed, execution_id)
+
+    async def _run(self, asked: JobDelivery, job: Job, execution_id: str) -> None:
+        worker, delivery = self._worker, asked.delivery
+        claim = Claim(execution_id, delivery.sequence, delivery.deliveries)
+        match await worker.outages.retry_while_unavailable(lambda: worker.executions.claim(claim)):
+            case Taken():
+                # The same job id under another message: it will be answered from the record of the first.
+                await delivery.retry_in(min(0.25 * 2 ** min(delivery.deliveries, 5), 5.0))
+                return
+            case Superseded():
+                return
+            case Claimed(text):
+                checkpoint = None if text is None else Checkpoint.model_validate_json(text)
+        if checkpoint is None and Header.UNIQUE_ID.value not in delivery.headers:
+            # Looked for again, now that nobody else can be at it: it may have been decided just before the claim.
+            known = await decided(worker, self._agent_name, execution_id)
+            if known is not None:
+                await self._answer_known(asked, execution_id, known)
+                return
+        if checkpoint is None:
+            now, total_s = worker.now(), job.total_timeout_s or self._agent.total_timeout_s
+            checkpoint = Checkpoint(dispatched_at=now, deadline=now + timedelta(seconds=total_s))
+        span = tracing.begin(
+            f"invoke_agent {self._agent_name}",
+            parent=delivery.headers.get(Header.TRACEPARENT.value),
+            kind="consumer",
+            attributes=tracing.execution_attributes(agent=self._agent_name, execution_id=execution_id),
+        )
+        assignment = self._assignment(job, claim, span.traceparent)
+        resumed = text is not None or delivery.deliveries > 1 or parked_execution(delivery.headers) is not None
+        result: Result | None = None
+        worker.metrics.began(self._agent_name)
+        try:
+            result = await self._execute(asked, assignment, checkpoint, resumed=resumed)
+        finally:
+            worker.metrics.ended(self._agent_name)
+            error = None if result is None or result.error is None else result.error.class_
+            span.end(error=error, attributes={} if result is None else tracing.result_attributes(result))
+
+    def _assignment(self, job: Job, claim: Claim, traceparent: str | None) -> Assignment:
+        return Assignment(
+            execution_id=claim.execution_id,
+            agent_name=self._agent_name,
+            agent=self._agent,
+            job=job,
+            chain=self._agent.chain_for(job),
+            claim=claim,
+            traceparent=traceparent or new_traceparent(),
+            output_guard=self._worker.output_guards.get(self._agent_name),
+        )
+
+    async def _execute(
+        self, asked: JobDelivery, job: Assignment, checkpoint: Checkpoint, *, resumed: bool
+    ) -> Result | None:
+        """Runs a job and decides it. None where it was put to sleep."""
+        worker = self._worker
+        cache = response_cache_of(worker, job)
+        renewing = asyncio.create_task(self._renew(job.claim, cache))
+        try:
+            try:
+                end, cached_from = await self._attempt(job, checkpoint, cache, resumed=resumed)
+            finally:
+                await background.stop(renewing)
+            if isinstance(end, Sleeping):
+                await self._put_to_sleep(asked.delivery, job.claim, end)
+                return None
+            result = self._concluded(asked, job.execution_id, end, cached_from=cached_from)
+            # Before it is decided: the task's next job may come as soon as this one is answered.
+            await self._count(job, result, end.output)
+            await finish(worker, asked, result)
+            if cache is not None and cached_from is None:
+                await cache.keep(end, job.execution_id)
+        finally:
+            if cache is not None:
+                await cache.leave()
+        worker.metrics.job(result)
+        await worker.outages.retry_while_unavailable(lambda: worker.executions.finish(job.claim))
+        return result
+
+    async def _attempt(
+        self, job: Assignment, checkpoint: Checkpoint, cache: ResponseCache | None, *, resumed: bool
+    ) -> tuple[Finished | Sleeping, str | None]:
+        """Runs a job, or finds its answer; says whose it was in that case."""
+        progress = ProgressReporter(self._worker, self._agent_name, job.execution_id, job.job.parent_execution_id)
+        await progress.dispatched()
+        # A job that has called already must end with what it has called, and not as if it had cost nothing.
+        if cache is not None and not resumed:
+            cached = await cache.find(checkpoint.deadline)
+            if cached is not None:
+                return Finished(checkpoint, cached.output, cached.chosen_model, None, None), cached.execution_id
+        return await Attempts(self._worker, job, checkpoint, progress).run(resumed=resumed), None
+
+    async def _put_to_sleep(self, delivery: Delivery, claim: Claim, sleeping: Sleeping) -> None:
+        worker, agent = self._worker, self._agent_name
+        # Whoever wakes the job has another message of it, and must not wait for the end of a lease.
+        await worker.outages.retry_while_unavailable(lambda: worker.executions.checkpoint(claim, "", lease_ms=0))
+        try:
+            await worker.outages.retry_while_unavailable(
+                lambda: park(worker.publisher, delivery, agent=agent, execution_id=claim.execution_id, due=sleeping.due)
+            )
+        except PublishRefused as error:
+            # There it would hold no slot; here it does, and waits as well.
+            structlog.get_logger().warning("job_not_parked", execution_id=claim.execution_id, error=str(error))
+            await delivery.retry_in(max(0.0, (sleeping.due - worker.now()).total_seconds()))
+        else:
+            await delivery.ack_sync()
+
+    async def _renew(self, claim: Claim, cache: ResponseCache | None) -> None:
+        """Keeps the claim while the job runs; the delivery's own heartbeat only keeps the message."""
+        while True:
+            await asyncio.sleep(RENEW_EVERY_S)
+            await self._worker.outages.retry_while_unavailable(lambda: self._worker.executions.checkpoint(claim, ""))
+            if cache is not None:
+                await cache.renew()
+
+    def _parse(self, delivery: Delivery) -> Job | str:
+        """The job, or in words why it can't be run."""
+        limit = self._worker.config.limits.max_body_bytes
+        if len(delivery.data) > limit + ROOM_FOR_ID:
+            return f"the job has {len(delivery.data)} bytes; at most {limit} are accepted"
+        try:
+            job = Job.model_validate_json(delivery.data)
+        except ValidationError as error:
+            return explain(error, Job, _parsed_json(delivery.data))
+        if job.agent != self._agent_name:
+            return f"agent: {job.agent!r} was published on the subject of {self._agent_name!r}"
+        problem = objection(self._worker.config, job)
+        return job if problem is None else f"{problem.path}: {problem.message}"
+
+    def _asked(self, delivery: Delivery, parsed: Job | str) -> JobDelivery:
+        if isinstance(parsed, Job):
+            return JobDelivery(delivery, self._agent, parsed, parsed.reply_to)
+        # Also one that is otherwise not valid is answered.
+        subject = _field(delivery.data, "reply_to")
+        reply_to = subject if subject is not None and subjects.is_reply_subject(subject) else None
+        return JobDelivery(delivery, self._agent, None, reply_to)
+
+    async def _answer_known(self, asked: JobDelivery, execution_id: str, known: Result) -> None:
+        """Answers from what was decided; but an id is one execution, and it may be that of another agent."""
+        if known.agent == self._agent_name:
+            await answer(self._worker, asked, known)
+            return
+        why = f"job_id: {execution_id!r} is already the id of an execution of another agent"
+        error = ErrorInfo(kind="invalid", class_="InvalidJobError", message=why, user_message=why)
+        await refuse_id(self._worker, asked, self._ended(asked, execution_id, "invalid", error))
+
+    async def _give_back(self, delivery: Delivery, error: Exception) -> None:
+        crashes = self._crashes[delivery.sequence] = self._crashes.get(delivery.sequence, 0) + 1
+        if crashes < MAX_CRASHES:
+            await delivery.retry_in(min(2.0**crashes, 60.0))
+            return
+        info = ErrorInfo(kind="server", class_="InternalError", message=f"{type(error).__name__} in the worker")
+        asked = self._asked(delivery, self._parse(delivery))
+        await self._dead_end(asked, _execution_id_of(delivery, asked.job), "error", info)
+        del self._crashes[delivery.sequence]
+
+    async def _dead_end(self, asked: JobDelivery, execution_id: str, reason: Reason, error: ErrorInfo) -> None:
+        # A job that was refused at first has called nobody; one that comes again may have, and that stays its cost.
+        again = asked.delivery.deliveries > 1 or parked_execution(asked.delivery.headers) is not None
+        attempts: list[Attempt] = []
+        while again and (attempt := await self._recorded(execution_id, len(attempts) + 1)) is not None:
+            attempts.append(attempt)
+        result = self._ended(asked, execution_id, reason, error, tuple(attempts))
+        if asked.job is not None and attempts:
+            # What it holds of its task's cap would be held for as long as the task lives.
+            await self._count(self._assignment(asked.job, Claim(execution_id, 0, 0), None), result, None)
+        await finish(self._worker, asked, result)
+
+    async def _recorded(self, execution_id: str, number: int) -> Attempt | None:
+        return await recorded_attempt(self._worker, self._agent_name, execution_id, number)
+
+    async def _count(self, job: Assignment, result: Result, output: JsonValue) -> None:
+        await self._worker.outages.retry_while_unavailable(lambda: count_job(self._worker, job, result, output))
+
+    def _ended(
+        self,
+        asked: JobDelivery,
+        execution_id: str,
+        reason: Reason,
+        error: ErrorInfo,
+        attempts: tuple[Attempt, ...] = (),
+    ) -> Result:
+        """The result of a job that could not be run, or not to its end."""
+        now = self._worker.now()
+        checkpoint = Checkpoint(dispatched_at=now, deadline=now, attempts=attempts)
+        return self._concluded(asked, execution_id, Finished(checkpoint, None, None, reason, error))
+
+    def _concluded(
+        self,
+        asked: JobDelivery,
+        execution_id: str,
+        end: Finished,
+        *,
+        cached_from: str | None = None,
+        dry_run: bool = False,
+    ) -> Result:
+        return conclude(
+            Conclusion(
+                execution_id=execution_id,
+                agent_name=self._agent_name,
+                job=asked.job or Job(agent=self._agent_name, prompt=""),
+                chain=self._agent.chain if asked.job is None else self._agent.chain_for(asked.job),
+                queued_at=queued_at(asked.delivery.headers, asked.delivery.published_at),
+                completed_at=self._worker.now(),
+                finished=end,
+                on_error=self._agent.on_error,
+                cached_from=cached_from,
+                dry_run=dry_run,
+            )
+        )
+
+
+def _execution_id_of(delivery: Delivery, job: Job | None) -> str:
+    """The job's id: its own, else that of its message, else made from where it is stored, the same every time."""
+    if job is not None and job.job_id is not None:
+        return job.job_id
+    if job is None and (own := _field(delivery.data, "job_id")) is not None:
+        return own
+    if (parked := parked_execution(delivery.headers)) is not None:
+        return parked
+    header = delivery.headers.get(Header.MSG_ID.value, "")
+    made = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
+    return header if is_identifier(header) else made
+
+
+def _field(data: bytes, name: str) -> str | None:
+    """A text field of a job that is otherwise not valid."""
+    body = _parsed_json(data)
+    value = body.get(name) if isinstance(body, Mapping) else None
+    return value if isinstance(value, str) and is_identifier(value) else None
+
+
+def _parsed_json(data: bytes) -> JsonValue:
+    """The body as JSON; None where it is none."""
+    try:
+        return from_json(data)
+    except ValueError:
+        return None

@@ -1,0 +1,75 @@
+"""What a crash left behind: attempts that stand in the log and not in the checkpoint, and a call that was lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from breakwater.contracts.execution import Attempt
+from breakwater.policy.classify import WORKER_LOST, Classification
+from services.worker.assignment import Assignment
+from services.worker.call import attempt_of, cost_of_failure, recorded_attempt
+from services.worker.checkpoint import Checkpoint, InFlight
+from services.worker.context import WorkerContext
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """How far a job is after a crash.
+
+    Only what follows the last recorded attempt is still to be decided. What followed the others stands in the log.
+    """
+
+    checkpoint: Checkpoint
+    """With the attempts that were recorded."""
+    last: Attempt | None
+    """The last of those that the checkpoint did not know."""
+    lost: tuple[InFlight, Attempt] | None
+    """A call whose worker died before it could record it, and its attempt, which is to be recorded."""
+
+
+async def recover(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint) -> Recovered:
+    """Takes in what was recorded, and finds what was lost."""
+    last: Attempt | None = None
+    number = len(checkpoint.attempts) + 1
+    while (found := await recorded_attempt(worker, job.agent_name, job.execution_id, number)) is not None:
+        checkpoint, last, number = _with_recorded(job, checkpoint, found), found, number + 1
+    flight = checkpoint.in_flight
+    if flight is None or flight.number != number:
+        return Recovered(checkpoint, last, None)
+    flight = flight.model_copy(update={"reserved_at": await _reserved_at(worker, job, flight)})
+    cost, basis = cost_of_failure(flight, maybe_billed=True)
+    error = WORKER_LOST.error_info()
+    lost = attempt_of(worker, job, flight, flight.started_at, "worker_lost", cost=cost, basis=basis, error=error)
+    return Recovered(checkpoint, last, (flight, lost))
+
+
+def classification_of(attempt: Attempt, now: datetime) -> Classification:
+    """What a recorded failure means now."""
+    error = attempt.error
+    if error is None:
+        # A success without a result: the worker died between the two, and the answer died with it.
+        return WORKER_LOST
+    waited_s = (now - attempt.completed_at).total_seconds()
+    asked_s = None if error.retry_after_s is None else max(0.0, error.retry_after_s - waited_s)
+    return Classification(error.kind, error.class_, error.message, error.status_code, error.retryable, False, asked_s)
+
+
+def _with_recorded(job: Assignment, at: Checkpoint, attempt: Attempt) -> Checkpoint:
+    """With an attempt that stands in the log and not in the checkpoint, which lags by one or was lost with Redis."""
+    if attempt.model in job.chain:
+        index = job.chain.index(attempt.model)
+        if index != at.model_index:
+            at = at.at_model(index)
+    if attempt.cause != at.cause:
+        # Decided after the checkpoint was saved; else the repair stands in it.
+        repairs = at.repairs.replayed(attempt.cause, job.messages, at.attempts)
+        at = at.model_copy(update={"repairs": repairs})
+    return at.after(attempt)
+
+
+async def _reserved_at(worker: WorkerContext, job: Assignment, flight: InFlight) -> datetime | None:
+    """When a lost call was reserved, which its checkpoint could not say yet."""
+    attempt_id = job.attempt_id(flight.number)
+    [held] = await worker.outages.retry_while_unavailable(lambda: worker.budgets.reservations([attempt_id]))
+    return None if held is None else held.at

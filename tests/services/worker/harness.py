@@ -1,0 +1,185 @@
+"""A worker in this process: its own handlers on real NATS and Redis, with a clock that tests may set.
+
+Jobs are published as by any client, fetched by the worker's consumers and given to `JobHandler.handle`, so all that a
+job leaves behind is real: attempts, result, record, dead letter, checkpoint. There is no process to start, and none to
+kill: what that proves belongs into tests/flow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import nats
+import nats.errors
+import yaml
+from nats.js.errors import NotFoundError
+
+from breakwater import background
+from breakwater.bus.delivery import Delivery
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.parking import Waker
+from breakwater.bus.provision import provision
+from breakwater.bus.publisher import Publisher
+from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
+from breakwater.cli.setup import bus_plan
+from breakwater.config import load_config
+from breakwater.contracts.subjects import Stream
+from breakwater.embedded.provider import SimulatedProvider
+from breakwater.providers.base import Answer, Call, Provider
+from breakwater.state.connection import Redis
+from services.worker.context import WorkerContext, context_for
+from services.worker.handler import JobHandler
+from tests.flow.kit import Plane, config_for
+
+FETCH_S = 0.5
+
+
+class FakeClock:
+    """Real time and what was slept: whoever sleeps goes on at once, and it is later then."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=sum(self.slept))
+
+    async def sleep(self, delay_s: float) -> None:
+        self.slept.append(delay_s)
+        await asyncio.sleep(0)
+
+
+class ScriptedProvider:
+    """A provider whose answers a test gives, one for each call; an exception among them is raised."""
+
+    def __init__(self, *answers: Answer | BaseException | Callable[[Call], Answer]) -> None:
+        self.calls: list[Call] = []
+        self._answers = list(answers)
+
+    async def perform(self, call: Call) -> Answer:
+        self.calls.append(call)
+        answer = self._answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer if isinstance(answer, Answer) else answer(call)
+
+    async def refresh_credential(self, used: int | None) -> bool:
+        del used
+        return False
+
+    async def close(self) -> None:
+        pass
+
+
+class WorkerPlane(Plane):
+    """A plane whose only service is a worker in this process."""
+
+    worker: WorkerContext
+    clock: FakeClock
+    handlers: dict[str, JobHandler]
+    _work: list[asyncio.Task[None]]
+
+    def begin(self) -> None:
+        """Takes up jobs."""
+        self._work = [asyncio.create_task(self._take(name)) for name in self.handlers]
+        self._work.append(asyncio.create_task(self._wake()))
+
+    async def end(self) -> None:
+        """Takes up no more, as a worker that stops."""
+        await background.stop(*self._work)
+        self._work = []
+
+    async def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Publishes a job, and waits for its result."""
+        await self.publish(job)
+        return await self.result(job["job_id"])
+
+    async def _take(self, agent: str) -> None:
+        handler, slots = self.handlers[agent], asyncio.Semaphore(self.worker.config.agents[agent].concurrency)
+        subscription = await self.jetstream.pull_subscribe_bind(worker_consumer(agent), Stream.JOBS.value)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await slots.acquire()
+                slots.release()
+                with suppress(TimeoutError, nats.errors.TimeoutError):
+                    for message in await subscription.fetch(1, timeout=FETCH_S):
+                        await slots.acquire()
+                        task = group.create_task(handler.handle(Delivery(message)))
+                        task.add_done_callback(lambda _: slots.release())
+
+    async def _wake(self) -> None:
+        waker = Waker(self.worker.publisher, self.worker.config.agents)
+        subscription = await self.jetstream.pull_subscribe_bind(PARKED_CONSUMER, Stream.PARKED.value)
+        while True:
+            with suppress(TimeoutError, nats.errors.TimeoutError):
+                messages = await subscription.fetch(10, timeout=FETCH_S)
+                await waker.handle_all([Delivery(message) for message in messages])
+
+
+@asynccontextmanager
+async def running_worker(
+    directory: Path,
+    *,
+    nats_url: str,
+    redis_url: str,
+    script: Mapping[str, Any],
+    agents: Mapping[str, Any],
+    providers: Mapping[str, Provider] | None = None,
+    fake_clock: bool = False,
+    begin: bool = True,
+    **config: Any,
+) -> AsyncGenerator[WorkerPlane]:
+    """Empties NATS and Redis, and takes up jobs.
+
+    Args:
+        directory: for the config.
+        nats_url: of a server for such tests alone.
+        redis_url: the same.
+        script: of the simulated provider.
+        agents: of the config.
+        providers: instead of those of the config, by name.
+        fake_clock: nothing is really slept between attempts. Not for jobs that wait for one another.
+        begin: take up jobs at once; else when the test calls `begin`.
+        config: more of the config.
+    """
+    async with SimulatedProvider(dict(script)) as sim:
+        path = directory / "breakwater.yaml"
+        path.write_text(yaml.safe_dump(config_for(sim.url, agents, **config)).replace("{sim_port}", str(sim.port)))
+        parsed = load_config(path)
+        await provision(nats_url, bus_plan(parsed))
+        client = await nats.connect(nats_url)
+        plane = WorkerPlane(directory, {"BREAKWATER_REDIS_URL": redis_url}, client, sim)
+        for stream in Stream:
+            with suppress(NotFoundError):
+                await plane.jetstream.purge_stream(stream.value)
+        redis = Redis(redis_url)
+        await redis.client.flushall()
+        opened = {name: settings.open() for name, settings in parsed.providers.items()} | dict(providers or {})
+        context = context_for(
+            parsed,
+            lambda: parsed.caps,
+            redis=redis,
+            publisher=Publisher(lambda: client, "worker"),
+            lookup=Lookup(lambda: client),
+            providers=opened,
+        )
+        plane.clock = FakeClock()
+        if fake_clock:
+            context = replace(context, now=plane.clock.now, sleep=plane.clock.sleep)
+        plane.worker = context
+        plane.handlers = {name: JobHandler(context, name, agent) for name, agent in parsed.agents.items()}
+        if begin:
+            plane.begin()
+        try:
+            yield plane
+        finally:
+            await plane.end()
+            for provider in opened.values():
+                await provider.close()
+            await redis.close()
+            await client.close()

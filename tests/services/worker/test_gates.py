@@ -1,0 +1,307 @@
+"""The gates before a call: one round trip, what precedes what, what is given back, and a seventh gate."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from breakwater.config import parse_config
+from breakwater.contracts.execution import ErrorInfo
+from breakwater.contracts.job import Job
+from breakwater.metrics import WorkerMetrics
+from breakwater.policy.breaker_rules import BreakerKey
+from breakwater.policy.guard import Trip
+from breakwater.state.breakers import Saving
+from breakwater.state.connection import Script, ScriptCall
+from breakwater.state.executions import Claim
+from breakwater.state.rate_limits import Limited
+from breakwater.state.tasks import TaskKey
+from services.worker.assignment import Assignment
+from services.worker.attempts import request_for
+from services.worker.checkpoint import Checkpoint
+from services.worker.context import context_for
+from services.worker.gates import GATES, Admitted, admit, look
+from services.worker.gates.gate import AdmissionRequest, ClaimLost, Gate, Refused
+from services.worker.gates.task import TASK_STOPPED
+from tests.bench.counting import CountingRedis
+from tests.servers import RunningServer
+
+CONFIG = """
+providers: {sim: {base_url: "http://127.0.0.1:1/v1"}}
+models: {sim/m: {price: {input_usd_per_mtok: 1, output_usd_per_mtok: 4}}}
+agents:
+  writer:
+    model: sim/m
+    max_tokens: 100
+    breaker: {consecutive_failures: 3}
+    guard: {max_iterations: 10}
+    rate_limit: {requests_per_minute: 1, on_exceeded: fail}
+"""
+
+
+class Published:
+    """In place of NATS: on which subjects was published."""
+
+    def __init__(self) -> None:
+        self.subjects: list[str] = []
+
+    async def event(self, subject: str, *_: object, **__: object) -> None:
+        self.subjects.append(subject)
+
+
+class Bench:
+    """A worker without NATS, and a job of it that is about to call."""
+
+    def __init__(self, redis: CountingRedis) -> None:
+        config = parse_config(CONFIG)
+        caps = config.caps
+        self.redis = redis
+        self.published = Published()
+        lookup: Any = None
+        publisher: Any = self.published
+        context = context_for(config, lambda: caps, redis=redis, publisher=publisher, lookup=lookup, providers={})
+        self.worker = replace(context, metrics=WorkerMetrics([], CollectorRegistry()), jitter=lambda: 0.0)
+        self.key = BreakerKey("writer", "sim/m")
+
+    async def request(self, name: str = "j1", *, claimed: bool = True, dry_run: bool = False) -> AdmissionRequest:
+        claim = Claim(name, 1, 1)
+        if claimed:
+            await self.worker.executions.claim(claim)
+        agent = self.worker.config.agents["writer"]
+        job = Job.model_validate({"agent": "writer", "prompt": "hello", "task_id": "t1"})
+        assignment = Assignment(name, "writer", agent, job, agent.chain, claim, None)
+        now = datetime.now(UTC)
+        at = Checkpoint(dispatched_at=now, deadline=now + timedelta(minutes=1))
+        return request_for(self.worker, assignment, at, 30.0, dry_run=dry_run)
+
+    async def set_breaker(self, **fields: Any) -> None:
+        [before] = await self.worker.breakers.load([self.key])
+        after = replace(before.breaker, version=1, **fields)
+        assert await self.worker.breakers.save([Saving(self.key, before, after, None)]) == [True]
+
+    async def cool_down_is_over(self) -> None:
+        """The next call is the probe."""
+        await self.set_breaker(state="open", open_until_ms=1)
+
+    async def fill_rate_limit(self) -> None:
+        rule = self.worker.config.agents["writer"].rate_limit
+        assert rule is not None
+        call = self.worker.rate_limits.admit_call("other:1", [Limited("agent:writer", rule)], 1, 60_000)
+        assert await self.redis.run([call]) == [[1]]
+
+    async def stop_task(self) -> None:
+        await self.worker.tasks.trip(TaskKey(None, "t1"), Trip("max_cost", "why"), agent="writer", execution_id="x")
+
+    async def granted(self) -> dict[str, object]:
+        """What is held in Redis for calls."""
+        client = self.redis.client
+        [loaded] = await self.worker.breakers.load([self.key])
+        return {
+            "reservations": await client.hlen("bw:{budget}:reservations"),
+            "task": int(await client.hget("bw:task:{/t1}", "held_cost") or 0),
+            "rate": await client.zcard("bw:{rate}:calls:agent%3Awriter"),
+            "probe": loaded.breaker.probe,
+            "first tries": [await client.hgetall(key) for key in await client.keys("bw:retries:*")],
+        }
+
+
+@asynccontextmanager
+async def bench_on(url: str) -> AsyncGenerator[Bench]:
+    redis = CountingRedis(url)
+    await redis.client.flushall()
+    bench = Bench(redis)
+    try:
+        # What Redis does not know yet it learns in the middle of a round trip, of which a part then runs twice.
+        for script in files("breakwater.state").joinpath("scripts").iterdir():
+            await redis.client.script_load(script.read_text(encoding="utf-8"))
+        for text in (_TEXT, _UNDO_TEXT):
+            await redis.client.script_load(text)
+        yield bench
+    finally:
+        await redis.close()
+
+
+async def test_all_gates_are_asked_in_one_round_trip_and_a_refusal_takes_a_second(redis_server: RunningServer) -> None:
+    async with bench_on(redis_server.url) as bench:
+        request = await bench.request()
+        before = bench.redis.round_trips
+        assert isinstance(await admit(bench.worker, request), Admitted)
+        assert bench.redis.round_trips == before + 1
+        request = await bench.request("j2")
+        before = bench.redis.round_trips
+        assert isinstance(await admit(bench.worker, request), Refused)
+        assert bench.redis.round_trips == before + 2
+
+
+async def test_what_all_others_granted_is_given_back_when_one_refuses(redis_server: RunningServer) -> None:
+    async with bench_on(redis_server.url) as bench:
+        await bench.cool_down_is_over()
+        await bench.fill_rate_limit()
+        before = await bench.granted()
+        request = await bench.request()
+        refused = await admit(bench.worker, request)
+        assert isinstance(refused, Refused)
+        assert (refused.reason, refused.refused_by, refused.ends_chain) == ("rate_limited", "agent:writer", False)
+        after = await bench.granted()
+        # A first try that was not made earns nothing: its count is there, and 0.
+        counts = [count for counts in after.pop("first tries") for count in counts.values()]  # pyright: ignore
+        assert counts == ["0"]
+        assert after == {name: value for name, value in before.items() if name != "first tries"} | {"probe": None}
+        text = await bench.redis.client.hget(Claim("j1", 0, 0).key, "checkpoint")
+        assert text == request.checkpoint.text()
+
+
+async def test_half_open_is_published_only_after_the_probe_was_given_back(redis_server: RunningServer) -> None:
+    async with bench_on(redis_server.url) as bench:
+        await bench.cool_down_is_over()
+        await bench.fill_rate_limit()
+        probes: list[str | None] = []
+        event = bench.published.event
+
+        async def looking(subject: str, *more: object, **named: object) -> None:
+            [loaded] = await bench.worker.breakers.load([bench.key])
+            probes.append(loaded.breaker.probe)
+            await event(subject, *more, **named)
+
+        bench.published.event = looking
+        assert isinstance(await admit(bench.worker, await bench.request()), Refused)
+        assert bench.published.subjects == ["bw.breakers.writer.sim%2Fm"]
+        assert probes == [None]
+
+
+async def test_after_a_lost_claim_nothing_is_given_back_but_half_open_is_published(
+    redis_server: RunningServer,
+) -> None:
+    async with bench_on(redis_server.url) as bench:
+        await bench.cool_down_is_over()
+        with pytest.raises(ClaimLost):
+            await admit(bench.worker, await bench.request(claimed=False))
+        held = await bench.granted()
+        assert (held["reservations"], held["rate"], held["probe"]) == (1, 1, "j1:1")
+        assert bench.published.subjects == ["bw.breakers.writer.sim%2Fm"]
+
+
+async def test_a_lost_claim_stops_no_task(redis_server: RunningServer) -> None:
+    async with bench_on(redis_server.url) as bench:
+        await bench.stop_task()
+        with pytest.raises(ClaimLost):
+            await admit(bench.worker, await bench.request(claimed=False))
+        assert bench.published.subjects == []
+        assert await admit(bench.worker, await bench.request("j2")) == TASK_STOPPED
+        assert bench.published.subjects == ["bw.guards.writer"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        (("stop_task", "open", "fill_rate_limit"), "guard_tripped"),
+        (("open", "fill_rate_limit"), "breaker_open"),
+        (("fill_rate_limit",), "rate_limited"),
+    ],
+)
+async def test_a_stopped_task_precedes_an_open_breaker_and_that_a_full_limit(
+    redis_server: RunningServer, setting: tuple[str, ...], reason: str
+) -> None:
+    async with bench_on(redis_server.url) as bench:
+        for what in setting:
+            if what == "open":
+                await bench.set_breaker(state="isolated")
+            else:
+                await getattr(bench, what)()
+        refused = await admit(bench.worker, await bench.request())
+        assert isinstance(refused, Refused)
+        assert (refused.reason, refused.ends_chain) == (reason, reason == "guard_tripped")
+
+
+async def test_what_took_long_to_announce_is_asked_for_again(redis_server: RunningServer) -> None:
+    async with bench_on(redis_server.url) as bench:
+        await bench.cool_down_is_over()
+        late = iter([0.0, 0.0, 0.0, 61.0])
+
+        def now() -> datetime:
+            return datetime.now(UTC) + timedelta(seconds=next(late, 61.0))
+
+        bench.worker = replace(bench.worker, now=now)
+        request = await bench.request()
+        before = bench.redis.round_trips
+        admitted = await admit(bench.worker, request)
+        assert isinstance(admitted, Admitted)
+        assert admitted.flight.cause == "probe"
+        # Twice what was asked, and what the breaker was at, to publish it.
+        assert bench.redis.round_trips == before + 4
+
+
+# A seventh gate, as CONTRIBUTING shows it: a file with all of this, and `DailyCallsGate,` in GATES.
+
+_TEXT = """
+-- Counts a call of an agent today, unless its calls are used up.
+-- KEYS: calls
+-- Returns 1, or 0 where they are.
+local most, look_only = tonumber(ARGV[1]), ARGV[2] == '1'
+local calls = tonumber(redis.call('GET', KEYS[1]) or '0')
+if calls >= most then
+  return 0
+end
+return look_only and 1 or redis.call('INCR', KEYS[1]) and 1
+"""
+_COUNT = Script(_TEXT, sha1(_TEXT.encode()).hexdigest())
+_UNDO_TEXT = "return redis.call('DECR', KEYS[1])"
+_UNDO = Script(_UNDO_TEXT, sha1(_UNDO_TEXT.encode()).hexdigest())
+MOST_CALLS = 2
+
+
+@dataclass(slots=True)
+class DailyCallsGate(Gate):
+    """Lets an agent make so many calls a day."""
+
+    _counted: bool = False
+
+    def ask(self) -> ScriptCall:
+        return ScriptCall(_COUNT, [self._key()], [MOST_CALLS, int(self.request.lease_ms is None)])
+
+    def read(self, answer: Any) -> Refused | None:
+        self._counted = bool(answer)
+        text = f"{self.request.job.agent_name} has made its {MOST_CALLS} calls of today; no call was made"
+        error = ErrorInfo(kind="rate_limit", class_="DailyCallsExceededError", message=text)
+        return None if answer else Refused("rate_limited", error, "calls", ends_chain=True)
+
+    def give_back(self) -> ScriptCall | None:
+        return ScriptCall(_UNDO, [self._key()], []) if self._counted else None
+
+    def _key(self) -> str:
+        return f"bw:calls:{self.request.job.agent_name}:{self.worker.now():%Y-%m-%d}"
+
+
+async def test_a_seventh_gate_is_one_file_and_one_line(redis_server: RunningServer) -> None:
+    gates = (*GATES, DailyCallsGate)
+    async with bench_on(redis_server.url) as bench:
+        worker, calls = bench.worker, f"bw:calls:writer:{datetime.now(UTC):%Y-%m-%d}"
+        request = await bench.request("j1")
+        before = bench.redis.round_trips
+        admitted = await admit(worker, request, gates)
+        assert isinstance(admitted, Admitted)
+        assert [type(gate) for gate in admitted.gates] == list(gates)
+        assert bench.redis.round_trips == before + 1, "it joins the one round trip"
+        # Refused by another gate, the call does not count.
+        refused = await admit(worker, await bench.request("j2"), gates)
+        assert isinstance(refused, Refused)
+        assert (refused.refused_by, await bench.redis.client.get(calls)) == ("agent:writer", "1")
+        # Its own refusal gives back what the others granted, and a dry run names it.
+        await bench.redis.client.delete("bw:{rate}:counts:agent%3Awriter")
+        await bench.redis.client.set(calls, MOST_CALLS)
+        held = await bench.granted()
+        refused = await admit(worker, await bench.request("j3"), gates)
+        assert isinstance(refused, Refused)
+        assert (refused.refused_by, refused.ends_chain) == ("calls", True)
+        assert await bench.granted() == held
+        assert await look(worker, await bench.request("j4", dry_run=True), gates) == refused
+        assert await look(worker, await bench.request("j5", dry_run=True)) is None
+        assert await bench.redis.client.get(calls) == str(MOST_CALLS)
