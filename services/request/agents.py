@@ -1,26 +1,20 @@
-"""`/api/v1/agents`: how agents fare; and refusing jobs that no model would be called for."""
+"""`/api/v1/agents`: the health of agents; and refusing jobs that no model would be called for."""
 
 from __future__ import annotations
 
 import math
 
-from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
-
 from breakwater.config import Config
 from breakwater.contracts.api import AgentHealth
 from breakwater.contracts.job import Job
-from breakwater.contracts.types import format_time, time_from_ms
+from breakwater.contracts.types import Message, format_time, time_from_ms
 from breakwater.contracts.validation import FieldError
 from breakwater.health import agents_health, breaker_of, refused_until
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.health import Healths
-from services.request.by_hand import not_read
 from services.request.problems import Problem
-
-_HEALTHS = TypeAdapter(list[AgentHealth])
+from services.request.routing import ApiRequest
 
 
 class Agents:
@@ -31,13 +25,9 @@ class Agents:
         self._breakers = breakers
         self._healths = healths
 
-    async def show(self, _: Request) -> Response:
-        """GET: 200 with all of them."""
-        try:
-            healths = await agents_health(self._config, self._breakers, self._healths)
-        except StateUnavailable as error:
-            raise not_read(error) from error
-        return Response(_HEALTHS.dump_json(healths), media_type="application/json")
+    async def show(self, _: ApiRequest[Message]) -> list[AgentHealth]:
+        """All of them."""
+        return await agents_health(self._config, self._breakers, self._healths)
 
     async def refusal(self, job: Job) -> Problem | None:
         """Why a job is refused at once, as its agent wants it (`refuse_when_open`); None where it may be accepted.

@@ -1,22 +1,17 @@
-"""`/api/v1/alerts`, as to its channels: a test message, and what did not arrive, to be tried again."""
+"""`/api/v1/alerts`, as to channels: test messages, and undelivered alerts, to be sent again."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
-from dataclasses import dataclass
 
-import structlog
 from pydantic import ValidationError
-from starlette.requests import Request
-from starlette.responses import Response
 
 from breakwater.bus.ask import ask
 from breakwater.bus.errors import AlreadyDecided, BusError, NobodyListens
-from breakwater.bus.lookup import Connection, Found, Lookup
+from breakwater.bus.lookup import Connection, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.scan import scan
 from breakwater.contracts import subjects
@@ -29,14 +24,13 @@ from breakwater.contracts.api import (
     UndeliveredList,
     UndeliveredQuery,
 )
-from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import Event
 from breakwater.contracts.validation import FieldError
-from breakwater.policy.redact import Redactor
-from services.request.by_hand import asked, not_done, not_read
-from services.request.parsing import read_query, suggestion
+from services.request.dead_letters import Kept, read_dead_letter
+from services.request.parsing import suggestion
 from services.request.problems import Problem, unavailable
+from services.request.routing import ApiRequest
 
 TEST_TIMEOUT_S = 20.0
 MOST_DEAD_LETTERS = 1_000
@@ -44,81 +38,59 @@ MOST_DEAD_LETTERS = 1_000
 
 DEAD_LETTERS = "bw.dlq.undeliverable.>"
 
-_JSON = "application/json"
-
-
-@dataclass(frozen=True, slots=True)
-class Undelivered:
-    """A dead letter of an alert that did not reach a channel."""
-
-    sequence: int
-    channel: str
-    dead_letter: DeadLetter
-
 
 class ChannelRoutes:
-    """The channels by which people are told, for people."""
+    """The channels by which people are notified."""
 
-    def __init__(
-        self, channels: Collection[str], connection: Connection, publisher: Publisher, redactor: Redactor
-    ) -> None:
+    def __init__(self, channels: Collection[str], connection: Connection, publisher: Publisher) -> None:
         self._channels = channels
         self._connection = connection
         self._lookup = Lookup(connection)
         self._publisher = publisher
-        self._redactor = redactor
 
-    async def test(self, request: Request) -> Response:
-        """POST: 200 with what came of a test message, whether it arrived or not."""
-        who = await asked(request, ChannelRequest, self._redactor)
-        channel = who.form.channel
+    async def test(self, asked: ApiRequest[ChannelRequest]) -> ChannelTest:
+        """Has an alerter send a test message; the result says whether it arrived."""
+        channel = asked.form.channel
         self._check(channel)
         try:
             answer = await ask(self._connection, subjects.channel_test(channel), b"", TEST_TIMEOUT_S)
         except NobodyListens as error:
-            message = "no alerter is at work, so nobody could send it; `breakwater doctor` tells which services are"
+            message = "no alerter is running, so nothing can be sent; `breakwater doctor` shows which services are"
             raise unavailable("no_alerter", message) from error
         except BusError as error:
             raise unavailable("unavailable", f"whether it was sent is not known: {error}") from error
         tested = ChannelTest.model_validate_json(answer)
-        who.log("channel_tested", channel=channel, delivered=tested.delivered)
-        return Response(tested.json_bytes(), media_type=_JSON)
+        asked.log("channel_tested", channel=channel, delivered=tested.delivered)
+        return tested
 
-    async def undelivered(self, request: Request) -> Response:
-        """GET: 200 with the alerts that were given up, the latest first."""
-        wanted = read_query(request, UndeliveredQuery)
+    async def undelivered(self, asked: ApiRequest[UndeliveredQuery]) -> UndeliveredList:
+        """The alerts that were given up, the latest first."""
+        wanted = asked.form
         # Only the last ones are kept, and of each what is shown: the dead letters themselves may be large, and many.
         latest: deque[UndeliveredAlert] = deque(maxlen=wanted.limit + 1)
-        try:
-            async with aclosing(self._dead_letters()) as dead_letters:
-                async for one in dead_letters:
-                    if wanted.channel in (None, one.channel):
-                        latest.append(_shown(one))
-            listed = list(latest)[-wanted.limit :]
-            replayed = await asyncio.gather(*(self._is_replayed(one) for one in listed))
-        except BusError as error:
-            raise not_read(error) from error
+        async with aclosing(self._undelivered()) as dead_letters:
+            async for channel, kept in dead_letters:
+                if wanted.channel in (None, channel):
+                    latest.append(_shown(channel, kept))
+        listed = list(latest)[-wanted.limit :]
+        replayed = await asyncio.gather(*(self._is_replayed(one) for one in listed))
         shown = [one.model_copy(update={"replayed": done}) for one, done in zip(listed, replayed, strict=True)]
-        answer = UndeliveredList(undelivered=tuple(reversed(shown)), more=len(latest) > wanted.limit)
-        return Response(answer.json_bytes(), media_type=_JSON)
+        return UndeliveredList(undelivered=tuple(reversed(shown)), more=len(latest) > wanted.limit)
 
-    async def replay(self, request: Request) -> Response:
-        """POST: 200 once they are put where the channels try them again."""
-        who = await asked(request, ReplayAlertsRequest, self._redactor)
-        if who.form.channel is not None:
-            self._check(who.form.channel)
-        try:
-            told = await (self._replay_all(who.form) if who.form.dead_letter_id is None else self._replay_one(who.form))
-        except BusError as error:
-            raise not_done(error) from error
-        who.log("alerts_replayed", replayed=told.replayed, channels=told.channels)
-        return Response(told.json_bytes(), media_type=_JSON)
+    async def replay(self, asked: ApiRequest[ReplayAlertsRequest]) -> AlertReplays:
+        """Puts them where the channels send them again."""
+        form = asked.form
+        if form.channel is not None:
+            self._check(form.channel)
+        replays = await (self._replay_all(form) if form.dead_letter_id is None else self._replay_one(form))
+        asked.log("alerts_replayed", replayed=replays.replayed, channels=replays.channels)
+        return replays
 
     async def _replay_one(self, wanted: ReplayAlertsRequest) -> AlertReplays:
         number = wanted.dead_letter_id or 0
         found = await self._lookup.next(Stream.DLQ, DEAD_LETTERS, number)
-        one = None if found is None or found.sequence != number else _dead_letter(found)
-        if one is None or wanted.channel not in (None, one.channel):
+        kept = None if found is None or found.sequence != number else read_dead_letter(found)
+        if kept is None or kept.channel is None or wanted.channel not in (None, kept.channel):
             hint = "`breakwater alerts undelivered` lists them"
             message = (
                 f"there is no dead letter {number} of an alert{f' for {wanted.channel}' if wanted.channel else ''}"
@@ -126,26 +98,26 @@ class ChannelRoutes:
             raise Problem(
                 404, "unknown_dead_letter", f"{message}; {hint}", [FieldError(path="dead_letter_id", message=hint)]
             )
-        self._check(one.channel)
-        await self._put(one, again=True)
-        return AlertReplays(replayed=1, already=0, skipped=0, channels={one.channel: 1})
+        self._check(kept.channel)
+        await self._put(kept.channel, kept, again=True)
+        return AlertReplays(replayed=1, already=0, skipped=0, channels={kept.channel: 1})
 
     async def _replay_all(self, wanted: ReplayAlertsRequest) -> AlertReplays:
         looked_at, already, skipped, last = 0, 0, 0, wanted.after
         replayed: Counter[str] = Counter()
         continue_after: int | None = None
-        async with aclosing(self._dead_letters(start=wanted.after + 1)) as dead_letters:
-            async for one in dead_letters:
-                if wanted.channel not in (None, one.channel):
+        async with aclosing(self._undelivered(start=wanted.after + 1)) as dead_letters:
+            async for channel, kept in dead_letters:
+                if wanted.channel not in (None, channel):
                     continue
                 if looked_at == MOST_DEAD_LETTERS:
                     continue_after = last
                     break
-                looked_at, last = looked_at + 1, one.sequence
-                if one.channel not in self._channels:
+                looked_at, last = looked_at + 1, kept.number
+                if channel not in self._channels:
                     skipped += 1
-                elif await self._put(one, again=False):
-                    replayed[one.channel] += 1
+                elif await self._put(channel, kept, again=False):
+                    replayed[channel] += 1
                 else:
                     already += 1
         return AlertReplays(
@@ -156,28 +128,27 @@ class ChannelRoutes:
             continue_after=continue_after,
         )
 
-    async def _put(self, one: Undelivered, *, again: bool) -> bool:
+    async def _put(self, channel: str, kept: Kept, *, again: bool) -> bool:
         """Has its channel try it again.
 
         Returns:
             Whether it does; False where that was asked for before, and `again` is not given.
         """
-        headers = {Header.CHANNEL.value: one.channel}
+        headers = {Header.CHANNEL.value: channel}
         if not again:
             # The stream itself refuses a second one, however many people ask for it at once.
             headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = "0"
-        payload = base64.b64decode(one.dead_letter.payload_base64)
         try:
-            await self._publisher.raw(subjects.alert_again(one.channel, one.sequence), payload, headers)
+            await self._publisher.raw(subjects.alert_again(channel, kept.number), kept.payload, headers)
         except AlreadyDecided:
             return False
         return True
 
-    async def _dead_letters(self, start: int = 1) -> AsyncGenerator[Undelivered]:
+    async def _undelivered(self, start: int = 1) -> AsyncGenerator[tuple[str, Kept]]:
         async with aclosing(scan(self._connection, Stream.DLQ, DEAD_LETTERS, start=start)) as stored:
             async for found in stored:
-                if (one := _dead_letter(found)) is not None:
-                    yield one
+                if (kept := read_dead_letter(found)) is not None and kept.channel is not None:
+                    yield kept.channel, kept
 
     async def _is_replayed(self, one: UndeliveredAlert) -> bool:
         return (
@@ -196,7 +167,7 @@ class ChannelRoutes:
             raise Problem(404, "unknown_channel", message, [FieldError(path="channel", message=hint)])
 
 
-class _Kept(Event):
+class _Message(Event):
     """What of an alert or a digest is shown, where it did not arrive."""
 
     alert_id: str | None = None
@@ -205,32 +176,21 @@ class _Kept(Event):
     counts: dict[str, int] | None = None
 
 
-def _dead_letter(found: Found) -> Undelivered | None:
-    """None where it is no alert that a channel gave up."""
+def _shown(channel: str, dead_letter: Kept) -> UndeliveredAlert:
     try:
-        dead_letter = DeadLetter.model_validate_json(found.data)
+        kept = _Message.model_validate_json(dead_letter.payload)
     except ValidationError:
-        structlog.get_logger().error("dead_letter_unreadable", sequence=found.sequence)
-        return None
-    channel = dead_letter.headers.get(Header.CHANNEL.value)
-    return None if channel is None else Undelivered(found.sequence, channel, dead_letter)
-
-
-def _shown(one: Undelivered) -> UndeliveredAlert:
-    try:
-        kept = _Kept.model_validate_json(base64.b64decode(one.dead_letter.payload_base64))
-    except ValidationError:
-        kept = _Kept()
+        kept = _Message()
     title = kept.title
     if kept.digest_id is not None and kept.counts is not None:
         incidents = sum(kept.counts.values())
         title = f"a digest of {incidents} incident{'' if incidents == 1 else 's'}"
     return UndeliveredAlert(
-        dead_letter_id=one.sequence,
-        channel=one.channel,
+        dead_letter_id=dead_letter.number,
+        channel=channel,
         alert_id=kept.digest_id or kept.alert_id,
         title=title,
-        error=one.dead_letter.error,
-        at=one.dead_letter.at,
+        error=dead_letter.dead_letter.error,
+        at=dead_letter.dead_letter.at,
         replayed=False,
     )

@@ -6,26 +6,19 @@ from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from itertools import islice
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from breakwater.bus.errors import BusError
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.api import AlertList, AlertQuery, AlertRequest, UnchangedAlert
-from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.contracts.types import Message, ms_from_time, time_from_ms
 from breakwater.contracts.validation import FieldError
 from breakwater.incidents import IncidentLog, Incidents
 from breakwater.policy.alert_rules import began_with
 from breakwater.policy.incidents import acknowledge, resolve
-from breakwater.policy.redact import Redactor
-from services.request.by_hand import asked, not_done, not_read
-from services.request.parsing import read_query, suggestion
+from services.request.parsing import suggestion
 from services.request.problems import Problem
+from services.request.routing import ApiRequest
 
 LEAST_OF_ID = len("inc_") + 6
 """What must be given of an incident's id, at the least."""
-
-_JSON = "application/json"
 
 Act = Callable[[Alert, str, "str | None", datetime], "Alert | None"]
 """What a person does about an incident, who, why and when; None where there is nothing to do."""
@@ -39,18 +32,14 @@ def utc_now() -> datetime:
 class AlertRoutes:
     """The incidents of the fleet, for people."""
 
-    def __init__(
-        self, log: IncidentLog, redactor: Redactor, agents: Collection[str], now: Callable[[], datetime] = utc_now
-    ) -> None:
+    def __init__(self, log: IncidentLog, agents: Collection[str], now: Callable[[], datetime] = utc_now) -> None:
         self._log = log
-        self._redactor = redactor
         self._agents = agents
         self._now = now
 
-    async def show(self, request: Request) -> Response:
-        """GET: 200 with those that are not over, or with others that `?status=` names."""
-        wanted = read_query(request, AlertQuery)
-        known = (await self._known()).all()
+    async def show(self, asked: ApiRequest[AlertQuery]) -> AlertList:
+        """Those that match, the one that was opened last first."""
+        wanted, known = asked.form, (await self._log.catch_up()).all()
         if wanted.agent is not None:
             agents = {*self._agents, *(alert.agent for alert in known if alert.agent is not None)}
             if wanted.agent not in agents:
@@ -58,42 +47,28 @@ class AlertRoutes:
                 raise Problem(404, "unknown_agent", message, [FieldError(path="agent", message=message)])
         newest = sorted(known, key=lambda alert: alert.opened_at, reverse=True)
         found = tuple(islice((alert for alert in newest if _is_wanted(alert, wanted)), wanted.limit + 1))
-        listed = AlertList(alerts=found[: wanted.limit], more=len(found) > wanted.limit)
-        return Response(listed.json_bytes(), media_type=_JSON)
+        return AlertList(alerts=found[: wanted.limit], more=len(found) > wanted.limit)
 
-    async def show_one(self, request: Request) -> Response:
-        """GET of one: 200 with its newest alert."""
-        alert = named(await self._known(), request.path_params["incident_id"])
-        return Response(alert.json_bytes(), media_type=_JSON)
+    async def show_one(self, asked: ApiRequest[Message]) -> Alert:
+        """The newest alert of one."""
+        return named(await self._log.catch_up(), asked.path["incident_id"])
 
-    async def acknowledge(self, request: Request) -> Response:
-        """POST: 200 once that is published, or where somebody looks after it already."""
-        return await self._by_hand(request, "incident_acknowledged", acknowledge)
+    async def acknowledge(self, asked: ApiRequest[AlertRequest]) -> Alert:
+        """Says that somebody looks after it, and publishes that."""
+        return await self._act(asked, "incident_acknowledged", acknowledge)
 
-    async def resolve(self, request: Request) -> Response:
-        """POST: 200 once that is published, or where it is over."""
-        return await self._by_hand(request, "incident_resolved", resolve)
+    async def resolve(self, asked: ApiRequest[AlertRequest]) -> Alert:
+        """Says that it is over, and publishes that."""
+        return await self._act(asked, "incident_resolved", resolve)
 
-    async def _by_hand(self, request: Request, what: str, act: Act) -> Response:
-        who = await asked(request, AlertRequest, self._redactor)
-        try:
-            alert, changed = await decided(
-                self._log,
-                lambda known: named(known, who.form.incident_id),
-                lambda alert: act(alert, who.by, who.why or None, self._now()),
-            )
-        except BusError as error:
-            raise not_done(error) from error
-        who.log(what, incident_id=alert.incident_id, changed=changed)
-        if not changed:
-            alert = UnchangedAlert.model_validate({**alert.model_dump(), "unchanged": True})
-        return Response(alert.json_bytes(), media_type=_JSON)
-
-    async def _known(self) -> Incidents:
-        try:
-            return await self._log.catch_up()
-        except BusError as error:
-            raise not_read(error) from error
+    async def _act(self, asked: ApiRequest[AlertRequest], what: str, act: Act) -> Alert:
+        alert, changed = await decided(
+            self._log,
+            lambda known: named(known, asked.form.incident_id),
+            lambda alert: act(alert, asked.by, asked.why or None, self._now()),
+        )
+        asked.log(what, incident_id=alert.incident_id, changed=changed)
+        return alert if changed else UnchangedAlert.model_validate({**alert.model_dump(), "unchanged": True})
 
 
 async def decided(

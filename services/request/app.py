@@ -1,4 +1,4 @@
-"""The request service: the HTTP door."""
+"""The request service: the HTTP API."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
 
 import structlog
-from fastapi_offline import FastAPIOffline
 from faststream.exceptions import IncorrectState
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -46,30 +44,23 @@ from services.request.agents import Agents
 from services.request.alert_channels import ChannelRoutes
 from services.request.alert_links import LinkRoutes
 from services.request.alerts import AlertRoutes
-from services.request.answers import Answers
 from services.request.auth import RequireApiKey
 from services.request.breakers import BreakerRoutes
 from services.request.budgets import BudgetRoutes
-from services.request.dead_letters import DeadLetterRoutes
+from services.request.dead_letter_routes import DeadLetterRoutes
+from services.request.dead_letters import Replays
 from services.request.guards import GuardRoutes
-from services.request.handlers import Jobs
-from services.request.keys import show_key
+from services.request.jobs import Jobs, Queue
 from services.request.observe import CountRequests, show_metrics
-from services.request.openapi import document
-from services.request.paths import ProgressRoute
+from services.request.openapi import documentation
+from services.request.operations import OPERATIONS
 from services.request.problems import Problem, unavailable
 from services.request.progress import ProgressStreams, Sources
-from services.request.queue import Queue
 from services.request.queues import QueueRoutes
-from services.request.replays import Replays
-from services.request.waiters import Waiters
+from services.request.results import ResultReader, Waiters
+from services.request.routing import Endpoint, Handler, endpoint, route, show_key
 
 SLOW_START_S = 3.0
-
-
-def openapi() -> dict[str, Any]:
-    """The OpenAPI document; connects to nothing."""
-    return document()
 
 
 def build(settings: Settings, config: Config) -> RequestService:
@@ -90,15 +81,18 @@ class RequestService:
         self._redis = Redis(settings.redis_url.get_secret_value())
         self._accepted = Accepted(self._redis)
         self._waiters = Waiters()
-        answers = Answers(Lookup(self._connection), self._reconnects)
-        publisher, redactor = Publisher(self._connection, "request"), Redactor.compile(config.redaction)
+        self._redactor = redactor = Redactor.compile(config.redaction)
+        results, publisher = (
+            ResultReader(Lookup(self._connection), self._reconnects),
+            Publisher(self._connection, "request"),
+        )
         breakers = Breakers(self._redis)
         self._agents = Agents(config, breakers, Healths(self._redis))
-        self._breakers = BreakerRoutes(config, breakers, publisher, redactor, self._connection)
-        self._guards = GuardRoutes(Tasks(self._redis), publisher, redactor)
+        self._breakers = BreakerRoutes(config, breakers, publisher, self._connection)
+        self._guards = GuardRoutes(Tasks(self._redis), publisher)
         incidents = IncidentLog(self._connection, publisher, redactor)
-        self._alerts = AlertRoutes(incidents, redactor, config.agents)
-        self._channels = ChannelRoutes(config.alerts.channels, self._connection, publisher, redactor)
+        self._alerts = AlertRoutes(incidents, config.agents)
+        self._channels = ChannelRoutes(config.alerts.channels, self._connection, publisher)
         replays = Replays(config, self._connection, Queue(publisher), publisher, self._accepted, redactor)
         self._dead_letters = DeadLetterRoutes(self._connection, replays, redactor)
         concurrency = {name: agent.concurrency for name, agent in config.agents.items()}
@@ -113,9 +107,9 @@ class RequestService:
         async def compared() -> Reconciliation:
             return (await compare(record, counters, datetime.now(UTC))).reconciliation()
 
-        self._budgets = BudgetRoutes(self._caps, counters, publisher, redactor, compared)
-        self._jobs = Jobs(config, Queue(publisher), answers, self._waiters, self._accepted, self._agents)
-        self._streams = ProgressStreams(Sources(self._connection, answers, self._accepted, self._reconnects))
+        self._budgets = BudgetRoutes(self._caps, counters, publisher, compared)
+        self._jobs = Jobs(config, Queue(publisher), results, self._waiters, self._accepted, self._agents)
+        self._streams = ProgressStreams(Sources(self._connection, results, self._accepted, self._reconnects))
         self._server = Server(
             self._app(),
             drain_s=config.limits.drain_s,
@@ -146,62 +140,67 @@ class RequestService:
         self._server.should_exit = True
 
     def _app(self) -> Starlette:
-        # FastAPI brings the documentation pages; requests that carry jobs need nothing else of it and pay for nothing.
-        pages = FastAPIOffline(title="Breakwater")
-        pages.openapi = openapi
-        routes = [
-            Route("/api/v1/jobs", self._jobs.submit, methods=["POST"]),
-            ProgressRoute("/api/v1/jobs/{job_id:path}/progress", self._streams.follow, methods=["GET"]),
-            Route("/api/v1/jobs/{job_id:path}", self._jobs.show, methods=["GET"]),
-            Route("/api/v1/agents", self._agents.show, methods=["GET"]),
-            Route("/api/v1/breakers", self._breakers.show, methods=["GET"]),
-            Route("/api/v1/breakers/isolate", self._breakers.isolate, methods=["POST"]),
-            Route("/api/v1/breakers/reset", self._breakers.reset, methods=["POST"]),
-            Route("/api/v1/guards", self._guards.show, methods=["GET"]),
-            Route("/api/v1/guards/reset", self._guards.reset, methods=["POST"]),
-            Route("/api/v1/budgets", self._budgets.show, methods=["GET"]),
-            Route("/api/v1/budgets/reconciliation", self._budgets.reconciliation, methods=["GET"]),
-            Route("/api/v1/budgets/raise", self._budgets.raise_cap, methods=["POST"]),
-            Route("/api/v1/alerts", self._alerts.show, methods=["GET"]),
-            Route("/api/v1/alerts/ack", self._alerts.acknowledge, methods=["POST"]),
-            Route("/api/v1/alerts/resolve", self._alerts.resolve, methods=["POST"]),
-            Route("/api/v1/alerts/test", self._channels.test, methods=["POST"]),
-            Route("/api/v1/alerts/undelivered", self._channels.undelivered, methods=["GET"]),
-            Route("/api/v1/alerts/replay", self._channels.replay, methods=["POST"]),
-            Route("/api/v1/alerts/{incident_id}", self._alerts.show_one, methods=["GET"]),
-            Route("/api/v1/dlq", self._dead_letters.show, methods=["GET"]),
-            Route("/api/v1/dlq/replay", self._dead_letters.replay, methods=["POST"]),
-            Route("/api/v1/dlq/{dead_letter_id}", self._dead_letters.show_one, methods=["GET"]),
-            Route("/api/v1/queues", self._queues.show, methods=["GET"]),
-            Route("/api/v1/key", show_key, methods=["GET"]),
-            Route("/healthz", self._alive, methods=["GET"]),
-            Route("/readyz", self._ready, methods=["GET"]),
-            Route("/metrics", show_metrics, methods=["GET"]),
-        ]
+        handlers: dict[str, Handler] = {
+            "list_agents": self._agents.show,
+            "list_breakers": self._breakers.show,
+            "isolate_breaker": self._breakers.isolate,
+            "reset_breaker": self._breakers.reset,
+            "list_stopped_tasks": self._guards.show,
+            "reset_task": self._guards.reset,
+            "list_budgets": self._budgets.show,
+            "reconcile_budgets": self._budgets.reconciliation,
+            "raise_cap": self._budgets.raise_cap,
+            "list_incidents": self._alerts.show,
+            "show_incident": self._alerts.show_one,
+            "acknowledge_incident": self._alerts.acknowledge,
+            "resolve_incident": self._alerts.resolve,
+            "test_channel": self._channels.test,
+            "list_undelivered_alerts": self._channels.undelivered,
+            "replay_alerts": self._channels.replay,
+            "list_dead_letters": self._dead_letters.show,
+            "show_dead_letter": self._dead_letters.show_one,
+            "replay_dead_letters": self._dead_letters.replay,
+            "list_queues": self._queues.show,
+            "show_key": show_key,
+        }
+        endpoints: dict[str, Endpoint] = {
+            "submit_job": self._jobs.submit,
+            "show_job": self._jobs.show,
+            "follow_job": self._streams.follow,
+            "alive": self._alive,
+            "ready": self._ready,
+            "metrics": show_metrics,
+        }
+        routes: list[Route] = []
+        # Paths without parameters first: `alerts/undelivered` is not the incident `undelivered`. In the table, a job's
+        # progress comes before the job, whose id may hold slashes.
+        for operation in sorted(OPERATIONS, key=lambda one: "{" in one.path):
+            handler = handlers.get(operation.id)
+            respond = endpoints[operation.id] if handler is None else endpoint(operation, handler, self._redactor)
+            routes.append(route(operation, respond))
         if self._links is not None:
             routes += [
                 Route("/alerts/{incident_id}", self._links.show, methods=["GET"]),
                 Route("/alerts/{incident_id}", self._links.act, methods=["POST"]),
             ]
-        app = Starlette(
-            routes=routes,
+        return Starlette(
+            routes=[*routes, *documentation()],
             middleware=[
                 Middleware(CountRequests, counted=HttpMetrics(), routes=routes),
                 Middleware(RequireApiKey, keys=KeyRing(self._settings.api_keys_file)),
             ],
+            exception_handlers={
+                Problem: _problem,
+                HTTPException: _http_error,
+                ClientDisconnect: _disconnected,
+                Exception: _bug,
+            },
             lifespan=self._lifespan,
         )
-        app.router.default = pages
-        for part in (app, pages):
-            part.add_exception_handler(Problem, _problem)
-            part.add_exception_handler(HTTPException, _http_error)
-            part.add_exception_handler(ClientDisconnect, _nobody_there)
-            part.add_exception_handler(Exception, _bug)
-        return app
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:  # noqa: ARG002  Starlette passes it
-        # Not waited for: without NATS the door still answers, with 503 and the reason.
+        # Not waited for: without NATS the service responds all the same, with 503 and the reason.
         self._connecting = asyncio.create_task(self._connect())
         watching = asyncio.create_task(self._caps.run())
         self._connecting.add_done_callback(self._stop_if_failed)
@@ -228,13 +227,13 @@ class RequestService:
         finally:
             slow.cancel()
         # A plain subscription: all results pass here, and FastStream's would cost each five times as much.
-        await self._broker.connection.subscribe("bw.results.>", cb=self._hear)
+        await self._broker.connection.subscribe("bw.results.>", cb=self._receive)
 
     def _stop_if_failed(self, connecting: asyncio.Task[None]) -> None:
         if not connecting.cancelled() and connecting.exception() is not None:
             self.stop()
 
-    async def _hear(self, message: Msg) -> None:
+    async def _receive(self, message: Msg) -> None:
         self._waiters.deliver(message.subject, message.data)
 
     def _connection(self) -> Client:
@@ -272,7 +271,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     match error.status_code:
         case 404:
-            problem = Problem(404, "not_found", f"there is nothing at {request.url.path}; /docs tells what there is")
+            problem = Problem(404, "not_found", f"there is nothing at {request.url.path}; /docs shows what there is")
         case 405:
             message = f"{request.method} is not possible here; see the Allow header"
             problem = Problem(405, "method_not_allowed", message, headers=error.headers)
@@ -281,7 +280,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return problem.response()
 
 
-async def _nobody_there(_request: Request, _error: Exception) -> Response:
+async def _disconnected(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)
 
 

@@ -1,4 +1,4 @@
-"""The door: nothing under /api without a key whose scopes let the request pass, and no metrics."""
+"""Authorization: nothing under /api, and no metrics, without an API key whose scopes let the request pass."""
 
 from __future__ import annotations
 

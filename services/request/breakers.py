@@ -1,4 +1,4 @@
-"""`/api/v1/breakers`: how they stand, and forcing them open or resetting them by hand."""
+"""`/api/v1/breakers`: the state of breakers, and forcing them open or resetting them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
 
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
@@ -15,20 +13,19 @@ from breakwater.config import Config
 from breakwater.contracts import subjects
 from breakwater.contracts.api import BreakerList, BreakerRequest, UnchangedBreaker
 from breakwater.contracts.events import BreakerTransition
+from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError
 from breakwater.health import breaker_of, breaker_status, breaker_statuses, breakers_of
 from breakwater.policy.breaker import Breaker, Change, isolate, reset
 from breakwater.policy.breaker_rules import ALL, BreakerKey, BreakerRules
-from breakwater.policy.redact import Redactor
 from breakwater.policy.transitions import transition
 from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving
 from breakwater.state.connection import StateUnavailable
-from services.request.by_hand import Asked, asked, not_done, not_read
 from services.request.parsing import suggestion
 from services.request.problems import Problem, unavailable
+from services.request.routing import ApiRequest
 
 _TRANSITIONS = TypeAdapter(list[BreakerTransition])
-_JSON = "application/json"
 
 Decision = Callable[[Loaded, BreakerRules], tuple[Breaker, Change | None]]
 
@@ -41,64 +38,56 @@ class BreakerRoutes:
         config: Config,
         breakers: Breakers,
         publisher: Publisher,
-        redactor: Redactor,
         connected: Callable[[], object],
     ) -> None:
         self._config = config
         self._configured = breakers_of(config, of_allowed=True)
         self._breakers = breakers
         self._publisher = publisher
-        self._redactor = redactor
         self._connected = connected
 
-    async def show(self, _: Request) -> Response:
-        """GET: 200 with all of them."""
-        try:
-            statuses = await breaker_statuses(self._config, self._breakers)
-            alive = await self._breakers.alive()
-        except StateUnavailable as error:
-            raise not_read(error) from error
-        return Response(BreakerList(breakers=tuple(statuses), alive=alive).json_bytes(), media_type=_JSON)
+    async def show(self, _: ApiRequest[Message]) -> BreakerList:
+        """All of them."""
+        statuses = await breaker_statuses(self._config, self._breakers)
+        return BreakerList(breakers=tuple(statuses), alive=await self._breakers.alive())
 
-    async def isolate(self, request: Request) -> Response:
-        """POST: 200 once it is forced open and that is published, or where it was so already."""
-        who = await asked(request, BreakerRequest, self._redactor)
-        return await self._by_hand(
-            who,
-            "breaker_isolated_by_hand",
-            lambda loaded, rules: isolate(loaded.breaker, by=who.by, why=who.why, rules=rules, now_ms=loaded.now_ms),
+    async def isolate(self, asked: ApiRequest[BreakerRequest]) -> BreakerTransition | UnchangedBreaker:
+        """Forces a breaker open, and publishes that."""
+        return await self._change(
+            asked,
+            "breaker_isolated",
+            lambda loaded, rules: isolate(
+                loaded.breaker, by=asked.by, why=asked.why, rules=rules, now_ms=loaded.now_ms
+            ),
         )
 
-    async def reset(self, request: Request) -> Response:
-        """POST: 200 once it is closed and empty and that is published, or where nothing was ever counted."""
-        who = await asked(request, BreakerRequest, self._redactor)
+    async def reset(self, asked: ApiRequest[BreakerRequest]) -> BreakerTransition | UnchangedBreaker:
+        """Closes a breaker and clears its counts, and publishes that."""
 
         def decide(loaded: Loaded, rules: BreakerRules) -> tuple[Breaker, Change | None]:
             if loaded.revision == UNSAVED:
                 return loaded.breaker, None
-            return reset(loaded.breaker, by=who.by, why=who.why, rules=rules, now_ms=loaded.now_ms)
+            return reset(loaded.breaker, by=asked.by, why=asked.why, rules=rules, now_ms=loaded.now_ms)
 
-        return await self._by_hand(who, "breaker_reset_by_hand", decide)
+        return await self._change(asked, "breaker_reset", decide)
 
-    async def _by_hand(self, who: Asked[BreakerRequest], what: str, decide: Decision) -> Response:
-        key = BreakerKey(who.form.agent, who.form.model)
-        try:
-            self._connected()  # not begun where it can't be told of
-            loaded, event = await self._change(key, decide)
-        except (BusError, StateUnavailable) as error:
-            raise not_done(error) from error
-        who.log(what, agent=key.agent, model=key.model, changed=event is not None)
+    async def _change(
+        self, asked: ApiRequest[BreakerRequest], what: str, decide: Decision
+    ) -> BreakerTransition | UnchangedBreaker:
+        key = BreakerKey(asked.form.agent, asked.form.model)
+        self._connected()  # not begun where it can't be published
+        loaded, event = await self._save(key, decide)
+        asked.log(what, agent=key.agent, model=key.model, changed=event is not None)
         if event is None:
-            status = breaker_status(key, loaded.breaker)
-            return Response(UnchangedBreaker.model_validate(status.model_dump()).json_bytes(), media_type=_JSON)
+            return UnchangedBreaker.model_validate(breaker_status(key, loaded.breaker).model_dump())
         try:
             await self._publish(key, _TRANSITIONS.dump_json([event]).decode())
         except BusError as error:
             message = f"the breaker is {event.to_state} from now on, but its event is not published yet: {error}"
             raise unavailable("not_published", f"{message}; a breaker service does that once it can") from error
-        return Response(event.json_bytes(), media_type=_JSON)
+        return event
 
-    async def _change(self, key: BreakerKey, decide: Decision) -> tuple[Loaded, BreakerTransition | None]:
+    async def _save(self, key: BreakerKey, decide: Decision) -> tuple[Loaded, BreakerTransition | None]:
         """Saves what is decided of a breaker as it is; the event remains to be published.
 
         Returns:
@@ -124,8 +113,8 @@ class BreakerRoutes:
     async def _publish(self, key: BreakerKey, text: str) -> None:
         """Publishes transitions that are saved. Twice is once: each has its id."""
         subject = subjects.breaker(key.agent, key.model)
-        for told in _TRANSITIONS.validate_json(text):
-            await self._publisher.event(subject, told, id=told.transition_id, at=told.at)
+        for event in _TRANSITIONS.validate_json(text):
+            await self._publisher.event(subject, event, id=event.transition_id, at=event.at)
         # What stays marked as not published is published once more, and that changes nothing.
         with suppress(StateUnavailable):
             await self._breakers.mark_published(key, text)

@@ -1,199 +1,319 @@
-"""`/api/v1/dlq`: what was given up, for people; and running such jobs again."""
+"""Dead letters, as they are kept; and running their jobs again, each once.
+
+A replay's id is a function of its dead letter, so JOBS takes it once in ten minutes, and the worker runs it once as
+long as its record is kept. What outlasts both is the note beside the dead letter. It is written once the job is queued:
+after a crash in between, a second replay is the same job again.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
-from datetime import UTC, datetime, timedelta
+import asyncio
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Literal
 
-from starlette.requests import Request
-from starlette.responses import Response
+import structlog
+from pydantic import ValidationError
 
-from breakwater.bus.errors import BusError
-from breakwater.bus.lookup import Connection, Found, Lookup
-from breakwater.bus.newest import newest
-from breakwater.bus.scan import scan
+from breakwater.bus.errors import AlreadyDecided, BusError
+from breakwater.bus.lookup import Connection, Found
+from breakwater.bus.publisher import Publisher
+from breakwater.bus.scan import last_on
+from breakwater.config import Config, objection
+from breakwater.contracts import subjects
 from breakwater.contracts.api import (
-    MOST_DEAD_LETTERS,
-    DeadLetterList,
-    DeadLetterQuery,
-    DeadLetterReplays,
-    ReplayDeadLettersRequest,
+    DeadLetterCount,
+    DeadLetterKind,
+    ReplayedDeadLetter,
+    ReplayStatus,
+    SkippedDeadLetter,
 )
-from breakwater.contracts.subjects import Stream
-from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.contracts.validation import FieldError
+from breakwater.contracts.events import DeadLetter, ReplayNote
+from breakwater.contracts.execution import Status
+from breakwater.contracts.job import Job
+from breakwater.contracts.subjects import Header, Stream, decode_token, encode_token
+from breakwater.contracts.types import Event, Identifier, format_time
 from breakwater.policy.redact import Redactor
-from services.request.by_hand import asked, not_read
-from services.request.letter_views import DeadLetterViews, Judged
-from services.request.letters import ALL_DEAD_LETTERS, Kept, counted, filter_for, read_dead_letter
-from services.request.parsing import read_query
-from services.request.problems import Problem
-from services.request.replays import By, Outcome, Replays, not_all
+from breakwater.state.accepted import Accepted
+from services.request.jobs import Queue
+from services.request.parsing import Submission, read_job, suggestion
+from services.request.problems import Problem, not_done, unavailable
 
-SHOWN_DAYS = 7
-MOST_DIGITS = 19
-"""Of a dead letter's number, which is below 2**63."""
+ALL_DEAD_LETTERS = "bw.dlq.>"
 
-AT_ONCE = 64
-AT_ONCE_BYTES = 8 * 1024 * 1024
-"""How many dead letters are replayed at the same time; memory holds their jobs."""
+ROOM = 1024
+"""What a job may be longer than the limit for jobs, as the worker sees it: ids are put into it on the way."""
 
-REPLAY_S = 5.0
-"""After so long, a request to replay many is answered with what is done, and where to go on."""
+_KINDS: Mapping[str, DeadLetterKind] = {
+    Stream.JOBS: "job",
+    Stream.PARKED: "job",
+    Stream.ALERTS: "alert",
+    Stream.ALERTER: "alert",
+}
 
-_JSON = "application/json"
-
-
-def utc_now() -> datetime:
-    """In whole milliseconds, as times are on the wire."""
-    return time_from_ms(ms_from_time(datetime.now(UTC)))
+SUCCEEDED = "its job succeeded after all, by another worker: there is nothing to replay"
 
 
-class DeadLetterRoutes:
-    """Dead letters, for people."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A dead letter as it stands in DLQ."""
+
+    number: int
+    dead_letter: DeadLetter
+    payload: bytes
+    """The original, with all its secrets."""
+    ce_id: str
+
+    @property
+    def kind(self) -> DeadLetterKind:
+        """What it is of."""
+        return _KINDS.get(self.dead_letter.stream, "event")
+
+    @property
+    def channel(self) -> str | None:
+        """The channel that an alert did not reach; None where it is no such alert."""
+        return self.dead_letter.headers.get(Header.CHANNEL.value)
+
+    @property
+    def replay_id(self) -> str:
+        """The id of its replay: the same each time, and different for dead letters of a stream that was made again."""
+        dead_letter = self.dead_letter
+        named = "\n".join((self.ce_id, dead_letter.stream, str(dead_letter.sequence), format_time(dead_letter.at)))
+        return f"rpl_{hashlib.sha256(named.encode()).hexdigest()[:32]}"
+
+
+def read_dead_letter(found: Found) -> Kept | None:
+    """A stored message as a dead letter; None, and a line in the log, where it is none."""
+    try:
+        dead_letter = DeadLetter.model_validate_json(found.data)
+        payload = base64.b64decode(dead_letter.payload_base64, validate=True)
+    except (ValidationError, ValueError):
+        structlog.get_logger().error("dead_letter_unreadable", sequence=found.sequence)
+        return None
+    return Kept(found.sequence, dead_letter, payload, found.headers.get(Header.CE_ID.value, ""))
+
+
+def filter_for(reason: str | None, agent: str | None) -> str:
+    """The subjects of the dead letters of a reason and an agent."""
+    if reason is None and agent is None:
+        return ALL_DEAD_LETTERS
+    return ".".join(("bw.dlq", *("*" if name is None else encode_token(name) for name in (reason, agent))))
+
+
+def counted(subjects: Mapping[str, int]) -> tuple[DeadLetterCount, ...]:
+    """How many dead letters there are, the most first, from how many messages their subjects hold."""
+    counts: list[DeadLetterCount] = []
+    for subject, count in subjects.items():
+        match subject.split("."):
+            case [_, _, reason, agent]:
+                counts.append(DeadLetterCount(reason=_name(reason), agent=_name(agent), count=count))
+            case _:
+                continue  # not published by us
+    return tuple(sorted(counts, key=lambda one: (-one.count, one.reason, one.agent)))
+
+
+def job_of(config: Config, kept: Kept) -> Job | str:
+    """The job of a dead letter, where it can run as the config is now; else in words why it can't, not redacted."""
+    if kept.kind != "job":
+        return _why_no_job(config, kept)
+    limit = config.limits.max_body_bytes
+    if len(kept.payload) > limit + ROOM:
+        return f"the job has {len(kept.payload):,} bytes; at most {limit:,} are accepted (limits.max_body_bytes)"
+    try:
+        job = read_job(kept.payload)
+    except Problem as problem:
+        return f"this is not a job: {problem.message}"
+    if job.agent not in config.agents:
+        return f"agent {job.agent!r} is not configured{suggestion(job.agent, config.agents)}"
+    if kept.dead_letter.agent not in (None, job.agent):
+        # Who may publish for one agent may not run another one by having a person replay it.
+        return f"the job is for agent {job.agent!r}, and was published on the subject of {kept.dead_letter.agent!r}"
+    problem = objection(config, job)
+    return job if problem is None else f"{problem.path}: {problem.message}"
+
+
+def replay_of(kept: Kept, job: Job) -> Submission:
+    """The job of a dead letter, to be published again: a new execution, which names the old one."""
+    dead_letter = kept.dead_letter
+    original = dead_letter.execution_id or job.job_id or f"{dead_letter.stream}/{dead_letter.sequence}"
+    again = job.model_copy(update={"job_id": kept.replay_id, "metadata": {**job.metadata, "replay_of": original}})
+    payload = again.model_dump_json(exclude_unset=True).encode()
+    return Submission(again, kept.replay_id, id_made_here=False, payload=payload)
+
+
+def _why_no_job(config: Config, kept: Kept) -> str:
+    if kept.channel is not None:
+        again = f"`breakwater alerts replay --dead-letter {kept.number}` tries it again"
+        return f"it is an alert that did not reach channel {kept.channel!r}; {again}"
+    days = "here for 30 days"
+    if kept.kind == "alert":
+        return (
+            f"it is an alert that could not be handled, and no job; it stays in {kept.dead_letter.stream}, and {days}"
+        )
+    age = f"{config.limits.events_max_age_h:g} h" if kept.dead_letter.stream == Stream.EVENTS else "a time"
+    stays = f"it stays in {kept.dead_letter.stream} for {age} and {days}"
+    return f"it is an event that could not be handled, and no job; {stays}"
+
+
+def _name(token: str) -> str:
+    try:
+        return decode_token(token)
+    except UnicodeDecodeError:
+        return token
+
+
+@dataclass(frozen=True, slots=True)
+class By:
+    """Who replays, when and why."""
+
+    name: str
+    why: str
+    at: datetime
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of replaying dead letters, as far as it has come."""
+
+    replayed: list[ReplayedDeadLetter] = field(default_factory=list[ReplayedDeadLetter])
+    already: int = 0
+    skipped: list[SkippedDeadLetter] = field(default_factory=list[SkippedDeadLetter])
+
+    def skip(self, dead_letter_id: int, why: str) -> None:
+        """Leaves a dead letter alone."""
+        self.skipped.append(SkippedDeadLetter(dead_letter_id=dead_letter_id, why=why))
+
+
+class _Ended(Event):
+    """What is read of a result or a record."""
+
+    execution_id: Identifier
+    status: Status
+
+
+class Replays:
+    """The replays that there are, and new ones."""
 
     def __init__(
-        self, connection: Connection, replays: Replays, redactor: Redactor, now: Callable[[], datetime] = utc_now
+        self,
+        config: Config,
+        connection: Connection,
+        queue: Queue,
+        publisher: Publisher,
+        accepted: Accepted,
+        redactor: Redactor,
     ) -> None:
+        self._config = config
         self._connection = connection
-        self._lookup = Lookup(connection)
-        self._replays = replays
-        self._views = DeadLetterViews(replays, redactor, now)
+        self._queue = queue
+        self._publisher = publisher
+        self._accepted = accepted
         self._redactor = redactor
-        self._now = now
+        self._remembered = timedelta(hours=config.limits.events_max_age_h)
 
-    async def show(self, request: Request) -> Response:
-        """GET: 200 with the latest dead letters."""
-        wanted = read_query(request, DeadLetterQuery)
+    def why_not(self, kept: Kept) -> str | None:
+        """Why the dead letter holds nothing that can run as the config is now; redacted. None where it does."""
+        job = job_of(self._config, kept)
+        return self._redactor.text(job) if isinstance(job, str) else None
 
-        def of_it(found: Found) -> Judged | None:
-            judged = self._views.judged(found)
-            if judged is None or wanted.execution_id in (None, judged.kept.dead_letter.execution_id):
-                return judged
-            return None
-
-        try:
-            counts = await self._lookup.counts(Stream.DLQ, ALL_DEAD_LETTERS)
-            # One more than is shown tells whether there are more.
-            latest = await newest(
-                self._connection,
-                Stream.DLQ,
-                filter_for(wanted.reason, wanted.agent),
-                most=wanted.limit + 1,
-                since=self._since(wanted.since),
-                read=of_it,
+    async def notes(self, dead_letters: Sequence[int]) -> dict[int, ReplayNote]:
+        """The replays of some dead letters. Raises BusError."""
+        found: dict[int, ReplayNote] = {}
+        async with aclosing(
+            last_on(
+                self._connection, Stream.DLQ, [subjects.replayed(dead_letter_id) for dead_letter_id in dead_letters]
             )
-            dead_letters = await self._views.listed(latest[: wanted.limit])
-        except BusError as error:
-            raise not_read(error) from error
-        answer = DeadLetterList(dead_letters=dead_letters, more=len(latest) > wanted.limit, counts=counted(counts))
-        return Response(answer.json_bytes(), media_type=_JSON)
+        ) as stored:
+            async for one in stored:
+                if (note := one.read(ReplayNote)) is not None:
+                    found[note.dead_letter_id] = note
+        return found
 
-    async def show_one(self, request: Request) -> Response:
-        """GET of one: 200 with what may be seen of it."""
-        number: str = request.path_params["dead_letter_id"]
-        try:
-            is_number = number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS
-            kept = await self._dead_letter(int(number)) if is_number else None
-            if kept is None:
-                hint = "`breakwater dlq list` lists them; each is kept for 30 days"
-                message = f"there is no dead letter {number[:40]!r}; {hint}"
-                raise Problem(404, "unknown_dead_letter", message, [FieldError(path="dead_letter_id", message=hint)])
-            shown = await self._views.shown(kept)
-        except BusError as error:
-            raise not_read(error) from error
-        return Response(shown.json_bytes(), media_type=_JSON)
+    async def ended(self, agents: Mapping[str, str]) -> dict[str, Status]:
+        """How executions ended, of those that have and are remembered. `agents`: of each. Raises BusError."""
+        records = [subjects.execution(agent, execution_id) for execution_id, agent in agents.items()]
+        found = await self._ended(Stream.EVENTS, records)
+        # The result comes before the record.
+        rest = [subjects.result(execution_id) for execution_id in agents if execution_id not in found]
+        return found | await self._ended(Stream.RESULTS, rest)
 
-    async def replay(self, request: Request) -> Response:
-        """POST: 200 once what is meant is queued again."""
-        who = await asked(request, ReplayDeadLettersRequest, self._redactor)
-        who = dataclasses.replace(who, why=self._redactor.text(who.form.why or ""))
-        by, outcome = By(who.by, who.why, self._now()), Outcome()
-        continue_after: int | None = None
-        up_to: int | None = None
-        try:
-            if who.form.dead_letters is not None:
-                await self._replay_named(who.form.dead_letters, by, outcome)
+    def status(self, note: ReplayNote, ended: Mapping[str, Status], now: datetime) -> ReplayStatus | None:
+        """How a replay stands; None where that is forgotten."""
+        forgotten = now - note.at > self._remembered
+        return ended.get(note.execution_id, None if forgotten else "accepted")
+
+    async def replay(self, dead_letters: Sequence[Kept], by: By, outcome: Outcome) -> None:
+        """Replays dead letters at the same time, and adds what came of it to `outcome`.
+
+        Raises:
+            BusError: whether they were replayed before is not known; none was replayed.
+            Problem: 503, not all were accepted; `outcome` tells which were.
+        """
+        notes = await self.notes([kept.number for kept in dead_letters])
+        runnable: list[tuple[Kept, Job]] = []
+        for kept in dead_letters:
+            if kept.number in notes:
+                outcome.already += 1
+            elif isinstance(job := job_of(self._config, kept), str):
+                outcome.skip(kept.number, self._redactor.text(job))
             else:
-                up_to = await self._end(who.form)
-                continue_after = await self._replay_many(who.form, up_to, by, outcome)
-        except (BusError, Problem) as error:
-            raise not_all(error, outcome) from error
-        finally:
-            told = {"already": outcome.already, "skipped": len(outcome.skipped)}
-            who.log("dead_letters_replayed", replayed=len(outcome.replayed), **told)
-        answer = DeadLetterReplays(
-            replayed=tuple(outcome.replayed),
-            already=outcome.already,
-            skipped=tuple(sorted(outcome.skipped, key=lambda one: one.dead_letter_id)),
-            continue_after=continue_after,
-            up_to=None if continue_after is None else up_to,
+                runnable.append((kept, job))
+        ended = await self.ended(
+            {kept.dead_letter.execution_id: job.agent for kept, job in runnable if kept.dead_letter.execution_id}
         )
-        return Response(answer.json_bytes(), media_type=_JSON)
+        # Two workers can have been at a job at once: one gave it up, and the other one answered it.
+        wanted: list[tuple[Kept, Job]] = []
+        for kept, job in runnable:
+            if ended.get(kept.dead_letter.execution_id or "") == "succeeded":
+                outcome.skip(kept.number, SUCCEEDED)
+            else:
+                wanted.append((kept, job))
+        done = await asyncio.gather(*(self._put(kept, job, by) for kept, job in wanted), return_exceptions=True)
+        for (kept, _), result in zip(wanted, done, strict=True):
+            if result == "replayed":
+                outcome.replayed.append(ReplayedDeadLetter(dead_letter_id=kept.number, execution_id=kept.replay_id))
+            elif result == "already":
+                outcome.already += 1
+        for result in done:
+            if isinstance(result, BaseException):
+                raise result
 
-    async def _replay_named(self, numbers: Sequence[int], by: By, outcome: Outcome) -> None:
-        waiting = _Waiting()
-        for number in dict.fromkeys(numbers):
-            kept = await self._dead_letter(number)
-            if kept is None:
-                outcome.skip(number, "there is no such dead letter")
-            elif waiting.add(kept):
-                await self._replays.replay(waiting.taken(), by, outcome)
-        await self._replays.replay(waiting.taken(), by, outcome)
+    async def _put(self, kept: Kept, job: Job, by: By) -> Literal["replayed", "already"]:
+        again = replay_of(kept, job)
+        duplicate = await self._queue.put(again, None)
+        self._accepted.mark(again.job_id, job.agent)
+        if not duplicate:
+            await self._queue.announce_queued(again)
+        note = ReplayNote(
+            dead_letter_id=kept.number,
+            execution_id=kept.replay_id,
+            agent=job.agent,
+            by=by.name,
+            why=by.why or None,
+            at=by.at,
+        )
+        # Whoever replays it at the same moment may be the first to note it.
+        with suppress(AlreadyDecided):
+            await self._publisher.event(subjects.replayed(kept.number), note, id=kept.replay_id, at=by.at, once=True)
+        return "already" if duplicate else "replayed"
 
-    async def _replay_many(self, wanted: ReplayDeadLettersRequest, up_to: int, by: By, outcome: Outcome) -> int | None:
-        """Replays the next dead letters that are meant, and returns behind which one to go on."""
-        subject_filter = filter_for(wanted.reason, wanted.agent)
-        start = wanted.after + 1 if wanted.after else self._since(wanted.since)
-        begun, waiting, looked_at, last = time.monotonic(), _Waiting(), 0, wanted.after
-        continue_after: int | None = None
-        async with aclosing(scan(self._connection, Stream.DLQ, subject_filter, start=start, up_to=up_to)) as stored:
-            async for found in stored:
-                if looked_at == MOST_DEAD_LETTERS or (looked_at and time.monotonic() - begun > REPLAY_S):
-                    continue_after = last
-                    break
-                looked_at, last = looked_at + 1, found.sequence
-                if (kept := read_dead_letter(found)) is None:
-                    outcome.skip(found.sequence, "this dead letter can't be read")
-                elif waiting.add(kept):
-                    await self._replays.replay(waiting.taken(), by, outcome)
-        await self._replays.replay(waiting.taken(), by, outcome)
-        return continue_after
-
-    async def _end(self, wanted: ReplayDeadLettersRequest) -> int:
-        """The last dead letter that is meant: replays that fail again are behind it."""
-        if wanted.up_to is not None:
-            return wanted.up_to
-        last = await self._lookup.last(Stream.DLQ, filter_for(wanted.reason, wanted.agent))
-        return 0 if last is None else last.sequence
-
-    async def _dead_letter(self, number: int) -> Kept | None:
-        if not 0 < number < 2**63:
-            return None
-        found = await self._lookup.next(Stream.DLQ, ALL_DEAD_LETTERS, number)
-        return None if found is None or found.sequence != number else read_dead_letter(found)
-
-    def _since(self, given: datetime | None) -> datetime:
-        return given or self._now() - timedelta(days=SHOWN_DAYS)
+    async def _ended(self, stream: Stream, of: Sequence[str]) -> dict[str, Status]:
+        found: dict[str, Status] = {}
+        async with aclosing(last_on(self._connection, stream, of)) as stored:
+            async for one in stored:
+                if (ended := one.read(_Ended)) is not None:
+                    found[ended.execution_id] = ended.status
+        return found
 
 
-class _Waiting:
-    """Dead letters that are to be replayed together."""
-
-    def __init__(self) -> None:
-        self._dead_letters: list[Kept] = []
-        self._bytes = 0
-
-    def add(self, kept: Kept) -> bool:
-        """Takes one more, and says whether that is enough."""
-        self._dead_letters.append(kept)
-        self._bytes += len(kept.payload)
-        return len(self._dead_letters) >= AT_ONCE or self._bytes >= AT_ONCE_BYTES
-
-    def taken(self) -> list[Kept]:
-        """All of them; none is left."""
-        dead_letters, self._dead_letters, self._bytes = self._dead_letters, [], 0
-        return dead_letters
+def not_all(error: BusError | Problem, outcome: Outcome) -> Problem:
+    """503: what was asked for is not done, or not all of it."""
+    problem = error if isinstance(error, Problem) else not_done(error)
+    if not outcome.replayed:
+        return problem
+    done = f"{len(outcome.replayed):,} were replayed before this happened, and asking again replays none of them twice"
+    return unavailable(problem.code, f"{problem.message}; {done}")

@@ -5,28 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.api import GuardRequest, StoppedTask, StoppedTasks
 from breakwater.contracts.events import GuardEvent
-from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.contracts.types import Message, ms_from_time, time_from_ms
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.guard import Task
-from breakwater.policy.redact import Redactor
-from breakwater.state.connection import StateUnavailable
 from breakwater.state.tasks import TaskKey, Tasks, Tripped
-from services.request.by_hand import Asked, asked, not_done, not_read
 from services.request.parsing import suggestion
 from services.request.problems import Problem
+from services.request.routing import ApiRequest
 
 NO_AGENT = "*"
 """Stands for the agent where no job tripped the task."""
-
-_JSON = "application/json"
 
 
 class GuardRoutes:
@@ -36,35 +28,24 @@ class GuardRoutes:
         self,
         tasks: Tasks,
         publisher: Publisher,
-        redactor: Redactor,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._tasks = tasks
         self._publisher = publisher
-        self._redactor = redactor
         self._now = now
 
-    async def show(self, _: Request) -> Response:
-        """GET: 200 with those that are stopped."""
-        try:
-            tripped = await self._tasks.tripped()
-        except StateUnavailable as error:
-            raise not_read(error) from error
-        stopped = tuple(_stopped(key, one) for key, one in tripped)
-        return Response(StoppedTasks(stopped=stopped).json_bytes(), media_type=_JSON)
+    async def show(self, _: ApiRequest[Message]) -> StoppedTasks:
+        """Those that are stopped."""
+        return StoppedTasks(stopped=tuple(_stopped(key, one) for key, one in await self._tasks.tripped()))
 
-    async def reset(self, request: Request) -> Response:
-        """POST: 200 once that is published and the task is forgotten."""
-        who = await asked(request, GuardRequest, self._redactor)
-        key = TaskKey(who.form.tenant, who.form.task_id)
-        try:
-            event = await self._reset(key, who)
-        except (BusError, StateUnavailable) as error:
-            raise not_done(error) from error
-        who.log("guard_reset_by_hand", task_id=key.task_id, tenant=key.tenant, agent=event.agent, rule=event.rule)
-        return Response(event.json_bytes(), media_type=_JSON)
+    async def reset(self, asked: ApiRequest[GuardRequest]) -> GuardEvent:
+        """Clears what was counted for a task, and publishes that."""
+        key = TaskKey(asked.form.tenant, asked.form.task_id)
+        event = await self._reset(key, asked)
+        asked.log("guard_reset", task_id=key.task_id, tenant=key.tenant, agent=event.agent, rule=event.rule)
+        return event
 
-    async def _reset(self, key: TaskKey, who: Asked[GuardRequest]) -> GuardEvent:
+    async def _reset(self, key: TaskKey, asked: ApiRequest[GuardRequest]) -> GuardEvent:
         """Publishes first, and forgets then: what is only published is asked for again, with the same id.
 
         The other way round, a task that was let go on without a word in the log would be stopped again whenever Redis
@@ -77,26 +58,26 @@ class GuardRoutes:
         if (task, tripped) == (Task(), None):
             raise await self._unknown(key)
         while True:
-            event = self._event(key, who, task, tripped)
+            event = self._event(key, asked, task, tripped)
             await self._publisher.event(subjects.guard(event.agent), event, id=event.event_id, at=event.at)
             task, stopped = await self._tasks.reset(key)
             if stopped is None or (tripped is not None and stopped.at_ms == tripped.at_ms):
                 return event
             tripped = stopped  # it has tripped in between
 
-    def _event(self, key: TaskKey, who: Asked[GuardRequest], task: Task, tripped: Tripped | None) -> GuardEvent:
+    def _event(self, key: TaskKey, asked: ApiRequest[GuardRequest], task: Task, tripped: Tripped | None) -> GuardEvent:
         at = self._now()
         life = ms_from_time(at) if tripped is None else tripped.at_ms
         return GuardEvent(
-            event_id=f"{key.name}@{life}#reset/{who.key_id}",
+            event_id=f"{key.name}@{life}#reset/{asked.key.id}",
             kind="reset",
             agent=NO_AGENT if tripped is None else tripped.agent,
             tenant=key.tenant,
             task_id=key.task_id,
             execution_id=(tripped.execution_id or None) if tripped is not None else None,
             rule=None if tripped is None else tripped.trip.rule,
-            reason=who.reason("reset"),
-            by=who.by,
+            reason=asked.reason("reset"),
+            by=asked.by,
             iterations=task.iterations,
             tokens=task.tokens,
             cost=task.cost,

@@ -13,8 +13,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from breakwater import metrics, tracing
-from services.request.paths import as_routed
 from services.request.problems import Problem
+from services.request.routing import as_routed
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -76,24 +76,24 @@ def show_metrics(request: Request) -> Response:
 
 
 @dataclass(slots=True)
-class Submitting:
+class SubmissionTrace:
     """A submission under way."""
 
     traceparent: str | None
     """To go with the job; None where nobody has begun a trace."""
-    told: dict[str, tracing.Attribute] = field(default_factory=dict[str, tracing.Attribute])
+    attributes: dict[str, tracing.Attribute] = field(default_factory=dict[str, tracing.Attribute])
 
     def of(self, agent: str, job_id: str) -> None:
         """Notes which job it is, once that is known."""
-        self.told |= {"gen_ai.agent.name": agent, "breakwater.execution_id": job_id}
+        self.attributes |= {"gen_ai.agent.name": agent, "breakwater.execution_id": job_id}
 
     def answered(self, status: int) -> None:
         """Notes the answer."""
-        self.told["http.response.status_code"] = status
+        self.attributes["http.response.status_code"] = status
 
 
 @contextmanager
-def submitting(request: Request) -> Generator[Submitting]:
+def submitting(request: Request) -> Generator[SubmissionTrace]:
     """Traces a submission while the block runs, as part of its caller's trace if it came with one."""
     given = request.headers.get("traceparent", "")
     span = tracing.begin(
@@ -102,7 +102,7 @@ def submitting(request: Request) -> Generator[Submitting]:
         kind="server",
         attributes={"http.request.method": "POST", "http.route": "/api/v1/jobs"},
     )
-    submission, error = Submitting(span.traceparent), None
+    submission, error = SubmissionTrace(span.traceparent), None
     try:
         yield submission
     except Problem as problem:
@@ -117,4 +117,4 @@ def submitting(request: Request) -> Generator[Submitting]:
         error = type(bug).__name__
         raise
     finally:
-        span.end(error=error, attributes=submission.told)
+        span.end(error=error, attributes=submission.attributes)

@@ -1,216 +1,196 @@
-"""The OpenAPI document, as data: the hot path is no FastAPI operation, as that would cost it 50 microseconds more."""
+"""The OpenAPI document, made from the table of operations, and the pages that show it."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from pydantic.json_schema import models_json_schema
+import yaml
+from pydantic import TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
-from breakwater.contracts.api import AcceptedJob, ErrorBody, ServiceStatus
-from breakwater.contracts.execution import Result
-from breakwater.contracts.job import Job
-from services.request import openapi_alerts as alerts
-from services.request import openapi_budgets as budgets
-from services.request import openapi_dead_letters as dead_letters
-from services.request import openapi_governance as governance
-from services.request import openapi_keys as keys
-from services.request import openapi_parts as parts
-from services.request import openapi_progress as progress
-from services.request import openapi_queues as queues
+from breakwater.contracts.api import KEY_SCOPES, ErrorBody
+from breakwater.contracts.execution import Progress
+from breakwater.contracts.types import Message
+from breakwater.policy.api_keys import scopes_for
+from services.request.auth import is_guarded
+from services.request.operations import OPERATIONS, PATH_PARAMETERS, Operation
 
-VERSION = "3.1.0"
-_UUID = "019aa8f2-7c1e-7d3a-9b54-2f6e8a1c0d37"
+TITLE = "Breakwater"
+_REF = "#/components/schemas/{model}"
+
+_SECURITY = {
+    "type": "http",
+    "scheme": "bearer",
+    "bearerFormat": "bw_<id>_<secret>",
+    "description": (
+        "`breakwater keys create NAME --scope SCOPE` makes a key. `submit` is for jobs and their results, `read` for "
+        "the state of everything, `operate` for what people do: reset, isolate, raise, acknowledge, resolve, test, "
+        "replay. A key without `--scope` has all three."
+    ),
+}
+_HEADERS = {
+    202: {"Location": {"description": "Where the result will be.", "schema": {"type": "string"}}},
+    401: {"WWW-Authenticate": {"description": "`Bearer`", "schema": {"type": "string"}}},
+    403: {"WWW-Authenticate": {"description": "`Bearer` with `insufficient_scope`.", "schema": {"type": "string"}}},
+    503: {"Retry-After": {"description": "Seconds until it is worth another try.", "schema": {"type": "integer"}}},
+}
+_ERRORS_OF_BODIES = {
+    400: "The body is not JSON (`not_json`) or not UTF-8 (`not_utf8`).",
+    408: "The body did not arrive in time (`body_timeout`).",
+    413: "The body is too large (`body_too_large`).",
+    422: "The body is invalid (`invalid_request`).",
+}
 
 
+@cache
 def document() -> dict[str, Any]:
-    """The whole document."""
-    return {
-        "openapi": VERSION,
-        "info": {
-            "title": "Breakwater",
-            "version": "1",
-            "description": (
-                "Submit jobs for LLM agents, read their results, look after their breakers, guards, budgets and "
-                "incidents. "
-                "`breakwater keys create NAME` makes a key."
-            ),
-            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-        },
-        "servers": [{"url": "/"}],
-        "tags": [
-            {"name": "jobs"},
-            *governance.TAGS,
-            *budgets.TAGS,
-            *alerts.TAGS,
-            *dead_letters.TAGS,
-            *queues.TAGS,
-            *keys.TAGS,
-            {"name": "health"},
-            {"name": "metrics"},
-        ],
-        "paths": keys.guarded(_paths()),
-        "components": {
-            "schemas": _schemas(),
-            "securitySchemes": {"api_key": keys.SCHEME},
-        },
-    }
+    """The whole document, made once. Connects to nothing."""
+    return _Writer().document()
 
 
-def _paths() -> dict[str, Any]:
-    return {
-        "/api/v1/jobs": {"post": _submit()},
-        "/api/v1/jobs/{job_id}": {"get": _show()},
-        **progress.paths(),
-        **governance.paths(),
-        **budgets.paths(),
-        **alerts.paths(),
-        **dead_letters.paths(),
-        **queues.paths(),
-        **keys.paths(),
-        "/healthz": {"get": _health("Whether the process is alive", "alive", {})},
-        "/readyz": {"get": _health("Whether jobs can be accepted", "ready", {"503": parts.error("NATS is away.")})},
-        "/metrics": {"get": _metrics()},
-    }
+def documentation() -> list[BaseRoute]:
+    """The routes of the document and of its pages: Swagger UI and ReDoc, with nothing loaded from elsewhere."""
+    package = importlib.util.find_spec("offapi")  # found and not imported, as it would read 9 MB
+    assert package is not None
+    assert package.origin is not None
+
+    def openapi(_: Request) -> Response:
+        return JSONResponse(document())
+
+    def page(request: Request) -> Response:
+        name = "redoc" if request.url.path.endswith("/redoc") else "swagger"
+        return HTMLResponse((files("services.request") / "pages" / f"{name}.html").read_text("utf-8"))
+
+    return [
+        Route("/openapi.json", openapi),
+        Route("/docs", page),
+        Route("/redoc", page),
+        Mount("/docs/assets", StaticFiles(directory=Path(package.origin).parent)),
+    ]
 
 
-def _schemas() -> dict[str, Any]:
-    _, schemas = models_json_schema(
-        [
-            (Job, "validation"),
-            (Result, "serialization"),
-            (AcceptedJob, "serialization"),
-            (ServiceStatus, "serialization"),
-            (ErrorBody, "serialization"),
-            *progress.MODELS,
-            *governance.MODELS,
-            *budgets.MODELS,
-            *alerts.MODELS,
-            *dead_letters.MODELS,
-            *queues.MODELS,
-            *keys.MODELS,
-        ],
-        ref_template=parts.REF,
-    )
-    return schemas["$defs"]
+class _Writer:
+    """Writes the document, and collects the schemas that it refers to."""
 
+    def __init__(self) -> None:
+        self._examples: dict[str, Any] = yaml.safe_load((files("services.request") / "examples.yaml").read_bytes())
+        types = [(repr(kind), mode, TypeAdapter[Any](kind)) for kind, mode in _types()]
+        self._schemas, defined = TypeAdapter.json_schemas(types, ref_template=_REF)
+        self._defined = defined["$defs"]
 
-def _submit() -> dict[str, Any]:
-    return {
-        "tags": ["jobs"],
-        "operationId": "submit_job",
-        "summary": "Submit a job",
-        "description": (
-            "Answers once the job is safe on the bus. `job_id` makes it idempotent: the same id again is the same "
-            "execution, answered from the record of the first one, whatever else the second body says, its agent "
-            "included."
-        ),
-        "parameters": [
-            {
-                "name": "wait_s",
-                "in": "query",
-                "description": "Wait this many seconds for the result, and answer 200 with it if it comes in time.",
-                "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 300},
+    def document(self) -> dict[str, Any]:
+        paths: dict[str, dict[str, Any]] = {}
+        for operation in OPERATIONS:
+            paths.setdefault(operation.path, {})[operation.method.lower()] = self._operation(operation)
+        return {
+            "openapi": "3.1.0",
+            "info": {
+                "title": TITLE,
+                "version": "1",
+                "description": (
+                    "Submit jobs for LLM agents, read their results, look after their breakers, guards, budgets and "
+                    "incidents. `breakwater keys create NAME` makes a key."
+                ),
+                "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
-            {
-                "name": "Idempotency-Key",
-                "in": "header",
-                "description": "The job's id, where the body has none.",
-                "schema": {"type": "string", "minLength": 1, "maxLength": 128},
-            },
-            {
-                "name": "traceparent",
-                "in": "header",
-                "description": "W3C trace context; made where absent.",
-                "schema": {"type": "string"},
-            },
-        ],
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {
-                    "schema": parts.ref("Job"),
-                    "examples": {
-                        "prompt": {"value": {"agent": "content-writer", "prompt": "Write a haiku about harbours."}},
-                        "messages": {
-                            "value": {
-                                "agent": "content-writer",
-                                "job_id": "order-4711",
-                                "messages": [{"role": "user", "content": "Write a haiku about harbours."}],
-                                "params": {"max_tokens": 60},
-                            }
-                        },
-                    },
-                }
-            },
-        },
-        "responses": {
-            "200": parts.json("Decided within `wait_s`: succeeded or not, as `status` says.", "Result"),
-            "202": {
-                **parts.json("Accepted.", "AcceptedJob"),
-                "headers": {"Location": {"description": "Where the result will be.", "schema": {"type": "string"}}},
-            },
-            "400": parts.error("The body is not JSON (`not_json`) or not UTF-8 (`not_utf8`)."),
-            "401": parts.unauthorized(),
-            "404": parts.error("The agent is not configured (`unknown_agent`)."),
-            "408": parts.error("The body did not arrive in time (`body_timeout`)."),
-            "409": parts.error("The job id is that of an execution of another agent (`id_taken`)."),
-            "413": parts.error("The body is too large (`body_too_large`)."),
-            "422": parts.error("The body is not a job (`invalid_job`), or the query is wrong (`invalid_query`)."),
-            "503": parts.unavailable(
-                "Nothing was accepted: NATS is away (`unavailable`) or full (`refused`); or no model of the agent may "
-                "be called now, and it has `refuse_when_open` (`agent_unavailable`; no Retry-After where all of them "
-                "wait for a person). A job that was accepted before is never refused so, nor is a dry run."
-            ),
-            "default": parts.error("Any other error."),
-        },
-    }
+            "servers": [{"url": "/"}],
+            "tags": [{"name": tag} for tag in dict.fromkeys(operation.tag for operation in OPERATIONS)],
+            "paths": paths,
+            "components": {"schemas": self._defined, "securitySchemes": {"api_key": _SECURITY}},
+        }
+
+    def _operation(self, operation: Operation) -> dict[str, Any]:
+        description, errors = [operation.description], dict[int, str]()
+        security: list[dict[str, list[str]]] = []
+        if operation.query is not None:
+            errors[422] = "A parameter is wrong (`invalid_query`)."
+        if operation.body is not None:
+            errors |= _ERRORS_OF_BODIES
+        if operation.method == "POST" and operation.tag != "jobs":
+            description.append("The action is recorded under the name of the API key.")
+        if is_guarded(operation.path):
+            errors[401] = "No valid API key (`unauthorized`)."
+            needed = scopes_for(operation.method, operation.path)
+            if needed == KEY_SCOPES:
+                description.append("Any valid key will do.")
+                security = [{"api_key": []}]
+            else:
+                named = " or ".join(f"`{scope}`" for scope in needed)
+                errors[403] = f"The key does not have the scope {named} (`forbidden`)."
+                description.append(f"Needs a key with the scope {named}.")
+                security = [{"api_key": [scope]} for scope in needed]  # alternatives: each of them is enough
+        parameters, body = self._parameters(operation), operation.body
+        return {
+            "tags": [operation.tag],
+            "operationId": operation.id,
+            "summary": operation.summary,
+            **({"description": " ".join(filter(None, description))} if any(description) else {}),
+            "security": security,
+            **({"parameters": parameters} if parameters else {}),
+            **({} if body is None else {"requestBody": self._body(operation, body)}),
+            "responses": self._responses(operation, errors | dict(operation.errors)),
+        }
+
+    def _body(self, operation: Operation, body: type[Message]) -> dict[str, Any]:
+        content = self._content(operation, body, "validation", "request")
+        return {"required": True, "content": {"application/json": content}}
+
+    def _parameters(self, operation: Operation) -> list[dict[str, Any]]:
+        named = re.findall(r"{(\w+)}", operation.path)
+        listed = [{"name": name, "in": "path", "required": True, **PATH_PARAMETERS[name]} for name in named]
+        if operation.query is not None:
+            for name, schema in operation.query.model_json_schema(ref_template=_REF)["properties"].items():
+                described = {"description": schema["description"], "schema": _parameter_schema(schema)}
+                listed.append({"name": name, "in": "query", **described})
+        for name, description in operation.headers.items():
+            listed.append({"name": name, "in": "header", "description": description, "schema": {"type": "string"}})
+        return listed
+
+    def _responses(self, operation: Operation, errors: dict[int, str]) -> dict[str, Any]:
+        responses: dict[str, Any] = {}
+        for status, (description, kind) in operation.results.items():
+            content = {operation.content_type: self._content(operation, kind, "serialization", status)}
+            responses[str(status)] = {"description": description, "content": content}
+        if operation.method == "POST" and "202" in responses:
+            responses["202"]["headers"] = _HEADERS[202]
+        error = {"application/json": {"schema": self._schema(ErrorBody, "serialization")}}
+        for status, description in sorted(errors.items()):
+            headers = {"headers": _HEADERS[status]} if status in _HEADERS else {}
+            responses[str(status)] = {"description": description, "content": error, **headers}
+        return {**responses, "default": {"description": "Any other error.", "content": error}}
+
+    def _content(self, operation: Operation, kind: Any, mode: JsonSchemaMode, of: str | int) -> dict[str, Any]:
+        examples = self._examples.get(operation.id, {}).get(of, {})
+        shown = {"examples": {name: {"value": value} for name, value in examples.items()}} if examples else {}
+        return {"schema": self._schema(kind, mode), **shown}
+
+    def _schema(self, kind: Any, mode: JsonSchemaMode) -> Any:
+        return self._schemas[repr(kind), mode]
 
 
-def _show() -> dict[str, Any]:
-    return {
-        "tags": ["jobs"],
-        "operationId": "show_job",
-        "summary": "How a job stands",
-        "description": "The result for 24 hours; after that the execution's record, where its output is redacted.",
-        "parameters": [
-            {
-                "name": "job_id",
-                "in": "path",
-                "required": True,
-                "description": "Percent-encoded, slashes too.",
-                "schema": {"type": "string", "examples": [_UUID]},
-            }
-        ],
-        "responses": {
-            "200": parts.json("Decided.", "Result"),
-            "202": parts.json("Accepted, and not decided yet.", "AcceptedJob"),
-            "401": parts.unauthorized(),
-            "404": parts.error("There is no such job (`unknown_job`)."),
-            "503": parts.unavailable("How it stands can't be known now (`unavailable`)."),
-            "default": parts.error("Any other error."),
-        },
-    }
+def _types() -> Iterator[tuple[Any, JsonSchemaMode]]:
+    """The types of all bodies, and those that the text refers to."""
+    yield ErrorBody, "serialization"
+    yield Progress, "serialization"
+    for operation in OPERATIONS:
+        if operation.body is not None:
+            yield operation.body, "validation"
+        for _, kind in operation.results.values():
+            yield kind, "serialization"
 
 
-def _health(summary: str, status: str, responses: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "tags": ["health"],
-        "operationId": status,
-        "summary": summary,
-        "security": [],
-        "responses": {"200": parts.json("It is.", "ServiceStatus"), **responses},
-    }
-
-
-def _metrics() -> dict[str, Any]:
-    return {
-        "tags": ["metrics"],
-        "operationId": "metrics",
-        "summary": "Metrics of this process, for Prometheus",
-        "description": "In OpenMetrics' format where the scraper accepts it.",
-        "responses": {
-            "200": {"description": "All metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}},
-            "401": parts.unauthorized(),
-            "default": parts.error("Any other error."),
-        },
-    }
+def _parameter_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a field of a query. A parameter is left out and never null."""
+    if {"type": "null"} in schema.get("anyOf", ()):
+        [schema] = [one for one in schema["anyOf"] if one != {"type": "null"}]
+    return {name: value for name, value in schema.items() if name not in ("title", "description")}

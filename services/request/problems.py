@@ -1,4 +1,4 @@
-"""The one shape of every error that this service answers with."""
+"""Errors as responses, all of one shape."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from starlette.responses import Response
 from breakwater.contracts.validation import FieldError
 
 
-class Problem(Exception):  # noqa: N818  RFC 9457's word for an error that is an answer
-    """An answer of 400 or above, raised from wherever it is found."""
+class Problem(Exception):  # noqa: N818  RFC 9457's word for an error that is a response
+    """A response with a status of 400 or above, raised from wherever the problem is found."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Problem(Exception):  # noqa: N818  RFC 9457's word for an error that is an
         self.headers = dict(headers or {})
 
     def response(self) -> Response:
-        """The answer."""
+        """The response, with an `ErrorBody`."""
         body = {
             "error": {
                 "code": self.code,
@@ -55,3 +55,13 @@ def unknown_job(job_id: str | None) -> Problem:
 def unavailable(code: str, message: str) -> Problem:
     """503: the same request may be sent again; a job is best sent with the same job id."""
     return Problem(503, code, message, headers={"Retry-After": "1"})
+
+
+def not_read(error: Exception) -> Problem:
+    """503: the state can't be read, as NATS, Redis or ClickHouse does not respond."""
+    return unavailable("unavailable", f"how it stands can't be known now: {error}")
+
+
+def not_done(error: Exception) -> Problem:
+    """503: an action was not carried out; or perhaps it was, and asking again shows it."""
+    return unavailable("unavailable", f"this can't be done now: {error}; ask again")

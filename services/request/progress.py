@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+import orjson
+import structlog
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -21,14 +25,12 @@ from breakwater.bus.scan import scan
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Progress
 from breakwater.contracts.subjects import Stream
-from breakwater.contracts.types import is_identifier
-from breakwater.state.accepted import Accepted
+from breakwater.contracts.types import Event, Timestamp, is_identifier
+from breakwater.state.accepted import Accepted, Standing
 from breakwater.state.connection import StateUnavailable
-from services.request import progress_steps as steps
-from services.request.answers import Answers
 from services.request.auth import refusal
-from services.request.inbox import Inbox
 from services.request.problems import Problem, unavailable, unknown_job
+from services.request.results import ResultReader
 
 MOST_STREAMS = 200
 
@@ -49,7 +51,44 @@ SEND_TIMEOUT_S = 60.0
 
 FAREWELL_S = 1.0
 
+MOST_UNSENT = 256
+"""Steps that a reader may be behind. Beyond, its stream ends; the next one begins with all that matters."""
+
+ENDED = frozenset({"succeeded", "dead_lettered"})
+_STARTS = "agent.attempt.start"
+_ENDS = frozenset({"agent.attempt.finish", "agent.attempt.error"})
+
 _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+@dataclass(slots=True, eq=False)
+class Inbox:
+    """What was heard and is not sent yet, and why the stream is to end. Never waits for its reader."""
+
+    messages: deque[bytes] = field(default_factory=deque[bytes])
+    ending: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    stirred: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, message: bytes) -> None:
+        """Takes what was heard."""
+        if len(self.messages) >= MOST_UNSENT:
+            self.end("the reader is too slow; connect again")
+        else:
+            self.messages.append(message)
+            self.stirred.set()
+
+    def end(self, why: str) -> None:
+        """Ends the stream, with a word for its reader."""
+        if not self.ending.done():
+            self.ending.set_result(why)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until there is a message, or the time is up."""
+        self.stirred.clear()
+        if not self.messages:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(timeout_s, 0.0)):
+                    await self.stirred.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +96,7 @@ class Sources:
     """Where it stands, and is told, how jobs are."""
 
     connection: Connection
-    answers: Answers
+    results: ResultReader
     accepted: Accepted
     reconnects: Callable[[], int]
 
@@ -95,7 +134,7 @@ class ProgressStreams:
         return _Following(self, self._sources, job_id, request)
 
     @contextmanager
-    def place(self) -> Generator[Inbox]:
+    def open_stream(self) -> Generator[Inbox]:
         """A place for one more stream while the block runs. Raises Problem: 503, all are taken."""
         if len(self._open) >= MOST_STREAMS:
             message = f"{MOST_STREAMS} streams are open here, which is the most; close one, or ask for the job instead"
@@ -126,13 +165,13 @@ class _Following(Response):
         self._sources = sources
         self._job_id = job_id
         self._request = request
-        self._told = steps.Told()
+        self._sent = SentSteps()
         self._number = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream until the job is decided, the reader goes away, its key is revoked, or the process stops."""
         subject = f"bw.progress.*.{subjects.encode_token(self._job_id)}"
-        with self._streams.place() as inbox:
+        with self._streams.open_stream() as inbox:
             try:
                 async with hearing(self._sources.connection, subject, inbox.put):
                     found, decided = await self._known()
@@ -148,21 +187,21 @@ class _Following(Response):
         self, inbox: Inbox, receive: Receive, send: Send, found: list[Progress], decided: bytes | None
     ) -> None:
         writing = asyncio.create_task(self._write(inbox, send, found, decided))
-        gone = asyncio.create_task(_disconnected(receive))
+        left = asyncio.create_task(_disconnected(receive))
         watching = asyncio.create_task(self._watch_key(inbox))
         try:
-            await asyncio.wait([writing, gone, inbox.ending], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([writing, left, inbox.ending], return_when=asyncio.FIRST_COMPLETED)
             if writing.done():
                 with suppress(TimeoutError):
                     writing.result()
-            elif not gone.done():
+            elif not left.done():
                 # Between two events: what a server was given it has taken, and only waiting can be cancelled.
                 await background.stop(writing)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FAREWELL_S):
-                        await send(_body(steps.comment(inbox.ending.result()), more=False))
+                        await send(_body(comment(inbox.ending.result()), more=False))
         finally:
-            await background.stop(writing, gone, watching)
+            await background.stop(writing, left, watching)
 
     async def _watch_key(self, inbox: Inbox) -> None:
         inbox.end(await refusal(self._request, KEY_LOOK_S))
@@ -170,13 +209,13 @@ class _Following(Response):
     async def _known(self) -> tuple[list[Progress], bytes | None]:
         """What is known when somebody joins, and the decision. Raises Problem: 404, nobody knows the job."""
         # In this order: the attempts of a job that is decided are all recorded.
-        decided = await self._sources.answers.decided(self._job_id)
+        decided = await self._sources.results.decided(self._job_id)
         attempts = await self._sources.attempts(self._job_id, 0)
-        found = [steps.of_attempt(attempt) for attempt in attempts]
+        found = [of_attempt(attempt) for attempt in attempts]
         if decided is None:
             standing = await self._sources.accepted.standing(self._job_id)
             if standing is not None:
-                found += steps.of_standing(self._job_id, standing, attempts, datetime.now(UTC))
+                found += of_standing(self._job_id, standing, attempts, datetime.now(UTC))
             elif not attempts:
                 raise unknown_job(self._job_id)
         return found, decided
@@ -184,18 +223,18 @@ class _Following(Response):
     async def _write(self, inbox: Inbox, send: Send, found: list[Progress], decided: bytes | None) -> None:
         sender = _Sender(send)
         # Said even where nothing is known yet: readers and proxies see that the stream has begun.
-        await sender.send(steps.comment(f"progress of job {self._job_id}"))
+        await sender.send(comment(f"progress of job {self._job_id}"))
         for step in found:
-            await self._tell(sender, step)
+            await self._send_step(sender, step)
         pause, reconnects = LOOK_S, self._sources.reconnects()
         look_at = time.monotonic() + pause
         heard_while_looking = len(inbox.messages)
         while decided is None:
             while inbox.messages:
-                step = steps.read(inbox.messages.popleft())
+                step = read(inbox.messages.popleft())
                 if step is not None:
-                    await self._tell(sender, step, while_looking=heard_while_looking > 0)
-                    if step.state in steps.ENDED:
+                    await self._send_step(sender, step, while_looking=heard_while_looking > 0)
+                    if step.state in ENDED:
                         look_at, pause = 0.0, LOOK_AGAIN_S
                 heard_while_looking -= 1
             connection = self._sources.reconnects()
@@ -207,23 +246,23 @@ class _Following(Response):
             else:
                 await inbox.wait(min(look_at, sender.silent_until) - time.monotonic())
             if decided is None and time.monotonic() >= sender.silent_until:
-                await sender.send(steps.comment("still here"))
-        await sender.send(self._event("decided", steps.decision(self._job_id, decided)), more=False)
+                await sender.send(comment("still here"))
+        await sender.send(self._event("decided", decision(self._job_id, decided)), more=False)
 
     async def _look(self, sender: _Sender) -> bytes | None:
         """Tells of the attempts that were not heard, and returns the decision."""
-        decided = await self._sources.answers.decided(self._job_id)
-        for attempt in await self._sources.attempts(self._job_id, self._told.complete_to):
-            await self._tell(sender, steps.of_attempt(attempt))
+        decided = await self._sources.results.decided(self._job_id)
+        for attempt in await self._sources.attempts(self._job_id, self._sent.complete_to):
+            await self._send_step(sender, of_attempt(attempt))
         return decided
 
-    async def _tell(self, sender: _Sender, step: Progress, *, while_looking: bool = False) -> None:
-        if self._told.news(step, while_looking=while_looking):
+    async def _send_step(self, sender: _Sender, step: Progress, *, while_looking: bool = False) -> None:
+        if self._sent.news(step, while_looking=while_looking):
             await sender.send(self._event("progress", step.json_bytes()))
 
     def _event(self, event: str, data: bytes) -> bytes:
         self._number += 1
-        return steps.server_sent(event, data, self._number)
+        return server_sent(event, data, self._number)
 
 
 class _Sender:
@@ -248,3 +287,140 @@ def _body(data: bytes, *, more: bool) -> dict[str, object]:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class _Call(Event):
+    number: int
+    model: str
+    started_at: Timestamp
+
+
+class _Checkpoint(Event):
+    """What of a worker's checkpoint says how far a job is."""
+
+    dispatched_at: Timestamp
+    resume_at: Timestamp | None = None
+    in_flight: _Call | None = None
+
+
+class SentSteps:
+    """The steps that a reader was sent, as what is recorded and what is heard overlap."""
+
+    def __init__(self) -> None:
+        self.complete_to = 0
+        """The end of each attempt up to this number was sent."""
+        self._steps: set[tuple[str, int]] = set()
+        self._states: set[str] = set()
+
+    def news(self, step: Progress, *, while_looking: bool = False) -> bool:
+        """Whether to send a step; it then counts as sent.
+
+        Args:
+            step: that was heard or found.
+            while_looking: it was heard while it was looked up what is recorded, and may be older than that.
+        """
+        if step.state == "queued" and self._states:
+            return False
+        if step.state == "dispatched" and while_looking and self._states - {"queued"}:
+            return False
+        if step.state in ENDED and step.state in self._states:
+            return False
+        if step.event is not None and step.attempt is not None and not self._first(step.event, step.attempt):
+            return False
+        self._states.add(step.state)
+        return True
+
+    def _first(self, event: str, attempt: int) -> bool:
+        ends = event in _ENDS
+        if event == _STARTS and ("end", attempt) in self._steps:
+            return False
+        key = ("end" if ends else event, attempt)
+        if key in self._steps:
+            return False
+        self._steps.add(key)
+        while ("end", self.complete_to + 1) in self._steps:
+            self.complete_to += 1
+        return True
+
+
+def read(message: bytes) -> Progress | None:
+    """A step that was heard; None, and a line in the log, where it is none."""
+    try:
+        return Progress.model_validate_json(message)
+    except ValidationError:
+        structlog.get_logger().warning("progress_unreadable", size=len(message))
+        return None
+
+
+def of_attempt(attempt: Attempt) -> Progress:
+    """The step that a recorded attempt was."""
+    success, error = attempt.outcome == "success", attempt.error
+    return Progress(
+        execution_id=attempt.execution_id,
+        agent=attempt.agent,
+        state="in_progress",
+        event="agent.attempt.finish" if success else "agent.attempt.error",
+        at=attempt.completed_at,
+        attempt=attempt.number,
+        model=attempt.model,
+        duration_ms=attempt.duration_ms,
+        input_tokens=attempt.input_tokens,
+        output_tokens=attempt.output_tokens,
+        success=success,
+        error_type=error and error.class_.removesuffix("Error"),
+        error_class=error and error.class_,
+        error_message=error and error.message,
+        status_code=error and error.status_code,
+        retryable=error and error.retryable,
+    )
+
+
+def of_standing(execution_id: str, standing: Standing, attempts: Iterable[Attempt], now: datetime) -> list[Progress]:
+    """Where a job is that is not decided, beyond its recorded attempts.
+
+    Nothing for one that was published to NATS and is in its first call: who its agent is stands nowhere yet.
+    """
+    last = max(attempts, key=lambda attempt: attempt.number, default=None)
+    agent = standing.agent if last is None else last.agent
+    if agent is None:
+        return []
+
+    def step(state: str, at: datetime, **more: object) -> Progress:
+        return Progress.model_validate({"execution_id": execution_id, "agent": agent, "state": state, "at": at, **more})
+
+    if not standing.taken:
+        return [] if last is not None else [step("queued", standing.accepted_at or now)]
+    checkpoint = _read_checkpoint(standing.checkpoint)
+    if checkpoint is None:
+        return [] if last is not None else [step("dispatched", standing.accepted_at or now)]
+    steps = [] if last is not None else [step("dispatched", checkpoint.dispatched_at)]
+    call = checkpoint.in_flight
+    if call is not None and (last is None or call.number > last.number):
+        steps.append(step("in_progress", call.started_at, event=_STARTS, attempt=call.number, model=call.model))
+    elif checkpoint.resume_at is not None and checkpoint.resume_at > now:
+        left_s = (checkpoint.resume_at - now).total_seconds()
+        steps.append(step("waiting", now, delay_ms=round(left_s * 1000), detail=f"trying again in {left_s:.0f} s"))
+    return steps
+
+
+def _read_checkpoint(text: str | None) -> _Checkpoint | None:
+    try:
+        return None if text is None else _Checkpoint.model_validate_json(text)
+    except ValidationError:
+        return None  # of a worker of another version: how far it is will be heard
+
+
+def decision(job_id: str, record: bytes) -> bytes:
+    """What readers are told of the end, from a result or a record: neither output nor anything else of it."""
+    found = orjson.loads(record)
+    return orjson.dumps({"execution_id": job_id, "status": found["status"], "reason": found.get("reason")})
+
+
+def server_sent(event: str, data: bytes, number: int) -> bytes:
+    """One event of the stream. `data`: JSON on one line."""
+    return b"event: %b\ndata: %b\nid: %d\n\n" % (event.encode(), data, number)
+
+
+def comment(text: str) -> bytes:
+    """What readers skip."""
+    return f": {text}\n\n".encode()

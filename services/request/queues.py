@@ -8,18 +8,15 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import cast
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from breakwater.bus.backlog import Backlog, backlog
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Connection
 from breakwater.bus.topology import PARKED_CONSUMER, Plan, consumers, worker_consumer
 from breakwater.contracts.api import AgentQueue, Queues, ReadingService, ServiceQueue
 from breakwater.contracts.subjects import Stream
-from breakwater.contracts.types import ms_from_time, time_from_ms
-from services.request.by_hand import not_read
-from services.request.problems import Problem
+from breakwater.contracts.types import Message, ms_from_time, time_from_ms
+from services.request.problems import Problem, not_read
+from services.request.routing import ApiRequest
 
 KEPT_S = 1.0
 """For so long an answer serves everybody who asks: pages of many people cost NATS no more than one."""
@@ -49,10 +46,10 @@ class QueueRoutes:
         self._connection = connection
         self._clock = clock
         self._one_asks = asyncio.Lock()
-        self._known: tuple[float, bytes | Problem] | None = None
+        self._known: tuple[float, Queues | Problem] | None = None
 
-    async def show(self, _: Request) -> Response:
-        """GET: 200 with all of them."""
+    async def show(self, _: ApiRequest[Message]) -> Queues:
+        """All of them."""
         async with self._one_asks:
             known = self._known
             # Who waited while NATS did not answer is told so, and does not wait for it again, one after the other.
@@ -61,29 +58,30 @@ class QueueRoutes:
                 known = self._known = self._clock(), answer
         if isinstance(known[1], Problem):
             raise known[1]
-        return Response(known[1], media_type="application/json")
+        return known[1]
 
-    async def _ask(self) -> bytes | Problem:
+    async def _ask(self) -> Queues | Problem:
         at = time_from_ms(ms_from_time(datetime.now(UTC)))
         try:
             found = await asyncio.gather(*(backlog(self._connection, *one) for one in self._consumers))
         except BusError as error:
             return not_read(error)
-        told = dict(zip(self._consumers, found, strict=True))
-        parked = told[(Stream.PARKED, PARKED_CONSUMER)]
+        by_consumer = dict(zip(self._consumers, found, strict=True))
+        parked = by_consumer[(Stream.PARKED, PARKED_CONSUMER)]
         return Queues(
             agents=tuple(
-                _agent(agent, most, told[(Stream.JOBS, worker_consumer(agent))]) for agent, most in self._agents.items()
+                _agent(agent, most, by_consumer[(Stream.JOBS, worker_consumer(agent))])
+                for agent, most in self._agents.items()
             ),
             # Those that sleep were delivered to the worker that will wake them.
             parked=None if parked is None else parked.waiting + parked.in_work,
             services=tuple(
                 _service(stream, name, one)
-                for (stream, name), one in told.items()
+                for (stream, name), one in by_consumer.items()
                 if stream not in (Stream.JOBS, Stream.PARKED)
             ),
             at=at,
-        ).json_bytes()
+        )
 
 
 def _agent(agent: str, concurrency: int, found: Backlog | None) -> AgentQueue:

@@ -9,8 +9,8 @@ from datetime import datetime
 from decimal import Decimal
 
 from breakwater.analytics.rows import Row
+from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
 from breakwater.contracts.types import format_time, time_from_ms
-from services.request.job_ids import ENTROPY_BYTES, uuid7
 from tests.bench.history_fleet import (
     PROVIDERS,
     VOCABULARY,
@@ -90,7 +90,7 @@ class Jobs:
     def run(self, job: Job, cached_from: str | None) -> Done:
         """What becomes of a job. With `cached_from` it may be answered from the cache."""
         chance = self._rng.random()
-        execution_id = uuid7(job.queued_ms, self._rng.randbytes(ENTROPY_BYTES))
+        execution_id = new_job_id(job.queued_ms, self._rng.randbytes(ID_ENTROPY_BYTES))
         course = Course(job.queued_ms + self._rng.randint(4, 400))
         dispatched_ms = course.at_ms
         if chance < 0.04 and cached_from is not None:

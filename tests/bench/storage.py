@@ -21,7 +21,7 @@ from typing import Any
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
-from services.request.job_ids import ENTROPY_BYTES, uuid7
+from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
 from tests.analytics import samples
 from tests.server_sources import EmbeddedServers
 
@@ -55,7 +55,7 @@ class Month:
             tries = min(1 + int(picked.expovariate(0.58)), 8)
             spans = [200 + int(picked.expovariate(1 / 1_800)) for _ in range(tries)]
             queued_at = ended_at - timedelta(milliseconds=sum(spans) + 12)
-            identity = uuid7(int(queued_at.timestamp() * 1000), picked.randbytes(ENTROPY_BYTES))
+            identity = new_job_id(int(queued_at.timestamp() * 1000), picked.randbytes(ID_ENTROPY_BYTES))
             names: dict[str, Any] = {
                 "agent": picked.choices(AGENTS, range(len(AGENTS), 0, -1))[0],
                 "tenant": picked.choice((None, *(f"tenant-{n}" for n in range(20)))),
@@ -76,7 +76,7 @@ class Month:
             **names,
             attempts=attempts,
             attempts_count=len(attempts),
-            parent_execution_id=None if picked.random() < 0.9 else uuid7(1, picked.randbytes(ENTROPY_BYTES)),
+            parent_execution_id=None if picked.random() < 0.9 else new_job_id(1, picked.randbytes(ID_ENTROPY_BYTES)),
             status="dead_lettered" if failed else "succeeded",
             reason="error" if failed else None,
             error=last.error,

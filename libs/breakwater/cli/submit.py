@@ -305,9 +305,9 @@ def _pairs(option: str, given: Iterable[str] | None) -> dict[str, Any] | None:
 
 
 def _new_id() -> str:
-    from services.request.job_ids import ENTROPY_BYTES, uuid7
+    from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
 
-    return uuid7(time.time_ns() // 1_000_000, os.urandom(ENTROPY_BYTES))
+    return new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES))
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from pydantic import ConfigDict, Field, JsonValue, field_validator, model_valida
 from breakwater.contracts.subjects import is_reply_subject
 from breakwater.contracts.types import Identifier, Message, ModelId
 
+ID_ENTROPY_BYTES = 10
+
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
@@ -82,3 +84,18 @@ class Job(Message):
         if self.messages is not None:
             return [message.model_dump(mode="json", exclude_unset=True) for message in self.messages]
         return [] if self.prompt is None else [{"role": "user", "content": self.prompt}]
+
+
+def new_job_id(epoch_ms: int, entropy: bytes) -> str:
+    """An id for a job that has none: a version 7 UUID, so that ids of later milliseconds sort later.
+
+    Args:
+        epoch_ms: milliseconds since the epoch, the first 48 bits.
+        entropy: `ID_ENTROPY_BYTES` random bytes, of which 74 bits are used.
+    """
+    random = int.from_bytes(entropy, "big")
+    value = (epoch_ms & 0xFFFF_FFFF_FFFF) << 80
+    value |= 0x7 << 76 | (random >> 62 & 0xFFF) << 64
+    value |= 0b10 << 62 | random & 0x3FFF_FFFF_FFFF_FFFF
+    digits = f"{value:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -11,7 +11,7 @@ import structlog.testing
 from breakwater.api_keys import create_key
 from breakwater.contracts.alerts import Alert
 from breakwater.policy.incidents import resolve
-from services.request.app import openapi
+from services.request.openapi import document as openapi
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import Door, tell, tell_again, until
 

@@ -99,7 +99,7 @@ async def test_a_test_message_is_sent_by_an_alerter_and_what_came_of_it_is_told(
 async def test_without_an_alerter_nobody_waits_for_one(alerting: Door) -> None:
     answer = await alerting.act("alerts/test", channel="ops")
     assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "no_alerter", "1")
-    assert "no alerter is at work" in answer.message
+    assert "no alerter is running" in answer.message
 
 
 async def test_an_alerter_that_does_not_answer_is_told_from_none(

@@ -207,12 +207,12 @@ async def test_every_act_is_on_record_and_no_secret_is(governed: Door, redis: Re
         answer = await governed.act("breakers/isolate", **WRITER_M, reason=f"key {secret} leaked")
         await governed.act("breakers/isolate", **WRITER_M)
         await governed.act("breakers/reset", **WRITER_M, reason="rotated")
-    noted = [log for log in logs if log["event"].endswith("_by_hand")]
+    noted = [log for log in logs if log["event"].startswith("breaker_is") or log["event"] == "breaker_reset"]
     who = {"by": "tests", "key_id": key_id, "agent": "writer", "model": "m", "log_level": "info"}
     assert noted == [
-        {"event": "breaker_isolated_by_hand", "why": "key [REDACTED] leaked", "changed": True, **who},
-        {"event": "breaker_isolated_by_hand", "why": None, "changed": False, **who},
-        {"event": "breaker_reset_by_hand", "why": "rotated", "changed": True, **who},
+        {"event": "breaker_isolated", "why": "key [REDACTED] leaked", "changed": True, **who},
+        {"event": "breaker_isolated", "why": None, "changed": False, **who},
+        {"event": "breaker_reset", "why": "rotated", "changed": True, **who},
     ]
     assert answer.json["reason"] == "forced open by tests: key [REDACTED] leaked"
     assert secret not in str(await governed.events(SUBJECT))

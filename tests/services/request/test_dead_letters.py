@@ -27,8 +27,7 @@ from breakwater.contracts.execution import Execution
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import format_time
 from breakwater.embedded.ports import free_port
-from services.request import dead_letters as routes
-from services.request import letter_views
+from services.request import dead_letter_routes as routes
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import (
@@ -258,7 +257,7 @@ async def test_a_long_dead_letter_is_cut_and_says_so(door: Door) -> None:
     shown = answer.json
     assert shown["payload_cut"] is True
     assert isinstance(shown["payload"], str)
-    assert 65_000 < len(shown["payload"].encode()) <= letter_views.MOST_PAYLOAD
+    assert 65_000 < len(shown["payload"].encode()) <= routes.MOST_PAYLOAD
     assert shown["payload_bytes"] > 100_000
     assert "hunter2" not in shown["payload"]
     text = await give_up(door, b"no json: " + b"x" * 30_000)

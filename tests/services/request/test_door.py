@@ -11,7 +11,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from breakwater.api_keys import create_key, revoke_key
-from services.request.app import openapi
+from services.request.openapi import document as openapi
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import CONFIG, Door, settings_for
 
@@ -36,7 +36,7 @@ async def test_a_key_opens_from_its_creation_to_its_revocation(door: Door) -> No
 
 
 async def test_health_and_documentation_are_open(door: Door) -> None:
-    static = "/static-offline-docs/swagger-ui-bundle.js"
+    static = "/docs/assets/swagger_bundle.js"
     for path in ("/healthz", "/readyz", "/docs", "/redoc", "/openapi.json", static):
         assert (await door.ask("GET", path, headers={"Authorization": ""})).status == 200
 

@@ -75,9 +75,9 @@ async def test_a_task_that_is_reset_goes_on_and_everybody_is_told(governed: Door
     assert await governed.events(subjects.guard("writer")) == [answer.json]
     assert await Tasks(redis).load(KEY) == (Task(), None)
     assert (await governed.ask("GET", "/api/v1/guards")).json == {"stopped": []}
-    [noted] = [log for log in logs if log["event"] == "guard_reset_by_hand"]
+    [noted] = [log for log in logs if log["event"] == "guard_reset"]
     assert noted == {
-        "event": "guard_reset_by_hand",
+        "event": "guard_reset",
         "log_level": "info",
         "by": "tests",
         "key_id": key_id,

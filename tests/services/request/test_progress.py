@@ -423,7 +423,7 @@ async def test_a_stream_that_is_silent_is_kept_alive(door: Door, monkeypatch: py
 
 
 async def test_a_reader_that_is_too_slow_is_told_to_connect_again(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.request.inbox.MOST_UNSENT", 3)
+    monkeypatch.setattr("services.request.progress.MOST_UNSENT", 3)
     job_id = await submitted(door)
     async with following(door, job_id) as reader:
         assert await reader.step() == ("queued", None, None)

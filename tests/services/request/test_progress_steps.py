@@ -6,7 +6,7 @@ import pytest
 
 from breakwater.contracts.execution import Notification, Progress
 from breakwater.state.accepted import Standing
-from services.request.progress_steps import Told, decision, of_attempt, of_standing, server_sent
+from services.request.progress import SentSteps, decision, of_attempt, of_standing, server_sent
 from tests.services.request.test_progress import attempt_of
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
@@ -19,26 +19,26 @@ def step(state: str, event: Notification | None = None, attempt: int | None = No
 
 
 def test_that_it_is_queued_is_no_news_once_anything_is_known() -> None:
-    told = Told()
+    told = SentSteps()
     assert told.news(step("queued"))
     assert not told.news(step("queued"))
-    begun = Told()
+    begun = SentSteps()
     assert begun.news(step("dispatched"))
     assert not begun.news(step("queued")), "the worker was faster than the door"
 
 
 def test_that_a_worker_has_it_may_be_news_again_but_not_from_before_what_is_recorded() -> None:
-    told = Told()
+    told = SentSteps()
     assert told.news(of_attempt(attempt_of("j", 1, fails=True)))
     assert not told.news(step("dispatched"), while_looking=True)
     assert told.news(step("dispatched")), "another worker has taken it over"
-    waiting = Told()
+    waiting = SentSteps()
     assert waiting.news(step("queued"))
     assert waiting.news(step("dispatched"), while_looking=True)
 
 
 def test_an_attempt_begins_and_ends_once_in_whatever_order_that_is_heard() -> None:
-    told = Told()
+    told = SentSteps()
     assert told.news(of_attempt(attempt_of("j", 2)))
     assert not told.news(step("in_progress", "agent.attempt.start", 2))
     assert not told.news(step("in_progress", "agent.attempt.error", 2)), "it has one end only"
@@ -47,7 +47,7 @@ def test_an_attempt_begins_and_ends_once_in_whatever_order_that_is_heard() -> No
 
 
 def test_what_was_not_heard_is_missing_until_it_is_told() -> None:
-    told = Told()
+    told = SentSteps()
     told.news(of_attempt(attempt_of("j", 1)))
     told.news(of_attempt(attempt_of("j", 3)))
     assert told.complete_to == 1
@@ -56,7 +56,7 @@ def test_what_was_not_heard_is_missing_until_it_is_told() -> None:
 
 
 def test_waits_and_handovers_are_told_as_often_as_they_are_and_the_end_once() -> None:
-    told = Told()
+    told = SentSteps()
     assert [told.news(step("waiting")) for _ in range(2)] == [True, True]
     assert [told.news(step("succeeded")) for _ in range(2)] == [True, False]
 

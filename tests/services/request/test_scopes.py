@@ -10,7 +10,7 @@ from yarl import URL
 
 from breakwater.api_keys import create_key, revoke_key
 from breakwater.contracts.api import KEY_SCOPES, KeyScope
-from services.request.app import openapi
+from services.request.openapi import document as openapi
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import Door, answer_jobs, new_id, until
 

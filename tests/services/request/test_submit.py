@@ -169,7 +169,7 @@ async def test_a_bug_is_answered_in_the_one_shape_and_tells_nothing_of_itself(
     def fail(_: bytes) -> Job:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr("services.request.handlers.read_job", fail)
+    monkeypatch.setattr("services.request.jobs.read_job", fail)
     answer = await door.post(JOB)
     assert (answer.status, answer.code) == (500, "internal")
     assert b"secret" not in answer.body

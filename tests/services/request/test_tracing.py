@@ -47,7 +47,7 @@ async def test_a_refusal_is_no_error_of_ours_and_an_outage_is(door: Door, monkey
         async with tracing_to(collector, monkeypatch):
             assert (await door.ask("POST", "/api/v1/jobs", json=JOB, headers={"Authorization": ""})).status == 401
             await door.post(JOB | {"agent": "nobody"})
-            monkeypatch.setattr("services.request.handlers.read_job", fail)
+            monkeypatch.setattr("services.request.jobs.read_job", fail)
             await door.post(JOB)
         async with asyncio.timeout(60):
             while len(collector.spans) < 2:

@@ -11,7 +11,7 @@ from breakwater.bus.lookup import Lookup
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Execution
 from breakwater.state.accepted import recent_keys
-from services.request.answers import Answers
+from services.request.results import ResultReader
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import Door, answer_jobs, new_id, publish_result, result_of, until
 
@@ -81,10 +81,10 @@ async def test_an_id_that_belongs_to_another_agent_is_refused_and_its_answer_kep
 async def test_a_result_that_nobody_heard_of_is_looked_up(
     door: Door, monkeypatch: pytest.MonkeyPatch, reconnects: int
 ) -> None:
-    monkeypatch.setattr("services.request.answers.CHECK_S", 0.02)
-    monkeypatch.setattr("services.request.answers.FIRST_LOOK_S", 60 if reconnects else 0.02)
+    monkeypatch.setattr("services.request.results.CHECK_S", 0.02)
+    monkeypatch.setattr("services.request.results.FIRST_LOOK_S", 60 if reconnects else 0.02)
     count = iter([0])
-    answers = Answers(Lookup(lambda: door.bus), lambda: next(count, reconnects))
+    answers = ResultReader(Lookup(lambda: door.bus), lambda: next(count, reconnects))
     nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     unheard: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
     result = result_of(new_id(), "writer")

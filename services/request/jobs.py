@@ -1,4 +1,4 @@
-"""What is done with a request: submit a job and perhaps wait for its result, or say how a job stands."""
+"""`/api/v1/jobs`: submitting jobs, and waiting for or looking up their results."""
 
 from __future__ import annotations
 
@@ -6,32 +6,95 @@ import asyncio
 import math
 import os
 import time
+from contextlib import suppress
+from datetime import UTC, datetime
 from urllib.parse import parse_qsl, quote
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.errors import BusUnavailable, PublishRefused
+from breakwater.bus.publisher import PUBLISH_TIMEOUT_S, Publisher, Stored, new_traceparent
 from breakwater.config import Config, objection
 from breakwater.contracts import subjects
-from breakwater.contracts.job import Job
+from breakwater.contracts.execution import Progress
+from breakwater.contracts.job import ID_ENTROPY_BYTES, Job, new_job_id
+from breakwater.contracts.subjects import Header
 from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import FieldError
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailable
-from services.request import job_ids
 from services.request.agents import Agents
-from services.request.answers import Answers
-from services.request.body import read_body
-from services.request.observe import Submitting, submitting
-from services.request.parsing import Submission, invalid_job, read_job, submission, suggestion
+from services.request.observe import SubmissionTrace, submitting
+from services.request.parsing import Submission, invalid_job, read_body, read_job, submission, suggestion
 from services.request.problems import Problem, unavailable, unknown_job
-from services.request.queue import Queue
-from services.request.waiters import Waiters
+from services.request.results import ResultReader, Waiters
 
 MAX_WAIT_S = 300.0
+
+ACCEPT_TIMEOUT_S = 8.0
+"""For the acknowledgement of a job, a second try included."""
+
 _JSON = "application/json"
+
+
+class Queue:
+    """Puts jobs on JOBS. One is accepted when JetStream has acknowledged it, and not before."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+
+    async def put(self, sent: Submission, traceparent: str | None) -> bool:
+        """Publishes a job.
+
+        Args:
+            sent: the job.
+            traceparent: the W3C trace context it belongs to; one is made where None.
+
+        Returns:
+            Whether a job with this id was there already; the new one is then not stored.
+
+        Raises:
+            Problem: 503, it was not accepted.
+        """
+        headers = {
+            Header.MSG_ID.value: subjects.message_id(sent.job.agent, sent.job_id),
+            Header.TRACEPARENT.value: traceparent or new_traceparent(),
+        }
+        if sent.id_made_here:
+            headers[Header.UNIQUE_ID.value] = "1"
+        try:
+            stored = await self._publish(subjects.job(sent.job.agent), sent.payload, headers)
+        except BusUnavailable as error:
+            raise unavailable("unavailable", f"the job was not accepted: {error}") from error
+        except PublishRefused as error:
+            raise unavailable("refused", f"the job was not accepted: {error}") from error
+        # An id that was made here is there already only where the first try's acknowledgement was lost.
+        return stored.duplicate and not sent.id_made_here
+
+    async def announce_queued(self, sent: Submission) -> None:
+        """Publishes as progress that a job is queued. The job is stored already, so a failure is ignored."""
+        step = Progress(
+            execution_id=sent.job_id,
+            agent=sent.job.agent,
+            parent_execution_id=sent.job.parent_execution_id,
+            state="queued",
+            at=datetime.now(UTC),
+        )
+        with suppress(BusUnavailable):
+            await self._publisher.transient(subjects.progress(sent.job.agent, sent.job_id), step)
+
+    async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> Stored:
+        begun = time.monotonic()
+        try:
+            return await self._publisher.raw(subject, payload, headers, timeout_s=PUBLISH_TIMEOUT_S)
+        except BusUnavailable:
+            # The same message id again: stored once, also where only the acknowledgement was lost. But a server that
+            # crashed in between may have forgotten it, so the id is not called unique any more.
+            again = {name: value for name, value in headers.items() if name != Header.UNIQUE_ID.value}
+            left_s = begun + ACCEPT_TIMEOUT_S - time.monotonic()
+            return await self._publisher.raw(subject, payload, again, timeout_s=max(left_s, 0.1))
 
 
 class Jobs:
@@ -41,7 +104,7 @@ class Jobs:
         self,
         config: Config,
         queue: Queue,
-        answers: Answers,
+        results: ResultReader,
         waiters: Waiters,
         accepted: Accepted,
         agents: Agents,
@@ -51,7 +114,7 @@ class Jobs:
         self._config = config
         self._limit = config.limits.max_body_bytes
         self._queue = queue
-        self._answers = answers
+        self._results = results
         self._waiters = waiters
         self._accepted = accepted
 
@@ -62,12 +125,12 @@ class Jobs:
             trace.answered(response.status_code)
         return response
 
-    async def _submit(self, request: Request, trace: Submitting) -> Response:
+    async def _submit(self, request: Request, trace: SubmissionTrace) -> Response:
         wait_s = _wait_s(request.scope["query_string"])
         body = await read_body(request, self._limit)
         job = read_job(body)
         self._check_agent(job)
-        made_id = job_ids.uuid7(time.time_ns() // 1_000_000, os.urandom(job_ids.ENTROPY_BYTES))
+        made_id = new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES))
         sent = submission(job, body, idempotency_key=request.headers.get("idempotency-key"), made_id=made_id)
         trace.of(job.agent, sent.job_id)
         refusal = await self._agents.refusal(job)
@@ -78,12 +141,12 @@ class Jobs:
         deadline = time.monotonic() + wait_s
         with self._waiters.listening(subjects.result(sent.job_id)) as answer:
             acceptance = await self._accept(sent, trace.traceparent)
-            gone = asyncio.ensure_future(_disconnected(request))
+            left = asyncio.ensure_future(_disconnected(request))
             try:
                 # Of an id that others may have used, the result may stand since long, and would not be heard again.
-                result = await self._answers.wait(sent.job_id, answer, gone, deadline, look_now=not sent.id_made_here)
+                result = await self._results.wait(sent.job_id, answer, left, deadline, look_now=not sent.id_made_here)
             finally:
-                gone.cancel()
+                left.cancel()
         if result is None:
             return acceptance
         if not sent.id_made_here and (other := orjson.loads(result)["agent"]) != job.agent:
@@ -97,7 +160,7 @@ class Jobs:
         if not is_identifier(job_id):
             raise unknown_job(None)
         try:
-            decided = await self._answers.decided(job_id)
+            decided = await self._results.decided(job_id)
             known = decided is not None or await self._accepted.known(job_id)
         except (BusUnavailable, StateUnavailable) as error:
             raise unavailable("unavailable", f"how the job stands can't be known now: {error}") from error
@@ -112,7 +175,7 @@ class Jobs:
         duplicate = await self._queue.put(sent, traceparent)
         self._accepted.mark(sent.job_id, sent.job.agent)
         if not duplicate:
-            await self._queue.tell_queued(sent)
+            await self._queue.announce_queued(sent)
         body = {"job_id": sent.job_id, "execution_id": sent.job_id, "status": "accepted", "duplicate": duplicate}
         headers = {"Location": f"/api/v1/jobs/{quote(sent.job_id, safe='')}"}
         return Response(orjson.dumps(body), 202, headers, _JSON)
@@ -122,7 +185,7 @@ class Jobs:
         if sent.id_made_here:
             return False
         try:
-            return await self._answers.decided(sent.job_id) is not None or await self._accepted.known(sent.job_id)
+            return await self._results.decided(sent.job_id) is not None or await self._accepted.known(sent.job_id)
         except (BusUnavailable, StateUnavailable):
             return False
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from breakwater.bus.errors import BusUnavailable
@@ -13,7 +13,6 @@ from breakwater.bus.lookup import Lookup
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
 from services.request.parsing import with_field
-from services.request.waiters import Answer
 
 CHECK_S = 2.0
 """How often who waits sees whether the connection was lost meanwhile, and a result with it."""
@@ -22,8 +21,52 @@ FIRST_LOOK_S = 2.0
 LONGEST_LOOK_S = 30.0
 
 
-class Answers:
-    """What was decided. Bytes are passed on as they were published and not parsed."""
+Answer = asyncio.Future[bytes | None]
+"""The result as it was published, or None when the process stops and nobody is to wait any longer."""
+
+
+class Waiters:
+    """Gives results to those who wait for them, by subject."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, set[Answer]] = {}
+        self._released = False
+
+    def __len__(self) -> int:
+        return sum(len(answers) for answers in self._waiting.values())
+
+    @contextmanager
+    def listening(self, subject: str) -> Generator[Answer]:
+        """Listens to a subject while the block runs. Begin before publishing: an answer may be faster than the ack."""
+        answer: Answer = asyncio.get_running_loop().create_future()
+        if self._released:
+            answer.set_result(None)
+        self._waiting.setdefault(subject, set()).add(answer)
+        try:
+            yield answer
+        finally:
+            answers = self._waiting[subject]
+            answers.discard(answer)
+            if not answers:
+                del self._waiting[subject]
+
+    def deliver(self, subject: str, data: bytes) -> None:
+        """Hands a result to everyone who listens to its subject."""
+        for answer in self._waiting.get(subject, ()):
+            if not answer.done():
+                answer.set_result(data)
+
+    def release(self) -> None:
+        """Ends all waiting, now and from now on: the process stops."""
+        self._released = True
+        for answers in self._waiting.values():
+            for answer in answers:
+                if not answer.done():
+                    answer.set_result(None)
+
+
+class ResultReader:
+    """Reads results. Bytes are passed on as they were published and not parsed."""
 
     def __init__(self, lookup: Lookup, reconnects: Callable[[], int]) -> None:
         self._lookup = lookup
@@ -42,7 +85,7 @@ class Answers:
         return None if record is None else with_field(record.data, "job_id", job_id)
 
     async def wait(
-        self, job_id: str, answer: Answer, gone: asyncio.Future[Any], deadline: float, *, look_now: bool
+        self, job_id: str, answer: Answer, left: asyncio.Future[Any], deadline: float, *, look_now: bool
     ) -> bytes | None:
         """The result, if it comes in time.
 
@@ -51,14 +94,14 @@ class Answers:
         Args:
             job_id: whose result.
             answer: of the waiter that listens for it.
-            gone: done when nobody waits any longer.
+            left: done when nobody waits any longer.
             deadline: on the monotonic clock.
             look_now: the result may be there already.
         """
         reconnects = self._reconnects()
         pause = FIRST_LOOK_S
         look_at = time.monotonic() + (0.0 if look_now else pause)
-        while not answer.done() and not gone.done() and (now := time.monotonic()) < deadline:
+        while not answer.done() and not left.done() and (now := time.monotonic()) < deadline:
             if now >= look_at or self._reconnects() != reconnects:
                 connection = self._reconnects()
                 # An outage is no reason to stop waiting: the job is accepted, and the look-up is tried again.
@@ -70,5 +113,5 @@ class Answers:
                     reconnects = connection
                     look_at, pause = now + pause, min(pause * 2, LONGEST_LOOK_S)
             left_s = min(CHECK_S, deadline - time.monotonic())
-            await asyncio.wait([answer, gone], timeout=max(left_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([answer, left], timeout=max(left_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
         return answer.result() if answer.done() else None

@@ -1,0 +1,426 @@
+"""Every operation of the HTTP API, as data: its routes and the OpenAPI document are made from this table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from breakwater.contracts import api
+from breakwater.contracts.alerts import Alert, ChannelTest
+from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent, Reconciliation
+from breakwater.contracts.execution import Result
+from breakwater.contracts.job import Job
+from breakwater.contracts.types import Message
+
+NATS_UNAVAILABLE = "NATS is unavailable (`unavailable`)."
+REDIS_UNAVAILABLE = "Redis is unavailable (`unavailable`)."
+PERHAPS_DONE = "It may have been done all the same; asking again is safe."
+UNKNOWN_INCIDENT = {
+    404: "No such incident is known (`unknown_incident`).",
+    409: "More than one incident has this prefix (`ambiguous_incident`).",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One operation: a method on a path."""
+
+    id: str
+    path: str
+    tag: str
+    summary: str
+    description: str = ""
+    method: Literal["GET", "POST"] = "GET"
+    query: type[Message] | None = None
+    """The parameters of the URL."""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The headers that the request may have, and what each is."""
+    body: type[Message] | None = None
+    results: Mapping[int, tuple[str, Any]]
+    """By status below 400: what it means, and the type of the body."""
+    content_type: str = "application/json"
+    errors: Mapping[int, str] = field(default_factory=dict[int, str])
+    """By status: what it means. What any operation of its kind may answer is added."""
+
+
+OPERATIONS = (
+    Operation(
+        id="submit_job",
+        method="POST",
+        path="/api/v1/jobs",
+        tag="jobs",
+        summary="Submit a job",
+        description="Responds once the job is stored on the bus. `job_id` makes it idempotent: the same id again is "
+        "the same execution, answered from the record of the first one, whatever else the second body says, its agent "
+        "included.",
+        query=api.SubmitQuery,
+        headers={
+            "Idempotency-Key": "The job's id, where the body has none: 1 to 128 characters of printable ASCII.",
+            "traceparent": "W3C trace context; made where absent.",
+        },
+        body=Job,
+        results={
+            200: ("Decided within `wait_s`: succeeded or not, as `status` says.", Result),
+            202: ("Accepted. `Location` is where the result will be.", api.AcceptedJob),
+        },
+        errors={
+            404: "The agent is not configured (`unknown_agent`).",
+            409: "The job id belongs to an execution of another agent (`id_taken`).",
+            422: "The body is not a job (`invalid_job`), or the query is wrong (`invalid_query`).",
+            503: "Nothing was accepted: NATS is unavailable (`unavailable`) or full (`refused`); or no model of the "
+            "agent may be called now, and it has `refuse_when_open` (`agent_unavailable`; without Retry-After where "
+            "all of them wait for a person). A job that was accepted before is never refused so, nor is a dry run.",
+        },
+    ),
+    Operation(
+        id="follow_job",
+        path="/api/v1/jobs/{job_id}/progress",
+        tag="jobs",
+        summary="Follow a job live",
+        description="Server-sent events. Each `progress` has a `Progress` as its data; first come those that are known "
+        "already: `queued`, or the attempts that are recorded, and where the job is now. The last event is `decided`, "
+        "with `execution_id`, `status` and `reason`, and the stream ends. It contains neither outputs nor prompts. A "
+        "stream that ends without `decided` was cut off: connect again. Each stream starts over; `Last-Event-ID` "
+        "changes nothing. Comments keep a silent stream open.",
+        results={200: ("The stream.", str)},
+        content_type="text/event-stream",
+        errors={
+            404: "There is no such job (`unknown_job`).",
+            503: "The status can't be read now (`unavailable`), or this process has 200 streams open, which is the "
+            "most (`too_many_streams`).",
+        },
+    ),
+    Operation(
+        id="show_job",
+        path="/api/v1/jobs/{job_id}",
+        tag="jobs",
+        summary="The result or the status of a job",
+        description="The result for 24 hours; after that the execution's record, where its output is redacted.",
+        results={200: ("Decided.", Result), 202: ("Accepted, and not decided yet.", api.AcceptedJob)},
+        errors={
+            404: "There is no such job (`unknown_job`).",
+            503: "The status can't be read now (`unavailable`).",
+        },
+    ),
+    Operation(
+        id="list_agents",
+        path="/api/v1/agents",
+        tag="agents",
+        summary="The health of every agent",
+        description="`circuit_open_until` is always in the future. It is absent while a call may be made, even if only "
+        "a probe, as with an open breaker whose cool-down is over; and where only a person can close the breaker.",
+        results={200: ("All agents of the config, in its order.", list[api.AgentHealth])},
+        errors={503: REDIS_UNAVAILABLE},
+    ),
+    Operation(
+        id="list_breakers",
+        path="/api/v1/breakers",
+        tag="breakers",
+        summary="The state of every breaker",
+        description="Those of the agents' own models, and all others that were used within a week.",
+        results={200: ("By agent and model.", api.BreakerList)},
+        errors={503: REDIS_UNAVAILABLE},
+    ),
+    *(
+        Operation(
+            id=operation_id,
+            method="POST",
+            path=path,
+            tag="breakers",
+            summary=summary,
+            description=description,
+            body=api.BreakerRequest,
+            results={
+                200: (
+                    "Done and published: the transition. Or there was nothing to do: the breaker, and `unchanged`.",
+                    BreakerTransition | api.UnchangedBreaker,
+                )
+            },
+            errors={
+                404: "Neither the config nor Redis knows the breaker (`unknown_breaker`).",
+                503: f"Redis or NATS is unavailable (`unavailable`). {PERHAPS_DONE} Or it was done and its event waits "
+                "for NATS (`not_published`): a breaker service publishes it.",
+            },
+        )
+        for operation_id, path, summary, description in (
+            (
+                "isolate_breaker",
+                "/api/v1/breakers/isolate",
+                "Force a breaker open",
+                "No call passes it, not even a probe, until it is reset. It may be one that nothing was ever counted "
+                "for. One that is isolated already stays as it is; the response is an `UnchangedBreaker`.",
+            ),
+            (
+                "reset_breaker",
+                "/api/v1/breakers/reset",
+                "Close a breaker and clear its counts",
+                "From any state, closed included. For a breaker that nothing was ever counted for, the response is an "
+                "`UnchangedBreaker`.",
+            ),
+        )
+    ),
+    Operation(
+        id="list_stopped_tasks",
+        path="/api/v1/guards",
+        tag="guards",
+        summary="The tasks that their guard stopped",
+        description="Jobs of these tasks are answered with `guard_tripped` and call no model.",
+        results={200: ("In the order in which they were stopped.", api.StoppedTasks)},
+        errors={503: REDIS_UNAVAILABLE},
+    ),
+    Operation(
+        id="reset_task",
+        method="POST",
+        path="/api/v1/guards/reset",
+        tag="guards",
+        summary="Let a stopped task continue",
+        description="All that was counted for the task is cleared. One that is not stopped may be reset as well; its "
+        "event has the agent `*`.",
+        body=api.GuardRequest,
+        results={200: ("Done and published.", GuardEvent)},
+        errors={
+            404: "Nothing is known of the task (`unknown_task`).",
+            503: "Redis or NATS is unavailable (`unavailable`). The task may still be stopped: ask again; what was "
+            "published already is not published twice.",
+        },
+    ),
+    Operation(
+        id="list_budgets",
+        path="/api/v1/budgets",
+        tag="budgets",
+        summary="The state of every budget",
+        description="Of the current day and month: those of all agents and tenants that the config names, and of all "
+        "others that called a model. With a parameter, only those that such a call is held against.",
+        query=api.BudgetQuery,
+        results={200: ("Global, then agents, then tenants.", api.BudgetList)},
+        errors={404: "The agent is not known (`unknown_agent`).", 503: REDIS_UNAVAILABLE},
+    ),
+    Operation(
+        id="reconcile_budgets",
+        path="/api/v1/budgets/reconciliation",
+        tag="budgets",
+        summary="Compare the counters in Redis with the record",
+        description="Reads the counters in Redis, and adds up all attempts that ClickHouse and the event log hold, as "
+        "of one moment. The budget service repairs differences by itself.",
+        results={200: ("Both, for each budget, whether they agree or not.", Reconciliation)},
+        errors={
+            503: "Redis, NATS or ClickHouse is unavailable (`unavailable`), or the counters are being rebuilt "
+            "(`not_filled`)."
+        },
+    ),
+    Operation(
+        id="raise_cap",
+        method="POST",
+        path="/api/v1/budgets/raise",
+        tag="budgets",
+        summary="Raise a cap until its day or month ends",
+        description="The cap of the config, exactly, takes an earlier raise back. Where the cap is what was asked for "
+        "already, the response is an `UnchangedBudget`.",
+        body=api.RaiseCapRequest,
+        results={
+            200: (
+                "Published and in force: the raise. Or there was nothing to do: the budget, and `unchanged`.",
+                BudgetEvent | api.UnchangedBudget,
+            )
+        },
+        errors={
+            404: "There is no such budget (`unknown_budget`).",
+            409: "The config gives this budget no cap (`no_cap`).",
+            422: "The body is invalid (`invalid_request`), or the cap is below the config's (`below_cap`).",
+            503: "Redis or NATS is unavailable (`unavailable`), or the counters are being rebuilt (`not_filled`). Ask "
+            "again: raising it twice does no harm.",
+        },
+    ),
+    Operation(
+        id="list_incidents",
+        path="/api/v1/alerts",
+        tag="alerts",
+        summary="The incidents that people are notified of",
+        description="Each incident as it is now, the one that was opened last first. Resolved incidents are listed for "
+        "thirty days, the latest two thousand of them.",
+        query=api.AlertQuery,
+        results={200: ("The incidents that match.", api.AlertList)},
+        errors={404: "The agent is not known (`unknown_agent`).", 503: NATS_UNAVAILABLE},
+    ),
+    Operation(
+        id="show_incident",
+        path="/api/v1/alerts/{incident_id}",
+        tag="alerts",
+        summary="One incident",
+        description="As of its newest alert.",
+        results={200: ("The incident.", Alert)},
+        errors={**UNKNOWN_INCIDENT, 503: NATS_UNAVAILABLE},
+    ),
+    *(
+        Operation(
+            id=operation_id,
+            method="POST",
+            path=path,
+            tag="alerts",
+            summary=summary,
+            description=description,
+            body=api.AlertRequest,
+            results={
+                200: (
+                    "Published: the incident. Or there was nothing to do: the incident, and `unchanged`.",
+                    api.UnchangedAlert | Alert,
+                )
+            },
+            errors={**UNKNOWN_INCIDENT, 503: f"{NATS_UNAVAILABLE} {PERHAPS_DONE}"},
+        )
+        for operation_id, path, summary, description in (
+            (
+                "acknowledge_incident",
+                "/api/v1/alerts/ack",
+                "Acknowledge an incident: somebody looks after it",
+                "Reminders end. It is resolved by its opposite event, or by a person. For one that is acknowledged or "
+                "resolved already, the response is an `UnchangedAlert`.",
+            ),
+            (
+                "resolve_incident",
+                "/api/v1/alerts/resolve",
+                "Resolve an incident",
+                "If it happens again soon, it is reopened. For one that is resolved already, the response is an "
+                "`UnchangedAlert`. This changes nothing but the incident: it closes no breaker and lets no task "
+                "continue.",
+            ),
+        )
+    ),
+    Operation(
+        id="test_channel",
+        method="POST",
+        path="/api/v1/alerts/test",
+        tag="alerts",
+        summary="Send a test message to a channel",
+        description="An alerter sends it, as it sends alerts; if it did not arrive, the response says why.",
+        body=api.ChannelRequest,
+        results={200: ("It was tried.", ChannelTest)},
+        errors={
+            404: "The config has no such channel (`unknown_channel`).",
+            503: "No alerter is running (`no_alerter`). Or it did not respond within 20 s, or NATS is unavailable "
+            "(`unavailable`): the message may have been sent all the same.",
+        },
+    ),
+    Operation(
+        id="list_undelivered_alerts",
+        path="/api/v1/alerts/undelivered",
+        tag="alerts",
+        summary="The alerts that did not arrive",
+        description="Those that a channel has given up within thirty days, the latest first.",
+        query=api.UndeliveredQuery,
+        results={200: ("The latest ones.", api.UndeliveredList)},
+        errors={503: NATS_UNAVAILABLE},
+    ),
+    Operation(
+        id="replay_alerts",
+        method="POST",
+        path="/api/v1/alerts/replay",
+        tag="alerts",
+        summary="Send undelivered alerts again",
+        description="Each is sent as it was, with the same id, once: what was sent again before is left alone, unless "
+        "`dead_letter_id` names it. One request looks at a thousand; where there are more, the response says where to "
+        "continue.",
+        body=api.ReplayAlertsRequest,
+        results={200: ("They will be sent.", api.AlertReplays)},
+        errors={
+            404: "There is no such channel (`unknown_channel`) or dead letter (`unknown_dead_letter`).",
+            503: f"{NATS_UNAVAILABLE} Ask again: none is sent twice.",
+        },
+    ),
+    Operation(
+        id="list_dead_letters",
+        path="/api/v1/dlq",
+        tag="dead letters",
+        summary="What was given up",
+        description="The latest first: jobs that failed for good or are no jobs, alerts that did not arrive, events "
+        "that could not be stored. Each is kept for 30 days.",
+        query=api.DeadLetterQuery,
+        results={200: ("The dead letters that match.", api.DeadLetterList)},
+        errors={503: NATS_UNAVAILABLE},
+    ),
+    Operation(
+        id="show_dead_letter",
+        path="/api/v1/dlq/{dead_letter_id}",
+        tag="dead letters",
+        summary="One dead letter",
+        description="With the original message, redacted by the rules of the config, and cut where it is longer than "
+        "64 KiB.",
+        results={200: ("The dead letter.", api.DeadLetterDetails)},
+        errors={404: "There is no such dead letter (`unknown_dead_letter`).", 503: NATS_UNAVAILABLE},
+    ),
+    Operation(
+        id="replay_dead_letters",
+        method="POST",
+        path="/api/v1/dlq/replay",
+        tag="dead letters",
+        summary="Run jobs again that were given up",
+        description="Each once: its job is queued as it was, under an id that is made from the dead letter, and with "
+        "the old execution as `metadata.replay_of`. A dead letter that was replayed before is left alone; a replay "
+        f"that fails again has a dead letter of its own. One request looks at {api.MOST_DEAD_LETTERS:,} dead letters "
+        "at most; where there are more, the response says where to continue.",
+        body=api.ReplayDeadLettersRequest,
+        results={200: ("Those are queued.", api.DeadLetterReplays)},
+        errors={
+            503: "NATS is unavailable (`unavailable`), or JOBS is full (`refused`). Nothing is lost, and what was "
+            "replayed is not replayed again: ask again."
+        },
+    ),
+    Operation(
+        id="list_queues",
+        path="/api/v1/queues",
+        tag="queues",
+        summary="What waits",
+        description="For each agent the jobs that wait and those that are in work; how many jobs sleep until their "
+        "next attempt; and how far the services are behind the event log. At most about a second old.",
+        results={200: ("As it is now.", api.Queues)},
+        errors={503: NATS_UNAVAILABLE},
+    ),
+    Operation(
+        id="show_key",
+        path="/api/v1/key",
+        tag="keys",
+        summary="The API key of this request, and what it may be used for",
+        description="For programs that sign people in by their key.",
+        results={200: ("The key.", api.KeyDetails)},
+    ),
+    Operation(
+        id="alive",
+        path="/healthz",
+        tag="health",
+        summary="Whether the process is alive",
+        results={200: ("It is.", api.ServiceStatus)},
+    ),
+    Operation(
+        id="ready",
+        path="/readyz",
+        tag="health",
+        summary="Whether jobs can be accepted",
+        results={200: ("They can.", api.ServiceStatus)},
+        errors={503: "NATS is unavailable (`not_ready`)."},
+    ),
+    Operation(
+        id="metrics",
+        path="/metrics",
+        tag="metrics",
+        summary="Metrics of this process, for Prometheus",
+        description="In OpenMetrics' format where the scraper accepts it.",
+        results={200: ("All metrics.", str)},
+        content_type="text/plain",
+    ),
+)
+
+PATH_PARAMETERS: dict[str, dict[str, Any]] = {
+    "job_id": {
+        "description": "Percent-encoded, slashes too: `a%2Fprogress` is the job `a/progress`.",
+        "schema": {"type": "string", "examples": ["019aa8f2-7c1e-7d3a-9b54-2f6e8a1c0d37"]},
+    },
+    "incident_id": {
+        "description": "Or a prefix that no other incident has: `inc_` and at least 6 characters.",
+        "schema": {"type": "string", "examples": ["inc_3f9a1c07d2e84b56a1c0d375", "inc_3f9a1c07"]},
+    },
+    "dead_letter_id": {
+        "description": "Its sequence in DLQ.",
+        "schema": {"type": "integer", "minimum": 1, "examples": [17]},
+    },
+}
