@@ -61,8 +61,8 @@ def document() -> dict[str, Any]:
 def documentation() -> list[BaseRoute]:
     """The routes of the document and of its pages: Swagger UI and ReDoc, with nothing loaded from elsewhere."""
     package = importlib.util.find_spec("offapi")  # found and not imported, as it would read 9 MB
-    assert package is not None
-    assert package.origin is not None
+    if package is None or package.origin is None:
+        raise RuntimeError("the package offapi is not installed; `make install` installs it")
 
     def openapi(_: Request) -> Response:
         return JSONResponse(document())
