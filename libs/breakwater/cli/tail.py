@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
+    from breakwater.bus.lookup import Found
     from breakwater.contracts.subjects import Stream
 
 KINDS = ("attempts", "executions", "breakers", "budgets", "guards", "alerts", "progress")
@@ -30,12 +31,6 @@ _KIND_WIDTH = max(len(name) for name in _SINGULAR.values())
 _AGENT_WIDTH = 16
 _STATE_WIDTH = 15
 _AGENT_IN_SUBJECT = frozenset({"attempts", "executions", "breakers", "guards", "progress"})
-
-BATCH = 500
-"""So many stored messages are read at once."""
-
-TIMEOUT_S = 5.0
-_NOTHING_THERE = "404"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +133,7 @@ async def _past(
     client: Client, kinds: Sequence[str], agent: str | None, begin: datetime
 ) -> AsyncGenerator[ReceivedEvent]:
     """What the logs hold of the kinds, in the order of the logs' own times."""
+    from breakwater.bus.scan import scan
     from breakwater.contracts.subjects import Stream
 
     logged = [kind for kind in kinds if kind not in ("alerts", "progress")]
@@ -147,51 +143,19 @@ async def _past(
     if "alerts" in kinds:
         wanted.append((Stream.ALERTS, subject_of("alerts", agent)))
     async with AsyncExitStack() as stack:
-        heads: dict[AsyncGenerator[ReceivedEvent], ReceivedEvent] = {}
+        heads: dict[AsyncGenerator[Found], Found] = {}
         for stream, subject in wanted:
-            source = await stack.enter_async_context(aclosing(_stored(client, stream, subject, begin)))
-            if (message := await anext(source, None)) is not None:
-                heads[source] = message
+            source = await stack.enter_async_context(aclosing(scan(lambda: client, stream, subject, start=begin)))
+            if (first := await anext(source, None)) is not None:
+                heads[source] = first
         while heads:
-            source = min(heads, key=lambda source: heads[source].headers["Nats-Time-Stamp"].rstrip("Z"))
-            message = heads.pop(source)
+            source = min(heads, key=lambda source: heads[source].stored_at)
+            stored = heads.pop(source)
+            message = ReceivedEvent(stored.subject, stored.data, stored.headers)
             if message.kind in kinds:
                 yield message
             if (following := await anext(source, None)) is not None:
                 heads[source] = following
-
-
-async def _stored(client: Client, stream: Stream, subject: str, since: datetime) -> AsyncGenerator[ReceivedEvent]:
-    """The messages of a stream since a time, in order, up to what is there now. Raises BusUnavailable.
-
-    They are read by direct get, which takes no consumer: programs may not create one.
-    """
-    import nats.errors
-
-    from breakwater.bus.errors import BusUnavailable
-    from breakwater.contracts.types import format_time
-
-    start: dict[str, object] = {"start_time": format_time(since)}
-    inbox = client.new_inbox()
-    answers = await client.subscribe(inbox)
-    try:
-        while True:
-            request = {"batch": BATCH, "next_by_subj": subject, **start}
-            await client.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode(), reply=inbox)
-            while True:
-                try:
-                    message = await answers.next_msg(timeout=TIMEOUT_S)
-                except (TimeoutError, nats.errors.Error) as error:
-                    raise BusUnavailable(f"NATS did not hand out what {stream} holds") from error
-                headers = cast(Mapping[str, str], message.headers or {})
-                if (status := headers.get("Status")) is not None:
-                    break
-                yield ReceivedEvent(headers.get("Nats-Subject", ""), message.data, headers)
-                start = {"seq": int(headers["Nats-Sequence"]) + 1}
-            if status == _NOTHING_THERE or headers.get("Nats-Num-Pending", "0") == "0":
-                return
-    finally:
-        await answers.unsubscribe()
 
 
 def _show(message: ReceivedEvent, agent: str | None, *, as_json: bool) -> None:
