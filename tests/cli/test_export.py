@@ -265,7 +265,7 @@ async def test_a_server_that_falls_silent_is_given_up_and_leaves_no_file(
 
 async def test_a_parquet_file_tells_whether_it_is_whole(run: Run, analytics: Analytics) -> None:
     def whole(data: bytes) -> bool:
-        progress = export.Progress(export.What.EXECUTIONS, export.Form.PARQUET, 77)
+        progress = export.ExportProgress(export.What.EXECUTIONS, export.Form.PARQUET, 77)
         for start in range(0, len(data), 1_000):
             progress.on(data[start : start + 1_000])
         return progress.whole

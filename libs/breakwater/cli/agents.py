@@ -108,7 +108,7 @@ def _show_health(agents: list[AgentHealth], now: datetime) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class AgentFigures:
     """What was found; None where ClickHouse or Redis, which hold it, do not answer."""
 
     summaries: Mapping[str, AgentSummary] | None
@@ -117,21 +117,21 @@ class Figures:
     missing: tuple[CliError, ...]
 
 
-async def _figures(clickhouse_url: str, redis_url: str, config: Config, since: datetime) -> Figures:
+async def _figures(clickhouse_url: str, redis_url: str, config: Config, since: datetime) -> AgentFigures:
     """Asks both at the same time. Raises nothing where one of them does not answer."""
     import asyncio
 
     summaries, spent = await asyncio.gather(
         _summaries(clickhouse_url, since), _spent_today(redis_url, config), return_exceptions=True
     )
-    return Figures(
+    return AgentFigures(
         None if isinstance(summaries, BaseException) else summaries,
         None if isinstance(spent, BaseException) else spent,
         tuple(_known(answer) for answer in (summaries, spent) if isinstance(answer, BaseException)),
     )
 
 
-def _show_figures(agents: Sequence[str], figures: Figures) -> None:
+def _show_figures(agents: Sequence[str], figures: AgentFigures) -> None:
     """Prints a row for each agent, and for each that is configured no more and has run."""
 
     def summary(name: str) -> AgentSummary | None:
@@ -166,7 +166,7 @@ def _show_figures(agents: Sequence[str], figures: Figures) -> None:
     output.table(columns, [*agents, *_removed(agents, figures)], empty="no agents")
 
 
-def _figures_json(agent: str, figures: Figures) -> dict[str, Any]:
+def _figures_json(agent: str, figures: AgentFigures) -> dict[str, Any]:
     """An agent's figures for programs; None where they are not known."""
     from breakwater.contracts.types import usd_from_nano
 
@@ -184,7 +184,7 @@ def _figures_json(agent: str, figures: Figures) -> dict[str, Any]:
     return {"figures": known, "spent_today": None if spent is None else usd(spent.get(agent, 0))}
 
 
-def _removed(agents: Sequence[str], figures: Figures) -> list[str]:
+def _removed(agents: Sequence[str], figures: AgentFigures) -> list[str]:
     """The agents that have run, and are not configured any more."""
     return sorted(set(figures.summaries or ()) - set(agents))
 

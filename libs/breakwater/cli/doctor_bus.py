@@ -42,7 +42,7 @@ _FALLS_BEHIND = {
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ConsumerProgress:
     """How far a consumer is."""
 
     done: int
@@ -127,7 +127,7 @@ async def _topology(client: Client, config: Config) -> list[Finding]:
     return findings + channels
 
 
-def stands_still(before: Progress | None, after: Progress | None) -> bool:
+def stands_still(before: ConsumerProgress | None, after: ConsumerProgress | None) -> bool:
     """Whether a consumer holds messages and got nothing done between two looks."""
     if before is None or after is None or before.in_work == 0 or after.in_work == 0:
         return False
@@ -139,16 +139,16 @@ async def _stuck(client: Client, consumers: list[ConsumerFound]) -> set[str]:
 
     Without the workers': a call of a model takes longer than a doctor may, and is nobody's fault.
     """
-    holding = [one for one in consumers if one.in_work and not one.name.startswith("worker-")]
-    if not holding:
+    at_work = [one for one in consumers if one.in_work and not one.name.startswith("worker-")]
+    if not at_work:
         return set()
-    before = await asyncio.gather(*(_progress(client, one) for one in holding))
+    before = await asyncio.gather(*(_progress(client, one) for one in at_work))
     await asyncio.sleep(STANDSTILL_S)
-    after = await asyncio.gather(*(_progress(client, one) for one in holding))
-    return {one.name for one, *looks in zip(holding, before, after, strict=True) if stands_still(*looks)}
+    after = await asyncio.gather(*(_progress(client, one) for one in at_work))
+    return {one.name for one, *looks in zip(at_work, before, after, strict=True) if stands_still(*looks)}
 
 
-async def _progress(client: Client, consumer: ConsumerFound) -> Progress | None:
+async def _progress(client: Client, consumer: ConsumerFound) -> ConsumerProgress | None:
     import nats.errors
     import nats.js.errors
 
@@ -158,7 +158,7 @@ async def _progress(client: Client, consumer: ConsumerFound) -> Progress | None:
         return None
     if found.ack_floor is None:
         return None
-    return Progress(found.ack_floor.stream_seq, found.num_ack_pending or 0)
+    return ConsumerProgress(found.ack_floor.stream_seq, found.num_ack_pending or 0)
 
 
 def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:

@@ -27,7 +27,7 @@ _AGAIN = "\r\x1b[K"
 """Begins the terminal's line again."""
 
 _REPORTED_EVERY_S = {True: 0.2, False: 10.0}
-"""Progress, on a terminal and elsewhere."""
+"""ExportProgress, on a terminal and elsewhere."""
 
 _LEAST_PARQUET_BYTES = 12
 
@@ -188,7 +188,7 @@ async def _export(wanted: _Wanted) -> Written:
             **({} if already else {"readonly": 2}),
         }
         sql = statement(wanted.what.value, wanted.form.value, wanted.rows)
-        progress = Progress(wanted.what, wanted.form, total)
+        progress = ExportProgress(wanted.what, wanted.form, total)
         chunks = analytics.raw_stream(sql, wanted.parameters, settings)
         if wanted.target == STDOUT:
             await _to_stdout(chunks, progress)
@@ -200,7 +200,7 @@ async def _export(wanted: _Wanted) -> Written:
         return Written(progress.rows, progress.bytes, str(wanted.target))
 
 
-async def _copy(chunks: AsyncGenerator[bytes], file: BinaryIO, progress: Progress) -> None:
+async def _copy(chunks: AsyncGenerator[bytes], file: BinaryIO, progress: ExportProgress) -> None:
     async with aclosing(chunks):
         async for chunk in chunks:
             file.write(chunk)
@@ -208,7 +208,7 @@ async def _copy(chunks: AsyncGenerator[bytes], file: BinaryIO, progress: Progres
     progress.over()
 
 
-async def _to_stdout(chunks: AsyncGenerator[bytes], progress: Progress) -> None:
+async def _to_stdout(chunks: AsyncGenerator[bytes], progress: ExportProgress) -> None:
     try:
         await _copy(chunks, sys.stdout.buffer, progress)
         sys.stdout.buffer.flush()
@@ -234,7 +234,7 @@ def _replacing(target: Path) -> Generator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-class Progress:
+class ExportProgress:
     """Counts what came, and reports it on stderr."""
 
     def __init__(self, what: What, form: Form, total: int) -> None:

@@ -30,7 +30,7 @@ PEOPLE_READ = 1_000
 """So many rows a table shows where no limit is given."""
 
 TIMEOUT_S = 60.0
-SERVER_TELLS_S = 10.0
+ANSWER_MARGIN_S = 10.0
 """How much longer than the statement may take its answer is awaited, so that the server says itself what was wrong."""
 
 _FOR_ITS_EFFECT = re.compile(
@@ -117,7 +117,7 @@ def text(value: Any) -> str:
 
 
 async def _execute(url: str, statement: str, timeout_s: float) -> None:
-    async with connect.analytics(url, answer_timeout_s=timeout_s + SERVER_TELLS_S) as analytics:
+    async with connect.analytics(url, answer_timeout_s=timeout_s + ANSWER_MARGIN_S) as analytics:
         await analytics.execute(statement)
 
 
@@ -125,7 +125,7 @@ async def _print(url: str, statement: str, form: Format, limit: int | None, time
     """Prints what a statement gives, as it comes; tells whether there would be more than the limit."""
     from breakwater.analytics.errors import AnalyticsUnavailable
 
-    async with connect.analytics(url, answer_timeout_s=timeout_s + SERVER_TELLS_S) as analytics:
+    async with connect.analytics(url, answer_timeout_s=timeout_s + ANSWER_MARGIN_S) as analytics:
         settings = await _settings(analytics, timeout_s, write=write)
         rows = _Limited(analytics.stream(statement, settings), limit)
         try:
