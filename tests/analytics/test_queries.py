@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from breakwater.analytics import queries, rows, schema
+from breakwater.analytics import queries, rows, schema, search
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.queries import AgentSummary
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, attempt_row, execution
@@ -107,10 +107,11 @@ async def test_quantiles_are_exact(analytics: Analytics) -> None:
 
 async def test_the_latest_executions_come_first_and_can_be_filtered(filled: Analytics) -> None:
     async def ids(**filters: object) -> list[str]:
-        return [line.execution_id for line in await queries.list_executions(filled, **filters)]  # type: ignore[arg-type]
+        page = await search.search(filled, search.Filters(**filters))  # type: ignore[arg-type]
+        return [line.execution_id for line in page.lines]
 
-    assert await ids() == ["w2", "dry", "w1", "w3", "t1"]
-    assert await ids(limit=1) == ["w2"]
+    assert await ids() == ["w2", "w3", "w1", "dry", "t1"]
+    assert [line.execution_id for line in (await search.search(filled, search.Filters(), limit=1)).lines] == ["w2"]
     assert await ids(agent="tagger") == ["t1"]
     assert await ids(status="dead_lettered") == ["w3"]
     assert await ids(agent="writer", status="succeeded", since=NOON + timedelta(milliseconds=1)) == ["w2"]
@@ -118,7 +119,7 @@ async def test_the_latest_executions_come_first_and_can_be_filtered(filled: Anal
 
 
 async def test_a_line_of_the_list_tells_cost_and_error(filled: Analytics) -> None:
-    (line,) = await queries.list_executions(filled, status="dead_lettered")
+    (line,) = (await search.search(filled, search.Filters(status="dead_lettered"))).lines
     assert (line.total_cost, line.cost_basis, line.reason, line.duration_ms) == (7, "billed", "error", 9_000)
     assert (line.error_message, line.completed_at) == (RATE_LIMITED.message, NOON)
 

@@ -119,7 +119,8 @@ async def test_a_line_says_what_the_record_says(filled: Analytics, history: Made
             task_id=record.task_id,
             status=record.status,
             reason=record.reason,
-            model=record.chosen_model or record.requested_model,
+            chosen_model=record.chosen_model,
+            requested_model=record.requested_model,
             attempts_count=record.attempts_count,
             total_tokens=record.total_tokens,
             total_cost=record.total_cost,
@@ -132,6 +133,7 @@ async def test_a_line_says_what_the_record_says(filled: Analytics, history: Made
             cache_hit=record.cache_hit,
             dry_run=record.dry_run,
         )
+        assert line.model == (record.chosen_model or record.requested_model)
 
 
 async def test_a_whole_id_is_found_whenever_it_ended(filled: Analytics, history: Made) -> None:

@@ -1,8 +1,8 @@
-"""Incidents that people were told of, over or not, and how each came to be what it is."""
+"""Incidents that people were notified of, firing or resolved, and the changes of each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -12,30 +12,6 @@ from pydantic_core import from_json
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.window import Window
 from breakwater.contracts.types import ms_from_time
-
-# By the incident's id where two were opened in one millisecond, so that no page leaves one out.
-INCIDENTS = """
-SELECT incident_id, event, severity, status, agent, model, tenant, title, count, opened_at, last_at, acknowledged_by,
-    acknowledged_at, resolved_by, resolved_at, reason, duration_ms, time_to_acknowledge_ms
-FROM incidents
-WHERE opened_at >= fromUnixTimestamp64Milli({start_ms:Int64})
-    AND opened_at < fromUnixTimestamp64Milli({end_ms:Int64})
-    AND ({status:String} = '' OR status = {status:String})
-    AND ({event:String} = '' OR event = {event:String} OR startsWith(key, concat({event:String}, '/')))
-    AND ({agent:String} = '' OR agent = {agent:String})
-    AND (toUnixTimestamp64Milli(opened_at), incident_id) < ({before_ms:Int64}, {before_id:String})
-ORDER BY opened_at DESC, incident_id DESC
-LIMIT {limit:UInt32}
-"""
-
-CHANGES = """
-SELECT change, status, event, severity, agent, model, tenant, title, text, payload, count, version, opened_at, last_at,
-    ends_at, reminders, acknowledged_by, acknowledged_at, resolved_by, resolved_at, reason, at
-FROM alerts FINAL
-WHERE incident_id = {incident_id:String}
-ORDER BY version, event_sequence
-LIMIT {limit:UInt32}
-"""
 
 MOST_CHANGES = 1_000
 _FOREVER_MS = 2**62
@@ -79,7 +55,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class IncidentChange:
-    """What became of an incident at one moment, and all that was told of it then."""
+    """A change of an incident, with all that was published of it then."""
 
     change: str
     status: str
@@ -103,6 +79,29 @@ class IncidentChange:
     resolved_at: datetime | None
     reason: str | None
     at: datetime
+
+
+# By the incident's id where two were opened in one millisecond, so that no page leaves one out.
+INCIDENTS = f"""
+SELECT {", ".join(field.name for field in fields(Incident))}
+FROM incidents
+WHERE opened_at >= fromUnixTimestamp64Milli({{start_ms:Int64}})
+    AND opened_at < fromUnixTimestamp64Milli({{end_ms:Int64}})
+    AND ({{status:String}} = '' OR status = {{status:String}})
+    AND ({{event:String}} = '' OR event = {{event:String}} OR startsWith(key, concat({{event:String}}, '/')))
+    AND ({{agent:String}} = '' OR agent = {{agent:String}})
+    AND (toUnixTimestamp64Milli(opened_at), incident_id) < ({{before_ms:Int64}}, {{before_id:String}})
+ORDER BY opened_at DESC, incident_id DESC
+LIMIT {{limit:UInt32}}
+"""  # noqa: S608  of constants
+
+CHANGES = f"""
+SELECT {", ".join(field.name for field in fields(IncidentChange))}
+FROM alerts FINAL
+WHERE incident_id = {{incident_id:String}}
+ORDER BY version, event_sequence
+LIMIT {{limit:UInt32}}
+"""  # noqa: S608  of constants
 
 
 async def incidents(

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.rows import attempt_of, execution_of, in_nano, nano_or_none
+from breakwater.analytics.rows import attempt_of, execution_of, nano_or_none
 from breakwater.contracts.execution import Execution
 from breakwater.contracts.types import ms_from_time
 
@@ -42,17 +42,6 @@ SELECT
 FROM attempts FINAL
 WHERE started_at >= fromUnixTimestamp64Milli({since_ms:Int64})
 GROUP BY agent
-"""
-
-EXECUTION_LIST = """
-SELECT execution_id, agent, status, reason, chosen_model, attempts_count, total_tokens, total_cost, cost_basis,
-    duration_ms, completed_at, error_message
-FROM executions FINAL
-WHERE completed_at >= fromUnixTimestamp64Milli({since_ms:Int64})
-    AND ({agent:String} = '' OR agent = {agent:String})
-    AND ({status:String} = '' OR status = {status:String})
-ORDER BY completed_at DESC, execution_id
-LIMIT {limit:UInt32}
 """
 
 # Skipping granules under FINAL is right here: the id is in the sorting key, so every version of a row has the same one.
@@ -101,24 +90,6 @@ class AgentSummary:
         return self.succeeded / self.executions if self.executions else None
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionLine:
-    """One execution in a list."""
-
-    execution_id: str
-    agent: str
-    status: str
-    reason: str | None
-    chosen_model: str | None
-    attempts_count: int
-    total_tokens: int
-    total_cost: int | None
-    cost_basis: str
-    duration_ms: int
-    completed_at: datetime
-    error_message: str | None
-
-
 async def agent_summaries(analytics: Analytics, *, since: datetime | None = None) -> tuple[AgentSummary, ...]:
     """Every agent that ran since a time, by name. Raises as `Analytics.query` does."""
     parameters = {"since_ms": _since_ms(since)}
@@ -128,20 +99,6 @@ async def agent_summaries(analytics: Analytics, *, since: datetime | None = None
         _summary(agent, executions.get(agent, {}), attempts.get(agent, {}))
         for agent in sorted(executions.keys() | attempts.keys())
     )
-
-
-async def list_executions(
-    analytics: Analytics,
-    *,
-    agent: str | None = None,
-    status: str | None = None,
-    since: datetime | None = None,
-    limit: int = 50,
-) -> tuple[ExecutionLine, ...]:
-    """The latest executions first. Raises as `Analytics.query` does."""
-    parameters = {"agent": agent or "", "status": status or "", "since_ms": _since_ms(since), "limit": limit}
-    rows = (await analytics.query(EXECUTION_LIST, parameters)).named()
-    return tuple(ExecutionLine(**in_nano(row, "total_cost")) for row in rows)
 
 
 async def find_execution(analytics: Analytics, execution_id: str) -> Execution | None:

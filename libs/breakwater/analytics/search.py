@@ -10,7 +10,7 @@ Filters stand in PREWHERE, which is right as told in `overview.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Self
@@ -144,17 +144,6 @@ ORDER BY completed_at DESC
 LIMIT {{limit:UInt32}}
 {SETTINGS}, use_skip_indexes_if_final = 1"""  # noqa: S608  of constants
 
-_LINES = f"""
-SELECT execution_id, agent, tenant, task_id, status, reason, ifNull(chosen_model, requested_model) AS model,
-    attempts_count, total_tokens, total_cost, wasted_cost, cost_basis, duration_ms, completed_at, error_kind,
-    error_message, cache_hit, dry_run
-FROM executions FINAL
-PREWHERE agent IN {{agents:Array(String)}}
-    AND completed_at IN (SELECT fromUnixTimestamp64Milli(arrayJoin({{times_ms:Array(Int64)}}), 'UTC'))
-    AND execution_id IN {{ids:Array(String)}}
-ORDER BY completed_at DESC, execution_id DESC
-{SETTINGS}"""  # noqa: S608  of constants
-
 
 @dataclass(frozen=True, slots=True)
 class ListedExecution:
@@ -166,8 +155,8 @@ class ListedExecution:
     task_id: str | None
     status: str
     reason: str | None
-    model: str | None
-    """The one that answered, or was asked for where none did."""
+    chosen_model: str | None
+    requested_model: str | None
     attempts_count: int
     total_tokens: int
     total_cost: int | None
@@ -179,6 +168,21 @@ class ListedExecution:
     error_message: str | None
     cache_hit: bool
     dry_run: bool
+
+    @property
+    def model(self) -> str | None:
+        """The one that answered, or was asked for where none did."""
+        return self.chosen_model or self.requested_model
+
+
+_LINES = f"""
+SELECT {", ".join(field.name for field in fields(ListedExecution))}
+FROM executions FINAL
+PREWHERE agent IN {{agents:Array(String)}}
+    AND completed_at IN (SELECT fromUnixTimestamp64Milli(arrayJoin({{times_ms:Array(Int64)}}), 'UTC'))
+    AND execution_id IN {{ids:Array(String)}}
+ORDER BY completed_at DESC, execution_id DESC
+{SETTINGS}"""  # noqa: S608  of constants
 
 
 @dataclass(frozen=True, slots=True)

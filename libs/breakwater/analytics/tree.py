@@ -8,7 +8,7 @@ server happens to carry the ids over into the index.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from itertools import pairwise
 from typing import Literal
@@ -23,9 +23,34 @@ MAX_LEVELS = 50
 _IDS_AT_ONCE = 200
 """In one statement: a server takes parameters of up to 128 KiB, and an id may have 512 bytes."""
 
-_COLUMNS = """execution_id, parent_execution_id, agent, status, reason, chosen_model, total_cost, wasted_cost,
-    cost_basis, duration_ms, cache_hit, dry_run, queued_at, completed_at"""
+_Below = dict[str, list["TreeExecution"]]
+"""By the id of an execution: those that it had run."""
 
+Cut = Literal["ancestors", "levels", "nodes"]
+"""What a tree was too large for: its root lies further up, it goes deeper, or it has more executions."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeExecution:
+    """An execution as a tree shows it; costs in nano-dollars, as in its record."""
+
+    execution_id: str
+    parent_execution_id: str | None
+    agent: str
+    status: str
+    reason: str | None
+    chosen_model: str | None
+    total_cost: int | None
+    wasted_cost: int | None
+    cost_basis: str
+    duration_ms: int
+    cache_hit: bool
+    dry_run: bool
+    queued_at: datetime
+    completed_at: datetime
+
+
+_COLUMNS = ", ".join(field.name for field in fields(TreeExecution))
 # Skipping granules under FINAL is right: all versions of a row have the same ids, the execution's and its parent's.
 ONE = f"""
 SELECT {_COLUMNS}
@@ -44,32 +69,6 @@ ORDER BY queued_at, execution_id, completed_at
 LIMIT {{limit:UInt32}}
 SETTINGS use_skip_indexes_if_final = 1
 """  # noqa: S608  made of constants
-
-_Below = dict[str, list["TreeExecution"]]
-"""By the id of an execution: those that it had run."""
-
-Cut = Literal["ancestors", "levels", "nodes"]
-"""What a tree was too large for: its root lies further up, it goes deeper, or it has more executions."""
-
-
-@dataclass(frozen=True, slots=True)
-class TreeExecution:
-    """What a tree tells of an execution; costs in nano-dollars, as in its record."""
-
-    execution_id: str
-    parent_execution_id: str | None
-    agent: str
-    status: str
-    reason: str | None
-    chosen_model: str | None
-    total_cost: int | None
-    wasted_cost: int | None
-    cost_basis: str
-    duration_ms: int
-    cache_hit: bool
-    dry_run: bool
-    queued_at: datetime
-    completed_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

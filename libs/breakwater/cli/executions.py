@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree as RichTree
 
-    from breakwater.analytics.queries import ExecutionLine
+    from breakwater.analytics.search import ListedExecution
     from breakwater.analytics.tree import Subtree, Tree, TreeExecution, TreeNode
     from breakwater.contracts.execution import Attempt, Execution
 
@@ -30,9 +30,6 @@ T = TypeVar("T")
 
 _ERROR_WIDTH = 60
 _NEVER_WRAP = 100_000
-
-# Apart from the list, as most lists have none; the ids have an index.
-_DRY_RUNS = "SELECT execution_id FROM executions FINAL WHERE dry_run AND execution_id IN {ids:Array(String)}"
 
 
 class ListsOrShows(typer.core.TyperGroup):
@@ -96,11 +93,11 @@ def executions(
             _show_execution(_known(run(_find(url, execution_id)), execution_id), as_json=as_json)
         return
     begin = formats.since(since, datetime.now(UTC)) if since is not None else None
-    lines, dry = run(_list(url, agent, status, begin, limit))
+    lines = run(_list(url, agent, status, begin, limit))
     if as_json:
-        output.json_document([_line_json(line) | {"dry_run": line.execution_id in dry} for line in lines])
+        output.json_document([_line_json(line) for line in lines])
     else:
-        _show_list(lines, dry)
+        _show_list(lines)
 
 
 app.command("export")(export)
@@ -125,21 +122,17 @@ async def _find(url: str, execution_id: str) -> Execution | None:
 
 async def _list(
     url: str, agent: str | None, status: Status | None, since: datetime | None, limit: int
-) -> tuple[tuple[ExecutionLine, ...], frozenset[str]]:
-    """The executions, and the ids of those that were dry runs."""
-    from breakwater.analytics.queries import list_executions
+) -> tuple[ListedExecution, ...]:
+    from breakwater.analytics.search import Filters, search
 
+    filters = Filters(agent=agent, status=None if status is None else status.value, since=since)
     async with connect.analytics(url) as analytics:
-        lines = await list_executions(
-            analytics, agent=agent, status=None if status is None else status.value, since=since, limit=limit
-        )
-        dry = await analytics.query(_DRY_RUNS, {"ids": [line.execution_id for line in lines]})
-    return lines, frozenset(row[0] for row in dry.rows)
+        return (await search(analytics, filters, limit=limit)).lines
 
 
-def _show_list(lines: tuple[ExecutionLine, ...], dry: frozenset[str]) -> None:
+def _show_list(lines: tuple[ListedExecution, ...]) -> None:
     now = datetime.now(UTC)
-    columns: list[Column[ExecutionLine]] = [
+    columns: list[Column[ListedExecution]] = [
         Column("ended", lambda line: (formats.clock(line.completed_at, now), "dim"), drop=3),
         Column("id", lambda line: line.execution_id),
         Column("agent", lambda line: line.agent),
@@ -148,18 +141,18 @@ def _show_list(lines: tuple[ExecutionLine, ...], dry: frozenset[str]) -> None:
         Column("attempts", lambda line: line.attempts_count, right=True, drop=5),
         Column("cost", lambda line: formats.money(line.total_cost), right=True, drop=1),
         Column("took", lambda line: formats.duration(line.duration_ms), right=True, drop=4),
-        Column("reason", lambda line: _shortened(": ".join(_remarks(line, dry))), drop=6),
+        Column("reason", lambda line: _shortened(": ".join(_remarks(line))), drop=6),
     ]
     output.table(columns, lines, empty="no executions")
 
 
-def _remarks(line: ExecutionLine, dry: frozenset[str]) -> list[str]:
-    said = ("dry run" if line.execution_id in dry else None, line.reason, line.error_message)
+def _remarks(line: ListedExecution) -> list[str]:
+    said = ("dry run" if line.dry_run else None, line.reason, line.error_message)
     return [part for part in said if part]
 
 
-def _line_json(line: ExecutionLine) -> dict[str, Any]:
-    return asdict(line) | {"total_cost": _usd(line.total_cost)}
+def _line_json(line: ListedExecution) -> dict[str, Any]:
+    return asdict(line) | {"total_cost": _usd(line.total_cost), "wasted_cost": _usd(line.wasted_cost)}
 
 
 def _show_execution(execution: Execution, *, as_json: bool) -> None:
