@@ -16,13 +16,13 @@ from faststream import FastStream
 
 from breakwater import background
 from breakwater.bus.broker import connection_of, make_app, make_broker, on_each, on_request
+from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import ALERTER_EVENTS
 from breakwater.bus.turn import Turn
 from breakwater.config import Config
 from breakwater.contracts.subjects import CHANNEL_TESTS, TURN, Stream
-from breakwater.incidents import IncidentLog
 from breakwater.metrics import AlerterMetrics
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.redact import Redactor

@@ -21,13 +21,13 @@ from pydantic import ValidationError
 
 from breakwater.bus.delivery import Delivery, still_held
 from breakwater.bus.errors import BusError, PublishRefused
+from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Pull
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.subjects import Header
-from breakwater.incidents import IncidentLog
 from breakwater.metrics import ChannelMetrics
 from breakwater.outage import Outage
 from breakwater.policy.alert_rules import UNDELIVERABLE
@@ -304,7 +304,7 @@ class Courier:
             self._is_gone = False
         dead = self._incidents.incidents.of(works.key)
         if dead is not None and dead.status != "resolved":
-            await self._incidents.tell(works, self._incident_rules)
+            await self._incidents.apply(works, self._incident_rules)
 
     async def _after_failure(self, composed: _Composed, failure: SendError) -> None:
         clock = self._clock()

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from breakwater import background
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import BusError
+from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.lookup import Connection, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Pull
@@ -21,7 +22,6 @@ from breakwater.bus.topology import ALERTER_AGAIN, ALERTER_DEAD_LETTERS, ALERTER
 from breakwater.config import Alerts
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.contracts.subjects import Header, Stream
-from breakwater.incidents import IncidentLog
 from breakwater.metrics import AlerterMetrics
 from breakwater.outage import Outage
 from breakwater.policy.incidents import IncidentRules

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 from breakwater.bus.deadletter import dead_letter
 from breakwater.bus.delivery import Delivery, heartbeat, still_held
 from breakwater.bus.errors import BusError
+from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Pull
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import Execution
 from breakwater.contracts.subjects import Header, decode_token
-from breakwater.incidents import IncidentLog
 from breakwater.outage import Outage
 from breakwater.policy.alert_rules import AnomalyRules, began_with
 from breakwater.policy.incidents import IncidentRules, due, due_at
@@ -67,7 +67,7 @@ class Decisions:
                 await _set_aside(self._publisher, delivery, error, self._now())
             else:
                 for signal in signals_of(event):
-                    await self._log.tell(signal, self._rules)
+                    await self._log.apply(signal, self._rules)
         except BusError as error:
             self._outage.failed(error)
             return False
@@ -178,7 +178,7 @@ class Gathering:
 
     async def _told(self, signal: Raised) -> None:
         try:
-            await self._log.tell(signal, self._rules)
+            await self._log.apply(signal, self._rules)
         except ValidationError as error:
             # What an event names may be longer than an alert's names: better one alert less than none after it.
             structlog.get_logger().error("alert_impossible", key=signal.key, error=error.title)
@@ -255,7 +255,7 @@ class Sweep:
             self._signals += [over for alert in known.unresolved() if (over := self._unheard_end(alert, now))]
         self._signals += self._baselines.close(now)
         while self._signals:
-            await self._log.tell(self._signals[0], self._rules)
+            await self._log.apply(self._signals[0], self._rules)
             del self._signals[0]
 
     def _unheard_end(self, alert: Alert, now: datetime) -> Over | None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 
-from breakwater.config import Config
-from breakwater.contracts.api import AgentHealth
+from breakwater.config import Agent, Config
+from breakwater.contracts.api import AgentHealth, BreakerStatus, ModelHealth
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message, format_time, time_from_ms
 from breakwater.contracts.validation import FieldError
-from breakwater.health import agents_health, breaker_of, refused_until
-from breakwater.state.breakers import Breakers
+from breakwater.policy.breaker import Breaker, consecutive_failures
+from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
+from breakwater.policy.health import health_of_agent, health_of_model
+from breakwater.state.breakers import Breakers, Loaded
 from breakwater.state.connection import StateUnavailable
-from breakwater.state.health import Healths
+from breakwater.state.health import Healths, Lately
 from services.request.problems import Problem
 from services.request.routing import ApiRequest
 
@@ -63,3 +67,144 @@ def _agent_unavailable(agent: str, untils: dict[str, int], now_ms: int) -> Probl
 
 def _when(until_ms: int) -> str:
     return format_time(time_from_ms(until_ms)) if until_ms else "somebody resets its breaker"
+
+
+async def agents_health(config: Config, breakers: Breakers, healths: Healths) -> list[AgentHealth]:
+    """How every configured agent fares, in the config's order; in two round trips to Redis.
+
+    A time in `circuit_open_until` is always still to come: once a cool-down is over, or the lease of a probe, a call
+    may probe, and there is nothing to wait for although the breaker is not closed yet.
+
+    Raises:
+        StateUnavailable: Redis does not answer.
+    """
+    keys = {name: _keys(config, name, agent.chain) for name, agent in config.agents.items()}
+    guarding = list(dict.fromkeys(key for models in keys.values() for key in models.values() if key is not None))
+    loaded = dict(zip(guarding, await breakers.load(guarding) if guarding else (), strict=True))
+    lately = await healths.of(list(keys))
+    return [
+        _agent(name, {model: key and loaded[key] for model, key in models.items()}, calls)
+        for (name, models), calls in zip(keys.items(), lately, strict=True)
+    ]
+
+
+async def breaker_statuses(config: Config, breakers: Breakers) -> list[BreakerStatus]:
+    """Every breaker that was ever heard of, and those of the agents' own models that were not, by agent and model.
+
+    Raises:
+        StateUnavailable: Redis does not answer.
+    """
+    known = dict(await breakers.all())
+    quiet = [key for key in breakers_of(config) if key not in known]
+    if quiet:
+        known |= zip(quiet, await breakers.load(quiet), strict=True)
+    by_name = sorted(known.items(), key=lambda one: (one[0].agent, one[0].model))
+    return [breaker_status(key, loaded.breaker) for key, loaded in by_name]
+
+
+def breaker_status(key: BreakerKey, breaker: Breaker) -> BreakerStatus:
+    """A breaker in the contract's words."""
+    in_a_row = consecutive_failures(breaker)
+    return BreakerStatus(
+        agent=key.agent,
+        model=key.model,
+        state=breaker.state,
+        health=health_of_model(breaker.state, in_a_row),
+        reason=breaker.reason or None,
+        since=_time(breaker.changed_ms),
+        open_until=_time(breaker.open_until_ms) if breaker.state == "open" else None,
+        probe_until=_time(breaker.probe_until_ms) if breaker.state == "half_open" and breaker.probe else None,
+        consecutive_failures=in_a_row,
+        total_failures=breaker.total_failures,
+        unique_errors=len(breaker.errors_seen),
+        last_failure_at=_time(breaker.last_failure_ms),
+        last_success_at=_time(breaker.last_success_ms),
+        version=breaker.version,
+    )
+
+
+def breaker_of(config: Config, name: str, model: str) -> BreakerKey | None:
+    """The breaker that an agent's calls of a model meet; None where the agent has none, or the model no provider."""
+    agent = config.agents[name]
+    provider = config.provider_name(agent, model)
+    if agent.breaker is None or provider is None:
+        return None
+    return BreakerKey.of(agent.breaker.scope, name, model, provider)
+
+
+def breakers_of(config: Config, *, of_allowed: bool = False) -> dict[BreakerKey, BreakerRules]:
+    """The breakers of the agents' own models, with their rules; one that agents share has those of the first of them.
+
+    Args:
+        config: whose agents.
+        of_allowed: also those of the models that a job may ask for, as far as the config names them.
+    """
+    found: dict[BreakerKey, BreakerRules] = {}
+    for name, agent in config.agents.items():
+        for model in _models(config, agent) if of_allowed else agent.chain:
+            key = breaker_of(config, name, model)
+            if key is not None and agent.breaker is not None:
+                found.setdefault(key, agent.breaker)
+    return found
+
+
+def refused_until(loaded: Loaded) -> int | None:
+    """Until when a breaker lets no call pass, in ms since the epoch, as of when it was read.
+
+    Returns:
+        None where it lets one pass, a probe at least; 0 where it was forced open: until somebody resets it.
+    """
+    breaker, until_ms = loaded.breaker, 0
+    match breaker.state:
+        case "closed":
+            return None
+        case "isolated":
+            return 0
+        case "open":
+            until_ms = breaker.open_until_ms
+        case "half_open":
+            until_ms = breaker.probe_until_ms if breaker.probe else 0
+    return until_ms if until_ms > loaded.now_ms else None
+
+
+def _models(config: Config, agent: Agent) -> Iterable[str]:
+    named = config.known_models if "*" in agent.allowed_models else agent.allowed_models
+    return dict.fromkeys((*agent.chain, *sorted(named)))
+
+
+def _keys(config: Config, name: str, models: Iterable[str]) -> dict[str, BreakerKey | None]:
+    return {model: breaker_of(config, name, model) for model in models}
+
+
+def _agent(name: str, models: Mapping[str, Loaded | None], calls: Mapping[str, Lately]) -> AgentHealth:
+    of_models = tuple(_model(model, loaded, calls.get(model, Lately())) for model, loaded in models.items())
+    together = calls.get("", Lately())
+    waits = [None if loaded is None else refused_until(loaded) for loaded in models.values()]
+    # Of those forced open nobody knows when; and where one may be called now, there is nothing to wait for.
+    first = None if None in waits else min((until for until in waits if until), default=None)
+    return AgentHealth(
+        agent_id=name,
+        health=health_of_agent([model.health for model in of_models], together.consecutive_failures),
+        consecutive_failures=together.consecutive_failures,
+        last_failure_at=_time(together.last_failure_ms),
+        last_success_at=_time(together.last_success_ms),
+        circuit_open_until=_time(first),
+        models=of_models,
+    )
+
+
+def _model(model: str, loaded: Loaded | None, calls: Lately) -> ModelHealth:
+    state = None if loaded is None else loaded.breaker.state
+    return ModelHealth(
+        model=model,
+        health=health_of_model(state, calls.consecutive_failures),
+        breaker=state,
+        consecutive_failures=calls.consecutive_failures,
+        last_failure_at=_time(calls.last_failure_ms),
+        last_success_at=_time(calls.last_success_ms),
+        circuit_open_until=None if loaded is None else _time(refused_until(loaded)),
+    )
+
+
+def _time(epoch_ms: int | None) -> datetime | None:
+    return time_from_ms(epoch_ms) if epoch_ms else None

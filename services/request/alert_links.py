@@ -24,11 +24,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.bus.errors import BusError
+from breakwater.bus.incidents import IncidentLog, Incidents
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.api import ReasonText
 from breakwater.contracts.types import Message, format_time
 from breakwater.contracts.validation import problems
-from breakwater.incidents import IncidentLog, Incidents
 from breakwater.policy.alert_texts import moment, sentence
 from breakwater.policy.incidents import acknowledge, resolve
 from breakwater.policy.links import link_objection

@@ -24,12 +24,12 @@ from breakwater.analytics.client import connect
 from breakwater.api_keys import KeyRing
 from breakwater.bus.broker import make_broker
 from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, LiveCaps
 from breakwater.contracts.events import Reconciliation
 from breakwater.http_server import PortTakenError, Server, listen
-from breakwater.incidents import IncidentLog
 from breakwater.metrics import HttpMetrics
 from breakwater.policy.redact import Redactor
 from breakwater.reconciliation import RecordedSpend, compare

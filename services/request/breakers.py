@@ -15,12 +15,12 @@ from breakwater.contracts.api import BreakerList, BreakerRequest, UnchangedBreak
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError
-from breakwater.health import breaker_of, breaker_status, breaker_statuses, breakers_of
 from breakwater.policy.breaker import Breaker, Change, isolate, reset
 from breakwater.policy.breaker_rules import ALL, BreakerKey, BreakerRules
 from breakwater.policy.transitions import transition
 from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving
 from breakwater.state.connection import StateUnavailable
+from services.request.agents import breaker_of, breaker_status, breaker_statuses, breakers_of
 from services.request.parsing import suggestion
 from services.request.problems import Problem, unavailable
 from services.request.routing import ApiRequest

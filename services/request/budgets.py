@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
+from typing import get_args
 
 from breakwater.analytics.errors import QueryFailed
-from breakwater.budget_status import budget_status, current, known_keys, statuses
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
-from breakwater.contracts.api import BudgetList, BudgetQuery, BudgetStatus, RaiseCapRequest, UnchangedBudget
-from breakwater.contracts.events import BudgetEvent, CapRaise, Reconciliation
+from breakwater.contracts.api import (
+    BudgetList,
+    BudgetQuery,
+    BudgetStatus,
+    EstimateAccuracy,
+    RaiseCapRequest,
+    UnchangedBudget,
+)
+from breakwater.contracts.events import BudgetEvent, CapRaise, Reconciliation, Scope
 from breakwater.contracts.types import Message, is_identifier, ms_from_time, time_from_ms, usd_from_nano
 from breakwater.contracts.validation import FieldError
 from breakwater.errors import Unavailable
 from breakwater.policy.alert_texts import money_text
-from breakwater.policy.budget import OTHERS, CapTable, Counter
-from breakwater.policy.periods import WINDOWS
+from breakwater.policy.budget import OTHERS, CapTable, Counter, in_force
+from breakwater.policy.ledger import Figures
+from breakwater.policy.periods import WINDOWS, Period, periods_at
 from breakwater.state.budget_counters import BudgetCounters, Filled, PeriodCounters, Snapshot
 from breakwater.state.budgets import NotFilled
 from services.request.parsing import suggestion
 from services.request.problems import Problem, unavailable
 from services.request.routing import ApiRequest
+
+_SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 
 class BudgetRoutes:
@@ -185,3 +195,86 @@ def _below(configured: int) -> Problem:
 def _not_filled() -> Problem:
     message = "the counters are being rebuilt from the record, and until then hard caps refuse calls; ask again"
     return unavailable("not_filled", message)
+
+
+async def budget_statuses(caps: CapTable, counters: BudgetCounters, now: datetime) -> tuple[BudgetStatus, ...]:
+    """Every budget of the current day and month: those that the config names, and those that anything is counted of.
+
+    Args:
+        caps: the config's.
+        counters: in Redis.
+        now: which day and month it is.
+
+    Returns:
+        Global first, then agents, then tenants; the daily budget of each before its monthly one.
+
+    Raises:
+        StateUnavailable: Redis does not answer.
+    """
+    snapshot = await counters.snapshot(current(counters, now))
+    return statuses(caps, snapshot, known_keys(caps, snapshot))
+
+
+def current(counters: BudgetCounters, now: datetime) -> tuple[Period, Period]:
+    """The day and the month whose counters budgets are held against."""
+    periods = periods_at(now, counters.zone)
+    return periods.day, periods.month
+
+
+def known_keys(caps: CapTable, snapshot: Snapshot) -> tuple[str, ...]:
+    """The scopes that the config names or that something stands of in Redis: global, agents, tenants."""
+    counted = {
+        key
+        for period_counters in snapshot.periods
+        for key in (*period_counters.figures, *period_counters.reserved, *period_counters.notes.raises)
+    }
+    # The sort is stable: the config's own come first, in its order.
+    return tuple(sorted(caps.keys(counted), key=lambda key: _SCOPES.index(caps.counters_of(key)[0].scope)))
+
+
+def statuses(caps: CapTable, snapshot: Snapshot, keys: Iterable[str]) -> tuple[BudgetStatus, ...]:
+    """The budgets of some scopes in the periods of a snapshot."""
+    return tuple(
+        budget_status(caps.counter(key, period_counters.period.window), period_counters)
+        for key in keys
+        for period_counters in snapshot.periods
+    )
+
+
+def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetStatus:
+    """A budget in the contract's words."""
+    figures = period_counters.figures.get(counter.key, Figures())
+    held, raised = period_counters.reserved.get(counter.key, 0), period_counters.notes.raises.get(counter.key)
+    limit = in_force(counter.limit, None if raised is None else (raised.limit, raised.configured))
+    if limit == counter.limit:
+        raised = None  # the config's cap has changed since, or there is none any more
+    return BudgetStatus(
+        budget=counter.name,
+        scope=counter.scope,
+        agent=counter.agent,
+        tenant=counter.tenant,
+        window=counter.window,
+        period=period_counters.period.name,
+        enforcement=counter.caps.enforcement,
+        limit=limit,
+        raised=raised,
+        spent=figures.spent,
+        reserved=held,
+        remaining=None if limit is None else max(0, limit - figures.spent - held),
+        calls=figures.calls,
+        calls_of_unknown_cost=figures.unpriced,
+        resets_at=time_from_ms(period_counters.period.end_ms),
+        estimate=_accuracy(figures),
+    )
+
+
+def _accuracy(figures: Figures) -> EstimateAccuracy | None:
+    if not figures.gauged:
+        return None
+    return EstimateAccuracy(
+        calls=figures.gauged,
+        reserved=figures.foreseen,
+        cost=figures.measured,
+        percent=round(100 * figures.measured / figures.foreseen, 1) if figures.foreseen else None,
+        exceeded=figures.exceeded,
+    )

@@ -2,7 +2,7 @@
 
 No clock is compared with another one's: a turn has lapsed when who waits has seen no renewal for `LEASE_S` by its own
 clock, and its holder stops by its own clock sooner than that. Two may still overlap for a moment, where a machine stood
-still; what must be decided once is decided by the stream (see `breakwater.incidents`), not by whose turn it is.
+still; what must be decided once is decided by the stream (see `breakwater.bus.incidents`), not by whose turn it is.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from breakwater import background
 from breakwater.bus.delivery import Delivery
+from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Pull
@@ -22,7 +23,6 @@ from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert, AlertChange, AlertDigest
 from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.subjects import Stream
-from breakwater.incidents import IncidentLog
 from breakwater.metrics import AlerterMetrics
 from breakwater.policy.alert_rules import Route
 from breakwater.policy.incidents import IncidentRules
@@ -398,7 +398,7 @@ async def test_a_channel_whose_alerts_did_not_arrive_is_an_incident_until_one_ar
         }
     )
     [raised] = of_dead_letter(dead_letter, "dlq/1")
-    await log.tell(raised, rules)
+    await log.apply(raised, rules)
     channel = Recorder()
     async with delivering(bus, channel) as courier:
         await courier._incidents.catch_up()

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Execution
-from breakwater.incidents import IncidentLog
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.redact import RedactionRules, Redactor
 from breakwater.policy.signals import Raised
@@ -279,7 +279,7 @@ async def test_an_anomaly_whose_figures_are_lost_does_not_stay_open_for_ever(own
         for measure in ("latency", "execution_cost"):
             key, fades = f"agent_anomaly/writer/{measure}", measure == "execution_cost"
             signal = Raised(key, "agent_anomaly", "Unusual", "It is.", measure, datetime.now(UTC), fades=fades)
-            await log.tell(signal, rules)
+            await log.apply(signal, rules)
         async with alerter(bus, config):
             await bus.told("resolved")
         last = (await bus.alerts())[-1]

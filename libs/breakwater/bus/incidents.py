@@ -30,7 +30,7 @@ RESOLVED_KEPT = 2_000
 """So many incidents that are over are known by their key or id; memory stays flat. ALERTS and ClickHouse have all."""
 
 MOST_BACKOFF_S = 0.05
-REPLICA_PATIENCE_S, REPLICA_PAUSE_S = 2.0, 0.05
+REPLICA_LAG_S, REPLICA_PAUSE_S = 2.0, 0.05
 
 Decision = Callable[["Incidents"], "Alert | None"]
 
@@ -147,21 +147,21 @@ class IncidentLog:
                 self.incidents.take(alert)
                 return alert
 
-    async def tell(self, signal: Signal, rules: IncidentRules) -> tuple[Alert, ...]:
-        """Tells what an event says of the incidents that it is of. Raises as `decide` does."""
+    async def apply(self, signal: Signal, rules: IncidentRules) -> tuple[Alert, ...]:
+        """Publishes what a signal changes in the incidents that it is about. Raises as `decide` does."""
         keys = [signal.key]
         if isinstance(signal, Over) and signal.above is not None:
             known = await self.catch_up()
             keys = [alert.key for alert in known.unresolved() if signal.ends(alert.key)]
-        told = [await self.decide(_on(key, signal, rules)) for key in keys]
-        return tuple(alert for alert in told if alert is not None)
+        changes = [await self.decide(_on(key, signal, rules)) for key in keys]
+        return tuple(alert for alert in changes if alert is not None)
 
     async def _read(self) -> None:
         facts = await self._lookup.facts(Stream.ALERTS)
         if facts.identity != self._stream or facts.last < self._sequence:
             # Another stream than the one that was read: made anew, or restored from a copy.
             self.incidents, self._sequence, self._stream = Incidents(), 0, facts.identity
-        patience_s = REPLICA_PATIENCE_S
+        left_s = REPLICA_LAG_S
         while self._sequence < facts.last and facts.first <= facts.last:
             start = max(self._sequence + 1, facts.first)
             async with aclosing(scan(self._connection, Stream.ALERTS, "bw.alerts.>", start=start)) as stored:
@@ -170,9 +170,9 @@ class IncidentLog:
                     self._sequence = message.sequence
             if self._sequence < facts.last:
                 # A replica that is behind was asked; or somebody deleted the last message, and it never comes.
-                if patience_s <= 0:
+                if left_s <= 0:
                     break
-                patience_s -= REPLICA_PAUSE_S
+                left_s -= REPLICA_PAUSE_S
                 await asyncio.sleep(REPLICA_PAUSE_S)
         # Where the last ones have expired there is nothing to read, and the stream's count goes on from them.
         self._sequence = max(self._sequence, facts.last)

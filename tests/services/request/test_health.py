@@ -10,12 +10,12 @@ import pytest
 from breakwater.config import Config, parse_config
 from breakwater.contracts.api import AgentHealth
 from breakwater.contracts.types import time_from_ms
-from breakwater.health import agents_health, breaker_statuses, breakers_of, refused_until
 from breakwater.policy.breaker import Breaker, Failure
 from breakwater.policy.breaker_rules import BreakerKey
 from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
 from breakwater.state.health import Ended, Healths
+from services.request.agents import agents_health, breaker_statuses, breakers_of, refused_until
 from tests.servers import RunningServer
 
 CONFIG = parse_config("""

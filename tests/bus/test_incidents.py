@@ -11,14 +11,14 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from breakwater import incidents as incidents_module
+from breakwater.bus import incidents as incidents_module
 from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import Plan
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert, AlertEvent
-from breakwater.incidents import IncidentLog
 from breakwater.policy.alert_rules import Reminders
 from breakwater.policy.incidents import IncidentRules, acknowledge, resolve
 from breakwater.policy.redact import RedactionRules, Redactor
@@ -66,13 +66,13 @@ async def stored(client: Client) -> list[Alert]:
 
 async def test_what_one_tells_the_others_know(client: Client, log_of: Callable[[], IncidentLog]) -> None:
     one, other = log_of(), log_of()
-    [opened] = await one.tell(raised(), RULES)
+    [opened] = await one.apply(raised(), RULES)
     known = (await other.catch_up()).of("breaker_open/writer/1")
     assert known == opened
     assert await stored(client) == [opened]
     # Who has not caught up decides on what is there all the same: it is looked at where there seems nothing to do.
-    [resolved] = await other.tell(over(), RULES)
-    assert await one.tell(over(source="again"), RULES) == ()
+    [resolved] = await other.apply(over(), RULES)
+    assert await one.apply(over(source="again"), RULES) == ()
     assert (await one.catch_up()).get(opened.incident_id) == resolved
     assert (resolved.event, resolved.version) == ("breaker_closed", 2)
 
@@ -81,7 +81,7 @@ async def test_many_who_hear_of_the_same_things_at_once_tell_them_once(
     client: Client, log_of: Callable[[], IncidentLog]
 ) -> None:
     logs = [log_of() for _ in range(5)]
-    await asyncio.gather(*(log.tell(raised(number), RULES) for number in range(40) for log in logs))
+    await asyncio.gather(*(log.apply(raised(number), RULES) for number in range(40) for log in logs))
     told = await stored(client)
     assert [alert.change for alert in told] == ["opened"] * 40
     assert len({alert.incident_id for alert in told}) == 40
@@ -89,7 +89,7 @@ async def test_many_who_hear_of_the_same_things_at_once_tell_them_once(
 
 async def test_of_two_who_acknowledge_at_once_one_does(client: Client, log_of: Callable[[], IncidentLog]) -> None:
     first = log_of()
-    [opened] = await first.tell(raised(), RULES)
+    [opened] = await first.apply(raised(), RULES)
 
     async def acts(log: IncidentLog, who: str) -> Alert | None:
         def decision(known: incidents_module.Incidents) -> Alert | None:
@@ -117,9 +117,9 @@ async def test_an_answer_that_was_lost_does_not_make_a_second_incident(
 
     monkeypatch.setattr(Publisher, "event", stored_but_unheard)
     with pytest.raises(BusUnavailable):
-        await log.tell(raised(), RULES)
+        await log.apply(raised(), RULES)
     monkeypatch.setattr(Publisher, "event", publish)
-    assert await log.tell(raised(), RULES) == ()
+    assert await log.apply(raised(), RULES) == ()
     assert len(await stored(client)) == 1
 
 
@@ -127,8 +127,8 @@ async def test_a_raised_cap_ends_what_it_puts_right(client: Client, log_of: Call
     log, place = log_of(), "budget_soft_cap/agent/writer/daily/2026-11-21"
     for percent in (50, 80, 100):
         signal = Raised(f"{place}/{percent}", "budget_soft_cap", "Budget", "It is.", f"e{percent}", AT)
-        await log.tell(signal, RULES)
-    ended = await log_of().tell(Over(place, "budget_soft_cap", "Cap raised", "It is.", "r", AT, above=62), RULES)
+        await log.apply(signal, RULES)
+    ended = await log_of().apply(Over(place, "budget_soft_cap", "Cap raised", "It is.", "r", AT, above=62), RULES)
     assert sorted(alert.key for alert in ended) == [f"{place}/100", f"{place}/80"]
     left = (await log.catch_up()).unresolved()
     assert [alert.key for alert in left] == [f"{place}/50"]
@@ -137,7 +137,7 @@ async def test_a_raised_cap_ends_what_it_puts_right(client: Client, log_of: Call
 async def test_no_secret_gets_into_an_alert(client: Client, log_of: Callable[[], IncidentLog]) -> None:
     key = "sk-proj-" + "a1B2c3D4" * 6
     log = log_of()
-    [opened] = await log.tell(raised(text=f"Bad key {key}", title=f"T {key}", payload={"reason": f"see {key}"}), RULES)
+    [opened] = await log.apply(raised(text=f"Bad key {key}", title=f"T {key}", payload={"reason": f"see {key}"}), RULES)
     await log.decide(lambda known: resolve(known.all()[0], "ann", f"replaced {key}", AT))
     assert opened.text.startswith("Bad key")
     for alert in await stored(client):
@@ -147,20 +147,20 @@ async def test_no_secret_gets_into_an_alert(client: Client, log_of: Callable[[],
 async def test_the_log_goes_on_where_alerts_were_deleted_or_the_stream_was_made_anew(
     client: Client, own_nats_server: RunningServer, log_of: Callable[[], IncidentLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incidents_module, "REPLICA_PATIENCE_S", 0.1)
+    monkeypatch.setattr(incidents_module, "REPLICA_LAG_S", 0.1)
     log = log_of()
     for number in range(3):
-        await log.tell(raised(number), RULES)
+        await log.apply(raised(number), RULES)
     await client.jetstream().delete_msg("ALERTS", 3)
-    await log_of().tell(raised(4), RULES)
+    await log_of().apply(raised(4), RULES)
     assert len((await log.catch_up()).all()) == 4
     await client.jetstream().purge_stream("ALERTS")
     late = log_of()
-    await late.tell(raised(5), RULES)
+    await late.apply(raised(5), RULES)
     assert [alert.key for alert in (await late.catch_up()).all()] == ["breaker_open/writer/5"]
     await client.jetstream().delete_stream("ALERTS")
     await provision(own_nats_server.url, Plan(agents={"writer": 1}))
-    [first] = await log.tell(raised(6), RULES)
+    [first] = await log.apply(raised(6), RULES)
     assert (await log.catch_up()).all() == (first,)
     assert len(await stored(client)) == 1
 
@@ -171,9 +171,9 @@ async def test_memory_holds_few_of_those_that_are_over(
     monkeypatch.setattr(incidents_module, "RESOLVED_KEPT", 5)
     log = log_of()
     for number in range(12):
-        await log.tell(raised(number), RULES)
+        await log.apply(raised(number), RULES)
         if number >= 2:
-            await log.tell(over(number), RULES)
+            await log.apply(over(number), RULES)
     known = log.incidents
     assert [alert.key[-2:] for alert in known.all()] == ["/0", "/1", "/7", "/8", "/9", "10", "11"]
     assert known.of("breaker_open/writer/3") is None
@@ -184,15 +184,15 @@ async def test_without_nats_nothing_is_decided(
     client: Client, own_nats_server: RunningServer, log_of: Callable[[], IncidentLog]
 ) -> None:
     log = log_of()
-    await log.tell(raised(), RULES)
+    await log.apply(raised(), RULES)
     own_nats_server.kill()
     with pytest.raises(BusUnavailable):
-        await log.tell(raised(2), RULES)
+        await log.apply(raised(2), RULES)
     await own_nats_server.restart_async()
 
     async def told() -> bool:
         try:
-            return bool(await log.tell(raised(2), RULES))
+            return bool(await log.apply(raised(2), RULES))
         except BusUnavailable:
             return False
 

@@ -8,7 +8,6 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from breakwater.budget_status import budget_statuses
 from breakwater.config import parse_config
 from breakwater.contracts.api import BudgetStatus, EstimateAccuracy
 from breakwater.contracts.events import CapRaise
@@ -19,6 +18,7 @@ from breakwater.policy.periods import periods_at
 from breakwater.state.budget_counters import BudgetCounters, Notes
 from breakwater.state.budgets import Budgets
 from breakwater.state.connection import Redis
+from services.request.budgets import budget_statuses
 from tests.servers import RunningServer
 
 CAPS = parse_config("""
