@@ -6,7 +6,8 @@ import asyncio
 import json
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -17,7 +18,7 @@ import pytest
 import yaml
 
 from breakwater.analytics import schema
-from breakwater.analytics.client import Analytics, ResultSet
+from breakwater.analytics.client import Analytics
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.overview import totals
 from breakwater.analytics.window import Window
@@ -88,21 +89,60 @@ def nothing_chosen(dashboard: str) -> Chosen:
     return {one.title: ALL if one.panel["includeAll"] else [first] for one in variables() if one.dashboard == dashboard}
 
 
-def of_each(queries: Sequence[Query]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("query", queries, ids=[one.where for one in queries])
+def check(queries: Sequence[Query], of_one: Callable[[Query], None]) -> None:
+    """Checks each of them, and fails with all that are wrong, by name."""
+    assert queries
+    wrong: list[str] = []
+    for query in queries:
+        try:
+            of_one(query)
+        except Exception as error:  # noqa: BLE001  also what ClickHouse refuses
+            wrong.append(f"{query.where}\n    {type(error).__name__}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+class Database:
+    """A database that many tests read over one connection. Each query is sent once."""
+
+    def __init__(self, runner: asyncio.Runner, analytics: Analytics) -> None:
+        self._runner = runner
+        self._analytics = analytics
+        self._known: dict[str, ResultSet] = {}
+
+    def run(self, use: Callable[[Analytics], Coroutine[Any, Any, T]]) -> T:
+        return self._runner.run(use(self._analytics))
+
+    def query(self, sql: str) -> ResultSet:
+        if sql not in self._known:
+            self._known[sql] = self.run(lambda analytics: analytics.query(sql))
+        return self._known[sql]
+
+    def asked(self, query: Query, chosen: Chosen | None = None) -> ResultSet:
+        return self.query(SHOWN.query(query.sql, nothing_chosen(query.dashboard) if chosen is None else chosen))
+
+    def types(self, query: Query) -> dict[str, str]:
+        sql = SHOWN.query(query.sql, nothing_chosen(query.dashboard))
+        return {row["name"]: row["type"] for row in self.query(f"DESCRIBE TABLE ({sql})").named()}
+
+
+@contextmanager
+def opened(url: str) -> Generator[Database]:
+    with asyncio.Runner() as runner:
+        connection = connected(url)
+        yield Database(runner, runner.run(connection.__aenter__()))
+        runner.run(connection.__aexit__(None, None, None))
 
 
 @pytest.fixture(scope="module")
-def twice(clickhouse_server: RunningServer) -> Generator[str]:
+def twice(clickhouse_server: RunningServer) -> Generator[Database]:
     """A database with a small history, every row of it delivered twice."""
-    with filled_database(clickhouse_server.url) as url:
-        yield url
+    with filled_database(clickhouse_server.url) as url, opened(url) as database:
+        yield database
 
 
 @pytest.fixture(scope="module")
-def once(clickhouse_server: RunningServer) -> Generator[str]:
+def once(clickhouse_server: RunningServer) -> Generator[Database]:
     """The same history, delivered as it should be, without what the reader in `clickhouse-user.xml` may not see."""
-    url = new_database_url(clickhouse_server.url)
 
     async def fill(analytics: Analytics) -> None:
         await migrate(analytics)
@@ -112,31 +152,10 @@ def once(clickhouse_server: RunningServer) -> Generator[str]:
             for column in columns:
                 await analytics.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
 
-    async def drop(analytics: Analytics) -> None:
-        await analytics.execute(f"DROP DATABASE {analytics.database}")
-
-    with_database(url, fill)
-    yield url
-    with_database(url, drop)
-
-
-def with_database(url: str, use: Callable[[Analytics], Awaitable[T]]) -> T:
-    async def used() -> T:
-        async with connected(url) as analytics:
-            return await use(analytics)
-
-    return asyncio.run(used())
-
-
-def asked(url: str, query: Query, chosen: Chosen | None = None) -> ResultSet:
-    sql = SHOWN.query(query.sql, nothing_chosen(query.dashboard) if chosen is None else chosen)
-    return with_database(url, lambda analytics: analytics.query(sql))
-
-
-def types(url: str, query: Query) -> dict[str, str]:
-    sql = SHOWN.query(query.sql, nothing_chosen(query.dashboard))
-    described = with_database(url, lambda analytics: analytics.query(f"DESCRIBE TABLE ({sql})"))
-    return {row["name"]: row["type"] for row in described.named()}
+    with opened(new_database_url(clickhouse_server.url)) as database:
+        database.run(fill)
+        yield database
+        database.run(lambda analytics: analytics.execute(f"DROP DATABASE {analytics.database}"))
 
 
 def test_the_files_are_those_of_the_source() -> None:
@@ -144,18 +163,22 @@ def test_the_files_are_those_of_the_source() -> None:
     assert held == files(), "run `python -m deploy.grafana.source`"
 
 
-@of_each(panels())
-def test_a_panel_shows_something(twice: str, query: Query) -> None:
-    found = asked(twice, query)
-    assert found.rows
-    if query.panel["type"] == "stat":
-        assert [len(row) for row in found.rows] == [1]
-        assert found.rows[0][0] is not None
+def test_every_panel_shows_something(twice: Database) -> None:
+    def shows_something(query: Query) -> None:
+        found = twice.asked(query)
+        assert found.rows
+        if query.panel["type"] == "stat":
+            assert [len(row) for row in found.rows] == [1]
+            assert found.rows[0][0] is not None
+
+    check(panels(), shows_something)
 
 
-@of_each(panels())
-def test_a_panel_shows_the_same_after_a_second_delivery(once: str, twice: str, query: Query) -> None:
-    assert comparable(asked(twice, query)) == comparable(asked(once, query))
+def test_every_panel_shows_the_same_after_a_second_delivery(once: Database, twice: Database) -> None:
+    def shows_the_same(query: Query) -> None:
+        assert comparable(twice.asked(query)) == comparable(once.asked(query))
+
+    check(panels(), shows_the_same)
 
 
 def comparable(found: ResultSet) -> list[tuple[object, ...]]:
@@ -163,84 +186,87 @@ def comparable(found: ResultSet) -> list[tuple[object, ...]]:
     return [tuple(round(one, 9) if isinstance(one, float) else one for one in row) for row in found.rows]
 
 
-@of_each(panels())
-def test_a_panel_has_columns_that_it_can_draw(twice: str, query: Query) -> None:
-    found = types(twice, query)
-    if query.panel["type"] != "timeseries":
-        kinds = NUMBER if query.panel["type"] == "stat" else SHOWABLE
-        assert all(kinds.fullmatch(kind) for kind in found.values()), found
-        return
-    (first, kind), *rest = found.items()
-    assert first == "time"
-    assert TIME.fullmatch(kind), kind
-    label = re.fullmatch(r"\$\{__field\.labels\.(\w+)\}", query.panel["fieldConfig"]["defaults"].get("displayName", ""))
-    assert [name for name, kind in rest if TEXT.fullmatch(kind)] == ([label[1]] if label else [])
-    values = [kind for name, kind in rest if label is None or name != label[1]]
-    assert values
-    assert all(NUMBER.fullmatch(kind) for kind in values), found
-    moments = [row[0] for row in asked(twice, query).rows]
-    assert all(earlier <= later for earlier, later in pairwise(moments)), "the plugin does not sort"
-    assert label or len(set(moments)) == len(moments)
+def test_every_panel_has_columns_that_it_can_draw(twice: Database) -> None:
+    def can_be_drawn(query: Query) -> None:
+        found = twice.types(query)
+        if query.panel["type"] != "timeseries":
+            kinds = NUMBER if query.panel["type"] == "stat" else SHOWABLE
+            assert all(kinds.fullmatch(kind) for kind in found.values()), found
+            return
+        (first, kind), *rest = found.items()
+        assert first == "time"
+        assert TIME.fullmatch(kind), kind
+        name_of_series = query.panel["fieldConfig"]["defaults"].get("displayName", "")
+        label = re.fullmatch(r"\$\{__field\.labels\.(\w+)\}", name_of_series)
+        assert [name for name, kind in rest if TEXT.fullmatch(kind)] == ([label[1]] if label else [])
+        values = [kind for name, kind in rest if label is None or name != label[1]]
+        assert values
+        assert all(NUMBER.fullmatch(kind) for kind in values), found
+        moments = [row[0] for row in twice.asked(query).rows]
+        assert all(earlier <= later for earlier, later in pairwise(moments)), "the plugin does not sort"
+        assert label or len(set(moments)) == len(moments)
+
+    check(panels(), can_be_drawn)
 
 
-@of_each([one for one in panels() if one.panel["type"] == "table"])
-def test_what_is_set_for_a_column_is_set_for_one_that_is_there(twice: str, query: Query) -> None:
-    found, set_ = types(twice, query), query.panel["fieldConfig"]["overrides"]
-    assert {one["matcher"]["options"] for one in set_} <= found.keys()
+def test_what_is_set_for_a_column_or_a_series_is_set_for_one_that_is_there(twice: Database) -> None:
+    def is_there(query: Query) -> None:
+        set_ = {one["matcher"]["options"] for one in query.panel["fieldConfig"]["overrides"]}
+        assert set_ <= twice.types(query).keys()
+
+    check([one for one in panels() if one.panel["type"] in ("table", "timeseries")], is_there)
 
 
-@of_each([one for one in panels() if one.panel["type"] == "timeseries"])
-def test_a_colour_is_set_for_a_series_that_is_there(twice: str, query: Query) -> None:
-    set_ = {one["matcher"]["options"] for one in query.panel["fieldConfig"]["overrides"]}
-    assert set_ <= types(twice, query).keys()
+def test_a_table_tells_only_of_what_is_chosen(twice: Database) -> None:
+    def only_of_what_is_chosen(query: Query) -> None:
+        everything = twice.asked(query)
+        for name, of_all in nothing_chosen(query.dashboard).items():
+            if name not in everything.columns or f"${{{name}:" not in query.sql or of_all is not ALL:
+                continue
+            place = everything.columns.index(name)
+            value = next((row[place] for row in everything.rows if row[place] not in (None, "*")), None)
+            if value is None:
+                continue
+            found = twice.asked(query, {**nothing_chosen(query.dashboard), name: [value]})
+            assert value in {row[place] for row in found.rows}
+            assert {row[place] for row in found.rows} <= {value, None, "*"}
+
+    check([one for one in panels() if one.panel["type"] == "table"], only_of_what_is_chosen)
 
 
-@of_each([one for one in panels() if one.panel["type"] == "table"])
-def test_a_table_tells_only_of_what_is_chosen(twice: str, query: Query) -> None:
-    everything = asked(twice, query)
-    for name, of_all in nothing_chosen(query.dashboard).items():
-        if name not in everything.columns or f"${{{name}:" not in query.sql or of_all is not ALL:
-            continue
-        place = everything.columns.index(name)
-        value = next((row[place] for row in everything.rows if row[place] not in (None, "*")), None)
-        if value is None:
-            continue
-        found = asked(twice, query, {**nothing_chosen(query.dashboard), name: [value]})
-        assert value in {row[place] for row in found.rows}
-        assert {row[place] for row in found.rows} <= {value, None, "*"}
+def test_a_name_may_hold_a_quote(twice: Database) -> None:
+    def takes_quotes(query: Query) -> None:
+        names = ["o'neil, and sons", "x"][: 1 if query.dashboard == "agent" else 2]
+        twice.asked(query, dict.fromkeys(nothing_chosen(query.dashboard), names))
+
+    check(panels(), takes_quotes)
 
 
-@of_each(panels())
-def test_a_name_may_hold_a_quote(twice: str, query: Query) -> None:
-    asked(twice, query, dict.fromkeys(nothing_chosen(query.dashboard), ["o'neil, and sons", "x"][: _most(query)]))
+def test_a_variable_offers_every_name_once(twice: Database) -> None:
+    def offers_every_name_once(query: Query) -> None:
+        column = query.title
+        known: set[str] = {getattr(one, column) or f"no {column}" for one in made().attempts}
+        assert twice.asked(query).rows == tuple((name,) for name in sorted(known))
+
+    check(variables(), offers_every_name_once)
 
 
-def _most(query: Query) -> int:
-    return 1 if query.dashboard == "agent" else 2
+def test_incidents_are_drawn_over_charts(twice: Database) -> None:
+    def are_drawn(query: Query) -> None:
+        found = twice.asked(query)
+        assert found.columns == ("time", "timeEnd", "text", "tags")
+        assert found.rows
+        assert all(began <= ended for began, ended, *_ in found.rows)
 
-
-@of_each(variables())
-def test_a_variable_offers_every_name_once(twice: str, query: Query) -> None:
-    column = query.title
-    known: set[str] = {getattr(one, column) or f"no {column}" for one in made().attempts}
-    found = asked(twice, query)
-    assert found.rows == tuple((name,) for name in sorted(known))
-
-
-@of_each(drawn())
-def test_incidents_are_drawn_over_charts(twice: str, query: Query) -> None:
-    found = asked(twice, query)
-    assert found.columns == ("time", "timeEnd", "text", "tags")
-    assert found.rows
-    assert all(began <= ended for began, ended, *_ in found.rows)
+    check(drawn(), are_drawn)
 
 
 @pytest.mark.parametrize("name", ["overview", "agent"])
-def test_figures_are_those_of_the_console(twice: str, name: str) -> None:
+def test_figures_are_those_of_the_console(twice: Database, name: str) -> None:
     agent = nothing_chosen(name)["agent"]
     window = Window(SHOWN.since, SHOWN.until, 3_600)
-    all_of_it = with_database(twice, lambda it: totals(it, window, agent=agent[0] if agent else None))
-    figures = {one.title: asked(twice, one).rows[0][0] for one in panels() if one.dashboard == name}
+    all_of_it = twice.run(lambda it: totals(it, window, agent=agent[0] if agent else None))
+    figures = {one.title: twice.asked(one).rows[0][0] for one in panels() if one.dashboard == name}
     assert figures["Executions"] == all_of_it.executions > 0
     assert figures["Dead-lettered"] == all_of_it.dead_lettered
     assert figures["Success rate"] == pytest.approx(all_of_it.success_rate)
@@ -282,17 +308,27 @@ def test_panels_stand_side_by_side(name: str) -> None:
     assert set(widths.values()) == {24}
 
 
-@of_each(panels())
-def test_a_panel_says_what_it_shows(query: Query) -> None:
-    assert query.panel["title"]
-    assert query.panel["description"].endswith(".")
-    assert set(_all(query.panel, "unit")) <= UNITS
-    overrides = query.panel["fieldConfig"]["overrides"]
-    set_ = [one for part in overrides for one in part["properties"] if one["id"] == "unit"]
-    assert {one["value"] for one in set_} <= UNITS
-    steps = [step["value"] for one in _all(query.panel, "thresholds") for step in one["steps"]]
-    assert steps[0] is None
-    assert all(low < high for low, high in pairwise(steps[1:]))
+def test_every_panel_says_what_it_shows() -> None:
+    def says_what_it_shows(query: Query) -> None:
+        assert query.panel["title"]
+        assert query.panel["description"].endswith(".")
+        assert set(_all(query.panel, "unit")) <= UNITS
+        overrides = query.panel["fieldConfig"]["overrides"]
+        set_ = [one for part in overrides for one in part["properties"] if one["id"] == "unit"]
+        assert {one["value"] for one in set_} <= UNITS
+        steps = [step["value"] for one in _all(query.panel, "thresholds") for step in one["steps"]]
+        assert steps[0] is None
+        assert all(low < high for low, high in pairwise(steps[1:]))
+
+    check(panels(), says_what_it_shows)
+
+
+def test_a_check_names_all_that_are_wrong() -> None:
+    def is_a_stat(query: Query) -> None:
+        assert query.panel["type"] == "stat"
+
+    with pytest.raises(AssertionError, match=r"(?s)overview: How executions ended.*spend: Who spent it"):
+        check(panels(), is_a_stat)
 
 
 def test_links_lead_to_dashboards_that_are_there() -> None:
@@ -379,11 +415,11 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (GRAFANA / "README.md").read_text(), re.DOTALL)
 
 
-def test_the_readme_makes_the_same_user_by_sql(twice: str) -> None:
+def test_the_readme_makes_the_same_user_by_sql(twice: Database) -> None:
     (sql,) = blocks("sql")
     statements = [one.strip() for one in sql.split(";") if one.strip()]
     for one in statements:
-        with_database(twice, lambda it, one=one: it.query("SELECT formatQuery({sql:String})", {"sql": one}))
+        twice.run(lambda it, one=one: it.query("SELECT formatQuery({sql:String})", {"sql": one}))
     assert [re.sub(" (TO|FROM) grafana$", "", one) for one in statements[1:]] == grants()
 
 

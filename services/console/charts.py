@@ -1,7 +1,7 @@
-"""Charts as SVG, made here: no script, no fonts, nothing fetched, and the page's own colours in the light and the dark.
+"""Charts as SVG, without scripts, fonts or downloads, in the page's own light and dark colours.
 
-The drawing stretches to whatever room there is, and the words stand beside it as text, so that they stay readable on a
-phone. Each chart has its figures as a table below it, for who can't see it or wants to copy them.
+The drawing stretches to the available width, and labels are text beside it, so that they stay readable on a phone. The
+values of each chart are in a table below it, for those who can't see it or want to copy them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ WIDTH, HEIGHT = 1000, 200
 _NOTHING = 1e-9
 """Below a nano-dollar, a millisecond, one of anything."""
 _SPANS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 21_600, 43_200, 86_400)
-"""Round times: those that a clock has."""
+"""Round durations: those of a clock."""
 _DAY_S = 86_400
 _LABELS = 5
-"""How many times stand below a chart."""
+"""How many times are written below a chart."""
 
 Unit = Callable[[float], str]
 
@@ -33,7 +33,7 @@ class Series:
     colour: str
     """A class of console.css: `good`, `bad`, `warn`, `plain`, `second`."""
     values: Sequence[float | None]
-    """None where there is nothing to show."""
+    """None for gaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +72,22 @@ def columns(
     step: timedelta,
     nice: Callable[[float], float] = nice,
 ) -> Markup:
-    """Columns over time; several series stand on one another.
+    """Columns over time; several series are stacked.
 
     Args:
-        label: what is shown, in words.
-        moments: when each column begins.
-        series: with a value for each of them.
+        label: the title.
+        moments: the start of each column.
+        series: with one value for each column.
         unit: how a value is written.
-        step: how long each column lasts.
-        nice: the top of the axis by the highest value, such as `nice_seconds`.
+        step: the duration of each column.
+        nice: rounds the highest value up to the top of the axis, such as `nice_seconds`.
     """
     sums = [sum(one.values[index] or 0 for one in series) for index in range(len(moments))]
     top = nice(max(sums, default=0))
     width = WIDTH / max(len(moments), 1)
     drawn: list[Markup] = []
     for index, moment in enumerate(moments):
-        told = ", ".join(f"{one.name} {unit(one.values[index] or 0)}" for one in series)
+        values = ", ".join(f"{one.name} {unit(one.values[index] or 0)}" for one in series)
         base = float(HEIGHT)
         parts: list[Markup] = []
         for one in series:
@@ -95,18 +95,10 @@ def columns(
             if height <= 0:
                 continue
             base -= height
-            parts.append(
-                Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>').format(
-                    one.colour, _n(index * width + width * 0.08), _n(base), _n(width * 0.84), _n(height)
-                )
-            )
-        # Over the whole height, so that a low column can be pointed at.
-        parts.append(
-            Markup('<rect class="touch" x="{}" y="0" width="{}" height="{}"/>').format(
-                _n(index * width), _n(width), HEIGHT
-            )
-        )
-        drawn.append(Markup("<g><title>{}: {}</title>{}</g>").format(_when(moment, step), told, Markup("").join(parts)))
+            parts.append(_rect(one.colour, index * width + width * 0.08, base, width * 0.84, height))
+        # Over the whole height, so that the tooltip of a low column can be reached.
+        parts.append(_rect("touch", index * width, 0, width, HEIGHT))
+        drawn.append(_titled(f"{_when(moment, step)}: {values}", *parts))
     return _figure(label, Markup("").join(drawn), moments, series, unit, top, step)
 
 
@@ -119,7 +111,7 @@ def lines(
     step: timedelta,
     nice: Callable[[float], float] = nice,
 ) -> Markup:
-    """Lines over time, with gaps where nothing was. Arguments as for `columns`."""
+    """Lines over time, with gaps for missing values. Arguments as for `columns`."""
     top = nice(max((value for one in series for value in one.values if value is not None), default=0))
     width = WIDTH / max(len(moments), 1)
     drawn: list[Markup] = []
@@ -129,28 +121,25 @@ def lines(
             for index, value in enumerate(one.values)
         ]
         drawn.append(Markup('<path class="line {}" d="{}"/>').format(one.colour, _path(points)))
-        # A line through one point only is hard to see.
+        # A line through a single point is hard to see.
         around = [None, *points, None]
         alone = [point for before, point, after in zip(around, around[1:], around[2:], strict=False) if before is after]
         dots = "".join(_path([point]) for point in alone)
         drawn.append(Markup('<path class="line dot {}" d="{}"/>').format(one.colour, dots))
     for index, moment in enumerate(moments):
-        told = ", ".join(f"{one.name} {unit(value)}" for one in series if (value := one.values[index]) is not None)
-        drawn.append(
-            Markup('<g><title>{}: {}</title><rect class="touch" x="{}" y="0" width="{}" height="{}"/></g>').format(
-                _when(moment, step), told or "nothing", _n(index * width), _n(width), HEIGHT
-            )
-        )
+        values = ", ".join(f"{one.name} {unit(value)}" for one in series if (value := one.values[index]) is not None)
+        text = f"{_when(moment, step)}: {values or 'nothing'}"
+        drawn.append(_titled(text, _rect("touch", index * width, 0, width, HEIGHT)))
     return _figure(label, Markup("").join(drawn), moments, series, unit, top, step)
 
 
 def sparkline(values: Sequence[float], bad: Sequence[float], label: str) -> Markup:
-    """Small columns without any words, with the bad part of each in its own colour.
+    """Small columns without labels, with the bad part of each in its own colour.
 
     Args:
         values: all of each.
         bad: how much of each is bad.
-        label: what it says, for who can't see it.
+        label: a description, for screen readers.
     """
     top = max(max(values, default=0), 1)
     width = 100 / max(len(values), 1)
@@ -158,27 +147,20 @@ def sparkline(values: Sequence[float], bad: Sequence[float], label: str) -> Mark
     for index, (value, wrong) in enumerate(zip(values, bad, strict=True)):
         for colour, base, part in (("bad", 0.0, wrong), ("good", wrong, value - wrong)):
             if part > 0:
-                parts.append(
-                    Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>').format(
-                        colour,
-                        _n(index * width),
-                        _n(20 - (base + part) / top * 20),
-                        _n(width * 0.8),
-                        _n(part / top * 20),
-                    )
-                )
+                height = part / top * 20
+                parts.append(_rect(colour, index * width, 20 - (base + part) / top * 20, width * 0.8, height))
     return Markup(
         '<svg class="sparkline" viewBox="0 0 100 20" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
     ).format(label, Markup("").join(parts))
 
 
 def share(parts: Sequence[tuple[str, float]], label: str, *, of: float | None = None) -> Markup:
-    """One bar that shows how something is made up.
+    """One bar that shows what something consists of.
 
     Args:
         parts: a colour and a value each, from the left.
-        label: what it says, for who can't see it.
-        of: what a full bar stands for; the sum of the parts where it is None.
+        label: a description, for screen readers.
+        of: the value of a full bar; the sum of the parts by default.
     """
     whole = of if of is not None else sum(value for _, value in parts)
     drawn: list[Markup] = []
@@ -186,9 +168,7 @@ def share(parts: Sequence[tuple[str, float]], label: str, *, of: float | None = 
     for colour, value in parts:
         width = min(value / whole * 100, 100 - at) if whole else 0.0
         if width > 0:
-            drawn.append(
-                Markup('<rect class="{}" x="{}" y="0" width="{}" height="10"/>').format(colour, _n(at), _n(width))
-            )
+            drawn.append(_rect(colour, at, 0, width, 10))
         at += width
     return Markup(
         '<svg class="share" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label="{}">'
@@ -206,16 +186,16 @@ def burn(
     cap: float | None = None,
     forecast: float | None = None,
 ) -> Markup:
-    """How a sum grows through a period, against its cap, and where it is going.
+    """How a sum grows through a period, with its cap and its forecast.
 
     Args:
-        label: what is shown, in words.
-        points: a moment and the sum then, in order.
+        label: the title.
+        points: times and the sum at each, in order.
         start: of the period.
         end: of the period.
         unit: how a value is written.
         cap: drawn as a line across.
-        forecast: the sum at the end, as far as can be told.
+        forecast: the expected sum at the end.
     """
     highest = max([value for _, value in points] + [cap or 0, forecast or 0], default=0)
     top = nice(highest)
@@ -248,23 +228,21 @@ def burn(
 
 
 def timeline(rows: Sequence[Sequence[Bar]], label: str, unit: Unit) -> Markup:
-    """Lines of bars along one stretch of time: what followed what, and how long it took.
+    """Rows of bars on one time axis: what followed what, and how long it took.
 
     Args:
         rows: from the top; times in milliseconds from the beginning.
-        label: what it says, for who can't see it.
+        label: a description, for screen readers.
         unit: how a time is written.
     """
     end = max((bar.end for row in rows for bar in row), default=0) or 1
+
+    def length(bar: Bar) -> float:
+        return max((bar.end - bar.start) / end * WIDTH, 3)
+
     drawn = [
-        Markup('<g><title>{}</title><rect class="{}" x="{}" y="{}" width="{}" height="14"/></g>').format(
-            bar.text,
-            bar.colour,
-            # What took no time at all is still to be seen, also at the very end.
-            _n(min(bar.start / end * WIDTH, WIDTH - 3)),
-            index * 20 + 3,
-            _n(max((bar.end - bar.start) / end * WIDTH, 3)),
-        )
+        # At least three wide, also at the very end, so that it is seen even if it took no time at all.
+        _titled(bar.text, _rect(bar.colour, min(bar.start / end * WIDTH, WIDTH - 3), index * 20 + 3, length(bar), 14))
         for index, row in enumerate(rows)
         for bar in row
     ]
@@ -336,8 +314,18 @@ def _frame(
     )
 
 
+def _rect(colour: str, x: float, y: float, width: float, height: float) -> Markup:
+    of = colour, _n(x), _n(y), _n(width), _n(height)
+    return Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>').format(*of)
+
+
+def _titled(text: str, *parts: Markup) -> Markup:
+    """Parts of a chart, with a tooltip."""
+    return Markup("<g><title>{}</title>{}</g>").format(text, Markup("").join(parts))
+
+
 def _path(points: Sequence[tuple[float, float] | None]) -> str:
-    """Through the points; a None lifts the pen. A point all alone is a dot."""
+    """A line through the points, with a gap for each None. A single point is a dot."""
     commands: list[str] = []
     around = [None, *points, None]
     for before, point, after in zip(around, around[1:], around[2:], strict=False):
