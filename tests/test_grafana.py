@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from breakwater.analytics import schema
-from breakwater.analytics.client import Analytics
+from breakwater.analytics.client import Analytics, ResultSet
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.overview import totals
 from breakwater.analytics.window import Window

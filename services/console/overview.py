@@ -14,6 +14,7 @@ from starlette.routing import Route
 from breakwater.analytics import breakdown, costs, overview
 from breakwater.analytics.breakdown import refusals
 from breakwater.analytics.costs import Spender, SpendLine
+from breakwater.bus import topology
 from breakwater.contracts.api import ServiceQueue
 from breakwater.contracts.subjects import decode_token
 from services.console import tiles
@@ -28,14 +29,14 @@ SHOWN = 10
 """Rows of a table."""
 
 _SPENDERS: tuple[Spender, ...] = get_args(Spender)
-_CHANNEL = "alerter-channel-"
+_CHANNEL = topology.alert_consumer("x").removesuffix("x")
 _TASKS = {
     "breaker": "counts failures",
     "budget": "counts what calls cost",
-    "alerter": "raises alerts on breakers, budgets and guards",
-    "alerter-executions": "raises alerts on how executions end",
-    "alerter-letters": "raises alerts on dead letters",
-    "alerter-again": "retries alerts",
+    topology.ALERTER_EVENTS: "raises alerts on breakers, budgets and guards",
+    topology.ALERTER_EXECUTIONS: "raises alerts on how executions end",
+    topology.ALERTER_DEAD_LETTERS: "raises alerts on dead letters",
+    topology.ALERTER_AGAIN: "retries alerts",
     "sink-events": "stores events",
     "sink-alerts": "stores incidents",
 }

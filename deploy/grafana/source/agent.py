@@ -16,6 +16,7 @@ from deploy.grafana.source.shared import (
     OPENINGS,
     OUTCOMES,
     WASTE,
+    spend_by,
 )
 from deploy.grafana.source.variables import ONE_AGENT
 
@@ -38,23 +39,7 @@ DASHBOARD = Dashboard(
             replace(_of_all_models(CALL_DURATIONS), width=8),
         ),
         (
-            Chart(
-                title="Spend by model",
-                description="What its calls cost, as far as it is known.",
-                unit="currencyUSD",
-                draw="bars",
-                by="model",
-                sql="""
-                SELECT
-                    $__timeInterval(minute) AS time,
-                    model,
-                    sum(spend) AS spent
-                FROM attempts_per_minute
-                WHERE $__timeFilter(minute) AND <agent>
-                GROUP BY time, model
-                ORDER BY time, model
-                """,
-            ),
+            spend_by("model", "What its calls cost, as far as it is known."),
             WASTE,
         ),
         (

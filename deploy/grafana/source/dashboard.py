@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from deploy.grafana.source.panels import SOURCE, Json, Panel, target
+from deploy.grafana.source.panels import SOURCE, GrafanaPanel, Json, target
 from deploy.grafana.source.variables import Variable
 
 SCHEMA_VERSION = 42
@@ -24,7 +24,7 @@ class Dashboard:
     name: str
     description: str
     variables: tuple[Variable, ...]
-    rows: tuple[tuple[Panel, ...], ...]
+    rows: tuple[tuple[GrafanaPanel, ...], ...]
     since: str = "now-24h"
     refresh: str = "1m"
     incidents: str = ""
@@ -46,7 +46,7 @@ class Dashboard:
             "timezone": "",
             "refresh": self.refresh,
             "links": [_link(name) for name in TITLES if name != self.name],
-            "annotations": {"list": [_BY_HAND, *drawn]},
+            "annotations": {"list": [_BUILT_IN, *drawn]},
             "templating": {"list": [_DATA_SOURCE, *(one.json() for one in self.variables)]},
             "panels": list(_laid_out(self.rows, conditions)),
         }
@@ -57,7 +57,7 @@ def uid(name: str) -> str:
     return f"breakwater-{name}"
 
 
-def _laid_out(rows: Iterable[tuple[Panel, ...]], conditions: Mapping[str, str]) -> Iterable[Json]:
+def _laid_out(rows: Iterable[tuple[GrafanaPanel, ...]], conditions: Mapping[str, str]) -> Iterable[Json]:
     y, number = 0, 0
     for row in rows:
         x, height = 0, max(one.height for one in row)
@@ -96,7 +96,7 @@ def _annotation(query: Json) -> Json:
     }
 
 
-_BY_HAND = {
+_BUILT_IN = {
     "name": "Annotations & Alerts",
     "builtIn": 1,
     "datasource": {"type": "grafana", "uid": "-- Grafana --"},

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from deploy.grafana.source.dashboard import Dashboard
-from deploy.grafana.source.panels import BAD, Chart, Listing
-from deploy.grafana.source.shared import CALLS, DURATIONS, FIGURES, INCIDENTS_OVER_CHARTS, OUTCOMES, SUCCESS_STEPS
+from deploy.grafana.source.panels import BAD, Listing
+from deploy.grafana.source.shared import (
+    CALLS,
+    DURATIONS,
+    FIGURES,
+    INCIDENTS_OVER_CHARTS,
+    OUTCOMES,
+    SUCCESS_STEPS,
+    spend_by,
+)
 from deploy.grafana.source.variables import AGENTS
 
 DASHBOARD = Dashboard(
@@ -20,23 +28,7 @@ DASHBOARD = Dashboard(
         ),
         (
             CALLS,
-            Chart(
-                title="Spend by agent",
-                description="What calls cost, as far as it is known.",
-                unit="currencyUSD",
-                draw="bars",
-                by="agent",
-                sql="""
-                SELECT
-                    $__timeInterval(minute) AS time,
-                    agent,
-                    sum(spend) AS spent
-                FROM attempts_per_minute
-                WHERE $__timeFilter(minute) AND <agent>
-                GROUP BY time, agent
-                ORDER BY time, agent
-                """,
-            ),
+            spend_by("agent", "What calls cost, as far as it is known."),
         ),
         (
             Listing(

@@ -18,7 +18,7 @@ SOURCE = {"type": PLUGIN, "uid": "${datasource}"}
 GOOD, SO_SO, BAD, PLAIN = "green", "orange", "red", "text"
 
 Steps = tuple[tuple[float, str], ...]
-"""From which value on which colour; below the first it is the colour of `Panel.below`."""
+"""From which value on which colour; below the first it is the colour of `GrafanaPanel.below`."""
 
 
 def target(sql: str, conditions: Mapping[str, str], *, over_time: bool) -> Json:
@@ -43,7 +43,7 @@ def target(sql: str, conditions: Mapping[str, str], *, over_time: bool) -> Json:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
+class GrafanaPanel:
     """What all kinds have."""
 
     kind: ClassVar[str]
@@ -90,7 +90,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure(Panel):
+class Figure(GrafanaPanel):
     """One number: the first of the one row that the SQL gives."""
 
     kind = "stat"
@@ -100,7 +100,7 @@ class Figure(Panel):
 
     # The base class by name: with slots, `super()` knows the class from before they were added.
     def _defaults(self) -> Json:
-        return {**Panel._defaults(self), "noValue": "none"}
+        return {**GrafanaPanel._defaults(self), "noValue": "none"}
 
     def _options(self) -> Json:
         return {
@@ -115,7 +115,7 @@ class Figure(Panel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chart(Panel):
+class Chart(GrafanaPanel):
     """Values over time, by `time` and, with `by`, by a text column of that name."""
 
     kind = "timeseries"
@@ -136,7 +136,7 @@ class Chart(Panel):
     def _defaults(self) -> Json:
         bars = self.draw == "bars"
         return {
-            **Panel._defaults(self),
+            **GrafanaPanel._defaults(self),
             "color": {"mode": "palette-classic"},
             "min": 0,
             **({} if self.most is None else {"max": self.most}),
@@ -165,8 +165,29 @@ class Chart(Panel):
         return {"interval": self.least_step, "maxDataPoints": 120}
 
 
+def figure(source: str, value: str, **panel: Any) -> Figure:
+    """A figure. `value` is an expression with its name; otherwise as `chart`."""
+    return Figure(sql=f"SELECT {value}\n{source}", **panel)
+
+
+def chart(source: str, *values: str, by: str = "", at: str = "minute", **panel: Any) -> Chart:
+    """A chart of values, summed up by time.
+
+    Args:
+        source: SQL from `FROM` to the end of `WHERE`.
+        values: what is drawn: expressions with their names.
+        by: a text column, each value of which is drawn by itself.
+        at: the column with the time.
+        panel: fields of `Chart`.
+    """
+    columns = [f"$__timeInterval({at}) AS time", *([by] if by else []), *values]
+    keys = f"time, {by}" if by else "time"
+    sql = "SELECT\n    " + ",\n    ".join(columns) + f"\n{source}\nGROUP BY {keys}\nORDER BY {keys}"
+    return Chart(sql=sql, by=by, **panel)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing(Panel):
+class Listing(GrafanaPanel):
     """A table."""
 
     kind = "table"

@@ -3,86 +3,71 @@
 from __future__ import annotations
 
 from deploy.grafana.source.dashboard import Dashboard
-from deploy.grafana.source.panels import BAD, GOOD, SO_SO, Chart, Figure, Listing
-from deploy.grafana.source.shared import CALL_DURATIONS, ERRORS, OPENINGS
+from deploy.grafana.source.panels import BAD, GOOD, SO_SO, Chart, Listing, chart, figure
+from deploy.grafana.source.shared import BREAKERS_OPEN_NOW, CALL_DURATIONS, ERRORS, MODEL_CALLS, OPENINGS
 from deploy.grafana.source.variables import AGENTS, MODELS
 
 AVAILABILITY = ((0.95, SO_SO), (0.99, GOOD))
 
+_RETRIES_PER_DAY = "FROM retries_per_day\nWHERE $__dateFilter(day) AND <agent>"
+_PROVIDER_HEALTH = "FROM provider_health\nWHERE $__timeFilter(minute) AND <model>"
+
 _FIGURES = (
-    Figure(
+    figure(
+        MODEL_CALLS,
+        "if(sum(calls) = 0, NULL, sum(failed) / sum(calls)) AS share",
         title="Calls that failed",
         description="Of those that were made. Refused ones are not among them.",
         unit="percentunit",
         width=4,
         below=GOOD,
         steps=((0.05, SO_SO), (0.2, BAD)),
-        sql="""
-        SELECT if(sum(calls) = 0, NULL, sum(failed) / sum(calls)) AS share
-        FROM attempts_per_minute
-        WHERE $__timeFilter(minute) AND <agent> AND <model>
-        """,
     ),
-    Figure(
+    figure(
+        MODEL_CALLS,
+        "sum(short_circuits) AS refused",
         title="Refused calls",
         description="Not made, as a breaker, a budget, a guard or a limit was in the way.",
         width=4,
         below=GOOD,
         steps=((1, SO_SO),),
-        sql="""
-        SELECT sum(short_circuits) AS refused
-        FROM attempts_per_minute
-        WHERE $__timeFilter(minute) AND <agent> AND <model>
-        """,
     ),
-    Figure(
+    figure(
+        _RETRIES_PER_DAY,
+        "if(sum(retried) = 0, NULL, sum(saved) / sum(retried)) AS share",
         title="Retrying helped",
         description="Of the executions that retried, those that succeeded. By whole days, of all models.",
         unit="percentunit",
         width=4,
         below=BAD,
         steps=((0.3, SO_SO), (0.6, GOOD)),
-        sql="""
-        SELECT if(sum(retried) = 0, NULL, sum(saved) / sum(retried)) AS share
-        FROM retries_per_day
-        WHERE $__dateFilter(day) AND <agent>
-        """,
     ),
-    Figure(
+    figure(
+        _RETRIES_PER_DAY,
+        "if(sum(fell_back) = 0, NULL, sum(saved_by_fallback) / sum(fell_back)) AS share",
         title="Falling back helped",
         description="Of the executions that asked another model, those that succeeded. By whole days, of all models.",
         unit="percentunit",
         width=4,
         below=BAD,
         steps=((0.3, SO_SO), (0.6, GOOD)),
-        sql="""
-        SELECT if(sum(fell_back) = 0, NULL, sum(saved_by_fallback) / sum(fell_back)) AS share
-        FROM retries_per_day
-        WHERE $__dateFilter(day) AND <agent>
-        """,
     ),
-    Figure(
+    figure(
+        _RETRIES_PER_DAY,
+        "sum(cost_of_retries) AS spent",
         title="Cost of retries",
         description="Those that failed and those that helped. By whole days, of all models.",
         unit="currencyUSD",
         width=4,
-        sql="""
-        SELECT sum(cost_of_retries) AS spent
-        FROM retries_per_day
-        WHERE $__dateFilter(day) AND <agent>
-        """,
     ),
-    Figure(
+    figure(
+        BREAKERS_OPEN_NOW,
+        "count() AS open_now",
         title="Open breakers",
         description="At this moment, whatever time is shown; shared ones included, of all models.",
         width=4,
         below=GOOD,
         steps=((1, BAD),),
-        sql="""
-        SELECT count() AS open_now
-        FROM breaker_openings
-        WHERE closed_at IS NULL AND (agent = '*' OR <agent>)
-        """,
     ),
 )
 
@@ -94,40 +79,25 @@ DASHBOARD = Dashboard(
         _FIGURES,
         (
             ERRORS,
-            Chart(
+            chart(
+                MODEL_CALLS,
+                "sum(attempts_per_minute.retries) AS retries",
+                "sum(attempts_per_minute.fallbacks) AS fallbacks",
                 title="Second tries",
                 description="Retries of the same model, and fallbacks to another one.",
                 draw="bars",
-                sql="""
-                SELECT
-                    $__timeInterval(minute) AS time,
-                    sum(attempts_per_minute.retries) AS retries,
-                    sum(attempts_per_minute.fallbacks) AS fallbacks
-                FROM attempts_per_minute
-                WHERE $__timeFilter(minute) AND <agent> AND <model>
-                GROUP BY time
-                ORDER BY time
-                """,
             ),
         ),
         (
-            Chart(
+            chart(
+                _PROVIDER_HEALTH,
+                "sum(availability * calls) / sum(calls) AS available",
                 title="Providers' availability",
                 description="Calls that did not fail by the provider's own fault: errors of its server, timeouts, lost"
                 " connections. Of all agents.",
                 unit="percentunit",
                 by="provider",
                 most=1,
-                sql="""
-                SELECT
-                    $__timeInterval(minute) AS time,
-                    provider,
-                    sum(availability * calls) / sum(calls) AS available
-                FROM provider_health
-                WHERE $__timeFilter(minute) AND <model>
-                GROUP BY time, provider
-                ORDER BY time, provider
-                """,
             ),
             CALL_DURATIONS,
         ),

@@ -2,86 +2,75 @@
 
 from __future__ import annotations
 
-from deploy.grafana.source.panels import BAD, GOOD, SO_SO, Chart, Figure, Listing
+from deploy.grafana.source.panels import BAD, GOOD, SO_SO, Chart, Figure, Listing, chart, figure
+
+# What figures and charts are made from. `<agent>` and `<model>` are what the dashboard's variables choose.
+EXECUTIONS_ENDED = "FROM executions_per_minute\nWHERE $__timeFilter(minute) AND <agent>"
+EXECUTION_RECORDS = "FROM executions FINAL\nWHERE $__timeFilter_ms(completed_at) AND NOT dry_run AND <agent>"
+AGENT_CALLS = "FROM attempts_per_minute\nWHERE $__timeFilter(minute) AND <agent>"
+MODEL_CALLS = "FROM attempts_per_minute\nWHERE $__timeFilter(minute) AND <agent> AND <model>"
+CALL_RECORDS = "FROM attempts FINAL\nWHERE $__timeFilter_ms(started_at) AND NOT short_circuited AND <agent> AND <model>"
+WASTE_PER_MINUTE = "FROM waste_per_minute\nWHERE $__timeFilter(minute) AND <agent>"
+ERRORS_PER_MINUTE = "FROM errors_per_minute\nWHERE $__timeFilter(minute) AND <agent> AND <model>"
+BREAKERS_OPEN_NOW = "FROM breaker_openings\nWHERE closed_at IS NULL AND (agent = '*' OR <agent>)"
 
 SUCCESS_STEPS = ((0.9, SO_SO), (0.98, GOOD))
 OUTCOME_COLORS = {"succeeded": "green", "dead-lettered": "red", "cancelled": "text"}
 CALL_COLORS = {"succeeded": "green", "failed": "red", "refused": "orange"}
 
 FIGURES = (
-    Figure(
+    figure(
+        EXECUTIONS_ENDED,
+        "sum(succeeded) / nullIf(sum(succeeded) + sum(dead_lettered), 0) AS success_rate",
         title="Success rate",
         description="Of the executions that succeeded or failed, those that succeeded. Cancelled ones and dry runs"
         " never count.",
         unit="percentunit",
         below=BAD,
         steps=SUCCESS_STEPS,
-        sql="""
-        SELECT sum(succeeded) / nullIf(sum(succeeded) + sum(dead_lettered), 0) AS success_rate
-        FROM executions_per_minute
-        WHERE $__timeFilter(minute) AND <agent>
-        """,
     ),
-    Figure(
+    figure(
+        EXECUTIONS_ENDED,
+        "sum(executions) AS ended",
         title="Executions",
         description="How many ended.",
-        sql="""
-        SELECT sum(executions) AS ended
-        FROM executions_per_minute
-        WHERE $__timeFilter(minute) AND <agent>
-        """,
     ),
-    Figure(
+    figure(
+        EXECUTIONS_ENDED,
+        "sum(dead_lettered) AS given_up",
         title="Dead-lettered",
         description="Executions that were given up. The console tells why, and can replay them.",
         below=GOOD,
         steps=((1, SO_SO),),
-        sql="""
-        SELECT sum(dead_lettered) AS given_up
-        FROM executions_per_minute
-        WHERE $__timeFilter(minute) AND <agent>
-        """,
     ),
-    Figure(
+    figure(
+        EXECUTION_RECORDS,
+        "if(count() = 0, NULL, quantile(0.95)(duration_ms)) AS p95",
         title="Slowest 5 %",
         description="The time from queueing to the end that 95 % of the executions stay below.",
         unit="ms",
-        sql="""
-        SELECT if(count() = 0, NULL, quantile(0.95)(duration_ms)) AS p95
-        FROM executions FINAL
-        WHERE $__timeFilter_ms(completed_at) AND NOT dry_run AND <agent>
-        """,
     ),
-    Figure(
+    figure(
+        AGENT_CALLS,
+        "sum(spend) AS spent",
         title="Spend",
         description="What calls cost, as far as it is known.",
         unit="currencyUSD",
-        sql="""
-        SELECT sum(spend) AS spent
-        FROM attempts_per_minute
-        WHERE $__timeFilter(minute) AND <agent>
-        """,
     ),
-    Figure(
+    figure(
+        WASTE_PER_MINUTE,
+        "sum(cost) AS wasted",
         title="Wasted",
         description="What calls cost that gave no answer which was used.",
         unit="currencyUSD",
-        sql="""
-        SELECT sum(cost) AS wasted
-        FROM waste_per_minute
-        WHERE $__timeFilter(minute) AND <agent>
-        """,
     ),
-    Figure(
+    figure(
+        BREAKERS_OPEN_NOW,
+        "count() AS open_now",
         title="Open breakers",
         description="At this moment, whatever time is shown; those that agents share included.",
         below=GOOD,
         steps=((1, BAD),),
-        sql="""
-        SELECT count() AS open_now
-        FROM breaker_openings
-        WHERE closed_at IS NULL AND (agent = '*' OR <agent>)
-        """,
     ),
     Figure(
         title="Open incidents",
@@ -108,110 +97,67 @@ WHERE opened_at <= $__toTime AND (resolved_at IS NULL OR resolved_at >= $__fromT
 ORDER BY time
 """
 
-OUTCOMES = Chart(
+OUTCOMES = chart(
+    EXECUTIONS_ENDED,
+    "sum(executions_per_minute.succeeded) AS succeeded",
+    'sum(dead_lettered) AS "dead-lettered"',
+    'sum(executions) - succeeded - "dead-lettered" AS cancelled',
     title="How executions ended",
     description="By the moment of their end.",
     draw="bars",
     colors=OUTCOME_COLORS,
-    sql="""
-    SELECT
-        $__timeInterval(minute) AS time,
-        sum(executions_per_minute.succeeded) AS succeeded,
-        sum(dead_lettered) AS "dead-lettered",
-        sum(executions) - succeeded - "dead-lettered" AS cancelled
-    FROM executions_per_minute
-    WHERE $__timeFilter(minute) AND <agent>
-    GROUP BY time
-    ORDER BY time
-    """,
 )
 
-DURATIONS = Chart(
+DURATIONS = chart(
+    EXECUTION_RECORDS,
+    'quantile(0.5)(duration_ms) AS "half"',
+    'quantile(0.95)(duration_ms) AS "95 %"',
+    at="completed_at",
     title="How long executions took",
     description="From queueing to the end: half stay below the lower line, 95 % below the upper one.",
     unit="ms",
-    sql="""
-    SELECT
-        $__timeInterval(completed_at) AS time,
-        quantile(0.5)(duration_ms) AS "half",
-        quantile(0.95)(duration_ms) AS "95 %"
-    FROM executions FINAL
-    WHERE $__timeFilter_ms(completed_at) AND NOT dry_run AND <agent>
-    GROUP BY time
-    ORDER BY time
-    """,
 )
 
-CALLS = Chart(
+CALLS = chart(
+    AGENT_CALLS,
+    "sum(attempts_per_minute.succeeded) AS succeeded",
+    "sum(attempts_per_minute.failed) AS failed",
+    "sum(short_circuits) AS refused",
     title="Calls",
     description="Attempts by how they ended. Refused ones were not made: a breaker, a budget, a guard or a"
     " limit was in the way.",
     draw="bars",
     colors=CALL_COLORS,
-    sql="""
-    SELECT
-        $__timeInterval(minute) AS time,
-        sum(attempts_per_minute.succeeded) AS succeeded,
-        sum(attempts_per_minute.failed) AS failed,
-        sum(short_circuits) AS refused
-    FROM attempts_per_minute
-    WHERE $__timeFilter(minute) AND <agent>
-    GROUP BY time
-    ORDER BY time
-    """,
 )
 
-WASTE = Chart(
+WASTE = chart(
+    WASTE_PER_MINUTE,
+    "sum(cost) AS wasted",
     title="Waste by cause",
     description="Why what was paid for was thrown away: a retry or a fallback followed, an answer had to be"
     " corrected, a worker was lost, or the execution failed in the end. Of all tenants and models.",
     unit="currencyUSD",
     draw="bars",
     by="cause",
-    sql="""
-    SELECT
-        $__timeInterval(minute) AS time,
-        cause,
-        sum(cost) AS wasted
-    FROM waste_per_minute
-    WHERE $__timeFilter(minute) AND <agent>
-    GROUP BY time, cause
-    ORDER BY time, cause
-    """,
 )
 
-ERRORS = Chart(
+ERRORS = chart(
+    ERRORS_PER_MINUTE,
+    "sum(errors) AS failures",
     title="Errors by kind",
     description="Calls that failed, and those that were refused.",
     draw="bars",
     by="kind",
-    sql="""
-    SELECT
-        $__timeInterval(minute) AS time,
-        kind,
-        sum(errors) AS failures
-    FROM errors_per_minute
-    WHERE $__timeFilter(minute) AND <agent> AND <model>
-    GROUP BY time, kind
-    ORDER BY time, kind
-    """,
 )
 
-CALL_DURATIONS = Chart(
+CALL_DURATIONS = chart(
+    CALL_RECORDS,
+    "quantile(0.95)(duration_ms) AS p95",
+    at="started_at",
     title="How long calls took",
     description="95 % of a model's calls stay below its line.",
     unit="ms",
     by="model",
-    sql="""
-    SELECT
-        $__timeInterval(started_at) AS time,
-        model,
-        quantile(0.95)(duration_ms) AS p95
-    FROM attempts FINAL
-    WHERE $__timeFilter_ms(started_at) AND NOT short_circuited AND <agent> AND <model>
-    GROUP BY time, model
-    ORDER BY time, model
-    """,
 )
 
 OPENINGS = Listing(
@@ -241,3 +187,16 @@ OPENINGS = Listing(
     LIMIT 200
     """,
 )
+
+
+def spend_by(column: str, description: str) -> Chart:
+    """What an agent's calls cost, by a column of theirs."""
+    return chart(
+        AGENT_CALLS,
+        "sum(spend) AS spent",
+        title=f"Spend by {column}",
+        description=description,
+        unit="currencyUSD",
+        draw="bars",
+        by=column,
+    )

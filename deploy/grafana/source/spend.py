@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 from deploy.grafana.source.dashboard import Dashboard
-from deploy.grafana.source.panels import BAD, GOOD, SO_SO, Chart, Figure, Listing
-from deploy.grafana.source.shared import WASTE
+from deploy.grafana.source.panels import BAD, GOOD, SO_SO, Chart, Figure, Listing, chart, figure
+from deploy.grafana.source.shared import MODEL_CALLS, WASTE
 from deploy.grafana.source.variables import AGENTS, MODELS, TENANTS
 
+_TENANT_EXECUTIONS = (
+    "FROM executions FINAL\nWHERE $__timeFilter_ms(completed_at) AND NOT dry_run AND <agent> AND <tenant>"
+)
+_SPEND_PER_HOUR = (
+    "FROM spend_per_hour\n"
+    "WHERE hour >= toStartOfHour($__fromTime) AND hour <= $__toTime AND <agent> AND <tenant> AND <model>"
+)
+
 _FIGURES = (
-    Figure(
+    figure(
+        _SPEND_PER_HOUR,
+        "sum(spend) AS spent",
         title="Spend",
         description="What calls cost, as far as it is known, by the hour that budgets charge them at. The first hour"
         " counts in full.",
         unit="currencyUSD",
         width=4,
-        sql="""
-        SELECT sum(spend) AS spent
-        FROM spend_per_hour
-        WHERE hour >= toStartOfHour($__fromTime) AND hour <= $__toTime AND <agent> AND <tenant> AND <model>
-        """,
     ),
-    Figure(
+    figure(
+        _SPEND_PER_HOUR,
+        "sum(calls) AS made",
         title="Calls",
         description="How many that was for.",
         width=4,
-        sql="""
-        SELECT sum(calls) AS made
-        FROM spend_per_hour
-        WHERE hour >= toStartOfHour($__fromTime) AND hour <= $__toTime AND <agent> AND <tenant> AND <model>
-        """,
     ),
     Figure(
         title="Calls of unknown cost",
@@ -43,29 +45,23 @@ _FIGURES = (
             AND <agent> AND <tenant> AND <model>
         """,
     ),
-    Figure(
+    figure(
+        _TENANT_EXECUTIONS,
+        "sum(wasted_cost) AS wasted",
         title="Wasted",
         description="What calls cost that gave no answer which was used, of executions that ended. Of all models.",
         unit="currencyUSD",
         width=4,
-        sql="""
-        SELECT sum(wasted_cost) AS wasted
-        FROM executions FINAL
-        WHERE $__timeFilter_ms(completed_at) AND NOT dry_run AND <agent> AND <tenant>
-        """,
     ),
-    Figure(
+    figure(
+        _TENANT_EXECUTIONS,
+        "if(sum(total_cost) > 0, toFloat64(sum(wasted_cost)) / toFloat64(sum(total_cost)), NULL) AS share",
         title="Share that was wasted",
         description="Of what executions cost that ended. Of all models.",
         unit="percentunit",
         width=4,
         below=GOOD,
         steps=((0.1, SO_SO), (0.3, BAD)),
-        sql="""
-        SELECT if(sum(total_cost) > 0, toFloat64(sum(wasted_cost)) / toFloat64(sum(total_cost)), NULL) AS share
-        FROM executions FINAL
-        WHERE $__timeFilter_ms(completed_at) AND NOT dry_run AND <agent> AND <tenant>
-        """,
     ),
     Figure(
         title="Cost of one success",
@@ -83,23 +79,16 @@ _FIGURES = (
 
 
 def _spend_by(column: str) -> Chart:
-    return Chart(
+    return chart(
+        _SPEND_PER_HOUR,
+        "sum(spend) AS spent",
+        at="hour",
         title=f"Spend by {column}",
         description="By the hour that budgets charge calls at; hours add up to what budgets count.",
         unit="currencyUSD",
         draw="bars",
         by=column,
         least_step="1h",
-        sql="""
-        SELECT
-            $__timeInterval(hour) AS time,
-            <column>,
-            sum(spend) AS spent
-        FROM spend_per_hour
-        WHERE hour >= toStartOfHour($__fromTime) AND hour <= $__toTime AND <agent> AND <tenant> AND <model>
-        GROUP BY time, <column>
-        ORDER BY time, <column>
-        """.replace("<column>", column),
     )
 
 
@@ -114,21 +103,14 @@ DASHBOARD = Dashboard(
         (_spend_by("agent"), _spend_by("model")),
         (
             WASTE,
-            Chart(
+            chart(
+                MODEL_CALLS,
+                "sum(ifNull(input_tokens, 0)) - sum(ifNull(cached_tokens, 0)) AS input",
+                'sum(ifNull(cached_tokens, 0)) AS "input, cached"',
+                "sum(ifNull(output_tokens, 0)) AS output",
                 title="Tokens",
                 description="As providers report them. Cached ones are part of the input. Of all tenants.",
                 draw="bars",
-                sql="""
-                SELECT
-                    $__timeInterval(minute) AS time,
-                    sum(ifNull(input_tokens, 0)) - sum(ifNull(cached_tokens, 0)) AS input,
-                    sum(ifNull(cached_tokens, 0)) AS "input, cached",
-                    sum(ifNull(output_tokens, 0)) AS output
-                FROM attempts_per_minute
-                WHERE $__timeFilter(minute) AND <agent> AND <model>
-                GROUP BY time
-                ORDER BY time
-                """,
             ),
         ),
         (

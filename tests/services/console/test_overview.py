@@ -37,7 +37,7 @@ async def test_the_five_questions_are_answered(console: Console):
         alerts=[incident(1), incident(2, "warning", "acknowledged")],
         queues=[queue("writer", 7, 2), queue("reader", 0, 1)],
         parked=4,
-        services=[service("sink-events", 12_000, 30), service("alerter-channel-ops")],
+        services=[service("sink-events", 12_000, 30), service("alerter-channel-ops"), service("alerter-dead-letters")],
     )
     down = broken("the cable is cut")
     await store(
@@ -91,6 +91,7 @@ async def test_the_five_questions_are_answered(console: Console):
     assert "gpt-4.1 openai 33.3 % 3 1 0 2 0 0" in page.words
     assert "sink stores events behind 12,000 30" in page.words
     assert "alerter delivers alerts to the channel ops up to date 0 0" in page.words
+    assert "alerter raises alerts on dead letters up to date 0 0" in page.words
 
 
 async def test_a_provider_is_not_blamed_for_our_mistakes_and_its_columns_add_up(console: Console):
