@@ -26,7 +26,7 @@ INSTEAD = {
     "told": "published, notified, announced, reported, event, transition, response, result",
     "usual": "baseline",
 }
-DOUBLES_LEFT = {"Answers", "Channel", "Ended", "ForkServer", "Grant", "Posts", "Told", "Usage"}
+DOUBLES_LEFT = {"Answers", "Channel", "Refused", "Ended", "ForkServer", "Grant", "Posts", "Told", "Usage"}
 """Being renamed by those whose rooms they are in."""
 PLACES_LEFT = (
     *("libs/breakwater/books.py", "libs/breakwater/health.py", "libs/breakwater/incidents.py"),

@@ -288,16 +288,16 @@ async def test_replaying_goes_on_until_there_are_no_more(run: Run, stub: Stub) -
         ("POST alerts/replay", {"channel": "ops"}),
         ("POST alerts/replay", {"channel": "ops", "after": 1700}),
     ]
-    assert (ran.code, ran.out) == (ExitCode.OK, "1,007 alerts will be tried again: 1,007 on ops\n")
-    assert "3 alerts had been tried again before" in ran.err
-    assert "1 alert of channels that the config has no more" in ran.err
+    assert (ran.code, ran.out) == (ExitCode.OK, "1,007 alerts will be sent again: 1,007 on ops\n")
+    assert "3 alerts had been sent again before" in ran.err
+    assert "1 alert of channels that are no longer in the config" in ran.err
 
 
 async def test_one_dead_letter_is_replayed_by_its_number(run: Run, stub: Stub) -> None:
     stub.answers["POST alerts/replay"] = (200, replayed(1))
     ran = await in_thread(run, "alerts", "replay", "--dead-letter", "17")
     assert stub.asked == [("POST alerts/replay", {"dead_letter_id": 17})]
-    assert (ran.out, ran.err) == ("1 alert will be tried again: 1 on ops\n", "")
+    assert (ran.out, ran.err) == ("1 alert will be sent again: 1 on ops\n", "")
     told = (await in_thread(run, "alerts", "replay", "--dead-letter", "17", "--json")).json
     assert told == {"replayed": 1, "already": 0, "skipped": 0, "channels": {"ops": 1}}
 

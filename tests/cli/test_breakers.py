@@ -104,7 +104,7 @@ async def test_one_is_forced_open_and_it_is_said_for_how_long(run: Run, stub: St
     ran = await in_thread(run, "breakers", "isolate", "writer", "a/large", "--reason", "garbled")
     assert stub.asked == [("POST breakers/isolate", {"agent": "writer", "model": "a/large", "reason": "garbled"})]
     assert ran.out == "writer on a/large was open, is now isolated: forced open by ops: garbled\n"
-    assert ran.err == "it stays so until `breakwater breakers reset writer a/large`\n"
+    assert ran.err == "it stays isolated until `breakwater breakers reset writer a/large`\n"
 
 
 async def test_one_is_reset_and_programs_get_the_transition(run: Run, stub: Stub) -> None:

@@ -222,7 +222,7 @@ async def test_counters_that_differ_by_a_nano_dollar_end_it_with_an_error(run: R
     assert ran.code == ExitCode.FAILED
     assert ran.out.splitlines()[2].split()[2:] == ["$8.412300001", "$8.00", "$0.4123", "$0.00", "$0.000000001"]
     assert ran.out.splitlines()[3] == "the counters differ from the record: agent:writer/daily of 2026-11-21"
-    assert "the budget service compares them by itself and repairs the counters" in ran.err
+    assert "the budget service compares them too, and repairs the counters" in ran.err
     as_json = await in_thread(run, "budgets", "reconcile", "--json")
     assert (as_json.code, as_json.json, as_json.err) == (ExitCode.FAILED, reconciliation, "")
 
@@ -231,7 +231,7 @@ async def test_what_else_can_differ_is_told(run: Run, stub: Stub) -> None:
     for change, said in [
         ({"reserved": "0.130000000"}, "$0.13 reserved for calls that hold $0.12"),
         ({"budgets": [EQUAL | {"counted_calls": 13}]}, "global/daily of 2026-11-21"),
-        ({}, "not in what is spent, but in what is held for calls, or was estimated for them"),
+        ({}, "not in what is spent, but in what is held for calls, or in estimates"),
     ]:
         stub.answers["GET budgets/reconciliation"] = (200, RECONCILIATION | {"equal": False} | change)
         ran = await in_thread(run, "budgets", "reconcile")

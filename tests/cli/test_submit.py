@@ -90,7 +90,7 @@ def test_options_go_over_the_job_of_a_file(sent: Sent, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["writer"], "nothing to say"),
+        (["writer"], "no input for the agent"),
         (["--job", "nope.json"], "can't be read"),
         (["--job", "-"], "is not JSON"),
         (["writer", "hi", "--param", "x"], "is not KEY=JSON"),

@@ -34,7 +34,7 @@ def agents(
 ) -> None:
     """Show the health of every agent, and of each of its models.
 
-    `healthy`; `degraded`: something is amiss; `unhealthy`: no call gets through. A model is unhealthy while its breaker
+    `healthy`; `degraded`: something is wrong; `unhealthy`: no call gets through. A model is unhealthy while its breaker
     is not closed, an agent when all its models are. The column `fails` counts failed calls in a row.
 
     With --since it also shows what each agent did, from ClickHouse, and what it spent today, from Redis.
@@ -132,7 +132,7 @@ async def _figures(clickhouse_url: str, redis_url: str, config: Config, since: d
 
 
 def _show_figures(agents: Sequence[str], figures: AgentFigures) -> None:
-    """Prints a row for each agent, and for each that is configured no more and has run."""
+    """Prints a row for each agent, and for each that has run and is no longer configured."""
 
     def summary(name: str) -> AgentSummary | None:
         return (figures.summaries or {}).get(name)
@@ -185,7 +185,7 @@ def _figures_json(agent: str, figures: AgentFigures) -> dict[str, Any]:
 
 
 def _removed(agents: Sequence[str], figures: AgentFigures) -> list[str]:
-    """The agents that have run, and are not configured any more."""
+    """The agents that have run, and are no longer configured."""
     return sorted(set(figures.summaries or ()) - set(agents))
 
 

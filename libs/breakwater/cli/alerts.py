@@ -67,10 +67,10 @@ def list_(
     agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Only those of this agent.")] = None,
     limit: LimitOption = 100,
 ) -> None:
-    """List the incidents that are not over, the one that was opened last first.
+    """List the unresolved incidents, the newest first.
 
     One that is `pending` waits for a person: people are reminded of it until somebody acknowledges or resolves it.
-    The column `count` tells how often it happened.
+    The column `count` shows how often it happened.
 
     For example:
 
@@ -110,7 +110,7 @@ def show(
     api: Api,
     incident: IncidentArgument,
 ) -> None:
-    """Show all of one incident: what it means, what to do, who looks after it.
+    """Show all of one incident: what it means, what to do, who is working on it.
 
     For example:
 
@@ -152,7 +152,7 @@ def ack(
     incident: IncidentArgument,
     reason: ReasonOption = None,
 ) -> None:
-    """Acknowledge an incident: somebody looks after it, and people are reminded no more.
+    """Acknowledge an incident: somebody is working on it, and reminders stop.
 
     For example:
 
@@ -168,7 +168,7 @@ def resolve(
     incident: IncidentArgument,
     reason: ReasonOption = None,
 ) -> None:
-    """Resolve an incident: it is over. Nothing else changes, no breaker closes and no task goes on.
+    """Resolve an incident. Nothing else changes: no breaker closes and no task resumes.
 
     For example:
 
@@ -183,7 +183,7 @@ def send_test(
     api: Api,
     channel: Annotated[str, typer.Argument(metavar="CHANNEL", help="Its name in the config's alerts.channels.")],
 ) -> None:
-    """Send a test message to a channel, and say whether it arrived. It ends with code 1 where it did not.
+    """Send a test message to a channel, and say whether it arrived. Exits with code 1 if it did not.
 
     For example:
 
@@ -196,7 +196,7 @@ def send_test(
         "alerts/test",
         {"channel": channel},
         see="",
-        unanswered=f"Perhaps it was sent all the same: look there. {SEE_DOCTOR}",
+        unanswered=f"The message may have been sent all the same: look there. {SEE_DOCTOR}",
         unknown="The config names channels in alerts.channels.",
         timeout_s=TEST_TIMEOUT_S,
     )
@@ -253,12 +253,12 @@ def replay(
     channel: Annotated[str | None, typer.Option("--channel", metavar="NAME", help="Only those for this one.")] = None,
     dead_letter_id: Annotated[
         int | None,
-        typer.Option("--dead-letter", metavar="N", min=1, help="Only this one, even where it was tried again before."),
+        typer.Option("--dead-letter", metavar="N", min=1, help="Only this one, even if it was sent again before."),
     ] = None,
 ) -> None:
-    """Have alerts tried again that did not arrive, each once.
+    """Send undelivered alerts again, each once.
 
-    `breakwater alerts undelivered` lists them with their numbers. What fails again appears there again.
+    `breakwater alerts undelivered` lists them with their numbers. What fails again is listed there again.
 
     For example:
 
@@ -274,13 +274,15 @@ def replay(
         return
     channels = ", ".join(f"{number:,} on {name}" for name, number in sorted(result.channels.items()))
     what = formats.counted(result.replayed, "alert")
-    output.write(f"{what} will be tried again{f': {channels}' if channels else ''}")
+    output.write(f"{what} will be sent again{f': {channels}' if channels else ''}")
     if result.already:
         output.note(
-            f"{formats.counted(result.already, 'alert')} had been tried again before; --dead-letter tries one once more"
+            f"{formats.counted(result.already, 'alert')} had been sent again before; --dead-letter sends one once more"
         )
     if result.skipped:
-        output.note(f"{formats.counted(result.skipped, 'alert')} of channels that the config has no more", "yellow")
+        output.note(
+            f"{formats.counted(result.skipped, 'alert')} of channels that are no longer in the config", "yellow"
+        )
 
 
 def short_ids(incident_ids: Iterable[str]) -> dict[str, str]:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 TIMEOUT_S = 15.0
 """For any response, beyond a wait that the API is asked for."""
 
-SEE_DOCTOR = "`breakwater doctor` tells what answers and what does not."
+SEE_DOCTOR = "`breakwater doctor` shows what answers and what does not."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Api:
         *,
         see: str,
         unknown: str,
-        unanswered: str = "`{}` tells whether it is done; to do it again does no harm.",
+        unanswered: str = "`{}` shows whether it is done; doing it again does no harm.",
         timeout_s: float = TIMEOUT_S,
     ) -> tuple[Any, T]:
         """Has an action carried out. Returns its result as `get` does. Raises CliError.
@@ -67,7 +67,7 @@ class Api:
             form: the message that holds the result; more than one where it may have changed nothing.
             path: below `api/v1`.
             body: its fields; None is not sent.
-            see: the command that tells whether it is done, for `unanswered`.
+            see: the command that shows whether it is done, for `unanswered`.
             unknown: what to do where the body names something that is not there.
             unanswered: what to do where no response came, and perhaps all is done.
             timeout_s: for the response.

@@ -92,7 +92,7 @@ def isolate(api: Api, agent: AgentArgument, model: ModelArgument, reason: Reason
     """
     _change(api, "isolate", agent, model, reason)
     if not api.as_json:
-        output.note(f"it stays so until `breakwater breakers reset {shlex.quote(agent)} {shlex.quote(model)}`")
+        output.note(f"it stays isolated until `breakwater breakers reset {shlex.quote(agent)} {shlex.quote(model)}`")
 
 
 @app.command()

@@ -40,15 +40,17 @@ app = typer.Typer(cls=ListsByItself, help=_HELP)
 def list_(
     api: Api,
     agent: Annotated[
-        str | None, typer.Option("--agent", metavar="NAME", help="Only what a call of this agent is held against.")
+        str | None,
+        typer.Option("--agent", metavar="NAME", help="Only budgets that a call of this agent counts against."),
     ] = None,
     tenant: Annotated[
-        str | None, typer.Option("--tenant", metavar="NAME", help="Only what a call for this tenant is held against.")
+        str | None,
+        typer.Option("--tenant", metavar="NAME", help="Only budgets that a call for this tenant counts against."),
     ] = None,
 ) -> None:
     """List the budgets of this day and month. `mode` is how a cap is enforced: hard, soft or none.
 
-    `reserved` is held for calls under way. `est.` is what calls cost in percent of what was held for them. A `+` behind
+    `reserved` is held for calls under way. `est.` is what calls cost in percent of what was held for them. A `+` after
     the spend stands for calls of unknown cost.
 
     For example:
@@ -76,9 +78,9 @@ def list_(
 @app.command()
 @api_command
 def reconcile(api: Api) -> None:
-    """Set what Redis has counted beside what is on record, in ClickHouse and in EVENTS. It changes nothing.
+    """Compare what Redis has counted with what is on record, in ClickHouse and in EVENTS. Changes nothing.
 
-    It ends with code 1 where they differ. `unrecorded` is counted for calls whose worker died, at their estimate.
+    Exits with code 1 if they differ. `unrecorded` is counted for calls whose worker died, at their estimate.
 
     For example:
 
@@ -107,7 +109,7 @@ def raise_(
     limit: Annotated[str, typer.Argument(metavar="LIMIT", help="The new cap in USD.")],
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept on record.")],
 ) -> None:
-    """Raise a cap until its day or month ends. The cap of the config takes a raise back.
+    """Raise a cap until its day or month ends. To take a raise back, set the config's cap.
 
     For example:
 
@@ -133,7 +135,7 @@ def raise_(
 
 
 def _show(budgets: Sequence[BudgetStatus], now: datetime, *, filled: bool = True) -> None:
-    """Prints the table of budgets; while the counters are lost, without what they would say."""
+    """Prints the table of budgets; while the counters are lost, without their figures."""
 
     def known(cell: output.Cell) -> output.Cell:
         return cell if filled else "?"
@@ -170,7 +172,7 @@ def _note_exceeded(budgets: Sequence[BudgetStatus]) -> None:
         assert one.estimate is not None
         output.note(
             f"{one.budget}: of {formats.counted(one.estimate.calls, 'call')} {one.estimate.exceeded:,} cost more than "
-            "was held for them; a hard cap can be passed by as much",
+            "was held for them; a hard cap can be exceeded by as much",
             "yellow",
         )
 
@@ -192,7 +194,7 @@ def _show_reconciliation(reconciliation: Reconciliation) -> None:
         output.styled(("the counters agree with the record", "green"))
         return
     output.styled(("the counters differ from the record", "red"), f": {_what_differs(reconciliation)}")
-    output.note("the budget service compares them by itself and repairs the counters; what is on record stays")
+    output.note("the budget service compares them too, and repairs the counters; the record is not changed")
 
 
 def _show_raised(event: BudgetEvent, budget: str, now: datetime) -> None:
@@ -245,7 +247,7 @@ def _what_differs(reconciliation: Reconciliation) -> str:
     if reconciliation.reserved != reconciliation.held:
         reserved, held = formats.money(reconciliation.reserved), formats.money(reconciliation.held)
         wrong.append(f"{reserved} reserved for calls that hold {held}")
-    return ", ".join(wrong) or "not in what is spent, but in what is held for calls, or was estimated for them"
+    return ", ".join(wrong) or "not in what is spent, but in what is held for calls, or in estimates"
 
 
 def _money(nano: int | None) -> str:

@@ -39,7 +39,7 @@ def check(
     """Check a config file, and show the agents as they will run.
 
     Lists every mistake at once, each with its path and what would be right, and ends with code 1. Reads no secrets:
-    `breakwater doctor` tells whether those that the file names are there.
+    `breakwater doctor` checks that those named in the file are there.
 
     For example:
 
@@ -75,13 +75,13 @@ def check(
 
 
 def warnings(config: Config) -> tuple[str, ...]:
-    """What is allowed, and hardly meant."""
+    """Settings that are valid, and probably a mistake."""
     every = {f"agents.{name}.budget": agent.budget for name, agent in config.agents.items()}
     found: list[str] = []
     for place, caps in {**every, **_shared_caps(config)}.items():
         daily, monthly = caps.daily_usd, caps.monthly_usd
         if caps.enforcement == "hard" and daily is None and monthly is None:
-            found.append(f"{place}: is hard, and has no cap: nothing is refused; set daily_usd or monthly_usd")
+            found.append(f"{place}: is hard but has no cap, so nothing is refused; set daily_usd or monthly_usd")
         if daily is not None and monthly is not None and daily > monthly:
             found.append(f"{place}: a day may cost more than its month")
     return (*found, *_about_alerts(config.alerts))

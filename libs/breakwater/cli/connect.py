@@ -87,7 +87,7 @@ async def bus(
         why = troubles[-1] if troubles else error
         raise unreachable(
             f"NATS does not answer at {shown(url)}: {why or type(why).__name__}",
-            "`breakwater doctor` tells what answers and what does not.",
+            "`breakwater doctor` shows what answers and what does not.",
         ) from error
     connected = True
     client.options.update(allow_reconnect=reconnects, max_reconnect_attempts=-1, reconnect_time_wait=0.5)
@@ -99,7 +99,7 @@ async def bus(
 
 @asynccontextmanager
 async def analytics(url: str, *, answer_timeout_s: float | None = None) -> AsyncGenerator[Analytics]:
-    """ClickHouse; it may be silent for so long while it works on a statement."""
+    """ClickHouse. It may be silent for `answer_timeout_s` while it works on a statement."""
     from breakwater.analytics.client import ANSWER_TIMEOUT_S, connect
 
     try:

@@ -16,13 +16,13 @@ from breakwater.cli.plane import JsonOption
 def contract(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to.")] = Path("proto"),
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; list what is not as the code says, and end with code 1.")
+        bool, typer.Option("--check", help="Write nothing; list what is out of date, and exit with code 1.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write the wire contract: JSON schemas, AsyncAPI, OpenAPI, and the schema of the config file.
 
-    All of it is made from the code that runs, so it says what the services do. The same code gives the same bytes.
+    All of it is made from the code that runs, so it matches what the services do. The same code gives the same bytes.
 
     For example:
 

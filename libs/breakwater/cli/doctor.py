@@ -27,7 +27,7 @@ _LEAST_WIDTH = 30
 def doctor(config: ConfigOption = None, data: DataOption = None, as_json: JsonOption = False) -> None:
     """Check the plane: config, servers, streams, schema, lags, clocks, providers. Changes nothing, calls no model.
 
-    Each line is ok, warn or fail, with what to do about it. Ends with code 1 if anything fails.
+    Each line is ok, warn or fail, with what to do about it. Exits with code 1 if anything fails.
 
     For example:
 
@@ -44,7 +44,7 @@ def doctor(config: ConfigOption = None, data: DataOption = None, as_json: JsonOp
         known = expected(error)
         if known is None:
             raise
-        findings.append(Finding("config", "fail", known.message, "Name it with --config, and mend what is listed."))
+        findings.append(Finding("config", "fail", known.message, "Name it with --config, and correct what is listed."))
     else:
         what = f"{plane.config_file(config)} is right, {counted(len(settings.agents), 'agent')}"
         findings += [Finding("config", "ok", what), *doctor_checks.secret_findings(settings)]

@@ -93,7 +93,7 @@ def expected(error: BaseException) -> CliError | None:
         case QueryFailed():
             return CliError("query_failed", f"ClickHouse refuses it, code {error.code}: {error.message}")
         case Unavailable():
-            return unreachable(str(error), "`breakwater doctor` tells what answers and what does not.")
+            return unreachable(str(error), "`breakwater doctor` shows what answers and what does not.")
         case AnalyticsError() | BusError():
             return CliError("failed", str(error))
         case _:

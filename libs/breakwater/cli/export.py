@@ -109,9 +109,9 @@ def export(
     if target == STDOUT and as_json:
         raise wrong_usage("--json prints a summary on stdout, where the rows would go", "Name a file with --output.")
     if target == STDOUT and form is Form.PARQUET and output.is_terminal(sys.stdout):
-        raise wrong_usage("Parquet is nothing for a terminal", "Name a file with --output.")
+        raise wrong_usage("Parquet is not for a terminal", "Name a file with --output.")
     if target != STDOUT and target.exists() and not force:
-        raise wrong_usage(f"{target} is there already", "Name another one with --output, or replace it with --force.")
+        raise wrong_usage(f"{target} exists already", "Name another one with --output, or replace it with --force.")
     from breakwater.analytics.exports import where
 
     begin, end = _range(since, until)
@@ -151,14 +151,14 @@ def _range(since: str | None, until: str | None) -> tuple[datetime | None, datet
     if begin is not None and begin >= end:
         last = "now" if until is None else f"--until {until}"
         raise wrong_usage(
-            f"--since {since} is not before {last}, so that nothing lies between",
+            f"--since {since} is not before {last}, so no time lies between",
             "--since is the earlier one: --since 2h --until 1h.",
         )
     return begin, end
 
 
 async def _agents(url: str, rows: str, parameters: dict[str, object]) -> str:
-    """Whose rows there are, those with the most first."""
+    """The agents that have rows, those with the most first."""
     found = f"SELECT agent FROM {rows} GROUP BY agent ORDER BY count() DESC, agent LIMIT {MOST_NAMED + 1}"  # noqa: S608  of `where`
     async with connect.analytics(url, answer_timeout_s=SILENCE_S) as analytics:
         names = [str(name) for (name,) in (await analytics.query(found, parameters)).rows]
@@ -174,7 +174,7 @@ async def _export(wanted: _Wanted) -> Written:
         if already == 1:
             raise CliError(
                 "read_only_user",
-                "this user of ClickHouse may set nothing, and what an export looks like is set",
+                "this user of ClickHouse may not change settings, which an export needs",
                 "Take a user with `readonly = 2`.",
             )
         counted = f"SELECT count() FROM {wanted.rows}"  # noqa: S608  parameters hold what people give

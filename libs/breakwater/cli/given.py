@@ -1,4 +1,4 @@
-"""Text that a person gives: on stdin, in a file, as an argument. All of it has to be UTF-8, as it is on the wire."""
+"""Text that a person gives: on stdin, in a file, as an argument. It has to be UTF-8, as on the wire."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_file(path: Path, *, option: str = "") -> str:
 
 
 def sendable(name: str, value: Any) -> None:
-    """Raises CliError where a value holds what no UTF-8 is: bytes of an argument, or half of a surrogate pair."""
+    """Raises CliError where a value is not valid UTF-8: raw bytes of an argument, or half of a surrogate pair."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

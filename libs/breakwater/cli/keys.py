@@ -52,7 +52,7 @@ def create(
 ) -> None:
     """Make a key. It is shown this once: only its digest is kept.
 
-    Running services take it at once. The key alone goes to stdout. A key opens what its scopes say, and nothing else:
+    Running services accept it at once. Only the key goes to stdout. It may do what its scopes say, and nothing else:
 
     - submit: submit jobs, and read their answers, which are not redacted
 
@@ -82,7 +82,7 @@ def create(
         output.note(f"Its scopes: {', '.join(scopes)}. This is the only time it is shown. Its digest is in {path}.")
     if namesakes:
         listed = ", ".join(namesakes)
-        output.note(f"{name!r} has another key already ({listed}); `breakwater keys revoke ID` takes one back.")
+        output.note(f"{name!r} has another key already ({listed}); `breakwater keys revoke ID` revokes one.")
 
 
 @app.command(name="list")
@@ -122,7 +122,7 @@ def revoke(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a key back. Running services refuse it from their next request on.
+    """Revoke a key. Running services refuse it from the next request on.
 
     For example:
 

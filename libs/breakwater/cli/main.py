@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _in_words(message: str) -> str:
-    """Without the words in which pydantic, by which typer reads options, talks to programmers."""
+    """The message without pydantic's wording for programmers; typer parses options with pydantic."""
     message = message.replace("Value error, ", "")
     return re.sub(
         r"Input should be (a valid |)(.+?)(?:, unable to parse .*)?$",

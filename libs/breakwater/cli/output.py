@@ -99,7 +99,7 @@ def write(text: str) -> None:
 
 
 def note(text: str, style: str = "dim") -> None:
-    """Prints something that is no part of the answer, dimmed, to stderr."""
+    """Prints something that is not part of the output, dimmed, to stderr."""
     if is_terminal(sys.stderr):
         console(stderr=True).print(text, style=style, highlight=False, markup=False)
     else:
@@ -164,7 +164,7 @@ def terminal_width() -> int | None:
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether a person looks at it."""
+    """Whether a person is looking at the stream."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 

@@ -31,7 +31,7 @@ PEOPLE_READ = 1_000
 
 TIMEOUT_S = 60.0
 ANSWER_MARGIN_S = 10.0
-"""How much longer than the statement may take its answer is awaited, so that the server says itself what was wrong."""
+"""So much longer than the statement's own limit a response is awaited: the server can then report the error itself."""
 
 _FOR_ITS_EFFECT = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
@@ -122,7 +122,7 @@ async def _execute(url: str, statement: str, timeout_s: float) -> None:
 
 
 async def _print(url: str, statement: str, form: Format, limit: int | None, timeout_s: float, *, write: bool) -> bool:
-    """Prints what a statement gives, as it comes; tells whether there would be more than the limit."""
+    """Prints what a statement gives, as it comes; returns whether there are more rows than the limit."""
     from breakwater.analytics.errors import AnalyticsUnavailable
 
     async with connect.analytics(url, answer_timeout_s=timeout_s + ANSWER_MARGIN_S) as analytics:

@@ -28,7 +28,7 @@ def setup(
 ) -> None:
     """Create and update the streams and consumers on NATS, and the tables of ClickHouse, as the config asks.
 
-    What is right is left alone, so it can be run again at any time: after an upgrade, after an agent was added. It
+    What is right is left alone, so this can be run at any time: after an upgrade, after an agent was added. It
     removes nothing: streams and jobs of agents that are no longer configured stay. `breakwater up` does all this too.
 
     For example:

@@ -40,7 +40,7 @@ FIRST_LOOK_S, LONGEST_LOOK_S = 0.1, 2.0
 """Between two looks for a result on NATS; each pause is twice the last one."""
 
 CLOCKS_DIFFER = timedelta(seconds=1)
-"""The server's clock may be behind ours by so much, and a job is still no older than its submission."""
+"""How far the server's clock may be behind ours before a job counts as older than its submission."""
 
 
 class Via(StrEnum):
@@ -79,7 +79,7 @@ def submit(
         float | None, typer.Option("--total-timeout", metavar="SECONDS", help="Over all attempts and waits.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tell which models would be called, at which worst cost; call none.")
+        bool, typer.Option("--dry-run", help="Show which models would be called, at which worst-case cost; call none.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer.")] = True,
     wait_s: Annotated[float, typer.Option("--wait-s", metavar="SECONDS", help="How long to wait.")] = DEFAULT_WAIT_S,
@@ -88,7 +88,7 @@ def submit(
     """Submit a job, and wait for its answer.
 
     The answer goes to stdout, everything else to stderr. A job that was accepted is decided even if nobody waits:
-    `breakwater executions JOB_ID` tells how it ended.
+    `breakwater executions JOB_ID` shows how it ended.
 
     For example:
 
@@ -212,7 +212,7 @@ async def _send_over_nats(url: str, job: dict[str, Any], *, wait_s: float) -> di
             raise unreachable(
                 str(error),
                 f"Whether the job was accepted is not known; submit it again with the same --job-id ({job_id}). "
-                "A NATS user without the right to publish jobs gets no answer either.",
+                "A NATS user without the right to publish jobs gets no response either.",
             ) from error
         return await _result_over_nats(Lookup(lambda: client), received, job_id, wait_s)
 
@@ -251,7 +251,7 @@ def _refused_over_nats(agent: str, error: PublishRefused) -> CliError:
 
 
 def _job(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    """The job that is sent: the file's, with what the options say over it."""
+    """The job that is sent: the file's, overridden by the options."""
     job = _job_in(file) if file is not None else {}
     job |= {name: value for name, value in options.items() if value is not None}
     if "agent" not in job:
@@ -262,7 +262,7 @@ def _job(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
         del job["job_id"]
     if not any(job.get(name) is not None for name in ("prompt", "messages", "input")):
         raise wrong_usage(
-            "there is nothing to say to the agent", "Add a prompt, `-` to read one from stdin, --message-file or --job."
+            "there is no input for the agent", "Add a prompt, `-` to read one from stdin, --message-file or --job."
         )
     return job
 
@@ -287,7 +287,7 @@ def _prompt(prompt: str | None, file: Path | None) -> str | None:
 
 
 def _pairs(option: str, given: Iterable[str] | None) -> dict[str, Any] | None:
-    """`key=value` pairs: values are JSON, and what is no JSON is text, so that quotes can be left out."""
+    """`key=value` pairs: values are JSON; what is not JSON is text, so that quotes can be left out."""
     pairs: dict[str, Any] = {}
     for text in given or ():
         key, sign, value = text.partition("=")
@@ -334,7 +334,7 @@ def _show(result: dict[str, Any], *, as_json: bool) -> None:
 
 
 def note_if_recorded(result: dict[str, Any], submitted_at: datetime) -> None:
-    """Says on stderr that an answer is the one of an earlier submission with the same job id.
+    """Says on stderr if a result is that of an earlier submission with the same job id.
 
     Args:
         result: as it came.
@@ -405,14 +405,14 @@ def _failure(result: dict[str, Any]) -> None:
 
 
 def _show_accepted(job_id: str, *, waited_s: float, as_json: bool) -> None:
-    """Prints the id of a job that is not decided yet. Ends the command with a code of its own after a wait."""
+    """Prints the id of a job that is not decided yet. Ends the command with its own exit code after a wait."""
     if as_json:
         output.json_document({"job_id": job_id, "execution_id": job_id, "status": "accepted"})
     else:
         output.write(job_id)
     if waited_s:
         output.note(
-            f"accepted, and not decided within {waited_s:g} s; `breakwater executions {job_id}` tells how it ends"
+            f"accepted, and not decided within {waited_s:g} s; `breakwater executions {job_id}` shows how it ends"
         )
         raise typer.Exit(ExitCode.UNDECIDED)
     output.note("accepted")

@@ -56,7 +56,7 @@ def tail(
         str | None,
         typer.Option("--since", metavar="AGO", help="Begin with what was stored since: 10m, 2h, 1d, a time."),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Go on with what happens from now on.")] = True,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Go on with new events.")] = True,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -106,7 +106,7 @@ async def _tail(
         output.note(f"NATS: {str(error) or type(error).__name__}")
 
     def connection(there: bool) -> None:
-        output.note("connected again; events of the meantime are missing here" if there else "connection lost")
+        output.note("connected again; events in between are missing here" if there else "connection lost")
 
     async with connect.bus(url, reconnects=True, on_error=complain, on_connection=connection) as client:
         if follow:

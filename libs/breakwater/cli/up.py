@@ -38,9 +38,7 @@ def up(
     ] = None,
     simulate: Annotated[
         bool,
-        typer.Option(
-            help="Put the simulated provider in place of every real one: nothing is called, nothing is spent."
-        ),
+        typer.Option(help="Replace every provider by a simulated one: nothing is called, nothing is spent."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print events and endpoints as JSON lines.")] = False,
 ) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated
 import typer
 
 from breakwater.cli import output
+from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, ExitCode, wrong_usage
 from breakwater.cli.plane import JsonOption
 
@@ -83,7 +83,7 @@ def _run(directory: Path, jobs: int, seed: int, *, as_json: bool) -> int:
     data.create()
     try:
         with data.locked() as lock:
-            ended = asyncio.run(run_demo(data, lock, Display(as_json=as_json), jobs=jobs, seed=seed, show=show))
+            ended = run(run_demo(data, lock, Display(as_json=as_json), jobs=jobs, seed=seed, show=show))
     except ProcessFailedError as error:
         raise CliError("process_failed", str(error)) from error
     if not isinstance(ended, Report):
