@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics.burn import Burn, burn, spent_since
+from breakwater.analytics.spend import Burn, burn, spent_since
 from breakwater.api_client import ApiError, ApiKeyRefused
 from breakwater.contracts.api import BudgetList, BudgetStatus
 from breakwater.contracts.events import Reconciliation, Window

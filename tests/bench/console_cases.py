@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from breakwater.analytics import breakdown, burn, costs, incidents, overview, queries, search, transitions
+from breakwater.analytics import breakdown, costs, incidents, overview, queries, search, spend, transitions
 from breakwater.analytics.breakdown import refusals
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import Cursor, Filters
@@ -57,15 +57,15 @@ async def _page_2(analytics: Analytics) -> search.Page:
     return await search.search(analytics, Filters(), after=first.older)
 
 
-async def _burn(analytics: Analytics, moment: Moment, of: BudgetWindow, key: str) -> burn.Burn:
+async def _burn(analytics: Analytics, moment: Moment, of: BudgetWindow, key: str) -> spend.Burn:
     now = moment.window.end - timedelta(minutes=1)
-    return await burn.burn(analytics, period(of, now, ZONE), key, ZONE, now)
+    return await spend.burn(analytics, period(of, now, ZONE), key, ZONE, now)
 
 
 async def _spent_lately(analytics: Analytics, moment: Moment, of: BudgetWindow) -> dict[str, int]:
     now = moment.window.end - timedelta(minutes=1)
     since = time_from_ms(recent_from(period(of, now, ZONE), ms_from_time(now)))
-    return await burn.spent_since(analytics, since, now)
+    return await spend.spent_since(analytics, since, now)
 
 
 CASES: list[Case] = [
@@ -106,8 +106,8 @@ CASES: list[Case] = [
     Case("burn of a day", lambda a, m: _burn(a, m, "daily", "global"), every_window=False),
     Case("burn of a month", lambda a, m: _burn(a, m, "monthly", "global"), every_window=False),
     Case("burn of an agent's month", lambda a, m: _burn(a, m, "monthly", f"agent:{AGENT}"), every_window=False),
-    Case("burn.spent_since, of a day", lambda a, m: _spent_lately(a, m, "daily"), every_window=False),
-    Case("burn.spent_since, of a month", lambda a, m: _spent_lately(a, m, "monthly"), every_window=False),
+    Case("spend.spent_since, of a day", lambda a, m: _spent_lately(a, m, "daily"), every_window=False),
+    Case("spend.spent_since, of a month", lambda a, m: _spent_lately(a, m, "monthly"), every_window=False),
     Case("transitions.openings", lambda a, m: transitions.openings(a, m.window, m.window.end)),
     Case("transitions.transitions", lambda a, m: transitions.transitions(a, m.window, AGENT, "gpt-4o-mini")),
     Case("transitions.by_hand", lambda a, m: transitions.by_hand(a, m.window)),

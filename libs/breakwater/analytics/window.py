@@ -108,7 +108,8 @@ def known_sum(total: Decimal | None, unknown: int) -> int | None:
 
 def whole_sum(total: Decimal | None) -> int:
     """The known part of a sum, in nano-dollars."""
-    # A sum is a Decimal(38, 9), and may be more than `nano_from_usd` allows a single amount to be.
+    # A sum is a Decimal(38, 9), and may be more than `nano_from_usd` allows a single amount to be. The product is exact
+    # up to the 28 digits that Decimal keeps: below 10^19 dollars.
     return 0 if total is None else int(total * NANO_PER_USD)
 
 
