@@ -16,6 +16,7 @@ import structlog
 from breakwater.errors import Unavailable
 
 Value = TypeVar("Value")
+Errors = type[Exception] | tuple[type[Exception], ...]
 
 FIRST_DELAY_S = 0.1
 LAST_DELAY_S = 2.0
@@ -39,6 +40,44 @@ class Outage:
         self._failed_tries += 1
         if self._failed_tries == 1:
             structlog.get_logger().warning("unavailable", what=self._what, error=str(error) or repr(error))
+
+    async def outlast(self, work: Callable[[], Awaitable[Value]], *, on: Errors, retry_s: float) -> Value:
+        """Repeats work until it no longer fails with some errors, and returns what it returns; others are passed on.
+
+        Args:
+            work: idempotent, as it may be repeated.
+            on: the errors that begin or continue the outage.
+            retry_s: the wait between two tries.
+        """
+        while True:
+            try:
+                value = await work()
+            except on as error:
+                self.failed(error)
+                await asyncio.sleep(retry_s)
+            else:
+                self.worked()
+                return value
+
+    async def survived(self, work: Callable[[], Awaitable[object]], *, expected: Errors) -> bool:
+        """Does work once, whatever it raises: for what is done again soon, and must not end for good.
+
+        Args:
+            work: what is to be done.
+            expected: errors that need no traceback in the log.
+
+        Returns:
+            Whether it worked.
+        """
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001  whatever it is, work that is never done again would be worse
+            if not (isinstance(error, expected) or self.lasting):
+                structlog.get_logger().exception("failed_unexpectedly", what=self._what)
+            self.failed(error)
+            return False
+        self.worked()
+        return True
 
     def worked(self) -> None:
         """Ends the outage; the first success after failures is logged."""

@@ -1,7 +1,7 @@
-"""Wires the alerter: events in, incidents out, and people told of them.
+"""Wires the alerter: events in, incidents out, and people notified of them.
 
-Any number of alerters decides on incidents. One of them at a time delivers, gathers what comes with every job, and
-watches the clock; the others wait for its turn to end.
+Any number of alerters decides on incidents. One of them at a time, the leader, notifies people, groups what comes with
+every job, and watches the clock; the others wait for its lease to end.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from faststream import FastStream
 from breakwater import background
 from breakwater.bus.broker import connection_of, make_app, make_broker, on_each, on_request
 from breakwater.bus.incidents import IncidentLog
+from breakwater.bus.leader_lease import LeaderLease
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import ALERTER_EVENTS
-from breakwater.bus.turn import Turn
 from breakwater.config import Config
-from breakwater.contracts.subjects import CHANNEL_TESTS, TURN, Stream
+from breakwater.contracts.subjects import ALERTER_LEADER, CHANNEL_TESTS, Stream
 from breakwater.metrics import AlerterMetrics
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.redact import Redactor
 from breakwater.settings import Settings
-from services.alerter.channels import channels_of
-from services.alerter.duty import Bus, Duty
+from services.alerter.channels import ChannelTester, channels_of
 from services.alerter.handlers import Decisions
-from services.alerter.notes import Gone, Posts
-from services.alerter.trial import Trial
+from services.alerter.leader_tasks import AlerterBus, LeaderTasks
+from services.alerter.notes import DisabledChannels, SentMessages
 
 
 def build(settings: Settings, config: Config) -> FastStream:
@@ -43,18 +42,19 @@ def build(settings: Settings, config: Config) -> FastStream:
     alerts = config.alerts
     broker = make_broker(settings.nats_url.get_secret_value(), "alerter")
     connection = connection_of(broker)
-    bus = Bus(connection, Publisher(connection, "alerter"), Lookup(connection))
-    channels = channels_of(alerts, lambda name: Posts(bus.lookup, bus.publisher, name), _now)
+    bus = AlerterBus(connection, Publisher(connection, "alerter"), Lookup(connection))
+    channels = channels_of(alerts, lambda name: SentMessages(bus.lookup, bus.publisher, name), _now)
     rules = IncidentRules(alerts.on_events, alerts.quiet_s, alerts.escalate, alerts.reminders)
     log = IncidentLog(connection, bus.publisher, Redactor.compile(config.redaction))
     decisions = Decisions(log, rules, bus.publisher, _now)
     on_each(broker, Stream.EVENTS, "bw.>", ALERTER_EVENTS, decisions.handle, concurrency=1)
-    gone = {one.name: Gone(bus.lookup, bus.publisher, one.name, one.fingerprint) for one in channels}
-    on_request(broker, CHANNEL_TESTS, "alerters", Trial({one.name: one for one in channels}, gone, _now).answer)
-    duty = Duty(alerts, rules, channels, log, bus, AlerterMetrics(), _now)
-    turn = Turn(bus.lookup, bus.publisher, Stream.ALERTER, TURN, f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex}")
+    tester = ChannelTester(channels, DisabledChannels(bus.lookup, bus.publisher), _now)
+    on_request(broker, CHANNEL_TESTS, "alerters", tester.answer)
+    tasks = LeaderTasks(alerts, rules, channels, log, bus, AlerterMetrics(), _now)
+    holder = f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex}"
+    lease = LeaderLease(bus.lookup, bus.publisher, Stream.ALERTER, ALERTER_LEADER, holder)
     app = make_app(broker)
-    beside: list[asyncio.Task[None]] = []
+    running: list[asyncio.Task[None]] = []
 
     @app.on_startup
     async def open_channels() -> None:
@@ -63,12 +63,12 @@ def build(settings: Settings, config: Config) -> FastStream:
 
     @app.after_startup
     async def start() -> None:
-        beside.append(asyncio.create_task(turn.run(duty.run)))
+        running.append(asyncio.create_task(lease.run(tasks.run)))
 
     @app.on_shutdown
     async def stop() -> None:
-        # While the bus is there, so that the turn is given back, and another one goes on at once.
-        await background.stop(*beside)
+        # While the bus is there, so that the lease is released, and another alerter goes on at once.
+        await background.stop(*running)
 
     @app.after_shutdown
     async def close_channels() -> None:

@@ -1,40 +1,41 @@
-"""What a channel is: one way to reach people, by which one message is sent at a time."""
+"""What a channel is: one way to notify people, by which one message is sent at a time."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from http import HTTPStatus
 from typing import Protocol
 
 import aiohttp
 
 from breakwater.config import ConfigError
 from breakwater.contracts.alerts import Alert, AlertDigest
+from breakwater.policy.addresses import Network
 from breakwater.policy.classify import retry_after_s
 from breakwater.secret_refs import SecretRef
-from services.alerter.guarded import Redirected, Refused
+from services.alerter.guarded import Redirected, Refused, guarded_session
 
 _WORTH_RETRYING = frozenset({408, 425, 429})
-GONE = 410
 
 
 class SendError(Exception):
     """A message did not arrive, as far as we know. Its text names no secret."""
 
     def __init__(
-        self, message: str, *, permanent: bool = False, retry_after_s: float | None = None, gone: bool = False
+        self, message: str, *, permanent: bool = False, retry_after_s: float | None = None, disables: bool = False
     ) -> None:
         super().__init__(message)
         self.permanent = permanent
         """Whether the receiver would say the same to the same message again."""
         self.retry_after_s = retry_after_s
-        self.gone = gone
+        self.disables = disables
         """Whether the receiver wants no more messages at all."""
 
 
 class Channel(Protocol):
-    """One way to reach people. Used by one sender at a time."""
+    """One way to notify people. Used by one sender at a time."""
 
     @property
     def name(self) -> str:
@@ -73,6 +74,34 @@ class Channel(Protocol):
         ...
 
 
+class HttpChannel:
+    """What channels over HTTP share: a name, and a session that only connects where messages may go."""
+
+    interval_s = 0.0
+    updates = False
+
+    def __init__(
+        self, name: str, fingerprint: str, allowed: Sequence[Network], timeout_s: float, now: Callable[[], datetime]
+    ) -> None:
+        self.name, self.fingerprint = name, fingerprint
+        self._allowed, self._timeout_s, self._now = allowed, timeout_s, now
+        self._opened: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Opens the session."""
+        self._opened = guarded_session(self._allowed, self._timeout_s)
+
+    async def close(self) -> None:
+        """Closes the session."""
+        if self._opened is not None:
+            await self._opened.close()
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        assert self._opened is not None, "open() comes first"
+        return self._opened
+
+
 def check_answer(status: int, headers: Mapping[str, str], now: datetime, detail: str = "") -> None:
     """Takes any 2xx for a delivery.
 
@@ -87,7 +116,7 @@ def check_answer(status: int, headers: Mapping[str, str], now: datetime, detail:
         f"the receiver answered {status} {detail}".rstrip() + hint,
         permanent=status < 500 and status not in _WORTH_RETRYING,
         retry_after_s=retry_after_s(lowered, now),
-        gone=status == GONE,
+        disables=status == HTTPStatus.GONE,
     )
 
 

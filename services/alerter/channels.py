@@ -1,39 +1,49 @@
-"""Builds the channels that the config names."""
+"""The channels that the config names: building them, and sending each a test message."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from uuid import uuid4
 
+from breakwater.bus.errors import BusError
 from breakwater.config import AlertChannel, Alerts, SlackChannel, WebhookChannel
 from breakwater.config.alerts import AlertLinks
+from breakwater.contracts.alerts import Alert, ChannelTest
+from breakwater.contracts.subjects import decode_token
 from breakwater.policy.links import incident_link
 from breakwater.secret_refs import SecretRef
-from services.alerter.channel import Channel
+from services.alerter.channel import Channel, SendError
 from services.alerter.guarded import usable_url
+from services.alerter.notes import DisabledChannels, SentMessages
 from services.alerter.python_channel import PythonCallable
-from services.alerter.slack import SlackWebhook
-from services.alerter.slack_bot import Posts, SlackBot
+from services.alerter.slack import SlackBot, SlackWebhook
 from services.alerter.webhook import SignedWebhook
 from services.alerter.wording import Link, Wording
 
 TEST = "test_"
 """How the ids of tests begin, which are no incidents."""
 
+TEST_TIMEOUT_S = 15.0
+"""Whoever asks waits for 20 s."""
 
-def channels_of(alerts: Alerts, posts: Callable[[str], Posts], now: Callable[[], datetime]) -> tuple[Channel, ...]:
+
+def channels_of(
+    alerts: Alerts, sent_messages: Callable[[str], SentMessages], now: Callable[[], datetime]
+) -> tuple[Channel, ...]:
     """Builds every channel, and connects to nothing yet.
 
     Args:
         alerts: of the config.
-        posts: what remembers the messages of a channel, by the channel's name.
+        sent_messages: what remembers the messages of a channel, by the channel's name.
         now: the clock.
 
     Raises:
         ConfigError: a secret is missing or unusable, a callable can't be loaded, or a URL is none.
     """
     link = None if alerts.links is None else link_of(alerts.links)
-    return tuple(_built(name, channel, alerts, link, posts, now) for name, channel in alerts.channels.items())
+    return tuple(_built(name, channel, alerts, link, sent_messages, now) for name, channel in alerts.channels.items())
 
 
 def _built(
@@ -41,7 +51,7 @@ def _built(
     channel: AlertChannel,
     alerts: Alerts,
     link: Link | None,
-    posts: Callable[[str], Posts],
+    sent_messages: Callable[[str], SentMessages],
     now: Callable[[], datetime],
 ) -> Channel:
     match channel:
@@ -49,7 +59,7 @@ def _built(
             return SlackWebhook.from_config(name, slack, Wording(alerts.templates, link), alerts.allow_networks, now)
         case AlertChannel(slack=SlackChannel() as slack):
             wording = Wording(alerts.templates, link)
-            return SlackBot.from_config(name, slack, wording, posts(name), alerts.allow_networks, now)
+            return SlackBot.from_config(name, slack, wording, sent_messages(name), alerts.allow_networks, now)
         case AlertChannel(webhook=WebhookChannel() as webhook):
             return SignedWebhook.from_config(name, webhook, alerts.allow_networks, link, now)
         case _:
@@ -72,3 +82,53 @@ def link_of(links: AlertLinks) -> Link:
         return "" if incident_id.startswith(TEST) else incident_link(base_url, secret, incident_id, valid, at)
 
     return link
+
+
+class ChannelTester:
+    """Sends test messages to channels: at once, whatever waits, and by whichever alerter is asked."""
+
+    def __init__(self, channels: Sequence[Channel], disabled: DisabledChannels, now: Callable[[], datetime]) -> None:
+        self._channels = {channel.name: channel for channel in channels}
+        self._disabled, self._now = disabled, now
+
+    async def answer(self, subject: str) -> bytes:
+        """Sends the test message that a subject asks for, and answers with a ChannelTest."""
+        name = decode_token(subject.rpartition(".")[2])
+        channel = self._channels.get(name)
+        if channel is None:
+            error = "the alerter's config has no such channel; it may have to be restarted"
+            return ChannelTest(channel=name, delivered=False, error=error).json_bytes()
+        try:
+            async with asyncio.timeout(TEST_TIMEOUT_S):
+                await channel.send(test_alert(name, self._now()))
+            if await self._disabled.contains(channel):
+                await self._disabled.remove(channel)  # the receiver is back
+        except TimeoutError:
+            error = f"no answer within {TEST_TIMEOUT_S:g} s; perhaps it arrives all the same"
+            return ChannelTest(channel=name, delivered=False, error=error).json_bytes()
+        except (SendError, BusError) as error:
+            return ChannelTest(channel=name, delivered=False, error=str(error)).json_bytes()
+        return ChannelTest(channel=name, delivered=True).json_bytes()
+
+
+def test_alert(channel: str, at: datetime) -> Alert:
+    """What a test looks like: an alert that says that nothing is wrong."""
+    identity = f"{TEST}{uuid4().hex}"
+    return Alert(
+        alert_id=identity,
+        incident_id=identity,
+        key=f"agent_anomaly/{identity}",
+        change="opened",
+        status="firing",
+        event="agent_anomaly",
+        severity="info",
+        title=f"Test of channel {channel}",
+        text="Somebody wants to know whether alerts arrive here. They do. Nothing is wrong, and nothing to do.",
+        payload={"test": True},
+        count=1,
+        version=1,
+        opened_at=at,
+        last_at=at,
+        source_id=identity,
+        at=at,
+    )

@@ -1,9 +1,10 @@
-"""From events to incidents: what each event says is told on ALERTS, once in the whole fleet."""
+"""From events to incidents: what each event signals is recorded on ALERTS, once in the whole fleet."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import structlog
@@ -22,117 +23,107 @@ from breakwater.contracts.subjects import Header, decode_token
 from breakwater.outage import Outage
 from breakwater.policy.alert_rules import AnomalyRules, began_with
 from breakwater.policy.incidents import IncidentRules, due, due_at
-from breakwater.policy.signals import Over, Raised, Signal, key_of, of_dead_letter, of_execution, signals_of
+from breakwater.policy.signals import Firing, Resolved, Signal, key_of, of_dead_letter, of_execution, signals_of
 from services.alerter.baselines import Baselines
 
 RETRY_S = 1.0
 SWEEP_S = 1.0
-REPEATS_EVERY_S = 10.0
-"""An incident that happens again and again is told of so often, with how often it happened."""
+GROUP_WAIT_S = 2.0
+"""How long the first event of an incident waits for others."""
 
-FIRST_AFTER_S = 2.0
+GROUP_INTERVAL_S = 10.0
+"""How often an incident that keeps happening is updated, with how often it happened."""
+
 BEAT_S = 6.0
 FETCHED = 500
-MOST_GATHERED = 2_000
+MOST_GROUPED = 2_000
 
 _MODELS: Mapping[str, type[BreakerTransition | GuardEvent | BudgetEvent]] = {
     "breakers": BreakerTransition,
     "guards": GuardEvent,
     "budgets": BudgetEvent,
 }
-"""What stands on the subjects that the consumer filters, by their second token."""
+"""What is published on the subjects that the consumer filters, by their second token."""
 
 
 class Decisions:
-    """Breaker, guard and budget events, one after the other in the order of EVENTS."""
+    """Records breaker, guard and budget events, one after the other in the order of EVENTS."""
 
     def __init__(
         self, log: IncidentLog, rules: IncidentRules, publisher: Publisher, now: Callable[[], datetime]
     ) -> None:
         self._log, self._rules, self._publisher, self._now = log, rules, publisher, now
-        self._outage = Outage("telling of incidents")
+        self._outage = Outage("recording incidents")
 
     async def handle(self, delivery: Delivery) -> None:
-        """Tells what an event says. It is acknowledged once that is stored, and nothing comes before it until then."""
+        """Records what an event signals, and acknowledges it once that is stored; the next event waits until then."""
         async with heartbeat((delivery,)):
-            # Tried again here and not given back: what comes after it waits.
-            while not await self._told(delivery):  # noqa: ASYNC110  it waits for a server, not for an event
-                await asyncio.sleep(RETRY_S)
+            # Retried here and not given back: what comes after it waits.
+            await self._outage.outlast(lambda: self._record(delivery), on=BusError, retry_s=RETRY_S)
+            await delivery.ack_sync()
 
-    async def _told(self, delivery: Delivery) -> bool:
+    async def _record(self, delivery: Delivery) -> None:
         try:
-            try:
-                event = _MODELS[delivery.subject.split(".")[1]].model_validate_json(delivery.data)
-            except ValidationError as error:
-                await _set_aside(self._publisher, delivery, error, self._now())
-            else:
-                for signal in signals_of(event):
-                    await self._log.apply(signal, self._rules)
-        except BusError as error:
-            self._outage.failed(error)
-            return False
-        self._outage.worked()
-        await delivery.ack_sync()
-        return True
+            event = _MODELS[delivery.subject.split(".")[1]].model_validate_json(delivery.data)
+        except ValidationError as error:
+            await _set_aside(self._publisher, delivery, error, self._now())
+        else:
+            for signal in signals_of(event):
+                await self._log.apply(signal, self._rules)
 
 
-class _Heard:
-    """An event, until all that it says is told."""
+@dataclass(slots=True)
+class _Unrecorded:
+    """An event, until all of its signals are recorded."""
 
-    __slots__ = ("delivery", "left")
-
-    def __init__(self, delivery: Delivery, left: int) -> None:
-        self.delivery = delivery
-        self.left = left
+    delivery: Delivery
+    left: int
 
 
-class _Waiting:
-    """What waits to be told of one incident."""
+@dataclass(slots=True)
+class _Group:
+    """The signals of one incident that are recorded together."""
 
-    __slots__ = ("events", "signal", "since")
-
-    def __init__(self, signal: Raised, since: float) -> None:
-        self.signal = signal
-        self.since = since
-        self.events: list[_Heard] = []
+    signal: Firing
+    since: float
+    events: list[_Unrecorded] = field(default_factory=list[_Unrecorded])
 
 
-class Gathering:
-    """Events that come with every job: what they say is told together, so that a thousand failures are no flood.
+class Grouping:
+    """Events that come with every job: those of one incident are recorded together, so that failures are no flood.
 
-    What opens an incident is told after two seconds, as it may be that a breaker opens by it, which says more; what
-    repeats it, every ten seconds. An event is acknowledged once all that it says is told. Where this process dies
-    between the two, another one hears of it again, and counts it twice.
+    The first of an incident waits for `GROUP_WAIT_S`, as a breaker may open by it, which says more; later ones are
+    recorded every `GROUP_INTERVAL_S`. An event is acknowledged once all of its signals are recorded. Where this process
+    dies between the two, the next leader gets the event again, and counts it twice.
     """
 
     def __init__(self, log: IncidentLog, rules: IncidentRules, pull: Pull, clock: Callable[[], float]) -> None:
         self._log, self._rules, self._pull, self._clock = log, rules, pull, clock
-        self._waiting: dict[str, _Waiting] = {}
-        self._held: dict[int, _Heard] = {}
-        self._told_at: dict[str, float] = {}
+        self._groups: dict[str, _Group] = {}
+        self._held: dict[int, _Unrecorded] = {}
+        self._recorded_at: dict[str, float] = {}
         self._beaten = clock()
-        self._outage = Outage("telling of incidents")
+        self._outage = Outage("recording incidents")
 
-    async def run(self, heard: Callable[[Delivery], Sequence[Raised]]) -> None:
-        """For ever: fetches events, and tells what they say.
+    async def run(self, signals: Callable[[Delivery], Sequence[Firing]]) -> None:
+        """Fetches events, and records their signals, until cancelled.
 
         Args:
-            heard: what an event says. Raises ValidationError where it can't be read.
+            signals: what an event signals. Raises ValidationError where it can't be read.
         """
+
+        async def step() -> None:
+            await self._group(await self._pull.fetch(FETCHED, SWEEP_S), signals)
+            await self._record_due()
+            await self._beat()
+
         try:
             while True:
-                try:
-                    await self._gather(await self._pull.fetch(FETCHED, SWEEP_S), heard)
-                    await self._tell()
-                    await self._beat()
-                    self._outage.worked()
-                except BusError as error:
-                    self._outage.failed(error)
-                    await asyncio.sleep(RETRY_S)
+                await self._outage.outlast(step, on=BusError, retry_s=RETRY_S)
         finally:
             await self._pull.close()
 
-    async def _gather(self, deliveries: Sequence[Delivery], heard: Callable[[Delivery], Sequence[Raised]]) -> None:
+    async def _group(self, deliveries: Sequence[Delivery], signals: Callable[[Delivery], Sequence[Firing]]) -> None:
         for delivery in deliveries:
             known = self._held.get(delivery.sequence)
             if known is not None:
@@ -140,50 +131,50 @@ class Gathering:
                 known.delivery = delivery
                 continue
             try:
-                raised = [signal for signal in heard(delivery) if signal.event in self._rules.on_events]
+                firing = [signal for signal in signals(delivery) if signal.event in self._rules.on_events]
             except ValidationError as error:
                 # The sink, or whoever keeps what can't be read, has it: it is no alert.
                 structlog.get_logger().warning("event_unreadable", subject=delivery.subject, error=error.title)
-                raised = []
-            told = _Heard(delivery, len(raised))
-            for signal in raised:
-                waiting = self._waiting.get(signal.key)
-                if waiting is None:
-                    waiting = self._waiting[signal.key] = _Waiting(signal, self._clock())
+                firing = []
+            event = _Unrecorded(delivery, len(firing))
+            for signal in firing:
+                group = self._groups.get(signal.key)
+                if group is None:
+                    group = self._groups[signal.key] = _Group(signal, self._clock())
                 else:
-                    waiting.signal = signal.after(waiting.signal)
-                waiting.events.append(told)
-            if not raised or len(self._held) >= MOST_GATHERED:
+                    group.signal = signal.after(group.signal)
+                group.events.append(event)
+            if not firing or len(self._held) >= MOST_GROUPED:
                 # Beyond what memory is for, a count is lost with this process, and not the incident.
-                told.left = 0
+                event.left = 0
                 await delivery.ack()
             else:
-                self._held[delivery.sequence] = told
+                self._held[delivery.sequence] = event
 
-    async def _tell(self) -> None:
+    async def _record_due(self) -> None:
         now = self._clock()
-        self._told_at = {key: at for key, at in self._told_at.items() if now - at < REPEATS_EVERY_S}
-        for key, waiting in list(self._waiting.items()):
-            if key in self._told_at or now - waiting.since < FIRST_AFTER_S:
+        self._recorded_at = {key: at for key, at in self._recorded_at.items() if now - at < GROUP_INTERVAL_S}
+        for key, group in list(self._groups.items()):
+            if key in self._recorded_at or now - group.since < GROUP_WAIT_S:
                 continue
-            if not self._told_by_a_breaker(waiting.signal):
-                await self._told(waiting.signal)
-            del self._waiting[key]
-            self._told_at[key] = now
-            for event in waiting.events:
+            if not self._inhibited(group.signal):
+                await self._record(group.signal)
+            del self._groups[key]
+            self._recorded_at[key] = now
+            for event in group.events:
                 event.left -= 1
                 if event.left == 0:
                     self._held.pop(event.delivery.sequence, None)
                     await event.delivery.ack()
 
-    async def _told(self, signal: Raised) -> None:
+    async def _record(self, signal: Firing) -> None:
         try:
             await self._log.apply(signal, self._rules)
         except ValidationError as error:
             # What an event names may be longer than an alert's names: better one alert less than none after it.
             structlog.get_logger().error("alert_impossible", key=signal.key, error=error.title)
 
-    def _told_by_a_breaker(self, signal: Raised) -> bool:
+    def _inhibited(self, signal: Firing) -> bool:
         """Whether it only says that jobs of an agent fail whose breaker is open: that is an incident already."""
         if signal.event not in {"retries_exhausted", "job_dead_lettered"} or not signal.model:
             return False
@@ -200,43 +191,39 @@ class Gathering:
 
 def of_executions(
     baselines: Baselines, rules: AnomalyRules, now: Callable[[], datetime]
-) -> Callable[[Delivery], Sequence[Raised]]:
-    """What the end of a job says; and it is counted for what is usual of its agent."""
+) -> Callable[[Delivery], Sequence[Firing]]:
+    """What the end of a job signals; it is also counted for the baseline of its agent."""
     long_ms = None if rules.execution_duration_s is None else int(rules.execution_duration_s * 1000)
 
-    def heard(delivery: Delivery) -> Sequence[Raised]:
+    def signals(delivery: Delivery) -> Sequence[Firing]:
         execution = Execution.model_validate_json(delivery.data)
         baselines.add(execution, now())
         return of_execution(execution, rules.execution_cost_usd, long_ms)
 
-    return heard
+    return signals
 
 
-def of_dead_letters(delivery: Delivery) -> Sequence[Raised]:
-    """What a dead letter says."""
+def of_dead_letters(delivery: Delivery) -> Sequence[Firing]:
+    """What a dead letter signals."""
     dead_letter = DeadLetter.model_validate_json(delivery.data)
     return of_dead_letter(dead_letter, delivery.headers.get(Header.CE_ID.value, str(delivery.sequence)))
 
 
 class Sweep:
-    """What becomes of incidents by the passing of time, and of agents' figures by the minute."""
+    """What becomes of incidents by the passing of time, and of agents' baselines by the minute."""
 
     def __init__(
         self, log: IncidentLog, rules: IncidentRules, baselines: Baselines, now: Callable[[], datetime]
     ) -> None:
         self._log, self._rules, self._baselines, self._now = log, rules, baselines, now
-        self._outage = Outage("telling of incidents")
+        self._outage = Outage("recording incidents")
         self._signals: list[Signal] = []
         self._begun = False
 
     async def run(self) -> None:
-        """For ever."""
+        """Sweeps every second until cancelled."""
         while True:
-            try:
-                await self._once()
-                self._outage.worked()
-            except BusError as error:
-                self._outage.failed(error)
+            await self._outage.outlast(self._once, on=BusError, retry_s=SWEEP_S)
             await asyncio.sleep(SWEEP_S)
 
     async def _once(self) -> None:
@@ -252,20 +239,20 @@ class Sweep:
                 )
         if not self._begun:
             self._begun = True
-            self._signals += [over for alert in known.unresolved() if (over := self._unheard_end(alert, now))]
+            self._signals += [resolved for alert in known.unresolved() if (resolved := self._forgotten(alert, now))]
         self._signals += self._baselines.close(now)
         while self._signals:
             await self._log.apply(self._signals[0], self._rules)
             del self._signals[0]
 
-    def _unheard_end(self, alert: Alert, now: datetime) -> Over | None:
-        """The end of an anomaly that was told, and of which the figures that were saved know nothing."""
+    def _forgotten(self, alert: Alert, now: datetime) -> Resolved | None:
+        """The end of an anomaly that was recorded, and that the saved baselines know nothing of."""
         if began_with(alert) != "agent_anomaly" or alert.ends_at is not None:
             return None
         agent, measure = alert.key.split("/")[1:3]
         if measure in self._baselines.unusual(decode_token(agent)):
             return None
-        return Over(
+        return Resolved(
             key=alert.key,
             event="agent_anomaly",
             title=alert.title,
@@ -273,7 +260,7 @@ class Sweep:
             source_id=f"{alert.alert_id}/forgotten",
             at=now,
             payload=alert.payload,
-            reason="the figures by which it was found were lost with an alerter; should it last, it is told again",
+            reason="the figures by which it was found were lost with an alerter; should it last, it fires again",
         )
 
 

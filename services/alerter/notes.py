@@ -1,4 +1,4 @@
-"""What the alerters remember on the bus: which messages they may update, who wants none, what is usual of an agent."""
+"""What the alerters remember on the bus: messages that they may update, disabled channels, and agents' baselines."""
 
 from __future__ import annotations
 
@@ -9,53 +9,59 @@ from breakwater.bus.publisher import Publisher
 from breakwater.bus.scan import last_of_each
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream, decode_token
+from services.alerter.channel import Channel
 
 
-class Posts:
-    """Where a channel's message of each incident stands, so that it can be updated."""
+class SentMessages:
+    """Which message of a channel is an incident's, so that it can be updated. All methods raise BusUnavailable."""
 
     def __init__(self, lookup: Lookup, publisher: Publisher, channel: str) -> None:
         self._lookup, self._publisher, self._channel = lookup, publisher, channel
 
     async def get(self, incident_id: str) -> str | None:
-        """The message's name at the receiver; None where there is none. Raises BusUnavailable."""
-        found = await self._lookup.last(Stream.ALERTER, subjects.alert_post(self._channel, incident_id))
+        """The message's name at the receiver; None where there is none."""
+        found = await self._lookup.last(Stream.ALERTER, subjects.sent_message(self._channel, incident_id))
         return None if found is None or not found.data else found.data.decode()
 
     async def put(self, incident_id: str, ts: str) -> None:
-        """Remembers it. Raises BusUnavailable."""
-        await self._publisher.raw(subjects.alert_post(self._channel, incident_id), ts.encode(), {})
+        """Records the message's name at the receiver."""
+        await self._publisher.raw(subjects.sent_message(self._channel, incident_id), ts.encode(), {})
 
 
-class Gone:
-    """Whether a channel's receiver has said that it wants no more alerts."""
+class DisabledChannels:
+    """The channels whose receivers have said that they want no more alerts. All methods raise BusUnavailable.
 
-    def __init__(self, lookup: Lookup, publisher: Publisher, channel: str, fingerprint: str) -> None:
+    A channel is recorded with its fingerprint: another receiver that the config names now has not said so.
+    """
+
+    def __init__(self, lookup: Lookup, publisher: Publisher) -> None:
         self._lookup, self._publisher = lookup, publisher
-        self._subject = subjects.channel_gone(channel)
-        self._fingerprint = fingerprint.encode()
 
-    async def now(self) -> bool:
-        """Whether it is so. Another receiver that the config names now has not said so. Raises BusUnavailable."""
-        found = await self._lookup.last(Stream.ALERTER, self._subject)
-        return found is not None and found.data == self._fingerprint
+    async def contains(self, channel: Channel) -> bool:
+        """Whether a channel is disabled."""
+        found = await self._lookup.last(Stream.ALERTER, subjects.disabled_channel(channel.name))
+        return found is not None and found.data == channel.fingerprint.encode()
 
-    async def note(self, gone: bool) -> None:
-        """Remembers it. Raises BusUnavailable."""
-        await self._publisher.raw(self._subject, self._fingerprint if gone else b"", {})
+    async def add(self, channel: Channel) -> None:
+        """Disables a channel."""
+        await self._publisher.raw(subjects.disabled_channel(channel.name), channel.fingerprint.encode(), {})
+
+    async def remove(self, channel: Channel) -> None:
+        """Enables a channel."""
+        await self._publisher.raw(subjects.disabled_channel(channel.name), b"", {})
 
 
-class Usual:
-    """What is usual of each agent."""
+class SavedBaselines:
+    """The baselines of agents, as they were saved last. All methods raise BusUnavailable."""
 
     def __init__(self, connection: Connection, publisher: Publisher) -> None:
         self._connection, self._publisher = connection, publisher
 
     async def all(self) -> Mapping[str, bytes]:
-        """What was saved last, by agent. Raises BusUnavailable."""
-        found = await last_of_each(self._connection, Stream.ALERTER, "bw.alerter.usual.*")
+        """All of them, by agent."""
+        found = await last_of_each(self._connection, Stream.ALERTER, "bw.alerter.baselines.*")
         return {decode_token(one.subject.rpartition(".")[2]): one.data for one in found}
 
     async def save(self, agent: str, data: bytes) -> None:
-        """Saves an agent's. Raises BusUnavailable."""
-        await self._publisher.raw(subjects.usual(agent), data, {})
+        """Saves an agent's."""
+        await self._publisher.raw(subjects.baseline(agent), data, {})

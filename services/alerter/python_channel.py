@@ -1,4 +1,4 @@
-"""A callable of the operator's own: `tell(event, payload)`, plain or async."""
+"""A callable of the operator's own: `notify(event, payload)`, plain or async."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.providers.local import shown
 from services.alerter.channel import SendError, fingerprint
 
-Tell = Callable[[str, dict[str, JsonValue]], Any]
+Notify = Callable[[str, dict[str, JsonValue]], Any]
 
 
 class PythonCallable:
@@ -25,18 +25,18 @@ class PythonCallable:
     interval_s = 0.0
     updates = False
 
-    def __init__(self, name: str, called: str, tell: Tell, timeout_s: float) -> None:
+    def __init__(self, name: str, called: str, notify: Notify, timeout_s: float) -> None:
         """Makes the channel.
 
         Args:
             name: as in the config.
-            called: what `tell` is called there.
-            tell: the callable.
+            called: what `notify` is called there.
+            notify: the callable.
             timeout_s: for one call.
         """
         self.name = name
         self.fingerprint = fingerprint("python", called)
-        self._tell = tell
+        self._tell = notify
         self._timeout_s = timeout_s
         self._running: asyncio.Future[Any] | None = None
 
@@ -47,8 +47,8 @@ class PythonCallable:
         Raises:
             ConfigError: it can't be imported, or is none.
         """
-        tell = _load(channel.callable, f"alerts.channels.{name}.python.callable")
-        return cls(name, channel.callable, tell, channel.timeout_s)
+        notify = _load(channel.callable, f"alerts.channels.{name}.python.callable")
+        return cls(name, channel.callable, notify, channel.timeout_s)
 
     async def open(self) -> None:
         """There is nothing to open."""
@@ -89,15 +89,15 @@ def _look(ended: asyncio.Future[Any]) -> None:
         ended.exception()
 
 
-async def _guarded(tell: Tell, event: str, payload: dict[str, JsonValue]) -> None:
+async def _guarded(notify: Notify, event: str, payload: dict[str, JsonValue]) -> None:
     try:
-        await tell(event, payload)
+        await notify(event, payload)
     except SystemExit as error:
         # asyncio would end the alerter with it.
         raise RuntimeError(f"the callable tried to exit with {error.code!r}") from error
 
 
-def _in_thread(tell: Tell, event: str, payload: dict[str, JsonValue]) -> asyncio.Future[Any]:
+def _in_thread(notify: Notify, event: str, payload: dict[str, JsonValue]) -> asyncio.Future[Any]:
     """Runs it in a thread of its own: one that hangs takes none that others wait for, and does not keep the process."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[Any] = loop.create_future()
@@ -113,7 +113,7 @@ def _in_thread(tell: Tell, event: str, payload: dict[str, JsonValue]) -> asyncio
     def run() -> None:
         failure: BaseException | None = None
         try:
-            if inspect.isawaitable(returned := tell(event, payload)):
+            if inspect.isawaitable(returned := notify(event, payload)):
                 if inspect.iscoroutine(returned):
                     returned.close()
                 failure = TypeError("the callable returned a coroutine; write it with `async def`")
@@ -130,12 +130,12 @@ def _in_thread(tell: Tell, event: str, payload: dict[str, JsonValue]) -> asyncio
     return ended
 
 
-def _is_async(tell: Tell) -> bool:
-    kind: type[Any] = type(tell)
-    return inspect.iscoroutinefunction(tell) or inspect.iscoroutinefunction(getattr(kind, "__call__", None))  # noqa: B004  looked at, not called
+def _is_async(notify: Notify) -> bool:
+    kind: type[Any] = type(notify)
+    return inspect.iscoroutinefunction(notify) or inspect.iscoroutinefunction(getattr(kind, "__call__", None))  # noqa: B004  looked at, not called
 
 
-def _load(name: str, place: str) -> Tell:
+def _load(name: str, place: str) -> Notify:
     try:
         return load_callable(name)
     except ConfigError as error:

@@ -1,33 +1,72 @@
-"""Slack, by incoming webhook: it posts, and can't change what it posted."""
+"""Slack: by incoming webhook, which posts only; and by a bot, which keeps one message for each incident up to date."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 import aiohttp
+from slack_sdk.errors import SlackApiError
+from slack_sdk.web.async_client import AsyncWebClient
+from slack_sdk.web.async_slack_response import AsyncSlackResponse
 from slack_sdk.webhook.async_client import AsyncWebhookClient
 
-from breakwater.config import SlackChannel
+from breakwater.config import ConfigError, SlackChannel
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.policy.addresses import Network
-from services.alerter.blocks import slack_message
-from services.alerter.channel import SendError, fingerprint, no_answer, secret_of
-from services.alerter.guarded import guarded_session, usable_url
-from services.alerter.slack_refusals import check_hook_answer
-from services.alerter.wording import Wording
+from breakwater.policy.classify import retry_after_s
+from services.alerter.channel import HttpChannel, SendError, check_answer, fingerprint, no_answer, secret_of
+from services.alerter.guarded import usable_url
+from services.alerter.notes import SentMessages
+from services.alerter.wording import Line, Url, Worded, Wording, plain
 
 TIMEOUT_S = 10.0
 INTERVAL_S = 1.0
 """Slack's own limit is one message a second for each webhook, and for each channel."""
 
+SECTION_LENGTH = 3000
+"""Characters that a section's text takes, after escaping."""
+MOST_BLOCKS = 50
+NOTICE_LENGTH = 3000
+"""Of the text for notifications and screen readers. Slack takes 40,000 and advises 4,000."""
+_TITLE_LENGTH = 1000
 
-class SlackWebhook:
+_ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+
+_CHANNEL_ID = re.compile(r"[CDG][A-Z0-9]+")
+_HAPPENED_AGAIN = frozenset({"repeated", "reopened"})
+_FIRST_REPLIES = 10
+_CODE = re.compile(r"[a-z_]{1,64}")
+"""How Slack names a refusal (`no_service`, `invalid_blocks`); anything else may be a stranger's page."""
+_CANNOT_BE_UPDATED = frozenset({"message_not_found", "cant_update_message", "edit_window_closed"})
+_PASSING = frozenset(
+    {"ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable", "request_timeout"}
+)
+_DISABLING = frozenset({"token_revoked", "account_inactive", "is_archived"})
+_NEW_TOKEN = "set the bot token that stands on the app's page `OAuth & Permissions`"  # noqa: S105  advice
+_ADVICE: Mapping[str, str] = {
+    "invalid_auth": _NEW_TOKEN,
+    "not_authed": _NEW_TOKEN,
+    "token_expired": _NEW_TOKEN,
+    "token_revoked": f"the token was revoked; install the app again, and {_NEW_TOKEN}",
+    "account_inactive": f"the bot was removed from the workspace; install the app again, and {_NEW_TOKEN}",
+    "missing_scope": "give the app the scope `chat:write`, and install it again",
+    "channel_not_found": "set the channel's id, such as C0123456; into a private channel the bot must be invited",
+    "not_in_channel": "invite the bot: write `/invite @its-name` in the channel",
+    "is_archived": "the channel is archived; set another one",
+    "restricted_action": "the workspace does not let the bot post in this channel; ask its administrator",
+}
+_NO_HOOK = frozenset({"no_service", "no_active_hooks", "channel_is_archived"})
+
+
+class SlackWebhook(HttpChannel):
     """Posts to one incoming webhook, whose URL is the secret."""
 
     interval_s = INTERVAL_S
-    updates = False
 
     def __init__(
         self, name: str, url: str, wording: Wording, allowed: Sequence[Network], now: Callable[[], datetime]
@@ -41,13 +80,9 @@ class SlackWebhook:
             allowed: networks that are not refused.
             now: the clock.
         """
-        self.name = name
-        self.fingerprint = fingerprint("slack.webhook_url", url)
+        super().__init__(name, fingerprint("slack.webhook_url", url), allowed, TIMEOUT_S, now)
         self._url = url
         self._wording = wording
-        self._allowed = allowed
-        self._now = now
-        self._session: aiohttp.ClientSession | None = None
         self._client: AsyncWebhookClient | None = None
 
     @classmethod
@@ -70,38 +105,295 @@ class SlackWebhook:
 
     async def open(self) -> None:
         """Opens the session and the client on it."""
-        self._session = guarded_session(self._allowed, TIMEOUT_S)
-        self._client = AsyncWebhookClient(self._url, session=self._session, retry_handlers=[], logger=silent_logger())
+        await super().open()
+        self._client = AsyncWebhookClient(self._url, session=self._session, retry_handlers=[], logger=_silent_logger())
         # It reads HTTPS_PROXY and the like; a proxy would connect to addresses that we can't check.
         self._client.proxy = None
-
-    async def close(self) -> None:
-        """Closes the session."""
-        if self._session is not None:
-            await self._session.close()
 
     async def send(self, message: Alert | AlertDigest) -> None:
         """Posts the message once. Raises SendError."""
         assert self._client is not None, "open() comes first"
-        told = self._wording.alert(message) if isinstance(message, Alert) else self._wording.digest(message)
-        check_open(self._session)
+        worded = self._wording.alert(message) if isinstance(message, Alert) else self._wording.digest(message)
+        _check_open(self._session)
         try:
-            answer = await self._client.send_dict(slack_message(told))
+            answer = await self._client.send_dict(slack_message(worded))
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise no_answer(error) from None
-        check_hook_answer(answer.status_code, answer.headers, answer.body, self._now())
+        _check_hook_answer(answer.status_code, answer.headers, answer.body, self._now())
 
 
-def silent_logger() -> logging.Logger:
+class SlackBot(HttpChannel):
+    """Posts and updates messages in one channel of Slack."""
+
+    interval_s = INTERVAL_S
+    updates = True
+
+    def __init__(
+        self,
+        name: str,
+        token: str,
+        channel: str,
+        api_url: str,
+        wording: Wording,
+        sent_messages: SentMessages,
+        allowed: Sequence[Network],
+        now: Callable[[], datetime],
+    ) -> None:
+        """Makes the channel.
+
+        Args:
+            name: as in the config.
+            token: of the bot; the secret.
+            channel: its id. Slack updates no message of a channel that is only named.
+            api_url: of Slack's Web API.
+            wording: what people read.
+            sent_messages: of this channel.
+            allowed: networks that are not refused.
+            now: the clock.
+        """
+        super().__init__(name, fingerprint("slack.bot_token", api_url, token, channel), allowed, TIMEOUT_S, now)
+        self._token = token
+        self._channel = channel
+        self._api_url = api_url
+        self._wording = wording
+        self._sent_messages = sent_messages
+        self._unsaved: dict[str, str] = {}
+        """Messages that were posted but could not be remembered: a retry updates them."""
+        self._replied: dict[str, int] = {}
+        """How often an incident had happened at the last reply in its thread."""
+        self._client: AsyncWebClient | None = None
+
+    @classmethod
+    def from_config(
+        cls,
+        name: str,
+        slack: SlackChannel,
+        wording: Wording,
+        sent_messages: SentMessages,
+        allowed: Sequence[Network],
+        now: Callable[[], datetime],
+    ) -> SlackBot:
+        """Reads the token.
+
+        Raises:
+            ConfigError: it is missing, or the channel is not given by its id, or the API's URL is none.
+        """
+        assert slack.bot_token is not None, "a channel with a webhook is none with a bot"
+        place = f"alerts.channels.{name}.slack"
+        channel = slack.channel or ""
+        if not _CHANNEL_ID.fullmatch(channel):
+            raise ConfigError(
+                f"{place}.channel: give the channel's id, such as C0123456 (at the end of its `About`), not its name: "
+                "Slack updates no message of a channel that is only named"
+            )
+        token = secret_of(slack.bot_token, f"{place}.bot_token")
+        if not token.isascii() or not token.isprintable() or " " in token:
+            raise ConfigError(f"{place}.bot_token: is no token; one begins with xoxb-")
+        api_url = usable_url(slack.api_url, f"{place}.api_url")
+        if urlsplit(api_url).username is not None:
+            raise ConfigError(f"{place}.api_url: must hold no user and no password; the bot token is sent to it")
+        return cls(name, token, channel, api_url, wording, sent_messages, allowed, now)
+
+    async def open(self) -> None:
+        """Opens the session and the client on it."""
+        await super().open()
+        self._client = AsyncWebClient(
+            self._token, self._api_url, session=self._session, retry_handlers=[], logger=_silent_logger()
+        )
+        # It reads HTTPS_PROXY and the like; a proxy would connect to addresses that we can't check.
+        self._client.proxy = None
+
+    async def send(self, message: Alert | AlertDigest) -> None:
+        """Posts the message, or updates that of its incident. It may be sent again: then a reply may be there twice.
+
+        What the sent messages raise goes through: the message may have arrived, and is updated at the next try.
+
+        Raises:
+            SendError: it did not arrive.
+        """
+        if isinstance(message, AlertDigest):
+            await self._post(slack_message(self._wording.digest(message)))
+            return
+        incident_id, shown = message.incident_id, slack_message(self._wording.alert(message))
+        ts = self._unsaved.get(incident_id) or await self._sent_messages.get(incident_id)
+        known = ts is not None and await self._updated(ts, shown)
+        if ts is None or not known:
+            ts = self._unsaved[incident_id] = await self._post(shown)
+        if incident_id in self._unsaved:
+            await self._sent_messages.put(incident_id, ts)
+            del self._unsaved[incident_id]
+        if known and self._worth_a_reply(message):
+            await self._post(slack_message(self._wording.again(message)), thread_ts=ts)
+            self._replied[incident_id] = message.count
+        if message.status == "resolved":
+            self._replied.pop(incident_id, None)
+
+    def _worth_a_reply(self, alert: Alert) -> bool:
+        """That it happened again is worth a word when it has happened twice as often as when there was one last."""
+        if alert.change == "reminded":
+            return True
+        # Another process may have replied before; who does not know begins with what is said now.
+        last = self._replied.setdefault(alert.incident_id, 1 if alert.count <= _FIRST_REPLIES else alert.count)
+        return alert.change in _HAPPENED_AGAIN and alert.count >= 2 * last
+
+    async def _post(self, shown: Mapping[str, Any], thread_ts: str | None = None) -> str:
+        thread = {} if thread_ts is None else {"thread_ts": thread_ts}
+        answer = await self._call("chat.postMessage", {**shown, **thread})
+        ts = answer.get("ts")
+        if not isinstance(ts, str):
+            raise SendError("Slack did not say which message it posted")
+        return ts
+
+    async def _updated(self, ts: str, shown: Mapping[str, Any]) -> bool:
+        """Updates a message; False where it can't be updated any more."""
+        # Unlike for a new message, Slack would by default look for mentions in the text.
+        fields = {"text": shown["text"], "blocks": shown["blocks"], "parse": "none", "link_names": False}
+        try:
+            await self._call("chat.update", {**fields, "ts": ts})
+        except CannotBeUpdatedError:
+            return False
+        return True
+
+    async def _call(self, method: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        assert self._client is not None, "open() comes first"
+        _check_open(self._session)
+        try:
+            answer = await self._client.api_call(method, json={"channel": self._channel, **fields})
+        except SlackApiError as error:
+            raise _api_refusal(error, self._now()) from None
+        except AttributeError:
+            # What slack-sdk raises for an answer that is no JSON object.
+            raise SendError("the answer is not one of Slack's") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise no_answer(error) from None
+        return answer.data if isinstance(answer.data, dict) else {}
+
+
+def slack_message(worded: Worded) -> dict[str, Any]:
+    """The fields of a message that are the same for every way to post it."""
+    title = f"*{_rendered(worded.title, _TITLE_LENGTH)}*"
+    texts = [title, *(text for lines in worded.paragraphs for text in _packed(lines))]
+    return {
+        "text": escaped(plain(worded), NOTICE_LENGTH),
+        "blocks": [_section(text) for text in texts[:MOST_BLOCKS]],
+        "unfurl_links": False,
+        "unfurl_media": False,
+    }
+
+
+def escaped(text: str, limit: int) -> str:
+    """A text in which Slack reads no mention, link or entity, of at most `limit` characters."""
+    whole = "".join(_ESCAPES.get(character, character) for character in text)
+    if len(whole) <= limit:
+        return whole
+    kept: list[str] = []
+    length = 1  # for the ellipsis
+    for character in text:
+        length += len(_ESCAPES.get(character, character))
+        if length > limit:
+            break
+        kept.append(_ESCAPES.get(character, character))
+    return f"{''.join(kept)}…" if limit > 0 else ""
+
+
+def _packed(lines: tuple[Line, ...]) -> Iterator[str]:
+    """Lines in as few sections as take them."""
+    section = ""
+    for line in lines:
+        text = _rendered(line, SECTION_LENGTH)
+        if section and len(section) + 1 + len(text) > SECTION_LENGTH:
+            yield section
+            section = text
+        else:
+            section = f"{section}\n{text}" if section else text
+    if section.strip():
+        yield section
+
+
+def _rendered(line: Line, limit: int) -> str:
+    text = ""
+    for part in line:
+        room = limit - len(text)
+        text += escaped(part, room) if isinstance(part, str) else _link(part, room)
+    return text
+
+
+def _link(part: Url, room: int) -> str:
+    # A bar would end the address, and half an address leads nowhere.
+    url = escaped(part.url.replace("|", "%7C"), SECTION_LENGTH)
+    if part.text == part.url:
+        return f"<{url}>" if len(url) + 2 <= room else ""
+    for_text = room - len(url) - 3
+    return f"<{url}|{escaped(part.text, for_text)}>" if for_text > 0 else escaped(part.text, room)
+
+
+def _section(text: str) -> dict[str, Any]:
+    return {"type": "section", "text": {"type": "mrkdwn", "text": text, "verbatim": True}}
+
+
+def _silent_logger() -> logging.Logger:
     """A logger for slack-sdk, which writes URLs and messages to its own at debug level."""
     return logging.Logger("slack", level=logging.WARNING)
 
 
-def check_open(session: aiohttp.ClientSession | None) -> None:
+def _check_open(session: aiohttp.ClientSession) -> None:
     """Makes sure that slack-sdk uses our session. On a closed one it opens a session of its own, which has no guard.
 
     Raises:
         SendError: it is closed.
     """
-    if session is None or session.closed:
+    if session.closed:
         raise SendError("the channel is closed")
+
+
+class CannotBeUpdatedError(SendError):
+    """The message was deleted, or is too old."""
+
+
+def _api_refusal(error: SlackApiError, now: datetime) -> SendError:
+    """What a refusal by the Web API means."""
+    answered: Any = cast("Any", error).response
+    if isinstance(answered, AsyncSlackResponse):
+        found = cast("Any", answered)
+        return _meaning(int(found.status_code), found.headers, _code_in(found.data), now)
+    assert isinstance(answered, aiohttp.ClientResponse)  # its body is no JSON
+    return _meaning(answered.status, answered.headers, "", now)
+
+
+def _check_hook_answer(status: int, headers: Mapping[str, str], body: str, now: datetime) -> None:
+    """Takes any 2xx of an incoming webhook for a delivery.
+
+    Raises:
+        SendError: for everything else.
+    """
+    code = body if _CODE.fullmatch(body) else ""
+    if status in {404, 410} and code in _NO_HOOK:
+        raise SendError(
+            f"Slack refuses: {code}; the webhook takes no messages any more: make a new one, and set its URL",
+            permanent=True,
+            disables=True,
+        )
+    check_answer(status, headers, now, code)
+
+
+def _meaning(status: int, headers: Mapping[str, str], code: str, now: datetime) -> SendError:
+    if code in _CANNOT_BE_UPDATED:
+        return CannotBeUpdatedError(f"Slack refuses: {code}", permanent=True)
+    if code and status == 200:
+        advice = f"; {_ADVICE[code]}" if code in _ADVICE else ""
+        return SendError(
+            f"Slack refuses: {code}{advice}",
+            permanent=code not in _PASSING,
+            retry_after_s=retry_after_s({name.lower(): value for name, value in headers.items()}, now),
+            disables=code in _DISABLING,
+        )
+    try:
+        check_answer(status, headers, now, code)
+    except SendError as refusal:
+        return refusal
+    return SendError("the answer is not one of Slack's")
+
+
+def _code_in(data: object) -> str:
+    named = cast("dict[str, object]", data).get("error") if isinstance(data, dict) else None
+    return named if isinstance(named, str) and _CODE.fullmatch(named) else ""

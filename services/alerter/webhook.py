@@ -17,18 +17,15 @@ from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.contracts.types import format_time
 from breakwater.policy.addresses import Network
 from breakwater.secret_refs import SecretRef
-from services.alerter.channel import check_answer, fingerprint, no_answer, secret_of
-from services.alerter.guarded import guarded_session, usable_url
+from services.alerter.channel import HttpChannel, check_answer, fingerprint, no_answer, secret_of
+from services.alerter.guarded import usable_url
 from services.alerter.wording import Link
 
 _PREFIX = "whsec_"
 
 
-class SignedWebhook:
+class SignedWebhook(HttpChannel):
     """Posts to one receiver. `webhook-id` is the message's id, the same at every try, as is the body."""
-
-    interval_s = 0.0
-    updates = False
 
     def __init__(
         self,
@@ -51,15 +48,10 @@ class SignedWebhook:
             link: to incidents, where links are set up.
             now: the clock.
         """
-        self.name = name
-        self.fingerprint = fingerprint("webhook", url)
+        super().__init__(name, fingerprint("webhook", url), allowed, timeout_s, now)
         self._url = url
         self._signers = tuple(Webhook(secret) for secret in secrets)
-        self._timeout_s = timeout_s
-        self._allowed = allowed
         self._link = link
-        self._now = now
-        self._session: aiohttp.ClientSession | None = None
 
     @classmethod
     def from_config(
@@ -82,18 +74,8 @@ class SignedWebhook:
         url = usable_url(channel.url, f"{place}.url")
         return cls(name, url, secrets, channel.timeout_s, allowed, link, now)
 
-    async def open(self) -> None:
-        """Opens the session."""
-        self._session = guarded_session(self._allowed, self._timeout_s)
-
-    async def close(self) -> None:
-        """Closes the session."""
-        if self._session is not None:
-            await self._session.close()
-
     async def send(self, message: Alert | AlertDigest) -> None:
         """Posts the message once. Raises SendError."""
-        assert self._session is not None, "open() comes first"
         message_id = message.digest_id if isinstance(message, AlertDigest) else message.alert_id
         body = envelope(message, self._link)
         try:

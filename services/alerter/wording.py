@@ -41,7 +41,7 @@ Line = tuple[str | Url, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Worded:
     """A message: its title, and paragraphs of lines."""
 
     title: Line
@@ -55,7 +55,7 @@ class Wording:
     templates: Mapping[AlertEvent, AlertTemplate] = field(default_factory=dict[AlertEvent, AlertTemplate])
     link: Link | None = None
 
-    def alert(self, alert: Alert) -> Told:
+    def alert(self, alert: Alert) -> Worded:
         """What an incident is now."""
         url = self.url(alert.incident_id, alert.at)
         template = self.templates.get(alert.event)
@@ -67,10 +67,10 @@ class Wording:
         doing = "See the incident" if alert.status == "resolved" else "Acknowledge or resolve it"
         link: list[Line] = [(Url(doing, url),)] if url and not linked else []
         paragraphs = (tuple(facts), (text,), tuple(people), tuple(link))
-        return Told((f"[{_marker(alert)}] ", *title), tuple(filter(None, paragraphs)))
+        return Worded((f"[{_marker(alert)}] ", *title), tuple(filter(None, paragraphs)))
 
-    def again(self, alert: Alert) -> Told:
-        """The short word that something is heard of again, for who has read what it is."""
+    def again(self, alert: Alert) -> Worded:
+        """A short reply that it happened again, for those who have read what it is."""
         times = f"{_times(alert.count)} now, last at {moment(alert.last_at)}"
         match alert.change:
             case "reminded":
@@ -79,9 +79,9 @@ class Wording:
                 words = f"It is back, soon after it was resolved: {times}"
             case _:
                 words = f"It happened again: {times}"
-        return Told(self._title(alert), (((words,),),))
+        return Worded(self._title(alert), (((words,),),))
 
-    def digest(self, digest: AlertDigest) -> Told:
+    def digest(self, digest: AlertDigest) -> Worded:
         """What was held back, as figures and as the first titles, the worst in front."""
         total = sum(digest.counts.values())
         were = "alert was" if total == 1 else "alerts were"
@@ -90,7 +90,7 @@ class Wording:
         lines = [self._held_back(held, digest.at) for held in shown]
         if total > len(shown):
             lines.append((f"and {total - len(shown):,} more",))
-        return Told((title,), tuple(filter(None, (((_figures(digest),),), tuple(lines)))))
+        return Worded((title,), tuple(filter(None, (((_figures(digest),),), tuple(lines)))))
 
     def url(self, incident_id: str, at: datetime) -> str:
         """The link to an incident; empty where links are not set up."""
@@ -109,9 +109,9 @@ class Wording:
         return (f"[{marker}] ", Url(title, url) if url else title, times)
 
 
-def plain(told: Told) -> str:
+def plain(worded: Worded) -> str:
     """A message as plain text."""
-    paragraphs = ((told.title,), *told.paragraphs)
+    paragraphs = ((worded.title,), *worded.paragraphs)
     return "\n".join("".join(map(_plain, line)) for lines in paragraphs for line in lines)
 
 
@@ -182,15 +182,15 @@ def _since(alert: Alert) -> str:
 
 def _people(alert: Alert) -> list[str]:
     reason = f": {alert.reason}" if alert.reason and sentence(alert.reason) not in alert.text else ""
-    told: list[str] = []
+    people: list[str] = []
     if alert.acknowledged_by is not None:
         at = "" if alert.acknowledged_at is None else f" at {moment(alert.acknowledged_at)}"
-        told.append(f"Acknowledged by {alert.acknowledged_by}{at}{'' if alert.status == 'resolved' else reason}")
+        people.append(f"Acknowledged by {alert.acknowledged_by}{at}{'' if alert.status == 'resolved' else reason}")
     if alert.status == "resolved" and alert.resolved_by is not None:
-        told.append(f"Resolved by {alert.resolved_by}{reason}")
+        people.append(f"Resolved by {alert.resolved_by}{reason}")
     elif alert.status == "resolved" and reason:
-        told.append(f"Resolved by itself{reason}")
-    return [clean(line) for line in told]
+        people.append(f"Resolved by itself{reason}")
+    return [clean(line) for line in people]
 
 
 def _figures(digest: AlertDigest) -> str:

@@ -139,7 +139,7 @@ class ChannelRoutes:
             # The stream itself refuses a second one, however many people ask for it at once.
             headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = "0"
         try:
-            await self._publisher.raw(subjects.alert_again(channel, kept.number), kept.payload, headers)
+            await self._publisher.raw(subjects.alert_replay(channel, kept.number), kept.payload, headers)
         except AlreadyDecided:
             return False
         return True
@@ -152,7 +152,7 @@ class ChannelRoutes:
 
     async def _is_replayed(self, one: UndeliveredAlert) -> bool:
         return (
-            await self._lookup.last(Stream.ALERTER, subjects.alert_again(one.channel, one.dead_letter_id)) is not None
+            await self._lookup.last(Stream.ALERTER, subjects.alert_replay(one.channel, one.dead_letter_id)) is not None
         )
 
     def _check(self, channel: str) -> None:

@@ -22,7 +22,7 @@ from breakwater.contracts.alerts import Alert, AlertEvent
 from breakwater.policy.alert_rules import Reminders
 from breakwater.policy.incidents import IncidentRules, acknowledge, resolve
 from breakwater.policy.redact import RedactionRules, Redactor
-from breakwater.policy.signals import Over, Raised
+from breakwater.policy.signals import Firing, Resolved
 from tests.servers import RunningServer
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
@@ -30,15 +30,15 @@ RULES = IncidentRules(get_args(AlertEvent), 600, ("guard_tripped",), Reminders()
 REDACTOR = Redactor.compile(RedactionRules())
 
 
-def raised(number: int = 1, source: str = "e", event: AlertEvent = "breaker_open", **more: Any) -> Raised:
+def raised(number: int = 1, source: str = "e", event: AlertEvent = "breaker_open", **more: Any) -> Firing:
     given: dict[str, Any] = {"title": f"Breaker open: {number}", "text": "It is.", "at": AT, "agent": "writer"}
-    return Raised(key=f"{event}/writer/{number}", event=event, source_id=f"{source}{number}", **(given | more))
+    return Firing(key=f"{event}/writer/{number}", event=event, source_id=f"{source}{number}", **(given | more))
 
 
-def over(number: int = 1, source: str = "o", **more: Any) -> Over:
+def over(number: int = 1, source: str = "o", **more: Any) -> Resolved:
     given: dict[str, Any] = {"title": "Breaker closed", "text": "It is.", "at": AT + timedelta(seconds=1)}
     key = f"breaker_open/writer/{number}"
-    return Over(key=key, event="breaker_closed", source_id=f"{source}{number}", **(given | more))
+    return Resolved(key=key, event="breaker_closed", source_id=f"{source}{number}", **(given | more))
 
 
 @pytest.fixture
@@ -126,9 +126,9 @@ async def test_an_answer_that_was_lost_does_not_make_a_second_incident(
 async def test_a_raised_cap_ends_what_it_puts_right(client: Client, log_of: Callable[[], IncidentLog]) -> None:
     log, place = log_of(), "budget_soft_cap/agent/writer/daily/2026-11-21"
     for percent in (50, 80, 100):
-        signal = Raised(f"{place}/{percent}", "budget_soft_cap", "Budget", "It is.", f"e{percent}", AT)
+        signal = Firing(f"{place}/{percent}", "budget_soft_cap", "Budget", "It is.", f"e{percent}", AT)
         await log.apply(signal, RULES)
-    ended = await log_of().apply(Over(place, "budget_soft_cap", "Cap raised", "It is.", "r", AT, above=62), RULES)
+    ended = await log_of().apply(Resolved(place, "budget_soft_cap", "Cap raised", "It is.", "r", AT, above=62), RULES)
     assert sorted(alert.key for alert in ended) == [f"{place}/100", f"{place}/80"]
     left = (await log.catch_up()).unresolved()
     assert [alert.key for alert in left] == [f"{place}/50"]

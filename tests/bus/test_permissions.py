@@ -20,7 +20,7 @@ from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.scan import last_of_each, scan
 from breakwater.bus.topology import Plan, alert_consumer, consumers, worker_consumer
-from breakwater.contracts.subjects import CHANNEL_TESTS, Stream, alert_post, channel_test
+from breakwater.contracts.subjects import CHANNEL_TESTS, Stream, channel_test, sent_message
 from breakwater.embedded.ports import free_port
 from services.__main__ import NAMES
 from tests.nats_node import start_nats
@@ -40,11 +40,11 @@ MAY_PUBLISH = {
     "bw.breakers.writer.m": {"request", "worker", "breaker"},
     "bw.budgets.global.daily": {"request", "budget"},
     "bw.alerts.breaker_open": {"request", "alerter"},
-    "bw.alerter.turn": {"alerter"},
-    "bw.alerter.posts.ops.inc_1": {"alerter"},
-    "bw.alerter.gone.ops": {"alerter"},
-    "bw.alerter.usual.writer": {"alerter"},
-    "bw.alerter.again.ops.1": {"request"},
+    "bw.alerter.leader": {"alerter"},
+    "bw.alerter.sent.ops.inc_1": {"alerter"},
+    "bw.alerter.disabled.ops": {"alerter"},
+    "bw.alerter.baselines.writer": {"alerter"},
+    "bw.alerter.replays.ops.1": {"request"},
     "bw.alerter.test.ops": {"request"},
     "bw.dlq.invalid.writer": ALL_OF_DLQ,
     "bw.replayed.17": {"request"},
@@ -70,7 +70,7 @@ MAY_PUBLISH = {
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.alerter": {"alerter"},
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.alerter-executions": {"alerter"},
     "$JS.API.CONSUMER.MSG.NEXT.DLQ.alerter-dead-letters": {"alerter"},
-    "$JS.API.CONSUMER.MSG.NEXT.ALERTER.alerter-again": {"alerter"},
+    "$JS.API.CONSUMER.MSG.NEXT.ALERTER.alerter-replays": {"alerter"},
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.sink-events": {"sink"},
     # The names of channels are the config's: the alerter may pull from all consumers of this stream.
     "$JS.API.CONSUMER.MSG.NEXT.ALERTS.sink-alerts": {"sink", "alerter"},
@@ -89,7 +89,7 @@ MAY_PUBLISH = {
     "$JS.API.DIRECT.GET.RESULTS.bw.results.e1": {"request", "worker", "setup", "client"},
     "$JS.API.DIRECT.GET.EVENTS": {"request", "worker", "breaker", "budget", "setup", "client"},
     "$JS.API.DIRECT.GET.ALERTS": {"request", "alerter", "setup", "client"},
-    "$JS.API.DIRECT.GET.ALERTER.bw.alerter.posts.ops.inc_1": {"request", "alerter", "setup"},
+    "$JS.API.DIRECT.GET.ALERTER.bw.alerter.sent.ops.inc_1": {"request", "alerter", "setup"},
     "$JS.API.STREAM.INFO.ALERTS": {"request", "alerter", "setup", "client"},
     "$JS.API.STREAM.INFO.DLQ": {"request", "setup"},
     "$JS.API.STREAM.INFO.JOBS": {"setup"},
@@ -246,8 +246,8 @@ async def test_the_alerter_takes_a_channels_alerts_and_reads_what_it_remembered(
                 await told.ack_sync(timeout=60)
             assert told.data == b"acknowledged"
         for note in (b"old", b"new"):
-            await alerter.jetstream().publish(alert_post("ops", "inc_1"), note)
-        found = await Lookup(lambda: alerter).last(Stream.ALERTER, alert_post("ops", "inc_1"))
+            await alerter.jetstream().publish(sent_message("ops", "inc_1"), note)
+        found = await Lookup(lambda: alerter).last(Stream.ALERTER, sent_message("ops", "inc_1"))
     assert found is not None
     assert found.data == b"new"
     assert refusals == []

@@ -374,7 +374,7 @@ async def test_a_reader_that_goes_away_ends_tail_quietly(run: Run, plane: Plane)
     assert tail.errors() == ""
 
 
-UNREAD = ["alerter", "alerter-executions", "alerter-dead-letters", "alerter-again"]
+UNREAD = ["alerter", "alerter-executions", "alerter-dead-letters", "alerter-replays"]
 
 
 async def test_doctor_finds_a_healthy_plane_healthy(run: Run, plane: Plane) -> None:

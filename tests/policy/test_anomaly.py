@@ -15,7 +15,7 @@ from breakwater.contracts.types import format_time, ms_from_time, time_from_ms
 from breakwater.policy.alert_rules import AnomalyRules
 from breakwater.policy.anomaly import HABIT, LAPSE, NEW_NORMAL, Baseline, Minute, Verdict, judge, lapse
 from breakwater.policy.anomaly_texts import signals
-from breakwater.policy.signals import Over, Raised
+from breakwater.policy.signals import Firing, Resolved
 from breakwater.policy.usual import ABSOLUTE_FLOOR, HALF_LIFE, START, Level, Measure, learned
 
 DAY = 24 * 60
@@ -450,7 +450,7 @@ SINCE = time_from_ms(FIRST * 60_000)
 
 def test_unusual_errors_are_told_with_figures_and_a_command_that_lists_them() -> None:
     (raised,) = signals("wri ter", [BEGAN])
-    assert isinstance(raised, Raised)
+    assert isinstance(raised, Firing)
     assert (raised.key, raised.source_id) == ("agent_anomaly/wri%20ter/error_rate", f"wri%20ter/error_rate/{FIRST + 2}")
     assert (raised.title, raised.agent, raised.fades) == ("Error rate unusual: wri ter", "wri ter", False)
     assert ms_from_time(raised.at) == (FIRST + 3) * 60_000
@@ -492,7 +492,7 @@ def test_the_end_of_an_anomaly_says_how_it_ended() -> None:
     lapsed = replace(slow, change="lapsed", value=None, calls=0)
     recovered, accepted, gone = signals("writer", [*ends, lapsed])
     for over in (recovered, accepted, gone):
-        assert isinstance(over, Over)
+        assert isinstance(over, Resolved)
         assert (over.key, over.event) == ("agent_anomaly/writer/latency", "agent_anomaly")
     assert recovered.title == "Latency back to normal: writer"
     assert "took 950 ms for the median of 1,200 calls; usual is 1.0 s, give or take 100 ms." in recovered.text

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from breakwater.contracts.alerts import Alert, AlertEvent
 from breakwater.policy.alert_rules import Reminders
 from breakwater.policy.incidents import IncidentRules, acknowledge, decide, due, due_at, resolve
-from breakwater.policy.signals import Over, Raised
+from breakwater.policy.signals import Firing, Resolved
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 RULES = IncidentRules(get_args(AlertEvent), 600, ("guard_tripped",), Reminders(first_s=3600, max_s=10_000))
@@ -23,14 +23,14 @@ def after(**time: float) -> datetime:
     return AT + timedelta(**time)
 
 
-def raised(source: str = "e1", at: datetime = AT, event: AlertEvent = "breaker_open", **more: Any) -> Raised:
+def raised(source: str = "e1", at: datetime = AT, event: AlertEvent = "breaker_open", **more: Any) -> Firing:
     given: dict[str, Any] = {"key": f"{event}/writer/gpt", "title": "Breaker open", "text": "It is."}
-    return Raised(event=event, source_id=source, at=at, **(given | more))
+    return Firing(event=event, source_id=source, at=at, **(given | more))
 
 
-def over(source: str = "e2", at: datetime = AT, event: AlertEvent = "breaker_closed", **more: Any) -> Over:
+def over(source: str = "e2", at: datetime = AT, event: AlertEvent = "breaker_closed", **more: Any) -> Resolved:
     given: dict[str, Any] = {"key": "breaker_open/writer/gpt", "title": "Breaker closed", "text": "It is."}
-    return Over(event=event, source_id=source, at=at, **(given | more))
+    return Resolved(event=event, source_id=source, at=at, **(given | more))
 
 
 def opened(**more: Any) -> Alert:
@@ -221,7 +221,7 @@ class Incident(RuleBasedStateMachine):
             self.tell(due(self.current, self.now, RULES))
 
     @rule(target=sources, times=st.integers(1, 5), event=st.just("guard_tripped"))
-    def it_happens(self, times: int, event: AlertEvent) -> Raised:
+    def it_happens(self, times: int, event: AlertEvent) -> Firing:
         self.number += 1
         signal = raised(f"e{self.number}", self.now, event, times=times)
         self.tell(decide(signal, self.current, RULES))
@@ -229,7 +229,7 @@ class Incident(RuleBasedStateMachine):
         return signal
 
     @rule(signal=sources)
-    def the_last_one_is_heard_again(self, signal: Raised) -> None:
+    def the_last_one_is_heard_again(self, signal: Firing) -> None:
         if self.current is not None and self.current.source_id == signal.source_id:
             assert decide(signal, self.current, RULES) is None
 

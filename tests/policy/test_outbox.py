@@ -64,7 +64,7 @@ def changes(*given: AlertChange, **more: Any) -> list[Held]:
 
 
 def told(decided: Next) -> str | None:
-    return None if decided.tell is None else message_id(decided.tell)
+    return None if decided.message is None else message_id(decided.message)
 
 
 def test_an_incident_that_opens_is_told_at_once() -> None:
@@ -122,12 +122,12 @@ def test_of_an_incident_that_was_told_only_news_are(
 def test_a_recovery_waits_until_it_has_lasted() -> None:
     waiting = later("resolved")
     early = next_message(waiting, rules(), AT + timedelta(seconds=QUIET_S - 1))
-    assert (early.tell, early.skip, early.at) == (None, (), AT + timedelta(seconds=QUIET_S))
+    assert (early.message, early.skip, early.at) == (None, (), AT + timedelta(seconds=QUIET_S))
     assert told(next_message(waiting, rules(), AT + timedelta(seconds=QUIET_S))) == "alert_a_2"
 
 
 def test_what_was_over_before_anybody_was_told_is_told_when_it_has_lasted() -> None:
-    assert next_message(changes("opened", "resolved"), rules(), AT).tell is None
+    assert next_message(changes("opened", "resolved"), rules(), AT).message is None
     lasted = next_message(changes("opened", "resolved"), rules(), AT + timedelta(seconds=QUIET_S))
     assert (told(lasted), lasted.covers) == ("alert_a_2", (1, 2))
 
@@ -136,7 +136,7 @@ def test_a_recovery_of_a_backlog_must_last_from_when_it_is_known() -> None:
     [recovered] = later("resolved")
     late = Held(recovered.sequence, recovered.alert, AT + timedelta(hours=2))
     early = next_message([late], rules(), AT + timedelta(hours=2))
-    assert (early.tell, early.at) == (None, AT + timedelta(hours=2, seconds=QUIET_S))
+    assert (early.message, early.at) == (None, AT + timedelta(hours=2, seconds=QUIET_S))
 
 
 def test_what_a_person_resolved_is_told_at_once() -> None:
@@ -146,10 +146,10 @@ def test_what_a_person_resolved_is_told_at_once() -> None:
 def test_a_channel_that_keeps_its_messages_up_to_date_hears_every_change_without_delay_and_without_limit() -> None:
     bot = rules(every_change=True, rate_limit={"messages": 1})
     for change in ("repeated", "reopened", "acknowledged", "resolved"):
-        decided = next_message(later(change), bot, AT, sent=[AT], posted={"inc_a": AT - timedelta(minutes=1)})
+        decided = next_message(later(change), bot, AT, sent=[AT], updatable={"inc_a": AT - timedelta(minutes=1)})
         assert (told(decided), decided.counts) == ("alert_a_2", False)
     # Where there is nothing to change it would be a new message, for which the limit holds.
-    assert next_message(later("repeated"), bot, AT, sent=[AT]).tell is None
+    assert next_message(later("repeated"), bot, AT, sent=[AT]).message is None
 
 
 @pytest.mark.parametrize(
@@ -170,16 +170,16 @@ def test_a_channel_that_keeps_its_messages_up_to_date_hears_every_change_without
 )
 def test_a_channel_is_told_what_is_routed_to_it(route: dict[str, Any], more: dict[str, Any], takes: bool) -> None:
     decided = next_message(changes("opened", **more), rules(**route), AT)
-    assert ((decided.tell is not None), decided.skip) == (takes, () if takes else (1,))
+    assert ((decided.message is not None), decided.skip) == (takes, () if takes else (1,))
 
 
 def test_recoveries_go_where_they_are_wanted() -> None:
     recovered = held(alert("a", "resolved", 2, resolved_by="ann"))
     assert next_message(recovered, rules(events=["breaker_open"]), AT).skip == (1,)
-    assert next_message(recovered, rules(events=["breaker_closed"]), AT).tell is not None
+    assert next_message(recovered, rules(events=["breaker_closed"]), AT).message is not None
     # A message that says "firing" is changed all the same.
     bot = rules(every_change=True, events=["breaker_open"])
-    assert next_message(recovered, bot, AT, posted={"inc_a": AT}).tell is not None
+    assert next_message(recovered, bot, AT, updatable={"inc_a": AT}).message is not None
     nobody = ChannelRules(Route(rate_limit=None), QUIET_S, on_events=("breaker_open",))
     assert next_message(recovered, nobody, AT).skip == (1,)
 
@@ -190,11 +190,15 @@ def test_beyond_the_rate_limit_the_last_message_is_a_digest_of_all_the_others() 
     first = next_message(waiting, limited, AT)
     assert told(first) == "alert_i0_1"
     last = next_message(waiting[2:], limited, AT, sent=[AT, AT])
-    assert isinstance(last.tell, AlertDigest)
-    assert (last.tell.why, last.tell.counts, last.covers) == ("rate_limit", {"breaker_open": 8}, tuple(range(3, 11)))
-    assert [one.title for one in last.tell.alerts] == [f"Breaker open: i{number}" for number in range(2, 10)]
+    assert isinstance(last.message, AlertDigest)
+    assert (last.message.why, last.message.counts, last.covers) == (
+        "rate_limit",
+        {"breaker_open": 8},
+        tuple(range(3, 11)),
+    )
+    assert [one.title for one in last.message.alerts] == [f"Breaker open: i{number}" for number in range(2, 10)]
     none = next_message(waiting, limited, AT + timedelta(seconds=10), sent=[AT, AT, AT])
-    assert (none.tell, none.at) == (None, AT + timedelta(seconds=300))
+    assert (none.message, none.at) == (None, AT + timedelta(seconds=300))
     free = next_message(waiting[:1], limited, AT + timedelta(seconds=300), sent=[AT, AT, AT])
     assert told(free) == "alert_i0_1"
 
@@ -208,13 +212,13 @@ def test_a_breaker_that_flaps_is_one_message_also_where_recoveries_are_not_wante
     # Whoever takes only `breaker_open` hears of it once, and of no recovery that did not last.
     for wanted in (rules(events=["breaker_open"]), ChannelRules(Route(rate_limit=None), QUIET_S, ("breaker_open",))):
         resolved = next_message(later("resolved"), wanted, AT)
-        assert (resolved.tell, resolved.skip) == (None, ())
+        assert (resolved.message, resolved.skip) == (None, ())
         assert next_message(later("resolved", "reopened"), wanted, AT).skip == (1, 2)
         lasted = next_message(later("resolved"), wanted, AT + timedelta(seconds=QUIET_S))
-        assert (lasted.tell, lasted.skip) == (None, (1,))
+        assert (lasted.message, lasted.skip) == (None, (1,))
     only_recoveries = rules(events=["breaker_closed"])
     assert next_message(changes("opened"), only_recoveries, AT).skip == (1,)
-    assert next_message(later("resolved"), only_recoveries, AT + timedelta(seconds=QUIET_S)).tell is not None
+    assert next_message(later("resolved"), only_recoveries, AT + timedelta(seconds=QUIET_S)).message is not None
 
 
 def test_what_is_held_back_of_one_incident_does_not_grow() -> None:
@@ -224,20 +228,20 @@ def test_what_is_held_back_of_one_incident_does_not_grow() -> None:
         alert("a", "opened", 1, **mild), *(alert("a", "repeated", version, **mild) for version in range(2, 1002))
     )
     decided = next_message(waiting, rules(quiet_hours=NIGHT.model_dump()), night)
-    assert (decided.tell, len(decided.skip)) == (None, 999)
+    assert (decided.message, len(decided.skip)) == (None, 999)
     assert not {1, 1001} & set(decided.skip)
 
 
 def test_what_nobody_has_heard_of_comes_before_what_is_only_changed() -> None:
     bot = rules(every_change=True)
-    posted = dict.fromkeys(("inc_a", "inc_b"), AT - timedelta(hours=1))
+    updatable = dict.fromkeys(("inc_a", "inc_b"), AT - timedelta(hours=1))
     waiting = held(alert("a", "repeated", 2), alert("b", "resolved", 2), alert("new"))
-    assert told(next_message(waiting, bot, AT, posted=posted)) == "alert_new_1"
+    assert told(next_message(waiting, bot, AT, updatable=updatable)) == "alert_new_1"
     # That it happened again changes a message once a minute, and all else at once.
-    posted = dict.fromkeys(("inc_a", "inc_b"), AT)
-    decided = next_message(waiting[:2], bot, AT, posted=posted)
+    updatable = dict.fromkeys(("inc_a", "inc_b"), AT)
+    decided = next_message(waiting[:2], bot, AT, updatable=updatable)
     assert told(decided) == "alert_b_2"
-    assert next_message(waiting[:1], bot, AT, posted=posted).at == AT + timedelta(minutes=1)
+    assert next_message(waiting[:1], bot, AT, updatable=updatable).at == AT + timedelta(minutes=1)
 
 
 def test_that_alerts_do_not_arrive_is_told_on_every_channel() -> None:
@@ -284,10 +288,10 @@ def test_what_came_in_quiet_hours_is_one_digest_in_the_morning() -> None:
     ]
     quiet = rules(quiet_hours=NIGHT.model_dump())
     asleep = next_message(held(*mild), quiet, night)
-    assert (asleep.tell, asleep.at) == (None, morning)
+    assert (asleep.message, asleep.at) == (None, morning)
     awake = next_message(held(*mild), quiet, morning)
-    assert isinstance(awake.tell, AlertDigest)
-    assert (awake.tell.why, len(awake.tell.alerts), awake.covers) == ("quiet_hours", 3, (1, 2, 3))
+    assert isinstance(awake.message, AlertDigest)
+    assert (awake.message.why, len(awake.message.alerts), awake.covers) == ("quiet_hours", 3, (1, 2, 3))
     assert told(next_message(held(*mild, alert("bad", at=night)), quiet, night)) == "alert_bad_1"
     assert told(next_message(held(mild[0]), quiet, morning)) == "alert_m0_1"
 
@@ -320,15 +324,15 @@ def test_everything_that_waits_is_told_or_skipped_in_the_end_and_the_limit_holds
         QUIET_S,
         every_change=every_change,
     )
-    now, sent, posted = AT + timedelta(minutes=1), list[datetime](), dict[str, datetime]()
+    now, sent, updatable = AT + timedelta(minutes=1), list[datetime](), dict[str, datetime]()
     heard: dict[str, Alert | None] = {}
     opened = {one.alert.incident_id for one in waiting}
     left = {one.sequence: one for one in waiting}
     for _ in range(500):
-        decided = next_message(list(left.values()), channel, now, sent=sent, posted=posted)
+        decided = next_message(list(left.values()), channel, now, sent=sent, updatable=updatable)
         for sequence in (*decided.skip, *decided.covers):
             del left[sequence]
-        match decided.tell:
+        match decided.message:
             case None:
                 if decided.at is None:
                     break
@@ -338,7 +342,7 @@ def test_everything_that_waits_is_told_or_skipped_in_the_end_and_the_limit_holds
             case Alert() as one:
                 heard[one.incident_id] = one
                 if every_change:
-                    posted[one.incident_id] = now
+                    updatable[one.incident_id] = now
             case AlertDigest() as digest:
                 assert len(digest.alerts) > 1
                 assert sum(digest.counts.values()) == len(digest.alerts)

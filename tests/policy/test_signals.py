@@ -10,13 +10,13 @@ from breakwater.contracts.events import BreakerState, BreakerTransition, BudgetE
 from breakwater.contracts.execution import Execution
 from breakwater.contracts.types import nano_from_usd
 from breakwater.policy.alert_texts import money_text
-from breakwater.policy.signals import Over, Raised, channel_works, of_dead_letter, of_execution, signals_of
+from breakwater.policy.signals import Firing, Resolved, channel_works, of_dead_letter, of_execution, signals_of
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 UNTIL = datetime(2026, 11, 21, 10, 1, 0, tzinfo=UTC)
 
 
-def told(event: BreakerTransition | GuardEvent | BudgetEvent) -> Raised | Over | None:
+def told(event: BreakerTransition | GuardEvent | BudgetEvent) -> Firing | Resolved | None:
     said = signals_of(event)
     assert len(said) <= 1
     return said[0] if said else None
@@ -92,16 +92,16 @@ def crossing(**fields: Any) -> BudgetEvent:
 @pytest.mark.parametrize(
     ("from_state", "to_state", "expected"),
     [
-        ("closed", "open", ("breaker_open", Raised)),
+        ("closed", "open", ("breaker_open", Firing)),
         ("open", "half_open", None),
         ("half_open", "open", None),
-        ("half_open", "closed", ("breaker_closed", Over)),
-        ("open", "closed", ("breaker_closed", Over)),
+        ("half_open", "closed", ("breaker_closed", Resolved)),
+        ("open", "closed", ("breaker_closed", Resolved)),
         ("closed", "closed", None),
-        ("closed", "isolated", ("breaker_open", Raised)),
+        ("closed", "isolated", ("breaker_open", Firing)),
         ("open", "isolated", None),
         ("half_open", "isolated", None),
-        ("isolated", "closed", ("breaker_closed", Over)),
+        ("isolated", "closed", ("breaker_closed", Resolved)),
     ],
 )
 def test_an_incident_is_told_when_it_begins_and_when_it_ends_and_not_between(
@@ -117,7 +117,7 @@ def test_an_incident_is_told_when_it_begins_and_when_it_ends_and_not_between(
 )
 def test_a_budget_crossing_is_an_incident_of_its_kind_until_the_period_ends(kind: str, expected: str) -> None:
     alert = told(crossing(kind=kind, resets_at=UNTIL))
-    assert isinstance(alert, Raised)
+    assert isinstance(alert, Firing)
     assert (alert.event, alert.ends_at, alert.key) == (
         expected,
         UNTIL,
@@ -158,7 +158,7 @@ def test_a_breaker_alert_carries_the_figures() -> None:
         "scope": "agent_model",
         "by": None,
     }
-    assert isinstance(alert, Raised)
+    assert isinstance(alert, Firing)
     assert (alert.agent, alert.model, alert.at) == ("writer", "gpt-4.1:mini", AT)
 
 
@@ -182,7 +182,7 @@ def test_a_budget_alert_carries_the_figures_with_money_as_exact_text() -> None:
 
 def test_a_budget_of_a_tenant_or_of_all_is_told_as_theirs_with_the_agent_that_reached_it() -> None:
     tenant = told(crossing(scope="tenant", tenant="acme"))
-    assert isinstance(tenant, Raised)
+    assert isinstance(tenant, Firing)
     assert tenant.title == "Budget at 80 %: tenant acme, daily"
     assert "spent by tenant acme in 2026-11-21, last by agent writer, as of" in tenant.text
     assert (tenant.agent, tenant.payload["agent"], tenant.payload["tenant"]) == (None, "writer", "acme")
@@ -202,8 +202,8 @@ def test_what_people_and_services_did_to_a_budget_alerts_nobody(kind: str) -> No
 def test_a_raised_cap_ends_the_incidents_of_what_is_above_the_spend_now() -> None:
     raised = signals_of(crossing(kind="raised", limit="8", total="5", by="ops", reason="raised by ops: launch day"))
     hard, soft = raised
-    assert isinstance(hard, Over)
-    assert isinstance(soft, Over)
+    assert isinstance(hard, Resolved)
+    assert isinstance(soft, Resolved)
     assert (hard.by, hard.above) == ("ops", 62)
     place = "agent/writer/daily/2026-11-21"
     assert hard.ends(f"budget_hard_cap/{place}/100")
@@ -287,7 +287,7 @@ def test_an_agent_of_any_name_is_not_taken_for_all_of_them() -> None:
 def test_a_stopped_task_is_told_with_what_where_since_when_why_and_what_to_do() -> None:
     alert = told(stopped())
     assert alert is not None
-    assert isinstance(alert, Raised)
+    assert isinstance(alert, Firing)
     assert (alert.agent, alert.tenant, alert.model, alert.at) == ("writer", "acme", None, AT)
     assert alert.source_id == "acme/nightly-review-17@1795255200000"
     assert alert.title == "Task stopped: nightly-review-17 of writer"
@@ -326,7 +326,7 @@ def test_a_task_without_a_tenant_names_none() -> None:
 
 def test_a_task_that_may_go_on_ends_its_incident_whoever_tripped_it() -> None:
     over, trip = told(stopped(kind="reset", agent="*", reason="reset by ann", by="ann")), told(stopped())
-    assert isinstance(over, Over)
+    assert isinstance(over, Resolved)
     assert trip is not None
     assert (over.key, over.by) == (trip.key, "ann")
     assert over.text == "Reset by ann. What it has used is counted from zero again. Nothing to do."

@@ -1,4 +1,4 @@
-"""Incidents, as ALERTS tells of them; and deciding on them, once in the whole fleet.
+"""Incidents, read from ALERTS and decided on once in the whole fleet.
 
 ALERTS is a log with one writer at a time: each alert names the last sequence that its writer knew, and the stream takes
 it only if there is no later one. Who is refused reads what it missed and decides again. So nobody decides on an
@@ -24,7 +24,7 @@ from breakwater.contracts.alerts import Alert
 from breakwater.contracts.subjects import Stream
 from breakwater.policy.incidents import IncidentRules, decide
 from breakwater.policy.redact import Redactor
-from breakwater.policy.signals import Over, Signal
+from breakwater.policy.signals import Resolved, Signal
 
 RESOLVED_KEPT = 2_000
 """So many incidents that are over are known by their key or id; memory stays flat. ALERTS and ClickHouse have all."""
@@ -91,7 +91,7 @@ class IncidentLog:
         self.incidents = Incidents()
 
     async def catch_up(self) -> Incidents:
-        """Reads what was told since the last time, by whomever.
+        """Reads the alerts published since the last time, by whomever.
 
         Raises:
             BusUnavailable: NATS does not answer.
@@ -101,16 +101,16 @@ class IncidentLog:
         return self.incidents
 
     async def decide(self, decision: Decision) -> Alert | None:
-        """Decides, and tells what was decided; again, if others told something meanwhile.
+        """Decides, and publishes what was decided; decides again if others have published something meanwhile.
 
         Args:
             decision: what becomes of an incident, given all of them; None for nothing. It may be called repeatedly.
 
         Returns:
-            The alert that was told.
+            The alert that was published.
 
         Raises:
-            BusUnavailable: whether it was told is not known; to decide again does no harm.
+            BusUnavailable: whether it was published is not known; to decide again does no harm.
             PublishRefused: the stream does not take it.
         """
         async with self._lock:
@@ -123,7 +123,7 @@ class IncidentLog:
                 if alert is None:
                     if fresh:
                         return None
-                    # Perhaps only because what others told is not known here.
+                    # Perhaps only because what others have published is not known here.
                     await self._read()
                     fresh = True
                     continue
@@ -150,7 +150,7 @@ class IncidentLog:
     async def apply(self, signal: Signal, rules: IncidentRules) -> tuple[Alert, ...]:
         """Publishes what a signal changes in the incidents that it is about. Raises as `decide` does."""
         keys = [signal.key]
-        if isinstance(signal, Over) and signal.above is not None:
+        if isinstance(signal, Resolved) and signal.above is not None:
             known = await self.catch_up()
             keys = [alert.key for alert in known.unresolved() if signal.ends(alert.key)]
         changes = [await self.decide(_on(key, signal, rules)) for key in keys]

@@ -29,13 +29,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from breakwater.bus.topology import (
-    ALERTER_AGAIN,
     ALERTER_DEAD_LETTERS,
     ALERTER_EVENTS,
     ALERTER_EXECUTIONS,
+    ALERTER_REPLAYS,
     PARKED_CONSUMER,
 )
-from breakwater.contracts.subjects import CHANNEL_TESTS, TURN, Stream
+from breakwater.contracts.subjects import ALERTER_LEADER, CHANNEL_TESTS, Stream
 
 CLIENT_INBOX = "_INBOX"
 REPLIES = "bw.replies"
@@ -100,7 +100,7 @@ BACKLOGS = tuple(
         f"{Stream.EVENTS}.{ALERTER_EVENTS}",
         f"{Stream.EVENTS}.{ALERTER_EXECUTIONS}",
         f"{Stream.DLQ}.{ALERTER_DEAD_LETTERS}",
-        f"{Stream.ALERTER}.{ALERTER_AGAIN}",
+        f"{Stream.ALERTER}.{ALERTER_REPLAYS}",
     )
 )
 """How much waits for workers and services; those of RECORD go with them."""
@@ -122,7 +122,7 @@ GRANTS = (
             "bw.replayed.*",
             # Incidents that a person acknowledges or resolves; and what a channel shall try again, or be tested with.
             "bw.alerts.>",
-            "bw.alerter.again.>",
+            "bw.alerter.replays.>",
             "bw.alerter.test.*",
             f"$JS.API.STREAM.INFO.{Stream.ALERTS}",
             *reads(Stream.ALERTS, Stream.ALERTER),
@@ -185,12 +185,12 @@ GRANTS = (
             *consumes(Stream.DLQ, ALERTER_DEAD_LETTERS),
             # Each channel has a consumer of its name: a new channel needs no new grant.
             *consumes(Stream.ALERTS, "*"),
-            # What it has to remember: whose turn it is, which messages it may update, what is usual.
-            TURN,
-            "bw.alerter.posts.>",
-            "bw.alerter.gone.>",
-            "bw.alerter.usual.>",
-            *consumes(Stream.ALERTER, ALERTER_AGAIN),
+            # What it has to remember: who leads, which messages it may update, baselines.
+            ALERTER_LEADER,
+            "bw.alerter.sent.>",
+            "bw.alerter.disabled.>",
+            "bw.alerter.baselines.>",
+            *consumes(Stream.ALERTER, ALERTER_REPLAYS),
             f"$JS.API.STREAM.INFO.{Stream.ALERTS}",
             *reads(Stream.ALERTS, Stream.ALERTER),
         ),

@@ -35,7 +35,7 @@ PARKED_CONSUMER = "worker-parked"
 ALERTER_EVENTS = "alerter"
 ALERTER_EXECUTIONS = "alerter-executions"
 ALERTER_DEAD_LETTERS = "alerter-dead-letters"
-ALERTER_AGAIN = "alerter-again"
+ALERTER_REPLAYS = "alerter-replays"
 
 ALERTS_HELD = 1_000
 """How many alerts a channel holds back at once, to tell of them together; the others wait in the stream."""
@@ -96,7 +96,10 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
         stream(
             Stream.ALERTER,
             # Not bw.alerter.test: who asks for a test wants an answer, not an acknowledgement.
-            [subjects.TURN, *(f"bw.alerter.{kind}.>" for kind in ("posts", "gone", "usual", "again"))],
+            [
+                subjects.ALERTER_LEADER,
+                *(f"bw.alerter.{kind}.>" for kind in ("sent", "disabled", "baselines", "replays")),
+            ],
             60 * DAY_S,
             max_msgs_per_subject=1,
             duplicate_window=120.0,
@@ -139,7 +142,7 @@ def consumers(plan: Plan) -> tuple[tuple[Stream, ConsumerConfig], ...]:
         (Stream.EVENTS, _durable(ALERTER_EVENTS, ["bw.breakers.>", "bw.guards.>", "bw.budgets.>"], max_ack_pending=1)),
         (Stream.EVENTS, _durable(ALERTER_EXECUTIONS, ["bw.executions.>"], max_ack_pending=5_000)),
         (Stream.DLQ, _durable(ALERTER_DEAD_LETTERS, ["bw.dlq.>"], max_ack_pending=1_000)),
-        (Stream.ALERTER, _durable(ALERTER_AGAIN, ["bw.alerter.again.>"], max_ack_pending=1_000)),
+        (Stream.ALERTER, _durable(ALERTER_REPLAYS, ["bw.alerter.replays.>"], max_ack_pending=1_000)),
         (Stream.EVENTS, _durable("sink-events", ["bw.>"], max_ack_pending=50_000)),
         (Stream.ALERTS, _durable("sink-alerts", ["bw.alerts.>"], max_ack_pending=10_000)),
         *(

@@ -110,32 +110,32 @@ def alert(event: str) -> str:
     return f"bw.alerts.{encode_token(event)}"
 
 
-TURN = "bw.alerter.turn"
-"""Who of the alerters delivers (ALERTER). Internal, as all of ALERTER."""
+ALERTER_LEADER = "bw.alerter.leader"
+"""The lease of the alerter that notifies people (ALERTER). Internal, as all of ALERTER."""
 
 
 CHANNEL_TESTS = "bw.alerter.test.*"
 """Where test messages to channels are asked for; core NATS, not stored."""
 
 
-def alert_post(channel: str, incident_id: str) -> str:
-    """Where a channel's message of an incident is noted, to be updated later (ALERTER)."""
-    return f"bw.alerter.posts.{encode_token(channel)}.{encode_token(incident_id)}"
+def sent_message(channel: str, incident_id: str) -> str:
+    """Where the message that a channel has of an incident is recorded, to be updated later (ALERTER)."""
+    return f"bw.alerter.sent.{encode_token(channel)}.{encode_token(incident_id)}"
 
 
-def channel_gone(channel: str) -> str:
-    """Where it is noted that a receiver wants no more alerts (ALERTER)."""
-    return f"bw.alerter.gone.{encode_token(channel)}"
+def disabled_channel(channel: str) -> str:
+    """Where it is recorded that a channel's receiver wants no more alerts (ALERTER)."""
+    return f"bw.alerter.disabled.{encode_token(channel)}"
 
 
-def usual(agent: str) -> str:
-    """Where an agent's usual figures are kept (ALERTER)."""
-    return f"bw.alerter.usual.{encode_token(agent)}"
+def baseline(agent: str) -> str:
+    """Where the baseline of an agent's figures is saved (ALERTER)."""
+    return f"bw.alerter.baselines.{encode_token(agent)}"
 
 
-def alert_again(channel: str, dead_letter_id: int) -> str:
-    """Where an alert is put that a channel shall try again (ALERTER). `dead_letter_id`: its sequence in DLQ."""
-    return f"bw.alerter.again.{encode_token(channel)}.{dead_letter_id}"
+def alert_replay(channel: str, dead_letter_id: int) -> str:
+    """Where an alert is put that a channel is to send once more (ALERTER). `dead_letter_id`: its sequence in DLQ."""
+    return f"bw.alerter.replays.{encode_token(channel)}.{dead_letter_id}"
 
 
 def channel_test(channel: str) -> str:

@@ -10,7 +10,7 @@ from breakwater.contracts.subjects import encode_token
 from breakwater.contracts.types import format_time, time_from_ms, usd_from_nano
 from breakwater.policy.alert_texts import moment, money_text
 from breakwater.policy.anomaly import LAPSE, Verdict
-from breakwater.policy.signals import Over, Raised, Signal, command, key_of
+from breakwater.policy.signals import Firing, Resolved, Signal, command, key_of
 from breakwater.policy.usual import Measure
 
 _NAMES: Mapping[Measure, str] = {"error_rate": "Error rate", "spend_rate": "Spending", "latency": "Latency"}
@@ -33,7 +33,7 @@ def _signal(agent: str, verdict: Verdict) -> Signal:
     at = time_from_ms((verdict.minute + 1) * 60_000)
     payload, name = _figures(agent, verdict), _NAMES[verdict.measure]
     if verdict.change == "began":
-        return Raised(
+        return Firing(
             key=key,
             event="agent_anomaly",
             title=f"{name} unusual: {agent}",
@@ -44,7 +44,7 @@ def _signal(agent: str, verdict: Verdict) -> Signal:
             agent=agent,
         )
     words = {"recovered": "back to normal", "accepted": "taken for usual now", "lapsed": "unknown, no calls"}
-    return Over(
+    return Resolved(
         key=key,
         event="agent_anomaly",
         title=f"{name} {words[verdict.change]}: {agent}",

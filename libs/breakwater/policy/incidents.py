@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from breakwater.contracts.alerts import Alert, AlertChange, AlertEvent, IncidentStatus
 from breakwater.policy.alert_rules import Reminders, severity_of
 from breakwater.policy.alert_texts import moment, sentence
-from breakwater.policy.signals import Over, Raised, Signal
+from breakwater.policy.signals import Firing, Resolved, Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
     """
     if current is not None and current.heard_id == signal.source_id:
         return None
-    if isinstance(signal, Over):
+    if isinstance(signal, Resolved):
         if current is None or current.status == "resolved":
             return None
         return _resolved(current, signal)
@@ -152,7 +152,7 @@ _NOBODY: dict[str, object] = {
 _FADING = frozenset({"retries_exhausted", "job_dead_lettered", "agent_anomaly"})
 
 
-def _opened(signal: Raised, rules: IncidentRules) -> Alert:
+def _opened(signal: Firing, rules: IncidentRules) -> Alert:
     incident_id = "inc_" + _digest(signal.key, signal.source_id)[:24]
     status = _status(signal.event, rules)
     return Alert(
@@ -181,7 +181,7 @@ def _opened(signal: Raised, rules: IncidentRules) -> Alert:
     )
 
 
-def _resolved(current: Alert, signal: Over) -> Alert:
+def _resolved(current: Alert, signal: Resolved) -> Alert:
     return _over(
         current,
         signal.at,
@@ -239,7 +239,7 @@ def _status(event: AlertEvent, rules: IncidentRules) -> IncidentStatus:
     return "pending" if event in rules.escalate else "firing"
 
 
-def _ends(signal: Raised, rules: IncidentRules) -> datetime | None:
+def _ends(signal: Firing, rules: IncidentRules) -> datetime | None:
     return signal.at + rules.quiet if signal.fades else signal.ends_at
 
 

@@ -58,13 +58,14 @@ class Next:
 
     skip: tuple[int, ...] = ()
     """Sequences of alerts that need no message."""
-    tell: Message | None = None
+    message: Message | None = None
+    """What to send now."""
     covers: tuple[int, ...] = ()
-    """Sequences of the alerts of which `tell` tells."""
+    """Sequences of the alerts that `message` covers."""
     counts: bool = True
-    """Whether `tell` counts for the rate limit: a message that is only changed does not."""
+    """Whether `message` counts for the rate limit: an update does not."""
     at: datetime | None = None
-    """Where there is nothing to tell now: when there will be, if nothing comes before."""
+    """Where nothing is to be sent now: when something will be, if no other alert comes before."""
 
 
 def message_id(message: Message) -> str:
@@ -78,7 +79,7 @@ def next_message(
     now: datetime,
     *,
     sent: Sequence[datetime] = (),
-    posted: Mapping[str, datetime] | None = None,
+    updatable: Mapping[str, datetime] | None = None,
 ) -> Next:
     """Decides what a channel is told next.
 
@@ -87,9 +88,9 @@ def next_message(
         rules: of the channel.
         now: the time.
         sent: when the latest messages were sent that count for the rate limit, the earliest first.
-        posted: the incidents whose message the channel can change, by their ids, and when it was changed last.
+        updatable: the incidents whose message the channel can change, by their ids, and when it was changed last.
     """
-    posted = posted or {}
+    updatable = updatable or {}
     skip: list[int] = []
     due: list[_Candidate] = []
     quiet: list[_Candidate] = []
@@ -98,7 +99,7 @@ def next_message(
     for changes in _by_incident(one for one in held if _taken(one, rules, skip)):
         candidate = _Candidate(changes)
         skip += candidate.superseded
-        changed_at = posted.get(candidate.newest.incident_id)
+        changed_at = updatable.get(candidate.newest.incident_id)
         if changed_at is not None:
             ready = candidate.update_ready(changed_at)
             updates.append(candidate) if ready <= now else later.append(ready)
@@ -123,8 +124,8 @@ def next_message(
         later.append(chosen)
         chosen = None
     if chosen is not None:
-        tell, covers = chosen
-        return Next(tuple(skip), tell, covers)
+        message, covers = chosen
+        return Next(tuple(skip), message, covers)
     if updates:
         # What nobody has heard of comes first; of what they have, the worst.
         update = min(updates, key=_urgency)

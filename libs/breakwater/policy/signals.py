@@ -36,7 +36,7 @@ _TOLD_OTHERWISE = frozenset({"breaker_open", "budget_exceeded", "guard_tripped",
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class Firing:
     """Something happened that people must know: it opens an incident, or repeats the one that is open."""
 
     key: str
@@ -56,13 +56,13 @@ class Raised:
     fades: bool = False
     """Whether it is over when it has not happened again for the quiet time."""
 
-    def after(self, before: Raised) -> Raised:
+    def after(self, before: Firing) -> Firing:
         """This and what was said before of the same incident, told as one."""
         return replace(self, times=self.times + before.times)
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class Resolved:
     """The opposite of what began an incident."""
 
     key: str
@@ -87,7 +87,7 @@ class Over:
         return begin == self.key and int(percent) > self.above
 
 
-Signal = Raised | Over
+Signal = Firing | Resolved
 
 
 def key_of(event: AlertEvent, *names: str | None) -> str:
@@ -126,7 +126,7 @@ def _of_breaker(event: BreakerTransition) -> tuple[Signal, ...]:
     whose = f"{_agents(event)} on {_models(event)}"
     if event.from_state == "closed" and event.to_state in {"open", "isolated"}:
         return (
-            Raised(
+            Firing(
                 key=key,
                 event="breaker_open",
                 title=f"Breaker open: {whose}",
@@ -140,7 +140,7 @@ def _of_breaker(event: BreakerTransition) -> tuple[Signal, ...]:
         )
     if event.from_state != "closed" and event.to_state == "closed":
         return (
-            Over(
+            Resolved(
                 key=key,
                 event="breaker_closed",
                 title=f"Breaker closed: {whose}",
@@ -208,7 +208,7 @@ def _of_guard(event: GuardEvent) -> tuple[Signal, ...]:
     }
     if event.kind == "reset":
         return (
-            Over(
+            Resolved(
                 key=key,
                 event="guard_tripped",
                 title=f"Task may go on: {event.task_id}",
@@ -221,7 +221,7 @@ def _of_guard(event: GuardEvent) -> tuple[Signal, ...]:
             ),
         )
     return (
-        Raised(
+        Firing(
             key=key,
             event="guard_tripped",
             title=f"Task stopped: {event.task_id} of {event.agent}",
@@ -274,7 +274,7 @@ def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
     if event.kind == "raised" and event.limit:
         kinds: tuple[AlertEvent, ...] = ("budget_hard_cap", "budget_soft_cap")
         return tuple(
-            Over(
+            Resolved(
                 key=key_of(kind, *place),
                 event=kind,
                 title=f"Cap raised: {who}, {event.window}",
@@ -297,7 +297,7 @@ def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
         # A hard cap refuses what does not fit before it is spent.
         what = "Budget refuses calls" if kind == "budget_hard_cap" and event.total < event.limit else "Budget used up"
     return (
-        Raised(
+        Firing(
             key=key_of(kind, *place, str(event.threshold_percent)),
             event=kind,
             title=f"{what}: {who}, {event.window}",
@@ -339,7 +339,7 @@ def _spent(event: BudgetEvent, kind: AlertEvent, who: str, limit: int) -> str:
     )
 
 
-def of_execution(execution: Execution, costly: int | None, long_ms: int | None) -> tuple[Raised, ...]:
+def of_execution(execution: Execution, costly: int | None, long_ms: int | None) -> tuple[Firing, ...]:
     """What the end of a job says: that it got no answer, or that it cost or took more than is usual.
 
     Args:
@@ -349,7 +349,7 @@ def of_execution(execution: Execution, costly: int | None, long_ms: int | None) 
     """
     if execution.dry_run:
         return ()
-    found: list[Raised] = []
+    found: list[Firing] = []
     if execution.status == "dead_lettered" and execution.reason not in _TOLD_OTHERWISE:
         found.append(_failed(execution))
     if costly is not None and (execution.total_cost or 0) > costly:
@@ -361,7 +361,7 @@ def of_execution(execution: Execution, costly: int | None, long_ms: int | None) 
     return tuple(found)
 
 
-def _failed(execution: Execution) -> Raised:
+def _failed(execution: Execution) -> Firing:
     reason = execution.reason or "error"
     tried = execution.attempts_count > 1 and reason in {"error", "timeout"}
     event: AlertEvent = "retries_exhausted" if tried else "job_dead_lettered"
@@ -371,7 +371,7 @@ def _failed(execution: Execution) -> Raised:
         f"no answer after {execution.attempts_count} attempts" if tried else f"ended without an answer: {reason}"
     ) + kind
     cost = "" if execution.total_cost is None else f" They cost {money_text(execution.total_cost)}."
-    return Raised(
+    return Firing(
         key=key_of(event, execution.agent, reason),
         event=event,
         title=f"{'Retries exhausted' if tried else 'Jobs fail'}: {execution.agent} ({reason})",
@@ -386,8 +386,8 @@ def _failed(execution: Execution) -> Raised:
     )
 
 
-def _unusual(execution: Execution, measure: str, what: str) -> Raised:
-    return Raised(
+def _unusual(execution: Execution, measure: str, what: str) -> Firing:
+    return Firing(
         key=key_of("agent_anomaly", execution.agent, measure),
         event="agent_anomaly",
         title=f"Unusual execution: {execution.agent} ({measure.removeprefix('execution_')})",
@@ -414,7 +414,7 @@ def _figures(execution: Execution) -> dict[str, JsonValue]:
     }
 
 
-def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Raised, ...]:
+def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Firing, ...]:
     """What a dead letter says that belongs to no execution: a job that can't be read, a row that no table takes.
 
     `source_id`: its `ce-id`.
@@ -426,7 +426,7 @@ def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Raised, ...
         return _unheard(dead_letter, source_id, channel)
     agent = dead_letter.agent if dead_letter.agent != "unknown" and is_identifier(dead_letter.agent or "") else None
     return (
-        Raised(
+        Firing(
             key=key_of("job_dead_lettered", agent, dead_letter.reason),
             event="job_dead_lettered",
             title=f"Dead letters: {dead_letter.reason}" + (f" ({agent})" if agent else ""),
@@ -448,14 +448,14 @@ def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Raised, ...
     )
 
 
-def _unheard(dead_letter: DeadLetter, source_id: str, channel: str) -> tuple[Raised, ...]:
+def _unheard(dead_letter: DeadLetter, source_id: str, channel: str) -> tuple[Firing, ...]:
     if dead_letter.headers.get(Header.INCIDENT, "").startswith(UNDELIVERABLE):
         # That a channel is dead did not reach another dead one: they would tell each other for ever.
         return ()
     key = f"{UNDELIVERABLE}{encode_token(channel)}"
     test, replay = command("alerts", "test", channel), command("alerts", "replay", channel=channel)
     return (
-        Raised(
+        Firing(
             key=key,
             event="job_dead_lettered",
             title=f"Alerts do not arrive: channel {channel}",
@@ -473,9 +473,9 @@ def _unheard(dead_letter: DeadLetter, source_id: str, channel: str) -> tuple[Rai
     )
 
 
-def channel_works(channel: str, source_id: str, at: datetime) -> Over:
+def channel_works(channel: str, source_id: str, at: datetime) -> Resolved:
     """What a message that arrived says of its channel."""
-    return Over(
+    return Resolved(
         key=f"{UNDELIVERABLE}{encode_token(channel)}",
         event="job_dead_lettered",
         title=f"Alerts arrive again: channel {channel}",

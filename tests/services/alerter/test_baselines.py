@@ -6,7 +6,7 @@ from typing import Any
 from breakwater.contracts.execution import Execution
 from breakwater.policy.alert_rules import AnomalyRules
 from breakwater.policy.anomaly import LAPSE, Baseline
-from breakwater.policy.signals import Over, Raised, Signal
+from breakwater.policy.signals import Firing, Resolved, Signal
 from services.alerter.baselines import CAUGHT_UP, GRACE, MOST_DURATIONS, SAVE_EVERY, Baselines
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
@@ -63,11 +63,11 @@ def test_an_agent_that_begins_to_fail_is_told_in_the_third_minute_and_again_when
     assert work(baselines, AT, 20) == []
     assert work(baselines, AT + 20 * MINUTE, 2, **FAILED) == []
     (raised,) = work(baselines, AT + 22 * MINUTE, 5, **FAILED)
-    assert isinstance(raised, Raised)
+    assert isinstance(raised, Firing)
     assert (raised.key, raised.agent) == ("agent_anomaly/writer/error_rate", "writer")
     assert raised.at == AT + 23 * MINUTE
     (over,) = work(baselines, AT + 27 * MINUTE, 10)
-    assert isinstance(over, Over)
+    assert isinstance(over, Resolved)
     assert (over.key, over.at) == (raised.key, AT + 30 * MINUTE)
 
 
@@ -187,7 +187,7 @@ def test_an_anomaly_of_an_agent_that_was_stopped_is_over_after_a_while() -> None
     last = AT + 22 * MINUTE
     assert silence(baselines, last + LAPSE * MINUTE) == ()
     (over,) = silence(baselines, last + (LAPSE + 2) * MINUTE)
-    assert isinstance(over, Over)
+    assert isinstance(over, Resolved)
     assert over.key == "agent_anomaly/writer/error_rate"
     assert silence(baselines, last + (LAPSE + 60) * MINUTE) == ()
 

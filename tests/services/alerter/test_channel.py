@@ -41,7 +41,7 @@ def test_a_refusal_that_would_be_repeated_is_permanent(status: int, permanent: b
     with pytest.raises(SendError, match=str(status)) as caught:
         check_answer(status, {}, NOW)
     assert caught.value.permanent is permanent
-    assert caught.value.gone is (status == 410)
+    assert caught.value.disables is (status == 410)
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204])

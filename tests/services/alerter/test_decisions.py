@@ -14,7 +14,7 @@ from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Execution
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.redact import RedactionRules, Redactor
-from breakwater.policy.signals import Raised
+from breakwater.policy.signals import Firing
 from services.alerter import handlers
 from tests.server_sources import RunningServer
 from tests.services.alerter.kit import Bus, alerter, bus_of, config_of, crossed, opened, stopped
@@ -236,7 +236,7 @@ async def publish_executions(bus: Bus, *executions: Execution) -> None:
 async def test_a_thousand_failing_jobs_are_one_incident_that_counts_them(
     own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handlers, "REPEATS_EVERY_S", 0.5)
+    monkeypatch.setattr(handlers, "GROUP_INTERVAL_S", 0.5)
     config = config_of()
     failed = [ended(number) for number in range(1000)]
     failed += [ended(2000 + number, reason="breaker_open") for number in range(5)]
@@ -278,7 +278,7 @@ async def test_an_anomaly_whose_figures_are_lost_does_not_stay_open_for_ever(own
         rules = IncidentRules(config.alerts.on_events, 600, (), config.alerts.reminders)
         for measure in ("latency", "execution_cost"):
             key, fades = f"agent_anomaly/writer/{measure}", measure == "execution_cost"
-            signal = Raised(key, "agent_anomaly", "Unusual", "It is.", measure, datetime.now(UTC), fades=fades)
+            signal = Firing(key, "agent_anomaly", "Unusual", "It is.", measure, datetime.now(UTC), fades=fades)
             await log.apply(signal, rules)
         async with alerter(bus, config):
             await bus.told("resolved")

@@ -30,7 +30,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
         (tmp_path / f"{name}.py").write_text(f"import asyncio, threading, time\ntold = []\n{code}\n")
         setting = {"callable": f"{name}:{called}", "timeout_s": timeout_s}
         config = config_of(channels={"own": {"python": setting}})
-        [one] = channels_of(config.alerts, posts=_none, now=lambda: AT)
+        [one] = channels_of(config.alerts, sent_messages=_none, now=lambda: AT)
         return one
 
     made.module = lambda: sys.modules[name]  # type: ignore[attr-defined]
@@ -92,7 +92,7 @@ async def test_what_it_raises_is_told_and_worth_another_try(make: Make, word: st
     with pytest.raises(SendError) as caught:
         await one.send(alert())
     assert str(caught.value).startswith(words)
-    assert (caught.value.permanent, caught.value.gone) == (False, False)
+    assert (caught.value.permanent, caught.value.disables) == (False, False)
 
 
 async def test_a_plain_callable_that_returns_a_coroutine_is_no_delivery(make: Make) -> None:
@@ -167,7 +167,7 @@ def test_a_module_that_is_not_there_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"alerts\.channels\.own\.python\.callable: the callable 'nothing\.of\.ours:tell': the module"
     ):
-        channels_of(config.alerts, posts=_none, now=lambda: AT)
+        channels_of(config.alerts, sent_messages=_none, now=lambda: AT)
 
 
 def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:

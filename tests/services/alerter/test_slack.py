@@ -6,10 +6,9 @@ from ipaddress import ip_network
 import pytest
 
 from breakwater.config import ConfigError
-from services.alerter.blocks import slack_message
 from services.alerter.channel import Channel, SendError
 from services.alerter.channels import channels_of
-from services.alerter.slack import SlackWebhook
+from services.alerter.slack import SlackWebhook, slack_message
 from services.alerter.wording import Wording
 from tests.services.alerter.kit import AT, Answer, Receiver, config_of
 from tests.services.alerter.messages import acknowledged, alert, closed, digest, held
@@ -45,7 +44,9 @@ async def test_an_alert_is_read_as_it_is_told(double: SlackDouble, channel: Slac
     [call] = double.calls
     assert call.body == slack_message(Wording().alert(alert()))
     [shown] = double.channel_view()
-    assert shown.startswith("*[critical] Breaker open: writer on gpt-4.1*\nCritical, open\nAgent writer, model gpt-4.1")
+    assert shown.startswith(
+        "*[critical] Breaker open: writer on gpt-4.1*\nCritical, firing\nAgent writer, model gpt-4.1"
+    )
 
 
 async def test_every_change_is_a_message_of_its_own(double: SlackDouble, channel: SlackWebhook) -> None:
@@ -64,12 +65,12 @@ async def test_every_change_is_a_message_of_its_own(double: SlackDouble, channel
 async def test_a_rate_limit_says_how_long_to_wait(double: SlackDouble, channel: SlackWebhook) -> None:
     await channel.send(alert())
     failure = await refused(channel)  # the double lets a webhook post once a second
-    assert (failure.permanent, failure.retry_after_s, failure.gone) == (False, 1.0, False)
+    assert (failure.permanent, failure.retry_after_s, failure.disables) == (False, 1.0, False)
     assert double.counted() == {"posts": 1, "updates": 0, "replies": 0, "refused": 1}
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "permanent", "gone"),
+    ("code", "status", "permanent", "disables"),
     [
         ("no_service", 404, True, True),
         ("channel_is_archived", 410, True, True),
@@ -82,11 +83,11 @@ async def test_a_rate_limit_says_how_long_to_wait(double: SlackDouble, channel: 
     ],
 )
 async def test_a_refusal_is_named_as_slack_names_it(
-    double: SlackDouble, channel: SlackWebhook, code: str, status: int, permanent: bool, gone: bool
+    double: SlackDouble, channel: SlackWebhook, code: str, status: int, permanent: bool, disables: bool
 ) -> None:
     double.refuse["hook"] = [code]
     failure = await refused(channel)
-    assert (failure.permanent, failure.gone) == (permanent, gone)
+    assert (failure.permanent, failure.disables) == (permanent, disables)
     assert (code if ":" not in code else str(status)) in str(failure)
     assert "<html>" not in str(failure)
     assert len(double.calls) == 1  # slack-sdk does not retry by itself
@@ -150,10 +151,10 @@ def test_a_url_that_is_missing_or_none_is_named_by_its_setting(monkeypatch: pyte
     config = config_of(channels={"ops": {"slack": {"webhook_url": {"env": "SLACK_HOOK"}}}})
     monkeypatch.delenv("SLACK_HOOK", raising=False)
     with pytest.raises(ConfigError, match=r"alerts\.channels\.ops\.slack\.webhook_url: the environment variable SLACK"):
-        channels_of(config.alerts, posts=_none, now=lambda: AT)
+        channels_of(config.alerts, sent_messages=_none, now=lambda: AT)
     monkeypatch.setenv("SLACK_HOOK", f"hooks.slack.example{HOOK}")
     with pytest.raises(ConfigError, match=r"alerts\.channels\.ops\.slack\.webhook_url: must be a URL") as caught:
-        channels_of(config.alerts, posts=_none, now=lambda: AT)
+        channels_of(config.alerts, sent_messages=_none, now=lambda: AT)
     assert HOOK not in str(caught.value)
 
 

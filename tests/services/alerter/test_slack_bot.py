@@ -1,6 +1,7 @@
 """The bot against a double of Slack's Web API: one message for each incident, kept up to date."""
 
 from collections.abc import AsyncGenerator
+from datetime import datetime
 from ipaddress import ip_network
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from breakwater.config import ConfigError
 from services.alerter.channel import SendError
 from services.alerter.channels import channels_of
-from services.alerter.slack_bot import SlackBot
+from services.alerter.notes import SentMessages
+from services.alerter.slack import SlackBot
 from services.alerter.wording import Wording
 from tests.services.alerter.kit import AT, Answer, Receiver, config_of
 from tests.services.alerter.messages import (
@@ -27,17 +29,17 @@ from tests.services.alerter.slack_double import CHANNEL, TOKEN, SlackDouble
 LOOPBACK = (ip_network("127.0.0.0/8"),)
 
 
-class Remembered:
-    """Posts, as a test remembers them; and fails to, where told so."""
+class Remembered(SentMessages):
+    """Sent messages in memory, whose recording fails as often as a test says."""
 
     def __init__(self) -> None:
         self.ts: dict[str, str] = {}
         self.fails = 0
 
-    async def get(self, incident_id: str, /) -> str | None:
+    async def get(self, incident_id: str) -> str | None:
         return self.ts.get(incident_id)
 
-    async def put(self, incident_id: str, ts: str, /) -> None:
+    async def put(self, incident_id: str, ts: str) -> None:
         if self.fails:
             self.fails -= 1
             raise ConnectionError("the bus is away")
@@ -65,9 +67,15 @@ async def bot(double: SlackDouble, posts: Remembered) -> AsyncGenerator[SlackBot
     await one.close()
 
 
+def now() -> datetime:
+    return AT
+
+
 def bot_of(api_url: str, posts: Remembered, **fields: Any) -> SlackBot:
     given: dict[str, Any] = {"token": TOKEN, "channel": CHANNEL} | fields
-    return SlackBot("ops", api_url=api_url, wording=Wording(), posts=posts, allowed=LOOPBACK, now=lambda: AT, **given)
+    return SlackBot(
+        "ops", api_url=api_url, wording=Wording(), sent_messages=posts, allowed=LOOPBACK, now=lambda: AT, **given
+    )
 
 
 async def refused(bot: SlackBot) -> SendError:
@@ -188,12 +196,12 @@ async def test_a_post_that_could_not_be_remembered_is_updated_at_the_next_try(
 async def test_a_connection_that_breaks_is_no_refusal(double: SlackDouble, bot: SlackBot) -> None:
     double.refuse["chat.postMessage"] = ["lost"]
     failure = await refused(bot)
-    assert (failure.permanent, failure.gone) == (False, False)
+    assert (failure.permanent, failure.disables) == (False, False)
     assert TOKEN not in str(failure)
 
 
 @pytest.mark.parametrize(
-    ("code", "permanent", "gone", "advice"),
+    ("code", "permanent", "disables", "advice"),
     [
         ("invalid_auth", True, False, "set the bot token"),
         ("token_revoked", True, True, "install the app again"),
@@ -211,11 +219,11 @@ async def test_a_connection_that_breaks_is_no_refusal(double: SlackDouble, bot: 
     ],
 )
 async def test_a_refusal_says_what_to_do(
-    double: SlackDouble, bot: SlackBot, code: str, permanent: bool, gone: bool, advice: str
+    double: SlackDouble, bot: SlackBot, code: str, permanent: bool, disables: bool, advice: str
 ) -> None:
     double.refuse["chat.postMessage"] = [code]
     failure = await refused(bot)
-    assert (failure.permanent, failure.gone) == (permanent, gone)
+    assert (failure.permanent, failure.disables) == (permanent, disables)
     assert advice in str(failure)
     assert len(double.calls) == 1  # slack-sdk does not retry by itself
 
@@ -290,7 +298,7 @@ def test_a_channel_that_is_named_instead_of_identified_is_refused(
     monkeypatch.setenv("SLACK_TOKEN", TOKEN)
     config = config_of(channels={"ops": {"slack": {"bot_token": {"env": "SLACK_TOKEN"}, "channel": channel}}})
     with pytest.raises(ConfigError, match=r"alerts\.channels\.ops\.slack\.channel: give the channel's id"):
-        channels_of(config.alerts, posts=lambda _: posts, now=lambda: AT)
+        channels_of(config.alerts, sent_messages=lambda _: posts, now=lambda: AT)
 
 
 def test_a_token_that_is_missing_or_none_is_named_by_its_setting(
@@ -301,10 +309,10 @@ def test_a_token_that_is_missing_or_none_is_named_by_its_setting(
     with pytest.raises(
         ConfigError, match=r"alerts\.channels\.ops\.slack\.bot_token: the environment variable SLACK_TOKEN"
     ):
-        channels_of(config.alerts, posts=lambda _: posts, now=lambda: AT)
+        channels_of(config.alerts, sent_messages=lambda _: posts, now=lambda: AT)
     monkeypatch.setenv("SLACK_TOKEN", "xoxb-1\r\nx-evil: 1")
     with pytest.raises(ConfigError, match=r"alerts\.channels\.ops\.slack\.bot_token: is no token") as caught:
-        channels_of(config.alerts, posts=lambda _: posts, now=lambda: AT)
+        channels_of(config.alerts, sent_messages=lambda _: posts, now=lambda: AT)
     assert "evil" not in str(caught.value)
 
 

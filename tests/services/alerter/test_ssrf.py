@@ -314,7 +314,7 @@ async def channel_of(
         "slack bot": {"slack": {"bot_token": {"env": "SLACK_TOKEN"}, "channel": CHANNEL, "api_url": url}},
     }[kind]
     config = config_of(channels={"ops": setting}, allow_networks=list(allowed))
-    [channel] = channels_of(config.alerts, posts=lambda _: NoPosts(), now=lambda: AT)
+    [channel] = channels_of(config.alerts, sent_messages=lambda _: NoPosts(), now=lambda: AT)
     await channel.open()
     try:
         yield channel

@@ -127,15 +127,15 @@ async def test_a_signature_made_with_another_secret_or_over_another_body_is_foun
 
 
 @pytest.mark.parametrize(
-    ("status", "permanent", "gone"),
+    ("status", "permanent", "disables"),
     [(400, True, False), (404, True, False), (410, True, True), (302, True, False), (500, False, False)],
 )
 async def test_a_refusal_says_whether_another_try_is_worth_it(
-    receiver: Receiver, channel: SignedWebhook, status: int, permanent: bool, gone: bool
+    receiver: Receiver, channel: SignedWebhook, status: int, permanent: bool, disables: bool
 ) -> None:
     receiver.always = Answer(status, headers={"Location": f"{receiver.url}/elsewhere"})
     failure = await refused(channel)
-    assert (failure.permanent, failure.gone) == (permanent, gone)
+    assert (failure.permanent, failure.disables) == (permanent, disables)
     assert f"the receiver answered {status}" in str(failure)
     assert len(receiver.seen) == 1
 
@@ -208,7 +208,7 @@ def settings_of(**more: Any) -> dict[str, Any]:
 def test_the_config_makes_the_channel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLD_SECRET", OLD_SECRET)
     config = config_of(channels=settings_of(previous_secret={"env": "OLD_SECRET"}))
-    [one] = channels_of(config.alerts, posts=_none, now=now)
+    [one] = channels_of(config.alerts, sent_messages=_none, now=now)
     assert one.name == "hook"
     assert isinstance(one, SignedWebhook)
 
@@ -223,14 +223,14 @@ def test_a_secret_that_can_sign_nothing_is_refused_without_being_shown(
     monkeypatch.setenv("BAD_SECRET", secret)
     config = config_of(channels=settings_of(**{place: {"env": "BAD_SECRET"}}))
     with pytest.raises(ConfigError, match=re.escape(f"alerts.channels.hook.webhook.{place}: must be whsec_")) as caught:
-        channels_of(config.alerts, posts=_none, now=now)
+        channels_of(config.alerts, sent_messages=_none, now=now)
     assert secret == "whsec_" or secret not in str(caught.value)
 
 
 def test_a_secret_that_is_missing_is_named_by_its_setting(tmp_path: Path) -> None:
     config = config_of(channels=settings_of(secret={"file": str(tmp_path / "absent")}))
     with pytest.raises(ConfigError, match=r"alerts\.channels\.hook\.webhook\.secret: the secret file .*absent"):
-        channels_of(config.alerts, posts=_none, now=now)
+        channels_of(config.alerts, sent_messages=_none, now=now)
 
 
 def test_links_need_a_secret_of_some_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,9 +238,9 @@ def test_links_need_a_secret_of_some_length(monkeypatch: pytest.MonkeyPatch) -> 
     config = config_of(channels=settings_of(), links=links)
     monkeypatch.setenv("LINK_SECRET", "short")
     with pytest.raises(ConfigError, match=r"alerts\.links\.secret: it has 5 characters, and must have 32"):
-        channels_of(config.alerts, posts=_none, now=now)
+        channels_of(config.alerts, sent_messages=_none, now=now)
     monkeypatch.setenv("LINK_SECRET", "x" * 32)
-    assert len(channels_of(config.alerts, posts=_none, now=now)) == 1
+    assert len(channels_of(config.alerts, sent_messages=_none, now=now)) == 1
 
 
 def test_a_fingerprint_tells_urls_apart_and_not_keys() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from breakwater.config.alerts import AlertTemplate
 from breakwater.contracts.alerts import AlertDigest
-from services.alerter.blocks import escaped, slack_message
-from services.alerter.wording import Told, Wording, clean, duration, plain
+from services.alerter.slack import escaped, slack_message
+from services.alerter.wording import Worded, Wording, clean, duration, plain
 from tests.services.alerter.kit import AT
 from tests.services.alerter.messages import (
     acknowledged,
@@ -33,7 +33,7 @@ WORDS = Wording()
 LINKED = Wording(link=link)
 
 
-def texts_of(told: Told) -> list[str]:
+def texts_of(told: Worded) -> list[str]:
     message = slack_message(told)
     return [message["text"], *(block["text"]["text"] for block in message["blocks"])]
 
@@ -172,7 +172,7 @@ def test_the_longest_texts_fit_into_what_slack_takes() -> None:
     assert all(not text.endswith(("&", "&a", "&am", "&amp", "&l", "&lt", "&g", "&gt")) for text in shown)
 
 
-def check_limits(told: Told) -> None:
+def check_limits(told: Worded) -> None:
     message = slack_message(told)
     assert 1 <= len(message["blocks"]) <= 50
     assert len(message["text"]) <= 4000

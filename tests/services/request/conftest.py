@@ -33,7 +33,7 @@ from breakwater.policy.alert_rules import Reminders
 from breakwater.policy.breaker import Breaker
 from breakwater.policy.breaker_rules import BreakerKey
 from breakwater.policy.incidents import IncidentRules, decide
-from breakwater.policy.signals import Raised
+from breakwater.policy.signals import Firing
 from breakwater.settings import Settings
 from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.connection import Redis
@@ -255,7 +255,7 @@ async def tell(door: Door, key: str = "guard_tripped/acme/t1", *, times: int = 1
     event: AlertEvent = fields.pop("event", key.partition("/")[0])
     at: datetime = fields.pop("at", datetime(2026, 11, 21, 10, 0, tzinfo=UTC))
     what = {"title": f"Something of {key}", "text": "It happened. To do: look.", **said}
-    signal = Raised(key=key, event=event, source_id=uuid.uuid4().hex, at=at, times=times, **what)
+    signal = Firing(key=key, event=event, source_id=uuid.uuid4().hex, at=at, times=times, **what)
     alert = decide(signal, None, IncidentRules(get_args(AlertEvent), 600, ("guard_tripped",), Reminders()))
     assert alert is not None
     return await tell_again(door, alert, **fields)

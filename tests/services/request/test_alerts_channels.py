@@ -60,7 +60,7 @@ async def again(door: Door) -> list[tuple[str, str | None, bytes]]:
     """What lies ready to be tried again: where, for which channel, and what."""
     return [
         (found.subject, found.headers.get(Header.CHANNEL.value), found.data)
-        async for found in scan(lambda: door.bus, Stream.ALERTER, "bw.alerter.again.>")
+        async for found in scan(lambda: door.bus, Stream.ALERTER, "bw.alerter.replays.>")
     ]
 
 
@@ -187,8 +187,8 @@ async def test_each_is_tried_again_once_with_the_bytes_that_were_kept(alerting: 
         },
     )
     wanted = [
-        (subjects.alert_again("ops", dead_letters[0]), "ops", alert.json_bytes()),
-        (subjects.alert_again("second line", dead_letters[1]), "second line", payload),
+        (subjects.alert_replay("ops", dead_letters[0]), "ops", alert.json_bytes()),
+        (subjects.alert_replay("second line", dead_letters[1]), "second line", payload),
     ]
     assert await again(alerting) == wanted
     assert [(one["channel"], one["replayed"]) for one in await undelivered(alerting)] == [
@@ -206,7 +206,7 @@ async def test_only_those_of_a_channel_are_tried_again_where_it_is_named(alertin
     dead_letter = await give_up(alerting, "second line", alert)
     answer = await alerting.act("alerts/replay", channel="second line")
     assert (answer.json["replayed"], answer.json["already"], answer.json["skipped"]) == (1, 0, 0)
-    assert [where for where, _, _ in await again(alerting)] == [subjects.alert_again("second line", dead_letter)]
+    assert [where for where, _, _ in await again(alerting)] == [subjects.alert_replay("second line", dead_letter)]
 
 
 async def test_one_that_is_named_is_tried_once_more(alerting: Door, alert: Alert) -> None:
@@ -216,8 +216,8 @@ async def test_one_that_is_named_is_tried_once_more(alerting: Door, alert: Alert
     for _ in range(2):
         answer = await alerting.act("alerts/replay", dead_letter_id=dead_letter)
         assert (answer.json["replayed"], answer.json["channels"]) == (1, {"ops": 1})
-        [found] = [one async for one in scan(lambda: alerting.bus, Stream.ALERTER, "bw.alerter.again.>")]
-        assert found.subject == subjects.alert_again("ops", dead_letter)
+        [found] = [one async for one in scan(lambda: alerting.bus, Stream.ALERTER, "bw.alerter.replays.>")]
+        assert found.subject == subjects.alert_replay("ops", dead_letter)
         stored.add(found.sequence)
     assert len(stored) == 2  # for the consumer, another message
     assert (await alerting.act("alerts/replay")).json["channels"] == {"ops": 1}

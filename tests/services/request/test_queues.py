@@ -70,7 +70,7 @@ async def test_how_far_services_and_alert_channels_are_behind(alerting: Door) ->
         "alerter": ("alerter", 0, 0),
         "alerter-executions": ("alerter", 0, 0),
         "alerter-dead-letters": ("alerter", 0, 0),
-        "alerter-again": ("alerter", 0, 0),
+        "alerter-replays": ("alerter", 0, 0),
         "sink-events": ("sink", 1, 3),
         "sink-alerts": ("sink", 1, 0),
         "alerter-channel-ops": ("alerter", 1, 0),

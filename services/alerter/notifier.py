@@ -1,7 +1,7 @@
-"""Takes alerts to one channel: each until it has arrived, was told by another one, or is in the dead letters.
+"""Takes alerts to one channel: each until it has arrived, is covered by another message, or is in the dead letters.
 
-What waits is not acknowledged, so that whoever takes over has it too. What was composed once is sent the same at every
-try, with the same id, until it is told or given up.
+What waits is not acknowledged, so that the next leader has it too. A message that was composed once is sent unchanged
+at every try, with the same id, until it is delivered or given up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import base64
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
+from breakwater import background
 from breakwater.bus.delivery import Delivery, still_held
 from breakwater.bus.errors import BusError, PublishRefused
 from breakwater.bus.incidents import IncidentLog
@@ -35,19 +35,19 @@ from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelRules, Held, Message, message_id, next_message
 from breakwater.policy.signals import channel_works
 from services.alerter.channel import Channel, SendError
-from services.alerter.notes import Gone, Posts
+from services.alerter.notes import DisabledChannels, SentMessages
 
 IDLE_S = 2.0
 """How long one fetch waits where nothing is to be done."""
 
 SOON_S = 0.01
 HEARTBEAT_S = 6.0
-RETRY_DEAD_BUS_S = 1.0
-GONE_LOOK_S = 15.0
-TOLD_KEPT = 5_000
+BUS_RETRY_S = 1.0
+DISABLED_LOOK_S = 15.0
+DELIVERED_KEPT = 5_000
 _LONG_AGO = datetime.fromtimestamp(0, UTC)
-LAST_WORD_S = 4.0
-"""How long a message may still take when this process is told to stop."""
+LAST_SEND_S = 4.0
+"""How long a message may still take when this process is asked to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,30 +79,31 @@ PATIENT = Schedule()
 """An hour, and then an alert is a dead letter that can be replayed."""
 
 
+@dataclass(slots=True, eq=False)
 class _Composed:
-    """A message on its way, and the deliveries of the alerts that it tells of, by their ids."""
+    """A message on its way, and the deliveries of the alerts that it covers, by their ids."""
 
-    def __init__(self, message: Message, deliveries: dict[str, Delivery], *, counts: bool, again: bool = False) -> None:
-        self.message = message
-        self.deliveries = deliveries
-        self.counts = counts
-        self.again = again
-        """Whether a person has asked to try it again, after it was given up."""
-        self.failures = 0
-        self.first_failed_at = 0.0
-        self.not_before = 0.0
+    message: Message
+    deliveries: dict[str, Delivery]
+    counts: bool = True
+    """Whether it counts for the channel's rate limit."""
+    replay: bool = False
+    """Whether it was given up before, and a person has asked to send it once more."""
+    failures: int = 0
+    first_failed_at: float = 0.0
+    not_before: float = 0.0
 
 
-class Courier:
-    """One channel's messages. Runs while this process has the turn to deliver."""
+class Notifier:
+    """One channel's messages. Runs while this process has the leader lease."""
 
     def __init__(
         self,
         channel: Channel,
         rules: ChannelRules,
         pull: Pull,
-        posts: Posts,
-        gone: Gone,
+        sent_messages: SentMessages,
+        disabled: DisabledChannels,
         publisher: Publisher,
         incidents: IncidentLog,
         incident_rules: IncidentRules,
@@ -114,57 +115,55 @@ class Courier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._channel, self._rules, self._pull = channel, rules, pull
-        self._posts, self._gone, self._publisher = posts, gone, publisher
+        self._sent_messages, self._disabled, self._publisher = sent_messages, disabled, publisher
         self._incidents, self._incident_rules = incidents, incident_rules
         self._metrics, self._now, self._clock = metrics, now, clock
         self._most, self._schedule = most, schedule
         self._held: dict[str, tuple[Delivery, Alert]] = {}
-        self._posted: dict[str, datetime] = {}
+        self._updatable: dict[str, datetime] = {}
         self._on_the_way: list[_Composed] = []
         self._sent: deque[datetime] = deque()
         self._not_before = 0.0
         self._failures = 0
-        self._is_gone, self._gone_known_until = False, 0.0
+        self._is_disabled, self._disabled_known_until = False, 0.0
         self._idle_s = IDLE_S
-        self._told: dict[str, None] = {}
+        self._delivered: dict[str, None] = {}
         self._outage = Outage(f"alert channel {channel.name}")
         self._bus = Outage(f"bus, for alert channel {channel.name}")
 
     @property
     def held(self) -> int:
         """How many alerts wait."""
-        return len(self._held) + sum(len(one.deliveries) for one in self._on_the_way if not one.again)
+        return len(self._held) + sum(len(one.deliveries) for one in self._on_the_way if not one.replay)
 
-    def take_again(self, delivery: Delivery, message: Message) -> None:
-        """Takes a message that was given up, and that somebody wants to be tried once more."""
+    def replay(self, delivery: Delivery, message: Message) -> None:
+        """Takes a message that was given up, and that somebody wants to be sent once more."""
         for composed in self._on_the_way:
-            if composed.again and message_id(composed.message) == message_id(message):
+            if composed.replay and message_id(composed.message) == message_id(message):
                 composed.deliveries = {message_id(message): delivery}  # delivered again, while it waits here
                 return
-        self._on_the_way.append(_Composed(message, {message_id(message): delivery}, counts=True, again=True))
+        self._on_the_way.append(_Composed(message, {message_id(message): delivery}, replay=True))
 
     async def run(self) -> None:
-        """For ever: fetches what is to be told, and tells it."""
+        """Fetches alerts and sends messages until it is cancelled."""
         beating = asyncio.create_task(self._beat())
+        wait_s = IDLE_S
+
+        async def step() -> float:
+            await self._fetch(wait_s)
+            next_s = await self._step()
+            self._metrics.held(self.held)
+            return next_s
+
         try:
-            wait_s = IDLE_S
             while True:
-                try:
-                    await self._fetch(wait_s)
-                    wait_s = await self._step()
-                    self._metrics.held(self.held)
-                    self._bus.worked()
-                except BusError as error:
-                    self._bus.failed(error)
-                    await asyncio.sleep(RETRY_DEAD_BUS_S)
+                wait_s = await self._bus.outlast(step, on=BusError, retry_s=BUS_RETRY_S)
         finally:
-            beating.cancel()
-            with suppress(asyncio.CancelledError):
-                await beating
+            await background.stop(beating)
             await self._pull.close()
 
     async def _beat(self) -> None:
-        # Who holds an alert back says so, or it would be delivered again.
+        # What is held back must say so, or the server would deliver it again.
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             held = [delivery for delivery, _ in self._held.values()]
@@ -188,39 +187,39 @@ class Courier:
             )
             await delivery.ack_sync()
             return
-        if alert.alert_id in self._told:
-            # The server has not heard that it was acknowledged.
+        if alert.alert_id in self._delivered:
+            # Its acknowledgement did not reach the server.
             await delivery.ack_sync()
             return
         for composed in self._on_the_way:
-            if not composed.again and alert.alert_id in composed.deliveries:
+            if not composed.replay and alert.alert_id in composed.deliveries:
                 composed.deliveries[alert.alert_id] = delivery
                 return
-        unknown = self._channel.updates and alert.change != "opened" and alert.incident_id not in self._posted
-        if unknown and await self._posts.get(alert.incident_id):
-            self._posted[alert.incident_id] = _LONG_AGO
+        unknown = self._channel.updates and alert.change != "opened" and alert.incident_id not in self._updatable
+        if unknown and await self._sent_messages.get(alert.incident_id):
+            self._updatable[alert.incident_id] = _LONG_AGO
         self._held[alert.alert_id] = (delivery, alert)
 
     async def _step(self) -> float:
-        """Tells one message, if there is one to tell; and returns how long to wait before the next one."""
-        gone = await self._nobody_wants_it()
-        if gone and (left_s := await self._give_all_up()) is not None:
+        """Sends one message, if one is due; and returns how long to wait before the next one."""
+        disabled = await self._looked_whether_disabled()
+        if disabled and (left_s := await self._give_all_up()) is not None:
             return left_s
         pause_s = self._not_before - self._clock()
         if pause_s > 0:
             return pause_s
-        # What somebody asks for once more comes after what nobody has heard yet, and within the channel's limit.
-        composed = (None if gone else self._due() or await self._compose()) or self._due(again=True)
+        # Replays come after what nobody has received yet, and within the channel's rate limit.
+        composed = (None if disabled else self._due() or await self._compose()) or self._due(replay=True)
         if composed is None:
-            waits = [one.not_before - self._clock() for one in self._on_the_way if not one.again]
+            waits = [one.not_before - self._clock() for one in self._on_the_way if not one.replay]
             return max(0.0, min([self._idle_s, *waits]))
         await _to_its_end(self._send(composed))
         return max(0.0, self._not_before - self._clock())
 
-    def _due(self, *, again: bool = False) -> _Composed | None:
-        if again and not self._room_for_one():
+    def _due(self, *, replay: bool = False) -> _Composed | None:
+        if replay and not self._room_for_one():
             return None
-        due = [one for one in self._on_the_way if one.again == again and one.not_before <= self._clock()]
+        due = [one for one in self._on_the_way if one.replay == replay and one.not_before <= self._clock()]
         return min(due, key=lambda one: one.not_before, default=None)
 
     def _room_for_one(self) -> bool:
@@ -231,8 +230,8 @@ class Courier:
         return sum(at > since for at in self._sent) < limit.messages
 
     async def _compose(self) -> _Composed | None:
-        # An incident of which something is on its way waits for that: people hear of it in order.
-        busy = {incident for one in self._on_the_way if not one.again for incident in _incidents(one.message)}
+        # An incident of which a message is on its way waits for that: people read of it in order.
+        busy = {incident for one in self._on_the_way if not one.replay for incident in _incidents(one.message)}
         ordered = sorted(self._held.values(), key=lambda one: (one[0].published_at, one[0].sequence))
         ids = [alert.alert_id for _, alert in ordered]
         held = [
@@ -244,20 +243,20 @@ class Courier:
         now = self._now()
         while limit is not None and self._sent and self._sent[0] <= now - timedelta(seconds=limit.within_s):
             self._sent.popleft()
-        decided = next_message(held, self._rules, now, sent=tuple(self._sent), posted=self._posted)
+        decided = next_message(held, self._rules, now, sent=tuple(self._sent), updatable=self._updatable)
         for place in decided.skip:
             delivery, _ = self._held.pop(ids[place])
             await delivery.ack_sync()
         self._idle_s = IDLE_S if decided.at is None else max(0.0, (decided.at - now).total_seconds())
-        if decided.tell is None:
+        if decided.message is None:
             return None
         deliveries = {ids[place]: self._held.pop(ids[place])[0] for place in decided.covers}
-        composed = _Composed(decided.tell, deliveries, counts=decided.counts)
+        composed = _Composed(decided.message, deliveries, counts=decided.counts)
         self._on_the_way.append(composed)
         return composed
 
     async def _send(self, composed: _Composed) -> None:
-        message = self._as_it_is_now(composed.message) if composed.again else composed.message
+        message = self._as_it_is_now(composed.message) if composed.replay else composed.message
         try:
             await self._sent_once(message)
         except SendError as failure:
@@ -287,21 +286,21 @@ class Courier:
             raise SendError(f"it can't be sent ({type(error).__name__})", permanent=True) from error
 
     def _as_it_is_now(self, message: Message) -> Message:
-        """What was given up may be long over: people are told of an incident as it is."""
+        """A replayed alert may be long out of date: people are notified of the incident as it is."""
         newest = self._incidents.incidents.get(message.incident_id) if isinstance(message, Alert) else None
         return message if newest is None else newest
 
     def _remember(self, alert: Alert) -> None:
-        self._posted[alert.incident_id] = self._now()
+        self._updatable[alert.incident_id] = self._now()
         if alert.status == "resolved":
-            # Should it come back, the note on the bus tells.
-            del self._posted[alert.incident_id]
+            # Should it come back, the record on the bus says which message it had.
+            del self._updatable[alert.incident_id]
 
     async def _channel_works(self, source_id: str) -> None:
         works = channel_works(self._channel.name, source_id, self._now())
-        if self._is_gone:
-            await self._gone.note(False)
-            self._is_gone = False
+        if self._is_disabled:
+            await self._disabled.remove(self._channel)
+            self._is_disabled = False
         dead = self._incidents.incidents.of(works.key)
         if dead is not None and dead.status != "resolved":
             await self._incidents.apply(works, self._incident_rules)
@@ -310,9 +309,9 @@ class Courier:
         clock = self._clock()
         composed.failures += 1
         composed.first_failed_at = composed.first_failed_at or clock
-        if failure.gone:
-            await self._receiver_is_gone(failure)
-            if composed.again:
+        if failure.disables:
+            await self._disable(failure)
+            if composed.replay:
                 await self._give_up(composed, str(failure))
             return
         if failure.permanent:
@@ -329,34 +328,34 @@ class Courier:
         if clock - composed.first_failed_at >= self._schedule.give_up_s:
             await self._give_up(composed, str(failure))
 
-    async def _receiver_is_gone(self, failure: SendError) -> None:
-        if not self._is_gone:
+    async def _disable(self, failure: SendError) -> None:
+        if not self._is_disabled:
             structlog.get_logger().error(
                 "alert_channel_disabled",
                 channel=self._channel.name,
                 error=str(failure),
                 what_to_do=f"mend it in the config, or `breakwater alerts test {self._channel.name}` when it is back",
             )
-        await self._gone.note(True)
-        self._is_gone, self._gone_known_until = True, self._clock() + GONE_LOOK_S
+        await self._disabled.add(self._channel)
+        self._is_disabled, self._disabled_known_until = True, self._clock() + DISABLED_LOOK_S
 
-    async def _nobody_wants_it(self) -> bool:
-        if self._clock() >= self._gone_known_until:
-            self._is_gone = await self._gone.now()
-            self._gone_known_until = self._clock() + GONE_LOOK_S
-        return self._is_gone
+    async def _looked_whether_disabled(self) -> bool:
+        if self._clock() >= self._disabled_known_until:
+            self._is_disabled = await self._disabled.contains(self._channel)
+            self._disabled_known_until = self._clock() + DISABLED_LOOK_S
+        return self._is_disabled
 
     async def _give_all_up(self) -> float | None:
-        """Every alert becomes a dead letter: nobody is called who said that he is gone, and nothing is lost.
+        """Every alert becomes a dead letter: a receiver that is gone is not called again, and nothing is lost.
 
         Returns:
             How long to wait; None where somebody has asked to try once more.
         """
         error = "the receiver said that it is gone (410): the channel is disabled"
         while True:
-            composed = next((one for one in self._on_the_way if not one.again), None) or await self._compose()
+            composed = next((one for one in self._on_the_way if not one.replay), None) or await self._compose()
             if composed is None:
-                return None if any(one.again for one in self._on_the_way) else self._idle_s
+                return None if any(one.replay for one in self._on_the_way) else self._idle_s
             await self._give_up(composed, error)
             if composed in self._on_the_way:
                 return self._schedule.max_s  # the dead letter was refused
@@ -380,8 +379,8 @@ class Courier:
             payload_base64=base64.b64encode(composed.message.json_bytes()).decode(),
             at=self._now(),
         )
-        # One that was tried again and given up again is another dead letter.
-        another = f"/{deliveries[0].sequence}" if composed.again else ""
+        # A replay that is given up again is another dead letter.
+        another = f"/{deliveries[0].sequence}" if composed.replay else ""
         subject = subjects.dead_letter(dead_letter.reason, dead_letter.agent or "unknown")
         try:
             await self._publisher.event(subject, dead_letter, id=f"dlq/{name}/{identity}{another}", at=dead_letter.at)
@@ -399,11 +398,11 @@ class Courier:
     async def _done(self, composed: _Composed) -> None:
         self._on_the_way.remove(composed)
         for alert_id, delivery in composed.deliveries.items():
-            if not composed.again:
-                self._told[alert_id] = None
+            if not composed.replay:
+                self._delivered[alert_id] = None
             await delivery.ack_sync()
-        while len(self._told) > TOLD_KEPT:
-            del self._told[next(iter(self._told))]
+        while len(self._delivered) > DELIVERED_KEPT:
+            del self._delivered[next(iter(self._delivered))]
 
 
 def _incidents(message: Message) -> tuple[str, ...]:
@@ -413,9 +412,9 @@ def _incidents(message: Message) -> tuple[str, ...]:
 
 
 def _about(composed: _Composed) -> str:
-    """The incident that did not become known; of a digest, that channels are dead where it says nothing else."""
-    if composed.again:
-        return UNDELIVERABLE  # somebody tried it, and knows
+    """The key of the incident that nobody was notified of; of a digest, only if all of it is of dead channels."""
+    if composed.replay:
+        return UNDELIVERABLE  # somebody replayed it, and knows
     if isinstance(composed.message, Alert):
         return composed.message.key
     return UNDELIVERABLE if all(one.key.startswith(UNDELIVERABLE) for one in composed.message.alerts) else ""
@@ -432,8 +431,8 @@ async def _to_its_end(sending: Coroutine[Any, Any, None]) -> None:
         try:
             await asyncio.wait([task], timeout=None if left_s is None else max(left_s, SOON_S))
         except asyncio.CancelledError:
-            # Whoever stops us says so again and again; the time that is left runs from the first time.
-            deadline = deadline or time.monotonic() + LAST_WORD_S
+            # We may be cancelled repeatedly; the time that is left runs from the first time.
+            deadline = deadline or time.monotonic() + LAST_SEND_S
     if deadline is not None:
         raise asyncio.CancelledError
     await task

@@ -10,13 +10,13 @@ import pytest
 from nats.aio.client import Client
 
 from breakwater import background
-from breakwater.bus import turn as turn_module
+from breakwater.bus import leader_lease as leader_lease_module
+from breakwater.bus.leader_lease import LeaderLease
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import Plan
-from breakwater.bus.turn import Turn
-from breakwater.contracts.subjects import TURN, Stream
+from breakwater.contracts.subjects import ALERTER_LEADER, Stream
 from tests.servers import RunningServer
 
 LEASE_S = 1.5
@@ -24,10 +24,10 @@ LEASE_S = 1.5
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_module, "LEASE_S", LEASE_S)
-    monkeypatch.setattr(turn_module, "RENEW_S", 0.2)
-    monkeypatch.setattr(turn_module, "STOP_S", 0.4)
-    monkeypatch.setattr(turn_module, "WATCH_S", 0.05)
+    monkeypatch.setattr(leader_lease_module, "LEASE_S", LEASE_S)
+    monkeypatch.setattr(leader_lease_module, "RENEW_S", 0.2)
+    monkeypatch.setattr(leader_lease_module, "STOP_S", 0.4)
+    monkeypatch.setattr(leader_lease_module, "WATCH_S", 0.05)
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ class Work:
 
 
 def start(client: Client, work: Work, name: str) -> asyncio.Task[None]:
-    turn = Turn(Lookup(lambda: client), Publisher(lambda: client, "test"), Stream.ALERTER, TURN, name)
-    return asyncio.create_task(turn.run(work.of(name)))  # pyright: ignore[reportArgumentType]
+    lease = LeaderLease(Lookup(lambda: client), Publisher(lambda: client, "test"), Stream.ALERTER, ALERTER_LEADER, name)
+    return asyncio.create_task(lease.run(work.of(name)))  # pyright: ignore[reportArgumentType]
 
 
 async def test_one_works_and_when_it_stops_another_one_goes_on(client: Client) -> None:
@@ -87,7 +87,7 @@ async def test_one_works_and_when_it_stops_another_one_goes_on(client: Client) -
 
 async def test_a_turn_whose_holder_died_lapses(client: Client) -> None:
     dead = Publisher(lambda: client, "test")
-    await dead.raw(TURN, b"one that was killed", {})
+    await dead.raw(ALERTER_LEADER, b"one that was killed", {})
     work = Work()
     task = start(client, work, "a")
     try:
@@ -103,7 +103,7 @@ async def test_who_has_lost_the_turn_stops_working(client: Client) -> None:
     task = start(client, work, "a")
     try:
         await work.reaches(lambda: work.working == ["a"])
-        await Publisher(lambda: client, "test").raw(TURN, b"another one", {})
+        await Publisher(lambda: client, "test").raw(ALERTER_LEADER, b"another one", {})
         await work.reaches(lambda: work.working == [])
         # The other one never renews it.
         await work.reaches(lambda: work.working == ["a"])
@@ -121,8 +121,8 @@ async def test_work_that_fails_gives_the_turn_back_and_is_begun_again(client: Cl
             raise RuntimeError("nobody foresaw this")
         await asyncio.Event().wait()
 
-    turn = Turn(Lookup(lambda: client), Publisher(lambda: client, "test"), Stream.ALERTER, TURN, "a")
-    task = asyncio.create_task(turn.run(fails_once))
+    lease = LeaderLease(Lookup(lambda: client), Publisher(lambda: client, "test"), Stream.ALERTER, ALERTER_LEADER, "a")
+    task = asyncio.create_task(lease.run(fails_once))
     try:
         async with asyncio.timeout(60):
             while begun < 2:

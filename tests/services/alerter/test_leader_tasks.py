@@ -12,13 +12,14 @@ from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import ChannelTest
 from breakwater.contracts.subjects import Stream
-from services.alerter import courier as courier_module
-from services.alerter import duty
-from services.alerter.notes import Gone, Usual
+from services.alerter import leader_tasks
+from services.alerter import notifier as notifier_module
+from services.alerter.notes import DisabledChannels, SavedBaselines
 from tests.policy.test_outbox import alert
 from tests.server_sources import RunningServer
 from tests.services.alerter.kit import DEADLINE_S, Answer, Bus, Receiver, alerter, bus_of, config_of, opened, until
 from tests.services.alerter.test_decisions import ended, publish_executions
+from tests.services.alerter.test_notifier import Recorder
 
 
 def config_with(receiver: Receiver, **alerts: Any) -> Any:
@@ -53,7 +54,7 @@ async def test_a_test_message_says_what_came_of_it(own_nats_server: RunningServe
 async def test_a_receiver_that_was_gone_is_told_again_once_a_test_has_reached_it(
     own_nats_server: RunningServer, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(courier_module, "GONE_LOOK_S", 0.1)
+    monkeypatch.setattr(notifier_module, "DISABLED_LOOK_S", 0.1)
     await receiver.start()
     receiver.answers.append(Answer(410))
     config = config_with(receiver, on_events=["breaker_open"])
@@ -79,9 +80,9 @@ async def test_what_was_given_up_is_sent_when_somebody_asks_for_it(
         publisher = Publisher(lambda: bus.client, "test")
         for channel, body in (("ops", alert("a").json_bytes()), ("unknown", b"{}"), ("ops", b"no alert")):
             number = len(body)
-            await publisher.raw(subjects.alert_again(channel, number), body, {"Breakwater-Channel": channel})
+            await publisher.raw(subjects.alert_replay(channel, number), body, {"Breakwater-Channel": channel})
         async with alerter(bus, config):
-            await bus.finished("ALERTER", "alerter-again", 3)
+            await bus.finished("ALERTER", "alerter-replays", 3)
     [seen] = receiver.seen
     assert seen.headers["webhook-id"] == "alert_a_1"
 
@@ -89,25 +90,25 @@ async def test_what_was_given_up_is_sent_when_somebody_asks_for_it(
 async def test_what_is_usual_of_an_agent_outlives_the_process(
     own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duty, "SAVE_S", 0.1)
+    monkeypatch.setattr(leader_tasks, "SAVE_S", 0.1)
     config = config_of()
     restored: list[str] = []
-    restore = duty.Baselines.restore
+    restore = leader_tasks.Baselines.restore
 
-    def noted(self: duty.Baselines, agent: str, data: bytes) -> None:
+    def noted(self: leader_tasks.Baselines, agent: str, data: bytes) -> None:
         restored.append(agent)
         restore(self, agent, data)
 
-    monkeypatch.setattr(duty.Baselines, "restore", noted)
+    monkeypatch.setattr(leader_tasks.Baselines, "restore", noted)
     async with bus_of(own_nats_server.url, config) as bus:
         long_ago = {"completed_at": "2026-11-21T10:00:00.000Z", "status": "succeeded", "reason": None, "error": None}
-        usual = Usual(lambda: bus.client, Publisher(lambda: bus.client, "test"))
+        saved_baselines = SavedBaselines(lambda: bus.client, Publisher(lambda: bus.client, "test"))
         async with alerter(bus, config):
             later = {**long_ago, "completed_at": "2026-11-21T10:05:00.000Z"}
             await publish_executions(bus, *(ended(number, **long_ago) for number in range(20)), ended(99, **later))
             await bus.finished("EVENTS", "alerter-executions", 21)
             async with asyncio.timeout(DEADLINE_S):
-                while not (saved := await usual.all()):
+                while not (saved := await saved_baselines.all()):
                     await asyncio.sleep(0.05)
         assert list(saved) == ["writer"]
         async with alerter(bus, config):
@@ -115,16 +116,14 @@ async def test_what_is_usual_of_an_agent_outlives_the_process(
     assert restored == ["writer"]
 
 
-async def test_who_is_gone_is_noted_by_the_receiver_and_not_by_the_channels_name(
-    own_nats_server: RunningServer,
-) -> None:
+async def test_a_disabled_channel_is_known_by_its_receiver_and_not_by_its_name(own_nats_server: RunningServer) -> None:
     async with bus_of(own_nats_server.url, config_of()) as bus:
-        lookup, publisher = Lookup(lambda: bus.client), Publisher(lambda: bus.client, "test")
-        one, other = (Gone(lookup, publisher, "ops", fingerprint) for fingerprint in ("one", "other"))
-        assert not await one.now()
-        await one.note(True)
-        assert await one.now()
-        assert not await other.now()
-        await other.note(False)
-        assert not await one.now()
+        disabled = DisabledChannels(Lookup(lambda: bus.client), Publisher(lambda: bus.client, "test"))
+        one, other = Recorder(fingerprint="one"), Recorder(fingerprint="other")
+        assert not await disabled.contains(one)
+        await disabled.add(one)
+        assert await disabled.contains(one)
+        assert not await disabled.contains(other)
+        await disabled.remove(other)
+        assert not await disabled.contains(one)
         assert (await bus.client.jetstream().stream_info(Stream.ALERTER.value)).state.messages == 1

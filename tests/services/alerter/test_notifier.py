@@ -29,10 +29,10 @@ from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelRules, Message, message_id
 from breakwater.policy.redact import RedactionRules, Redactor
 from breakwater.policy.signals import of_dead_letter
-from services.alerter import courier as courier_module
+from services.alerter import notifier as notifier_module
 from services.alerter.channel import SendError
-from services.alerter.courier import Courier, Schedule
-from services.alerter.notes import Gone, Posts
+from services.alerter.notes import DisabledChannels, SentMessages
+from services.alerter.notifier import Notifier, Schedule
 from tests.policy.test_outbox import alert
 from tests.server_sources import RunningServer
 from tests.services.alerter.kit import Bus, bus_of, config_of
@@ -47,10 +47,9 @@ class Recorder:
 
     name = "ops"
     interval_s = 0.0
-    fingerprint = "one"
 
-    def __init__(self, *failures: SendError | None, updates: bool = False) -> None:
-        self.updates = updates
+    def __init__(self, *failures: SendError | None, updates: bool = False, fingerprint: str = "one") -> None:
+        self.updates, self.fingerprint = updates, fingerprint
         self.failures = list(failures)
         self.always: SendError | None = None
         self.tried: list[str] = []
@@ -75,14 +74,14 @@ class Recorder:
 @asynccontextmanager
 async def delivering(
     bus: Bus, channel: Recorder, *, schedule: Schedule = AT_ONCE, quiet_s: float = 0.0, most: int = 1000, **route: Any
-) -> AsyncGenerator[Courier]:
+) -> AsyncGenerator[Notifier]:
     publisher, lookup = Publisher(lambda: bus.client, "alerter"), Lookup(lambda: bus.client)
-    courier = Courier(
+    notifier = Notifier(
         channel,
         ChannelRules(Route.model_validate({"rate_limit": "off"} | route), quiet_s, every_change=channel.updates),
         Pull(lambda: bus.client, Stream.ALERTS, DURABLE),
-        Posts(lookup, publisher, channel.name),
-        Gone(lookup, publisher, channel.name, channel.fingerprint),
+        SentMessages(lookup, publisher, channel.name),
+        DisabledChannels(lookup, publisher),
         publisher,
         IncidentLog(lambda: bus.client, publisher, Redactor.compile(RedactionRules())),
         IncidentRules(CONFIG.alerts.on_events, 600, (), CONFIG.alerts.reminders),
@@ -91,9 +90,9 @@ async def delivering(
         most=most,
         schedule=schedule,
     )
-    task = asyncio.create_task(courier.run())
+    task = asyncio.create_task(notifier.run())
     try:
-        yield courier
+        yield notifier
     finally:
         await background.stop(task)
 
@@ -186,7 +185,7 @@ async def test_a_receiver_that_is_away_for_too_long_gets_its_alerts_as_dead_lett
 
 
 async def test_a_receiver_that_is_gone_is_called_no_more_also_by_the_next_process(bus: Bus) -> None:
-    channel = Recorder(SendError("the receiver answered 410", permanent=True, gone=True))
+    channel = Recorder(SendError("the receiver answered 410", permanent=True, disables=True))
     async with delivering(bus, channel):
         await publish(bus, alert("a"), alert("b"))
         await bus.finished("ALERTS", DURABLE, 2)
@@ -211,12 +210,12 @@ async def test_a_receiver_that_is_gone_is_called_no_more_also_by_the_next_proces
 
 async def test_what_was_given_up_is_tried_once_more_when_somebody_asks(bus: Bus) -> None:
     channel = Recorder()
-    await bus.client.jetstream().publish("bw.alerter.again.ops.1", alert("a").json_bytes())
-    pull = Pull(lambda: bus.client, Stream.ALERTER, "alerter-again")
+    await bus.client.jetstream().publish("bw.alerter.replays.ops.1", alert("a").json_bytes())
+    pull = Pull(lambda: bus.client, Stream.ALERTER, "alerter-replays")
     [delivery] = await pull.fetch(10, 5.0)
-    async with delivering(bus, channel) as courier:
-        courier.take_again(delivery, alert("a"))
-        await bus.finished("ALERTER", "alerter-again", 1)
+    async with delivering(bus, channel) as notifier:
+        notifier.replay(delivery, alert("a"))
+        await bus.finished("ALERTER", "alerter-replays", 1)
     await pull.close()
     assert channel.ids == ["alert_a_1"]
 
@@ -236,12 +235,12 @@ async def test_a_flood_is_a_few_messages_and_a_digest_that_misses_nothing(bus: B
 async def test_what_is_held_back_stays_with_who_holds_it_and_goes_to_the_next_one(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(courier_module, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(notifier_module, "HEARTBEAT_S", 0.1)
     resolved = alert("a", "resolved", 2, at=datetime.now(UTC))
     await publish(bus, resolved)
     first = Recorder()
-    async with delivering(bus, first, quiet_s=600) as courier:
-        await until(lambda: courier.held == 1)
+    async with delivering(bus, first, quiet_s=600) as notifier:
+        await until(lambda: notifier.held == 1)
         assert first.tried == []
     info = await bus.client.jetstream().consumer_info("ALERTS", DURABLE)
     assert info.num_ack_pending == 1
@@ -267,7 +266,7 @@ async def test_an_alert_that_is_delivered_twice_is_told_once(bus: Bus) -> None:
 async def test_a_channel_that_updates_hears_the_changes_of_what_it_has_posted(bus: Bus) -> None:
     channel = Recorder(updates=True)
     publisher = Publisher(lambda: bus.client, "alerter")
-    await Posts(Lookup(lambda: bus.client), publisher, "ops").put("inc_a", "1700000000.000100")
+    await SentMessages(Lookup(lambda: bus.client), publisher, "ops").put("inc_a", "1700000000.000100")
     await publish(bus, *of("a", "opened"))
     async with delivering(bus, channel, quiet_s=600):
         await bus.finished("ALERTS", DURABLE, 1)
@@ -312,8 +311,8 @@ async def again(bus: Bus, *alerts: Alert) -> list[Delivery]:
     """Alerts that somebody wants to be tried once more."""
     publisher = Publisher(lambda: bus.client, "test")
     for number, one in enumerate(alerts, start=1):
-        await publisher.raw(subjects.alert_again("ops", number), one.json_bytes(), {"Breakwater-Channel": "ops"})
-    pull = Pull(lambda: bus.client, Stream.ALERTER, "alerter-again")
+        await publisher.raw(subjects.alert_replay("ops", number), one.json_bytes(), {"Breakwater-Channel": "ops"})
+    pull = Pull(lambda: bus.client, Stream.ALERTER, "alerter-replays")
     deliveries: list[Delivery] = []
     while len(deliveries) < len(alerts):
         deliveries += await pull.fetch(100, 5.0)
@@ -325,16 +324,16 @@ async def test_second_tries_wait_for_the_rate_limit_and_for_what_nobody_has_hear
     channel = Recorder()
     old = [alert(f"old{number}") for number in range(8)]
     deliveries = await again(bus, *old)
-    async with delivering(bus, channel, rate_limit={"messages": 4, "within_s": 3600}) as courier:
+    async with delivering(bus, channel, rate_limit={"messages": 4, "within_s": 3600}) as notifier:
         for delivery, one in zip(deliveries, old, strict=True):
-            courier.take_again(delivery, one)
+            notifier.replay(delivery, one)
         await until(lambda: len(channel.sent) == 4)
-        assert courier.held == 0  # they take no room from what is new
+        assert notifier.held == 0  # they take no room from what is new
     assert len(channel.sent) == 4
-    async with delivering(bus, fresh := Recorder(), rate_limit={"messages": 2, "within_s": 3600}) as courier:
+    async with delivering(bus, fresh := Recorder(), rate_limit={"messages": 2, "within_s": 3600}) as notifier:
         await publish(bus, alert("new"))
-        await until(lambda: courier.held or fresh.sent)
-        courier.take_again(deliveries[0], old[0])
+        await until(lambda: notifier.held or fresh.sent)
+        notifier.replay(deliveries[0], old[0])
         await until(lambda: len(fresh.sent) == 2)
     assert fresh.ids == ["alert_new_1", "alert_old0_1"]
 
@@ -344,22 +343,22 @@ async def test_a_second_try_tells_an_incident_as_it_is_now(bus: Bus) -> None:
     newer = alert("a", "resolved", 3, at=datetime.now(UTC))
     [delivery] = await again(bus, alert("a"))
     await publish(bus, newer)
-    async with delivering(bus, channel, quiet_s=600) as courier:
-        await courier._incidents.catch_up()
-        courier.take_again(delivery, alert("a"))
+    async with delivering(bus, channel, quiet_s=600) as notifier:
+        await notifier._incidents.catch_up()
+        notifier.replay(delivery, alert("a"))
         await until(lambda: channel.sent)
     assert channel.ids == ["alert_a_3"]
 
 
 async def test_a_second_try_reaches_a_receiver_that_was_gone_and_ends_that(bus: Bus) -> None:
-    gone = Recorder(SendError("the receiver answered 410", permanent=True, gone=True))
-    async with delivering(bus, gone):
+    disabling = Recorder(SendError("the receiver answered 410", permanent=True, disables=True))
+    async with delivering(bus, disabling):
         await publish(bus, alert("a"))
         await bus.finished("ALERTS", DURABLE, 1)
     [delivery] = await again(bus, alert("a"))
     back = Recorder()
-    async with delivering(bus, back) as courier:
-        courier.take_again(delivery, alert("a"))
+    async with delivering(bus, back) as notifier:
+        notifier.replay(delivery, alert("a"))
         await until(lambda: back.sent)
         await publish(bus, alert("b"))
         await until(lambda: len(back.sent) == 2)
@@ -400,8 +399,8 @@ async def test_a_channel_whose_alerts_did_not_arrive_is_an_incident_until_one_ar
     [raised] = of_dead_letter(dead_letter, "dlq/1")
     await log.apply(raised, rules)
     channel = Recorder()
-    async with delivering(bus, channel) as courier:
-        await courier._incidents.catch_up()
+    async with delivering(bus, channel) as notifier:
+        await notifier._incidents.catch_up()
         await publish(bus, alert("a"))
         await bus.told("resolved")
     last = (await bus.alerts())[-1]

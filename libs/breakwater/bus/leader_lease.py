@@ -1,8 +1,8 @@
 """One at a time in the whole fleet: a lease, kept as one message on a subject that takes only who knows the last one.
 
-No clock is compared with another one's: a turn has lapsed when who waits has seen no renewal for `LEASE_S` by its own
-clock, and its holder stops by its own clock sooner than that. Two may still overlap for a moment, where a machine stood
-still; what must be decided once is decided by the stream (see `breakwater.bus.incidents`), not by whose turn it is.
+No clock is compared with another one's: a lease has lapsed when whoever waits has seen no renewal for `LEASE_S` by its
+own clock, and its holder stops by its own clock sooner than that. Two may still overlap for a moment, where a machine stood
+still; what must be decided once is decided by the stream (see `breakwater.bus.incidents`), not by who leads.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ WATCH_S = 1.0
 _FREE = b""
 
 
-class Turn:
-    """A turn that one process has at a time. The others wait, and take it over when it is given back or lapses."""
+class LeaderLease:
+    """A lease that one process has at a time. The others wait, and take it over when it is released or lapses."""
 
     def __init__(
         self,
@@ -47,19 +47,19 @@ class Turn:
         self._subject = subject
         self._holder = holder.encode()
         self._clock = clock
-        self._sequence = 0  # of our own last message, while we have the turn
+        self._sequence = 0  # of our own last message, while we have the lease
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
-        """For ever: waits for the turn, works while it lasts, and stops the work when it is lost."""
+        """Waits for the lease, works while it lasts, and stops the work when it is lost; until cancelled."""
         while True:
             await self._taken()
-            structlog.get_logger().info("turn_taken", subject=self._subject)
+            structlog.get_logger().info("leader_lease_taken", subject=self._subject)
             try:
                 async with self._working(work) as task:
                     await self._renewed(task)
             finally:
-                await self._give_back()
-            structlog.get_logger().warning("turn_lost", subject=self._subject)
+                await self._release()
+            structlog.get_logger().warning("leader_lease_lost", subject=self._subject)
 
     async def _taken(self) -> None:
         seen, since = -1, self._clock()
@@ -74,11 +74,11 @@ class Turn:
                     return
             except BusError as error:
                 # Away, or another one was quicker: both are seen to at the next look.
-                structlog.get_logger().debug("turn_not_taken", subject=self._subject, error=str(error))
+                structlog.get_logger().debug("leader_lease_not_taken", subject=self._subject, error=str(error))
             await asyncio.sleep(WATCH_S)
 
     async def _renewed(self, task: asyncio.Task[None]) -> None:
-        """Returns when the turn is lost, or the work has ended."""
+        """Returns when the lease is lost, or the work has ended."""
         renewed = self._clock()
         while (left_s := renewed + LEASE_S - STOP_S - self._clock()) > 0:
             done, _ = await asyncio.wait([task], timeout=min(RENEW_S, left_s))
@@ -91,10 +91,10 @@ class Turn:
                         return
                 renewed = before
             except (BusError, TimeoutError) as error:
-                structlog.get_logger().debug("turn_not_renewed", subject=self._subject, error=str(error))
+                structlog.get_logger().debug("leader_lease_not_renewed", subject=self._subject, error=str(error))
 
     async def _extended(self) -> bool:
-        """Renews the turn; False where another one has it. Raises BusError."""
+        """Renews the lease; False where another process has it. Raises BusError."""
         try:
             await self._write(self._holder, self._sequence)
         except AlreadyDecided:
@@ -114,19 +114,19 @@ class Turn:
         try:
             yield task
         finally:
-            # To its end, however often we are told to stop ourselves: the turn is not given back before that.
+            # To its end, however often we are cancelled ourselves: the lease is not released before that.
             stopped = await _ended(task)
             if not task.cancelled() and (error := task.exception()) is not None:
-                structlog.get_logger().error("turn_work_failed", subject=self._subject, exc_info=error)
+                structlog.get_logger().error("leader_work_failed", subject=self._subject, exc_info=error)
             if stopped:
                 raise asyncio.CancelledError
 
-    async def _give_back(self) -> None:
+    async def _release(self) -> None:
         try:
             await self._write(_FREE, self._sequence)
         except BusError as error:
             # It lapses by itself.
-            structlog.get_logger().debug("turn_not_given_back", subject=self._subject, error=str(error))
+            structlog.get_logger().debug("leader_lease_not_released", subject=self._subject, error=str(error))
 
     async def _write(self, data: bytes, after: int) -> None:
         headers = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after)}
@@ -135,11 +135,11 @@ class Turn:
 
 async def _ended(task: asyncio.Task[None]) -> bool:
     """Cancels a task, and waits until it has ended. Whether we were cancelled meanwhile."""
-    told = False
+    cancelled = False
     task.cancel()
     while not task.done():
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
-            told = True
-    return told
+            cancelled = True
+    return cancelled

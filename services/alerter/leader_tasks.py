@@ -1,4 +1,4 @@
-"""What one alerter of the fleet does, while it has the turn: it delivers, gathers, and watches the clock."""
+"""What one alerter of the fleet does while it has the leader lease: it notifies, groups, and watches the clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.lookup import Connection, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Pull
-from breakwater.bus.topology import ALERTER_AGAIN, ALERTER_DEAD_LETTERS, ALERTER_EXECUTIONS, ALERTS_HELD, alert_consumer
+from breakwater.bus.topology import (
+    ALERTER_DEAD_LETTERS,
+    ALERTER_EXECUTIONS,
+    ALERTER_REPLAYS,
+    ALERTS_HELD,
+    alert_consumer,
+)
 from breakwater.config import Alerts
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.contracts.subjects import Header, Stream
@@ -28,17 +34,17 @@ from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelRules
 from services.alerter.baselines import Baselines
 from services.alerter.channel import Channel
-from services.alerter.courier import PATIENT, Courier, Schedule
-from services.alerter.handlers import Gathering, Sweep, of_dead_letters, of_executions
-from services.alerter.notes import Gone, Posts, Usual
+from services.alerter.handlers import Grouping, Sweep, of_dead_letters, of_executions
+from services.alerter.notes import DisabledChannels, SavedBaselines, SentMessages
+from services.alerter.notifier import PATIENT, Notifier, Schedule
 
 SAVE_S = 30.0
-AGAIN_S = 5.0
-"""How soon a part that failed unexpectedly is started again."""
+RETRY_S = 5.0
+"""How soon a task that failed unexpectedly is started again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bus:
+class AlerterBus:
     """The bus, as the alerter uses it."""
 
     connection: Connection
@@ -46,7 +52,7 @@ class Bus:
     lookup: Lookup
 
 
-class Duty:
+class LeaderTasks:
     """Everything that one process at a time does for the whole fleet."""
 
     def __init__(
@@ -55,29 +61,31 @@ class Duty:
         rules: IncidentRules,
         channels: Sequence[Channel],
         log: IncidentLog,
-        bus: Bus,
+        bus: AlerterBus,
         metrics: AlerterMetrics,
         now: Callable[[], datetime],
         schedule: Schedule = PATIENT,
     ) -> None:
         self._alerts, self._rules, self._channels = alerts, rules, channels
         self._log, self._bus, self._metrics, self._now, self._schedule = log, bus, metrics, now, schedule
-        self._outage = Outage("keeping what is usual of agents")
+        self._saved = SavedBaselines(bus.connection, bus.publisher)
+        self._outage = Outage("saving agents' baselines")
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Runs all tasks until it is cancelled."""
         baselines = Baselines(self._alerts.anomalies)
-        usual = Usual(self._bus.connection, self._bus.publisher)
-        couriers = {channel.name: self._courier(channel) for channel in self._channels}
-        heard = of_executions(baselines, self._alerts.anomalies, self._now)
-        await self._restore(baselines, usual)
+        notifiers = {channel.name: self._notifier(channel) for channel in self._channels}
+        signals = of_executions(baselines, self._alerts.anomalies, self._now)
+        # Nothing is done before that: what is not known here would be saved over what is.
+        for agent, saved in (await self._outage.outlast(self._saved.all, on=BusError, retry_s=RETRY_S)).items():
+            baselines.restore(agent, saved)
         parts: dict[str, Callable[[], Awaitable[None]]] = {
-            **{f"channel {name}": courier.run for name, courier in couriers.items()},
-            "executions": lambda: self._gathering(Stream.EVENTS, ALERTER_EXECUTIONS).run(heard),
-            "dead letters": lambda: self._gathering(Stream.DLQ, ALERTER_DEAD_LETTERS).run(of_dead_letters),
+            **{f"channel {name}": notifier.run for name, notifier in notifiers.items()},
+            "executions": lambda: self._grouping(Stream.EVENTS, ALERTER_EXECUTIONS).run(signals),
+            "dead letters": lambda: self._grouping(Stream.DLQ, ALERTER_DEAD_LETTERS).run(of_dead_letters),
             "sweep": Sweep(self._log, self._rules, baselines, self._now).run,
-            "again": lambda: self._again(couriers),
-            "usual": lambda: self._save(baselines, usual),
+            "replays": lambda: self._replay(notifiers),
+            "baselines": lambda: self._save(baselines),
         }
         tasks = [asyncio.create_task(_lasting(name, part)) for name, part in parts.items()]
         try:
@@ -85,9 +93,9 @@ class Duty:
         finally:
             await background.stop(*tasks)
 
-    def _courier(self, channel: Channel) -> Courier:
+    def _notifier(self, channel: Channel) -> Notifier:
         bus = self._bus
-        return Courier(
+        return Notifier(
             channel,
             ChannelRules(
                 self._alerts.channels[channel.name],
@@ -96,8 +104,8 @@ class Duty:
                 every_change=channel.updates,
             ),
             Pull(bus.connection, Stream.ALERTS, alert_consumer(channel.name)),
-            Posts(bus.lookup, bus.publisher, channel.name),
-            Gone(bus.lookup, bus.publisher, channel.name, channel.fingerprint),
+            SentMessages(bus.lookup, bus.publisher, channel.name),
+            DisabledChannels(bus.lookup, bus.publisher),
             bus.publisher,
             self._log,
             self._rules,
@@ -107,61 +115,46 @@ class Duty:
             schedule=self._schedule,
         )
 
-    def _gathering(self, stream: Stream, durable: str) -> Gathering:
-        return Gathering(self._log, self._rules, Pull(self._bus.connection, stream, durable), time.monotonic)
+    def _grouping(self, stream: Stream, durable: str) -> Grouping:
+        return Grouping(self._log, self._rules, Pull(self._bus.connection, stream, durable), time.monotonic)
 
-    async def _restore(self, baselines: Baselines, usual: Usual) -> None:
-        # Nothing is done before that: what is not known here would be saved over what is.
-        while True:
-            try:
-                found = await usual.all()
-                break
-            except BusError as error:
-                self._outage.failed(error)
-                await asyncio.sleep(AGAIN_S)
-        self._outage.worked()
-        for agent, saved in found.items():
-            baselines.restore(agent, saved)
-
-    async def _save(self, baselines: Baselines, usual: Usual) -> None:
+    async def _save(self, baselines: Baselines) -> None:
         unsaved: dict[str, bytes] = {}
+
+        async def save() -> None:
+            unsaved.update(baselines.changed(self._now()))
+            while unsaved:
+                agent, data = next(iter(unsaved.items()))
+                await self._saved.save(agent, data)
+                del unsaved[agent]
+
         while True:
             await asyncio.sleep(SAVE_S)
-            unsaved |= baselines.changed(self._now())
-            try:
-                while unsaved:
-                    agent, data = next(iter(unsaved.items()))
-                    await usual.save(agent, data)
-                    del unsaved[agent]
-            except BusError as error:
-                self._outage.failed(error)
-            else:
-                self._outage.worked()
+            await self._outage.outlast(save, on=BusError, retry_s=SAVE_S)
 
-    async def _again(self, couriers: Mapping[str, Courier]) -> None:
-        pull, outage = Pull(self._bus.connection, Stream.ALERTER, ALERTER_AGAIN), Outage("alerts to try again")
+    async def _replay(self, notifiers: Mapping[str, Notifier]) -> None:
+        pull, outage = Pull(self._bus.connection, Stream.ALERTER, ALERTER_REPLAYS), Outage("alerts to send once more")
+
+        async def hand_over() -> None:
+            for delivery in await pull.fetch(100, 2.0):
+                await _hand_over(delivery, notifiers)
+
         try:
             while True:
-                try:
-                    for delivery in await pull.fetch(100, 2.0):
-                        await _hand_over(delivery, couriers)
-                    outage.worked()
-                except BusError as error:
-                    outage.failed(error)
-                    await asyncio.sleep(AGAIN_S)
+                await outage.outlast(hand_over, on=BusError, retry_s=RETRY_S)
         finally:
             await pull.close()
 
 
-async def _hand_over(delivery: Delivery, couriers: Mapping[str, Courier]) -> None:
+async def _hand_over(delivery: Delivery, notifiers: Mapping[str, Notifier]) -> None:
     name = delivery.headers.get(Header.CHANNEL.value, "")
     try:
         message = (AlertDigest if b'"digest_id"' in delivery.data else Alert).model_validate_json(delivery.data)
     except ValidationError as error:
         structlog.get_logger().error("alert_unreadable", channel=name, subject=delivery.subject, error=error.title)
     else:
-        if name in couriers:
-            couriers[name].take_again(delivery, message)
+        if name in notifiers:
+            notifiers[name].replay(delivery, message)
             return
         # Its dead letter is still there.
         structlog.get_logger().error("alert_channel_unknown", channel=name, subject=delivery.subject)
@@ -169,7 +162,7 @@ async def _hand_over(delivery: Delivery, couriers: Mapping[str, Courier]) -> Non
 
 
 async def _lasting(name: str, part: Callable[[], Awaitable[None]]) -> None:
-    """Runs a part for ever: one that fails in a way that nobody foresaw does not end the others."""
+    """Runs a task until cancelled: one that fails in a way that nobody foresaw is started again, and ends no other."""
     while True:
         task = asyncio.ensure_future(part())
         try:
@@ -177,5 +170,5 @@ async def _lasting(name: str, part: Callable[[], Awaitable[None]]) -> None:
         finally:
             await background.stop(task)
         error = None if task.cancelled() else task.exception()
-        structlog.get_logger().error("alerter_part_failed", part=name, again_in_s=AGAIN_S, exc_info=error)
-        await asyncio.sleep(AGAIN_S)
+        structlog.get_logger().error("alerter_task_failed", task=name, again_in_s=RETRY_S, exc_info=error)
+        await asyncio.sleep(RETRY_S)
