@@ -1,8 +1,8 @@
 """One at a time in the whole fleet: a lease, kept as one message on a subject that takes only who knows the last one.
 
 No clock is compared with another one's: a lease has lapsed when whoever waits has seen no renewal for `LEASE_S` by its
-own clock, and its holder stops by its own clock sooner than that. Two may still overlap for a moment, where a machine stood
-still; what must be decided once is decided by the stream (see `breakwater.bus.incidents`), not by who leads.
+own clock, and its holder stops by its own clock sooner than that. Two may still overlap for a moment, where a machine
+stood still; what must be decided once is decided by the stream (see `breakwater.bus.incidents`), not by who leads.
 """
 
 from __future__ import annotations

@@ -100,15 +100,6 @@ def crossed(percent: int = 80, **fields: Any) -> BudgetEvent:
     return BudgetEvent.model_validate(given | fields)
 
 
-async def until(what: str, look: Callable[[], T | None]) -> T:
-    """Waits until `look` finds something."""
-    deadline = asyncio.get_running_loop().time() + DEADLINE_S
-    while not (found := look()):
-        assert asyncio.get_running_loop().time() < deadline, f"not within {DEADLINE_S} s: {what}"
-        await asyncio.sleep(0.02)
-    return found
-
-
 @dataclass
 class Bus:
     """A test's own connection to its NATS server, and what stands on it."""

@@ -303,8 +303,9 @@ async def test_an_execution_that_costs_too_much_is_told_though_it_succeeds(own_n
 
 
 async def test_jobs_that_fail_by_what_has_opened_a_breaker_are_no_second_incident(
-    own_nats_server: RunningServer,
+    own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(handlers, "GROUP_INTERVAL_S", 2.5)
     config = config_of()
     failed = [ended(number, requested_model="gpt-4.1") for number in range(3)]
     async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):

@@ -15,9 +15,10 @@ from breakwater.contracts.subjects import Stream
 from services.alerter import leader_tasks
 from services.alerter import notifier as notifier_module
 from services.alerter.notes import DisabledChannels, SavedBaselines
+from tests.helpers import until
 from tests.policy.test_outbox import alert
 from tests.server_sources import RunningServer
-from tests.services.alerter.kit import DEADLINE_S, Answer, Bus, Receiver, alerter, bus_of, config_of, opened, until
+from tests.services.alerter.kit import DEADLINE_S, Answer, Bus, Receiver, alerter, bus_of, config_of, opened
 from tests.services.alerter.test_decisions import ended, publish_executions
 from tests.services.alerter.test_notifier import Recorder
 
@@ -67,7 +68,7 @@ async def test_a_receiver_that_was_gone_is_told_again_once_a_test_has_reached_it
         assert len(await bus.dead_letters()) == 2
         assert (await ask_test(bus, "ops")).delivered
         await bus.publish(opened(1, model="third", transition_id="third"))
-        await until("the alert after the test", lambda: len(receiver.seen) >= 3)
+        await until(lambda: len(receiver.seen) >= 3, "the alert after the test")
     assert receiver.seen[-1].verified()["data"]["model"] == "third"
 
 
@@ -112,7 +113,7 @@ async def test_what_is_usual_of_an_agent_outlives_the_process(
                     await asyncio.sleep(0.05)
         assert list(saved) == ["writer"]
         async with alerter(bus, config):
-            await until("the figures to be restored", lambda: restored)
+            await until(lambda: restored, "the figures to be restored")
     assert restored == ["writer"]
 
 

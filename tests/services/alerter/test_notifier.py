@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,6 +24,7 @@ from breakwater.contracts.alerts import Alert, AlertChange, AlertDigest
 from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.subjects import Stream
 from breakwater.metrics import AlerterMetrics
+from breakwater.policy import outbox
 from breakwater.policy.alert_rules import Route
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelRules, Message, message_id
@@ -33,6 +34,7 @@ from services.alerter import notifier as notifier_module
 from services.alerter.channel import SendError
 from services.alerter.notes import DisabledChannels, SentMessages
 from services.alerter.notifier import Notifier, Schedule
+from tests.helpers import until
 from tests.policy.test_outbox import alert
 from tests.server_sources import RunningServer
 from tests.services.alerter.kit import Bus, bus_of, config_of
@@ -101,12 +103,6 @@ async def delivering(
 async def bus(own_nats_server: RunningServer) -> AsyncGenerator[Bus]:
     async with bus_of(own_nats_server.url, CONFIG) as one:
         yield one
-
-
-async def until(what: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not what():
-            await asyncio.sleep(0.01)
 
 
 def of(incident: str, *changes: AlertChange, **more: Any) -> list[Alert]:
@@ -263,7 +259,10 @@ async def test_an_alert_that_is_delivered_twice_is_told_once(bus: Bus) -> None:
 
 
 @pytest.mark.long
-async def test_a_channel_that_updates_hears_the_changes_of_what_it_has_posted(bus: Bus) -> None:
+async def test_a_channel_that_updates_hears_the_changes_of_what_it_has_posted(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "UPDATE_EVERY", timedelta(seconds=0.2))
     channel = Recorder(updates=True)
     publisher = Publisher(lambda: bus.client, "alerter")
     await SentMessages(Lookup(lambda: bus.client), publisher, "ops").put("inc_a", "1700000000.000100")

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.alerter.kit import Receiver, bus_of, config_of, opened, until
+from tests.services.alerter.kit import Receiver, bus_of, config_of, opened
 
 
 def write_config(path: Path, alerts: dict[str, Any]) -> Path:
@@ -57,10 +58,10 @@ async def test_the_process_delivers_and_ends_quietly_when_told(
         process = start(write_config(tmp_path / "breakwater.yaml", alerts), BREAKWATER_NATS_URL=own_nats_server.url)
         try:
             await bus.publish(opened())
-            await until("the alert", lambda: receiver.seen)
+            await until(lambda: receiver.seen, "the alert")
             await bus.finished("ALERTS", "alerter-channel-ops", 1)
             process.send_signal(signal.SIGTERM)
-            await until("the end", lambda: process.poll() is not None)
+            await until(lambda: process.poll() is not None, "the end")
         finally:
             process.kill()
             _, said = process.communicate()

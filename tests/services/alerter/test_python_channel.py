@@ -14,7 +14,8 @@ import pytest
 from breakwater.config import ConfigError
 from services.alerter.channel import Channel, SendError
 from services.alerter.channels import channels_of
-from tests.services.alerter.kit import AT, config_of, until
+from tests.helpers import until
+from tests.services.alerter.kit import AT, config_of
 from tests.services.alerter.messages import alert, digest, held
 
 Make = Callable[..., Channel]
@@ -128,7 +129,7 @@ async def test_one_that_hangs_is_not_called_again_while_it_does(make: Make) -> N
         await one.send(alert())
     assert told(make) == ["breaker_open"]
     make.module().gate.set()  # type: ignore[attr-defined]
-    await until("the thread", lambda: not [t for t in threading.enumerate() if t.name == "alert-callable"])
+    await until(lambda: not [t for t in threading.enumerate() if t.name == "alert-callable"], "the thread")
     await asyncio.sleep(0)
     await one.send(alert())
     assert told(make) == ["breaker_open"] * 2
