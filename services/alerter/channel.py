@@ -15,7 +15,7 @@ from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.policy.addresses import Network
 from breakwater.policy.classify import retry_after_s
 from breakwater.secret_refs import SecretRef
-from services.alerter.guarded import Redirected, Refused, guarded_session
+from services.alerter.guarded import AddressRefused, Redirected, guarded_session
 
 _WORTH_RETRYING = frozenset({408, 425, 429})
 
@@ -128,7 +128,7 @@ def no_answer(error: Exception) -> SendError:
     match error:
         case TimeoutError():
             return SendError("no answer in time")
-        case aiohttp.ClientConnectorError(os_error=Refused() as refused):
+        case aiohttp.ClientConnectorError(os_error=AddressRefused() as refused):
             return SendError(
                 f"nothing is sent to {error.host}:{error.port}: its address {refused.address} is refused "
                 f"({refused.why}); if it is meant, put its network into `alerts.allow_networks`",

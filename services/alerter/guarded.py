@@ -25,7 +25,7 @@ LONGEST_ANSWER = 64 * 1024
 AddrInfo = tuple[Any, Any, int, str, tuple[Any, ...]]
 
 
-class Refused(OSError):  # noqa: N818  what happened, in the field's words
+class AddressRefused(OSError):  # noqa: N818  what happened, in the field's words
     """Nothing is sent to an address. Its text is always the same, so that aiohttp raises one for several addresses."""
 
     def __init__(self, address: str, why: str) -> None:
@@ -79,7 +79,7 @@ def guarded_session(allowed: Sequence[Network], timeout_s: float) -> aiohttp.Cli
 
 
 def guard(allowed: Sequence[Network]) -> Callable[[AddrInfo], socket.socket]:
-    """Makes sockets for addresses that are not refused; the factory raises Refused for the others."""
+    """Makes sockets for addresses that are not refused; the factory raises AddressRefused for the others."""
 
     def make(info: AddrInfo) -> socket.socket:
         family, kind, protocol, _, where = info
@@ -88,10 +88,10 @@ def guard(allowed: Sequence[Network]) -> Callable[[AddrInfo], socket.socket]:
             address = ip_address(host)
         except ValueError:
             # Such as 0177.0.0.1: what we can't read, the system might.
-            raise Refused(host, "no address as we know them") from None
+            raise AddressRefused(host, "no address as we know them") from None
         why = refusal(address, allowed)
         if why is not None:
-            raise Refused(host, why)
+            raise AddressRefused(host, why)
         return socket.socket(family, kind, protocol)
 
     return make
