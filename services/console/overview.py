@@ -36,7 +36,7 @@ _TASKS = {
     topology.ALERTER_EVENTS: "raises alerts on breakers, budgets and guards",
     topology.ALERTER_EXECUTIONS: "raises alerts on how executions end",
     topology.ALERTER_DEAD_LETTERS: "raises alerts on dead letters",
-    topology.ALERTER_AGAIN: "retries alerts",
+    topology.ALERTER_REPLAYS: "retries alerts",
     "sink-events": "stores events",
     "sink-alerts": "stores incidents",
 }
