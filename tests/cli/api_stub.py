@@ -22,6 +22,16 @@ class Stub:
     asked: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     queries: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
 
+    def in_turn(self, *answers: tuple[int, Any]) -> None:
+        """Gives each request the next answer."""
+        asked = self.asked
+
+        class InTurn(dict[str, tuple[int, Any]]):
+            def get(self, *_: Any) -> Any:
+                return answers[len(asked) - 1]
+
+        self.answers = InTurn()
+
     async def answer(self, request: web.Request) -> web.Response:
         asked = f"{request.method} {request.path.removeprefix('/api/v1/')}"
         self.asked.append((asked, await request.json() if request.can_read_body else None))

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from breakwater.analytics import rows, schema
+from breakwater.analytics.client import Analytics
 from breakwater.cli import output
 from breakwater.cli.main import main
+from breakwater.contracts.execution import Execution
+from tests.analytics.samples import attempt_row, new_database
 from tests.cli.api_stub import KEY, Stub, serving
+from tests.server_sources import RunningServer
 
 VARIABLES = ("URL", "API_KEY", "CONFIG", "NATS_URL", "REDIS_URL", "CLICKHOUSE_URL", "API_KEYS_FILE", "NATS_REPLICAS")
 
@@ -73,6 +78,22 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
         monkeypatch.setattr(output, "terminal_width", lambda: width)
 
     return of_width
+
+
+@pytest.fixture
+async def analytics(
+    run: Run, clickhouse_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[Analytics]:
+    """A database that the commands read."""
+    async with new_database(clickhouse_server.url) as found:
+        monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", f"{clickhouse_server.url.rstrip('/')}/{found.database}")
+        yield found
+
+
+async def store(analytics: Analytics, records: Sequence[Execution]) -> None:
+    """Stores executions, and their attempts."""
+    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(record, 1) for record in records])
+    await analytics.insert(schema.ATTEMPTS, [attempt_row(one, 1) for record in records for one in record.attempts])
 
 
 async def in_thread(run: Run, *arguments: str) -> Ran:

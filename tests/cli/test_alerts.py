@@ -276,13 +276,7 @@ async def test_what_did_not_arrive_is_listed(run: Run, stub: Stub) -> None:
 
 
 async def test_replaying_goes_on_until_there_are_no_more(run: Run, stub: Stub) -> None:
-    parts = [replayed(1000, already=3, after=1700), replayed(7, skipped=1)]
-
-    class InTurn(dict[str, tuple[int, Any]]):
-        def get(self, *_: Any) -> Any:
-            return (200, parts[len(stub.asked) - 1])
-
-    stub.answers = InTurn()
+    stub.in_turn((200, replayed(1000, already=3, after=1700)), (200, replayed(7, skipped=1)))
     ran = await in_thread(run, "alerts", "replay", "--channel", "ops")
     assert stub.asked == [
         ("POST alerts/replay", {"channel": "ops"}),

@@ -78,16 +78,6 @@ def replayed(*dead_letters: int, already: int = 0, skipped: Any = (), after: int
     }
 
 
-def in_turn(stub: Stub, *answers: tuple[int, Any]) -> None:
-    """Gives each request the next answer."""
-
-    class InTurn(dict[str, tuple[int, Any]]):
-        def get(self, *_: Any) -> Any:
-            return answers[len(stub.asked) - 1]
-
-    stub.answers = InTurn()
-
-
 @pytest.fixture
 def stub(stub: Stub) -> Stub:
     stub.answers["GET dlq"] = (200, LISTED)
@@ -251,7 +241,7 @@ async def test_many_named_dead_letters_go_in_parts_with_progress(
     run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dlq, "DEAD_LETTERS_AT_ONCE", 2)
-    in_turn(stub, (200, replayed(1, 2)), (200, replayed(3, already=1)), (200, replayed(skipped=[(5, "no job")])))
+    stub.in_turn((200, replayed(1, 2)), (200, replayed(3, already=1)), (200, replayed(skipped=[(5, "no job")])))
     ran = await in_thread(run, "dlq", "replay", "1", "2", "3", "4", "5")
     assert [body["dead_letters"] for _, body in stub.asked] == [[1, 2], [3, 4], [5]]
     assert ran.out.startswith("3 jobs queued again\n")
@@ -262,7 +252,7 @@ async def test_many_named_dead_letters_go_in_parts_with_progress(
 
 
 async def test_many_that_are_chosen_go_on_until_there_are_no_more(run: Run, stub: Stub) -> None:
-    in_turn(stub, (200, replayed(*range(1, 901), already=100, after=1_400)), (200, replayed(1_500)))
+    stub.in_turn((200, replayed(*range(1, 901), already=100, after=1_400)), (200, replayed(1_500)))
     ran = await in_thread(run, "dlq", "replay", "--reason", "error", "--agent", "x", "--since", "2026-11-01T00:00Z")
     choice = {"reason": "error", "agent": "x", "since": "2026-11-01T00:00:00.000Z"}
     assert stub.asked == [
@@ -279,14 +269,14 @@ async def test_many_that_are_chosen_go_on_until_there_are_no_more(run: Run, stub
 
 
 async def test_json_of_many_is_one_document_and_nothing_else(run: Run, stub: Stub) -> None:
-    in_turn(stub, (200, replayed(1, after=1)), (200, replayed(2)))
+    stub.in_turn((200, replayed(1, after=1)), (200, replayed(2)))
     ran = await in_thread(run, "dlq", "replay", "--all", "--json")
     assert [body for _, body in stub.asked] == [{"all": True}, {"all": True, "after": 1, "up_to": 5_000}]
     assert ([one["dead_letter_id"] for one in ran.json["replayed"]], ran.err) == ([1, 2], "")
 
 
 async def test_what_was_replayed_before_an_outage_is_said(run: Run, stub: Stub) -> None:
-    in_turn(stub, (200, replayed(1, 2, after=2)), (503, problem("refused", "the job was not accepted: JOBS is full")))
+    stub.in_turn((200, replayed(1, 2, after=2)), (503, problem("refused", "the job was not accepted: JOBS is full")))
     ran = await in_thread(run, "dlq", "replay", "--all")
     assert ran.code == ExitCode.UNREACHABLE
     assert "error: the job was not accepted: JOBS is full\n" in ran.err

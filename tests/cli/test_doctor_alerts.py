@@ -18,6 +18,7 @@ from breakwater.cli import doctor_bus
 from breakwater.cli.doctor_bus import channel_findings, held_back_for
 from breakwater.cli.doctor_checks import Finding
 from breakwater.config import Alerts
+from tests.helpers import until
 from tests.servers import RunningServer
 
 SLACK = {"slack": {"webhook_url": {"env": "SLACK"}}}
@@ -58,9 +59,11 @@ async def test_a_channel_that_nobody_serves_is_found(client: Client) -> None:
 async def test_a_channel_that_waits_for_alerts_is_well(client: Client) -> None:
     subscription = await client.jetstream().pull_subscribe_bind(alert_consumer("ops"), "ALERTS")
     waiting = asyncio.create_task(subscription.fetch(1, timeout=60))
-    async with asyncio.timeout(60):
-        while (await look(client)).verdict != "ok":
-            await asyncio.sleep(0.05)
+
+    async def well() -> bool:
+        return (await look(client)).verdict == "ok"
+
+    await until(well, timeout_s=60)
     waiting.cancel()
 
 

@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import AsyncGenerator, Iterable
 from datetime import timedelta
 
 import pytest
 
-from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
 from breakwater.cli import executions
 from breakwater.cli.errors import ExitCode
-from breakwater.contracts.execution import Execution
-from tests.analytics.samples import NOON, RATE_LIMITED, attempt, attempt_row, execution, new_database
-from tests.cli.conftest import Run, in_thread
-from tests.server_sources import RunningServer
-
-
-@pytest.fixture
-async def analytics(
-    run: Run, clickhouse_server: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> AsyncGenerator[Analytics]:
-    """A database that the commands read."""
-    async with new_database(clickhouse_server.url) as found:
-        monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", f"{clickhouse_server.url.rstrip('/')}/{found.database}")
-        yield found
-
-
-async def store(analytics: Analytics, records: Iterable[Execution]) -> None:
-    for record in records:
-        await analytics.insert(schema.EXECUTIONS, [rows.execution_row(record, 1)])
-        await analytics.insert(schema.ATTEMPTS, [attempt_row(one, 1) for one in record.attempts])
-
+from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution
+from tests.cli.conftest import Run, in_thread, store
 
 FAMILY = [
     execution("root", total_cost=1_000, completed_at=NOON + timedelta(seconds=9), duration_ms=9_000),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +20,6 @@ from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
 from breakwater.cli import export
 from breakwater.cli.errors import ExitCode
-from breakwater.contracts.execution import Execution
 from breakwater.contracts.types import format_time
 from tests.analytics.samples import (
     NOON,
@@ -32,25 +31,10 @@ from tests.analytics.samples import (
     full_execution,
     new_database,
 )
-from tests.cli.conftest import Run, in_thread
+from tests.cli.conftest import Run, in_thread, store
 from tests.server_sources import RunningServer
 
 MANY = 4_000
-
-
-@pytest.fixture
-async def analytics(
-    run: Run, clickhouse_server: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> AsyncGenerator[Analytics]:
-    """A database that the commands read."""
-    async with new_database(clickhouse_server.url) as found:
-        monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", f"{clickhouse_server.url.rstrip('/')}/{found.database}")
-        yield found
-
-
-async def store(analytics: Analytics, records: Sequence[Execution]) -> None:
-    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(record, 1) for record in records])
-    await analytics.insert(schema.ATTEMPTS, [attempt_row(one, 1) for record in records for one in record.attempts])
 
 
 async def store_much(analytics: Analytics) -> None:
@@ -216,7 +200,7 @@ async def test_a_file_that_is_there_is_replaced_only_by_force(run: Run, analytic
     ask = ("executions", "export", "--format", "jsonl", "--output", str(file))
     ran = await in_thread(run, *ask)
     assert (ran.code, file.read_text()) == (ExitCode.USAGE, "precious")
-    assert "kept.jsonl is there already" in ran.err
+    assert "kept.jsonl exists already" in ran.err
     assert "--force" in ran.err
     ran = await in_thread(run, *ask, "--force")
     assert ran.code == ExitCode.OK

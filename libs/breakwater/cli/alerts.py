@@ -303,7 +303,6 @@ def _change(api: Api, action: Literal["ack", "resolve"], incident: str, reason: 
         f"alerts/{action}",
         {"incident_id": incident, "reason": reason},
         see="breakwater alerts list --status all",
-        unknown="`breakwater alerts list --status all` lists those that are known.",
     )
     if api.as_json:
         output.json_document(document)
@@ -334,7 +333,6 @@ def _replay(api: Api, channel: str | None, dead_letter_id: int | None) -> AlertR
             "alerts/replay",
             {"channel": channel, "dead_letter_id": dead_letter_id, "after": after},
             see="breakwater alerts undelivered",
-            unknown="`breakwater alerts undelivered` lists them.",
         )
         replayed, already, skipped = replayed + part.replayed, already + part.already, skipped + part.skipped
         channels.update(part.channels)

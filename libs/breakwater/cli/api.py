@@ -57,7 +57,7 @@ class Api:
         body: Mapping[str, Any],
         *,
         see: str,
-        unknown: str,
+        unknown: str = "",
         unanswered: str = "`{}` shows whether it is done; doing it again does no harm.",
         timeout_s: float = TIMEOUT_S,
     ) -> tuple[Any, T]:
@@ -68,7 +68,7 @@ class Api:
             path: below `api/v1`.
             body: its fields; None is not sent.
             see: the command that shows whether it is done, for `unanswered`.
-            unknown: what to do where the body names something that is not there.
+            unknown: what to do where the body names something that is not there, if not to look at `see`.
             unanswered: what to do where no response came, and perhaps all is done.
             timeout_s: for the response.
         """
@@ -78,7 +78,7 @@ class Api:
             form,
             lambda client: client.post(path, body, timeout_s=timeout_s),
             unanswered=unanswered.format(see),
-            unknown=unknown,
+            unknown=unknown or f"`{see}` lists them.",
         )
 
     def client(self) -> ApiClient:

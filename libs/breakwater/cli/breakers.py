@@ -131,7 +131,6 @@ def _change(api: Api, action: Literal["isolate", "reset"], agent: str, model: st
         f"breakers/{action}",
         {"agent": agent, "model": model, "reason": reason},
         see="breakwater breakers",
-        unknown="`breakwater breakers` lists those that are known.",
     )
     if api.as_json:
         output.json_document(document)

@@ -123,7 +123,6 @@ def raise_(
         "budgets/raise",
         {"budget": budget, "limit_usd": limit, "reason": reason},
         see="breakwater budgets",
-        unknown="`breakwater budgets` lists them.",
     )
     if api.as_json:
         output.json_document(document)

@@ -209,7 +209,6 @@ def _replay(api: Api, body: dict[str, Any]) -> DeadLetterReplays:
         "dlq/replay",
         body,
         see="breakwater dlq list",
-        unknown="`breakwater dlq list` lists them.",
     )
     return result
 

@@ -1,7 +1,8 @@
 """Printing: one JSON document or JSON lines for programs, tables on a terminal, aligned columns in a pipe.
 
 Rich draws the tables. What it does not know is done here: a column that has no room goes below its row or is left out,
-and that is said. At 80 columns rich alone folds the ids of `breakwater breakers` (8 columns) after 7 characters.
+and that is said. Rich alone, at 80 columns, draws an open breaker of `breakwater breakers` in 8 lines, its
+ids folded after 10 characters; with its reason below it takes 2.
 """
 
 from __future__ import annotations
