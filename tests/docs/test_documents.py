@@ -36,7 +36,7 @@ from tests.docs.markdown import (
     rows,
     section,
 )
-from tests.flow.error_table import ROWS
+from tests.services.worker.error_table import ROWS
 
 COMMANDS: Any = typer.main.get_command(app)
 SETTINGS = ROOT / "docs" / "settings.md"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import json
-from datetime import datetime, timedelta
-
 import pytest
+import redis.asyncio as aioredis
 
 from breakwater.contracts import subjects
 from tests.flow.fixtures import StartPlane
@@ -46,82 +43,6 @@ async def _spent(redis_url: str) -> int:
         await client.aclose()
 
 
-async def test_a_server_error_is_retried_exactly_as_configured(start_plane: StartPlane) -> None:
-    models = {"sim/flaky": model({"requests": [1, 2], "status": 503})}
-    async with start_plane(models, {"writer": {"model": "sim/flaky", **QUICK}}, services=("worker",)) as plane:
-        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello"})
-        result = await plane.result("j1")
-        assert result["status"] == "succeeded"
-        assert [(a["outcome"], a["cause"]) for a in result["attempts"]] == [
-            ("error", "first"),
-            ("error", "retry"),
-            ("success", "retry"),
-        ]
-        assert result["attempts"][1]["backoff_ms"] >= 10
-        assert result["total_cost"] == COST
-        assert plane.sim.ledger.totals.calls == 3
-
-
-async def test_a_client_error_costs_one_call_and_ends_in_the_dead_letters_with_the_original_bytes(
-    start_plane: StartPlane,
-) -> None:
-    async with start_plane(
-        {"sim/m": model({"status": 401})}, {"writer": {"model": "sim/m", **QUICK}}, services=("worker",)
-    ) as plane:
-        job = {"agent": "writer", "job_id": "j1", "prompt": "hello"}
-        await plane.publish(job)
-        result = await plane.result("j1")
-        assert (result["status"], result["reason"]) == ("dead_lettered", "error")
-        assert result["error"]["status_code"] == 401
-        assert "credentials" in result["error"]["user_message"]
-        assert plane.sim.ledger.totals.calls == 1
-        [dead_letter] = await plane.messages("DLQ", "bw.dlq.error.writer")
-        assert json.loads(base64.b64decode(dead_letter["payload_base64"])) == job
-        assert dead_letter["execution_id"] == "j1"
-
-
-async def test_a_fallback_model_takes_over_and_its_spend_and_the_wasted_one_are_told_apart(
-    start_plane: StartPlane,
-) -> None:
-    models = {"sim/bad": model({"kind": "malformed_json"}), "sim/good": model()}
-    agents = {"writer": {"model": "sim/bad", "fallback_models": ["sim/good"], "max_tokens": 100, **QUICK}}
-    async with start_plane(models, agents, services=("worker",)) as plane:
-        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello"})
-        result = await plane.result("j1")
-        assert result["chosen_model"] == "sim/good"
-        assert result["requested_model"] == "sim/bad"
-        assert [a["model"] for a in result["attempts"]] == ["sim/bad"] * 3 + ["sim/good"]
-        assert result["attempts"][3]["cause"] == "fallback"
-        # A broken answer may have been billed: its cost is the reservation, and said to be estimated.
-        assert {a["cost_basis"] for a in result["attempts"][:3]} == {"estimated"}
-        assert result["cost_basis"] == "estimated"
-        assert result["wasted_cost"] == f"{sum(float(a['cost']) for a in result['attempts'][:3]):.9f}"
-
-
-async def test_retry_after_is_honoured(start_plane: StartPlane) -> None:
-    models = {"sim/m": model({"requests": [1, 1], "status": 429, "retry_after_s": 1})}
-    async with start_plane(models, {"writer": {"model": "sim/m", **QUICK}}, services=("worker",)) as plane:
-        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello"})
-        result = await plane.result("j1")
-        assert result["status"] == "succeeded"
-        assert result["attempts"][0]["error"]["kind"] == "rate_limit"
-        assert result["attempts"][1]["backoff_ms"] >= 1000
-
-
-async def test_a_hanging_call_ends_with_the_attempts_timeout_and_the_job_with_its_total(
-    start_plane: StartPlane,
-) -> None:
-    agents = {"writer": {"model": "sim/m", **QUICK, "timeout_s": 1, "total_timeout_s": 2.5}}
-    async with start_plane({"sim/m": model({"hang_s": 60})}, agents, services=("worker",)) as plane:
-        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello"})
-        result = await plane.result("j1")
-        assert (result["status"], result["reason"]) == ("dead_lettered", "timeout")
-        assert {a["error"]["kind"] for a in result["attempts"]} == {"timeout"}
-        assert 2 <= result["attempts_count"] <= 3
-        spent = datetime.fromisoformat(result["completed_at"]) - datetime.fromisoformat(result["dispatched_at"])
-        assert timedelta(seconds=2.5) <= spent < timedelta(seconds=30)
-
-
 @pytest.mark.long
 async def test_a_long_wait_holds_no_slot_and_survives_a_restart(start_plane: StartPlane) -> None:
     models = {"sim/m": model({"requests": [1, 1], "status": 429, "retry_after_s": 11})}
@@ -136,44 +57,6 @@ async def test_a_long_wait_holds_no_slot_and_survives_a_restart(start_plane: Sta
         assert result["attempts"][1]["backoff_ms"] >= 11_000
 
 
-async def test_a_dry_run_answers_the_plan_and_calls_nothing(start_plane: StartPlane) -> None:
-    agents = {"writer": {"model": "sim/m", "fallback_models": ["sim/n"]}}
-    async with start_plane({"sim/m": model(), "sim/n": model()}, agents, services=("worker",)) as plane:
-        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello", "dry_run": True})
-        result = await plane.result("j1")
-        assert [planned["model"] for planned in result["output"]["models"]] == ["sim/m", "sim/n"]
-        assert float(result["output"]["models"][0]["worst_case_cost"]) > 0
-        assert plane.sim.ledger.totals.calls == 0
-
-
-BAD_JOBS = {
-    b"not json": "JSON",
-    b'{"agent": "writer", "prompt": 3}': "prompt",
-    b'{"agent": "writer", "prompt": "x", "modle": "y"}': "modle",
-    b'{"agent": "writer"}': "exactly one",
-    b'{"agent": "other", "prompt": "x"}': "other",
-    b'{"agent": "writer", "prompt": "\xff\xfe"}': "",
-    b'{"agent": "writer", "prompt": "x", "model": "a.b/c d*>"}': "not allowed",
-}
-"""What is published, and what the refusal names."""
-
-
-async def test_a_job_that_cannot_be_run_is_refused_with_its_reason_and_kept(start_plane: StartPlane) -> None:
-    async with start_plane({"sim/m": model()}, {"writer": {"model": "sim/m"}}, services=("worker",)) as plane:
-        for number, data in enumerate(BAD_JOBS):
-            await plane.publish(data, "writer", **{"Nats-Msg-Id": f"bad-{number}"})
-        for number, (data, named) in enumerate(BAD_JOBS.items()):
-            result = await plane.result(f"bad-{number}")
-            assert (result["status"], result["reason"]) == ("dead_lettered", "invalid"), data
-            assert named in result["error"]["message"], data
-            subject = subjects.execution("writer", f"bad-{number}")
-            assert len(await plane.messages("EVENTS", subject, at_least=1)) == 1, data
-        dead_letters = await plane.messages("DLQ", "bw.dlq.invalid.writer")
-        assert sorted(base64.b64decode(dead_letter["payload_base64"]) for dead_letter in dead_letters) == sorted(
-            BAD_JOBS
-        )
-
-
 async def test_any_model_id_makes_its_way_through_every_subject(start_plane: StartPlane) -> None:
     wild = "org.name/some model:v1.5*>"
     agents = {"an agent/with.odd*name": {"model": wild, "breaker": {"consecutive_failures": 1, "cooldown_s": 60}}}
@@ -185,3 +68,18 @@ async def test_any_model_id_makes_its_way_through_every_subject(start_plane: Sta
             lambda: plane.messages("EVENTS", subjects.breaker("an agent/with.odd*name", wild)), what="a transition"
         )
         assert opened["model"] == wild
+
+
+@pytest.mark.long
+async def test_a_finished_job_leaves_nothing_of_itself_in_redis_for_long(start_plane: StartPlane) -> None:
+    async with start_plane({"sim/m": model()}, {"writer": {"model": "sim/m"}}) as plane:
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello"})
+        await plane.result("j1")
+        client = aioredis.Redis.from_url(plane.environment["BREAKWATER_REDIS_URL"], decode_responses=True)
+
+        async def clean() -> bool:
+            left_ms = [await client.pttl(key) for key in await client.keys("bw:execution:*")]
+            return await client.hlen("bw:{budget}:reservations") == 0 and all(-1 != ms <= 10_000 for ms in left_ms)
+
+        await until(clean, what="an empty Redis but for the budgets, and what is gone in ten seconds")
+        await client.aclose()

@@ -8,6 +8,7 @@ kill: what that proves belongs into tests/flow.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -19,6 +20,8 @@ import nats
 import nats.errors
 import yaml
 from nats.js.errors import NotFoundError
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from breakwater import background
 from breakwater.bus.delivery import Delivery
@@ -38,6 +41,7 @@ from services.worker.handler import JobHandler
 from tests.flow.kit import Plane, config_for
 
 FETCH_S = 0.5
+END_S = 0.5
 
 
 class FakeClock:
@@ -83,6 +87,14 @@ class WorkerPlane(Plane):
     clock: FakeClock
     handlers: dict[str, JobHandler]
     _work: list[asyncio.Task[None]]
+    _handling: set[asyncio.Task[None]]
+
+    logs: list[EventDict]
+
+    def log(self, name: str) -> str:
+        """What has been logged."""
+        assert name == "worker"
+        return json.dumps(self.logs, default=str)
 
     def begin(self) -> None:
         """Takes up jobs."""
@@ -90,8 +102,14 @@ class WorkerPlane(Plane):
         self._work.append(asyncio.create_task(self._wake()))
 
     async def end(self) -> None:
-        """Takes up no more, as a worker that stops."""
+        """Takes up no more, as a worker that stops; jobs may end if they do so at once, and are given back if not."""
         await background.stop(*self._work)
+        if self._handling:
+            await asyncio.wait(self._handling, timeout=END_S)
+        for task in self._handling:
+            task.cancel()
+        # One that has just been acknowledged can't be given back.
+        await asyncio.gather(*self._handling, return_exceptions=True)
         self._work = []
 
     async def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,15 +120,21 @@ class WorkerPlane(Plane):
     async def _take(self, agent: str) -> None:
         handler, slots = self.handlers[agent], asyncio.Semaphore(self.worker.config.agents[agent].concurrency)
         subscription = await self.jetstream.pull_subscribe_bind(worker_consumer(agent), Stream.JOBS.value)
-        async with asyncio.TaskGroup() as group:
-            while True:
-                await slots.acquire()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            slots.release()
+            self._handling.discard(task)
+
+        while True:
+            await slots.acquire()
+            try:
+                [message] = await subscription.fetch(1, timeout=FETCH_S)
+            except (TimeoutError, nats.errors.TimeoutError):
                 slots.release()
-                with suppress(TimeoutError, nats.errors.TimeoutError):
-                    for message in await subscription.fetch(1, timeout=FETCH_S):
-                        await slots.acquire()
-                        task = group.create_task(handler.handle(Delivery(message)))
-                        task.add_done_callback(lambda _: slots.release())
+                continue
+            task = asyncio.create_task(handler.handle(Delivery(message)))
+            self._handling.add(task)
+            task.add_done_callback(ended)
 
     async def _wake(self) -> None:
         waker = Waker(self.worker.publisher, self.worker.config.agents)
@@ -168,15 +192,16 @@ async def running_worker(
             lookup=Lookup(lambda: client),
             providers=opened,
         )
-        plane.clock = FakeClock()
+        plane.clock, plane._work, plane._handling = FakeClock(), [], set()
         if fake_clock:
             context = replace(context, now=plane.clock.now, sleep=plane.clock.sleep)
         plane.worker = context
         plane.handlers = {name: JobHandler(context, name, agent) for name, agent in parsed.agents.items()}
-        if begin:
-            plane.begin()
         try:
-            yield plane
+            with capture_logs() as plane.logs:
+                if begin:
+                    plane.begin()
+                yield plane
         finally:
             await plane.end()
             for provider in opened.values():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import json
 
-from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
 from tests.helpers import until
+from tests.services.worker.conftest import StartWorker
 
 AGENTS = {
     "odd": {"model": "sim/m", "concurrency": 2, "breaker": "off"},
@@ -36,8 +36,8 @@ async def _drained(plane: Plane) -> bool:
     return await plane.pending_jobs() == 0
 
 
-async def test_no_odd_job_stops_another_one_or_is_lost(start_plane: StartPlane) -> None:
-    async with start_plane({"sim/m": model(), "sim/big": model()}, AGENTS, services=("worker",)) as plane:
+async def test_no_odd_job_stops_another_one_or_is_lost(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model(), "sim/big": model()}, AGENTS) as plane:
         for job, headers in ODD:
             await plane.publish(json.dumps(job).encode(), "odd", **headers)
         await plane.publish({"agent": "plain", "job_id": "after", "prompt": "x"})
@@ -53,8 +53,8 @@ async def test_no_odd_job_stops_another_one_or_is_lost(start_plane: StartPlane) 
         assert {call.model for call in plane.sim.ledger.calls} == {"sim/m"}
 
 
-async def test_an_id_is_one_execution_also_for_another_agent(start_plane: StartPlane) -> None:
-    async with start_plane({"sim/m": model(), "sim/big": model()}, AGENTS, services=("worker",)) as plane:
+async def test_an_id_is_one_execution_also_for_another_agent(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model(), "sim/big": model()}, AGENTS) as plane:
         await plane.publish({"agent": "plain", "job_id": "j1", "prompt": "x"})
         first = await plane.result("j1")
         replies = await plane.client.subscribe("bw.replies.other")
@@ -67,16 +67,16 @@ async def test_an_id_is_one_execution_also_for_another_agent(start_plane: StartP
         assert await plane.last("EVENTS", "bw.executions.expensive.j1") is None
 
 
-async def test_a_jobs_own_short_deadline_says_nothing_of_the_model(start_plane: StartPlane) -> None:
+async def test_a_jobs_own_short_deadline_says_nothing_of_the_model(start_worker: StartWorker) -> None:
     models = {"sim/m": model({"hang_s": 60}), "sim/big": model()}
-    async with start_plane(models, AGENTS, services=("worker",)) as plane:
+    async with start_worker(models, AGENTS) as plane:
         await plane.publish({"agent": "plain", "job_id": "j1", "prompt": "x", "total_timeout_s": 1.5})
         result = await plane.result("j1")
         assert result["reason"] == "timeout"
         assert [a["counts_for_breaker"] for a in result["attempts"]] in ([False], [])
 
 
-async def test_a_lost_answer_on_the_last_try_is_told_as_such(start_plane: StartPlane) -> None:
+async def test_a_lost_answer_on_the_last_try_is_told_as_such(start_worker: StartWorker) -> None:
     agents = {"writer": {"model": "sim/m", "retry": {"max_attempts": 1}}}
     moment = "2026-11-21T10:00:00.000Z"
     recorded = {
@@ -84,13 +84,13 @@ async def test_a_lost_answer_on_the_last_try_is_told_as_such(start_plane: StartP
         "provider": "sim", "started_at": moment, "completed_at": moment, "duration_ms": 0, "outcome": "success",
         "cause": "first", "cost": "0.000042000", "cost_basis": "billed",
     }  # fmt: skip
-    async with start_plane({"sim/m": model()}, agents, services=()) as plane:
+    async with start_worker({"sim/m": model()}, agents, begin=False) as plane:
         await plane.jetstream.publish("bw.attempts.writer.j1.1", json.dumps(recorded).encode())
         await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "x"})
         subscription = await plane.jetstream.pull_subscribe_bind("worker-writer", "JOBS")
         [delivery] = await subscription.fetch(1, timeout=60)
         await delivery.nak()
-        plane.start("worker")
+        plane.begin()
         result = await plane.result("j1")
         assert (result["status"], result["reason"]) == ("dead_lettered", "worker_lost")
         assert (result["total_cost"], result["wasted_cost"]) == ("0.000042000", "0.000042000")

@@ -6,12 +6,11 @@ import json
 from typing import Any
 
 import pytest
-import redis.asyncio as aioredis
 
 from breakwater.contracts import subjects
-from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST, Plane, model
 from tests.helpers import until
+from tests.services.worker.conftest import StartWorker
 
 AGENTS = {"writer": {"model": "sim/m", "retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0}}}
 JOB = {"agent": "writer", "job_id": "j1", "prompt": "hello"}
@@ -38,8 +37,8 @@ async def redelivered(plane: Plane) -> None:
     await delivery.nak()
 
 
-async def test_a_result_without_its_record_gets_it_and_nothing_is_called(start_plane: StartPlane) -> None:
-    async with start_plane({"sim/m": model()}, AGENTS, services=()) as plane:
+async def test_a_result_without_its_record_gets_it_and_nothing_is_called(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, AGENTS, begin=False) as plane:
         result = {
             "job_id": "j1", "execution_id": "j1", "agent": "writer", "status": "succeeded", "output": "the answer",
             "attempts": [attempt(1, "success")], "attempts_count": 1, "total_cost": COST, "queued_at": MOMENT,
@@ -47,7 +46,7 @@ async def test_a_result_without_its_record_gets_it_and_nothing_is_called(start_p
         }  # fmt: skip
         await publish(plane, subjects.result("j1"), result)
         await redelivered(plane)
-        plane.start("worker")
+        plane.begin()
         record = await until(lambda: plane.last("EVENTS", "bw.executions.writer.j1"), what="the record")
         assert (record["output"], record["total_cost"]) == ("the answer", COST)
         await until(lambda: _acknowledged(plane), what="the acknowledgement")
@@ -58,44 +57,44 @@ async def _acknowledged(plane: Plane) -> bool:
     return await plane.pending_jobs() == 0
 
 
-async def test_attempts_in_the_log_count_although_redis_has_lost_the_checkpoint(start_plane: StartPlane) -> None:
-    async with start_plane({"sim/m": model()}, AGENTS, services=()) as plane:
+async def test_attempts_in_the_log_count_although_redis_has_lost_the_checkpoint(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, AGENTS, begin=False) as plane:
         error = {"kind": "server", "class": "ServerError", "message": "no", "status_code": 500, "retryable": True}
         for number in (1, 2):
             await publish(plane, subjects.attempt("writer", "j1", number), attempt(number, "error", error=error))
         await redelivered(plane)
-        plane.start("worker")
+        plane.begin()
         result = await plane.result("j1")
         assert [a["outcome"] for a in result["attempts"]] == ["error", "error", "success"]
         assert plane.sim.ledger.totals.calls == 1
 
 
-async def test_a_success_whose_answer_died_with_the_worker_is_called_again(start_plane: StartPlane) -> None:
-    async with start_plane({"sim/m": model()}, AGENTS, services=()) as plane:
+async def test_a_success_whose_answer_died_with_the_worker_is_called_again(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, AGENTS, begin=False) as plane:
         await publish(plane, subjects.attempt("writer", "j1", 1), attempt(1, "success"))
         await redelivered(plane)
-        plane.start("worker")
+        plane.begin()
         result = await plane.result("j1")
         assert [a["outcome"] for a in result["attempts"]] == ["success", "success"]
         assert result["output"]
         assert result["total_cost"] == "0.000084000"
 
 
-async def test_a_job_that_loses_every_worker_ends_after_its_tries(start_plane: StartPlane) -> None:
-    async with start_plane({"sim/m": model()}, AGENTS, services=()) as plane:
+async def test_a_job_that_loses_every_worker_ends_after_its_tries(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, AGENTS, begin=False) as plane:
         for number in (1, 2, 3):
             lost = attempt(number, "worker_lost", error={"kind": "worker_lost", "class": "WorkerLostError",
                                                          "message": "lost", "retryable": True})  # fmt: skip
             await publish(plane, subjects.attempt("writer", "j1", number), lost)
         await redelivered(plane)
-        plane.start("worker")
+        plane.begin()
         result = await plane.result("j1")
         assert (result["status"], result["error"]["class"]) == ("dead_lettered", "WorkerLostError")
         assert plane.sim.ledger.totals.calls == 0
 
 
-async def test_a_record_answers_a_job_whose_result_has_aged_out(start_plane: StartPlane) -> None:
-    async with start_plane({"sim/m": model()}, AGENTS, services=("worker",)) as plane:
+async def test_a_record_answers_a_job_whose_result_has_aged_out(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, AGENTS) as plane:
         await plane.publish(JOB)
         await plane.result("j1")
         await until(lambda: _acknowledged(plane), what="the acknowledgement")
@@ -107,27 +106,12 @@ async def test_a_record_answers_a_job_whose_result_has_aged_out(start_plane: Sta
         assert plane.sim.ledger.totals.calls == 1
 
 
-@pytest.mark.long
-async def test_a_finished_job_leaves_nothing_of_itself_in_redis_for_long(start_plane: StartPlane) -> None:
-    async with start_plane({"sim/m": model()}, AGENTS) as plane:
-        await plane.publish(JOB)
-        await plane.result("j1")
-        client = aioredis.Redis.from_url(plane.environment["BREAKWATER_REDIS_URL"], decode_responses=True)
-
-        async def clean() -> bool:
-            left_ms = [await client.pttl(key) for key in await client.keys("bw:execution:*")]
-            return await client.hlen("bw:{budget}:reservations") == 0 and all(-1 != ms <= 10_000 for ms in left_ms)
-
-        await until(clean, what="an empty Redis but for the budgets, and what is gone in ten seconds")
-        await client.aclose()
-
-
 async def test_a_wait_that_does_not_fit_the_deadline_goes_to_the_next_model_at_once(
-    start_plane: StartPlane,
+    start_worker: StartWorker,
 ) -> None:
     models = {"sim/m": model({"status": 429, "retry_after_s": 30}), "sim/n": model()}
     agents = {"writer": {"model": "sim/m", "fallback_models": ["sim/n"], "total_timeout_s": 20}}
-    async with start_plane(models, agents, services=("worker",)) as plane:
+    async with start_worker(models, agents) as plane:
         await plane.publish(JOB)
         result = await plane.result("j1")
         assert result["chosen_model"] == "sim/n"
@@ -135,13 +119,13 @@ async def test_a_wait_that_does_not_fit_the_deadline_goes_to_the_next_model_at_o
 
 
 @pytest.mark.parametrize("second", ["refused", "failed"])
-async def test_a_resumed_job_decides_nothing_again_that_is_recorded(start_plane: StartPlane, second: str) -> None:
+async def test_a_resumed_job_decides_nothing_again_that_is_recorded(start_worker: StartWorker, second: str) -> None:
     agents = {"writer": {**AGENTS["writer"], "retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0}}}
     # No retry is granted: to ask again for the one that is recorded would end in a second attempt 2.
     none = {"ratio": 0, "floor": 0}
     failed = {"kind": "server", "class": "ServerError", "message": "no", "status_code": 500, "retryable": True}
     refused = {"kind": "retry_budget", "class": "RetryBudgetExceededError", "message": "too many"}
-    async with start_plane({"sim/m": model()}, agents, services=(), retry_budget=none) as plane:
+    async with start_worker({"sim/m": model()}, agents, begin=False, retry_budget=none) as plane:
         await publish(plane, subjects.attempt("writer", "j1", 1), attempt(1, "error", error=failed))
         last = (
             attempt(2, "short_circuited", short_circuited=True, error=refused, cost="0.000000000")
@@ -150,7 +134,7 @@ async def test_a_resumed_job_decides_nothing_again_that_is_recorded(start_plane:
         )
         await publish(plane, subjects.attempt("writer", "j1", 2), last)
         await redelivered(plane)
-        plane.start("worker")
+        plane.begin()
         result = await plane.result("j1")
         assert plane.sim.ledger.totals.calls == 0
     assert (result["status"], result["reason"], result["error"]["class"]) == ("dead_lettered", "error", "ServerError")

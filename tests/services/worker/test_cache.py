@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST, COST_NANO, model
+from tests.services.worker.conftest import StartWorker
 
 AGENT = {"retry": {"max_attempts": 2, "backoff": "constant", "base_s": 0.01}, "breaker": "off", "max_tokens": 100}
 
 
-async def test_the_same_question_is_answered_again_at_no_cost(start_plane: StartPlane) -> None:
+async def test_the_same_question_is_answered_again_at_no_cost(start_worker: StartWorker) -> None:
     agents = {"writer": {**AGENT, "model": "sim/bad", "fallback_models": ["sim/good"], "cache": {"ttl_s": 600}}}
     models = {"sim/bad": model({"status": 400}), "sim/good": model()}
-    async with start_plane(models, agents, services=("worker",)) as plane:
+    async with start_worker(models, agents) as plane:
 
         async def ask(job_id: str, **more: Any) -> dict[str, Any]:
             await plane.publish({"agent": "writer", "job_id": job_id, "prompt": "hello", **more})
@@ -34,11 +34,9 @@ async def test_the_same_question_is_answered_again_at_no_cost(start_plane: Start
     assert calls == 4
 
 
-async def test_an_error_is_never_kept(start_plane: StartPlane) -> None:
+async def test_an_error_is_never_kept(start_worker: StartWorker) -> None:
     agents = {"writer": {**AGENT, "model": "sim/m", "cache": {"ttl_s": 600}}}
-    async with start_plane(
-        {"sim/m": model({"requests": [1, 1], "status": 400})}, agents, services=("worker",)
-    ) as plane:
+    async with start_worker({"sim/m": model({"requests": [1, 1], "status": 400})}, agents) as plane:
         for job_id in ("j1", "j2"):
             await plane.publish({"agent": "writer", "job_id": job_id, "prompt": "hello"})
             await plane.result(job_id)
@@ -50,14 +48,14 @@ async def test_an_error_is_never_kept(start_plane: StartPlane) -> None:
 
 
 async def test_identical_jobs_at_the_same_time_share_one_call_where_the_agent_allows_it(
-    start_plane: StartPlane,
+    start_worker: StartWorker,
 ) -> None:
     agents = {
         "shares": {**AGENT, "model": "sim/a", "cache": {"ttl_s": 600, "share_concurrent": True}},
         "does-not": {**AGENT, "model": "sim/b", "cache": {"ttl_s": 600}},
     }
     models = {"sim/a": model(latency_ms=400), "sim/b": model(latency_ms=2000)}
-    async with start_plane(models, agents, services=("worker",)) as plane:
+    async with start_worker(models, agents) as plane:
         for index in range(8):
             for name in agents:
                 await plane.publish({"agent": name, "job_id": f"{name}-{index}", "prompt": "hello"})
@@ -73,10 +71,10 @@ async def test_identical_jobs_at_the_same_time_share_one_call_where_the_agent_al
     assert sorted(result["cache_hit"] for result in shared) == [False] + [True] * 7
 
 
-async def test_who_waits_for_a_call_that_fails_makes_it_himself(start_plane: StartPlane) -> None:
+async def test_who_waits_for_a_call_that_fails_makes_it_himself(start_worker: StartWorker) -> None:
     agents = {"shares": {**AGENT, "model": "sim/a", "cache": {"ttl_s": 600, "share_concurrent": True}}}
     models = {"sim/a": model({"requests": [1, 1], "status": 400, "latency_ms": 300})}
-    async with start_plane(models, agents, services=("worker",)) as plane:
+    async with start_worker(models, agents) as plane:
         for index in range(4):
             await plane.publish({"agent": "shares", "job_id": f"j{index}", "prompt": "hello"})
         results = await asyncio.gather(*(plane.result(f"j{index}") for index in range(4)))

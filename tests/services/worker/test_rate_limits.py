@@ -8,9 +8,9 @@ from typing import Any
 import redis.asyncio as aioredis
 
 from breakwater.state.executions import Claim
-from tests.flow.fixtures import StartPlane
 from tests.flow.kit import PRICE, Plane, model
 from tests.helpers import until
+from tests.services.worker.conftest import StartWorker
 
 FAIL = {"on_exceeded": "fail"}
 
@@ -21,9 +21,9 @@ async def submit(plane: Plane, count: int, prefix: str = "j", **more: Any) -> li
     return [await plane.result(f"{prefix}{number}") for number in range(count)]
 
 
-async def test_over_the_limit_a_job_fails_at_once_where_that_is_asked_for(start_plane: StartPlane) -> None:
+async def test_over_the_limit_a_job_fails_at_once_where_that_is_asked_for(start_worker: StartWorker) -> None:
     agents = {"writer": {"model": "sim/m", "rate_limit": {"requests_per_minute": 5, **FAIL}}}
-    async with start_plane({"sim/m": model()}, agents, services=("worker",)) as plane:
+    async with start_worker({"sim/m": model()}, agents) as plane:
         results = await submit(plane, 20)
         assert sum(result["status"] == "succeeded" for result in results) == 5
         refused = next(result for result in results if result["reason"] == "rate_limited")
@@ -34,19 +34,19 @@ async def test_over_the_limit_a_job_fails_at_once_where_that_is_asked_for(start_
         assert plane.sim.ledger.totals.calls == 5
 
 
-async def test_a_models_limit_holds_over_all_agents_and_the_chain_goes_on(start_plane: StartPlane) -> None:
+async def test_a_models_limit_holds_over_all_agents_and_the_chain_goes_on(start_worker: StartWorker) -> None:
     agents = {name: {"model": "sim/m", "fallback_models": ["sim/n"]} for name in ("writer", "reader")}
     limited = {"sim/m": {"price": PRICE, "rate_limit": {"requests_per_minute": 4, **FAIL}}}
     models = {"sim/m": model(), "sim/n": model()}
-    async with start_plane(models, agents, services=("worker",), more_models=limited) as plane:
+    async with start_worker(models, agents, more_models=limited) as plane:
         results = await submit(plane, 5) + await submit(plane, 5, "r", agent="reader")
         assert {result["status"] for result in results} == {"succeeded"}
         assert sorted(result["chosen_model"] for result in results) == ["sim/m"] * 4 + ["sim/n"] * 6
 
 
-async def test_a_job_waits_for_its_turn_and_no_more_calls_are_under_way_than_allowed(start_plane: StartPlane) -> None:
+async def test_a_job_waits_for_its_turn_and_no_more_calls_are_under_way_than_allowed(start_worker: StartWorker) -> None:
     agents = {"writer": {"model": "sim/m", "rate_limit": {"concurrent_calls": 2}}}
-    async with start_plane({"sim/m": model(latency_ms=100)}, agents, services=("worker",)) as plane:
+    async with start_worker({"sim/m": model(latency_ms=100)}, agents) as plane:
         results = await submit(plane, 10)
         assert {result["status"] for result in results} == {"succeeded"}
         spans = sorted((a["started_at"], a["completed_at"]) for result in results for a in result["attempts"])
@@ -56,10 +56,10 @@ async def test_a_job_waits_for_its_turn_and_no_more_calls_are_under_way_than_all
         assert {result["attempts_count"] for result in results} == {1}
 
 
-async def test_whoever_waits_for_a_turn_has_no_call_under_way(start_plane: StartPlane) -> None:
+async def test_whoever_waits_for_a_turn_has_no_call_under_way(start_worker: StartWorker) -> None:
     # A worker that takes it over after a crash would take such a call for lost, and its worst case for spent.
     agents = {"writer": {"model": "sim/m", "rate_limit": {"concurrent_calls": 1}}}
-    async with start_plane({"sim/m": model({"requests": [1, 1], "hang_s": 6})}, agents, services=("worker",)) as plane:
+    async with start_worker({"sim/m": model({"requests": [1, 1], "hang_s": 1.5})}, agents) as plane:
         for name in ("first", "second"):
             await plane.publish({"agent": "writer", "job_id": name, "prompt": "x"})
         async with aioredis.from_url(plane.environment["BREAKWATER_REDIS_URL"], decode_responses=True) as redis:
@@ -76,10 +76,10 @@ async def test_whoever_waits_for_a_turn_has_no_call_under_way(start_plane: Start
 
 
 async def test_a_long_wait_for_a_turn_sleeps_on_the_bus_and_does_not_fit_a_short_timeout(
-    start_plane: StartPlane,
+    start_worker: StartWorker,
 ) -> None:
     agents = {"writer": {"model": "sim/m", "rate_limit": {"requests_per_minute": 1}}}
-    async with start_plane({"sim/m": model()}, agents, services=("worker",)) as plane:
+    async with start_worker({"sim/m": model()}, agents) as plane:
         [first] = await submit(plane, 1)
         assert first["status"] == "succeeded"
         await plane.publish({"agent": "writer", "job_id": "sleeper", "prompt": "x"})
@@ -98,10 +98,10 @@ async def test_a_long_wait_for_a_turn_sleeps_on_the_bus_and_does_not_fit_a_short
         assert hasty["reason"] == "rate_limited"
 
 
-async def test_tokens_count_as_used_and_not_as_feared(start_plane: StartPlane) -> None:
+async def test_tokens_count_as_used_and_not_as_feared(start_worker: StartWorker) -> None:
     # A call may use some 4,100 tokens and does use 160: by its worst case one fits, by its use many do.
     agents = {"writer": {"model": "sim/m", "rate_limit": {"tokens_per_minute": 5000, **FAIL}}}
-    async with start_plane({"sim/m": model()}, agents, services=("worker",)) as plane:
+    async with start_worker({"sim/m": model()}, agents) as plane:
         for number in range(5):
             [result] = await submit(plane, 1, f"one-{number}-")
             assert result["status"] == "succeeded", number

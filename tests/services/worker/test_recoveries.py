@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from breakwater.contracts import subjects
-from tests.flow.error_table import CONTEXT_OVERFLOW
-from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST, Plane, model
+from tests.services.worker.conftest import StartWorker
+from tests.services.worker.error_table import CONTEXT_OVERFLOW
 
 AGENT = {"retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0.01}, "breaker": "off", "max_tokens": 100}
 
@@ -39,7 +39,7 @@ def _events(heard: list[dict[str, Any]]) -> list[str]:
     return [step["event"] for step in heard if step["event"] is not None]
 
 
-async def test_orphaned_tool_calls_are_pruned_once_and_the_second_call_is_no_retry(start_plane: StartPlane) -> None:
+async def test_orphaned_tool_calls_are_pruned_once_and_the_second_call_is_no_retry(start_worker: StartWorker) -> None:
     agents = {"writer": {**AGENT, "model": "sim/m", "retry": {"max_attempts": 1}}}
     fault = {"when": "orphan_tool_calls", "status": 400}
     messages = [
@@ -47,7 +47,7 @@ async def test_orphaned_tool_calls_are_pruned_once_and_the_second_call_is_no_ret
         {"role": "assistant", "content": "I look.", "tool_calls": [CALL]},
         {"role": "user", "content": "and?"},
     ]
-    async with start_plane({"sim/m": model(fault)}, agents, services=("worker",)) as plane:
+    async with start_worker({"sim/m": model(fault)}, agents) as plane:
         job = {"agent": "writer", "job_id": "j1", "messages": messages}
         result, heard = await _heard(plane, "writer", job)
         assert plane.sim.ledger.totals.calls == 2
@@ -61,7 +61,7 @@ async def test_orphaned_tool_calls_are_pruned_once_and_the_second_call_is_no_ret
     assert "llm_request_failed" not in _events(heard)
 
 
-async def test_a_conversation_that_is_too_long_is_trimmed_where_the_agent_wants_it(start_plane: StartPlane) -> None:
+async def test_a_conversation_that_is_too_long_is_trimmed_where_the_agent_wants_it(start_worker: StartWorker) -> None:
     fault = {"requests": [1, 1], "status": 400, "error": CONTEXT_OVERFLOW}
     models = {"sim/a": model(fault), "sim/b": model(fault), "sim/c": model()}
     agents = {
@@ -74,7 +74,7 @@ async def test_a_conversation_that_is_too_long_is_trimmed_where_the_agent_wants_
         for role in ("user", "assistant")
     ]
     messages = [{"role": "system", "content": "be brief"}, *turns, {"role": "user", "content": "now?"}]
-    async with start_plane(models, agents, services=("worker",)) as plane:
+    async with start_worker(models, agents) as plane:
         trimmed, heard = await _heard(plane, "trims", {"agent": "trims", "job_id": "j1", "messages": messages})
         moved, _ = await _heard(plane, "moves", {"agent": "moves", "job_id": "j2", "messages": messages})
     assert (trimmed["status"], moved["status"]) == ("succeeded", "succeeded")
@@ -87,7 +87,7 @@ async def test_a_conversation_that_is_too_long_is_trimmed_where_the_agent_wants_
 
 
 async def test_an_answer_of_the_wrong_shape_goes_back_to_the_model_with_what_was_wrong(
-    start_plane: StartPlane,
+    start_worker: StartWorker,
 ) -> None:
     good = '```json\n{"action": "refund", "reasoning": "it broke", "confidence": 0.9}\n```'
     models = {
@@ -98,7 +98,7 @@ async def test_an_answer_of_the_wrong_shape_goes_back_to_the_model_with_what_was
         "learns": {**AGENT, "model": "sim/learns", "output": {"schema": "agent_decision"}},
         "stubborn": {**AGENT, "model": "sim/stubborn", "output": {"schema": "agent_decision", "max_corrections": 1}},
     }
-    async with start_plane(models, agents, services=("worker",)) as plane:
+    async with start_worker(models, agents) as plane:
         learnt, heard = await _heard(plane, "learns", {"agent": "learns", "job_id": "j1", "prompt": "decide"})
         failed, _ = await _heard(plane, "stubborn", {"agent": "stubborn", "job_id": "j2", "prompt": "decide"})
     assert learnt["output"] == {"action": "refund", "reasoning": "it broke", "confidence": 0.9}
@@ -112,16 +112,14 @@ async def test_an_answer_of_the_wrong_shape_goes_back_to_the_model_with_what_was
 
 
 async def test_a_key_that_was_renewed_is_read_again_and_the_call_repeated_at_once(
-    start_plane: StartPlane, tmp_path: Path
+    start_worker: StartWorker, tmp_path: Path
 ) -> None:
     key = tmp_path / "key"
     key.write_text("sk-old-0123456789abcdef")
     providers = {"keyed": {"base_url": "http://127.0.0.1:{sim_port}/v1", "api_key": {"file": str(key)}}}
     agents = {"writer": {**AGENT, "model": "keyed/m"}}
     script = {"api_keys": ["sk-new-0123456789abcdef"]}
-    async with start_plane(
-        {"keyed/m": model()}, agents, services=("worker",), more_providers=providers, script=script
-    ) as plane:
+    async with start_worker({"keyed/m": model()}, agents, more_providers=providers, script=script) as plane:
         # The same key as before: one call, and nothing else.
         await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "hello"})
         stale = await plane.result("j1")
@@ -139,9 +137,9 @@ async def test_a_key_that_was_renewed_is_read_again_and_the_call_repeated_at_onc
     assert "sk-old" not in log + json.dumps(stale)
 
 
-async def test_a_failed_job_can_answer_with_a_message_that_its_parent_can_read(start_plane: StartPlane) -> None:
+async def test_a_failed_job_can_answer_with_a_message_that_its_parent_can_read(start_worker: StartWorker) -> None:
     agents = {"child": {**AGENT, "model": "sim/m", "on_error": "message"}}
-    async with start_plane({"sim/m": model({"status": 401})}, agents, services=("worker",)) as plane:
+    async with start_worker({"sim/m": model({"status": 401})}, agents) as plane:
         job = {"agent": "child", "job_id": "j1", "prompt": "hello", "parent_execution_id": "p1"}
         result, heard = await _heard(plane, "child", job)
     assert (result["status"], result["parent_execution_id"]) == ("dead_lettered", "p1")
@@ -151,7 +149,7 @@ async def test_a_failed_job_can_answer_with_a_message_that_its_parent_can_read(s
     assert {step["parent_execution_id"] for step in heard} == {"p1"}
 
 
-async def test_what_happens_is_told_while_it_happens(start_plane: StartPlane) -> None:
+async def test_what_happens_is_told_while_it_happens(start_worker: StartWorker) -> None:
     models = {
         "sim/flaky": model({"requests": [1, 1], "status": 503}),
         "sim/down": model({"status": 500}),
@@ -161,7 +159,7 @@ async def test_what_happens_is_told_while_it_happens(start_plane: StartPlane) ->
         name: {**AGENT, "model": f"sim/{name}", "retry": {**AGENT["retry"], "max_attempts": 2}}
         for name in ("flaky", "down", "no")
     }
-    async with start_plane(models, agents, services=("worker",)) as plane:
+    async with start_worker(models, agents) as plane:
         heard = {
             name: (await _heard(plane, name, {"agent": name, "job_id": name, "prompt": "x"}))[1] for name in agents
         }

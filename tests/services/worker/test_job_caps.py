@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
+from tests.services.worker.conftest import StartWorker
 
 # Held for a call: a little more than $0.0006, or a tenth of it. What a call costs: $0.0003015.
 USAGE = {"input_tokens": 10, "output_tokens": 500}
@@ -25,7 +25,7 @@ def refusals(result: dict[str, Any]) -> list[tuple[str, str | None, str | None]]
     ]
 
 
-async def test_a_call_that_might_pass_the_cap_of_its_job_is_left_to_a_cheaper_model(start_plane: StartPlane) -> None:
+async def test_a_call_that_might_pass_the_cap_of_its_job_is_left_to_a_cheaper_model(start_worker: StartWorker) -> None:
     agents = {
         "saved": {"model": "sim/dear", "fallback_models": ["sim/cheap"]},
         "refused": {"model": "sim/dear", "fallback_models": ["sim/dear-too"]},
@@ -33,9 +33,7 @@ async def test_a_call_that_might_pass_the_cap_of_its_job_is_left_to_a_cheaper_mo
     }
     agents = {name: {**agent, "max_tokens": 1000, "max_cost_usd": "0.0005"} for name, agent in agents.items()}
     models = {name: model(usage=USAGE) for name in ("sim/dear", "sim/dear-too", "sim/cheap", "sim/free")}
-    async with start_plane(
-        models, agents, services=("worker",), more_models={"sim/cheap": CHEAP, "sim/free": {}}
-    ) as plane:
+    async with start_worker(models, agents, more_models={"sim/cheap": CHEAP, "sim/free": {}}) as plane:
         saved = await run(plane, "saved")
         over = ("execution", "BudgetExceededError")
         assert refusals(saved) == [("sim/dear", *over), ("sim/cheap", None, None)]
@@ -60,7 +58,7 @@ async def test_a_call_that_might_pass_the_cap_of_its_job_is_left_to_a_cheaper_mo
         assert plane.sim.ledger.totals.calls == 1
 
 
-async def test_the_cap_of_a_job_counts_all_its_attempts(start_plane: StartPlane) -> None:
+async def test_the_cap_of_a_job_counts_all_its_attempts(start_worker: StartWorker) -> None:
     settings = {"max_tokens": 1000, "max_cost_usd": "0.0012", "output": NEVER_JSON}
     agents = {
         "stubborn": {"model": "sim/no", **settings},
@@ -68,7 +66,7 @@ async def test_the_cap_of_a_job_counts_all_its_attempts(start_plane: StartPlane)
     }
     decided = '{"action": "go", "reasoning": "r", "confidence": 0.5}'
     models = {"sim/no": model(usage=USAGE, answer="no"), "sim/cheap": model(usage=USAGE, answer=decided)}
-    async with start_plane(models, agents, services=("worker",), more_models={"sim/cheap": CHEAP}) as plane:
+    async with start_worker(models, agents, more_models={"sim/cheap": CHEAP}) as plane:
         stubborn = await run(plane, "stubborn")
         assert [attempt["outcome"] for attempt in stubborn["attempts"]] == ["error", "error", "short_circuited"]
         assert (stubborn["reason"], stubborn["total_cost"]) == ("budget_exceeded", "0.000603000")
