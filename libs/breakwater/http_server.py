@@ -8,8 +8,10 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -46,7 +48,10 @@ KEEP_ALIVE_S = 120
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which on SIGTERM or SIGINT stops accepting, lets requests finish for a while, then ends all waiting."""
+    """uvicorn, which on SIGTERM or SIGINT stops accepting, lets requests finish for a while, then ends all waiting.
+
+    uvicorn looks ten times a second whether it is to stop, and when it stops, whether all is done. This one is woken.
+    """
 
     def __init__(
         self,
@@ -75,36 +80,80 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 # Longer than clients keep an idle connection: whoever closes first must not be us, as a job that is
-                # just being sent would meet a closed door.
+                # just being sent would meet a closed connection.
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=round(drain_s + _WRITE_S),
             )
         )
         self._drain_s = drain_s
         self._release = release
         self._stopping = stopping
+        self._woken = asyncio.Event()
+        self.server_state.connections = _Watched(self._woken)
+        self.server_state.tasks = _Watched(self._woken)
+
+    def stop(self) -> None:
+        """Has it stop in order, as SIGTERM does."""
+        self.should_exit = True
+        self._woken.set()
+
+    async def main_loop(self) -> None:
+        """Serves until it is to stop."""
+        # The date in responses is renewed once a second.
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Ends serving. Whoever still waits after the drain time is told that the job is accepted."""
         self._stopping()
         timer = asyncio.get_running_loop().call_later(self._drain_s, self._release)
         try:
-            await super().shutdown(sockets)
+            for listening in (*self.servers, *(sockets or ())):
+                listening.close()
+            for connection in list(self.server_state.connections):
+                connection.shutdown()
+            async with asyncio.timeout(self._drain_s + _WRITE_S):
+                while (self.server_state.connections or self.server_state.tasks) and not self.force_exit:
+                    await self._wait()
+        except TimeoutError:
+            structlog.get_logger().warning("requests_cancelled", count=len(self.server_state.tasks))
+            for task in self.server_state.tasks:
+                task.cancel()
         finally:
             timer.cancel()
+        if not self.force_exit:
+            await self.lifespan.shutdown()
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         """Replaces uvicorn's own way, which ends the process by the same signal again after an orderly end."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop)
+            loop.add_signal_handler(number, self._on_signal)
         try:
             yield
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
-    def _stop(self) -> None:
+    def _on_signal(self) -> None:
         self.force_exit = self.should_exit
-        self.should_exit = True
+        self.stop()
+
+    async def _wait(self) -> None:
+        self._woken.clear()
+        await self._woken.wait()
+
+
+class _Watched(set[Any]):
+    """A set that wakes whoever waits for it to be empty."""
+
+    def __init__(self, woken: asyncio.Event) -> None:
+        super().__init__()
+        self._emptied = woken
+
+    def discard(self, element: Any) -> None:
+        super().discard(element)
+        if not self:
+            self._emptied.set()

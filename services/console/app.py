@@ -78,7 +78,7 @@ class ConsoleService:
 
     def stop(self) -> None:
         """Ends serving, as SIGTERM does."""
-        self._server.should_exit = True
+        self._server.stop()
 
     def _app(self) -> Starlette:
         """The pages, behind the sign-in."""

@@ -137,7 +137,7 @@ class RequestService:
 
     def stop(self) -> None:
         """Ends serving, as SIGTERM does."""
-        self._server.should_exit = True
+        self._server.stop()
 
     def _app(self) -> Starlette:
         handlers: dict[str, Handler] = {
