@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, StorageState, expect, sync_playwright
 
 from breakwater.embedded.ports import free_port
 
@@ -88,12 +88,6 @@ class Visitor:
     def open(self, path: str) -> None:
         self.page.goto(self.plane.console_url + path)
 
-    def sign_in(self) -> None:
-        self.open("/sign-in")
-        self.page.get_by_label("API key").fill(self.plane.key)
-        self.page.get_by_role("button", name="Sign in").click()
-        self.page.get_by_role("heading", name="Overview", level=1).wait_for()
-
     def shoot(self, name: str) -> None:
         """Keeps a picture of the whole page, where somebody wants them."""
         if folder := os.environ.get("BREAKWATER_SCREENSHOTS"):
@@ -119,9 +113,9 @@ def program() -> str:
     return PROGRAM
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def chromium(program: str) -> Generator[Browser]:
-    """A browser for one test: while it runs, its driver has the event loop of this thread."""
+    """A browser for one module: while it runs, its driver has the event loop of this thread, and no other test does."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(OPTIONS))
         yield browser
@@ -153,8 +147,8 @@ def _started(running: "subprocess.Popen[bytes]", data: Path, log: Path) -> Runni
     giving_up.start()
     assert running.stdout is not None
     for line in running.stdout:
-        told = json.loads(line)
-        if told["event"] == "up":
+        reported = json.loads(line)
+        if reported["event"] == "up":
             giving_up.cancel()
             break
     else:
@@ -164,9 +158,9 @@ def _started(running: "subprocess.Popen[bytes]", data: Path, log: Path) -> Runni
     simulated = yaml.safe_load((data / "breakwater.simulated.yaml").read_text())
     base_url = next(iter(simulated["providers"].values()))["base_url"]
     return RunningPlane(
-        console_url=told["console_url"],
-        request_url=told["request_url"],
-        key=Path(told["api_key_file"]).read_text().strip(),
+        console_url=reported["console_url"],
+        request_url=reported["request_url"],
+        key=Path(reported["api_key_file"]).read_text().strip(),
         provider=base_url.removesuffix("/v1"),
         script=json.loads((data / "simulation.json").read_text()),
     )
@@ -176,6 +170,8 @@ def _started(running: "subprocess.Popen[bytes]", data: Path, log: Path) -> Runni
 def _visiting(chromium: Browser, plane: RunningPlane, **how: Any) -> Generator[Visitor]:
     context = chromium.new_context(**how)
     context.set_default_timeout(60_000)
+    # On a busy machine five seconds, the default, are not many.
+    expect.set_options(timeout=60_000)
     visitor = Visitor(context.new_page(), plane)
     yield visitor
     context.close()
@@ -189,18 +185,27 @@ def stranger(chromium: Browser, plane: RunningPlane) -> Generator[Visitor]:
         yield visitor
 
 
+@pytest.fixture(scope="module")
+def signed_in(chromium: Browser, plane: RunningPlane) -> StorageState:
+    """The cookies of somebody who is signed in."""
+    with _visiting(chromium, plane) as visitor:
+        visitor.open("/sign-in")
+        visitor.page.get_by_label("API key").fill(plane.key)
+        visitor.page.get_by_role("button", name="Sign in").click()
+        visitor.page.get_by_role("heading", name="Overview", level=1).wait_for()
+        return visitor.page.context.storage_state()
+
+
 @pytest.fixture
-def visitor(stranger: Visitor) -> Visitor:
+def visitor(chromium: Browser, plane: RunningPlane, signed_in: StorageState) -> Generator[Visitor]:
     """Somebody who is signed in."""
-    stranger.sign_in()
-    return stranger
+    with _visiting(chromium, plane, viewport={"width": 1360, "height": 900}, storage_state=signed_in) as visitor:
+        yield visitor
 
 
 @pytest.fixture
-def by_phone(chromium: Browser, plane: RunningPlane) -> Generator[Visitor]:
+def by_phone(chromium: Browser, plane: RunningPlane, signed_in: StorageState) -> Generator[Visitor]:
     """The same with a phone, at night."""
-    with _visiting(
-        chromium, plane, viewport={"width": 390, "height": 844}, color_scheme="dark", has_touch=True, is_mobile=True
-    ) as visitor:
-        visitor.sign_in()
+    phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark", "has_touch": True, "is_mobile": True}
+    with _visiting(chromium, plane, storage_state=signed_in, **phone) as visitor:
         yield visitor

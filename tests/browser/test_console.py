@@ -87,6 +87,7 @@ def test_the_keyboard_alone_reaches_everything(visitor: Visitor):
 
 
 def test_light_and_dark_are_a_choice_that_stays(visitor: Visitor):
+    visitor.open("/")
     visitor.page.get_by_role("button", name="Switch between light and dark").click()
     visitor.open("/agents")
     assert visitor.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
@@ -113,6 +114,7 @@ def test_a_job_is_followed_live_from_queued_to_done(visitor: Visitor, plane: Run
 
 def test_what_an_agent_wasted_is_three_clicks_away(visitor: Visitor):
     page = visitor.page
+    visitor.open("/")
     page.get_by_role("link", name="Agents", exact=True).click()
     page.get_by_role("link", name="deep-research", exact=True).first.click()
     page.get_by_role("navigation", name="Window").get_by_role("link", name="7d").click()
