@@ -48,7 +48,7 @@ def history_charts(buckets: Sequence[Bucket], window: Window) -> HistoryCharts:
         step=step,
     )
     latency = charts.lines(
-        "Time from queueing to the end",
+        "Latency, from queued to ended",
         moments,
         [
             charts.Series("p50", "plain", [one.p50_ms for one in buckets]),
