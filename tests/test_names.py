@@ -29,7 +29,6 @@ INSTEAD = {
 DOUBLES_LEFT = {"Answers", "Channel", "Refused", "Ended", "ForkServer", "Grant", "Posts", "Told", "Usage"}
 """Being renamed by those whose rooms they are in."""
 PLACES_LEFT = (
-    *("libs/breakwater/books.py", "libs/breakwater/health.py", "libs/breakwater/incidents.py"),
     *("libs/breakwater/bus/", "libs/breakwater/contracts/", "libs/breakwater/metrics.py"),
     *("libs/breakwater/policy/", "libs/breakwater/state/", "services/"),
 )

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -38,6 +37,7 @@ from breakwater.settings import Settings
 from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.connection import Redis
 from services.request.app import build
+from tests.helpers import until
 from tests.server_sources import RunningServer
 
 ODD_AGENT = "écrivain.v2 > all/*"
@@ -165,13 +165,6 @@ async def running(settings: Settings, config: Config, key: str) -> AsyncGenerato
         await http.close()
         await bus.close()
         await stop()
-
-
-async def until(condition: Callable[[], Awaitable[bool]], *, patience_s: float = 60.0) -> None:
-    deadline = time.monotonic() + patience_s
-    while not await condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.02)
 
 
 async def until_ready(door: Door) -> None:

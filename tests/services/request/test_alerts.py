@@ -12,8 +12,9 @@ from breakwater.api_keys import create_key
 from breakwater.contracts.alerts import Alert
 from breakwater.policy.incidents import resolve
 from services.request.openapi import document as openapi
+from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, tell, tell_again, until
+from tests.services.request.conftest import Door, tell, tell_again
 
 T0 = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 

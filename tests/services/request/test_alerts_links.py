@@ -20,8 +20,9 @@ from breakwater.cli.setup import bus_plan
 from breakwater.config import ConfigError, parse_config
 from breakwater.policy.links import incident_link
 from services.request.app import build
+from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import ALERTING, LINK_SECRET, Answer, Door, running, settings_for, tell, until
+from tests.services.request.conftest import ALERTING, LINK_SECRET, Answer, Door, running, settings_for, tell
 
 WEEK = timedelta(days=7)
 SAFE = {

@@ -12,8 +12,9 @@ from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
 from breakwater.policy.transitions import half_opened
 from breakwater.state.breakers import UNSAVED, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
+from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, put_breaker, redis_ms, until
+from tests.services.request.conftest import Door, put_breaker, redis_ms
 
 WRITER_M = {"agent": "writer", "model": "m"}
 SUBJECT = subjects.breaker("writer", "m")

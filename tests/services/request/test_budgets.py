@@ -28,8 +28,9 @@ from breakwater.state.connection import Redis, StateUnavailable
 from services.request.budgets import BudgetRoutes
 from services.request.openapi import document
 from services.request.problems import Problem
+from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, running, settings_for, until
+from tests.services.request.conftest import Door, running, settings_for
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ASKED: Any = None  # a request without parameters is not looked at

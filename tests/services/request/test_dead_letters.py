@@ -28,6 +28,7 @@ from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import format_time
 from breakwater.embedded.ports import free_port
 from services.request import dead_letter_routes as routes
+from tests.helpers import until
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import (
@@ -39,7 +40,6 @@ from tests.services.request.conftest import (
     result_of,
     running,
     settings_for,
-    until,
 )
 
 NOW = datetime.now(UTC)

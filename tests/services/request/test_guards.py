@@ -13,8 +13,9 @@ from breakwater.contracts.types import time_from_ms
 from breakwater.policy.guard import Task, Trip
 from breakwater.state.connection import Redis, StateUnavailable
 from breakwater.state.tasks import JobOutcome, TaskKey, Tasks, Tripped
+from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, until
+from tests.services.request.conftest import Door
 
 KEY = TaskKey("acme", "research 4711")
 OF_ACME = {"task_id": "research 4711", "tenant": "acme"}

@@ -12,6 +12,7 @@ from breakwater.bus.provision import provision
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from services.request.app import build
+from tests.helpers import until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import (
     CONFIG,
@@ -21,7 +22,6 @@ from tests.services.request.conftest import (
     result_of,
     running,
     settings_for,
-    until,
     until_ready,
 )
 

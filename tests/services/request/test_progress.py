@@ -19,8 +19,9 @@ from breakwater.api_keys import create_key, revoke_key
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, ErrorInfo, Progress
+from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, new_id, publish_result, result_of, until
+from tests.services.request.conftest import Door, new_id, publish_result, result_of
 from tests.services.request.test_metrics import REQUESTS, SECONDS, key, samples
 
 JOB = {"agent": "writer", "prompt": "x"}

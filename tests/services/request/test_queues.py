@@ -12,8 +12,9 @@ from breakwater.contracts import subjects
 from breakwater.contracts.api import Queues
 from services.request.openapi import document
 from services.request.queues import KEPT_S, QueueRoutes
+from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import ODD_AGENT, Answer, Door, until
+from tests.services.request.conftest import ODD_AGENT, Answer, Door
 
 
 async def put(bus: Client, subject: str, times: int) -> None:

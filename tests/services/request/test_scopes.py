@@ -11,8 +11,9 @@ from yarl import URL
 from breakwater.api_keys import create_key, revoke_key
 from breakwater.contracts.api import KEY_SCOPES, KeyScope
 from services.request.openapi import document as openapi
+from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, answer_jobs, new_id, until
+from tests.services.request.conftest import Door, answer_jobs, new_id
 
 JOB = {"agent": "writer", "prompt": "x"}
 METHODS = ("get", "post", "put", "patch", "delete")

@@ -12,8 +12,9 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Execution
 from breakwater.state.accepted import recent_keys
 from services.request.results import ResultReader
+from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, answer_jobs, new_id, publish_result, result_of, until
+from tests.services.request.conftest import Door, answer_jobs, new_id, publish_result, result_of
 
 JOB = {"agent": "writer", "prompt": "x"}
 
