@@ -137,7 +137,8 @@ class Outages:
                     self._outages.setdefault(server, Outage(server)).failed(error)
                     self._report(server, True)
                 else:
-                    self._answered(failed_on)
+                    if failed_on:
+                        self._answered(failed_on)
                     return value
                 await self._pause(delay_s)
                 delay_s = min(delay_s * 2, LAST_DELAY_S)

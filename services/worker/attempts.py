@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime, timedelta
+from functools import partial
 from typing import TypeVar
 
 from breakwater.contracts.execution import Attempt
 from breakwater.policy.classify import WORKER_LOST
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
-from breakwater.state.connection import ScriptCall
 from services.worker.assignment import Assignment, Finished, Sleeping
 from services.worker.call import Ended, attempt_of, call, record
 from services.worker.checkpoint import Checkpoint, InFlight
 from services.worker.conclude import stopped
 from services.worker.context import WorkerContext
-from services.worker.gates import GATES, Admitted, admit, settle
-from services.worker.gates.gate import POLL_S, AdmissionRequest, ClaimLost, Refused, WaitForCapacity, lease_ms_of
+from services.worker.gates import GATES, Admitted, admit
+from services.worker.gates.gate import POLL_S, AdmissionRequest, ClaimLost, Gate, Refused, WaitForCapacity, lease_ms_of
 from services.worker.gates.retry_budget import retry_budget_spent
 from services.worker.gates.task import release_hold
 from services.worker.progress import ProgressReporter
@@ -49,7 +49,7 @@ class Attempts:
         at = self._at
         if at.model is not None and at.model not in self._job.chain:
             return stopped(at, "error")  # the config no longer has it: what was called stays in the record
-        if (sleeping := await self._rest_of_wait()) is not None:
+        if at.resume_at is not None and (sleeping := await self._rest_of_wait(at.resume_at)) is not None:
             return sleeping
         step: Finished | Step | None = await self._resume() if resumed else None
         while True:
@@ -74,8 +74,9 @@ class Attempts:
         if remaining_s <= 0:
             return Stop("timeout")
         messages, dropped = self._at.repairs.applied(self._job.messages)
-        request = self._request(dropped, min(self._job.agent.timeout_s, remaining_s))
-        match await self._credited(lambda: admit(self._worker, request)):
+        timeout_s = min(self._job.agent.timeout_s, remaining_s)
+        request = request_for(self._worker, self._job, self._at, timeout_s, dropped)
+        match await self._credited(partial(admit, self._worker, request)):
             case Refused() as refused:
                 return await self._refused(request.flight, refused)
             case WaitForCapacity() as wait:
@@ -83,17 +84,14 @@ class Attempts:
             case Admitted() as admitted:
                 return await self._call(admitted, messages, request.timeout_s)
 
-    def _request(self, dropped: int, timeout_s: float) -> AdmissionRequest:
-        return request_for(self._worker, self._job, self._at, timeout_s, dropped)
-
     async def _call(self, admitted: Admitted, messages: list[Message], timeout_s: float) -> Finished | Step:
         flight = admitted.flight
         await self._progress.attempt_starts(flight.number, flight.model)
         timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
-        with admitted.under_way(timeout_s):
+        with admitted.under_way():
             ended = await call(self._worker, self._job, flight, messages, timeout_s)
             await self._record(ended.attempt)
-        await self._settle(settle(admitted.gates, ended.attempt))
+        await self._settle(admitted.gates, ended.attempt)
         if ended.failure is None:
             return Finished(self._at, ended.output, flight.model, None, None)
         return await self._after_failure(ended)
@@ -114,14 +112,16 @@ class Attempts:
 
     async def _record(self, attempt: Attempt) -> None:
         """Records an attempt in the log, and then here. Raises ClaimLost."""
-        await self._credited(lambda: record(self._worker, self._job, attempt))
+        await self._credited(partial(record, self._worker, self._job, attempt))
         self._worker.metrics.attempt(attempt)
         self._at = self._at.after(attempt)
         await self._progress.attempt_ended(attempt)
 
-    async def _settle(self, calls: list[ScriptCall]) -> None:
+    async def _settle(self, gates: Iterable[Gate], attempt: Attempt) -> None:
+        """Ends what the gates hold for a call that has ended."""
+        calls = [call for gate in gates if (call := gate.settle(attempt)) is not None]
         if calls:
-            await self._credited(lambda: self._worker.redis.run(calls))
+            await self._credited(partial(self._worker.redis.run, calls))
 
     # After a failed attempt
 
@@ -181,7 +181,7 @@ class Attempts:
             await self._progress.retries(attempt, step.delay_s, long=step.delay_s >= LONG_WAIT_S)
             return step
         await self._progress.retries_exhausted(attempt, "the fleet's retry budget for this model is spent")
-        request = self._request(attempt.dropped_messages, 0.0)
+        request = request_for(worker, self._job, self._at, 0.0, attempt.dropped_messages)
         return await self._refused(request.flight, retry_budget_spent(attempt.model))
 
     # Between attempts
@@ -213,11 +213,8 @@ class Attempts:
             await worker.outages.retry_while_unavailable(lambda: worker.redis.run([release]))
         return Sleeping(due)
 
-    async def _rest_of_wait(self) -> Sleeping | None:
+    async def _rest_of_wait(self, due: datetime) -> Sleeping | None:
         """A job that was delivered before its wait is over, as after a crash while it was put to sleep."""
-        due = self._at.resume_at
-        if due is None:
-            return None
         rest_s = (due - self._worker.now()).total_seconds()
         if rest_s >= LONG_WAIT_S:
             await self._progress.waits(rest_s)
@@ -234,7 +231,7 @@ class Attempts:
             flight, attempt = found.lost
             request = AdmissionRequest(self._job, self._at, flight, 0, 0.0, attempt.attempt_id, None)
             await self._record(attempt)
-            await self._settle(settle([gate(self._worker, request) for gate in GATES], attempt))
+            await self._settle((gate(self._worker, request) for gate in GATES), attempt)
             return await self._after_failure(Ended(attempt, WORKER_LOST))
         last = found.last
         if last is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal, cast
 
 import structlog
@@ -171,7 +172,7 @@ async def _keep_dead_letter(worker: WorkerContext, asked: JobDelivery, result: R
 
 async def answer(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:
     """Makes sure that the record stands, answers whoever waits, and acknowledges the job."""
-    await worker.outages.retry_while_unavailable(lambda: _record(worker, asked, result))
+    await worker.outages.retry_while_unavailable(partial(_record, worker, asked, result))
     if asked.reply_to is not None:
         await worker.publisher.transient(asked.reply_to, result)
     await ProgressReporter(worker, result.agent, result.execution_id, result.parent_execution_id).ended(result)
@@ -221,12 +222,12 @@ def redacted(worker: WorkerContext, asked: JobDelivery, result: Result) -> Execu
     given: JsonValue = None
     if asked.agent.persist_prompts and asked.job is not None:
         messages = redact(cast(JsonValue, asked.job.chat_messages()))
-        given = redact(asked.job.input)
+        given = None if asked.job.input is None else redact(asked.job.input)
     fields = _fields(result) | {
         "output": redact(result.output) if asked.agent.persist_responses else None,
         "messages": messages,
         "input": given,
-        "metadata": redact(result.metadata),
+        "metadata": redact(result.metadata) if result.metadata else {},
     }
     return Execution.model_validate(fields)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 
 import structlog
 from pydantic import JsonValue, ValidationError
@@ -92,7 +93,7 @@ class JobHandler:
     async def _run(self, asked: JobDelivery, job: Job, execution_id: str) -> None:
         worker, delivery = self._worker, asked.delivery
         claim = Claim(execution_id, delivery.sequence, delivery.deliveries)
-        match await worker.outages.retry_while_unavailable(lambda: worker.executions.claim(claim)):
+        match await worker.outages.retry_while_unavailable(partial(worker.executions.claim, claim)):
             case Taken():
                 # The same job id under another message: it will be answered from the record of the first.
                 await delivery.retry_in(min(0.25 * 2 ** min(delivery.deliveries, 5), 5.0))
@@ -164,7 +165,7 @@ class JobHandler:
             if cache is not None:
                 await cache.leave()
         worker.metrics.job(result)
-        await worker.outages.retry_while_unavailable(lambda: worker.executions.finish(job.claim))
+        await worker.outages.retry_while_unavailable(partial(worker.executions.finish, job.claim))
         return result
 
     async def _attempt(
@@ -260,7 +261,7 @@ class JobHandler:
         return await recorded_attempt(self._worker, self._agent_name, execution_id, number)
 
     async def _count(self, job: Assignment, result: Result, output: JsonValue) -> None:
-        await self._worker.outages.retry_while_unavailable(lambda: count_job(self._worker, job, result, output))
+        await self._worker.outages.retry_while_unavailable(partial(count_job, self._worker, job, result, output))
 
     def _ended(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal
@@ -35,29 +35,48 @@ class Pricing(Protocol):
         ...
 
 
-class PriceBook:
-    """Looks a model's price up once, and then only calculates."""
+class Prices:
+    """What calls cost, by the config: a model's price, looked up once, or what a call of a program is said to cost."""
 
-    def __init__(self, models: Mapping[str, ModelSettings]) -> None:
-        self._models = models
-        self._known: dict[str, Pricing | None] = {}
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._known: dict[tuple[str, str], Pricing | None] = {}
 
-    def cost(self, model: str, usage: Usage) -> int | None:
-        """The cost of a call in nano-dollars; None where the model has no price or the usage was not reported."""
-        pricing = self._pricing(model)
-        return None if pricing is None else pricing.cost(usage)
+    def input_tokens(self, agent: Agent, model: str, size: InputSize) -> int:
+        """A high estimate of what a call's input will be counted as."""
+        return estimate_input_tokens(size, token_rules(self._config, agent, model))
 
-    def worst_case(self, model: str, input_tokens: int, max_tokens: int) -> int | None:
-        """The most a call can cost in nano-dollars; None where the model has no price."""
-        pricing = self._pricing(model)
+    def worst_case(self, provider: str, model: str, input_tokens: int, max_tokens: int) -> int | None:
+        """The most that a call can cost in nano-dollars; None where that is not known.
+
+        Args:
+            provider: the one that performs it.
+            model: the one to call.
+            input_tokens: from `input_tokens`.
+            max_tokens: the most it may answer, over all its choices.
+        """
+        settings = self._config.providers.get(provider)
+        if isinstance(settings, LocalSettings) and settings.cost_per_call_usd is not None:
+            return settings.cost_per_call_usd
+        pricing = self._pricing(provider, model)
         return None if pricing is None else pricing.worst_case(input_tokens, max_tokens)
 
-    def _pricing(self, model: str) -> Pricing | None:
-        if model not in self._known:
-            settings = self._models.get(model)
+    def cost(self, provider: str, model: str, usage: Usage) -> int | None:
+        """The cost of a call in nano-dollars; None where the model has no price or the usage was not reported."""
+        pricing = self._pricing(provider, model)
+        return None if pricing is None else pricing.cost(usage)
+
+    def _pricing(self, provider: str, model: str) -> Pricing | None:
+        if (provider, model) not in self._known:
+            settings = self._config.models.get(model)
             own = settings.price if settings is not None else None
-            self._known[model] = _find(model, settings) if own is None else _Configured(own)
-        return self._known[model]
+            if own is not None:
+                self._known[provider, model] = _Configured(own)
+            else:
+                # A program's name may happen to be that of a model in the price list.
+                local = self._config.is_local(provider)
+                self._known[provider, model] = None if local else _find(model, settings)
+        return self._known[provider, model]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,41 +135,6 @@ class _Listed:
                 reasoning_tokens=max_tokens if thought else 0,
             )
         )
-
-
-class Prices:
-    """What calls cost, by the config: a model's price, or what a call of a program is said to cost."""
-
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._book = PriceBook(config.models)
-
-    def input_tokens(self, agent: Agent, model: str, size: InputSize) -> int:
-        """A high estimate of what a call's input will be counted as."""
-        return estimate_input_tokens(size, token_rules(self._config, agent, model))
-
-    def worst_case(self, provider: str, model: str, input_tokens: int, max_tokens: int) -> int | None:
-        """The most that a call can cost in nano-dollars; None where that is not known.
-
-        Args:
-            provider: the one that performs it.
-            model: the one to call.
-            input_tokens: from `input_tokens`.
-            max_tokens: the most it may answer, over all its choices.
-        """
-        settings = self._config.providers.get(provider)
-        if isinstance(settings, LocalSettings) and settings.cost_per_call_usd is not None:
-            return settings.cost_per_call_usd
-        return self._book.worst_case(model, input_tokens, max_tokens) if self._is_priced(provider, model) else None
-
-    def cost(self, provider: str, model: str, usage: Usage) -> int | None:
-        """What a call has cost in nano-dollars by what it has used; None where that is not known."""
-        return self._book.cost(model, usage) if self._is_priced(provider, model) else None
-
-    def _is_priced(self, provider: str, model: str) -> bool:
-        # A program's name may happen to be that of a model in the price list.
-        settings = self._config.models.get(model)
-        return not self._config.is_local(provider) or (settings is not None and settings.price is not None)
 
 
 def token_rules(config: Config, agent: Agent, model: str) -> TokenRules:

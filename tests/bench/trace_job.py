@@ -2,14 +2,15 @@
 
     python -m tests.bench.trace_job [--list]
 
-Starts NATS, Redis and the simulated provider, runs the worker in this process, and traces the second of two jobs (the
-first one has everything imported, compiled and cached): an agent with a breaker, a hard budget, a rate limit and a
-retry budget, one model, one call. Counted are files and functions of `libs/` and `services/` that run for the job, in
-the worker; comprehensions belong to the function they stand in. `returns` is how often control moves into a
-file that it had left before, by a call or by coming back from one: what a reader has to jump. The worker's background
-tasks are not part of it. Of three traces the smallest figures are printed.
+Starts NATS, Redis and the simulated provider, runs the worker in this process, and traces three jobs after a first one
+that has everything imported and cached: an agent with a breaker, budgets, a rate limit and a retry budget, one model,
+one call. Of the three the smallest figures are printed; the worker's background tasks are not part of them.
 
-Before "one gate, one file" and after it: see docs/adr.
+    files, functions   of `libs/` and `services/` that run for the job; comprehensions belong to their function
+    returns            control moves into a file that it had left before, by a call or by coming back from one
+    climbs             a file calls back into one that waits for its answer: what a reader has to jump up for
+
+ADR 0037 has the figures before and after "one gate, one file".
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Trace:
     def __init__(self) -> None:
         self.functions: Counter[tuple[str, str]] = Counter()
         self.returns: Counter[str] = Counter()
+        self.climbs: Counter[str] = Counter()
         self.background: set[asyncio.Task[Any]] = set()
         self._file: dict[CodeType, str | None] = {}
         self._seen: set[FrameType] = set()
@@ -97,19 +99,23 @@ class Trace:
                 self._seen.add(frame)
                 if code.co_name not in _PARTS:
                     self.functions[file, code.co_qualname] += 1
+                    below = self._files_below(frame)
+                    self.climbs[file] += bool(below) and below[0] != file and file in below
                 self._move(file)
         else:
-            caller = self._caller(frame)
-            if caller is not None:
-                self._move(caller)
+            below = self._files_below(frame)
+            if below:
+                self._move(below[0])
 
-    def _caller(self, frame: FrameType) -> str | None:
+    def _files_below(self, frame: FrameType) -> list[str]:
+        """Our files on the stack, the caller's first."""
+        files: list[str] = []
         back = frame.f_back
         while back is not None:
-            if back.f_code in self._file and (file := self._file[back.f_code]) is not None:
-                return file
+            if (file := self._file.get(back.f_code)) is not None:
+                files.append(file)
             back = back.f_back
-        return None
+        return files
 
     def _move(self, file: str) -> None:
         if file != self._at:
@@ -211,7 +217,9 @@ def main() -> None:
         files = {file for file in best.files if file.startswith(room)}
         functions = sum(file in files for file, _ in best.functions)
         returns = sum(count for file, count in best.returns.items() if file in files)
-        print(f"{room or 'all':17} {len(files):4} files {functions:5} functions {returns:5} returns")
+        climbs = sum(count for file, count in best.climbs.items() if file in files)
+        figures = f"{len(files):4} files {functions:5} functions {returns:5} returns {climbs:5} climbs"
+        print(f"{room or 'all':17} {figures}")
     if options.list:
         for file in sorted(best.files):
             names = sorted(f"{name} {count}" for (other, name), count in best.functions.items() if other == file)

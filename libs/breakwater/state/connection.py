@@ -39,7 +39,11 @@ class Script:
     @classmethod
     def named(cls, name: str) -> Script:
         """Reads `scripts/<name>.lua`."""
-        text = files("breakwater.state").joinpath("scripts", f"{name}.lua").read_text(encoding="utf-8")
+        return cls.of(files("breakwater.state").joinpath("scripts", f"{name}.lua").read_text(encoding="utf-8"))
+
+    @classmethod
+    def of(cls, text: str) -> Script:
+        """A script by its text."""
         return cls(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -5,12 +5,11 @@ A new limit is a new file with a `Gate` in it, and one more line in `GATES`.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from breakwater.contracts.execution import Attempt
 from breakwater.state.connection import ScriptCall
 from services.worker.checkpoint import InFlight
 from services.worker.context import WorkerContext
@@ -25,7 +24,6 @@ from services.worker.gates.gate import (
     Refused,
     Verdict,
     WaitForCapacity,
-    lease_ms_of,
 )
 from services.worker.gates.rate_limit import RateLimitGate
 from services.worker.gates.retry_budget import RetryBudgetGate
@@ -52,11 +50,12 @@ class Admitted:
     """Those that have a say in it."""
 
     @contextmanager
-    def under_way(self, timeout_s: float) -> Generator[None]:
-        """Entered while the call is under way, which takes no longer than that."""
+    def under_way(self) -> Generator[None]:
+        """Entered while the call is under way."""
         with ExitStack() as stack:
             for gate in self.gates:
-                stack.enter_context(gate.under_way(lease_ms_of(timeout_s)))
+                if gate.lease is not None:
+                    stack.enter_context(gate.lease)
             yield
 
 
@@ -86,10 +85,8 @@ async def admit(
     if worker.now() - began > timedelta(seconds=LEASE_MARGIN_S / 2):
         # What was granted may have lapsed while it was announced, and somebody else be probing.
         return await admit(worker, request, gates)
-    flight = request.flight
-    for gate in asked:
-        flight = gate.note(flight)
-    return Admitted(flight, asked)
+    noted = {name: value for gate in asked for name, value in gate.noted.items()}
+    return Admitted(request.flight.model_copy(update=noted), asked)
 
 
 async def look(
@@ -104,11 +101,6 @@ async def look(
     if isinstance(verdict, WaitForCapacity) and not verdict.delay_s:
         _, verdict = await _ask(worker, request, gates)
     return None if isinstance(verdict, ClaimLost) else verdict
-
-
-def settle(gates: Iterable[Gate], attempt: Attempt) -> list[ScriptCall]:
-    """What ends the grants that a call held, now that it has ended."""
-    return [call for gate in gates if (call := gate.settle(attempt)) is not None]
 
 
 async def _ask(

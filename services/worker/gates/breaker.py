@@ -17,7 +17,6 @@ from breakwater.policy.breaker_rules import BreakerKey
 from breakwater.policy.transitions import half_opened
 from breakwater.state.breakers import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
 from breakwater.state.connection import ScriptCall, StateUnavailable
-from services.worker.checkpoint import InFlight
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import Gate, Refused, Verdict
 
@@ -58,6 +57,10 @@ class BreakerGate(Gate):
                 return self._open(refused)
             case BreakerAdmitted() as admitted:
                 self._admitted = admitted
+                # For this version alone its outcome will count.
+                self.noted["breaker_version"] = admitted.version
+                if admitted.probe:
+                    self.noted["cause"] = "probe"
                 return None
 
     def give_back(self) -> ScriptCall | None:
@@ -80,13 +83,6 @@ class BreakerGate(Gate):
         await worker.outages.retry_while_unavailable(
             lambda: worker.publisher.event(subject, event, id=event.transition_id, at=event.at)
         )
-
-    def note(self, flight: InFlight) -> InFlight:
-        """The breaker's version, for which alone the outcome counts, and whether the call is its probe."""
-        if self._admitted is None:
-            return flight
-        cause = "probe" if self._admitted.probe else flight.cause
-        return flight.model_copy(update={"breaker_version": self._admitted.version, "cause": cause})
 
     def _open(self, refused: BreakerRefused) -> Refused:
         user_message, rules = "This agent is paused for now. Please try again later.", self.request.job.agent.breaker

@@ -22,7 +22,6 @@ from breakwater.policy.budget import CapTable, Counter
 from breakwater.policy.caps import OWN_CAP, fits, spent_by
 from breakwater.state.budgets import Budgets, CountersLost, LiveReservation, OverBudget, PeriodChanged, Reserved
 from breakwater.state.connection import Redis, ScriptCall, StateUnavailable
-from services.worker.checkpoint import InFlight
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import Gate, Refused, WaitForCapacity
 
@@ -81,6 +80,8 @@ class BudgetGate(Gate):
         match self.worker.budgets.reserved(answer, self._counters, amount, now=self._asked_at):
             case Reserved(at):
                 self._reserved_at = at
+                # By Redis' clock: its day and month are those of the call.
+                self.noted["reserved_at"], self.lease = at, self._live(at)
                 return None
             case OverBudget() as over:
                 return self._over_budget(over)
@@ -96,22 +97,19 @@ class BudgetGate(Gate):
         job, attempt_id = self.request.job, self.request.attempt_id
         return self.worker.budgets.release_call(attempt_id, job.agent_name, job.job.tenant, self._reserved_at)
 
-    def note(self, flight: InFlight) -> InFlight:
-        """When it was reserved, by Redis' clock: its day and month are those of the call."""
-        return flight.model_copy(update={"reserved_at": self._reserved_at})
-
     @contextmanager
-    def under_way(self, lease_ms: int) -> Generator[None]:
+    def _live(self, at: datetime) -> Generator[None]:
         """Remembers the reservation until its call has ended and stands in the log."""
-        assert self._reserved_at is not None
-        until = self.worker.now() + timedelta(milliseconds=lease_ms)
-        attempt_id, live = self.request.attempt_id, self.worker.live_reservations
-        job, amount = self.request.job, self.request.flight.reserved or 0
-        live[attempt_id] = LiveReservation(attempt_id, job.agent_name, job.job.tenant, amount, self._reserved_at, until)
+        request, live = self.request, self.worker.live_reservations
+        job, amount = request.job, request.flight.reserved or 0
+        until = self.worker.now() + timedelta(milliseconds=request.lease_ms or 0)
+        live[request.attempt_id] = LiveReservation(
+            request.attempt_id, job.agent_name, job.job.tenant, amount, at, until
+        )
         try:
             yield
         finally:
-            del live[attempt_id]
+            del live[request.attempt_id]
 
     def _over_own_cap(self) -> Refused | None:
         # One worker runs a job at a time, so its attempts say what counts.

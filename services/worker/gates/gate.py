@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 from breakwater.contracts.execution import Attempt, ErrorInfo, Reason
@@ -84,6 +84,10 @@ class Gate:
 
     worker: WorkerContext
     request: AdmissionRequest
+    noted: dict[str, object] = field(default_factory=dict[str, object], init=False)
+    """What the attempt's record says of the grant: fields of `InFlight`, set by `read`."""
+    lease: AbstractContextManager[None] | None = field(default=None, init=False)
+    """Entered while the call is under way; set by `read`."""
 
     @classmethod
     def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None] | None:
@@ -114,15 +118,6 @@ class Gate:
         Args:
             verdict: what became of the call, by all gates; None: it is admitted.
         """
-
-    def note(self, flight: InFlight) -> InFlight:
-        """The attempt, with what its record says of the grant."""
-        return flight
-
-    def under_way(self, lease_ms: int) -> AbstractContextManager[None]:
-        """Entered while the call is under way, for as long as the lease at most."""
-        del lease_ms
-        return nullcontext()
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
         """Ends what is held for a call that has ended. Also asked after a crash, of a gate that admitted nothing."""

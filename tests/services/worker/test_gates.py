@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from hashlib import sha1
 from importlib.resources import files
 from typing import Any
 
@@ -122,8 +121,8 @@ async def bench_on(url: str) -> AsyncGenerator[Bench]:
         # What Redis does not know yet it learns in the middle of a round trip, of which a part then runs twice.
         for script in files("breakwater.state").joinpath("scripts").iterdir():
             await redis.client.script_load(script.read_text(encoding="utf-8"))
-        for text in (_TEXT, _UNDO_TEXT):
-            await redis.client.script_load(text)
+        for own in (_COUNT, _UNDO):
+            await redis.client.script_load(own.text)
         yield bench
     finally:
         await redis.close()
@@ -239,22 +238,16 @@ async def test_what_took_long_to_announce_is_asked_for_again(redis_server: Runni
         assert bench.redis.round_trips == before + 4
 
 
-# A seventh gate, as CONTRIBUTING shows it: a file with all of this, and `DailyCallsGate,` in GATES.
+# The seventh gate of CONTRIBUTING: this is the file, and `DailyCallsGate,` the line in GATES.
 
-_TEXT = """
--- Counts a call of an agent today, unless its calls are used up.
--- KEYS: calls
--- Returns 1, or 0 where they are.
+_COUNT = Script.of("""
 local most, look_only = tonumber(ARGV[1]), ARGV[2] == '1'
-local calls = tonumber(redis.call('GET', KEYS[1]) or '0')
-if calls >= most then
+if tonumber(redis.call('GET', KEYS[1]) or '0') >= most then
   return 0
 end
-return look_only and 1 or redis.call('INCR', KEYS[1]) and 1
-"""
-_COUNT = Script(_TEXT, sha1(_TEXT.encode()).hexdigest())
-_UNDO_TEXT = "return redis.call('DECR', KEYS[1])"
-_UNDO = Script(_UNDO_TEXT, sha1(_UNDO_TEXT.encode()).hexdigest())
+return look_only and 1 or redis.call('INCR', KEYS[1])
+""")
+_UNDO = Script.of("return redis.call('DECR', KEYS[1])")
 MOST_CALLS = 2
 
 
@@ -265,15 +258,18 @@ class DailyCallsGate(Gate):
     _counted: bool = False
 
     def ask(self) -> ScriptCall:
+        """Counts the call, unless the day's calls are used up."""
         return ScriptCall(_COUNT, [self._key()], [MOST_CALLS, int(self.request.lease_ms is None)])
 
     def read(self, answer: Any) -> Refused | None:
+        """Refused where they are."""
         self._counted = bool(answer)
         text = f"{self.request.job.agent_name} has made its {MOST_CALLS} calls of today; no call was made"
         error = ErrorInfo(kind="rate_limit", class_="DailyCallsExceededError", message=text)
         return None if answer else Refused("rate_limited", error, "calls", ends_chain=True)
 
     def give_back(self) -> ScriptCall | None:
+        """A call that was not made does not count."""
         return ScriptCall(_UNDO, [self._key()], []) if self._counted else None
 
     def _key(self) -> str:

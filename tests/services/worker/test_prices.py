@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -13,7 +14,21 @@ from breakwater.config import Config, ModelSettings
 from breakwater.policy.estimate import estimate_input_tokens
 from breakwater.policy.input_size import size_of_call
 from breakwater.policy.price import Usage
-from services.worker.prices import PriceBook, token_rules
+from services.worker.prices import Prices, token_rules
+
+
+class PriceBook:
+    """Prices of models at some provider."""
+
+    def __init__(self, models: Mapping[str, ModelSettings]) -> None:
+        self._prices = Prices(Config.model_construct(models=dict(models), providers={}))
+
+    def cost(self, model: str, usage: Usage) -> int | None:
+        return self._prices.cost("sim", model, usage)
+
+    def worst_case(self, model: str, input_tokens: int, max_tokens: int) -> int | None:
+        return self._prices.worst_case("sim", model, input_tokens, max_tokens)
+
 
 LISTED = PriceBook({})
 NANO = 10**9
