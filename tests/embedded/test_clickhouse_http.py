@@ -27,7 +27,7 @@ from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.exceptions import DatabaseError, StreamFailureError
 from clickhouse_connect.driver.external import ExternalData
 
-from breakwater.embedded.clickhouse.blocks import BlockDecoder, BlockEncoder
+from breakwater.embedded.clickhouse.codec import BlockDecoder, BlockEncoder
 from tests.helpers import until
 
 USER, PASSWORD = "breakwater", "pa:ss wörd"

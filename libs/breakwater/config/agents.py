@@ -42,9 +42,9 @@ def params_objection(params: Mapping[str, JsonValue]) -> FieldError | None:
 
 
 class CacheRules(Message):
-    """Answers that are given again to the same question. Errors are never kept."""
+    """Caching of answers to identical jobs. Errors are never cached."""
 
-    ttl_s: int = Field(ge=1, le=30 * 86_400, description="How long an answer is kept.")
+    ttl_s: int = Field(ge=1, le=30 * 86_400, description="How long an answer stays cached.")
     share_concurrent: bool = Field(
         default=False, description="Identical jobs at the same time wait for the first one's answer and share it."
     )
@@ -57,16 +57,16 @@ class AgentDefaults(Message):
     model: ModelId | None = Field(default=None, description="`provider/model`, or any id with a provider set.")
     fallback_models: tuple[ModelId, ...] = ()
     allowed_models: tuple[ModelId, ...] = Field(
-        default=(), description="What a job may ask for beside the agent's own models; `*` allows any."
+        default=(), description="Models that a job may request besides the agent's own; `*` allows any."
     )
     system_prompt: str | None = None
-    params: dict[str, JsonValue] = Field(default_factory=dict, description="Under the job's own params.")
+    params: dict[str, JsonValue] = Field(default_factory=dict, description="Default params; those of the job win.")
     max_tokens: int = Field(
         default=4096, ge=1, le=MAX_OUTPUT_TOKENS, description="Output limit where neither job nor params set one."
     )
     retry: RetryPolicy = RetryPolicy()
-    timeout_s: float = Field(default=30.0, gt=0, le=3600, description="For one attempt.")
-    total_timeout_s: float = Field(default=300.0, gt=0, le=86_400, description="For a job, waits included.")
+    timeout_s: float = Field(default=30.0, gt=0, le=3600, description="Time limit of one attempt.")
+    total_timeout_s: float = Field(default=300.0, gt=0, le=86_400, description="Time limit of a job, waits included.")
     on_context_overflow: Literal["next_model", "trim"] = Field(
         default="next_model", description="trim: drop the oldest turns and ask the same model again, at once."
     )
@@ -78,7 +78,7 @@ class AgentDefaults(Message):
     )
     cache: Annotated[CacheRules | None, Off] = Field(default=None, description="Rules, or `off`.")
     concurrency: int = Field(
-        default=16, ge=1, le=10_000, description="Jobs of this agent at once, over the whole fleet."
+        default=16, ge=1, le=10_000, description="How many jobs of this agent run at once, across the fleet."
     )
     breaker: Annotated[BreakerRules | None, Off] = Field(default=BreakerRules(), description="Rules, or `off`.")
     refuse_when_open: bool = Field(
@@ -92,7 +92,7 @@ class AgentDefaults(Message):
     budget: Caps = Caps()
     max_cost_usd: Annotated[UsdAmount | None, Off] = Field(
         default=None,
-        description="What one job may cost over all its attempts; a call that might pass it is not made.",
+        description="The most that one job may cost over all its attempts; a call that could exceed it is not made.",
     )
     breaker_counts_auth_errors: bool = Field(
         default=False, description="Whether 401, 402 and 403 count as failures of the model."

@@ -41,7 +41,7 @@ class SlackChannel(Message):
         max_length=80,
         description="Where the bot posts: a channel's id, such as `C0123456`.",
     )
-    api_url: str = Field(default="https://slack.com/api/", pattern=URL, description="Of Slack's Web API.")
+    api_url: str = Field(default="https://slack.com/api/", pattern=URL, description="The base URL of Slack's Web API.")
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -64,14 +64,14 @@ class WebhookChannel(Message):
 
 
 class PythonChannel(Message):
-    """A callable of yours: `tell(event, payload)`, plain or async. What it raises is retried."""
+    """A callable of your own, called as `notify(event, payload)`; plain or async. An exception is retried."""
 
-    callable: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$", description="Such as `ours.alerts:tell`.")
+    callable: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$", description="Such as `ours.alerts:notify`.")
     timeout_s: float = Field(default=10.0, gt=0, le=300)
 
 
 class AlertChannel(Route):
-    """One way to reach people: exactly one of `slack`, `webhook` and `python`."""
+    """A channel that alerts are sent to: exactly one of `slack`, `webhook` and `python`."""
 
     slack: SlackChannel | None = None
     webhook: WebhookChannel | None = None
@@ -97,7 +97,7 @@ class AlertChannel(Route):
 
 
 class AlertTemplate(Message):
-    """Words of yours for an event; `${name}` stands for a field of the alert."""
+    """Your own wording of an event; `${name}` stands for a field of the alert."""
 
     title: str | None = Field(default=None, min_length=1, max_length=500)
     text: str | None = Field(default=None, min_length=1, max_length=5000)
@@ -116,11 +116,11 @@ class AlertTemplate(Message):
 
 
 class AlertLinks(Message):
-    """Links in messages, by which whoever has one acknowledges or resolves an incident."""
+    """Links in messages that acknowledge or resolve an incident for anyone who opens one."""
 
-    base_url: str = Field(pattern=URL, description="Where people reach the HTTP interface.")
+    base_url: str = Field(pattern=URL, description="Where people reach the HTTP API.")
     secret: Secret = Field(description="Signs the links; at least 32 characters. The alerter and request need it.")
-    valid_h: float = Field(default=168, gt=0, le=720, description="How long a link works.")
+    valid_h: float = Field(default=168, gt=0, le=720, description="How long a link stays valid.")
 
     def signing_secret(self) -> str:
         """What links are signed with. Raises ConfigError: it can't be read, or is too short."""
@@ -137,7 +137,7 @@ class AlertLinks(Message):
 
 
 class Alerts(Message):
-    """Who is told what."""
+    """Alerting: what becomes an incident, and which channels are notified."""
 
     on_events: tuple[AlertEvent, ...] = Field(
         default=(
@@ -150,7 +150,7 @@ class Alerts(Message):
             "retries_exhausted",
             "job_dead_lettered",
         ),
-        description="What becomes an incident, and is told.",
+        description="The events that become incidents and are sent to channels.",
     )
     quiet_s: float = Field(
         default=600,

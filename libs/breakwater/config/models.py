@@ -53,7 +53,7 @@ class RetentionDays(Message):
 
 
 class ClickHouse(Message):
-    """The database of what happened. `breakwater setup` makes it so."""
+    """The ClickHouse database. `breakwater setup` applies these settings."""
 
     retention_days: RetentionDays = Field(
         default=RetentionDays(), description="For how many days each table keeps its rows."
@@ -62,7 +62,7 @@ class ClickHouse(Message):
         default=None,
         pattern=r"^[\w.{}-]+$",
         max_length=128,
-        description="The replicated cluster that all tables are made on, as `remote_servers` of its servers names it.",
+        description="The replicated cluster that holds all tables, as its servers name it under `remote_servers`.",
     )
 
 
@@ -81,7 +81,7 @@ def listing(names: Iterable[str]) -> str:
 
 
 class ModelSettings(Message):
-    """What is known of a model; prices here win over the built-in list."""
+    """Settings of a model; prices here override the built-in list."""
 
     provider: Identifier | None = Field(
         default=None, description="Which provider serves it; by default the one its id begins with, or the agent's own."
@@ -95,20 +95,20 @@ class ModelSettings(Message):
         default=None,
         ge=1,
         le=1_000_000,
-        description="What one image is estimated at before a call; by default the most its provider documents.",
+        description="Tokens estimated for one image before a call; by default the most its provider documents.",
     )
 
 
 class BudgetSettings(Message):
     """Caps over all agents, and the calendar of every budget."""
 
-    timezone: str = Field(default="UTC", description="Where days and months begin, as in `Europe/Berlin`.")
+    timezone: str = Field(default="UTC", description="The time zone of days and months, such as `Europe/Berlin`.")
     total: Caps = Field(default=Caps(), alias="global")
     compare_every_s: float = Field(
-        default=600, ge=10, le=86_400, description="How often the counters are compared with the record, and repaired."
+        default=600, ge=10, le=86_400, description="How often the counters are reconciled with recorded spend."
     )
     tenants: dict[Identifier, Caps] = Field(
-        default_factory=dict, description="Caps of each tenant; `*` stands for every other one, each by itself."
+        default_factory=dict, description="Caps by tenant; `*` sets those of every tenant not named, each on its own."
     )
 
     @field_validator("timezone")
@@ -127,7 +127,7 @@ class BudgetSettings(Message):
 
 
 class Limits(Message):
-    """Sizes and times of the plane itself."""
+    """Size and time limits of the plane itself."""
 
     # Dead letters hold a job as base64, and the NATS servers take messages of up to 8 MB.
     max_body_bytes: int = Field(
@@ -135,14 +135,14 @@ class Limits(Message):
     )
     # Which events are settled is remembered for six days.
     events_max_age_h: float = Field(
-        default=72, gt=0, le=144, description="How long EVENTS keeps events, and a job_id is idempotent."
+        default=72, gt=0, le=144, description="How long EVENTS keeps events, and so how long a job_id is idempotent."
     )
     results_max_age_h: float = Field(default=24, gt=0)
     drain_s: float = Field(default=8.0, ge=0, le=600, description="How long a stopping worker lets its calls finish.")
 
 
 class Config(Message):
-    """The whole file."""
+    """The config file."""
 
     providers: dict[Identifier, ProviderEntry]
     models: dict[ModelId, ModelSettings] = Field(default_factory=dict)

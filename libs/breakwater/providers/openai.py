@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue
 
 from breakwater.policy.price import Usage
 from breakwater.providers.base import URL, ApiVersion, Call, HttpSettings, Provider
-from breakwater.providers.wire import UnusableAnswerError, count, fields
+from breakwater.providers.http import UnusableAnswerError, count, fields
 
 
 class OpenAISettings(HttpSettings):

@@ -14,26 +14,11 @@ from breakwater.embedded.clickhouse.errors import AUTHENTICATION_FAILED, BAD_ARG
 # Parameters of the transport; everything else in the URL is a setting, and the engine judges it.
 _NOT_SETTINGS = frozenset(
     {
-        "buffer_size",
-        "client_protocol_version",
-        "close_session",
-        "compress",
-        "database",
-        "decompress",
-        "default_format",
-        "password",
-        "query",
-        "query_id",
-        "quota_key",
-        "role",
-        "session_check",
-        "session_id",
-        "session_timeout",
-        "stacktrace",
-        "user",
-        "wait_end_of_query",
+        "buffer_size", "client_protocol_version", "close_session", "compress", "database", "decompress",
+        "default_format", "password", "query", "query_id", "quota_key", "role", "session_check", "session_id",
+        "session_timeout", "stacktrace", "user", "wait_end_of_query",
     }
-)
+)  # fmt: skip
 _SETTING_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _TRUE = ("1", "true", "on")
 _BUFFER_BYTES = 1 << 20  # a failure within the first bytes still gets an HTTP status of its own
