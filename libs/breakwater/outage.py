@@ -59,18 +59,21 @@ class Outage:
                 self.worked()
                 return value
 
-    async def survived(self, work: Callable[[], Awaitable[object]], *, expected: Errors) -> bool:
+    async def survived(self, work: Callable[[], Awaitable[object]], *, expected: Errors, unless: Errors = ()) -> bool:
         """Does work once, whatever it raises: for what is done again soon, and must not end for good.
 
         Args:
             work: what is to be done.
             expected: errors that need no traceback in the log.
+            unless: errors that are passed on, and are none of this outage.
 
         Returns:
             Whether it worked.
         """
         try:
             await work()
+        except unless:
+            raise
         except Exception as error:  # noqa: BLE001  whatever it is, work that is never done again would be worse
             if not (isinstance(error, expected) or self.lasting):
                 structlog.get_logger().exception("failed_unexpectedly", what=self._what)

@@ -10,8 +10,7 @@ from datetime import datetime
 import structlog
 from pydantic import ValidationError
 
-from breakwater.bus.deadletter import dead_letter
-from breakwater.bus.delivery import Delivery, heartbeat, still_held
+from breakwater.bus.delivery import Delivery, dead_letter, heartbeat, still_held
 from breakwater.bus.errors import BusError
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.publisher import Publisher

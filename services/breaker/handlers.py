@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
+from breakwater.breaker_events import dumped, publish_saved
 from breakwater.bus.delivery import Delivery, heartbeat
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config
-from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import ms_from_time
@@ -23,8 +23,6 @@ from breakwater.policy.health import failed
 from breakwater.policy.transitions import transition
 from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.health import Ended, Healths
-
-_TRANSITIONS = TypeAdapter(list[BreakerTransition])
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a batch of attempts tells: of each breaker, and of each agent's health by model."""
+    """What a batch of attempts says of each breaker, and of each agent's health by model."""
 
     breakers: dict[BreakerKey, list[Seen]] = field(default_factory=dict[BreakerKey, "list[Seen]"])
     health: dict[str, dict[str, list[Ended]]] = field(default_factory=dict[str, "dict[str, list[Ended]]"])
@@ -67,10 +65,10 @@ class BreakerHandler:
             if once is not None:
                 await once()
             attempts = [(delivery, attempt) for delivery in batch if (attempt := _parse(delivery)) is not None]
-            told = self.sorted(
+            sorted_batch = self.sorted(
                 (delivery.sequence, ms_from_time(delivery.published_at), attempt) for delivery, attempt in attempts
             )
-            await self._outages.retry_while_unavailable(lambda: self.apply(told))
+            await self._outages.retry_while_unavailable(lambda: self.apply(sorted_batch))
         for delivery in batch:
             await delivery.ack()
 
@@ -105,7 +103,7 @@ class BreakerHandler:
             for one, stands in zip(changed, saved, strict=True):
                 if stands and one.unpublished is not None:
                     await self._publish(one.key, one.unpublished)
-            # Somebody was quicker: what they saved is decided upon anew.
+            # Somebody else saved first: decide again, on what they saved.
             again = {one.key for one, stands in zip(changed, saved, strict=True) if not stands}
             waiting = {key: seen for key, seen in waiting.items() if key in again}
 
@@ -115,8 +113,7 @@ class BreakerHandler:
             breaker, change = observe(breaker, one.observation, one.rules, before.now_ms, self._jitter())
             if change is not None:
                 transitions.append(transition(key, change, one.rules, before.now_ms))
-        unpublished = _TRANSITIONS.dump_json(transitions).decode() if transitions else None
-        return Saving(key, before, breaker, unpublished)
+        return Saving(key, before, breaker, dumped(transitions))
 
     async def publish_pending(self) -> None:
         """Publishes what was saved and then not published, as whoever saved it died in between.
@@ -128,14 +125,10 @@ class BreakerHandler:
                 await self._publish(key, loaded.unpublished)
 
     async def _publish(self, key: BreakerKey, text: str) -> None:
-        """Publishes transitions that are saved. Twice is once: each has its id."""
-        subject = subjects.breaker(key.agent, key.model)
-        for told in _TRANSITIONS.validate_json(text):
-            await self._publisher.event(subject, told, id=told.transition_id, at=told.at)
+        for event in await publish_saved(self._publisher, self._breakers, key, text):
             structlog.get_logger().info(
-                "breaker_" + told.to_state, agent=key.agent, model=key.model, reason=told.reason
+                "breaker_" + event.to_state, agent=key.agent, model=key.model, reason=event.reason
             )
-        await self._breakers.mark_published(key, text)
 
 
 def _parse(delivery: Delivery) -> Attempt | None:

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-import structlog
-
 from breakwater.bus.errors import BusError, BusUnavailable
 from breakwater.bus.lookup import Lookup
 from breakwater.contracts.subjects import Stream
@@ -59,18 +57,11 @@ class Heartbeat:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _tried(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> None:
-        """Does what may be repeated; what fails for other reasons than an outage is told, and tried at the next look.
+        """Does what may be repeated; what fails for other reasons than an outage is logged, and tried at the next look.
 
         Nobody is let at empty breakers in silence: as long as filling fails, workers find nobody at work, and say so.
         """
-        try:
-            await self._outages.retry_while_unavailable(work)
-        except Exception as error:  # noqa: BLE001  whatever it is, a look that never comes again would be worse
-            if not (isinstance(error, BusError) or outage.lasting):
-                structlog.get_logger().exception("breakers_not_looked_after")
-            outage.failed(error)
-        else:
-            outage.worked()
+        await outage.survived(lambda: self._outages.retry_while_unavailable(work), expected=BusError)
 
     async def look(self) -> None:
         """Fills what is lost. Raises StateUnavailable, BusUnavailable; may be repeated."""

@@ -145,21 +145,13 @@ class Reconciler:
         return found
 
     async def _tried(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> bool:
-        """Does what may be repeated; what fails is told, and tried again at the next look."""
+        """Does what may be repeated; what fails for other reasons than an outage waits for the next look."""
+        retried = partial(self._outages.retry_while_unavailable, work, unless=AnalyticsUnavailable)
+        expected = (BusError, AnalyticsUnavailable, QueryFailed)
         try:
-            await self._outages.retry_while_unavailable(work, unless=AnalyticsUnavailable)
+            return await outage.survived(retried, expected=expected, unless=NotFilled)
         except NotFilled:
             return False  # lost since the look: the next one sees it
-        except (AnalyticsUnavailable, QueryFailed) as error:
-            outage.failed(f"ClickHouse, which has the record of older calls, can't be asked: {error}")
-        except Exception as error:  # noqa: BLE001  whatever it is, a look that never comes again would be worse
-            if not (isinstance(error, BusError) or outage.lasting):
-                structlog.get_logger().exception("budgets_not_looked_after")
-            outage.failed(error)
-        else:
-            outage.worked()
-            return True
-        return False
 
     async def _note_restart(self) -> None:
         run = await self._counters.run_id()

@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from pydantic import ValidationError
 
-from breakwater.bus.ask import ask
+from breakwater.bus.core import ask
 from breakwater.bus.errors import AlreadyDecided, BusError, NobodyListens
 from breakwater.bus.lookup import Connection, Lookup
 from breakwater.bus.publisher import Publisher

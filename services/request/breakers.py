@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from pydantic import TypeAdapter
-
+from breakwater.breaker_events import dumped, publish_saved
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config
-from breakwater.contracts import subjects
 from breakwater.contracts.api import BreakerList, BreakerRequest, UnchangedBreaker
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.types import Message
@@ -24,8 +22,6 @@ from services.request.agents import breaker_of, breaker_status, breaker_statuses
 from services.request.parsing import suggestion
 from services.request.problems import Problem, unavailable
 from services.request.routing import ApiRequest
-
-_TRANSITIONS = TypeAdapter(list[BreakerTransition])
 
 Decision = Callable[[Loaded, BreakerRules], tuple[Breaker, Change | None]]
 
@@ -81,7 +77,7 @@ class BreakerRoutes:
         if event is None:
             return UnchangedBreaker.model_validate(breaker_status(key, loaded.breaker).model_dump())
         try:
-            await self._publish(key, _TRANSITIONS.dump_json([event]).decode())
+            await self._publish(key, dumped([event]))
         except BusError as error:
             message = f"the breaker is {event.to_state} from now on, but its event is not published yet: {error}"
             raise unavailable("not_published", f"{message}; a breaker service does that once it can") from error
@@ -105,19 +101,15 @@ class BreakerRoutes:
             if change is None:
                 return before, None
             event = transition(key, change, rules, before.now_ms)
-            saving = Saving(key, before, after, _TRANSITIONS.dump_json([event]).decode())
+            saving = Saving(key, before, after, dumped([event]))
             if all(await self._breakers.save([saving])):
                 return before, event
             # Somebody was quicker: it is decided anew, upon what they saved.
 
-    async def _publish(self, key: BreakerKey, text: str) -> None:
-        """Publishes transitions that are saved. Twice is once: each has its id."""
-        subject = subjects.breaker(key.agent, key.model)
-        for event in _TRANSITIONS.validate_json(text):
-            await self._publisher.event(subject, event, id=event.transition_id, at=event.at)
+    async def _publish(self, key: BreakerKey, saved: str | None) -> None:
         # What stays marked as not published is published once more, and that changes nothing.
         with suppress(StateUnavailable):
-            await self._breakers.mark_published(key, text)
+            await publish_saved(self._publisher, self._breakers, key, saved or "[]")
 
     def _unknown(self, key: BreakerKey) -> Problem:
         path, message = self._hint(key)

@@ -18,8 +18,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from breakwater import background
+from breakwater.bus.core import hearing
 from breakwater.bus.errors import BusError
-from breakwater.bus.hearing import hearing
 from breakwater.bus.lookup import Connection, Lookup
 from breakwater.bus.scan import scan
 from breakwater.contracts import subjects

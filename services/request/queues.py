@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import cast
 
-from breakwater.bus.backlog import Backlog, backlog
 from breakwater.bus.errors import BusError
-from breakwater.bus.lookup import Connection
+from breakwater.bus.lookup import Backlog, Connection, backlog
 from breakwater.bus.topology import PARKED_CONSUMER, Plan, consumers, worker_consumer
 from breakwater.contracts.api import AgentQueue, Queues, ReadingService, ServiceQueue
 from breakwater.contracts.subjects import Stream

@@ -18,8 +18,7 @@ from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import RowsRejected, Unstorable
 from breakwater.analytics.rows import Row
 from breakwater.analytics.schema import Table
-from breakwater.bus.deadletter import dead_letter
-from breakwater.bus.delivery import Delivery, heartbeat
+from breakwater.bus.delivery import Delivery, dead_letter, heartbeat
 from breakwater.bus.errors import PublishRefused
 from breakwater.bus.publisher import Publisher
 from breakwater.metrics import SinkMetrics

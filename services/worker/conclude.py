@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import structlog
 from pydantic import JsonValue
 
-from breakwater.bus.deadletter import dead_letter
+from breakwater.bus.delivery import dead_letter
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable, PublishRefused
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import ErrorInfo, Execution, Reason, Result

@@ -1,8 +1,9 @@
-"""A message as handlers see it, and the rules of acknowledging it."""
+"""A message as handlers see it, the rules of acknowledging it, and keeping it where it can't be handled."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
@@ -10,7 +11,10 @@ from datetime import datetime
 import nats.errors
 from nats.aio.msg import Msg
 
+from breakwater.bus.publisher import Publisher, Stored
 from breakwater.bus.topology import ACK_WAIT_S
+from breakwater.contracts import subjects
+from breakwater.contracts.events import DeadLetter
 
 ACK_TIMEOUT_S = 5.0
 
@@ -94,3 +98,39 @@ async def heartbeat(deliveries: Iterable[Delivery], every_s: float = ACK_WAIT_S 
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+async def dead_letter(
+    publisher: Publisher,
+    delivery: Delivery,
+    *,
+    reason: str,
+    error: str,
+    agent: str | None,
+    at: datetime,
+    execution_id: str | None = None,
+    consumer: str | None = None,
+) -> Stored:
+    """Stores a message on DLQ. Its id is that of the original, so that a repeated call stores it once.
+
+    `consumer` is for streams on which several give up for reasons of their own: each then has its own dead letter.
+
+    Raises:
+        BusUnavailable: not stored for sure; the original must not be acknowledged.
+        PublishRefused: the stream does not take it.
+    """
+    dead_letter = DeadLetter(
+        reason=reason,
+        agent=agent,
+        error=error,
+        stream=delivery.stream,
+        subject=delivery.subject,
+        sequence=delivery.sequence,
+        headers=dict(delivery.headers),
+        payload_base64=base64.b64encode(delivery.data).decode(),
+        execution_id=execution_id,
+        at=at,
+    )
+    subject = subjects.dead_letter(reason, agent or "unknown")
+    original = f"dlq/{delivery.stream}/{delivery.sequence}"
+    return await publisher.event(subject, dead_letter, id=f"{original}/{consumer}" if consumer else original, at=at)

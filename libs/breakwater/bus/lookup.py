@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import nats.errors
 import structlog
 from nats.aio.client import Client
-from nats.js.api import StreamInfo
+from nats.js import JetStreamContext
+from nats.js.api import RawStreamMsg, StreamInfo
 from nats.js.errors import APIError, NotFoundError
 from pydantic import ValidationError
 
@@ -88,32 +90,12 @@ class Lookup:
         Raises:
             BusUnavailable: NATS does not answer, or has no such stream.
         """
-        try:
-            message = (
-                await self._connection()
-                .jetstream(timeout=LOOKUP_TIMEOUT_S)
-                .get_last_msg(stream.value, subject, direct=True)
-            )
-        except NotFoundError:
-            return None
-        except nats.errors.NoRespondersError as error:
-            raise no_stream(stream) from error
-        except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
-            raise BusUnavailable(f"NATS did not answer for {subject}: {str(error) or type(error).__name__}") from error
-        return found(message.data, cast(Mapping[str, str], message.headers or {}))
+        return await self._found(stream, self._jetstream.get_last_msg(stream.value, subject, direct=True), subject)
 
     async def next(self, stream: Stream, subject_filter: str, sequence: int) -> Found | None:
         """The first stored message from a sequence on that matches, or None. Raises as `last`."""
-        jetstream = self._connection().jetstream(timeout=LOOKUP_TIMEOUT_S)
-        try:
-            message = await jetstream.get_msg(stream.value, sequence, subject_filter, direct=True, next=True)
-        except NotFoundError:
-            return None
-        except nats.errors.NoRespondersError as error:
-            raise no_stream(stream) from error
-        except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
-            raise BusUnavailable(f"NATS did not answer for {stream}: {str(error) or type(error).__name__}") from error
-        return found(message.data, cast(Mapping[str, str], message.headers or {}))
+        asked = self._jetstream.get_msg(stream.value, sequence, subject_filter, direct=True, next=True)
+        return await self._found(stream, asked, stream)
 
     async def facts(self, stream: Stream) -> Facts:
         """What a stream is and holds now. Raises BusUnavailable: NATS does not answer."""
@@ -126,11 +108,8 @@ class Lookup:
 
         One answer names 100,000 subjects at most; this is for streams that have fewer.
         """
-        jetstream = self._connection().jetstream(timeout=LOOKUP_TIMEOUT_S)
-        try:
-            info = await jetstream.stream_info(stream.value, subjects_filter=subject_filter)
-        except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
-            raise BusUnavailable(f"NATS did not answer for {stream}: {str(error) or type(error).__name__}") from error
+        with _answered(stream):
+            info = await self._jetstream.stream_info(stream.value, subjects_filter=subject_filter)
         return dict(info.state.subjects or {})
 
     async def acknowledged(self, stream: Stream, durable: str) -> int:
@@ -139,11 +118,8 @@ class Lookup:
         Raises:
             BusUnavailable: NATS does not answer, or has no such consumer.
         """
-        jetstream = self._connection().jetstream(timeout=LOOKUP_TIMEOUT_S)
-        try:
-            info = await jetstream.consumer_info(stream.value, durable)
-        except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
-            raise BusUnavailable(f"NATS did not answer for {durable}: {str(error) or type(error).__name__}") from error
+        with _answered(durable):
+            info = await self._jetstream.consumer_info(stream.value, durable)
         return info.ack_floor.stream_seq if info.ack_floor is not None else 0
 
     async def identity(self, stream: Stream) -> str:
@@ -155,12 +131,55 @@ class Lookup:
         return _identity(await self._info(stream))
 
     async def _info(self, stream: Stream) -> StreamInfo:
-        jetstream = self._connection().jetstream(timeout=LOOKUP_TIMEOUT_S)
-        try:
-            return await jetstream.stream_info(stream.value)
-        except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
-            raise BusUnavailable(f"NATS did not answer for {stream}: {str(error) or type(error).__name__}") from error
+        with _answered(stream):
+            return await self._jetstream.stream_info(stream.value)
+
+    async def _found(self, stream: Stream, asked: Coroutine[Any, Any, RawStreamMsg], what: str) -> Found | None:
+        with _answered(what):
+            try:
+                message = await asked
+            except NotFoundError:
+                return None
+            except nats.errors.NoRespondersError as error:
+                raise no_stream(stream) from error
+        return found(message.data, cast(Mapping[str, str], message.headers or {}))
+
+    @property
+    def _jetstream(self) -> JetStreamContext:
+        return self._connection().jetstream(timeout=LOOKUP_TIMEOUT_S)
+
+
+@contextmanager
+def _answered(what: str) -> Generator[None]:
+    try:
+        yield
+    except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
+        raise BusUnavailable(f"NATS did not answer for {what}: {str(error) or type(error).__name__}") from error
 
 
 def _identity(info: StreamInfo) -> str:
     return format(info.created.timestamp(), ".6f") if info.created else "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a consumer has before it."""
+
+    waiting: int
+    """Messages that were not delivered yet."""
+    in_work: int
+    """Messages that were delivered and not acknowledged yet."""
+
+
+async def backlog(connection: Connection, stream: Stream, durable: str) -> Backlog | None:
+    """What a durable consumer has before it; None where it was never made.
+
+    Raises:
+        BusUnavailable: NATS does not answer, or not to this user.
+    """
+    with _answered(durable):
+        try:
+            info = await connection().jetstream(timeout=LOOKUP_TIMEOUT_S).consumer_info(stream.value, durable)
+        except NotFoundError:
+            return None
+    return Backlog(info.num_pending or 0, info.num_ack_pending or 0)

@@ -13,8 +13,7 @@ import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import UTC, datetime
 
-from breakwater.bus.deadletter import dead_letter
-from breakwater.bus.delivery import Delivery
+from breakwater.bus.delivery import Delivery, dead_letter
 from breakwater.bus.errors import BusUnavailable, NoStream, PublishRefused
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from string import Template
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -140,16 +140,7 @@ class Alerts(Message):
     """Alerting: what becomes an incident, and which channels are notified."""
 
     on_events: tuple[AlertEvent, ...] = Field(
-        default=(
-            "breaker_open",
-            "breaker_closed",
-            "budget_soft_cap",
-            "budget_hard_cap",
-            "agent_anomaly",
-            "guard_tripped",
-            "retries_exhausted",
-            "job_dead_lettered",
-        ),
+        default=get_args(AlertEvent),
         description="The events that become incidents and are sent to channels.",
     )
     quiet_s: float = Field(

@@ -1,4 +1,4 @@
-"""Listening to a subject for a while: core NATS, nothing is stored."""
+"""Core NATS, where nothing is stored: asking a service for something, and listening to a subject for a while."""
 
 from __future__ import annotations
 
@@ -8,10 +8,28 @@ from contextlib import asynccontextmanager, suppress
 import nats.errors
 from nats.aio.msg import Msg
 
-from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.errors import BusUnavailable, NobodyListens
 from breakwater.bus.lookup import Connection
 
 FLUSH_TIMEOUT_S = 5
+
+
+async def ask(connection: Connection, subject: str, data: bytes, timeout_s: float) -> bytes:
+    """Returns what the first subscriber answers.
+
+    Raises:
+        NobodyListens: nobody is there to answer.
+        BusUnavailable: NATS does not answer, or no answer came in time; what was asked for may be done all the same.
+    """
+    try:
+        answer = await connection().request(subject, data, timeout=timeout_s)
+    except nats.errors.NoRespondersError as error:
+        raise NobodyListens(f"nobody listens on {subject}") from error
+    except (TimeoutError, nats.errors.TimeoutError) as error:
+        raise BusUnavailable(f"no answer came on {subject} within {timeout_s:g} s") from error
+    except (nats.errors.Error, OSError) as error:
+        raise BusUnavailable(f"NATS did not take {subject}: {str(error) or type(error).__name__}") from error
+    return answer.data
 
 
 @asynccontextmanager
@@ -26,7 +44,7 @@ async def hearing(connection: Connection, subject: str, hear: Callable[[bytes], 
         hear: is given each message's bytes; must not wait.
 
     Raises:
-        BusUnavailable: NATS is away.
+        BusUnavailable: NATS does not answer.
     """
     client = connection()
 
