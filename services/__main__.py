@@ -83,7 +83,7 @@ def run_service(name: str) -> int:
 
 async def run(service: Service, alive_file: Path | None) -> None:
     """Runs a service to its end, and touches its alive file meanwhile."""
-    beating = asyncio.create_task(_tell_alive(service, alive_file)) if alive_file is not None else None
+    beating = asyncio.create_task(_touch_alive(service, alive_file)) if alive_file is not None else None
     try:
         await service.run()
     finally:
@@ -91,7 +91,7 @@ async def run(service: Service, alive_file: Path | None) -> None:
             beating.cancel()
 
 
-async def _tell_alive(service: Service, file: Path) -> None:
+async def _touch_alive(service: Service, file: Path) -> None:
     """Touches a file for the container's health check, which has no port to ask."""
     # A FastStream app shows its broker; `request` has none to show, and /readyz instead.
     broker = getattr(service, "broker", None)

@@ -31,7 +31,7 @@ _MOST_BYTES = 1 << 20
 _DESCRIPTORS = 2
 
 
-class ForkServer:
+class ServiceForker:
     """Forks services for whoever holds the other end of a socket."""
 
     def __init__(self, requests: socket.socket, run: Callable[[str], int]) -> None:
@@ -138,7 +138,7 @@ def serve(descriptor: int, names: tuple[str, ...], run: Callable[[str], int]) ->
     for name in names:
         importlib.import_module(f"services.{name}.app")
     with socket.socket(fileno=descriptor) as requests:
-        ForkServer(requests, run).serve()
+        ServiceForker(requests, run).serve()
 
 
 def set_process_name(name: str) -> None:

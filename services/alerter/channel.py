@@ -34,7 +34,7 @@ class SendError(Exception):
         """Whether the receiver wants no more messages at all."""
 
 
-class Channel(Protocol):
+class AlertSender(Protocol):
     """One way to notify people. Used by one sender at a time."""
 
     @property

@@ -14,7 +14,7 @@ from breakwater.contracts.alerts import Alert, ChannelTest
 from breakwater.contracts.subjects import decode_token
 from breakwater.policy.links import incident_link
 from breakwater.secret_refs import SecretRef
-from services.alerter.channel import Channel, SendError
+from services.alerter.channel import AlertSender, SendError
 from services.alerter.guarded import usable_url
 from services.alerter.notes import DisabledChannels, SentMessages
 from services.alerter.python_channel import PythonCallable
@@ -31,7 +31,7 @@ TEST_TIMEOUT_S = 15.0
 
 def channels_of(
     alerts: Alerts, sent_messages: Callable[[str], SentMessages], now: Callable[[], datetime]
-) -> tuple[Channel, ...]:
+) -> tuple[AlertSender, ...]:
     """Builds every channel, and connects to nothing yet.
 
     Args:
@@ -53,7 +53,7 @@ def _built(
     link: Link | None,
     sent_messages: Callable[[str], SentMessages],
     now: Callable[[], datetime],
-) -> Channel:
+) -> AlertSender:
     match channel:
         case AlertChannel(slack=SlackChannel(webhook_url=SecretRef()) as slack):
             return SlackWebhook.from_config(name, slack, Wording(alerts.templates, link), alerts.allow_networks, now)
@@ -87,7 +87,9 @@ def link_of(links: AlertLinks) -> Link:
 class ChannelTester:
     """Sends test messages to channels: at once, whatever waits, and by whichever alerter is asked."""
 
-    def __init__(self, channels: Sequence[Channel], disabled: DisabledChannels, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, channels: Sequence[AlertSender], disabled: DisabledChannels, now: Callable[[], datetime]
+    ) -> None:
         self._channels = {channel.name: channel for channel in channels}
         self._disabled, self._now = disabled, now
 

@@ -33,7 +33,7 @@ from breakwater.outage import Outage
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelRules
 from services.alerter.baselines import Baselines
-from services.alerter.channel import Channel
+from services.alerter.channel import AlertSender
 from services.alerter.handlers import Grouping, Sweep, of_dead_letters, of_executions
 from services.alerter.notes import DisabledChannels, SavedBaselines, SentMessages
 from services.alerter.notifier import PATIENT, Notifier, Schedule
@@ -59,7 +59,7 @@ class LeaderTasks:
         self,
         alerts: Alerts,
         rules: IncidentRules,
-        channels: Sequence[Channel],
+        channels: Sequence[AlertSender],
         log: IncidentLog,
         bus: AlerterBus,
         metrics: AlerterMetrics,
@@ -93,7 +93,7 @@ class LeaderTasks:
         finally:
             await background.stop(*tasks)
 
-    def _notifier(self, channel: Channel) -> Notifier:
+    def _notifier(self, channel: AlertSender) -> Notifier:
         bus = self._bus
         return Notifier(
             channel,

@@ -9,7 +9,7 @@ from breakwater.bus.publisher import Publisher
 from breakwater.bus.scan import last_of_each
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream, decode_token
-from services.alerter.channel import Channel
+from services.alerter.channel import AlertSender
 
 
 class SentMessages:
@@ -37,16 +37,16 @@ class DisabledChannels:
     def __init__(self, lookup: Lookup, publisher: Publisher) -> None:
         self._lookup, self._publisher = lookup, publisher
 
-    async def contains(self, channel: Channel) -> bool:
+    async def contains(self, channel: AlertSender) -> bool:
         """Whether a channel is disabled."""
         found = await self._lookup.last(Stream.ALERTER, subjects.disabled_channel(channel.name))
         return found is not None and found.data == channel.fingerprint.encode()
 
-    async def add(self, channel: Channel) -> None:
+    async def add(self, channel: AlertSender) -> None:
         """Disables a channel."""
         await self._publisher.raw(subjects.disabled_channel(channel.name), channel.fingerprint.encode(), {})
 
-    async def remove(self, channel: Channel) -> None:
+    async def remove(self, channel: AlertSender) -> None:
         """Enables a channel."""
         await self._publisher.raw(subjects.disabled_channel(channel.name), b"", {})
 

@@ -34,7 +34,7 @@ from breakwater.policy.alert_rules import UNDELIVERABLE
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelRules, Held, Message, message_id, next_message
 from breakwater.policy.signals import channel_works
-from services.alerter.channel import Channel, SendError
+from services.alerter.channel import AlertSender, SendError
 from services.alerter.notes import DisabledChannels, SentMessages
 
 IDLE_S = 2.0
@@ -99,7 +99,7 @@ class Notifier:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: AlertSender,
         rules: ChannelRules,
         pull: Pull,
         sent_messages: SentMessages,

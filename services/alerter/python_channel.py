@@ -36,7 +36,7 @@ class PythonCallable:
         """
         self.name = name
         self.fingerprint = fingerprint("python", called)
-        self._tell = notify
+        self._notify = notify
         self._timeout_s = timeout_s
         self._running: asyncio.Future[Any] | None = None
 
@@ -78,9 +78,9 @@ class PythonCallable:
             raise SendError(f"{type(error).__name__}: {shown(str(error))}".removesuffix(": ")) from error
 
     def _start(self, event: str, payload: dict[str, JsonValue]) -> asyncio.Future[Any]:
-        if _is_async(self._tell):
-            return asyncio.create_task(_guarded(self._tell, event, payload))
-        return _in_thread(self._tell, event, payload)
+        if _is_async(self._notify):
+            return asyncio.create_task(_guarded(self._notify, event, payload))
+        return _in_thread(self._notify, event, payload)
 
 
 def _look(ended: asyncio.Future[Any]) -> None:

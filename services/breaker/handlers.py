@@ -22,7 +22,7 @@ from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
 from breakwater.policy.health import failed
 from breakwater.policy.transitions import transition
 from breakwater.state.breakers import Breakers, Loaded, Saving
-from breakwater.state.health import Ended, Healths
+from breakwater.state.health import EndedCall, Healths
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Batch:
     """What a batch of attempts says of each breaker, and of each agent's health by model."""
 
     breakers: dict[BreakerKey, list[Seen]] = field(default_factory=dict[BreakerKey, "list[Seen]"])
-    health: dict[str, dict[str, list[Ended]]] = field(default_factory=dict[str, "dict[str, list[Ended]]"])
+    health: dict[str, dict[str, list[EndedCall]]] = field(default_factory=dict[str, "dict[str, list[EndedCall]]"])
 
 
 class BreakerHandler:
@@ -81,7 +81,7 @@ class BreakerHandler:
                 continue
             if (went_wrong := failed(attempt)) is not None:
                 models = batch.health.setdefault(attempt.agent, {})
-                models.setdefault(attempt.model, []).append(Ended(sequence, at_ms, went_wrong))
+                models.setdefault(attempt.model, []).append(EndedCall(sequence, at_ms, went_wrong))
             if agent.breaker is not None:
                 key = BreakerKey.of(agent.breaker.scope, attempt.agent, attempt.model, attempt.provider)
                 seen = Seen(_observation(sequence, at_ms, attempt), agent.breaker)

@@ -1,6 +1,6 @@
 """Filling an empty Redis from the event log.
 
-Redis is a view that can be lost. What a breaker was at is told by its latest transition, what it had counted since by
+Redis is a view that can be lost. What a breaker was at is in its latest transition, what it had counted since by
 the attempts of the last while; which tasks are stopped by the guards' events, and what the others have used by the
 records of their jobs.
 """
@@ -96,9 +96,9 @@ class Rebuild:
 
     async def recall_breakers(self) -> int:
         """Brings breakers that are behind the log to where their latest transition left them; how many that were."""
-        told = await last_of_each(self._connection, Stream.EVENTS, "bw.breakers.>")
+        transitions = await last_of_each(self._connection, Stream.EVENTS, "bw.breakers.>")
         latest: dict[BreakerKey, tuple[BreakerTransition, int]] = {}
-        for found in told:
+        for found in transitions:
             if (event := found.read(BreakerTransition)) is not None:
                 latest[BreakerKey(event.agent, event.model)] = event, found.sequence
         keys = list(latest)
@@ -107,10 +107,12 @@ class Rebuild:
     async def _load(self, keys: list[BreakerKey]) -> list[tuple[BreakerKey, Loaded]]:
         return list(zip(keys, await self._breakers.load(keys) if keys else [], strict=True))
 
-    async def _recall(self, key: BreakerKey, told: BreakerTransition, sequence: int, loaded: Loaded) -> bool:
-        # One that is isolated, or not told of yet, is somebody's latest word, whatever its version.
-        while loaded.breaker.version < told.version and not (loaded.unpublished or loaded.breaker.state == "isolated"):
-            [saved] = await self._breakers.save([Saving(key, loaded, recalled(told, sequence), None)])
+    async def _recall(self, key: BreakerKey, latest: BreakerTransition, sequence: int, loaded: Loaded) -> bool:
+        # One that is isolated, or not published yet, is somebody's latest word, whatever its version.
+        while loaded.breaker.version < latest.version and not (
+            loaded.unpublished or loaded.breaker.state == "isolated"
+        ):
+            [saved] = await self._breakers.save([Saving(key, loaded, recalled(latest, sequence), None)])
             if saved:
                 return True
             [loaded] = await self._breakers.load([key])

@@ -1,4 +1,4 @@
-"""From attempts to spend: settle what calls cost, and tell which thresholds the totals have passed."""
+"""From attempts to spend: settle what calls cost, and announce the thresholds that the totals have passed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BudgetHandler:
         lookup: Lookup,
         filled: Callable[[bool], Awaitable[str]],
     ) -> None:
-        """Takes `filled`: it waits until the counters are what the log tells, and returns the log's identity.
+        """Takes `filled`: it waits until the counters are what the log says, and returns the log's identity.
 
         Called with True, it does not believe what it knew before.
         """
@@ -55,7 +55,7 @@ class BudgetHandler:
             called = [Settlement.of(*item) for item in attempts if not item[1].short_circuited]
             await self._outages.retry_while_unavailable(lambda: self.settle(called))
             refused = [attempt for _, attempt in attempts if attempt.refused_by is not None]
-            await self._outages.retry_while_unavailable(lambda: self._tell_refusals(refused))
+            await self._outages.retry_while_unavailable(lambda: self._announce_refusals(refused))
         for delivery in batch:
             await delivery.ack()
 
@@ -78,10 +78,10 @@ class BudgetHandler:
             for total in totals:
                 latest[total.period.name, total.key] = total
         for total in latest.values():
-            await self._tell(total)
+            await self._announce(total)
 
     async def charge_lapsed(self, log: str) -> None:
-        """Charges reservations whose lease has ended and of which the log tells nothing.
+        """Charges reservations whose lease has ended and that the log says nothing of.
 
         Waits for nothing: whoever calls this is who looks after the counters.
 
@@ -112,7 +112,7 @@ class BudgetHandler:
             structlog.get_logger().warning("reservation_lapsed", attempt_id=attempt_id, agent=reservation.agent)
         await self._budgets.charge_estimate(reservation)
 
-    async def _tell_refusals(self, refused: Sequence[Attempt]) -> None:
+    async def _announce_refusals(self, refused: Sequence[Attempt]) -> None:
         """A cap that refuses a call has been reached, though the spend itself stays below it. May be repeated."""
         for attempt in {(attempt.refused_by, attempt.refused_cap): attempt for attempt in refused}.values():
             for counter in self._caps().counters(attempt.agent, attempt.tenant):
@@ -120,13 +120,14 @@ class BudgetHandler:
                     period = periods_at(charged_at(attempt), self._counters.zone).of(counter.window)
                     spent, raised = await self._counters.spent(period, counter.key)
                     total = Totals(period, counter.key, spent, raised, attempt.agent)
-                    await self._tell(total, refused_cap=attempt.refused_cap)
+                    await self._announce(total, refused_cap=attempt.refused_cap)
 
-    async def _tell(self, total: Totals, *, refused_cap: int | None = None) -> None:
-        """Publishes the thresholds that a total has reached and that have not been told in this period.
+    async def _announce(self, total: Totals, *, refused_cap: int | None = None) -> None:
+        """Publishes the thresholds that a total has reached and that have not been announced in this period.
 
         A cap that has refused a call is reached, unless it has been raised since.
-        What has been told is noted after it was published: a crash in between tells it again, under the same id.
+        What has been announced is recorded after it was published: a crash in between announces it again, under the
+        same id.
         """
         counter = self._caps().counter(total.key, total.period.window)
         limit = in_force(counter.limit, total.raised)
@@ -137,9 +138,9 @@ class BudgetHandler:
             return
         # A cap that is changed in mid-period has thresholds of its own.
         thresholds = [f"{total.key}@{limit}@{percent}" for percent in percents]
-        told = await self._counters.announced(total.period, thresholds)
-        for percent, threshold, is_told in zip(percents, thresholds, told, strict=True):
-            if is_told:
+        announced = await self._counters.announced(total.period, thresholds)
+        for percent, threshold, is_announced in zip(percents, thresholds, announced, strict=True):
+            if is_announced:
                 continue
             event = _crossing(counter, total, percent, limit)
             subject = subjects.budget(counter.scope, counter.window)

@@ -133,7 +133,7 @@ class Reconciler:
         if repairs and filled is not None and await self._counters.repair(filled, repairs, upto):
             for place in {**found.differences, **found.leaks}:
                 if place not in doubtful or place in found.leaks:
-                    await self._tell_repair(found, place)
+                    await self._publish_repair(found, place)
         if doubtful:
             structlog.get_logger().warning(
                 "budgets_not_repaired",
@@ -201,7 +201,7 @@ class Reconciler:
             logger.info("budgets_filled", stored_upto=stored.upto, logged_upto=logged.upto, took_s=round(took_s, 3))
         self._log = log
 
-    async def _tell_repair(self, found: BudgetComparison, place: Place) -> None:
+    async def _publish_repair(self, found: BudgetComparison, place: Place) -> None:
         name, key = place
         counters = next(counters for counters in found.snapshot.periods if counters.period.name == name)
         counter = self._caps().counter(key, counters.period.window)

@@ -8,17 +8,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from breakwater.state.connection import Redis, ScriptCall, StateUnavailable
-from breakwater.state.health import KEEP_MS, Ended, Healths, Lately
+from breakwater.state.health import KEEP_MS, EndedCall, Healths, Lately
 
 AGENT, MODEL, OTHER = "support/triage {1}", "openai/gpt-4.1:mini", "org/model"
 
 
-def calls(*outcomes: bool, first: int = 1) -> list[Ended]:
+def calls(*outcomes: bool, first: int = 1) -> list[EndedCall]:
     """One call after the other, each 10 ms later; True failed."""
-    return [Ended(number, 1_000 + 10 * number, failed) for number, failed in enumerate(outcomes, first)]
+    return [EndedCall(number, 1_000 + 10 * number, failed) for number, failed in enumerate(outcomes, first)]
 
 
-async def note(redis: Redis, by_model: Mapping[str, Sequence[Ended]], agent: str = AGENT) -> None:
+async def note(redis: Redis, by_model: Mapping[str, Sequence[EndedCall]], agent: str = AGENT) -> None:
     healths = Healths(redis)
     await healths.note([healths.note_call(agent, by_model)])
 
@@ -35,7 +35,10 @@ async def test_an_agent_that_nobody_heard_of_has_no_calls(redis: Redis) -> None:
 
 
 async def test_failures_since_the_latest_success_are_counted_by_model_and_together(redis: Redis) -> None:
-    first, second = calls(True, False, True, True), [Ended(5, 1_050, failed=True), Ended(6, 1_060, failed=False)]
+    first, second = (
+        calls(True, False, True, True),
+        [EndedCall(5, 1_050, failed=True), EndedCall(6, 1_060, failed=False)],
+    )
     await note(redis, {MODEL: first, OTHER: second})
     assert await lately(redis) == {
         MODEL: Lately(2, 1_040, 1_020),
@@ -70,13 +73,13 @@ async def test_however_calls_are_batched_and_shuffled_within_a_batch_the_figures
     redis: Redis, outcomes: list[tuple[bool, str]], data: st.DataObject
 ) -> None:
     await redis.client.flushall()
-    ended = [(Ended(number, 10 * number, failed), model) for number, (failed, model) in enumerate(outcomes, 1)]
+    ended = [(EndedCall(number, 10 * number, failed), model) for number, (failed, model) in enumerate(outcomes, 1)]
     rest = list(ended)
     while rest:
         size = data.draw(st.integers(1, len(rest)))
         batch, rest = rest[:size], rest[size:]
         random.Random(size).shuffle(batch)
-        by_model: dict[str, list[Ended]] = {}
+        by_model: dict[str, list[EndedCall]] = {}
         for one, model in batch:
             by_model.setdefault(model, []).append(one)
         await note(redis, by_model)

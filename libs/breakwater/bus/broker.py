@@ -37,7 +37,7 @@ CONNECTIONS_OWN_INBOX: bytes = None  # pyright: ignore[reportAssignmentType]  # 
 def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> NatsBroker:
     """A broker that never gives up on its server, and tells of an outage once."""
     outage = Outage("nats")
-    told: set[str] = set()
+    logged: set[str] = set()
 
     async def lost() -> None:
         # Also called when we close it ourselves.
@@ -50,12 +50,12 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
     async def failed(error: Exception) -> None:
         # While the connection is lost every try to regain it fails here. Before the first one, and for what the server
         # denies, each text is news once.
-        if not outage.lasting and str(error) not in told:
-            told.add(str(error))
+        if not outage.lasting and str(error) not in logged:
+            logged.add(str(error))
             structlog.get_logger().warning("nats_error", error=str(error) or repr(error))
 
     async def closed() -> None:
-        # On some errors of protocol the client gives up for good, whatever it was told. Without a bus nothing can be
+        # On some errors of protocol the client gives up for good, whatever its settings. Without a bus nothing can be
         # finished or acknowledged, so nothing is stopped gracefully: whoever started this process starts it again.
         if broker.running:
             structlog.get_logger().error("nats_connection_closed", what_happens="the process ends")
@@ -99,7 +99,7 @@ def connection_of(broker: NatsBroker) -> Callable[[], Client]:
 
 
 @contextmanager
-def _told() -> Generator[None]:
+def _failures_logged() -> Generator[None]:
     # Without a logger of its own, FastStream would drop what a handler raises without a word.
     try:
         yield
@@ -125,7 +125,7 @@ def on_each(
     """Handles messages one by one, at most `concurrency` at a time. The handler acknowledges."""
 
     async def receive(message: NatsMessage) -> None:
-        with _told():
+        with _failures_logged():
             await handle(Delivery(message.raw_message))
 
     broker.subscriber(
@@ -152,7 +152,7 @@ def on_request(broker: NatsBroker, subject: str, queue: str, answer: Callable[[s
     """
 
     async def receive(message: NatsMessage) -> None:
-        with _told():
+        with _failures_logged():
             reply = message.raw_message.reply
             body = await answer(message.raw_message.subject)
             if reply:
@@ -175,7 +175,7 @@ def on_batch(
 
     # Without the context's name FastStream would pass the decoded bodies, and refuse them for their type.
     async def receive(batch: Annotated[NatsBatchMessage, Context("message")]) -> None:
-        with _told():
+        with _failures_logged():
             await handle([Delivery(message) for message in batch.raw_message])
 
     broker.subscriber(

@@ -143,8 +143,8 @@ def parked_execution(headers: Mapping[str, str]) -> str | None:
 
 def queued_at(headers: Mapping[str, str], default: datetime) -> datetime:
     """When a job was accepted first; `default`, when its message was stored, for one that was never parked."""
-    told = _time(headers.get(Header.QUEUED_AT.value))
-    return default if told is None else min(told, default)
+    queued_at = _time(headers.get(Header.QUEUED_AT.value))
+    return default if queued_at is None else min(queued_at, default)
 
 
 def _time(text: str | None) -> datetime | None:

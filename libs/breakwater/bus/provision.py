@@ -135,10 +135,10 @@ def _same(name: str, wanted: Any, existing: Any) -> bool:
 async def _with_waiting_subjects(jetstream: JetStreamContext, wanted: StreamConfig) -> StreamConfig:
     """The stream, with the subjects it has now and shall no longer have, as long as messages wait on them."""
     now = await _stream_now(jetstream, wanted)
-    gone = set((now and now.subjects) or ()) - set(wanted.subjects or ())
-    if wanted.retention is not RetentionPolicy.WORK_QUEUE or not gone:
+    dropped = set((now and now.subjects) or ()) - set(wanted.subjects or ())
+    if wanted.retention is not RetentionPolicy.WORK_QUEUE or not dropped:
         return wanted
     # Only now: the answer names every subject that holds a message, and in PARKED each message has its own.
     info = await jetstream.stream_info(wanted.name or "", subjects_filter=">")
-    waiting = [subject for subject in sorted(gone) if (info.state.subjects or {}).get(subject)]
+    waiting = [subject for subject in sorted(dropped) if (info.state.subjects or {}).get(subject)]
     return wanted.evolve(subjects=list(dict.fromkeys([*(wanted.subjects or ()), *waiting])))

@@ -146,7 +146,7 @@ def isolate(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms:
     """Forces it open until somebody resets it. Nothing changes where it is so already."""
     if breaker.state == "isolated":
         return breaker, None
-    reason = _by_hand("forced open", by, why)
+    reason = _operator_reason("forced open", by, why)
     after = replace(
         breaker,
         state="isolated",
@@ -162,7 +162,7 @@ def isolate(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms:
 
 def reset(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: int) -> tuple[Breaker, Change]:
     """Closes it and forgets all that was counted; of a closed one, too."""
-    reason = _by_hand("reset", by, why)
+    reason = _operator_reason("reset", by, why)
     after = Breaker(
         version=breaker.version + 1,
         changed_ms=now_ms,
@@ -174,7 +174,7 @@ def reset(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: i
     return after, _change(breaker, after, None, reason, rules, now_ms, by=by)
 
 
-def _by_hand(what: str, by: str, why: str) -> str:
+def _operator_reason(what: str, by: str, why: str) -> str:
     return f"{what} by {by}: {why}" if why else f"{what} by {by}"
 
 

@@ -31,7 +31,7 @@ _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
 }
 _NOT_ENFORCED = "The cap is not enforced: calls go on."
 
-_TOLD_OTHERWISE = frozenset({"breaker_open", "budget_exceeded", "guard_tripped", "rate_limited"})
+_ALERTED_BY_OTHERS = frozenset({"breaker_open", "budget_exceeded", "guard_tripped", "rate_limited"})
 """Why jobs end without an answer that are no news: what caused it is an incident of its own, or meant."""
 
 
@@ -350,7 +350,7 @@ def of_execution(execution: Execution, costly: int | None, long_ms: int | None) 
     if execution.dry_run:
         return ()
     found: list[Firing] = []
-    if execution.status == "dead_lettered" and execution.reason not in _TOLD_OTHERWISE:
+    if execution.status == "dead_lettered" and execution.reason not in _ALERTED_BY_OTHERS:
         found.append(_failed(execution))
     if costly is not None and (execution.total_cost or 0) > costly:
         spent = money_text(execution.total_cost or 0)

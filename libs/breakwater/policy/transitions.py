@@ -14,7 +14,7 @@ from breakwater.policy.health import health_of_model
 def transition(key: BreakerKey, change: Change, rules: BreakerRules, now_ms: int) -> BreakerTransition:
     """The event of a change that was decided at `now_ms` (ms since the epoch)."""
     after = change.after
-    # What was counted before a reset is told with it; from then on it is forgotten.
+    # What was counted before a reset is published with it; from then on it is forgotten.
     figures = after if after.total_failures else change.before
     return BreakerTransition(
         transition_id=f"{key.name}#{after.version}@{now_ms}",
@@ -51,22 +51,22 @@ def half_opened(key: BreakerKey, half_open: Breaker, rules: BreakerRules, now_ms
     return event.model_copy(update={"transition_id": f"{key.name}#{half_open.version}@{half_open.open_until_ms}"})
 
 
-def recalled(told: BreakerTransition, sequence: int) -> Breaker:
+def recalled(latest: BreakerTransition, sequence: int) -> Breaker:
     """A breaker as its latest transition, at `sequence` of the event log, left it; for one that is known no more.
 
-    Who holds the probe of a half-open one is not told, nor when its lease ends: it is open and due for a probe.
+    Who holds the probe of a half-open one is not in it, nor when its lease ends: it is open and due for a probe.
     """
-    half_open = told.to_state == "half_open"
-    was_reset = told.to_state == "closed" and told.by is not None
+    half_open = latest.to_state == "half_open"
+    was_reset = latest.to_state == "closed" and latest.by is not None
     return Breaker(
-        state="open" if half_open else told.to_state,
-        open_until_ms=0 if told.open_until is None else ms_from_time(told.open_until),
-        openings=1 if half_open or told.to_state == "open" else 0,
-        version=told.version,
-        changed_ms=ms_from_time(told.at),
-        reason=told.reason,
+        state="open" if half_open else latest.to_state,
+        open_until_ms=0 if latest.open_until is None else ms_from_time(latest.open_until),
+        openings=1 if half_open or latest.to_state == "open" else 0,
+        version=latest.version,
+        changed_ms=ms_from_time(latest.at),
+        reason=latest.reason,
         closed_at=sequence,
-        total_failures=0 if was_reset else told.total_failures,
-        last_failure_ms=0 if told.last_failure_at is None else ms_from_time(told.last_failure_at),
-        last_success_ms=0 if told.last_success_at is None else ms_from_time(told.last_success_at),
+        total_failures=0 if was_reset else latest.total_failures,
+        last_failure_ms=0 if latest.last_failure_at is None else ms_from_time(latest.last_failure_at),
+        last_success_ms=0 if latest.last_success_at is None else ms_from_time(latest.last_success_at),
     )

@@ -10,8 +10,17 @@ import orjson
 from pydantic import Field, JsonValue
 
 from breakwater.policy.price import Usage, max_tokens_of
-from breakwater.providers.base import URL, ApiVersion, Call, HttpSettings, Provider
-from breakwater.providers.http import UnusableAnswerError, count, fields, refused
+from breakwater.providers.base import (
+    URL,
+    ApiVersion,
+    Call,
+    HttpSettings,
+    Provider,
+    UnusableAnswerError,
+    count,
+    fields,
+    refused,
+)
 
 _KEPT = ("title", "description", "enum", "const", "format", "default")
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"})

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import BeforeValidator, Field, JsonValue
 
 from breakwater.contracts.types import Message, UsdAmount
-from breakwater.policy.classify import Failure
+from breakwater.policy.classify import Failure, HttpFailure
 from breakwater.policy.price import Usage
 from breakwater.secret_refs import Secret, SecretRef
 
@@ -168,3 +168,54 @@ class LocalSettings(ProviderSettings):
         description="What a call costs where it does not report it itself; its worst case for budgets. "
         "Unknown where absent, and refused under a hard budget.",
     )
+
+
+class UnusableAnswerError(Exception):
+    """A 200 that says nothing; its text says what is missing."""
+
+
+class Wire(Protocol):
+    """An HTTP API, as pure functions of values; `HttpProvider` does the rest."""
+
+    def url(self, model: str) -> str:
+        """Where a call for a model goes, percent-encoded."""
+        ...
+
+    def headers(self, key: str | None) -> Mapping[str, str]:
+        """What shows who calls."""
+        ...
+
+    def body(self, call: Call) -> Mapping[str, Any]:
+        """The request.
+
+        Raises:
+            CallFailed: the call asks for what the API does not know (see `refused`).
+        """
+        ...
+
+    def usage(self, answer: Mapping[str, Any]) -> Usage | None:
+        """The tokens that an answer reports; None where it reports none."""
+        ...
+
+    def output(self, answer: Mapping[str, Any]) -> JsonValue:
+        """The text of an answer, or the whole assistant message in OpenAI's format where it calls tools.
+
+        Raises:
+            UnusableAnswerError: there is none.
+        """
+        ...
+
+
+def refused(text: str) -> CallFailed:
+    """A request that the provider would not take; it is not made."""
+    return CallFailed(HttpFailure(400, text, "unsupported_parameter", "invalid_request_error"), maybe_billed=False)
+
+
+def count(value: Any) -> int | None:
+    """A number of tokens; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def fields(value: Any) -> Mapping[str, Any]:
+    """A JSON object; empty where there is something else."""
+    return value if isinstance(value, dict) else {}

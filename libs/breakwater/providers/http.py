@@ -3,77 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import aiohttp
 import orjson
 import structlog
-from pydantic import JsonValue
 from yarl import URL
 
 from breakwater.errors import ConfigError
-from breakwater.policy.classify import BrokenAnswer, Failure, HttpFailure, TransportFailure
+from breakwater.policy.classify import BrokenAnswer, Failure, TransportFailure
 from breakwater.policy.price import Usage
-from breakwater.providers.base import Answer, Call, CallFailed, HttpSettings
+from breakwater.providers.base import Answer, Call, CallFailed, HttpSettings, UnusableAnswerError, Wire
 from breakwater.providers.failures import error_in_answer, http_failure, transport_failure
 from breakwater.secret_refs import SecretRef
-
-
-class UnusableAnswerError(Exception):
-    """A 200 that says nothing; its text says what is missing."""
-
-
-class Wire(Protocol):
-    """An HTTP API, as pure functions of values; `HttpProvider` does the rest."""
-
-    def url(self, model: str) -> str:
-        """Where a call for a model goes, percent-encoded."""
-        ...
-
-    def headers(self, key: str | None) -> Mapping[str, str]:
-        """What shows who calls."""
-        ...
-
-    def body(self, call: Call) -> Mapping[str, Any]:
-        """The request.
-
-        Raises:
-            CallFailed: the call asks for what the API does not know (see `refused`).
-        """
-        ...
-
-    def usage(self, answer: Mapping[str, Any]) -> Usage | None:
-        """The tokens that an answer reports; None where it reports none."""
-        ...
-
-    def output(self, answer: Mapping[str, Any]) -> JsonValue:
-        """The text of an answer, or the whole assistant message in OpenAI's format where it calls tools.
-
-        Raises:
-            UnusableAnswerError: there is none.
-        """
-        ...
-
-
-def refused(text: str) -> CallFailed:
-    """A request that the provider would not take; it is not made."""
-    return CallFailed(HttpFailure(400, text, "unsupported_parameter", "invalid_request_error"), maybe_billed=False)
-
-
-def count(value: Any) -> int | None:
-    """A number of tokens; None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def fields(value: Any) -> Mapping[str, Any]:
-    """A JSON object; empty where there is something else."""
-    return value if isinstance(value, dict) else {}
 
 
 class Credential:
@@ -305,9 +252,7 @@ def _without(key: str | None, failure: Failure) -> Failure:
     """The failure without the key, which a provider may repeat when it complains of it."""
     if key is None or len(key) < MIN_KEY or key not in str(failure):
         return failure
-    return replace(
-        failure, **{item.name: _hidden(key, getattr(failure, item.name)) for item in dataclasses.fields(failure)}
-    )
+    return replace(failure, **{item.name: _hidden(key, getattr(failure, item.name)) for item in fields(failure)})
 
 
 def _hidden(key: str, value: Any) -> Any:

@@ -10,8 +10,7 @@ from urllib.parse import quote, urlsplit
 from pydantic import Field, JsonValue
 
 from breakwater.policy.price import Usage
-from breakwater.providers.base import URL, ApiVersion, Call, HttpSettings, Provider
-from breakwater.providers.http import UnusableAnswerError, count, fields
+from breakwater.providers.base import URL, ApiVersion, Call, HttpSettings, Provider, UnusableAnswerError, count, fields
 
 
 class OpenAISettings(HttpSettings):

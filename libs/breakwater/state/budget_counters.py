@@ -56,7 +56,7 @@ class Notes:
 
     raises: Mapping[str, CapRaise] = field(default_factory=dict[str, CapRaise])
     announced: frozenset[str] = frozenset()
-    """The thresholds that were told, each as `<key>@<limit in nano-dollars>@<percent>`."""
+    """The thresholds that were announced, each as `<key>@<limit in nano-dollars>@<percent>`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,18 +251,18 @@ class BudgetCounters:
         return int(spent or 0), raised_cap(cap)
 
     async def announced(self, period: Period, thresholds: Sequence[str]) -> list[bool]:
-        """Which thresholds (`<key>@<limit>@<percent>`) have been told in a period."""
+        """Which thresholds (`<key>@<limit>@<percent>`) have been announced in a period."""
         async with translated():
-            told = await cast(
+            announced = await cast(
                 Any,
                 self._redis.client.hmget(
                     period_key(period.window, period.name), [f"announced:{one}" for one in thresholds]
                 ),
             )
-        return [one is not None for one in told]
+        return [one is not None for one in announced]
 
     async def announce(self, period: Period, threshold: str) -> None:
-        """Notes that a threshold has been told."""
+        """Records that a threshold has been announced."""
         place = period_key(period.window, period.name)
         async with translated(), self._redis.client.pipeline(transaction=True) as pipe:
             pipe.hset(place, f"announced:{threshold}", "1")

@@ -15,7 +15,7 @@ _NOTE = Script.named("health_note")
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedCall:
     """A call that ended: its event's sequence, when that was stored (ms since the epoch), and whether it failed."""
 
     sequence: int
@@ -39,14 +39,14 @@ class Healths:
         self._redis = redis
 
     @staticmethod
-    def note_call(agent: str, by_model: Mapping[str, Sequence[Ended]]) -> ScriptCall:
+    def note_call(agent: str, by_model: Mapping[str, Sequence[EndedCall]]) -> ScriptCall:
         """Takes an agent's calls into account, each once."""
         together = [one for calls in by_model.values() for one in calls]
         arguments: list[str | int] = [KEEP_MS]
         for model, calls in (("", together), *by_model.items()):
-            told = _that_matter(sorted(calls, key=lambda one: one.sequence))
-            arguments += [model, len(told)]
-            arguments += [part for one in told for part in (one.sequence, one.at_ms, int(one.failed))]
+            counted = _that_matter(sorted(calls, key=lambda one: one.sequence))
+            arguments += [model, len(counted)]
+            arguments += [part for one in counted for part in (one.sequence, one.at_ms, int(one.failed))]
         return ScriptCall(_NOTE, [_key(agent)], arguments)
 
     async def note(self, calls: Sequence[ScriptCall]) -> None:
@@ -75,7 +75,7 @@ def _key(agent: str) -> str:
     return f"bw:health:{{{encode_token(agent)}}}"
 
 
-def _that_matter(calls: Sequence[Ended]) -> Sequence[Ended]:
+def _that_matter(calls: Sequence[EndedCall]) -> Sequence[EndedCall]:
     """From the latest success on, with the latest failure before it: the rest leaves no trace."""
     successes = [place for place, one in enumerate(calls) if not one.failed]
     if not successes:

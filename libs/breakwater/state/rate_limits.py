@@ -50,7 +50,7 @@ class OverLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class LimitUsage:
     """What counts towards a limit now: the requests and tokens of the window, and the calls under way."""
 
     name: str
@@ -130,7 +130,7 @@ class RateLimits:
         """`release`, to go with other calls; answers nothing."""
         return ScriptCall(_RELEASE, _keys(attempt_id, limits), [attempt_id])
 
-    async def usage(self, limits: Sequence[Limited]) -> list[Usage]:
+    async def usage(self, limits: Sequence[Limited]) -> list[LimitUsage]:
         """What counts now towards each limit, in one round trip. Raises StateUnavailable."""
         if not limits:
             return []
@@ -138,7 +138,9 @@ class RateLimits:
         answers = await self._redis.run(
             [ScriptCall(_USAGE, [_counts(name), _calls(name)], [self._slice_ms, SLICES]) for name in names]
         )
-        return [Usage(name, *(int(count) for count in answer)) for name, answer in zip(names, answers, strict=True)]
+        return [
+            LimitUsage(name, *(int(count) for count in answer)) for name, answer in zip(names, answers, strict=True)
+        ]
 
 
 def _keys(attempt_id: str, limits: Sequence[Limited]) -> list[str]:

@@ -192,11 +192,11 @@ class Tasks:
         keys = [_key(name) for name, _ in listed]
         answers = await self._redis.run([ScriptCall(_LOAD, [key.redis_key], _FIELDS) for key in keys])
         states = [_read(values)[1] for values in answers]
-        gone = [
+        unlisted = [
             _unlist(name, int(at_ms)) for (name, at_ms), tripped in zip(listed, states, strict=True) if tripped is None
         ]
-        if gone:
-            await self._redis.run(gone)
+        if unlisted:
+            await self._redis.run(unlisted)
         return [(key, tripped) for key, tripped in zip(keys, states, strict=True) if tripped is not None]
 
     async def _list(self, key: TaskKey, at_ms: int) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from breakwater.config import ConfigError
-from services.alerter.channel import Channel, SendError
+from services.alerter.channel import AlertSender, SendError
 from services.alerter.channels import channels_of
 from tests.helpers import until
 from tests.services.alerter.kit import AT, config_of
 from tests.services.alerter.messages import alert, digest, held
 
-Make = Callable[..., Channel]
+Make = Callable[..., AlertSender]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     name = f"ours_{abs(hash(request.node.nodeid))}"
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def made(code: str, called: str = "tell", timeout_s: float = 5.0) -> Channel:
+    def made(code: str, called: str = "tell", timeout_s: float = 5.0) -> AlertSender:
         (tmp_path / f"{name}.py").write_text(f"import asyncio, threading, time\ntold = []\n{code}\n")
         setting = {"callable": f"{name}:{called}", "timeout_s": timeout_s}
         config = config_of(channels={"own": {"python": setting}})

@@ -6,7 +6,7 @@ from ipaddress import ip_network
 import pytest
 
 from breakwater.config import ConfigError
-from services.alerter.channel import Channel, SendError
+from services.alerter.channel import AlertSender, SendError
 from services.alerter.channels import channels_of
 from services.alerter.slack import SlackWebhook, slack_message
 from services.alerter.wording import Wording
@@ -33,7 +33,7 @@ async def channel(double: SlackDouble) -> AsyncGenerator[SlackWebhook]:
     await one.close()
 
 
-async def refused(channel: Channel) -> SendError:
+async def refused(channel: AlertSender) -> SendError:
     with pytest.raises(SendError) as caught:
         await channel.send(alert())
     return caught.value

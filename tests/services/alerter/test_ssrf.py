@@ -21,7 +21,7 @@ import uvloop
 
 from breakwater.config import ConfigError
 from breakwater.policy.addresses import Network, refusal
-from services.alerter.channel import Channel, SendError
+from services.alerter.channel import AlertSender, SendError
 from services.alerter.channels import channels_of
 from services.alerter.guarded import guarded_session
 from tests.services.alerter.kit import AT, SECRET, Answer, Receiver, config_of
@@ -304,7 +304,7 @@ class NoPosts:
 @asynccontextmanager
 async def channel_of(
     kind: str, url: str, monkeypatch: pytest.MonkeyPatch, allowed: Sequence[str] = ()
-) -> AsyncGenerator[Channel]:
+) -> AsyncGenerator[AlertSender]:
     """A channel as the config makes it."""
     monkeypatch.setenv("SLACK_HOOK", url)
     monkeypatch.setenv("SLACK_TOKEN", TOKEN)

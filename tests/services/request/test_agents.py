@@ -5,7 +5,7 @@ import re
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.policy.breaker import Breaker
 from breakwater.state.connection import Redis
-from breakwater.state.health import Ended, Healths
+from breakwater.state.health import EndedCall, Healths
 from services.request.openapi import document
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import Door, put_breaker, redis_ms
@@ -14,7 +14,7 @@ from tests.services.request.conftest import Door, put_breaker, redis_ms
 async def test_every_agent_is_told_with_its_health_in_a_bare_array(governed: Door, redis: Redis) -> None:
     now = await redis_ms(redis)
     await put_breaker(redis, "reader", "m", Breaker(state="open", open_until_ms=now + 60_000, version=1))
-    calls = [Ended(1, now - 2000, False), Ended(2, now - 1000, True)]
+    calls = [EndedCall(1, now - 2000, False), EndedCall(2, now - 1000, True)]
     await Healths(redis).note([Healths.note_call("writer", {"m": calls})])
     answer = await governed.ask("GET", "/api/v1/agents")
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")

@@ -14,7 +14,7 @@ from breakwater.policy.breaker import Breaker, Failure
 from breakwater.policy.breaker_rules import BreakerKey
 from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
-from breakwater.state.health import Ended, Healths
+from breakwater.state.health import EndedCall, Healths
 from services.request.agents import agents_health, breaker_statuses, breakers_of, refused_until
 from tests.servers import RunningServer
 
@@ -53,7 +53,7 @@ async def put(redis: Redis, agent: str, model: str, breaker: Breaker) -> None:
     assert await Breakers(redis).save([Saving(key, before, breaker, None)]) == [True]
 
 
-async def note(redis: Redis, agent: str, **calls: list[Ended]) -> None:
+async def note(redis: Redis, agent: str, **calls: list[EndedCall]) -> None:
     await Healths(redis).note(
         [Healths.note_call(agent, {name.replace("_", "/"): told for name, told in calls.items()})]
     )
@@ -78,12 +78,12 @@ async def test_agents_that_never_called_are_healthy_and_all_are_told_in_the_conf
 
 
 async def test_an_agent_whose_calls_fail_is_degraded_until_one_succeeds(redis: Redis) -> None:
-    await note(redis, "writer", m=[Ended(1, NOW, False), Ended(2, NOW + 5, True), Ended(3, NOW + 9, True)])
+    await note(redis, "writer", m=[EndedCall(1, NOW, False), EndedCall(2, NOW + 5, True), EndedCall(3, NOW + 9, True)])
     writer = (await told(redis))["writer"]
     assert (writer.health, writer.consecutive_failures, writer.circuit_open_until) == ("degraded", 2, None)
     assert (writer.last_success_at, writer.last_failure_at) == (time_from_ms(NOW), time_from_ms(NOW + 9))
     assert [(model.health, model.consecutive_failures) for model in writer.models] == [("degraded", 2), ("healthy", 0)]
-    await note(redis, "writer", other_n=[Ended(4, NOW + 20, False)])
+    await note(redis, "writer", other_n=[EndedCall(4, NOW + 20, False)])
     writer = (await told(redis))["writer"]
     assert (writer.health, writer.consecutive_failures, writer.last_success_at) == (
         "healthy",
