@@ -44,17 +44,29 @@ def _cache_bytecode() -> Path | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives each worker of xdist its share of the long tests first: one that begins last would be waited for alone.
 
-    xdist splits the list into equal parts, one for each worker, and moves tests from whoever is behind.
+    xdist splits the list into equal parts, one for each worker, and moves tests from the end of one part to whoever has
+    nothing left. So those that share what is costly to set up (`together`) stay with one worker.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    long = [item for item in items if item.get_closest_marker("long")]
-    others = [item for item in items if not item.get_closest_marker("long")]
+    others: list[pytest.Item] = []
+    groups: dict[str, tuple[int, list[pytest.Item]]] = {}
+    for item in items:
+        mark = item.get_closest_marker("long")
+        if mark is None:
+            others.append(item)
+        else:
+            name = str(item.path) if mark.kwargs.get("together") else item.nodeid
+            groups.setdefault(name, (mark.kwargs.get("about_s", 15), []))[1].append(item)
+    shares: list[tuple[int, list[pytest.Item]]] = [(0, []) for _ in range(workers)]
+    for about_s, group in sorted(groups.values(), key=lambda one: one[0], reverse=True):
+        least = min(range(workers), key=lambda worker: shares[worker][0])
+        shares[least] = (shares[least][0] + about_s, shares[least][1] + group)
     size = -(-len(items) // workers)
     items.clear()
-    for worker in range(workers):
-        first = long[worker::workers]
-        items += first + others[: size - len(first)]
-        del others[: size - len(first)]
+    for _, share in shares:
+        room = max(0, size - len(share))
+        items += share + others[:room]
+        del others[:room]
     items += others
 
 

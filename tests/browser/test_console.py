@@ -8,6 +8,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import RunningPlane, Visitor
 
+pytestmark = pytest.mark.long(about_s=90, together=True)
+
 PAGES = {
     "overview": "/",
     "agents": "/agents",

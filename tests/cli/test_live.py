@@ -33,7 +33,7 @@ from tests.flow.kit import Plane, model, running_plane
 from tests.helpers import until
 from tests.server_sources import RunningServer, Servers
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long(about_s=30, together=True)]
 
 ONE_TRY = {"retry": {"max_attempts": 1}, "breaker": {"consecutive_failures": 2, "cooldown_s": 600}}
 AGENTS: dict[str, dict[str, Any]] = {

@@ -15,6 +15,8 @@ from tests.docs.markdown import README, ROOT, Block, blocks, inline_code
 from tests.helpers import wait_until
 from tests.nodejs import node_with
 
+pytestmark = pytest.mark.long(about_s=35, together=True)
+
 NOT_RUN_HERE = ("make ", "docker ")
 """What installs, or needs Docker. That these targets and services exist is tested in test_documents.py."""
 
@@ -31,7 +33,6 @@ def is_stored(checkout: Checkout, execution_id: str) -> bool:
     return checkout.run("breakwater", "executions", execution_id).returncode == 0
 
 
-@pytest.mark.long
 def test_every_block_of_the_readme_runs_as_written(checkout: Checkout) -> None:
     assert len(runnable()) >= 7
     for block in runnable():

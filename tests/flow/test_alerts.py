@@ -194,7 +194,7 @@ def webhook(hook: Hook, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.long
+@pytest.mark.long(about_s=35)
 async def test_a_breaker_that_flaps_fifty_times_before_three_alerters_is_one_message_that_is_kept_up_to_date(
     tmp_path: Path, own_nats_server: RunningServer, slack: SlackDouble, hook: Hook, show: Show
 ) -> None:
@@ -252,7 +252,7 @@ def _at(event: dict[str, Any]) -> float:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.long
+@pytest.mark.long(about_s=115)
 async def test_five_hundred_incidents_at_once_reach_a_slack_that_refuses_and_an_alerter_that_is_killed(
     tmp_path: Path, own_nats_server: RunningServer, slack: SlackDouble, show: Show
 ) -> None:
@@ -306,7 +306,7 @@ async def test_five_hundred_incidents_at_once_reach_a_slack_that_refuses_and_an_
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.long
+@pytest.mark.long(about_s=130)
 async def test_a_receiver_that_is_down_then_slow_then_failing_gets_every_alert_once(
     tmp_path: Path, own_nats_server: RunningServer, hook: Hook, show: Show
 ) -> None:

@@ -151,7 +151,7 @@ def bills(costs: Mapping[str, int], *calls: Iterable[str]) -> list[str]:
 
 
 @pytest.mark.timeout(600)  # some 400 jobs and five crashes: long on a slow machine
-@pytest.mark.long
+@pytest.mark.long(about_s=35)
 async def test_all_records_of_spend_agree_to_the_nano_dollar_when_worker_budget_service_and_redis_are_killed_in_turn(
     start_money: Any, own_redis_server: RunningServer, show: Show
 ) -> None:
