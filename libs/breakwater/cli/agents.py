@@ -127,7 +127,7 @@ async def _figures(clickhouse_url: str, redis_url: str, config: Config, since: d
     return AgentFigures(
         None if isinstance(summaries, BaseException) else summaries,
         None if isinstance(spent, BaseException) else spent,
-        tuple(_known(answer) for answer in (summaries, spent) if isinstance(answer, BaseException)),
+        tuple(expected(answer) for answer in (summaries, spent) if isinstance(answer, BaseException)),
     )
 
 
@@ -205,13 +205,6 @@ async def _spent_today(url: str, config: Config) -> dict[str, int]:
         snapshot = await BudgetCounters(redis, zone).snapshot([period("daily", datetime.now(UTC), zone)])
     sums = snapshot.periods[0].figures
     return {key.removeprefix("agent:"): one.spent for key, one in sums.items() if key.startswith("agent:")}
-
-
-def _known(error: BaseException) -> CliError:
-    known = expected(error)
-    if known is None:
-        raise error
-    return known
 
 
 def _rate(summary: AgentSummary) -> output.Cell:

@@ -11,9 +11,10 @@ import typer
 from breakwater.cli import doctor_checks, output
 from breakwater.cli.connect import run
 from breakwater.cli.doctor_checks import Finding, worst
-from breakwater.cli.errors import ExitCode, expected
+from breakwater.cli.errors import CliError, ExitCode, expected
 from breakwater.cli.formats import counted
 from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
+from breakwater.errors import ConfigError
 
 if TYPE_CHECKING:
     from breakwater.config import Config
@@ -40,10 +41,8 @@ def doctor(config: ConfigOption = None, data: DataOption = None, as_json: JsonOp
     settings = None
     try:
         settings = plane.config(config)
-    except Exception as error:
+    except (CliError, ConfigError) as error:
         known = expected(error)
-        if known is None:
-            raise
         findings.append(Finding("config", "fail", known.message, "Name it with --config, and correct what is listed."))
     else:
         what = f"{plane.config_file(config)} is right, {counted(len(settings.agents), 'agent')}"
@@ -85,10 +84,8 @@ async def _guarded(area: str, check: Callable[[], Awaitable[list[Finding]]]) -> 
             return await check()
     except TimeoutError:
         return [Finding(area, "fail", f"no answer within {TIMEOUT_S:g} s", "See its log.")]
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  `expected` raises a bug again
         known = expected(error)
-        if known is None:
-            raise
         remedy = known.remedy if "doctor" not in known.remedy else "Is it running? Is the address right?"
         return [Finding(area, "fail", known.message, remedy)]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from breakwater.cli import connect, formats
-from breakwater.cli.errors import expected
 from breakwater.cli.plane import PlaneLocation
+from breakwater.errors import ConfigError
 
 if TYPE_CHECKING:
     from breakwater.config import Config
@@ -77,14 +77,11 @@ def secret_findings(config: Config) -> list[Finding]:
     for path, secret in named:
         try:
             secret.read()
-        except Exception as error:
-            known = expected(error)
-            if known is None:
-                raise
+        except ConfigError as error:
             remedy = (
                 "Set it where the service runs; a service that has it in its own environment is not seen from here."
             )
-            findings.append(Finding("config", "warn", f"{path}: {known.message}", remedy))
+            findings.append(Finding("config", "warn", f"{path}: {error}", remedy))
     if named and not findings:
         findings.append(Finding("config", "ok", f"{len(named)} secrets can be read"))
     remedy = "It must be there where the worker runs; what is there alone is not seen from here."

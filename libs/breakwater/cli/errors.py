@@ -65,8 +65,8 @@ def show(error: CliError, *, as_json: bool) -> None:
     sys.stderr.write(text)
 
 
-def expected(error: BaseException) -> CliError | None:
-    """An error of one of our rooms as what ends a command; None for a bug, whose traceback somebody will need."""
+def expected(error: BaseException) -> CliError:
+    """An error of one of our rooms as what ends a command. Raises the error itself where it is a bug."""
     # Only imported once something failed: none of this may cost a command that works its fast start.
     from breakwater.analytics.errors import AnalyticsError, QueryFailed
     from breakwater.api_keys import ApiKeysError
@@ -97,4 +97,4 @@ def expected(error: BaseException) -> CliError | None:
         case AnalyticsError() | BusError():
             return CliError("failed", str(error))
         case _:
-            return None
+            raise error

@@ -76,10 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _wrong_call(error, as_json=as_json)
     except typer.Abort:
         return ExitCode.INTERRUPTED
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  `expected` raises a bug again
         known = errors.expected(error)
-        if known is None:
-            raise
         errors.show(known, as_json=as_json)
         return known.exit_code
 
