@@ -12,10 +12,9 @@ import structlog
 from breakwater.contracts.execution import Execution, Reason
 from breakwater.contracts.types import ms_from_time
 from breakwater.policy.alert_rules import AnomalyRules
-from breakwater.policy.anomaly import Baseline, Minute, Verdict, judge, lapse
+from breakwater.policy.anomaly import Baseline, Measure, Minute, Verdict, judge, lapse
 from breakwater.policy.anomaly_texts import signals
 from breakwater.policy.signals import Signal
-from breakwater.policy.usual import Measure
 
 GRACE = timedelta(seconds=30)
 """How long a minute waits for its last executions. Later ones count for the next minute that is open."""

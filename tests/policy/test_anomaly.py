@@ -13,10 +13,24 @@ from hypothesis import strategies as st
 
 from breakwater.contracts.types import format_time, ms_from_time, time_from_ms
 from breakwater.policy.alert_rules import AnomalyRules
-from breakwater.policy.anomaly import HABIT, LAPSE, NEW_NORMAL, Baseline, Minute, Verdict, judge, lapse
+from breakwater.policy.anomaly import (
+    ABSOLUTE_FLOOR,
+    HABIT,
+    HALF_LIFE,
+    LAPSE,
+    NEW_NORMAL,
+    START,
+    Baseline,
+    Level,
+    Measure,
+    Minute,
+    Verdict,
+    judge,
+    lapse,
+    learned,
+)
 from breakwater.policy.anomaly_texts import signals
 from breakwater.policy.signals import Firing, Resolved
-from breakwater.policy.usual import ABSOLUTE_FLOOR, HALF_LIFE, START, Level, Measure, learned
 
 DAY = 24 * 60
 FIRST = 29_900_000
@@ -73,29 +87,29 @@ def test_of_normal_noise_the_mean_and_four_fifths_of_the_standard_deviation_are_
     level = Level()
     for value in first(5 * DAY, noisy(1000, 100, seed=1)):
         level = learned(level, "latency", value, 100)
-    assert level.usual == pytest.approx(1000, rel=0.01)
+    assert level.baseline == pytest.approx(1000, rel=0.01)
     assert level.spread == pytest.approx(math.sqrt(2 / math.pi) * 100, rel=0.05)
 
 
 def test_half_of_a_step_within_its_clip_is_learned_in_three_days() -> None:
-    level = Level(usual=1000, spread=100, learned=10 * DAY)
+    level = Level(baseline=1000, spread=100, learned=10 * DAY)
     for _ in range(HALF_LIFE):
         level = learned(level, "latency", 1200, 100)
-    assert level.usual == pytest.approx(1100, abs=1)
+    assert level.baseline == pytest.approx(1100, abs=1)
 
 
 def test_odd_first_minutes_are_not_what_is_usual() -> None:
     level = Level()
     for value in (60_000, 45_000, 1000, 1001, 999):
         level = learned(level, "latency", value, 100)
-    assert level.usual == 1001
+    assert level.baseline == 1001
     assert level.first == ()
 
 
 def test_an_outlier_moves_what_is_usual_by_little_however_far_out_it_is() -> None:
-    before = Level(usual=1000, spread=100, learned=5 * DAY)
+    before = Level(baseline=1000, spread=100, learned=5 * DAY)
     far, farther = (learned(before, "latency", value, 100) for value in (10_000, 10_000_000_000))
-    assert far.usual == farther.usual < 1000.1
+    assert far.baseline == farther.baseline < 1000.1
     assert farther.spread < 100.5
 
 
@@ -139,7 +153,7 @@ def test_a_step_is_told_in_its_third_minute_with_its_figures() -> None:
     _, (began,) = played([*steady, 4000, 4100, 4200])
     assert (began.change, began.measure, began.value) == ("began", "latency", 4200)
     assert (began.since, began.minute) == (FIRST + 2 * DAY, FIRST + 2 * DAY + 2)
-    assert began.usual == pytest.approx(1000, abs=10)
+    assert began.baseline == pytest.approx(1000, abs=10)
     assert began.deviation == pytest.approx(100, abs=2), "the floor, a tenth of what is usual"
 
 
@@ -166,7 +180,7 @@ def test_a_slow_drift_is_learned() -> None:
     values = [1000 * (1 + number / DAY * 0.1) * next(noise) for number in range(20 * DAY)]
     baseline, verdicts = played(values)
     assert verdicts == []
-    assert baseline.latency.level.usual > 2000
+    assert baseline.latency.level.baseline > 2000
 
 
 def test_a_daily_cycle_is_learned_and_what_is_far_above_its_top_is_told() -> None:
@@ -193,7 +207,7 @@ def test_nights_without_calls_neither_change_what_is_usual_nor_alarm_in_the_morn
     values = [next(noise) if 8 * 60 <= number % DAY < 18 * 60 else None for number in range(14 * DAY)]
     baseline, verdicts = played(values, "spend_rate")
     assert verdicts == []
-    assert baseline.spend_rate.level.usual == pytest.approx(10 * CENT, rel=0.02)
+    assert baseline.spend_rate.level.baseline == pytest.approx(10 * CENT, rel=0.02)
 
 
 def test_figures_without_any_variance_alarm_at_nothing_small() -> None:
@@ -223,7 +237,7 @@ def test_what_stays_is_what_is_usual_after_six_hours() -> None:
     steady, high = noisy(1000, 50, seed=11), noisy(4000, 200, seed=12)
     baseline, verdicts = played([*first(2 * DAY, steady), *first(2 * DAY, high)])
     assert changes(verdicts) == [("began", 2 * DAY + 2), ("accepted", 2 * DAY + 2 + NEW_NORMAL)]
-    assert verdicts[1].usual == pytest.approx(4000, rel=0.02)
+    assert verdicts[1].baseline == pytest.approx(4000, rel=0.02)
     _, verdicts = played([16_000.0] * 3, baseline=baseline, start=4 * DAY)
     assert changes(verdicts) == [("began", 4 * DAY + 2)]
 
@@ -376,7 +390,7 @@ def test_property_the_scale_of_figures_makes_no_difference_above_the_floors(valu
     scaled = played([value * 2**power for value in values], rules=FAST)[1]
     assert changes(scaled) == changes(as_they_are)
     for one, other in zip(scaled, as_they_are, strict=True):
-        assert (one.usual, one.deviation) == (other.usual * 2**power, other.deviation * 2**power)
+        assert (one.baseline, one.deviation) == (other.baseline * 2**power, other.deviation * 2**power)
 
 
 @given(MINUTES, st.integers(5, 60))
@@ -425,8 +439,8 @@ def test_property_what_is_stored_is_small_and_goes_on_where_it_was(given_: Given
     [
         {"version": 2},
         {"latency": None},
-        {"latency": {"level": {"usual": -1}}},
-        {"latency": {"level": {"usual": "NaN"}}},
+        {"latency": {"level": {"baseline": -1}}},
+        {"latency": {"level": {"baseline": "NaN"}}},
         {"latency": {"level": {"first": [1.0] * 6}}},
         {"latency": {"minute": 10**12}},
     ],
@@ -469,7 +483,7 @@ def test_unusual_errors_are_told_with_figures_and_a_command_that_lists_them() ->
         "change": "began",
         "unit": "share",
         "value": 0.425,
-        "usual": 0.01,
+        "baseline": 0.01,
         "deviation": 0.02,
         "deviations": 20.8,
         "calls": 40,
@@ -482,13 +496,13 @@ def test_money_is_told_in_dollars_and_stored_as_decimal_text() -> None:
     verdict = Verdict("spend_rate", "began", FIRST, FIRST, 4.2e9, 3e8 + 0.4, 1e8, 1)
     (raised,) = signals("writer", [verdict])
     assert "writer spent $4.20 on 1 call; usual is $0.30, give or take $0.10." in raised.text
-    assert (raised.payload["value"], raised.payload["usual"]) == ("4.200000000", "0.300000000")
+    assert (raised.payload["value"], raised.payload["baseline"]) == ("4.200000000", "0.300000000")
     assert "dead_lettered" not in raised.text
 
 
 def test_the_end_of_an_anomaly_says_how_it_ended() -> None:
     slow = Verdict("latency", "recovered", FIRST + 9, FIRST, 950.0, 1000.0, 100.0, 1200)
-    ends = (slow, replace(slow, change="accepted", value=9500.0, usual=9000.0))
+    ends = (slow, replace(slow, change="accepted", value=9500.0, baseline=9000.0))
     lapsed = replace(slow, change="lapsed", value=None, calls=0)
     recovered, accepted, gone = signals("writer", [*ends, lapsed])
     for over in (recovered, accepted, gone):

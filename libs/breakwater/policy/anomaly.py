@@ -19,18 +19,97 @@ minute in which it works; that it works more minutes of the day is for budgets t
 nothing of errors and latency, either way.
 
 Nothing here is a clock: a minute is its number since the epoch, and one that is told again changes nothing.
+
+What is usual of a measure: an exponentially weighted mean, and the mean distance from it.
+
+Both are learned from clipped values, so that an outlier moves them little (an M-estimator, after Huber). With `w` the
+weight of a value `x`, and `d` the deviation, which is `spread` with its floors:
+
+    baseline += w * clip(x - baseline, -CENTRE_CLIP * d, CENTRE_CLIP * d)
+    spread   += w * (min(|x - baseline|, SPREAD_CLIP * d) - spread)
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import fmean, median
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from breakwater.policy.alert_rules import AnomalyRules
-from breakwater.policy.usual import MEASURES, UNKNOWN, Figure, Level, Measure, Number, deviation_of, learned
+
+Measure = Literal["error_rate", "spend_rate", "latency"]
+"""A share of calls; nano-dollars per minute; milliseconds."""
+MEASURES: tuple[Measure, ...] = ("error_rate", "spend_rate", "latency")
+
+HALF_LIFE = 4_320
+"""Minutes after which one counts half: three days of an agent that never rests. With one day of it a quiet weekend
+would outweigh the week, and each Monday be news."""
+WEIGHT = 1 - 2 ** (-1 / HALF_LIFE)
+"""Of one minute, once there are many; the first ones weigh as in a plain mean."""
+START = 5
+"""Minutes whose median is where learning begins, so that an odd first one is not what is usual. As few as
+`minimum_minutes` may be."""
+CENTRE_CLIP = 3.0
+"""Beyond it a minute moves the usual figure no further; of normal noise that is 2 %."""
+SPREAD_CLIP = 20.0
+"""Beyond it a minute widens the deviation no further. Wide, as what has few but high peaks must not be taken for
+steady: with a clip of `c` that happens where fewer than 1 of 2c minutes is a peak."""
+RELATIVE_FLOOR = 0.1
+"""Of the usual figure: the least deviation, however steady an agent is."""
+ABSOLUTE_FLOOR: Mapping[Measure, float] = {"error_rate": 0.02, "spend_rate": 10_000_000, "latency": 50}
+"""The least deviation: 2 % of calls, one cent per minute, 50 ms. Less is not worth a person's time."""
+
+Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Number = Annotated[int, Field(ge=0, le=4_000_000_000)]
+"""A count, or a minute since the epoch, as far as times can be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What is usual of a measure."""
+
+    baseline: Figure = 0.0
+    spread: Figure = 0.0
+    """Mean distance from the usual figure, without floors. Of normal noise it is 0.8 of the standard deviation."""
+    learned: Number = 0
+    """Of how many minutes."""
+    first: Annotated[tuple[Figure, ...], Field(max_length=START)] = ()
+    """Those minutes, while there are fewer than START."""
+
+
+UNKNOWN = Level()
+
+
+def learned(level: Level, measure: Measure, value: float, calls: int) -> Level:
+    """The level after a minute with this value, of so many calls."""
+    count = level.learned + 1
+    if count <= START:
+        first = (*level.first, value)
+        baseline = median(first)
+        return Level(baseline, fmean(abs(one - baseline) for one in first), count, first if count < START else ())
+    weight = max(WEIGHT, 1 / count)
+    deviation = deviation_of(level, measure, calls)
+    off, most = value - level.baseline, CENTRE_CLIP * deviation
+    baseline = level.baseline + weight * max(-most, min(off, most))
+    spread = level.spread + weight * (min(abs(off), SPREAD_CLIP * deviation) - level.spread)
+    return Level(baseline, spread, count)
+
+
+def deviation_of(level: Level, measure: Measure, calls: int) -> float:
+    """The usual deviation of a minute with so many calls: never less than its floors, so never zero.
+
+    Of an error rate it is also never less than chance alone makes it: of the ten calls of a minute at night one that
+    fails is 10 %, while the thousands by day, from which most is learned, are steady.
+    """
+    chance = 0.0
+    if measure == "error_rate" and calls:
+        chance = math.sqrt(max(0.0, level.baseline * (1 - level.baseline)) / calls)
+    return max(level.spread, RELATIVE_FLOOR * level.baseline, ABSOLUTE_FLOOR[measure], chance)
+
 
 NEW_NORMAL = 360
 """Minutes of an anomaly after which it is what is usual: six hours, in which somebody should have seen it."""
@@ -84,7 +163,7 @@ class Track:
     peaks: Annotated[tuple[Peak, ...], Field(max_length=HABIT)] = ()
     """The latest that passed, the oldest first."""
     anomalous: bool = False
-    told: bool = False
+    announced: bool = False
     """Whether the anomaly was a verdict, and its end has to be one."""
     in_a_row: Number = 0
     """Minutes that were far; while it is anomalous, those that were calm."""
@@ -107,7 +186,7 @@ class Baseline:
 
     def anomalies(self) -> frozenset[Measure]:
         """Those that began, by a verdict, and are not over."""
-        return frozenset(measure for measure in MEASURES if self.of(measure).told)
+        return frozenset(measure for measure in MEASURES if self.of(measure).announced)
 
     def to_json(self) -> bytes:
         """As it is stored: about 1 kB, and never more than 4."""
@@ -137,7 +216,7 @@ class Verdict:
     """The first minute that was far."""
     value: float | None
     """Of the minute that decided it; None where it lapsed."""
-    usual: float
+    baseline: float
     """What was usual before; of an accepted one, what is usual now."""
     deviation: float
     """The usual one, with its floors. Never zero."""
@@ -174,10 +253,10 @@ def lapse(baseline: Baseline, number: int) -> tuple[Baseline, tuple[Verdict, ...
         over = track.minute + LAPSE
         if not track.anomalous or number <= over:
             continue
-        if track.told:
+        if track.announced:
             # As of when it lapsed, and not of when that was seen: so it is the same whoever sees it.
             level, deviation = track.level, deviation_of(track.level, measure, 0)
-            verdicts.append(Verdict(measure, "lapsed", over, track.peak.since, None, level.usual, deviation, 0))
+            verdicts.append(Verdict(measure, "lapsed", over, track.peak.since, None, level.baseline, deviation, 0))
         changed[measure] = replace(_passed(track, track.minute), candidate=track.candidate)
     return replace(baseline, **changed) if changed else baseline, tuple(verdicts)
 
@@ -195,7 +274,7 @@ def _observe(
 ) -> tuple[Track, Verdict | None]:
     limit = math.inf if rules.deviations is None else rules.deviations
     deviation = deviation_of(track.level, measure, minute.calls)
-    above = (value - track.level.usual) / deviation
+    above = (value - track.level.baseline) / deviation
     if track.anomalous:
         after, change = _during(track, measure, value, minute, above <= limit / 2, rules)
     else:
@@ -204,9 +283,9 @@ def _observe(
     if change is None:
         return after, None
     # What is over is told as it was, and of an accepted one what it has come to.
-    usual = after.level.usual if change == "accepted" else track.level.usual
+    baseline = after.level.baseline if change == "accepted" else track.level.baseline
     since = after.peak.since if change == "began" else track.peak.since
-    return after, Verdict(measure, change, minute.number, since, value, usual, deviation, minute.calls)
+    return after, Verdict(measure, change, minute.number, since, value, baseline, deviation, minute.calls)
 
 
 _Change = Literal["began", "recovered", "accepted"]
@@ -223,8 +302,8 @@ def _before(
     after = replace(after, peak=peak, in_a_row=in_a_row)
     if in_a_row < rules.sustained_minutes:
         return after, None
-    told = not _is_habit(peak, track, measure)
-    return replace(after, anomalous=True, told=told, in_a_row=0), "began" if told else None
+    announced = not _is_habit(peak, track, measure)
+    return replace(after, anomalous=True, announced=announced, in_a_row=0), "began" if announced else None
 
 
 def _during(
@@ -232,14 +311,19 @@ def _during(
 ) -> tuple[Track, _Change | None]:
     in_a_row = track.in_a_row + 1 if calm else 0
     if in_a_row >= rules.sustained_minutes:
-        return _passed(track, minute.number), "recovered" if track.told else None
+        return _passed(track, minute.number), "recovered" if track.announced else None
     candidate = learned(track.candidate, measure, value, minute.calls)
     if candidate.learned >= NEW_NORMAL:
-        return Track(level=candidate, minute=minute.number), "accepted" if track.told else None
+        return Track(level=candidate, minute=minute.number), "accepted" if track.announced else None
     peak = track.peak if calm else _grown(track.peak, value, minute.number)
-    begins = not track.told and not calm and not _is_habit(peak, track, measure)
+    begins = not track.announced and not calm and not _is_habit(peak, track, measure)
     after = replace(
-        track, candidate=candidate, peak=peak, told=track.told or begins, in_a_row=in_a_row, minute=minute.number
+        track,
+        candidate=candidate,
+        peak=peak,
+        announced=track.announced or begins,
+        in_a_row=in_a_row,
+        minute=minute.number,
     )
     return after, "began" if begins else None
 

@@ -9,9 +9,8 @@ from pydantic import JsonValue
 from breakwater.contracts.subjects import encode_token
 from breakwater.contracts.types import format_time, time_from_ms, usd_from_nano
 from breakwater.policy.alert_texts import moment, money_text
-from breakwater.policy.anomaly import LAPSE, Verdict
+from breakwater.policy.anomaly import LAPSE, Measure, Verdict
 from breakwater.policy.signals import Firing, Resolved, Signal, command, key_of
-from breakwater.policy.usual import Measure
 
 _NAMES: Mapping[Measure, str] = {"error_rate": "Error rate", "spend_rate": "Spending", "latency": "Latency"}
 _UNITS: Mapping[Measure, str] = {"error_rate": "share", "spend_rate": "usd_per_minute", "latency": "ms"}
@@ -60,7 +59,7 @@ def _began(agent: str, verdict: Verdict) -> str:
     since = time_from_ms(verdict.since * 60_000)
     listed = command("executions", None, agent=agent, status=failed, since=format_time(since))
     return (
-        f"{_now(agent, verdict)}; usual is {_usual(verdict)}. It is unusual since {moment(since)}. "
+        f"{_now(agent, verdict)}; usual is {_baseline(verdict)}. It is unusual since {moment(since)}. "
         f"To do: `{listed}` {_ADVICE[verdict.measure]}."
     )
 
@@ -69,13 +68,17 @@ def _over(agent: str, verdict: Verdict) -> str:
     since = moment(time_from_ms(verdict.since * 60_000))
     match verdict.change:
         case "accepted":
-            told = f"{_now(agent, verdict)}. It has lasted since {since}, so about {_shown(verdict, verdict.usual)} is"
-            return f"{told} taken for usual from now on. To do: nothing, if it is meant to stay so."
+            text = (
+                f"{_now(agent, verdict)}. It has lasted since {since}, so about {_shown(verdict, verdict.baseline)} is"
+            )
+            return f"{text} taken for usual from now on. To do: nothing, if it is meant to stay so."
         case "lapsed":
             none = f"For {LAPSE} minutes {agent} made too few calls to judge. They were unusual since {since}"
-            return f"{none}; usual is {_usual(verdict)}. To do: nothing, if it is meant to rest."
+            return f"{none}; usual is {_baseline(verdict)}. To do: nothing, if it is meant to rest."
         case _:
-            return f"{_now(agent, verdict)}; usual is {_usual(verdict)}. It was unusual since {since}. Nothing to do."
+            return (
+                f"{_now(agent, verdict)}; usual is {_baseline(verdict)}. It was unusual since {since}. Nothing to do."
+            )
 
 
 def _now(agent: str, verdict: Verdict) -> str:
@@ -94,8 +97,8 @@ def _calls(count: int) -> str:
     return f"{count:,} call{'' if count == 1 else 's'}"
 
 
-def _usual(verdict: Verdict) -> str:
-    return f"{_shown(verdict, verdict.usual)}, give or take {_shown(verdict, verdict.deviation)}"
+def _baseline(verdict: Verdict) -> str:
+    return f"{_shown(verdict, verdict.baseline)}, give or take {_shown(verdict, verdict.deviation)}"
 
 
 def _shown(verdict: Verdict, value: float) -> str:
@@ -116,9 +119,9 @@ def _figures(agent: str, verdict: Verdict) -> dict[str, JsonValue]:
         "change": verdict.change,
         "unit": _UNITS[verdict.measure],
         "value": None if value is None else _stored(verdict.measure, value),
-        "usual": _stored(verdict.measure, verdict.usual),
+        "baseline": _stored(verdict.measure, verdict.baseline),
         "deviation": _stored(verdict.measure, verdict.deviation),
-        "deviations": None if value is None else round((value - verdict.usual) / verdict.deviation, 1),
+        "deviations": None if value is None else round((value - verdict.baseline) / verdict.deviation, 1),
         "calls": verdict.calls,
         "since": format_time(time_from_ms(verdict.since * 60_000)),
         "timestamp": format_time(time_from_ms((verdict.minute + 1) * 60_000)),

@@ -177,7 +177,7 @@ def test_a_backlog_is_judged_minute_by_minute_though_it_comes_in_pieces() -> Non
         assert baselines.close(now) == ()
     silence(baselines, now)
     level = stored(baselines).spend_rate.level
-    assert (level.learned, level.usual, level.spread) == (30, 100_000_000.0, 0.0)
+    assert (level.learned, level.baseline, level.spread) == (30, 100_000_000.0, 0.0)
 
 
 def test_an_anomaly_of_an_agent_that_was_stopped_is_over_after_a_while() -> None:
