@@ -60,7 +60,7 @@ class Rebuild:
         self._now = now
 
     async def fill(self, log: str, known: str | None) -> None:
-        """Makes Redis what a log tells.
+        """Makes Redis what a log says.
 
         Args:
             log: the log's identity.
