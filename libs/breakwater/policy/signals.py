@@ -36,16 +36,21 @@ _ALERTED_BY_OTHERS = frozenset({"breaker_open", "budget_exceeded", "guard_trippe
 
 
 @dataclass(frozen=True, slots=True)
-class Firing:
-    """Something happened that people must know: it opens an incident, or repeats the one that is open."""
-
+class _Signal:
     key: str
     event: AlertEvent
+    """What the next alert of the incident is called."""
     title: str
     text: str
     source_id: str
     at: datetime
     payload: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+
+
+@dataclass(frozen=True, slots=True)
+class Firing(_Signal):
+    """Something happened that people must know: it opens an incident, or repeats the one that is open."""
+
     agent: str | None = None
     model: str | None = None
     tenant: str | None = None
@@ -57,22 +62,14 @@ class Firing:
     """Whether it is over when it has not happened again for the quiet time."""
 
     def after(self, before: Firing) -> Firing:
-        """This and what was said before of the same incident, told as one."""
+        """This and an earlier signal of the same incident as one."""
         return replace(self, times=self.times + before.times)
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(_Signal):
     """The opposite of what began an incident."""
 
-    key: str
-    event: AlertEvent
-    """What the last alert of the incident is called."""
-    title: str
-    text: str
-    source_id: str
-    at: datetime
-    payload: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     by: str | None = None
     """The person who ended it, where one did."""
     reason: str | None = None

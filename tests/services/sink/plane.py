@@ -4,8 +4,7 @@ import asyncio
 import json
 import os
 import sys
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.settings import Settings
 from services.sink.app import build
+from tests.helpers import until
 from tests.server_sources import RunningServer
 
 CONFIG = """
@@ -31,19 +31,7 @@ providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
 defaults: {provider: local, model: gpt-4.1}
 agents: {writer: {}}
 """
-PATIENCE_S = 60.0
-
-
-async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Waits until something is so.
-
-    Raises:
-        AssertionError: it is not so in time.
-    """
-    deadline = time.monotonic() + PATIENCE_S
-    while not await condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
-        await asyncio.sleep(0.05)
+DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -110,13 +98,13 @@ class Plane:
         """Waits until a sink process logs an event; gives the line."""
         assert sink.stderr is not None
         while True:
-            line = json.loads(await asyncio.wait_for(sink.stderr.readline(), PATIENCE_S))
+            line = json.loads(await asyncio.wait_for(sink.stderr.readline(), DEADLINE_S))
             if line["event"] == event:
                 return line
 
     async def within_patience(self, something: Awaitable[Any]) -> None:
         """Waits for something that must come."""
-        await asyncio.wait_for(something, PATIENCE_S)
+        await asyncio.wait_for(something, DEADLINE_S)
 
     async def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
         """Stores messages on the bus, in order."""

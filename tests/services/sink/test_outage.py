@@ -21,7 +21,8 @@ from breakwater.metrics import SinkMetrics
 from services.sink.app import BATCH_SIZE
 from services.sink.handlers import Sink
 from tests.analytics import samples
-from tests.services.sink.plane import Plane, of_attempt, of_execution, until
+from tests.helpers import until
+from tests.services.sink.plane import Plane, of_attempt, of_execution
 
 BACKLOG = 8 * BATCH_SIZE
 PROMPT = [{"role": "user", "content": "12345678" * 1_500}]

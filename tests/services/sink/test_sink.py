@@ -21,7 +21,8 @@ from breakwater.contracts.execution import Attempt
 from breakwater.metrics import SinkMetrics
 from services.sink.handlers import Sink
 from tests.analytics import samples
-from tests.services.sink.plane import Plane, of_attempt, of_execution, until
+from tests.helpers import until
+from tests.services.sink.plane import Plane, of_attempt, of_execution
 
 
 def attempts(count: int, prefix: str = "e") -> list[Attempt]:
