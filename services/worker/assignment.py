@@ -13,7 +13,7 @@ from breakwater.bus.delivery import Delivery
 from breakwater.config import Agent
 from breakwater.contracts.execution import ErrorInfo, Reason
 from breakwater.contracts.job import Job
-from breakwater.policy.input_size import InputSize, size_of_call
+from breakwater.policy.estimate import InputSize, size_of_call
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.price import max_output_of
 from breakwater.state.executions import Claim

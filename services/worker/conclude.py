@@ -20,7 +20,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import ErrorInfo, Execution, Reason, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
-from breakwater.policy.caps import OWN_CAP
+from breakwater.policy.budget import OWN_CAP
 from breakwater.policy.classify import WORKER_LOST
 from breakwater.policy.record import totals
 from breakwater.policy.user_message import user_message_for

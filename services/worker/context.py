@@ -89,7 +89,7 @@ def context_for(
         outages=Outages(),
         metrics=WorkerMetrics(config.known_models),
         tasks=Tasks(redis),
-        rate_limits=RateLimits(redis),
+        rate_limits=RateLimits(),
         caps=caps,
         output_guards={
             name: OutputGuard.compile(agent.output) for name, agent in config.agents.items() if agent.output is not None

@@ -15,7 +15,7 @@ from breakwater.contracts.execution import Attempt, Cause, Notification
 from breakwater.contracts.types import Count, Event
 from breakwater.policy.classify import Classification
 from breakwater.policy.conversation import keep_ratio_from, prune_orphans, trim
-from breakwater.policy.input_size import InputSize, size_of_messages
+from breakwater.policy.estimate import InputSize, size_of_messages
 from breakwater.policy.output import correction_message
 
 MAX_TRIMS = 3

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.contracts.execution import Attempt
-from breakwater.policy.caps import fits, spent_by
+from breakwater.policy.budget import fits, spent_by
 
 NANO = st.integers(0, 2**60)
 

@@ -20,11 +20,13 @@ from breakwater.policy.estimate import (
     MAX_INPUT_TOKENS,
     OPENAI,
     PAGE_TEXT_TOKENS,
+    InputSize,
     TokenRules,
     estimate_input_tokens,
     rules_for,
+    size_of_call,
+    size_of_messages,
 )
-from breakwater.policy.input_size import InputSize, size_of_call, size_of_messages
 
 ALL = (OPENAI, ANTHROPIC, GEMINI, GENERIC)
 MEGABYTE = base64.b64encode(bytes(1_000_000)).decode()

@@ -20,8 +20,7 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from breakwater.contracts.events import CapRaise, Enforcement, Window
 from breakwater.contracts.execution import Attempt
-from breakwater.policy.budget import Caps, CapTable, Counter, scope_keys
-from breakwater.policy.caps import fits
+from breakwater.policy.budget import Caps, CapTable, Counter, fits, scope_keys
 from breakwater.policy.ledger import Figures, Place, figures_of, ledger, places_of
 from breakwater.policy.periods import WINDOWS, periods_at, periods_since
 from breakwater.state.budget_counters import KEEP, BudgetCounters, Notes

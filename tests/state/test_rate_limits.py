@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from redis.exceptions import ConnectionError as Away
 
 from breakwater.policy.rate_limit import WINDOW_MS, RateLimit
-from breakwater.state.connection import Redis, StateUnavailable
+from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailable
 from breakwater.state.rate_limits import SLICES, Limited, OverLimit, RateLimits
 from tests.servers import RunningServer
 
@@ -41,14 +41,43 @@ async def admit(
     lease_ms: int = LEASE_MS,
     window_ms: int = WINDOW_MS,
 ) -> OverLimit | None:
-    [answer] = await redis.run([RateLimits(redis, window_ms).admit_call(attempt, limits, tokens, lease_ms)])
+    [answer] = await redis.run([RateLimits(window_ms).admit_call(attempt, limits, tokens, lease_ms)])
     return RateLimits.admitted(answer, limits)
+
+
+async def settle(redis: Redis, attempt: str, limits: Sequence[Limited], tokens: int | None) -> None:
+    await redis.run([RateLimits.settle_call(attempt, limits, tokens)])
+
+
+async def release(redis: Redis, attempt: str, limits: Sequence[Limited]) -> None:
+    await redis.run([RateLimits.release_call(attempt, limits)])
+
+
+USAGE = Script.of("""
+-- What counts towards a limit now. Reads only: the sums may hold slices that are over.
+-- KEYS: counts, calls
+-- Returns {requests, tokens, calls under way}.
+local slice_ms, slices = tonumber(ARGV[1]), tonumber(ARGV[2])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local first = math.floor(now / slice_ms) - slices
+local sums = {r = 0, t = 0}
+local known = redis.call('HGETALL', KEYS[1])
+for i = 1, #known, 2 do
+  local kind, slice = string.match(known[i], '^([rt])(%d+)$')
+  if kind and tonumber(slice) >= first then
+    sums[kind] = sums[kind] + tonumber(known[i + 1])
+  end
+end
+return {sums.r, sums.t, redis.call('ZCOUNT', KEYS[2], '(' .. now, '+inf')}
+""")
 
 
 async def used(redis: Redis, *names: str) -> list[tuple[int, int, int]]:
     """Requests, tokens and calls of each name."""
-    found = await RateLimits(redis).usage([rpm(1, name) for name in names])
-    return [(usage.requests, usage.tokens, usage.concurrent_calls) for usage in found]
+    slice_ms = WINDOW_MS // SLICES
+    calls = [ScriptCall(USAGE, keys_of(name), [slice_ms, SLICES]) for name in names]
+    return [(int(requests), int(tokens), int(under_way)) for requests, tokens, under_way in await redis.run(calls)]
 
 
 async def clock_ms(redis: Redis) -> int:
@@ -105,7 +134,7 @@ async def test_asking_again_gives_the_same_answer_and_counts_once(redis: Redis) 
 async def test_asking_again_for_a_settled_call_does_not_bring_it_back(redis: Redis) -> None:
     limits = (at_once(1), tpm(10, MODEL))
     await admit(redis, "j", *limits, tokens=10)
-    await RateLimits(redis).settle("j", limits, 4)
+    await settle(redis, "j", limits, 4)
     assert await admit(redis, "j", *limits, tokens=10) is None
     assert await used(redis, AGENT, MODEL) == [(1, 4, 0)] * 2
 
@@ -115,14 +144,14 @@ async def test_settling_frees_the_call_and_the_tokens_it_did_not_use_however_oft
     await admit(redis, "j", *limits, tokens=80)
     assert await admit(redis, "k", *limits, tokens=60) is not None
     for _ in range(3):
-        await RateLimits(redis).settle("j", limits, 40)
+        await settle(redis, "j", limits, 40)
         assert await used(redis, AGENT, MODEL) == [(1, 40, 0)] * 2
     assert await admit(redis, "k", *limits, tokens=60) is None
 
 
 async def test_a_call_that_used_more_than_its_worst_case_counts_in_full(redis: Redis) -> None:
     await admit(redis, "j", tpm(100), tokens=10)
-    await RateLimits(redis).settle("j", [tpm(100)], 130)
+    await settle(redis, "j", [tpm(100)], 130)
     assert await used(redis, AGENT) == [(1, 130, 0)]
     refused = await admit(redis, "k", tpm(100), tokens=1)
     assert refused is not None
@@ -132,7 +161,7 @@ async def test_a_call_that_used_more_than_its_worst_case_counts_in_full(redis: R
 async def test_unknown_usage_leaves_the_worst_case_and_known_usage_corrects_it_later(redis: Redis) -> None:
     await admit(redis, "j", tpm(100), tokens=80)
     for tokens, counted in ((None, 80), (30, 30), (None, 30)):
-        await RateLimits(redis).settle("j", [tpm(100)], tokens)
+        await settle(redis, "j", [tpm(100)], tokens)
         assert await used(redis, AGENT) == [(1, counted, 0)]
 
 
@@ -143,7 +172,7 @@ async def test_a_released_call_leaves_no_trace_and_may_be_asked_for_anew(redis: 
         assert await admit(redis, "j", *limits, tokens=tokens) is None
         assert await admit(redis, "k", *limits, tokens=tokens) is not None
         for _ in range(2):
-            await RateLimits(redis).release("j", limits)
+            await release(redis, "j", limits)
             assert await used(redis, AGENT, MODEL) == [(0, 0, 0)] * 2
 
 
@@ -151,8 +180,8 @@ async def test_settling_or_releasing_what_was_never_admitted_changes_nothing(red
     await admit(redis, "j", tpm(10), tokens=10)
     assert await admit(redis, "refused", tpm(10), rpm(5, MODEL), tokens=10) is not None
     for attempt in ("refused", "unheard of"):
-        await RateLimits(redis).settle(attempt, [tpm(10), rpm(5, MODEL)], 3)
-        await RateLimits(redis).release(attempt, [tpm(10), rpm(5, MODEL)])
+        await settle(redis, attempt, [tpm(10), rpm(5, MODEL)], 3)
+        await release(redis, attempt, [tpm(10), rpm(5, MODEL)])
     assert await used(redis, AGENT, MODEL) == [(1, 10, 1), (0, 0, 0)]
 
 
@@ -160,8 +189,8 @@ async def test_a_limit_that_came_or_went_while_the_call_was_under_way_does_no_ha
     await admit(redis, "j", tpm(100), tokens=10)
     await admit(redis, "k", tpm(100), rpm(9, MODEL), tokens=10)
     # One more than it was admitted to, and one fewer.
-    await RateLimits(redis).settle("j", [tpm(100), rpm(9, MODEL)], 4)
-    await RateLimits(redis).settle("k", [tpm(100)], 4)
+    await settle(redis, "j", [tpm(100), rpm(9, MODEL)], 4)
+    await settle(redis, "k", [tpm(100)], 4)
     assert await used(redis, AGENT, MODEL) == [(2, 8, 0), (1, 10, 1)]
 
 
@@ -200,7 +229,7 @@ async def test_who_asks_again_after_the_lease_asks_for_another_call(redis: Redis
     assert await admit(redis, "j", limited, tokens=7) is None
     assert await used(redis, AGENT) == [(2, 14, 1)]
     assert await admit(redis, "k", limited) is not None
-    await RateLimits(redis).settle("j", [limited], 3)
+    await settle(redis, "j", [limited], 3)
     assert await used(redis, AGENT) == [(2, 10, 0)]
 
 
@@ -265,7 +294,7 @@ async def test_no_true_window_ever_holds_more_than_the_limit_and_no_refusal_is_w
         if refused is None:
             granted.append((before, after))
             if number % 2:
-                await RateLimits(redis, window_ms).settle(f"j{number}", [rpm(most)], 1)
+                await settle(redis, f"j{number}", [rpm(most)], 1)
         else:
             refusals += 1
             assert sum(counted >= before - window_ms - slice_ms for _, counted in granted) >= most
@@ -296,7 +325,6 @@ async def test_the_wait_told_is_the_moment_from_which_it_fits(redis: Redis) -> N
 
 async def test_what_is_settled_or_released_after_its_slice_is_over_changes_nothing(redis: Redis) -> None:
     window_ms, asked, told = 100, 0, 100
-    limits = RateLimits(redis, window_ms)
     held: dict[str, str] = {}
     figures: list[tuple[int, int, int]] = []
     while told - asked >= window_ms:  # again, where the machine stood still for a window
@@ -309,8 +337,8 @@ async def test_what_is_settled_or_released_after_its_slice_is_over_changes_nothi
             while await admit(redis, "fresh", tpm(20), tokens=15, window_ms=window_ms) is not None:
                 await asyncio.sleep(0.005)
                 asked = await clock_ms(redis)
-        await limits.settle("settled", [tpm(20)], 1)
-        await limits.release("released", [tpm(20)])
+        await settle(redis, "settled", [tpm(20)], 1)
+        await release(redis, "released", [tpm(20)])
         held, figures = await redis.client.hgetall(keys_of(AGENT)[0]), await used(redis, AGENT)
         told = await clock_ms(redis)
     assert (held["requests"], held["tokens"]) == ("1", "15")
@@ -356,8 +384,7 @@ async def test_a_clock_set_back_stays_strict_and_one_set_back_by_more_than_a_win
 
 def keys_of(name: str) -> Sequence[str]:
     """The keys of its counts and of its calls."""
-    unused = Redis("redis://127.0.0.1:1/0")
-    return RateLimits(unused).admit_call("j", [rpm(1, name)], 0, 0).keys[1:]
+    return RateLimits().admit_call("j", [rpm(1, name)], 0, 0).keys[1:]
 
 
 @dataclass(slots=True)
@@ -430,14 +457,14 @@ class Limits(RuleBasedStateMachine):
 
     @rule(attempt=ATTEMPTS, tokens=st.none() | st.integers(0, 90))
     def settle(self, attempt: str, tokens: int | None) -> None:
-        self.run(RateLimits(self.redis).settle(attempt, [rpm(1, name) for name in NAMES], tokens))
+        self.run(settle(self.redis, attempt, [rpm(1, name) for name in NAMES], tokens))
         if call := self.calls.get(attempt):
             call.under_way_at = set()
             call.tokens = call.tokens if tokens is None else tokens
 
     @rule(attempt=ATTEMPTS)
     def release(self, attempt: str) -> None:
-        self.run(RateLimits(self.redis).release(attempt, [rpm(1, name) for name in NAMES]))
+        self.run(release(self.redis, attempt, [rpm(1, name) for name in NAMES]))
         self.calls.pop(attempt, None)
 
     @invariant()
@@ -466,13 +493,6 @@ def test_the_counts_stay_right_whatever_is_asked_in_whatever_order(redis_server:
             ),
         )
         runner.run(Limits.redis.close())
-
-
-async def test_without_limits_nothing_is_asked_of_redis() -> None:
-    away = RateLimits(Redis("redis://127.0.0.1:1/0"))
-    assert await away.usage([]) == []
-    await away.settle("j", [], 1)
-    await away.release("j", [])
 
 
 async def test_a_redis_that_is_away_is_told_as_such() -> None:

@@ -6,7 +6,7 @@
 
 The step from open to half-open is taken where a call asks to be admitted (`state.breakers`); all others are decided
 here. Outcomes are known by their number in the event log and by the version of the breaker that let the call pass, and
-never by a caller's clock. So one that is told twice, out of order or late needs no special care.
+never by a caller's clock. So one that is delivered twice, out of order or late needs no special care.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Breaker:
     version: int = 0
     """Grows with each transition. Calls carry that of their admission; their outcome counts for no other."""
     closed_at: int = 0
-    """Sequence of the probe that closed it last: what the log told before is over, also when it is told again."""
+    """Sequence of the probe that closed it last: what the log said before is over, also when it is delivered again."""
     total_failures: int = 0
-    """All that were counted; only a reset begins anew."""
+    """All that were counted; only a reset starts over."""
     errors_seen: tuple[str, ...] = ()
     """The different errors among them, sorted; no more than `MAX_ERRORS_SEEN`."""
     slices: tuple[Slice, ...] = ()
@@ -115,7 +115,7 @@ def observe(
 
     While the breaker is open nothing changes: calls that were under way when it opened must not lengthen its
     cool-down. While it is half-open only the probe's outcome decides. And calls that began before it opened say nothing
-    once it is closed again. What is told again changes nothing either, though time has passed.
+    once it is closed again. What is delivered again changes nothing either, though time has passed.
 
     Args:
         breaker: as it was.
@@ -126,7 +126,7 @@ def observe(
     """
     if breaker.state in {"open", "isolated"} or seen.version not in {None, breaker.version}:
         return breaker, None
-    # The log's clock may be ahead of ours; what it told must not count for longer, nor only later, because of that.
+    # The log's clock may be ahead of ours; what it says must not count for longer, nor only later, because of that.
     seen = replace(seen, at_ms=min(seen.at_ms, now_ms))
     if breaker.state == "half_open":
         return _after_probe(breaker, seen, rules, now_ms, jitter)

@@ -1,4 +1,9 @@
-"""Which budgets a call is held against, and which thresholds a new total reaches."""
+"""Which budgets a call is held against, which thresholds a new total reaches, and the arithmetic of every cap.
+
+The worst case of a call is reserved before it is made, and replaced by what it cost when it has ended. As it is asked
+for against what was spent and what is reserved for others, calls at the same time can't pass a cap together. The
+scripts on Redis apply the same rule.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from breakwater.contracts.events import Enforcement, Scope, Window
+from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import Message, UsdAmount
 from breakwater.policy.periods import WINDOWS
 
@@ -174,3 +180,24 @@ def reached(counter: Counter, limit: int | None, spent: int, *, refused: bool = 
     # In hundredths of the limit, so that no threshold is rounded.
     by_spend = {percent for percent in percents if spent * 100 >= limit * percent}
     return tuple(sorted({*by_spend, 100} if refused else by_spend))
+
+
+OWN_CAP = "execution"
+"""The name of a job's own cap (`max_cost_usd`), as what refused a call."""
+
+
+def fits(amount: int, *, limit: int | None, spent: int, reserved: int = 0) -> bool:
+    """Whether an amount may be held under a cap. To reach it is to be within it.
+
+    Args:
+        amount: the most that a call can cost.
+        limit: the cap; None where there is none.
+        spent: what counts against it already.
+        reserved: what is held for other calls.
+    """
+    return limit is None or spent + reserved + amount <= limit
+
+
+def spent_by(attempts: Iterable[Attempt]) -> int:
+    """What the attempts of a job have cost so far. One whose cost is unknown counts as what was held for it."""
+    return sum((attempt.reserved or 0) if attempt.cost is None else attempt.cost for attempt in attempts)

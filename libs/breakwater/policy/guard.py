@@ -19,7 +19,7 @@ from breakwater.contracts.events import GuardRule
 from breakwater.contracts.execution import Execution, Reason
 from breakwater.contracts.types import Message, Off, UsdAmount
 from breakwater.policy.alert_texts import money_text
-from breakwater.policy.caps import fits
+from breakwater.policy.budget import fits
 from breakwater.policy.output_text import NoJsonError, find_json
 
 

@@ -167,7 +167,7 @@ def failures_on(model: str, attempts: Iterable[Attempt]) -> Mapping[ErrorKind, i
     """The failed tries on a model, by kind, of a job that is not yet decided.
 
     Left out are refusals, as nothing was called, and failures that were recovered from in another way than by trying
-    again: by changing what is sent, or by reading the credential anew. A success counts as `worker_lost`: had its
+    again: by changing what is sent, or by reading the credential again. A success counts as `worker_lost`: had its
     answer not been lost with its worker, the job would be decided.
 
     Args:

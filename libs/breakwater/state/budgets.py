@@ -2,8 +2,8 @@
 
 A period's counters are one hash (`bw:{budget}:daily:2026-11-21`). Its fields are the names of `policy.ledger.Figures`
 and `reserved`, each followed by the scope's key: `spent:global`, `reserved:agent:<name>`, `calls:tenant:<name>`. Beside
-them stand a cap that a person raised (`cap:`, `raised:`) and the thresholds that were told (`announced:`). All keys
-share one hash slot. Filling, comparing and repairing the counters is in `state.budget_counters`.
+them stand a cap that a person raised (`cap:`, `raised:`) and the thresholds that were announced (`announced:`). All
+keys share one hash slot. Filling, comparing and repairing the counters is in `state.budget_counters`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from breakwater.contracts.subjects import encode_token
 from breakwater.policy.rate_limit import WINDOW_MS, RateLimit
-from breakwater.state.connection import Redis, Script, ScriptCall
+from breakwater.state.connection import Script, ScriptCall
 
 SLICES = 100
 """How many make up a window."""
@@ -23,7 +23,6 @@ SLICES = 100
 _ADMIT = Script.named("rate_admit")
 _SETTLE = Script.named("rate_settle")
 _RELEASE = Script.named("rate_release")
-_USAGE = Script.named("rate_usage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +48,11 @@ class OverLimit:
     """The calls that count towards the limit and have not ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class LimitUsage:
-    """What counts towards a limit now: the requests and tokens of the window, and the calls under way."""
-
-    name: str
-    requests: int
-    tokens: int
-    concurrent_calls: int
-
-
 class RateLimits:
     """The rate limits of the fleet. Rules are arguments: a changed one holds from the next question on."""
 
-    def __init__(self, redis: Redis, window_ms: int = WINDOW_MS) -> None:
+    def __init__(self, window_ms: int = WINDOW_MS) -> None:
         """Takes the window's length: a multiple of `SLICES`, and the same for all that share a Redis."""
-        self._redis = redis
         self._slice_ms = window_ms // SLICES
 
     def admit_call(self, attempt_id: str, limits: Sequence[Limited], tokens: int, lease_ms: int | None) -> ScriptCall:
@@ -93,54 +81,26 @@ class RateLimits:
     def admitted(answer: Sequence[Any], limits: Sequence[Limited]) -> OverLimit | None:
         """Reads the answer to `admit_call`: None when the call may be made.
 
-        Of several limits that refuse, it tells the one that does so the longest, and concurrent calls last.
+        Of several limits that refuse, it names the one that does so the longest, and concurrent calls last.
         """
         if answer[0] == 1:
             return None
         _, index, what, wait_ms, under_way = answer
         return OverLimit(limits[int(index) - 1].name, what, None if wait_ms < 0 else int(wait_ms), int(under_way))
 
-    async def settle(self, attempt_id: str, limits: Sequence[Limited], tokens: int | None) -> None:
-        """Ends a call: it is under way no more, and counts with the tokens it used (None: unknown, nothing changes).
-
-        Of limits that it was not admitted to nothing changes; those left out count on until they are over.
-
-        Raises:
-            StateUnavailable: settle again.
-        """
-        if limits:
-            await self._redis.run([self.settle_call(attempt_id, limits, tokens)])
-
     @staticmethod
     def settle_call(attempt_id: str, limits: Sequence[Limited], tokens: int | None) -> ScriptCall:
-        """`settle`, to go with other calls; answers nothing."""
-        return ScriptCall(_SETTLE, _keys(attempt_id, limits), [attempt_id, "" if tokens is None else tokens])
+        """Ends a call: it is under way no more, and counts with the tokens it used (None: unknown, nothing changes).
 
-    async def release(self, attempt_id: str, limits: Sequence[Limited]) -> None:
-        """Takes a call back that was never made: nothing of it counts, and the attempt may ask anew.
-
-        Raises:
-            StateUnavailable: release again.
+        Of limits that it was not admitted to nothing changes; those left out count on until they are over. Answers
+        nothing.
         """
-        if limits:
-            await self._redis.run([self.release_call(attempt_id, limits)])
+        return ScriptCall(_SETTLE, _keys(attempt_id, limits), [attempt_id, "" if tokens is None else tokens])
 
     @staticmethod
     def release_call(attempt_id: str, limits: Sequence[Limited]) -> ScriptCall:
-        """`release`, to go with other calls; answers nothing."""
+        """Takes a call back that was never made: nothing of it counts. Answers nothing."""
         return ScriptCall(_RELEASE, _keys(attempt_id, limits), [attempt_id])
-
-    async def usage(self, limits: Sequence[Limited]) -> list[LimitUsage]:
-        """What counts now towards each limit, in one round trip. Raises StateUnavailable."""
-        if not limits:
-            return []
-        names = [limited.name for limited in limits]
-        answers = await self._redis.run(
-            [ScriptCall(_USAGE, [_counts(name), _calls(name)], [self._slice_ms, SLICES]) for name in names]
-        )
-        return [
-            LimitUsage(name, *(int(count) for count in answer)) for name, answer in zip(names, answers, strict=True)
-        ]
 
 
 def _keys(attempt_id: str, limits: Sequence[Limited]) -> list[str]:

@@ -146,7 +146,7 @@ class Tasks:
         return await self._trip(key, trip, agent, execution_id, at_ms=None, published=False)
 
     async def restore(self, key: TaskKey, tripped: Tripped) -> None:
-        """Puts a trip back that Redis has lost, unless the task has tripped anew."""
+        """Puts a trip back that Redis has lost, unless the task has tripped again."""
         trip, agent, execution_id = tripped.trip, tripped.agent, tripped.execution_id
         await self._trip(key, trip, agent, execution_id, at_ms=tripped.at_ms, published=tripped.published)
 

@@ -18,8 +18,7 @@ from breakwater.contracts.execution import ErrorInfo
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.outage import Outage
 from breakwater.policy.alert_texts import money_text
-from breakwater.policy.budget import CapTable, Counter
-from breakwater.policy.caps import OWN_CAP, fits, spent_by
+from breakwater.policy.budget import OWN_CAP, CapTable, Counter, fits, spent_by
 from breakwater.state.budgets import Budgets, CountersLost, LiveReservation, OverBudget, PeriodChanged, Reserved
 from breakwater.state.connection import Redis, ScriptCall, StateUnavailable
 from services.worker.context import WorkerContext

@@ -12,7 +12,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.events import GuardEvent
 from breakwater.contracts.execution import ErrorInfo, Result
 from breakwater.contracts.types import time_from_ms
-from breakwater.policy.caps import spent_by
+from breakwater.policy.budget import spent_by
 from breakwater.policy.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, outcome_of
 from breakwater.state.connection import ScriptCall
 from breakwater.state.tasks import TaskKey, Tripped

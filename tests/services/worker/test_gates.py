@@ -28,7 +28,9 @@ from services.worker.attempts import request_for
 from services.worker.checkpoint import Checkpoint
 from services.worker.context import context_for
 from services.worker.gates import GATES, Admitted, admit, look
+from services.worker.gates.breaker import BreakerGate
 from services.worker.gates.gate import AdmissionRequest, ClaimLost, Gate, Refused
+from services.worker.gates.rate_limit import RateLimitGate
 from services.worker.gates.task import TASK_STOPPED
 from tests.bench.counting import CountingRedis
 from tests.servers import RunningServer
@@ -274,6 +276,17 @@ class DailyCallsGate(Gate):
 
     def _key(self) -> str:
         return f"bw:calls:{self.request.job.agent_name}:{self.worker.now():%Y-%m-%d}"
+
+
+async def test_an_agent_without_limits_asks_nothing_of_them(redis_server: RunningServer) -> None:
+    async with bench_on(redis_server.url) as bench:
+        request = await bench.request()
+        job = replace(request.job, agent=request.job.agent.model_copy(update={"rate_limit": None, "breaker": None}))
+        asked = await admit(bench.worker, replace(request, job=job))
+        assert isinstance(asked, Admitted)
+        assert {RateLimitGate, BreakerGate} & {type(gate) for gate in asked.gates} == set()
+        attempt: Any = None
+        assert RateLimitGate(bench.worker, replace(request, job=job)).settle(attempt) is None
 
 
 async def test_a_seventh_gate_is_one_file_and_one_line(redis_server: RunningServer) -> None:
