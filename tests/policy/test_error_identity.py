@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from breakwater.policy.classify import MAX_END, MAX_LENGTH, error_identity, normalised
@@ -331,6 +331,7 @@ def test_no_digit_is_left(text: str) -> None:
 
 
 @given(TEXTS.filter(lambda text: "\\" not in text))
+@example("0 ?0= 0")
 def test_a_normal_form_has_nothing_left_to_take_out(text: str) -> None:
     # But for the tokens' case, which are words to a second pass; and escapes, of which one level is read.
     form = normalised(text)

@@ -116,7 +116,8 @@ def normalised(text: str) -> str:
         text = frame.sub("STACK", text)
     text = " ".join(text.split())
     text = _ADJACENT_FRAMES.sub("STACK", text)
-    text = _QUERY_OF_PATH.sub("", _URL.sub(r"\1", text))
+    # A query that stands alone leaves a blank on either side.
+    text = " ".join(_QUERY_OF_PATH.sub("", _URL.sub(r"\1", text)).split())
     text = _HEX_WORD.sub(_hex_word, _HEX.sub("HEX", text))
     text = _DURATION.sub("N", _NUMBER.sub("N", text))
     text = _LONG_WORD.sub(_long_word, text)
