@@ -150,7 +150,7 @@ def test_the_table_of_failures_is_the_one_that_is_walked_through_the_plane() -> 
 
 
 def test_the_tables_of_clickhouse_are_named_with_their_retention() -> None:
-    text = section(README, "ClickHouse, and reading money right")
+    text = section(README, "Querying ClickHouse, and summing costs correctly")
     for table in TABLES:
         assert f"`{table.name}`" in text
     assert f"rows are kept for {RETENTION_DAYS} days" in text
