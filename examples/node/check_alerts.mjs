@@ -1,4 +1,4 @@
-// Checks every alert against the schema of the wire contract; prints a line for each, and fails at an invalid one.
+// Validates every alert against the schema of the wire contract; prints a line for each, and fails on an invalid one.
 //
 // Start with `make up`, then: npm install --prefix examples/node && node examples/node/check_alerts.mjs [DATA_DIR]
 // With `--count N` it ends after N alerts, otherwise at Ctrl-C.
@@ -22,7 +22,7 @@ console.log("watching");
 process.once("SIGINT", () => client.close());
 
 for await (const message of alerts) {
-  const alert = message.json(); // one alert can come twice; its `alert_id` is then the same
+  const alert = message.json(); // an alert can arrive twice, with the same `alert_id`
   if (!isAlert(alert)) {
     for (const { instancePath, message } of isAlert.errors) console.error(`${instancePath || "/"}: ${message}`);
     process.exitCode = 1;

@@ -1,4 +1,4 @@
-// Publishes a job to NATS and prints its answer.
+// Publishes a job to NATS and prints its result.
 //
 // Start with `make up`, then: npm install --prefix examples/node && node examples/node/submit.mjs [DATA_DIR]
 
@@ -9,22 +9,22 @@ import { connect, createInbox } from "@nats-io/transport-node";
 
 const endpoints = JSON.parse(readFileSync(`${process.argv[2] ?? ".breakwater"}/endpoints.json`, "utf8"));
 const nats = new URL(endpoints.nats_url);
-// A name in a subject is percent-encoded; encodeURIComponent leaves seven characters alone that must be, too.
+// Names in subjects are percent-encoded; encodeURIComponent skips seven characters that must be encoded, too.
 const token = (text) =>
   encodeURIComponent(text).replace(/[.!~*'()]/g, (c) => "%" + c.charCodeAt(0).toString(16).toUpperCase());
 
 const client = await connect({ servers: nats.host, user: nats.username, pass: nats.password });
 const inbox = createInbox();
-const answers = client.subscribe(inbox, { max: 1, timeout: 60_000 });
+const results = client.subscribe(inbox, { max: 1, timeout: 60_000 });
 const job = {
   agent: "content-writer",
-  job_id: randomUUID(), // publish again with the same id if no acknowledgement came: it runs once
+  job_id: randomUUID(), // if no acknowledgement arrives, publish again with the same id: the job runs once
   prompt: "Write a haiku about harbours.",
   reply_to: inbox,
 };
-// A plain publish would be fire and forget; JetStream's is accepted when it returns.
+// A plain publish would be fire and forget; once JetStream's returns, the job is accepted.
 await jetstream(client).publish(`bw.jobs.${token(job.agent)}`, JSON.stringify(job));
-for await (const message of answers) {
+for await (const message of results) {
   const result = message.json();
   const cost = result.total_cost === null ? "cost unknown" : `$${result.total_cost}`; // a decimal string: no float
   console.log(result.status === "succeeded" ? result.output : `${result.status}: ${result.error.message}`);

@@ -16,7 +16,7 @@ const client = await connect({
 
 function show(error, message) {
   if (error) throw error;
-  const event = message.json(); // an event can come twice; its `ce-id` header is then the same
+  const event = message.json(); // an event can arrive twice, with the same `ce-id` header
   if (message.subject.startsWith("bw.alerts.")) {
     console.log(`${event.at}  ${event.severity}, ${event.change}: ${event.title}. ${event.text}`);
   } else {

@@ -1,4 +1,4 @@
-"""Submits a job over HTTP and prints its answer. Needs nothing but Python.
+"""Submits a job over HTTP and prints its result. Needs only Python.
 
 Start with `make up`, then: python examples/python/submit_http.py [DATA_DIR]
 """
@@ -26,7 +26,7 @@ def call(path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 result = call("/api/v1/jobs?wait_s=20", job)
-while result["status"] == "accepted":  # 202: it goes on, whether anybody waits or not
+while result["status"] == "accepted":  # 202: it runs whether or not anyone waits
     time.sleep(1)
     result = call(f"/api/v1/jobs/{result['job_id']}")
 if result["status"] != "succeeded":

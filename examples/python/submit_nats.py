@@ -1,4 +1,4 @@
-"""Publishes a job to NATS and prints its answer. Needs nats-py, which is in .venv.
+"""Publishes a job to NATS and prints its result. Needs nats-py, which is in .venv.
 
 Start with `make up`, then: python examples/python/submit_nats.py [DATA_DIR]
 """
@@ -17,16 +17,16 @@ endpoints = json.loads((Path(sys.argv[1] if len(sys.argv) > 1 else ".breakwater"
 async def main() -> None:
     client = await nats.connect(endpoints["nats_url"])
     inbox = client.new_inbox()
-    answers = await client.subscribe(inbox)
+    results = await client.subscribe(inbox)
     job = {
         "agent": "content-writer",
-        "job_id": str(uuid.uuid4()),  # publish again with the same id if no acknowledgement came: it runs once
+        "job_id": str(uuid.uuid4()),  # if no acknowledgement arrives, publish again with this id: it runs once
         "prompt": "Write a haiku about harbours.",
         "reply_to": inbox,
     }
-    # A plain publish would be fire and forget; JetStream's is accepted when it returns.
+    # A plain publish would be fire and forget; once JetStream's returns, the job is accepted.
     await client.jetstream().publish("bw.jobs.content-writer", json.dumps(job).encode(), timeout=5)
-    result = json.loads((await answers.next_msg(timeout=60)).data)
+    result = json.loads((await results.next_msg(timeout=60)).data)
     await client.close()
     if result["status"] != "succeeded":
         sys.exit(f"{result['status']}: {result['error']['message']}")

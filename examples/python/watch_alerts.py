@@ -16,7 +16,7 @@ endpoints = json.loads((Path(sys.argv[1] if len(sys.argv) > 1 else ".breakwater"
 
 
 async def show(message: Msg) -> None:
-    event = json.loads(message.data)  # an event can come twice; its `ce-id` header is then the same
+    event = json.loads(message.data)  # an event can arrive twice, with the same `ce-id` header
     if message.subject.startswith("bw.alerts."):
         line = f"{event['severity']}, {event['change']}: {event['title']}. {event['text']}"
     else:
