@@ -14,14 +14,18 @@ from collections.abc import Mapping
 import structlog
 
 from breakwater.tracing import spans
-from breakwater.tracing.attributes import (
+from breakwater.tracing.spans import (
+    Attribute,
+    Kind,
+    Span,
     attempt_attributes,
+    begin,
     execution_attributes,
     genai_attributes,
+    is_traceparent,
     outcome_attributes,
     result_attributes,
 )
-from breakwater.tracing.spans import Attribute, Kind, Span, begin, is_traceparent
 
 __all__ = [
     "Attribute",
