@@ -1,6 +1,5 @@
 """The config file: what it may hold, and how it is read and checked."""
 
-from breakwater.config.agents import Agent, AgentDefaults, CacheRules
 from breakwater.config.alerts import AlertChannel, Alerts, PythonChannel, SlackChannel, WebhookChannel
 from breakwater.config.load import (
     LiveCaps,
@@ -11,7 +10,17 @@ from breakwater.config.load import (
     unreadable_secrets,
     unusable_programs,
 )
-from breakwater.config.models import BudgetSettings, ClickHouse, Config, Limits, ModelSettings, RetentionDays
+from breakwater.config.models import (
+    Agent,
+    AgentDefaults,
+    BudgetSettings,
+    CacheRules,
+    ClickHouse,
+    Config,
+    Limits,
+    ModelSettings,
+    RetentionDays,
+)
 from breakwater.errors import ConfigError
 from breakwater.secret_refs import SecretRef
 

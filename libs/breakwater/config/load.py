@@ -13,8 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from breakwater.callables import load_callable
-from breakwater.config.agents import params_objection
-from breakwater.config.models import Config, hint, listing
+from breakwater.config.models import Config, hint, listing, params_objection
 from breakwater.contracts.job import Job
 from breakwater.contracts.validation import FieldError
 from breakwater.errors import ConfigError
