@@ -13,9 +13,8 @@ from breakwater.bus.delivery import Delivery
 from breakwater.config import Agent
 from breakwater.contracts.execution import ErrorInfo, Reason
 from breakwater.contracts.job import Job
-from breakwater.policy.estimate import InputSize, size_of_call
 from breakwater.policy.output import OutputGuard
-from breakwater.policy.price import max_output_of
+from breakwater.policy.price import InputSize, max_output_of, size_of_call
 from breakwater.state.executions import Claim
 from services.worker.checkpoint import Checkpoint
 

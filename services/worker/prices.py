@@ -12,8 +12,16 @@ import structlog
 
 from breakwater.config import Agent, Config, ModelSettings
 from breakwater.contracts.types import NANO_PER_USD
-from breakwater.policy.estimate import InputSize, TokenRules, estimate_input_tokens, rules_for
-from breakwater.policy.price import Price, Usage, cost_nano, worst_case_nano
+from breakwater.policy.price import (
+    InputSize,
+    Price,
+    TokenRules,
+    Usage,
+    cost_nano,
+    estimate_input_tokens,
+    rules_for,
+    worst_case_nano,
+)
 from breakwater.providers.base import HttpSettings, LocalSettings
 
 if TYPE_CHECKING:

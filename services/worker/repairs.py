@@ -15,8 +15,8 @@ from breakwater.contracts.execution import Attempt, Cause, Notification
 from breakwater.contracts.types import Count, Event
 from breakwater.policy.classify import Classification
 from breakwater.policy.conversation import keep_ratio_from, prune_orphans, trim
-from breakwater.policy.estimate import InputSize, size_of_messages
 from breakwater.policy.output import correction_message
+from breakwater.policy.price import InputSize, size_of_messages
 
 MAX_TRIMS = 3
 """How often a conversation is shortened for one model before it is held to be too long for it."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.policy.estimate import (
+from breakwater.policy.price import (
     ANTHROPIC,
     BASE_TOKENS,
     BYTES_PER_MEDIA_TOKEN,

@@ -1,10 +1,24 @@
-"""What a call costs, in integer nano-dollars."""
+"""What a call costs, in integer nano-dollars, and a high estimate of the input tokens of one that is not yet made.
+
+The estimate is what a hard budget must have room for. What is sent is first measured by what tokenizers tell apart
+(`InputSize`), and then counted by the rules of a provider. An estimate must not be below what the provider will count,
+and is settled by that as soon as it is known. So it is taken from the least favourable of what providers document and
+of what has been measured of their tokenizers, which the plane does not have. Of English it makes two to three times the
+tokens that it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import binascii
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, cast
 
+import orjson
 from pydantic import Field, JsonValue
 
 from breakwater.contracts.types import Message, UsdAmount
@@ -64,7 +78,7 @@ def worst_case_nano(input_tokens: int, max_tokens: int, price: Price | None) -> 
     """The most a call can cost. None where the model has no price.
 
     Args:
-        input_tokens: a high estimate, of `policy.estimate`.
+        input_tokens: a high estimate.
         max_tokens: all the output that it may have.
         price: of the model.
     """
@@ -109,3 +123,270 @@ def _budget(value: JsonValue) -> int:
 
 def _part(value: JsonValue, key: str) -> JsonValue:
     return value.get(key) if isinstance(value, dict) else None
+
+
+_LOWERCASE = b"abcdefghijklmnopqrstuvwxyz "
+_ASCII = bytes(range(128))
+_IMAGES = frozenset({"image_url", "input_image", "image"})
+_SOUND_AND_FILM = frozenset({"input_audio", "audio_url", "audio", "input_video", "video_url", "video"})
+_DOCUMENTS = frozenset({"input_file", "file", "document"})
+_FILES = _IMAGES | _SOUND_AND_FILM | _DOCUMENTS
+_PAYLOADS = ("source", "image_url", "file", *_SOUND_AND_FILM)
+_DATA = ("data", "file_data", "url", "file_url")
+_MEDIA_TYPE = ("media_type", "mime_type", "mimeType")
+_WITH_INSTRUCTIONS = ("tools", "functions", "response_format", "output_config")
+_IN_PLAIN_TEXT = ("text/", "application/json", "application/xml")
+
+
+@dataclass(frozen=True, slots=True)
+class InputSize:
+    """What a call sends, to be added up.
+
+    Attributes:
+        lowercase: bytes of small Latin letters and spaces, of which a token holds several.
+        signs: bytes of the rest of ASCII: capitals, digits, punctuation, line ends.
+        foreign: bytes of every other script.
+        images: inline and by URL.
+        media_bytes: of sound and film, decoded.
+        documents: PDFs and the like that are sent along.
+        document_bytes: of those, decoded.
+        linked_files: files that are only named, by URL or id, so that their size is not known.
+        messages: of the conversation.
+        tools: whether there are tools or a schema, for which providers add instructions of their own.
+    """
+
+    lowercase: int = 0
+    signs: int = 0
+    foreign: int = 0
+    images: int = 0
+    media_bytes: int = 0
+    documents: int = 0
+    document_bytes: int = 0
+    linked_files: int = 0
+    messages: int = 0
+    tools: bool = False
+
+    def __add__(self, other: InputSize) -> InputSize:
+        return InputSize(
+            lowercase=self.lowercase + other.lowercase,
+            signs=self.signs + other.signs,
+            foreign=self.foreign + other.foreign,
+            images=self.images + other.images,
+            media_bytes=self.media_bytes + other.media_bytes,
+            documents=self.documents + other.documents,
+            document_bytes=self.document_bytes + other.document_bytes,
+            linked_files=self.linked_files + other.linked_files,
+            messages=self.messages + other.messages,
+            tools=self.tools or other.tools,
+        )
+
+
+def size_of_call(
+    messages: Iterable[Mapping[str, JsonValue]],
+    params: Mapping[str, JsonValue],
+    *,
+    schema: Mapping[str, Any] | None = None,
+    input: JsonValue = None,  # noqa: A002  the job's word for it
+) -> InputSize:
+    """What a call sends in all: its conversation, its tools and other params, and the schema of its answer.
+
+    Args:
+        messages: the system prompt included.
+        params: what goes to the provider beside them.
+        schema: what the provider is to hold the answer to.
+        input: of a job that has no messages.
+    """
+    texts = b"".join(_json(given) for given in (params, schema, input) if given is not None and given != {})
+    tools = schema is not None or any(params.get(name) for name in _WITH_INSTRUCTIONS)
+    return size_of_messages(messages) + _size_of_bytes(texts) + InputSize(tools=tools)
+
+
+def size_of_messages(messages: Iterable[Mapping[str, JsonValue]]) -> InputSize:
+    """What a conversation sends. Only what is known to be an image or a file is not counted as text.
+
+    OpenAI's parts are understood and Anthropic's blocks, also within a tool's result.
+    """
+    tally, count = _Tally(), 0
+    for count, message in enumerate(messages, 1):  # noqa: B007  the last count is how many there are
+        tally.take(message)
+    return tally.files + _size_of_bytes(b"".join(tally.texts)) + InputSize(messages=count)
+
+
+def _size_of_bytes(text: bytes) -> InputSize:
+    # Deleting in C is some thirty times as fast as looking at each character.
+    foreign = 0 if text.isascii() else len(text.translate(None, _ASCII))
+    others = len(text.translate(None, _LOWERCASE))
+    return InputSize(lowercase=len(text) - others, signs=others - foreign, foreign=foreign)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return _encoded(json.dumps(value, ensure_ascii=False))  # numbers beyond 64 bits are JSON, too
+
+
+@dataclass(slots=True)
+class _Tally:
+    texts: list[bytes] = field(default_factory=list[bytes])
+    files: InputSize = field(default_factory=InputSize)
+
+    def take(self, holder: Mapping[str, Any]) -> None:
+        """Counts a message, or a part that is no file."""
+        rest = {name: value for name, value in holder.items() if name not in ("role", "content") and value is not None}
+        if rest:
+            self.texts.append(_json(rest))
+        self._take_content(holder.get("content"))
+
+    def _take_content(self, content: Any) -> None:
+        match content:
+            case None:
+                pass
+            case str():
+                self.texts.append(_encoded(content))
+            case {"type": str() as kind} if kind in _FILES:
+                self._take_file(kind, cast(dict[str, Any], content))
+            case dict():
+                self.take(cast(dict[str, Any], content))
+            case list():
+                for part in cast(list[Any], content):
+                    self._take_content(part)
+            case _:
+                self.texts.append(_json(content))
+
+    def _take_file(self, kind: str, holder: Mapping[str, Any]) -> None:
+        name = next((name for name in _PAYLOADS if holder.get(name) is not None), None)
+        payload = holder if name is None else holder[name]
+        if name is not None and len(holder) > 2:  # more than its type and its payload, such as a title
+            self.texts.append(_json({key: value for key, value in holder.items() if key != name}))
+        source = cast(Mapping[str, Any], payload) if isinstance(payload, dict) else {"url": payload}
+        if source.get("type") in ("text", "content"):
+            # Anthropic's documents may hold their text, or blocks, as they are.
+            self._take_content(source.get("data"))
+            self._take_content(source.get("content"))
+        else:
+            self.files += _size_of_file(kind, source)
+
+
+def _size_of_file(kind: str, source: Mapping[str, Any]) -> InputSize:
+    data = next((found for name in _DATA if isinstance(found := source.get(name), str)), None)
+    media_type = next((found for name in _MEDIA_TYPE if isinstance(found := source.get(name), str)), "")
+    if data is None or data.startswith(("http:", "https:", "gs:", "s3:", "file:")):
+        return InputSize(images=1) if kind in _IMAGES else InputSize(linked_files=1)
+    begin = 0
+    if data.startswith("data:"):
+        media_type = data[5:200].partition(",")[0]
+        begin = 5 + len(media_type) + 1
+    if media_type.startswith(_IN_PLAIN_TEXT):
+        return _size_of_bytes(_decoded(data[begin:]))
+    size = (len(data) - begin) * 3 // 4
+    if media_type.startswith("image/") or (kind in _IMAGES and not media_type):
+        return InputSize(images=1)
+    if media_type.startswith(("audio/", "video/")) or (kind in _SOUND_AND_FILM and not media_type):
+        return InputSize(media_bytes=size)
+    return InputSize(documents=1, document_bytes=size)
+
+
+def _decoded(data: str) -> bytes:
+    try:
+        return binascii.a2b_base64(_encoded(data), strict_mode=True)
+    except binascii.Error:
+        return _encoded(data)  # not base64 then, but the text itself
+
+
+BASE_TOKENS = 32
+"""What a call has around its messages."""
+PAGE_TEXT_TOKENS = 3_000
+"""Of a page of a PDF, beside its picture: Anthropic documents 1,500 to 3,000."""
+BYTES_PER_DOCUMENT_TOKEN = 2
+"""Of PDFs. Their text is compressed, and each page is seen as a picture as well; scans come to far less."""
+BYTES_PER_MEDIA_TOKEN = 32
+"""Of sound and film: Gemini's 32 tokens a second, at one kilobyte a second. Speech is hardly ever smaller."""
+LINKED_FILE_TOKENS = 200_000
+"""Of a file whose size is not known: all that fits in the context of most models."""
+
+MAX_INPUT_TOKENS = 100_000_000
+"""More than any model takes: such a call is refused by its provider, whatever it was estimated to cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """How a provider counts. A sign of ASCII other than a small letter may be a token of its own with all of them.
+
+    Attributes:
+        lowercase_bytes: bytes of small Latin letters and spaces for a token.
+        foreign_bytes: bytes of other scripts for a token. Byte-level tokenizers make no more than one of each.
+        image_tokens: for the largest image at the highest resolution.
+        tool_tokens: of the instructions that a provider adds where there are tools or a schema.
+        message_tokens: of what stands between two messages.
+    """
+
+    lowercase_bytes: float
+    foreign_bytes: float
+    image_tokens: int
+    tool_tokens: int
+    message_tokens: int = 8
+
+
+OPENAI = TokenRules(lowercase_bytes=2.0, foreign_bytes=1.2, image_tokens=12_000, tool_tokens=200)
+"""Images: 10,000 patches of GPT-5.4's `detail: original`, and a fifth for what its multipliers may add."""
+ANTHROPIC = TokenRules(lowercase_bytes=1.75, foreign_bytes=1.2, image_tokens=5_000, tool_tokens=1_000)
+"""Text: Opus 4.7 makes up to 1.47 times the tokens of its predecessors of the same text. Images: 2,576 pixels at the
+long edge are 4,784 tokens. Tools: up to 530 tokens documented, and headroom for newer models."""
+GEMINI = TokenRules(lowercase_bytes=2.0, foreign_bytes=1.5, image_tokens=5_000, tool_tokens=200)
+"""Images: 258 tokens for each tile, at most sixteen of them; at most 2,240 tokens with Gemini 3."""
+GENERIC = TokenRules(lowercase_bytes=1.75, foreign_bytes=1.0, image_tokens=16_384, tool_tokens=1_000)
+"""Of an endpoint that serves anything. Images: Qwen-VL's own limit."""
+
+_OPENAI_IMAGES = (("gpt-4o-mini", 48_169), ("gpt-4o", 1_445), ("gpt-4-turbo", 1_445), ("gpt-4.1", 3_779))
+"""Base and eight tiles at high detail (2,833 + 8 x 5,667 and 85 + 8 x 170); 1,536 patches by nano's 2.46."""
+_OPENAI_NAME = re.compile(r"(ft:)?(gpt-|chatgpt-|o\d)")
+
+
+def estimate_input_tokens(size: InputSize, rules: TokenRules) -> int:
+    """A high estimate of the tokens that a provider will count as input."""
+    text = size.lowercase / rules.lowercase_bytes + size.signs + size.foreign / rules.foreign_bytes
+    files = size.document_bytes / BYTES_PER_DOCUMENT_TOKEN + size.media_bytes / BYTES_PER_MEDIA_TOKEN
+    total = (
+        math.ceil(text + files)
+        + BASE_TOKENS
+        + size.messages * rules.message_tokens
+        + size.images * rules.image_tokens
+        + size.documents * (rules.image_tokens + PAGE_TEXT_TOKENS)
+        + size.linked_files * LINKED_FILE_TOKENS
+        + (rules.tool_tokens if size.tools else 0)
+    )
+    return min(total, MAX_INPUT_TOKENS)
+
+
+@lru_cache(maxsize=1024)
+def rules_for(kind: str, base_url: str, models: tuple[str, ...], image_tokens: int | None = None) -> TokenRules:
+    """The rules of a model.
+
+    Args:
+        kind: of its provider.
+        base_url: of its provider; empty where it has none.
+        models: the names it goes by, the surest first: an Azure deployment's own name may say nothing.
+        image_tokens: of the config, which wins.
+    """
+    names = [model.rpartition("/")[2].lower() for model in models]
+    rules = _rules_of(kind, base_url, names)
+    if rules is OPENAI:
+        known = (most for part, most in _OPENAI_IMAGES for name in names if part in name)
+        rules = replace(rules, image_tokens=next(known, rules.image_tokens))
+    return rules if image_tokens is None else replace(rules, image_tokens=image_tokens)
+
+
+def _rules_of(kind: str, base_url: str, names: list[str]) -> TokenRules:
+    # The model's own name first: a gateway serves those of every maker.
+    if kind == "anthropic" or any("claude" in name for name in names):
+        return ANTHROPIC
+    if "googleapis.com" in base_url or any("gemini" in name for name in names):
+        return GEMINI
+    if kind == "azure" or "api.openai.com" in base_url or any(_OPENAI_NAME.match(name) for name in names):
+        return OPENAI
+    return GENERIC

@@ -6,8 +6,8 @@ from typing import Any
 
 from breakwater.config import Config
 from breakwater.contracts.job import Job
-from breakwater.policy.estimate import GENERIC, estimate_input_tokens
 from breakwater.policy.output import OutputGuard
+from breakwater.policy.price import GENERIC, estimate_input_tokens
 from breakwater.state.executions import Claim
 from services.worker.assignment import Assignment
 from services.worker.repairs import Correction, Repairs

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from breakwater.config import Config, ModelSettings
-from breakwater.policy.estimate import estimate_input_tokens, size_of_call
-from breakwater.policy.price import Usage
+from breakwater.policy.price import Usage, estimate_input_tokens, size_of_call
 from services.worker.prices import Prices, token_rules
 
 
