@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+import pytest_asyncio
+
 from breakwater.embedded.fork_server import SUPPORTED, ForkServer
 from breakwater.embedded.process import ForkedProcess
 
@@ -43,6 +46,16 @@ def wait_until(condition: Callable[[], Any], what: str = "the condition", *, tim
         assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s:g} s"
         time.sleep(_POLL_S)
     return found
+
+
+def share_event_loop(items: list[pytest.Item], folder: Path) -> None:
+    """Has all tests of a folder run in one event loop, in which they can share servers. Called when they are collected.
+
+    Their fixtures say so themselves: `pytest_asyncio.fixture(loop_scope="package")`.
+    """
+    for item in items:
+        if pytest_asyncio.is_async_test(item) and item.path.parent == folder:
+            item.add_marker(pytest.mark.asyncio(loop_scope="package"), append=False)
 
 
 ServiceProcess = ForkedProcess | subprocess.Popen[bytes]

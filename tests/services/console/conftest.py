@@ -28,13 +28,13 @@ from services.console.app import ConsoleService
 from tests.analytics.made import connected
 from tests.analytics.samples import new_database_url
 from tests.cli.api_stub import KEY, Stub, serving
+from tests.helpers import share_event_loop
 from tests.server_sources import RunningServer
 
 CONFIG = """
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
 agents: {writer: {model: gpt-4.1}}
 """
-HERE = Path(__file__).parent
 SCOPES = ("submit", "read", "operate")
 
 
@@ -99,9 +99,7 @@ def key_with(*scopes: str, name: str = "ops") -> "tuple[int, dict[str, Any]]":
 
 
 def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
-    for item in items:
-        if pytest_asyncio.is_async_test(item) and item.path.parent == HERE:
-            item.add_marker(pytest.mark.asyncio(loop_scope="package"), append=False)
+    share_event_loop(items, Path(__file__).parent)
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")

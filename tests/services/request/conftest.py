@@ -1,10 +1,15 @@
-"""The door on real servers, and whoever knocks."""
+"""The HTTP API on real servers, and its callers.
+
+All tests of this folder run in one event loop. Those that use the same config share one HTTP API and one NATS server,
+whose streams are made again between tests. A test that stops or loses one of them asks for `own_nats_server`, and gets
+an HTTP API of its own.
+"""
 
 import asyncio
 import json
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,14 +18,17 @@ from typing import Any, get_args
 import aiohttp
 import nats
 import pytest
+import pytest_asyncio
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from yarl import URL
 
 from breakwater.api_keys import create_key
+from breakwater.bus import topology
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.scan import scan
+from breakwater.bus.topology import Plan
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config
 from breakwater.contracts import subjects
@@ -37,8 +45,8 @@ from breakwater.settings import Settings
 from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.connection import Redis
 from services.request.app import build
-from tests.helpers import until
-from tests.server_sources import RunningServer
+from tests.helpers import share_event_loop, until
+from tests.server_sources import RunningServer, Servers
 
 ODD_AGENT = "écrivain.v2 > all/*"
 CONFIG = f"""
@@ -146,6 +154,18 @@ def settings_for(nats_url: str, redis_url: str, directory: Path) -> Settings:
 
 
 @asynccontextmanager
+async def calling(settings: Settings, key: str, stop: Callable[[], Awaitable[None]]) -> AsyncGenerator[Door]:
+    """Whoever calls a running HTTP API, with connections of its own to it and to the bus."""
+    bus = await nats.connect(settings.nats_url.get_secret_value(), max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+    try:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}, connector=connector) as http:
+            yield Door(f"http://127.0.0.1:{settings.http_port}", http, bus, settings, stop)
+    finally:
+        await bus.close()
+
+
+@asynccontextmanager
 async def running(settings: Settings, config: Config, key: str) -> AsyncGenerator[Door]:
     service = build(settings, config)
     serving = asyncio.create_task(service.run())
@@ -154,48 +174,136 @@ async def running(settings: Settings, config: Config, key: str) -> AsyncGenerato
         service.stop()
         await serving
 
-    url = f"http://127.0.0.1:{settings.http_port}"
-    bus = await nats.connect(settings.nats_url.get_secret_value(), max_reconnect_attempts=-1, reconnect_time_wait=0.1)
-    http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}, connector=aiohttp.TCPConnector(limit=0))
-    door = Door(url, http, bus, settings, stop)
     try:
-        await until_ready(door)
-        yield door
+        async with calling(settings, key, stop) as door:
+            await until_ready(door)
+            yield door
     finally:
-        await http.close()
-        await bus.close()
         await stop()
 
 
-async def until_ready(door: Door) -> None:
+@asynccontextmanager
+async def new_door(nats_url: str, redis_url: str, directory: Path, config: str) -> AsyncGenerator[Door]:
+    """An HTTP API of its own, on a bus that is set up for its config."""
+    parsed = parse_config(config)
+    await provision(nats_url, bus_plan(parsed))
+    settings = settings_for(nats_url, redis_url, directory)
+    async with running(settings, parsed, create_key(settings.api_keys_file, "tests")) as door:
+        yield door
+
+
+async def until_ready(door: Door, status: int = 200) -> None:
     async def ready() -> bool:
         try:
-            return (await door.ask("GET", "/readyz")).status == 200
+            return (await door.ask("GET", "/readyz")).status == status
         except aiohttp.ClientError:
             return False
 
     await until(ready)
 
 
+async def lose_nats(door: Door, server: RunningServer) -> None:
+    """Kills NATS, and waits until the HTTP API has noticed."""
+    server.kill()
+    await until_ready(door, 503)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    share_event_loop(items, Path(__file__).parent)
+
+
+OpenDoor = Callable[[str], AbstractAsyncContextManager[Door]]
+"""Opens the HTTP API of a plane with this config."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedDoor:
+    """What tests share, and what of it is put back before each of them."""
+
+    door: Door
+    plan: Plan
+    keys: str
+    """The file of API keys."""
+
+    @asynccontextmanager
+    async def visit(self) -> AsyncGenerator[Door]:
+        key = self.door.http.headers["Authorization"].removeprefix("Bearer ")
+        async with calling(self.door.settings, key, self.door.stop) as door:
+            await renew_streams(door.bus, self.plan)
+            self.door.settings.api_keys_file.write_text(self.keys)
+            yield door
+
+
+async def renew_streams(bus: Client, plan: Plan) -> None:
+    """Makes those streams again that a test has written to or deleted, with their consumers: empty, from sequence 1."""
+    jetstream = bus.jetstream()
+    found = {info.config.name: info.state.last_seq for info in await jetstream.streams_info()}
+    for stream in topology.streams(plan):
+        if found.get(stream.name) == 0:
+            continue
+        if stream.name in found:
+            await jetstream.delete_stream(stream.name or "")
+        await jetstream.add_stream(stream)
+        for name, consumer in topology.consumers(plan):
+            if name == stream.name:
+                await jetstream.add_consumer(name, consumer)
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def shared_door(
+    servers: Servers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Callable[[str, str], Awaitable[SharedDoor]]]:
+    """The HTTP API for a config and the URL of a Redis, which is started when it is first asked for."""
+    running_doors: dict[tuple[str, str], SharedDoor] = {}
+    async with AsyncExitStack() as stack:
+
+        async def share(config: str, redis_url: str) -> SharedDoor:
+            which = config, redis_url
+            if which not in running_doors:
+                server = servers.nats()
+                stack.callback(server.stop)
+                opening = new_door(server.url, redis_url, tmp_path_factory.mktemp("door"), config)
+                door = await stack.enter_async_context(opening)
+                keys = door.settings.api_keys_file.read_text()
+                running_doors[which] = SharedDoor(door, bus_plan(parse_config(config)), keys)
+            return running_doors[which]
+
+        yield share
+
+
+@pytest.fixture
+def open_door(
+    request: pytest.FixtureRequest,
+    shared_door: Callable[[str, str], Awaitable[SharedDoor]],
+    redis_server: RunningServer,
+    tmp_path: Path,
+) -> OpenDoor:
+    @asynccontextmanager
+    async def opened(config: str) -> AsyncGenerator[Door]:
+        if "own_nats_server" in request.fixturenames:
+            server: RunningServer = request.getfixturevalue("own_nats_server")
+            opening = new_door(server.url, redis_server.url, tmp_path, config)
+        else:
+            opening = (await shared_door(config, redis_server.url)).visit()
+        async with opening as door:
+            yield door
+
+    return opened
+
+
 @pytest.fixture
 def drain_s() -> float:
-    """For how long a door that stops lets others wait; a test that waits for that itself overrides it."""
+    """For how long an HTTP API that stops lets others wait; a test that waits for that itself overrides it."""
     return 60
 
 
-@pytest.fixture
-async def door(
-    own_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path, drain_s: float
-) -> AsyncGenerator[Door]:
-    config = parse_config(CONFIG.replace("drain_s: 1", f"drain_s: {drain_s}"))
-    await provision(own_nats_server.url, bus_plan(config))
-    settings = settings_for(own_nats_server.url, redis_server.url, tmp_path)
-    key = create_key(settings.api_keys_file, "tests")
-    async with running(settings, config, key) as door:
+@pytest_asyncio.fixture(loop_scope="package")
+async def door(open_door: OpenDoor, drain_s: float) -> AsyncGenerator[Door]:
+    async with open_door(CONFIG.replace("drain_s: 1", f"drain_s: {drain_s}")) as door:
         yield door
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="package")
 async def redis(redis_server: RunningServer) -> AsyncGenerator[Redis]:
     """An empty Redis."""
     connection = Redis(redis_server.url)
@@ -204,41 +312,35 @@ async def redis(redis_server: RunningServer) -> AsyncGenerator[Redis]:
     await connection.close()
 
 
-@pytest.fixture
-async def governed(
-    own_nats_server: RunningServer, redis_server: RunningServer, redis: Redis, tmp_path: Path
-) -> AsyncGenerator[Door]:
-    """A door to agents with breakers of every kind, and a Redis that was empty before."""
-    config = parse_config(GOVERNED)
-    await provision(own_nats_server.url, bus_plan(config))
-    settings = settings_for(own_nats_server.url, redis_server.url, tmp_path)
-    async with running(settings, config, create_key(settings.api_keys_file, "tests")) as door:
+@pytest_asyncio.fixture(loop_scope="package")
+async def governed(open_door: OpenDoor, redis: Redis) -> AsyncGenerator[Door]:
+    """A plane whose agents have breakers of every kind, and whose Redis was empty before."""
+    async with open_door(GOVERNED) as door:
         yield door
 
 
-@pytest.fixture
+@pytest.fixture(scope="package")
+def lost_redis(servers: Servers) -> RunningServer:
+    """A Redis that dies once an HTTP API has started with it."""
+    return servers.redis()
+
+
+@pytest_asyncio.fixture(loop_scope="package")
 async def redis_away(
-    own_nats_server: RunningServer, own_redis_server: RunningServer, tmp_path: Path
+    shared_door: Callable[[str, str], Awaitable[SharedDoor]], lost_redis: RunningServer
 ) -> AsyncGenerator[Door]:
-    """The same door, whose Redis has died."""
-    config = parse_config(GOVERNED)
-    await provision(own_nats_server.url, bus_plan(config))
-    settings = settings_for(own_nats_server.url, own_redis_server.url, tmp_path)
-    async with running(settings, config, create_key(settings.api_keys_file, "tests")) as door:
-        own_redis_server.kill()
+    """The same plane, whose Redis has died."""
+    shared = await shared_door(GOVERNED, lost_redis.url)
+    lost_redis.kill()
+    async with shared.visit() as door:
         yield door
 
 
-@pytest.fixture
-async def alerting(
-    own_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncGenerator[Door]:
-    """A door to a plane with two channels, and links in its messages."""
+@pytest_asyncio.fixture(loop_scope="package")
+async def alerting(open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Door]:
+    """A plane with two channels, and links in its messages."""
     monkeypatch.setenv("LINK_SECRET", LINK_SECRET)
-    config = parse_config(ALERTING)
-    await provision(own_nats_server.url, bus_plan(config))
-    settings = settings_for(own_nats_server.url, redis_server.url, tmp_path)
-    async with running(settings, config, create_key(settings.api_keys_file, "tests")) as door:
+    async with open_door(ALERTING) as door:
         yield door
 
 

@@ -7,7 +7,6 @@ from breakwater.policy.breaker import Breaker
 from breakwater.state.connection import Redis
 from breakwater.state.health import EndedCall, Healths
 from services.request.openapi import document
-from tests.server_sources import RunningServer
 from tests.services.request.conftest import Door, put_breaker, redis_ms
 
 
@@ -93,7 +92,7 @@ async def test_the_document_tells_every_status_and_its_examples_are_what_they_ar
     assert set(agent["value"][0]["models"][0]) == fields("ModelHealth")
 
 
-async def test_without_redis_nothing_is_claimed(own_nats_server: RunningServer, redis_away: Door) -> None:
+async def test_without_redis_nothing_is_claimed(redis_away: Door) -> None:
     for path in ("agents", "breakers", "guards"):
         answer = await redis_away.ask("GET", f"/api/v1/{path}")
         assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")

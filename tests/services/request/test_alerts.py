@@ -14,7 +14,7 @@ from breakwater.policy.incidents import resolve
 from services.request.openapi import document as openapi
 from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, tell, tell_again
+from tests.services.request.conftest import Door, lose_nats, tell, tell_again
 
 T0 = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 
@@ -230,12 +230,7 @@ async def test_without_nats_nothing_is_told_and_asking_again_does_it_once(
 ) -> None:
     alert = await tell(alerting)
     await listed(alerting)
-    own_nats_server.kill()
-
-    async def noticed() -> bool:
-        return (await alerting.ask("GET", "/readyz")).status == 503
-
-    await until(noticed)
+    await lose_nats(alerting, own_nats_server)
     for answer in (
         await alerting.ask("GET", "/api/v1/alerts"),
         await alerting.ask("GET", f"/api/v1/alerts/{alert.incident_id}"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import nats
 import pytest
+import pytest_asyncio
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -70,7 +71,7 @@ async def undelivered(door: Door, query: str = "") -> Any:
     return answer.json["undelivered"]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="package")
 async def alert(alerting: Door) -> Alert:
     return await tell(alerting)
 
@@ -267,7 +268,7 @@ async def test_one_request_looks_at_a_part_of_them_and_says_where_to_go_on(
     assert len(await again(alerting)) == 4
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="package")
 async def guarded_bus(
     redis_server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[tuple[Door, Client]]:

@@ -13,16 +13,22 @@ from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
-from breakwater.api_keys import create_key
-from breakwater.bus.provision import provision
-from breakwater.cli.setup import bus_plan
 from breakwater.config import ConfigError, parse_config
 from breakwater.policy.links import incident_link
 from services.request.app import build
-from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import ALERTING, LINK_SECRET, Answer, Door, running, settings_for, tell
+from tests.services.request.conftest import (
+    ALERTING,
+    LINK_SECRET,
+    Answer,
+    Door,
+    lose_nats,
+    new_door,
+    settings_for,
+    tell,
+)
 
 WEEK = timedelta(days=7)
 SAFE = {
@@ -54,7 +60,7 @@ class Person:
         return await self._door.ask("POST", path, data=data, headers=headers, allow_redirects=False)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="package")
 async def person(alerting: Door) -> AsyncGenerator[Person]:
     async with aiohttp.ClientSession() as http:
         yield Person(alerting, http)
@@ -278,12 +284,7 @@ async def test_no_secret_that_somebody_types_is_kept(alerting: Door, person: Per
 
 async def test_without_nats_the_page_says_so(alerting: Door, person: Person, own_nats_server: RunningServer) -> None:
     alert = await tell(alerting)
-    own_nats_server.kill()
-
-    async def noticed() -> bool:
-        return (await alerting.ask("GET", "/readyz")).status == 503
-
-    await until(noticed)
+    await lose_nats(alerting, own_nats_server)
     for answer in (
         await person.open(link(alert.incident_id)),
         await person.send(link(alert.incident_id), {"name": "Ada", "action": "resolve"}),
@@ -305,10 +306,8 @@ async def test_metrics_have_the_route_and_no_signature(alerting: Door, person: P
 async def test_without_links_in_the_config_there_are_no_pages(
     own_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path
 ) -> None:
-    config = parse_config("\n".join(line for line in ALERTING.splitlines() if "links:" not in line))
-    await provision(own_nats_server.url, bus_plan(config))
-    settings = settings_for(own_nats_server.url, redis_server.url, tmp_path)
-    async with running(settings, config, create_key(settings.api_keys_file, "tests")) as door:
+    config = "\n".join(line for line in ALERTING.splitlines() if "links:" not in line)
+    async with new_door(own_nats_server.url, redis_server.url, tmp_path, config) as door:
         alert = await tell(door)
         answer = await door.ask("GET", link(alert.incident_id))
         assert (answer.status, answer.code) == (404, "not_found")

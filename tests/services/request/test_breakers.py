@@ -12,9 +12,8 @@ from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
 from breakwater.policy.transitions import half_opened
 from breakwater.state.breakers import UNSAVED, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
-from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, put_breaker, redis_ms
+from tests.services.request.conftest import Door, lose_nats, put_breaker, redis_ms
 
 WRITER_M = {"agent": "writer", "model": "m"}
 SUBJECT = subjects.breaker("writer", "m")
@@ -221,12 +220,7 @@ async def test_every_act_is_on_record_and_no_secret_is(governed: Door, redis: Re
 
 
 async def test_without_nats_nothing_is_changed(governed: Door, redis: Redis, own_nats_server: RunningServer) -> None:
-    own_nats_server.kill()
-
-    async def noticed() -> bool:
-        return (await governed.ask("GET", "/readyz")).status == 503
-
-    await until(noticed)
+    await lose_nats(governed, own_nats_server)
     answer = await governed.act("breakers/isolate", **WRITER_M)
     assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
     assert (await load(redis)).revision == UNSAVED

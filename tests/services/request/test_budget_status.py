@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
-
-import pytest
 
 from breakwater.config import parse_config
 from breakwater.contracts.api import BudgetStatus, EstimateAccuracy
@@ -19,7 +16,6 @@ from breakwater.state.budget_counters import BudgetCounters, Notes
 from breakwater.state.budgets import Budgets
 from breakwater.state.connection import Redis
 from services.request.budgets import budget_statuses
-from tests.servers import RunningServer
 
 CAPS = parse_config("""
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
@@ -33,15 +29,6 @@ agents:
   reader: {}
 """).caps
 ZONE = ZoneInfo("Europe/Berlin")
-
-
-@pytest.fixture
-async def redis(redis_server: RunningServer) -> AsyncGenerator[Redis]:
-    """An empty Redis."""
-    connection = Redis(redis_server.url)
-    await connection.client.flushall()
-    yield connection
-    await connection.close()
 
 
 async def told(

@@ -3,19 +3,16 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+import pytest_asyncio
 import structlog.testing
 
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
-from breakwater.api_keys import create_key
 from breakwater.bus.errors import BusUnavailable
-from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
-from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
@@ -30,7 +27,7 @@ from services.request.openapi import document
 from services.request.problems import Problem
 from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, running, settings_for
+from tests.services.request.conftest import Door, OpenDoor, lose_nats
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ASKED: Any = None  # a request without parameters is not looked at
@@ -50,15 +47,10 @@ RAISE = {"budget": "agent:writer/daily", "limit_usd": "50.00", "reason": "launch
 SUBJECT = subjects.budget("agent", "daily")
 
 
-@pytest.fixture
-async def capped(
-    own_nats_server: RunningServer, redis_server: RunningServer, redis: Redis, tmp_path: Path
-) -> AsyncGenerator[Door]:
-    """A door to agents with caps, and a Redis that was empty before."""
-    config = parse_config(CONFIG)
-    await provision(own_nats_server.url, bus_plan(config))
-    settings = settings_for(own_nats_server.url, redis_server.url, tmp_path)
-    async with running(settings, config, create_key(settings.api_keys_file, "tests")) as door:
+@pytest_asyncio.fixture(loop_scope="package")
+async def capped(open_door: OpenDoor, redis: Redis) -> AsyncGenerator[Door]:
+    """A plane whose agents have caps, and whose Redis was empty before."""
+    async with open_door(CONFIG) as door:
         yield door
 
 
@@ -324,12 +316,7 @@ async def test_without_nats_the_cap_stays_and_asking_again_raises_it(
     capped: Door, redis: Redis, own_nats_server: RunningServer
 ) -> None:
     await fill(redis)
-    own_nats_server.kill()
-
-    async def noticed() -> bool:
-        return (await capped.ask("GET", "/readyz")).status == 503
-
-    await until(noticed)
+    await lose_nats(capped, own_nats_server)
     answer = await capped.act("budgets/raise", **RAISE)
     assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
     assert await noted(redis) is None

@@ -10,6 +10,7 @@ from typing import Any
 
 import nats
 import pytest
+import pytest_asyncio
 from nats.js.api import StreamConfig
 
 from breakwater.api_keys import create_key
@@ -28,7 +29,6 @@ from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import format_time
 from breakwater.embedded.ports import free_port
 from services.request import dead_letter_routes as routes
-from tests.helpers import until
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import (
@@ -36,6 +36,7 @@ from tests.services.request.conftest import (
     ODD_AGENT,
     Answer,
     Door,
+    lose_nats,
     publish_result,
     result_of,
     running,
@@ -572,12 +573,7 @@ async def test_when_jobs_are_full_nothing_is_lost_and_asking_again_goes_on(door:
 
 async def test_without_nats_nothing_is_known_and_nothing_done(door: Door, own_nats_server: RunningServer) -> None:
     dead_letter = await give_up(door)
-    own_nats_server.kill()
-
-    async def noticed() -> bool:
-        return (await door.ask("GET", "/readyz")).status == 503
-
-    await until(noticed)
+    await lose_nats(door, own_nats_server)
     for answer in (
         await door.ask("GET", "/api/v1/dlq"),
         await door.ask("GET", f"/api/v1/dlq/{dead_letter}"),
@@ -586,7 +582,7 @@ async def test_without_nats_nothing_is_known_and_nothing_done(door: Door, own_na
         assert (answer.status, answer.code) == (503, "unavailable")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="package")
 async def guarded_bus(redis_server: RunningServer, tmp_path: Path) -> AsyncGenerator[tuple[Door, Door]]:
     """A door that may do on the bus what `request` may; and the same, whose bus may do what `worker` may."""
     folder, port = tmp_path / "nats", free_port()

@@ -1,10 +1,7 @@
 """Who gets in, what is open, and what the documentation says."""
 
-import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ from openapi_spec_validator import validate
 
 from breakwater.api_keys import create_key, revoke_key
 from services.request.openapi import document as openapi
+from tests.helpers import start_service, wait_until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import CONFIG, Door, settings_for
 
@@ -72,23 +70,14 @@ async def test_what_the_document_says_of_paths_is_what_is_served(door: Door) -> 
             assert answer.status in (200, 401), path
 
 
-def start(door_environment: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "services", "request"],
-        env=os.environ | door_environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 @pytest.fixture
-def environment(own_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path) -> dict[str, str]:
-    settings = settings_for(own_nats_server.url, redis_server.url, tmp_path)
+def environment(nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path) -> dict[str, str]:
+    settings = settings_for(nats_server.url, redis_server.url, tmp_path)
     config = tmp_path / "breakwater.yaml"
     config.write_text(CONFIG)
     return {
         "BREAKWATER_CONFIG": str(config),
-        "BREAKWATER_NATS_URL": own_nats_server.url,
+        "BREAKWATER_NATS_URL": nats_server.url,
         "BREAKWATER_REDIS_URL": redis_server.url,
         "BREAKWATER_HTTP_PORT": str(settings.http_port),
         "BREAKWATER_API_KEYS_FILE": str(settings.api_keys_file),
@@ -96,26 +85,25 @@ def environment(own_nats_server: RunningServer, redis_server: RunningServer, tmp
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_process_ends_in_order_when_it_is_told_to(environment: dict[str, str], number: signal.Signals) -> None:
-    process = start(environment)
-    assert process.stderr is not None
+def test_the_process_ends_in_order_when_it_is_told_to(
+    environment: dict[str, str], tmp_path: Path, number: signal.Signals
+) -> None:
+    log = tmp_path / "log"
+    process = start_service("request", environment, log)
     try:
-        for line in process.stderr:
-            if '"listening"' in line:
-                break
+        wait_until(lambda: process.poll() is not None or '"listening"' in log.read_text())
         process.send_signal(number)
-        assert process.wait(60) == 0, process.stderr.read()
+        assert process.wait(60) == 0, log.read_text()
     finally:
         process.kill()
-        process.stderr.close()
 
 
-def test_a_port_that_is_taken_is_told_and_ends_the_process(environment: dict[str, str]) -> None:
-    port = int(environment["BREAKWATER_HTTP_PORT"])
+def test_a_port_that_is_taken_is_told_and_ends_the_process(environment: dict[str, str], tmp_path: Path) -> None:
+    port, log = int(environment["BREAKWATER_HTTP_PORT"]), tmp_path / "log"
     with socket.create_server(("127.0.0.1", port)):
-        process = start(environment)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 1
+        process = start_service("request", environment, log)
+        assert process.wait(60) == 1
+    said = log.read_text()
     assert f"can't listen on 127.0.0.1:{port}: another program listens there already" in said
     assert "BREAKWATER_HTTP_PORT" in said
     assert "Traceback" not in said

@@ -15,7 +15,7 @@ from breakwater.state.connection import Redis, StateUnavailable
 from breakwater.state.tasks import JobOutcome, TaskKey, Tasks, Tripped
 from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door
+from tests.services.request.conftest import Door, lose_nats
 
 KEY = TaskKey("acme", "research 4711")
 OF_ACME = {"task_id": "research 4711", "tenant": "acme"}
@@ -162,12 +162,7 @@ async def test_without_nats_the_task_stays_stopped_and_asking_again_lets_it_go(
     governed: Door, redis: Redis, own_nats_server: RunningServer
 ) -> None:
     await trip(redis)
-    own_nats_server.kill()
-
-    async def noticed() -> bool:
-        return (await governed.ask("GET", "/readyz")).status == 503
-
-    await until(noticed)
+    await lose_nats(governed, own_nats_server)
     answer = await governed.act("guards/reset", **OF_ACME)
     assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
     assert len((await governed.ask("GET", "/api/v1/guards")).json["stopped"]) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,6 @@ from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
 from breakwater.state.health import EndedCall, Healths
 from services.request.agents import agents_health, breaker_statuses, breakers_of, refused_until
-from tests.servers import RunningServer
 
 CONFIG = parse_config("""
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}, other: {base_url: "http://127.0.0.1:9/v1"}}
@@ -31,15 +29,6 @@ agents:
 """)
 NOW = 1_795_255_200_000
 SOON, LATER, PAST = 60_000, 120_000, -1
-
-
-@pytest.fixture
-async def redis(redis_server: RunningServer) -> AsyncGenerator[Redis]:
-    """An empty Redis."""
-    connection = Redis(redis_server.url)
-    await connection.client.flushall()
-    yield connection
-    await connection.close()
 
 
 async def now_ms(redis: Redis) -> int:

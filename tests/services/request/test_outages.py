@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from breakwater.api_keys import create_key
-from breakwater.bus.provision import provision
-from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from services.request.app import build
 from tests.helpers import until
@@ -17,10 +14,11 @@ from tests.server_sources import RunningServer
 from tests.services.request.conftest import (
     CONFIG,
     Door,
+    lose_nats,
+    new_door,
     new_id,
     publish_result,
     result_of,
-    running,
     settings_for,
     until_ready,
 )
@@ -31,12 +29,7 @@ JOB = {"agent": "writer", "prompt": "x"}
 async def test_without_nats_nothing_is_accepted_and_with_it_everything_is_again(
     door: Door, own_nats_server: RunningServer
 ) -> None:
-    own_nats_server.kill()
-
-    async def refused() -> bool:
-        return (await door.ask("GET", "/readyz")).status == 503
-
-    await until(refused)
+    await lose_nats(door, own_nats_server)
     took: list[float] = []
     answer = await door.post(JOB)
     for _ in range(3):  # what a busy machine adds to one of them is not the door's
@@ -105,14 +98,10 @@ async def test_a_full_queue_refuses_and_says_so(door: Door) -> None:
 async def test_a_service_that_starts_before_nats_answers_and_accepts_once_it_is_there(
     own_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path
 ) -> None:
-    config = parse_config(CONFIG)
-    await provision(own_nats_server.url, bus_plan(config))
-    settings = settings_for(own_nats_server.url, redis_server.url, tmp_path)
-    key = create_key(settings.api_keys_file, "tests")
-    async with running(settings, config, key) as first:
+    async with new_door(own_nats_server.url, redis_server.url, tmp_path, CONFIG) as first:
         await first.stop()
         own_nats_server.kill()
-        service = build(settings, config)
+        service = build(first.settings, parse_config(CONFIG))
         serving = asyncio.create_task(service.run())
 
         async def answers() -> bool:
@@ -132,12 +121,8 @@ async def test_a_service_that_starts_before_nats_answers_and_accepts_once_it_is_
 async def test_without_redis_jobs_are_accepted_and_what_is_not_known_is_not_claimed(
     own_nats_server: RunningServer, own_redis_server: RunningServer, tmp_path: Path
 ) -> None:
-    config = parse_config(CONFIG)
-    await provision(own_nats_server.url, bus_plan(config))
-    settings = settings_for(own_nats_server.url, own_redis_server.url, tmp_path)
-    key = create_key(settings.api_keys_file, "tests")
     with structlog.testing.capture_logs() as logs:
-        async with running(settings, config, key) as door:
+        async with new_door(own_nats_server.url, own_redis_server.url, tmp_path, CONFIG) as door:
             own_redis_server.kill()
             job_ids = [(await door.post(JOB)).json["job_id"] for _ in range(3)]
             assert (await door.ask("GET", f"/api/v1/jobs/{job_ids[0]}")).status == 202

@@ -370,6 +370,7 @@ async def _listeners(door: Door, job_id: str) -> int:
     raise AssertionError("nobody answers progress")
 
 
+@pytest.mark.usefixtures("own_nats_server")
 @pytest.mark.parametrize("drain_s", [600])
 async def test_a_stopping_service_ends_streams_at_once_and_says_why(door: Door) -> None:
     job_id = await submitted(door)

@@ -79,6 +79,7 @@ async def test_how_far_services_and_alert_channels_are_behind(alerting: Door) ->
     }
 
 
+@pytest.mark.usefixtures("own_nats_server")
 async def test_a_queue_that_was_never_made_is_not_told_as_an_empty_one(door: Door) -> None:
     await door.bus.jetstream().delete_consumer("JOBS", worker_consumer("reader"))
     with pytest.raises(NotFoundError):

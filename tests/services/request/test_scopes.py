@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from openapi_spec_validator import validate
 from yarl import URL
 
 from breakwater.api_keys import create_key, revoke_key
 from breakwater.contracts.api import KEY_SCOPES, KeyScope
 from services.request.openapi import document as openapi
-from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, answer_jobs, new_id
+from tests.services.request.conftest import Door, answer_jobs, lose_nats, new_id
 
 JOB = {"agent": "writer", "prompt": "x"}
 METHODS = ("get", "post", "put", "patch", "delete")
@@ -53,9 +51,8 @@ async def test_the_door_lets_each_key_do_what_the_document_says_and_nothing_else
     assert guarded >= 19
 
 
-def test_the_document_is_valid_and_says_in_words_what_is_needed() -> None:
+def test_the_document_says_in_words_what_is_needed() -> None:
     document = openapi()
-    validate(document)
     paths = document["paths"]
     assert paths["/api/v1/jobs"]["post"]["security"] == [{"api_key": ["submit"]}]
     assert paths["/api/v1/budgets"]["get"]["security"] == [{"api_key": ["read"]}]
@@ -162,12 +159,7 @@ async def test_nobody_is_shown_without_a_key_that_is_known(door: Door) -> None:
 
 
 async def test_a_key_is_shown_while_nats_is_away(door: Door, own_nats_server: RunningServer) -> None:
-    own_nats_server.kill()
-
-    async def noticed() -> bool:
-        return (await door.ask("GET", "/readyz")).status == 503
-
-    await until(noticed)
+    await lose_nats(door, own_nats_server)
     assert (await door.ask("GET", "/api/v1/key")).status == 200
 
 

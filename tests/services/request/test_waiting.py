@@ -95,6 +95,7 @@ async def test_a_result_that_nobody_heard_of_is_looked_up(
     assert found == result.json_bytes()
 
 
+@pytest.mark.usefixtures("own_nats_server")
 async def test_a_client_that_leaves_is_waited_for_no_longer(door: Door) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3), door.http.post(f"{door.url}/api/v1/jobs?wait_s=200", json=JOB):
@@ -103,6 +104,7 @@ async def test_a_client_that_leaves_is_waited_for_no_longer(door: Door) -> None:
         await door.stop()
 
 
+@pytest.mark.usefixtures("own_nats_server")
 @pytest.mark.parametrize("drain_s", [1])
 async def test_a_stopping_service_tells_who_still_waits_that_the_job_is_accepted(door: Door) -> None:
     waiting = asyncio.create_task(door.post(JOB, query="?wait_s=200"))
@@ -118,6 +120,7 @@ async def test_a_stopping_service_tells_who_still_waits_that_the_job_is_accepted
         await door.post(JOB)
 
 
+@pytest.mark.usefixtures("own_nats_server")
 async def test_a_stopping_service_lets_a_result_arrive(door: Door) -> None:
     job_id = new_id()
     waiting = asyncio.create_task(door.post(JOB | {"job_id": job_id}, query="?wait_s=200"))
