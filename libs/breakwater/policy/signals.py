@@ -15,13 +15,13 @@ import shlex
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue
 
 from breakwater.contracts.alerts import AlertEvent
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, Enforcement, GuardEvent
 from breakwater.contracts.execution import Execution
 from breakwater.contracts.subjects import Header, encode_token
-from breakwater.contracts.types import format_time, is_identifier, usd_from_nano
+from breakwater.contracts.types import is_identifier
 from breakwater.policy.alert_rules import UNDELIVERABLE
 from breakwater.policy.alert_texts import moment, money_text, sentence
 
@@ -103,52 +103,24 @@ def signals_of(event: BreakerTransition | GuardEvent | BudgetEvent) -> tuple[Sig
             return _of_budget(event)
 
 
+def _figures(event: BaseModel, *fields: str, **renamed: str) -> dict[str, JsonValue]:
+    """Fields of an event as they are on the wire; `renamed` are those with another name in an alert."""
+    written = event.model_dump(mode="json", include={*fields, *renamed.values()})
+    return {field: written[field] for field in fields} | {name: written[field] for name, field in renamed.items()}
+
+
 def _of_breaker(event: BreakerTransition) -> tuple[Signal, ...]:
     key = key_of("breaker_open", event.agent, event.model)
-    payload: dict[str, JsonValue] = {
-        "agent": event.agent,
-        "model_id": event.model,
-        "errors": event.errors,
-        "within": event.within_s,
-        "cooldown": event.cooldown_s,
-        "timestamp": format_time(event.at),
-        "reason": event.reason,
-        "consecutive_failures": event.consecutive_failures,
-        "total_failures": event.total_failures,
-        "unique_errors": event.unique_errors,
-        "open_until": None if event.open_until is None else format_time(event.open_until),
-        "scope": event.scope,
-        "by": event.by,
-    }
-    whose = f"{_agents(event)} on {_models(event)}"
+    fields = ("agent", "errors", "reason", "consecutive_failures", "total_failures", "unique_errors", "open_until")
+    renamed = {"model_id": "model", "within": "within_s", "cooldown": "cooldown_s", "timestamp": "at"}
+    origin = (event.transition_id, event.at, _figures(event, *fields, "scope", "by", **renamed))
+    whose = f"{event.agent if event.scope == 'agent_model' else 'all agents'} on {_models(event)}"
     if event.from_state == "closed" and event.to_state in {"open", "isolated"}:
-        return (
-            Firing(
-                key=key,
-                event="breaker_open",
-                title=f"Breaker open: {whose}",
-                text=_opened(event),
-                source_id=event.transition_id,
-                at=event.at,
-                payload=payload,
-                agent=event.agent,
-                model=event.model,
-            ),
-        )
+        title = f"Breaker open: {whose}"
+        return (Firing(key, "breaker_open", title, _opened(event), *origin, agent=event.agent, model=event.model),)
     if event.from_state != "closed" and event.to_state == "closed":
-        return (
-            Resolved(
-                key=key,
-                event="breaker_closed",
-                title=f"Breaker closed: {whose}",
-                text=_closed(event),
-                source_id=event.transition_id,
-                at=event.at,
-                payload=payload,
-                by=event.by,
-                reason=event.reason,
-            ),
-        )
+        title = f"Breaker closed: {whose}"
+        return (Resolved(key, "breaker_closed", title, _closed(event), *origin, by=event.by, reason=event.reason),)
     return ()
 
 
@@ -175,10 +147,6 @@ def _closed(event: BreakerTransition) -> str:
     )
 
 
-def _agents(event: BreakerTransition) -> str:
-    return event.agent if event.scope == "agent_model" else "all agents"
-
-
 def _callers(event: BreakerTransition) -> str:
     # An agent may have a breaker of its own, or none, while others share one.
     return event.agent if event.scope == "agent_model" else "the agents that share this breaker"
@@ -191,45 +159,14 @@ def _models(event: BreakerTransition) -> str:
 def _of_guard(event: GuardEvent) -> tuple[Signal, ...]:
     # Not of the agent: several may work on one task, and who resets it may not know of any.
     key = key_of("guard_tripped", event.tenant, event.task_id)
-    payload: dict[str, JsonValue] = {
-        "agent": event.agent,
-        "task_id": event.task_id,
-        "tenant": event.tenant,
-        "execution_id": event.execution_id,
-        "rule": event.rule,
-        "reason": event.reason,
-        "iterations": event.iterations,
-        "tokens": event.tokens,
-        "cost": usd_from_nano(event.cost),
-        "timestamp": format_time(event.at),
-    }
+    fields = ("agent", "task_id", "tenant", "execution_id", "rule", "reason", "iterations", "tokens", "cost")
+    origin = (event.event_id, event.at, _figures(event, *fields, timestamp="at"))
     if event.kind == "reset":
-        return (
-            Resolved(
-                key=key,
-                event="guard_tripped",
-                title=f"Task may go on: {event.task_id}",
-                text=f"{sentence(event.reason)} What it has used is counted from zero again. Nothing to do.",
-                source_id=event.event_id,
-                at=event.at,
-                payload=payload,
-                by=event.by,
-                reason=event.reason,
-            ),
-        )
-    return (
-        Firing(
-            key=key,
-            event="guard_tripped",
-            title=f"Task stopped: {event.task_id} of {event.agent}",
-            text=_stopped(event),
-            source_id=event.event_id,
-            at=event.at,
-            payload=payload,
-            agent=event.agent,
-            tenant=event.tenant,
-        ),
-    )
+        title = f"Task may go on: {event.task_id}"
+        text = f"{sentence(event.reason)} What it has used is counted from zero again. Nothing to do."
+        return (Resolved(key, "guard_tripped", title, text, *origin, by=event.by, reason=event.reason),)
+    title = f"Task stopped: {event.task_id} of {event.agent}"
+    return (Firing(key, "guard_tripped", title, _stopped(event), *origin, agent=event.agent, tenant=event.tenant),)
 
 
 def _stopped(event: GuardEvent) -> str:
@@ -252,38 +189,19 @@ def command(group: str, action: str | None, *names: str, **options: str | None) 
 
 
 def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
-    name = {"global": None, "agent": event.agent, "tenant": event.tenant}[event.scope]
-    place = (event.scope, name, event.window, event.period)
-    who = _whose(event)
-    payload: dict[str, JsonValue] = {
-        "scope": event.scope,
-        "limit": None if event.limit is None else usd_from_nano(event.limit),
-        "total": usd_from_nano(event.total),
-        "window": event.window,
-        "agent": event.agent,
-        "tenant": event.tenant,
-        "period": event.period,
-        "threshold_percent": event.threshold_percent,
-        "enforcement": event.enforcement,
-        "resets_at": None if event.resets_at is None else format_time(event.resets_at),
-        "timestamp": format_time(event.at),
-    }
+    names = {"global": None, "agent": event.agent, "tenant": event.tenant}
+    place = (event.scope, names[event.scope], event.window, event.period)
+    who = {"global": "all agents", "agent": str(event.agent), "tenant": f"tenant {event.tenant}"}[event.scope]
+    fields = ("scope", "limit", "total", "window", "agent", "tenant", "period", "threshold_percent", "enforcement")
+    origin = (event.event_id, event.at, _figures(event, *fields, "resets_at", timestamp="at"))
     if event.kind == "raised" and event.limit:
+        title = f"Cap raised: {who}, {event.window}"
+        spent = f"{money_text(event.total)} of {money_text(event.limit)} are spent"
+        text = f"{sentence(event.reason or 'raised')} {spent}. Nothing to do."
+        above = event.total * 100 // event.limit
         kinds: tuple[AlertEvent, ...] = ("budget_hard_cap", "budget_soft_cap")
         return tuple(
-            Resolved(
-                key=key_of(kind, *place),
-                event=kind,
-                title=f"Cap raised: {who}, {event.window}",
-                text=f"{sentence(event.reason or 'raised')} {money_text(event.total)} of {money_text(event.limit)} are "
-                "spent. Nothing to do.",
-                source_id=event.event_id,
-                at=event.at,
-                payload=payload,
-                by=event.by,
-                reason=event.reason,
-                above=event.total * 100 // event.limit,
-            )
+            Resolved(key_of(kind, *place), kind, title, text, *origin, by=event.by, reason=event.reason, above=above)
             for kind in kinds
         )
     if event.kind not in {"soft_cap", "hard_cap"} or event.limit is None:
@@ -293,30 +211,9 @@ def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
     if event.threshold_percent == 100:
         # A hard cap refuses what does not fit before it is spent.
         what = "Budget refuses calls" if kind == "budget_hard_cap" and event.total < event.limit else "Budget used up"
-    return (
-        Firing(
-            key=key_of(kind, *place, str(event.threshold_percent)),
-            event=kind,
-            title=f"{what}: {who}, {event.window}",
-            text=_spent(event, kind, who, event.limit),
-            source_id=event.event_id,
-            at=event.at,
-            payload=payload,
-            agent=event.agent if event.scope == "agent" else None,
-            tenant=event.tenant,
-            ends_at=event.resets_at,
-        ),
-    )
-
-
-def _whose(event: BudgetEvent) -> str:
-    match event.scope:
-        case "global":
-            return "all agents"
-        case "tenant":
-            return f"tenant {event.tenant}"
-        case "agent":
-            return str(event.agent)
+    key, title = key_of(kind, *place, str(event.threshold_percent)), f"{what}: {who}, {event.window}"
+    text, agent = _spent(event, kind, who, event.limit), event.agent if event.scope == "agent" else None
+    return (Firing(key, kind, title, text, *origin, agent=agent, tenant=event.tenant, ends_at=event.resets_at),)
 
 
 def _spent(event: BudgetEvent, kind: AlertEvent, who: str, limit: int) -> str:
@@ -324,8 +221,8 @@ def _spent(event: BudgetEvent, kind: AlertEvent, who: str, limit: int) -> str:
     consequence = _CONSEQUENCE.get((kind, event.enforcement), _NOT_ENFORCED)
     advice = "check whether this is expected"
     if kind == "budget_hard_cap":
-        names = {"global": "global", "agent": f"agent:{event.agent}", "tenant": f"tenant:{event.tenant}"}
-        budget = f"{names[event.scope]}/{event.window}"
+        name = {"global": "", "agent": f":{event.agent}", "tenant": f":{event.tenant}"}[event.scope]
+        budget = f"{event.scope}{name}/{event.window}"
         advice = (
             f"find what spends, or raise the cap: `breakwater budgets raise {shlex.quote(budget)} USD --reason WHY`"
         )
@@ -361,54 +258,46 @@ def of_execution(execution: Execution, costly: int | None, long_ms: int | None) 
 def _failed(execution: Execution) -> Firing:
     reason = execution.reason or "error"
     tried = execution.attempts_count > 1 and reason in {"error", "timeout"}
-    event: AlertEvent = "retries_exhausted" if tried else "job_dead_lettered"
     error = execution.error
     kind = "" if error is None else f" ({error.kind}{'' if error.status_code is None else f' {error.status_code}'})"
-    what = (
-        f"no answer after {execution.attempts_count} attempts" if tried else f"ended without an answer: {reason}"
-    ) + kind
+    figures: dict[str, JsonValue] = {"reason": reason, "error_kind": None if error is None else error.kind}
+    if not tried:
+        what = f": ended without an answer: {reason}{kind}."
+        return _of_job(execution, "job_dead_lettered", reason, "Jobs fail", what, "was tried", figures)
     cost = "" if execution.total_cost is None else f" They cost {money_text(execution.total_cost)}."
-    return Firing(
-        key=key_of(event, execution.agent, reason),
-        event=event,
-        title=f"{'Retries exhausted' if tried else 'Jobs fail'}: {execution.agent} ({reason})",
-        text=f"Job {execution.execution_id} of {execution.agent}: {what}.{cost if tried else ''} "
-        f"To do: `{command('executions', None, execution.execution_id)}` tells what was tried.",
-        source_id=execution.execution_id,
-        at=execution.completed_at,
-        payload=_figures(execution) | {"reason": reason, "error_kind": None if error is None else error.kind},
-        agent=execution.agent,
-        model=execution.requested_model,
-        fades=True,
-    )
+    what = f": no answer after {execution.attempts_count} attempts{kind}.{cost}"
+    return _of_job(execution, "retries_exhausted", reason, "Retries exhausted", what, "was tried", figures)
 
 
 def _unusual(execution: Execution, measure: str, what: str) -> Firing:
+    figures: dict[str, JsonValue] = {"measure": measure}
+    signal = _of_job(execution, "agent_anomaly", measure, "Unusual execution", f" {what}.", "it did", figures)
+    return replace(signal, source_id=f"{execution.execution_id}/{measure}")
+
+
+def _of_job(
+    execution: Execution,
+    event: AlertEvent,
+    kind: str,
+    title: str,
+    what: str,
+    listed: str,
+    figures: dict[str, JsonValue],
+) -> Firing:
+    fields = ("agent", "tenant", "execution_id", "attempts_count", "total_cost", "duration_ms")
     return Firing(
-        key=key_of("agent_anomaly", execution.agent, measure),
-        event="agent_anomaly",
-        title=f"Unusual execution: {execution.agent} ({measure.removeprefix('execution_')})",
-        text=f"Job {execution.execution_id} of {execution.agent} {what}. "
-        f"To do: `{command('executions', None, execution.execution_id)}` tells what it did.",
-        source_id=f"{execution.execution_id}/{measure}",
+        key=key_of(event, execution.agent, kind),
+        event=event,
+        title=f"{title}: {execution.agent} ({kind.removeprefix('execution_')})",
+        text=f"Job {execution.execution_id} of {execution.agent}{what} "
+        f"To do: `{command('executions', None, execution.execution_id)}` tells what {listed}.",
+        source_id=execution.execution_id,
         at=execution.completed_at,
-        payload=_figures(execution) | {"measure": measure},
+        payload=_figures(execution, *fields, timestamp="completed_at") | figures,
         agent=execution.agent,
         model=execution.requested_model,
         fades=True,
     )
-
-
-def _figures(execution: Execution) -> dict[str, JsonValue]:
-    return {
-        "agent": execution.agent,
-        "tenant": execution.tenant,
-        "execution_id": execution.execution_id,
-        "attempts_count": execution.attempts_count,
-        "total_cost": None if execution.total_cost is None else usd_from_nano(execution.total_cost),
-        "duration_ms": execution.duration_ms,
-        "timestamp": format_time(execution.completed_at),
-    }
 
 
 def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Firing, ...]:
@@ -422,52 +311,29 @@ def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Firing, ...
     if channel is not None:
         return _unheard(dead_letter, source_id, channel)
     agent = dead_letter.agent if dead_letter.agent != "unknown" and is_identifier(dead_letter.agent or "") else None
-    return (
-        Firing(
-            key=key_of("job_dead_lettered", agent, dead_letter.reason),
-            event="job_dead_lettered",
-            title=f"Dead letters: {dead_letter.reason}" + (f" ({agent})" if agent else ""),
-            text=f"A message on {dead_letter.subject} could not be handled, and is kept: {sentence(dead_letter.error)} "
-            f"To do: see what sends it; it stands on `bw.dlq.{encode_token(dead_letter.reason)}.>`.",
-            source_id=source_id,
-            at=dead_letter.at,
-            payload={
-                "agent": agent,
-                "reason": dead_letter.reason,
-                "stream": dead_letter.stream,
-                "subject": dead_letter.subject,
-                "sequence": dead_letter.sequence,
-                "timestamp": format_time(dead_letter.at),
-            },
-            agent=agent,
-            fades=True,
-        ),
+    key = key_of("job_dead_lettered", agent, dead_letter.reason)
+    title = f"Dead letters: {dead_letter.reason}" + (f" ({agent})" if agent else "")
+    text = (
+        f"A message on {dead_letter.subject} could not be handled, and is kept: {sentence(dead_letter.error)} "
+        f"To do: see what sends it; it stands on `bw.dlq.{encode_token(dead_letter.reason)}.>`."
     )
+    figures = _figures(dead_letter, "reason", "stream", "subject", "sequence", timestamp="at") | {"agent": agent}
+    origin = (source_id, dead_letter.at, figures)
+    return (Firing(key, "job_dead_lettered", title, text, *origin, agent=agent, fades=True),)
 
 
 def _unheard(dead_letter: DeadLetter, source_id: str, channel: str) -> tuple[Firing, ...]:
     if dead_letter.headers.get(Header.INCIDENT, "").startswith(UNDELIVERABLE):
         # That a channel is dead did not reach another dead one: they would tell each other for ever.
         return ()
-    key = f"{UNDELIVERABLE}{encode_token(channel)}"
     test, replay = command("alerts", "test", channel), command("alerts", "replay", channel=channel)
-    return (
-        Firing(
-            key=key,
-            event="job_dead_lettered",
-            title=f"Alerts do not arrive: channel {channel}",
-            text=f"{sentence(dead_letter.error)} What did not arrive is kept. To do: mend the channel and see with "
-            f"`{test}` that it works; `{replay}` then sends what is kept.",
-            source_id=source_id,
-            at=dead_letter.at,
-            payload={
-                "channel": channel,
-                "reason": dead_letter.reason,
-                "sequence": dead_letter.sequence,
-                "timestamp": format_time(dead_letter.at),
-            },
-        ),
+    key, title = f"{UNDELIVERABLE}{encode_token(channel)}", f"Alerts do not arrive: channel {channel}"
+    text = (
+        f"{sentence(dead_letter.error)} What did not arrive is kept. To do: mend the channel and see with "
+        f"`{test}` that it works; `{replay}` then sends what is kept."
     )
+    figures = _figures(dead_letter, "reason", "sequence", timestamp="at") | {"channel": channel}
+    return (Firing(key, "job_dead_lettered", title, text, source_id, dead_letter.at, figures),)
 
 
 def channel_works(channel: str, source_id: str, at: datetime) -> Resolved:
