@@ -136,7 +136,7 @@ HOOK = 'webhook: {url: "https://hooks.example.com", secret: {env: HOOK}}'
 
 def test_the_channels_that_the_example_shows_are_right_without_their_hash() -> None:
     text = (Path(__file__).parents[1] / "examples" / "breakwater.yaml").read_text()
-    begin, end = text.index("\nalerts:\n"), text.index("\n# Known forms of secrets")
+    begin, end = text.index("\nalerts:\n"), text.index("\n# Common secret formats")
     config = parse_config(text[:begin] + text[begin:end].replace("\n  # ", "\n  ") + text[end:])
     assert list(config.alerts.channels) == ["ops", "on-call"]
     assert config.alerts.links is not None
