@@ -27,8 +27,8 @@ from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, CapRa
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import ms_from_time
+from breakwater.policy.budget import Period
 from breakwater.policy.ledger import Figures, Ledger, Place, figures_of, places_of
-from breakwater.policy.periods import Period
 from breakwater.state.budget_counters import BudgetCounters, Notes, Repair, Snapshot
 from breakwater.state.budgets import NotFilled
 

@@ -17,9 +17,8 @@ from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import time_from_ms
 from breakwater.outage import Outages
-from breakwater.policy.budget import CapTable, Counter, in_force, reached
+from breakwater.policy.budget import CapTable, Counter, Period, in_force, periods_at, reached
 from breakwater.policy.ledger import charged_at
-from breakwater.policy.periods import Period, periods_at
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets, NotFilled, Settlement, Totals
 

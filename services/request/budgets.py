@@ -24,9 +24,8 @@ from breakwater.contracts.types import Message, is_identifier, ms_from_time, tim
 from breakwater.contracts.validation import FieldError
 from breakwater.errors import Unavailable
 from breakwater.policy.alert_texts import money_text
-from breakwater.policy.budget import OTHERS, CapTable, Counter, in_force
+from breakwater.policy.budget import OTHERS, WINDOWS, CapTable, Counter, Period, in_force, periods_at
 from breakwater.policy.ledger import Figures
-from breakwater.policy.periods import WINDOWS, Period, periods_at
 from breakwater.state.budget_counters import BudgetCounters, Filled, PeriodCounters, Snapshot
 from breakwater.state.budgets import NotFilled
 from services.request.parsing import suggestion

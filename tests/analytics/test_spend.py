@@ -14,8 +14,8 @@ from breakwater.analytics.rows import attempt_row, budget_row
 from breakwater.analytics.spend import budget_notes, spend, stored_upto
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import time_from_ms
+from breakwater.policy.budget import Period, period, periods_since
 from breakwater.policy.ledger import Figures, Ledger, charged_at, ledger
-from breakwater.policy.periods import Period, period, periods_since
 from tests.analytics.samples import attempt, budget_event, full_budget_event, repair
 
 BERLIN = ZoneInfo("Europe/Berlin")

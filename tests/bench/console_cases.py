@@ -15,8 +15,8 @@ from breakwater.analytics.search import Cursor, Filters
 from breakwater.analytics.window import Window
 from breakwater.contracts.events import Window as BudgetWindow
 from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.policy.budget import period
 from breakwater.policy.forecast import recent_from
-from breakwater.policy.periods import period
 
 AGENT = "support-triage"
 """The busiest one."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from breakwater.contracts.events import Window
 from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.policy.periods import WINDOWS, period, periods_at, periods_since
+from breakwater.policy.budget import WINDOWS, period, periods_at, periods_since
 
 BERLIN = ZoneInfo("Europe/Berlin")
 HOUR_MS = 3_600_000

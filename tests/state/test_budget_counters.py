@@ -11,8 +11,8 @@ import pytest
 
 from breakwater.contracts.events import CapRaise
 from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.policy.budget import Period, periods_at
 from breakwater.policy.ledger import Figures, Place
-from breakwater.policy.periods import Period, periods_at
 from breakwater.state.budget_counters import BudgetCounters, Filled, Notes, Repair
 from breakwater.state.budgets import BLOCK, Budgets, block_key, period_key
 from breakwater.state.connection import Redis

@@ -20,9 +20,8 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from breakwater.contracts.events import CapRaise, Enforcement, Window
 from breakwater.contracts.execution import Attempt
-from breakwater.policy.budget import Caps, CapTable, Counter, fits, scope_keys
+from breakwater.policy.budget import WINDOWS, Caps, CapTable, Counter, fits, periods_at, periods_since, scope_keys
 from breakwater.policy.ledger import Figures, Place, figures_of, ledger, places_of
-from breakwater.policy.periods import WINDOWS, periods_at, periods_since
 from breakwater.state.budget_counters import KEEP, BudgetCounters, Notes
 from breakwater.state.budgets import LEASES, Budgets, CountersLost, NotFilled, OverBudget, Reserved, Settlement
 from tests.contracts.test_messages import attempt

@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.policy.budget import WINDOWS, Period, Periods, periods_since
 from breakwater.policy.ledger import Figures, Place, ledger
-from breakwater.policy.periods import WINDOWS, Period, Periods, periods_since
 from breakwater.state import budget_counters, budgets
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets, OverBudget, PeriodChanged, Reserved, Settlement

@@ -19,9 +19,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.policy.budget import Caps, CapTable, Counter
+from breakwater.policy.budget import WINDOWS, Caps, CapTable, Counter
 from breakwater.policy.ledger import Figures, ledger
-from breakwater.policy.periods import WINDOWS
 from breakwater.state.budget_counters import BudgetCounters, Snapshot
 from breakwater.state.budgets import Budgets, PeriodChanged, Reserved, Settlement
 from breakwater.state.connection import Redis, ScriptCall

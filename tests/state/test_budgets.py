@@ -14,9 +14,8 @@ from redis.exceptions import ResponseError
 
 from breakwater.contracts.events import CapRaise, Enforcement, Window
 from breakwater.contracts.types import ms_from_time
-from breakwater.policy.budget import Caps, CapTable, Counter
+from breakwater.policy.budget import WINDOWS, Caps, CapTable, Counter, period
 from breakwater.policy.ledger import Figures, Ledger
-from breakwater.policy.periods import WINDOWS, period
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import (
     LEASES,

@@ -24,9 +24,8 @@ from breakwater.analytics.schema import ATTEMPTS, BUDGET_EVENTS
 from breakwater.analytics.window import SETTINGS, whole_sum
 from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.policy.budget import scope_keys
+from breakwater.policy.budget import Period, period, scope_keys
 from breakwater.policy.ledger import Figures, Place
-from breakwater.policy.periods import Period, period
 
 _MARGIN_MS = 2 * 24 * 3600 * 1000
 """How far apart the two times of an attempt may lie: `started_at`, by a worker's clock, which partitions the table, and

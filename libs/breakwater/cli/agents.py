@@ -197,7 +197,7 @@ async def _summaries(url: str, since: datetime) -> dict[str, AgentSummary]:
 
 
 async def _spent_today(url: str, config: Config) -> dict[str, int]:
-    from breakwater.policy.periods import period
+    from breakwater.policy.budget import period
     from breakwater.state.budget_counters import BudgetCounters
 
     zone = config.budgets.zone

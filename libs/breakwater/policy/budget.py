@@ -1,4 +1,4 @@
-"""Which budgets a call is held against, which thresholds a new total reaches, and the arithmetic of every cap.
+"""Budgets: the calendar periods they are of, the thresholds that a new total reaches, and the arithmetic of every cap.
 
 The worst case of a call is reserved before it is made, and replaced by what it cost when it has ended. As it is asked
 for against what was spent and what is reserved for others, calls at the same time can't pass a cap together. The
@@ -9,14 +9,75 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Literal
+from zoneinfo import ZoneInfo
 
 from pydantic import Field, field_validator
 
 from breakwater.contracts.events import Enforcement, Scope, Window
 from breakwater.contracts.execution import Attempt
-from breakwater.contracts.types import Message, UsdAmount
-from breakwater.policy.periods import WINDOWS
+from breakwater.contracts.types import Message, UsdAmount, ms_from_time, time_from_ms
+
+WINDOWS: tuple[Window, Window] = ("daily", "monthly")
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A calendar day or month: its name (`2026-11-21`, `2026-11`), and from when to when in ms since the epoch."""
+
+    window: Window
+    name: str
+    start_ms: int
+    end_ms: int
+    """The first moment that is no longer part of it."""
+
+    def holds(self, moment_ms: int) -> bool:
+        """Whether a moment lies in it."""
+        return self.start_ms <= moment_ms < self.end_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Periods:
+    """The day and the month of one moment."""
+
+    day: Period
+    month: Period
+
+    def of(self, window: Window) -> Period:
+        """The one of a window."""
+        return self.day if window == "daily" else self.month
+
+
+def period(window: Window, moment: datetime, zone: ZoneInfo) -> Period:
+    """The calendar period of a time zone in which a moment lies. Days of 23 and 25 hours are handled by the zone."""
+    # Wall-clock arithmetic: it begins and ends at midnight there, whatever the offset is by then.
+    midnight = moment.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
+    if window == "daily":
+        name, first, following = f"{midnight:%Y-%m-%d}", midnight, midnight + timedelta(days=1)
+    else:
+        first = midnight.replace(day=1)
+        name, following = f"{first:%Y-%m}", (first + timedelta(days=32)).replace(day=1)
+    return Period(window, name, ms_from_time(first), ms_from_time(following))
+
+
+def periods_at(moment: datetime, zone: ZoneInfo) -> Periods:
+    """The day and the month of a moment."""
+    return Periods(period("daily", moment, zone), period("monthly", moment, zone))
+
+
+def periods_since(earliest: datetime, now: datetime, zone: ZoneInfo) -> tuple[Period, ...]:
+    """All days and months that have any moment from `earliest` to `now` in them, the days first, in their order."""
+    found: list[Period] = []
+    for window in WINDOWS:
+        current = period(window, earliest, zone)
+        last = period(window, now, zone)
+        while current.start_ms < last.start_ms:
+            found.append(current)
+            current = period(window, time_from_ms(current.end_ms), zone)
+        found.append(last)
+    return tuple(found)
+
 
 OTHERS = "*"
 """Among the tenants of the config: every one that is not named there, each by itself."""

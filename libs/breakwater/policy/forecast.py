@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from breakwater.policy.periods import Period
+from breakwater.policy.budget import Period
 
 RECENT_PARTS = 8
 """The last part is an eighth of the period: three hours of a day, nearly four days of a month."""

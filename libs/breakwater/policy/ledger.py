@@ -9,8 +9,7 @@ from datetime import datetime
 from zoneinfo import ZoneInfo
 
 from breakwater.contracts.execution import Attempt
-from breakwater.policy.budget import scope_keys
-from breakwater.policy.periods import periods_at
+from breakwater.policy.budget import periods_at, scope_keys
 
 
 @dataclass(frozen=True, slots=True)

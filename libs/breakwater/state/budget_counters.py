@@ -15,9 +15,8 @@ from zoneinfo import ZoneInfo
 from redis.exceptions import ResponseError
 
 from breakwater.contracts.events import CapRaise
-from breakwater.policy.budget import scope_keys
+from breakwater.policy.budget import Period, periods_since, scope_keys
 from breakwater.policy.ledger import FIGURES, Figures, Ledger, Place
-from breakwater.policy.periods import Period, periods_since
 from breakwater.state.budgets import (
     BLOCK,
     FILLED,

@@ -17,9 +17,8 @@ from zoneinfo import ZoneInfo
 from breakwater.contracts.events import Window
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.policy.budget import Counter, scope_keys
+from breakwater.policy.budget import WINDOWS, Counter, Period, Periods, period, periods_at, scope_keys
 from breakwater.policy.ledger import Figures, charged_at, figures_of
-from breakwater.policy.periods import WINDOWS, Period, Periods, period, periods_at
 from breakwater.state.connection import Argument, Redis, Script, ScriptCall, translated
 
 KEEP_MS = 3 * 24 * 3_600_000

@@ -31,8 +31,7 @@ from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
 from breakwater.metrics import BudgetMetrics
-from breakwater.policy.budget import Caps, CapTable
-from breakwater.policy.periods import Period, periods_at
+from breakwater.policy.budget import Caps, CapTable, Period, periods_at
 from breakwater.reconciliation import BudgetComparison, RecordedSpend, compare
 from breakwater.state.budget_counters import BudgetCounters, Filled
 from breakwater.state.budgets import Budgets, NotFilled, Reserved, Settlement, period_key

@@ -14,8 +14,7 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts.events import BudgetEvent, CapRaise
 from breakwater.contracts.execution import Attempt
-from breakwater.policy.budget import Caps, CapTable
-from breakwater.policy.periods import periods_at
+from breakwater.policy.budget import Caps, CapTable, periods_at
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets
 from breakwater.state.connection import Redis

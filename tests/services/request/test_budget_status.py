@@ -9,9 +9,8 @@ from breakwater.config import parse_config
 from breakwater.contracts.api import BudgetStatus, EstimateAccuracy
 from breakwater.contracts.events import CapRaise
 from breakwater.contracts.types import NANO_PER_USD
-from breakwater.policy.budget import CapTable
+from breakwater.policy.budget import CapTable, periods_at
 from breakwater.policy.ledger import Figures, Ledger
-from breakwater.policy.periods import periods_at
 from breakwater.state.budget_counters import BudgetCounters, Notes
 from breakwater.state.budgets import Budgets
 from breakwater.state.connection import Redis

@@ -17,8 +17,8 @@ from breakwater.config import parse_config
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
 from breakwater.contracts.types import NANO_PER_USD
+from breakwater.policy.budget import Periods, periods_at
 from breakwater.policy.ledger import Figures, Ledger
-from breakwater.policy.periods import Periods, periods_at
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import FILLED, NotFilled
 from breakwater.state.connection import Redis, StateUnavailable

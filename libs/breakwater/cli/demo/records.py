@@ -13,8 +13,8 @@ from breakwater.analytics.queries import AgentSummary, agent_summaries
 from breakwater.cli.demo.reconciliation import ProviderCall, RedisCounters
 from breakwater.cli.errors import unreachable
 from breakwater.contracts.types import nano_from_usd
+from breakwater.policy.budget import periods_since
 from breakwater.policy.ledger import Figures
-from breakwater.policy.periods import periods_since
 from breakwater.state.budget_counters import BudgetCounters
 
 T = TypeVar("T")
