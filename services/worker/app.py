@@ -8,8 +8,8 @@ from faststream import FastStream
 
 from breakwater import background
 from breakwater.bus.broker import connection_of, make_app, make_broker, on_batch, on_each
+from breakwater.bus.delivery import WAKER_BATCH, WAKER_LINGER_S, Waker
 from breakwater.bus.lookup import Lookup
-from breakwater.bus.parking import WAKER_BATCH, WAKER_LINGER_S, Waker
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.config import Config, LiveCaps

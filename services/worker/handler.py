@@ -12,9 +12,8 @@ from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json
 
 from breakwater import background, tracing
-from breakwater.bus.delivery import Delivery, heartbeat
+from breakwater.bus.delivery import Delivery, heartbeat, park, parked_execution, queued_at
 from breakwater.bus.errors import PublishRefused
-from breakwater.bus.parking import park, parked_execution, queued_at
 from breakwater.bus.publisher import new_traceparent
 from breakwater.config import Agent, objection
 from breakwater.contracts import subjects

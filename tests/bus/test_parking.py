@@ -16,9 +16,8 @@ from nats.aio.client import Client
 from structlog.testing import capture_logs
 
 from breakwater.bus.broker import connection_of, make_broker, on_batch, on_each
-from breakwater.bus.delivery import Delivery
+from breakwater.bus.delivery import WAKER_BATCH, WAKER_LINGER_S, Delivery, Waker, park, parked_execution, queued_at
 from breakwater.bus.errors import BusUnavailable, PublishRefused
-from breakwater.bus.parking import WAKER_BATCH, WAKER_LINGER_S, Waker, park, parked_execution, queued_at
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import ACK_WAIT_S, PARKED_CONSUMER, Plan, worker_consumer

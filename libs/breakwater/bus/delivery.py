@@ -1,20 +1,31 @@
-"""A message as handlers see it, the rules of acknowledging it, and keeping it where it can't be handled."""
+"""A message as handlers see it: acknowledged, parked for long, or kept as a dead letter where it can't be handled.
+
+A job that is given back to JOBS with a delay still counts towards its consumer's `max_ack_pending`, which is its
+agent's concurrency. So it is published to PARKED, and the original is acknowledged; when it is due, it is published
+back to JOBS. A crash between two of these steps leaves at most a second message of the same execution, which its id
+makes harmless.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, Iterable, Mapping
+import re
+from collections.abc import AsyncGenerator, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime
+from datetime import UTC, datetime
 
 import nats.errors
 from nats.aio.msg import Msg
 
+from breakwater.bus.errors import BusUnavailable, NoStream, PublishRefused
 from breakwater.bus.publisher import Publisher, Stored
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts import subjects
 from breakwater.contracts.events import DeadLetter
+from breakwater.contracts.subjects import Header, decode_token, encode_token
+from breakwater.contracts.types import format_time, is_identifier, ms_from_time
+from breakwater.outage import Outage
 
 ACK_TIMEOUT_S = 5.0
 
@@ -134,3 +145,152 @@ async def dead_letter(
     subject = subjects.dead_letter(reason, agent or "unknown")
     original = f"dlq/{delivery.stream}/{delivery.sequence}"
     return await publisher.event(subject, dead_letter, id=f"{original}/{consumer}" if consumer else original, at=at)
+
+
+RETRY_S = 5.0
+"""How long a job that is due waits, when its queue does not take it."""
+
+WAKER_BATCH = 256
+WAKER_LINGER_S = 0.25
+"""How long messages are gathered; what a job may wake late by. One by one, each costs the worker ten times as much."""
+
+_SHORTEST_S = 0.001
+
+# What the client library agrees to send; other libraries agree to more.
+_SENDABLE = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+
+
+async def park(publisher: Publisher, delivery: Delivery, *, agent: str, execution_id: str, due: datetime) -> None:
+    """Stores a job on PARKED until it is due; after that, the delivery is to be acknowledged.
+
+    Doing it twice for the same message and time stores one message.
+
+    Args:
+        publisher: of a user that may publish to `bw.parked.>`.
+        delivery: the job, from JOBS.
+        agent: whose queue it goes back to.
+        execution_id: which execution it is.
+        due: when.
+
+    Raises:
+        BusUnavailable: not stored for sure; try again, and do not acknowledge the delivery.
+        PublishRefused: PARKED is full, or the job with its headers over the server's limit: it must wait in JOBS.
+    """
+    token = encode_token(execution_id)
+    headers = _carried(delivery.headers) | {
+        # With its place in JOBS: another message of the same execution waits for an answer of its own.
+        Header.MSG_ID.value: f"{token}/parked/{delivery.sequence}/{ms_from_time(due)}",
+        Header.DUE.value: format_time(due),
+        Header.EXECUTION_ID.value: token,
+        Header.QUEUED_AT.value: format_time(queued_at(delivery.headers, delivery.published_at)),
+    }
+    try:
+        await publisher.raw(subjects.parked(agent, execution_id), delivery.data, headers)
+    except NoStream as error:
+        # PARKED is always there: a cluster is choosing its new leader.
+        raise BusUnavailable(str(error)) from error
+
+
+class Waker:
+    """Puts parked jobs back into their queues when they are due."""
+
+    def __init__(
+        self, publisher: Publisher, agents: Container[str], *, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        """Takes what it needs.
+
+        Args:
+            publisher: of a user that may publish to `bw.jobs.>` and `bw.dlq.>`.
+            agents: the names of those that are configured.
+            now: the clock.
+        """
+        self._publisher = publisher
+        self._agents = agents
+        self._now = now
+        self._outages: dict[str, Outage] = {}
+
+    async def handle_all(self, deliveries: Sequence[Delivery]) -> None:
+        """Handles deliveries of parked jobs, each by itself."""
+        await asyncio.gather(*(self.handle(delivery) for delivery in deliveries))
+
+    async def handle(self, delivery: Delivery) -> None:
+        """Handles one delivery of a parked job: back to sleep, or back to its queue."""
+        now = self._now()
+        due = _time(delivery.headers.get(Header.DUE.value)) or now
+        if due > now:
+            await delivery.retry_in(max((due - now).total_seconds(), _SHORTEST_S))
+            return
+        agent, execution_id = subjects.names_of_parked(delivery.subject)
+        outage = self._outages.setdefault(agent, Outage(subjects.job(agent)))
+        try:
+            await self._wake(delivery, agent, execution_id, due)
+        except (BusUnavailable, PublishRefused) as error:
+            outage.failed(error)
+            await delivery.retry_in(RETRY_S)
+            return
+        outage.worked()
+        # Unconfirmed, it comes again, and JOBS knows its id.
+        await delivery.ack_sync()
+
+    async def _wake(self, delivery: Delivery, agent: str, execution_id: str, due: datetime) -> None:
+        token = encode_token(execution_id)
+        headers = _carried(delivery.headers) | {
+            Header.MSG_ID.value: f"{token}/woken/{delivery.sequence}/{ms_from_time(due)}",
+            Header.EXECUTION_ID.value: token,
+        }
+        try:
+            await self._publisher.raw(subjects.job(agent), delivery.data, headers)
+        except NoStream as error:
+            # A cluster that is choosing the leader of JOBS answers the same; the config tells one from the other.
+            if agent in self._agents:
+                raise
+            await dead_letter(
+                self._publisher,
+                delivery,
+                reason="unknown_agent",
+                error=f"the agent {agent!r} was taken out of the config while its job waited: {error}",
+                agent=agent,
+                at=self._now(),
+                execution_id=execution_id,
+            )
+
+
+def parked_execution(headers: Mapping[str, str]) -> str | None:
+    """Which execution a job is that comes from PARKED; None for one that was never there."""
+    token = headers.get(Header.EXECUTION_ID.value)
+    if token is None:
+        return None
+    try:
+        execution_id = decode_token(token)
+    except UnicodeDecodeError:
+        return None
+    return execution_id if is_identifier(execution_id) else None
+
+
+def queued_at(headers: Mapping[str, str], default: datetime) -> datetime:
+    """When a job was accepted first; `default`, when its message was stored, for one that was never parked."""
+    queued_at = _time(headers.get(Header.QUEUED_AT.value))
+    return default if queued_at is None else min(queued_at, default)
+
+
+def _time(text: str | None) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else None
+
+
+def _carried(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a job that go with it to the other stream.
+
+    Not those to the server: what was expected of one stream is not of the other. And not the promise that there is no
+    earlier message of this execution: from now on there is one.
+    """
+    return {
+        name: value
+        for name, value in headers.items()
+        if not name.lower().startswith("nats-")
+        and name not in (Header.UNIQUE_ID.value, Header.DUE.value)
+        and _SENDABLE.fullmatch(name)
+    }

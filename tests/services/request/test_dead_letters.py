@@ -14,7 +14,7 @@ import pytest_asyncio
 from nats.js.api import StreamConfig
 
 from breakwater.api_keys import create_key
-from breakwater.bus.parking import Waker
+from breakwater.bus.delivery import Waker
 from breakwater.bus.permissions import GRANTS, inbox_prefix, render
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher

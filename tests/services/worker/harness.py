@@ -24,9 +24,8 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from breakwater import background
-from breakwater.bus.delivery import Delivery
+from breakwater.bus.delivery import Delivery, Waker
 from breakwater.bus.lookup import Lookup
-from breakwater.bus.parking import Waker
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
