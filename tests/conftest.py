@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -70,6 +71,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items += others
 
 
+def _take_interrupts() -> None:
+    """Undoes what a shell does to a command in the background: programs that the tests interrupt would ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_take_interrupts()
 _keep_files_in_memory()
 # Before xdist starts its workers, which so share the cache.
 _bytecode = _cache_bytecode()
