@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
-from breakwater.policy.breaker_rules import BreakerKey
+from breakwater.policy.breaker import BreakerKey
 from breakwater.state.breakers import Breakers
 
 _TRANSITIONS = TypeAdapter(list[BreakerTransition])

@@ -17,8 +17,7 @@ from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import ms_from_time
 from breakwater.outage import Outages
-from breakwater.policy.breaker import Observation, observe
-from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
+from breakwater.policy.breaker import BreakerKey, BreakerRules, Observation, observe
 from breakwater.policy.health import failed
 from breakwater.policy.transitions import transition
 from breakwater.state.breakers import Breakers, Loaded, Saving

@@ -21,7 +21,7 @@ from breakwater.contracts.events import BreakerTransition, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import ms_from_time
-from breakwater.policy.breaker_rules import BreakerKey
+from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip, outcome_of
 from breakwater.policy.transitions import recalled
 from breakwater.state.breakers import Breakers, Loaded, Saving

@@ -11,8 +11,7 @@ from breakwater.contracts.api import AgentHealth, BreakerStatus, ModelHealth
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message, format_time, time_from_ms
 from breakwater.contracts.validation import FieldError
-from breakwater.policy.breaker import Breaker, consecutive_failures
-from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
+from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, consecutive_failures
 from breakwater.policy.health import health_of_agent, health_of_model
 from breakwater.state.breakers import Breakers, Loaded
 from breakwater.state.connection import StateUnavailable

@@ -13,8 +13,7 @@ from breakwater.contracts.api import BreakerList, BreakerRequest, UnchangedBreak
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError
-from breakwater.policy.breaker import Breaker, Change, isolate, reset
-from breakwater.policy.breaker_rules import ALL, BreakerKey, BreakerRules
+from breakwater.policy.breaker import ALL, Breaker, BreakerKey, BreakerRules, Change, isolate, reset
 from breakwater.policy.transitions import transition
 from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving
 from breakwater.state.connection import StateUnavailable

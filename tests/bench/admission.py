@@ -40,8 +40,7 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, parse_config
 from breakwater.contracts.job import Job
-from breakwater.policy.breaker import Breaker
-from breakwater.policy.breaker_rules import BreakerKey
+from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.policy.guard import Trip
 from breakwater.state.breakers import Saving
 from breakwater.state.budget_counters import BudgetCounters

@@ -19,7 +19,7 @@ from breakwater.cli.executions import ListsOrShows
 from breakwater.cli.main import app
 from breakwater.contracts.channels import CHANNELS
 from breakwater.contracts.events import Scope
-from breakwater.policy.breaker_rules import BreakerRules
+from breakwater.policy.breaker import BreakerRules
 from breakwater.settings import Settings
 from services.__main__ import NAMES
 from services.request.openapi import document

@@ -14,8 +14,7 @@ from breakwater.bus.provision import provision
 from breakwater.cli.setup import bus_plan
 from breakwater.config import load_config
 from breakwater.contracts import subjects
-from breakwater.policy.breaker import Breaker, isolate
-from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
+from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, isolate
 from breakwater.policy.transitions import transition
 from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.connection import Redis

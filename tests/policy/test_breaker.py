@@ -13,12 +13,17 @@ from pydantic import ValidationError
 from breakwater.config import ConfigError, parse_config
 from breakwater.contracts.events import BreakerState
 from breakwater.policy.breaker import (
+    ALL,
     MAX_ERRORS_SEEN,
+    MAX_KEPT,
     SLICES,
     Breaker,
+    BreakerKey,
+    BreakerRules,
     Change,
     Failure,
     Observation,
+    Preset,
     calls_within,
     consecutive_failures,
     cooldown_ms,
@@ -27,7 +32,6 @@ from breakwater.policy.breaker import (
     observe,
     reset,
 )
-from breakwater.policy.breaker_rules import ALL, MAX_KEPT, BreakerKey, BreakerRules, Preset
 from breakwater.policy.classify import error_identity
 
 NOW = 1_795_000_000_000

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from breakwater.contracts.events import BreakerState
-from breakwater.policy.breaker import Breaker, Observation, isolate, observe, reset
-from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
+from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Observation, isolate, observe, reset
 from breakwater.state.breakers import BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
 from tests.servers import RunningServer
 from tests.state.machine import RedisMachine, run_for_steps

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from breakwater.policy.breaker import Breaker, Failure, Slice, isolate, reset
-from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
+from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Failure, Slice, isolate, reset
 from breakwater.state.breakers import ALIVE_MS, KEEP_MS, BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.state.connection import Redis, StateUnavailable
 

@@ -19,7 +19,7 @@ from breakwater.cli.plane import JsonOption
 if TYPE_CHECKING:
     from breakwater.config import Agent, Alerts, Config
     from breakwater.policy.addresses import Network
-    from breakwater.policy.breaker_rules import BreakerRules
+    from breakwater.policy.breaker import BreakerRules
     from breakwater.policy.budget import Caps
     from breakwater.policy.guard import ConfidenceRules, GuardRules
     from breakwater.policy.rate_limit import RateLimit

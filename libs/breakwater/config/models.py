@@ -13,7 +13,7 @@ from breakwater.config.alerts import Alerts
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Identifier, Message, ModelId, Off, UsdAmount
 from breakwater.contracts.validation import FieldError
-from breakwater.policy.breaker_rules import ALL, BreakerKey, BreakerRules, with_preset
+from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, with_preset
 from breakwater.policy.budget import Caps, CapTable
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.output import OutputRules

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.policy.breaker import Breaker, Change, consecutive_failures, errors_within
-from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
+from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Change, consecutive_failures, errors_within
 from breakwater.policy.health import health_of_model
 
 

@@ -9,8 +9,7 @@ from typing import cast
 
 from breakwater.contracts.events import BreakerState
 from breakwater.contracts.subjects import decode_token
-from breakwater.policy.breaker import Breaker, Failure, Slice
-from breakwater.policy.breaker_rules import BreakerKey
+from breakwater.policy.breaker import Breaker, BreakerKey, Failure, Slice
 from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
 KEEP_MS = 7 * 24 * 3_600_000

@@ -13,7 +13,7 @@ from breakwater.contracts.execution import ErrorInfo
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.metrics import WorkerMetrics
 from breakwater.outage import Outage
-from breakwater.policy.breaker_rules import BreakerKey
+from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.transitions import half_opened
 from breakwater.state.breakers import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
 from breakwater.state.connection import ScriptCall, StateUnavailable

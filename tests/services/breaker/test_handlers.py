@@ -6,7 +6,7 @@ from typing import Any
 import redis.asyncio as aioredis
 
 from breakwater.contracts import subjects
-from breakwater.policy.breaker_rules import BreakerKey
+from breakwater.policy.breaker import BreakerKey
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
 from tests.helpers import until

@@ -37,8 +37,7 @@ from breakwater.contracts.execution import Result
 from breakwater.contracts.subjects import Stream
 from breakwater.embedded.ports import free_port
 from breakwater.policy.alert_rules import Reminders
-from breakwater.policy.breaker import Breaker
-from breakwater.policy.breaker_rules import BreakerKey
+from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.policy.incidents import IncidentRules, decide
 from breakwater.policy.signals import Firing
 from breakwater.settings import Settings

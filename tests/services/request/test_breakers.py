@@ -7,8 +7,7 @@ import structlog.testing
 from breakwater.api_keys import create_key
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
-from breakwater.policy.breaker import Breaker, Failure
-from breakwater.policy.breaker_rules import BreakerKey, BreakerRules
+from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Failure
 from breakwater.policy.transitions import half_opened
 from breakwater.state.breakers import UNSAVED, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.state.connection import Redis

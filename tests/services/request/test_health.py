@@ -9,8 +9,7 @@ import pytest
 from breakwater.config import Config, parse_config
 from breakwater.contracts.api import AgentHealth
 from breakwater.contracts.types import time_from_ms
-from breakwater.policy.breaker import Breaker, Failure
-from breakwater.policy.breaker_rules import BreakerKey
+from breakwater.policy.breaker import Breaker, BreakerKey, Failure
 from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
 from breakwater.state.health import EndedCall, Healths

@@ -2,8 +2,7 @@
 
 import pytest
 
-from breakwater.policy.breaker import Breaker
-from breakwater.policy.breaker_rules import BreakerKey
+from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
 from tests.services.request.conftest import Door, new_id, publish_result, put_breaker, redis_ms, result_of

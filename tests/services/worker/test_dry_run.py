@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.policy.breaker_rules import BreakerKey
+from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip
 from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.budget_counters import BudgetCounters

@@ -16,7 +16,7 @@ from breakwater.config import parse_config
 from breakwater.contracts.execution import ErrorInfo
 from breakwater.contracts.job import Job
 from breakwater.metrics import WorkerMetrics
-from breakwater.policy.breaker_rules import BreakerKey
+from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip
 from breakwater.state.breakers import Saving
 from breakwater.state.connection import Script, ScriptCall
