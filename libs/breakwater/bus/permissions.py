@@ -79,6 +79,15 @@ def reads(*streams: Stream) -> tuple[str, ...]:
     )
 
 
+def _below(*kinds: str) -> tuple[str, ...]:
+    """All of our subjects of some kinds: `bw.<kind>.>`."""
+    return tuple(f"bw.{kind}.>" for kind in kinds)
+
+
+def _api(*calls: str) -> tuple[str, ...]:
+    return tuple(f"$JS.API.{call}" for call in calls)
+
+
 def _grant(user: str, *, publish: Iterable[str], subscribe: Iterable[str] = (), answers: bool = False) -> Grant:
     return Grant(user, tuple(publish), (f"{inbox_prefix(user)}.>", *subscribe), answers)
 
@@ -109,40 +118,28 @@ GRANTS = (
     _grant(
         "request",
         publish=(
-            "bw.jobs.>",
-            # That a job is queued.
-            "bw.progress.>",
-            # What a person resets, or forces open; budgets: a cap that a person raises.
-            "bw.breakers.>",
-            "bw.guards.>",
-            "bw.budgets.>",
+            # A job, and that it is queued; what a person resets, or forces open; budgets: a cap that a person raises.
+            *_below("jobs", "progress", "breakers", "guards", "budgets"),
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
             # Dead letters: how many there are, and which of them were run again.
             f"$JS.API.STREAM.INFO.{Stream.DLQ}",
             "bw.replayed.*",
             # Incidents that a person acknowledges or resolves; and what a channel shall try again, or be tested with.
-            "bw.alerts.>",
-            "bw.alerter.replays.>",
-            "bw.alerter.test.*",
+            *_below("alerts", "alerter.replays"),
+            CHANNEL_TESTS,
             f"$JS.API.STREAM.INFO.{Stream.ALERTS}",
             *reads(Stream.ALERTS, Stream.ALERTER),
             # It compares the budgets with the record for whoever asks.
             *RECORD,
             *BACKLOGS,
         ),
-        subscribe=("bw.results.>", "bw.progress.>"),
+        subscribe=_below("results", "progress"),
     ),
     _grant(
         "worker",
         publish=(
-            "bw.attempts.>",
-            "bw.executions.>",
             # Breakers: from open to half-open, when it takes the probe.
-            "bw.breakers.>",
-            "bw.guards.>",
-            "bw.progress.>",
-            "bw.results.>",
-            "bw.dlq.>",
+            *_below("attempts", "executions", "breakers", "guards", "progress", "results", "dlq"),
             f"{CLIENT_INBOX}.>",
             f"{REPLIES}.>",
             # All consumers of JOBS are the worker's, one for each agent: a new agent needs no new grant.
@@ -157,8 +154,7 @@ GRANTS = (
     _grant(
         "breaker",
         publish=(
-            "bw.breakers.>",
-            "bw.dlq.>",
+            *_below("breakers", "dlq"),
             *consumes(Stream.EVENTS, "breaker"),
             # When Redis was emptied, it builds its state anew from what is stored.
             f"$JS.API.STREAM.INFO.{Stream.EVENTS}",
@@ -168,8 +164,7 @@ GRANTS = (
     _grant(
         "budget",
         publish=(
-            "bw.budgets.>",
-            "bw.dlq.>",
+            *_below("budgets", "dlq"),
             *consumes(Stream.EVENTS, "budget"),
             # When Redis was emptied, it builds its state anew from what is stored; else it compares the two.
             *RECORD,
@@ -179,17 +174,14 @@ GRANTS = (
     _grant(
         "alerter",
         publish=(
-            "bw.alerts.>",
-            "bw.dlq.>",
+            *_below("alerts", "dlq"),
             *consumes(Stream.EVENTS, ALERTER_EVENTS, ALERTER_EXECUTIONS),
             *consumes(Stream.DLQ, ALERTER_DEAD_LETTERS),
             # Each channel has a consumer of its name: a new channel needs no new grant.
             *consumes(Stream.ALERTS, "*"),
             # What it has to remember: who leads, which messages it may update, baselines.
             ALERTER_LEADER,
-            "bw.alerter.sent.>",
-            "bw.alerter.disabled.>",
-            "bw.alerter.baselines.>",
+            *_below("alerter.sent", "alerter.disabled", "alerter.baselines"),
             *consumes(Stream.ALERTER, ALERTER_REPLAYS),
             f"$JS.API.STREAM.INFO.{Stream.ALERTS}",
             *reads(Stream.ALERTS, Stream.ALERTER),
@@ -205,17 +197,9 @@ GRANTS = (
         "setup",
         # Neither deletes nor purges: no mistake of an administrator's script empties a stream.
         publish=(
-            "$JS.API.INFO",
-            "$JS.API.STREAM.INFO.>",
-            "$JS.API.STREAM.LIST",
-            "$JS.API.STREAM.NAMES",
-            "$JS.API.STREAM.CREATE.>",
-            "$JS.API.STREAM.UPDATE.>",
-            "$JS.API.CONSUMER.INFO.>",
-            "$JS.API.CONSUMER.LIST.>",
-            "$JS.API.CONSUMER.NAMES.>",
-            "$JS.API.CONSUMER.CREATE.>",
-            "$JS.API.CONSUMER.DURABLE.CREATE.>",
+            *_api("INFO", "STREAM.INFO.>", "STREAM.LIST", "STREAM.NAMES", "STREAM.CREATE.>", "STREAM.UPDATE.>"),
+            *_api("CONSUMER.INFO.>", "CONSUMER.LIST.>", "CONSUMER.NAMES.>"),
+            *_api("CONSUMER.CREATE.>", "CONSUMER.DURABLE.CREATE.>"),
             *reads(*Stream),
             "bw.jobs.>",
         ),
@@ -229,14 +213,7 @@ GRANTS = (
             *reads(Stream.EVENTS, Stream.ALERTS, Stream.RESULTS),
         ),
         subscribe=(
-            "bw.attempts.>",
-            "bw.executions.>",
-            "bw.breakers.>",
-            "bw.budgets.>",
-            "bw.guards.>",
-            "bw.alerts.>",
-            "bw.progress.>",
-            "bw.results.>",
+            *_below("attempts", "executions", "breakers", "budgets", "guards", "alerts", "progress", "results"),
             f"{REPLIES}.>",
         ),
     ),

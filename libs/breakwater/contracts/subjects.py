@@ -70,44 +70,48 @@ def decode_token(token: str) -> str:
     return unquote(token, errors="strict")
 
 
+def _subject(kind: str, *names: str) -> str:
+    return ".".join(("bw", kind, *map(encode_token, names)))
+
+
 def job(agent: str) -> str:
     """Where jobs for an agent are published (JOBS)."""
-    return f"bw.jobs.{encode_token(agent)}"
+    return _subject("jobs", agent)
 
 
 def parked(agent: str, execution_id: str) -> str:
     """Where a job sleeps that has to wait for long (PARKED). Internal: programs have nothing to do there."""
-    return f"bw.parked.{encode_token(agent)}.{encode_token(execution_id)}"
+    return _subject("parked", agent, execution_id)
 
 
 def attempt(agent: str, execution_id: str, number: int | str) -> str:
     """Where attempt `number` (from 1; or `*`) of an execution is recorded (EVENTS)."""
-    return f"bw.attempts.{encode_token(agent)}.{encode_token(execution_id)}.{number}"
+    return f"{_subject('attempts', agent, execution_id)}.{number}"
 
 
 def execution(agent: str, execution_id: str) -> str:
     """Where the one terminal record of an execution stands (EVENTS)."""
-    return f"bw.executions.{encode_token(agent)}.{encode_token(execution_id)}"
+    return _subject("executions", agent, execution_id)
 
 
 def breaker(agent: str, model: str) -> str:
     """Where transitions of a breaker are published (EVENTS)."""
-    return f"bw.breakers.{encode_token(agent)}.{encode_token(model)}"
+    return _subject("breakers", agent, model)
 
 
 def guard(agent: str) -> str:
     """Where trips and resets of task guards are published (EVENTS)."""
-    return f"bw.guards.{encode_token(agent)}"
+    return _subject("guards", agent)
 
 
 def budget(scope: str, window: str) -> str:
     """Where threshold crossings of a budget are published (EVENTS)."""
-    return f"bw.budgets.{encode_token(scope)}.{encode_token(window)}"
+    return _subject("budgets", scope, window)
 
 
 def alert(event: str) -> str:
     """Where alerts of a kind are published (ALERTS)."""
-    return f"bw.alerts.{encode_token(event)}"
+    return _subject("alerts", event)
 
 
 ALERTER_LEADER = "bw.alerter.leader"
@@ -120,37 +124,37 @@ CHANNEL_TESTS = "bw.alerter.test.*"
 
 def sent_message(channel: str, incident_id: str) -> str:
     """Where the message that a channel has of an incident is recorded, to be updated later (ALERTER)."""
-    return f"bw.alerter.sent.{encode_token(channel)}.{encode_token(incident_id)}"
+    return _subject("alerter.sent", channel, incident_id)
 
 
 def disabled_channel(channel: str) -> str:
     """Where it is recorded that a channel's receiver wants no more alerts (ALERTER)."""
-    return f"bw.alerter.disabled.{encode_token(channel)}"
+    return _subject("alerter.disabled", channel)
 
 
 def baseline(agent: str) -> str:
     """Where the baseline of an agent's figures is saved (ALERTER)."""
-    return f"bw.alerter.baselines.{encode_token(agent)}"
+    return _subject("alerter.baselines", agent)
 
 
 def alert_replay(channel: str, dead_letter_id: int) -> str:
     """Where an alert is put that a channel is to send once more (ALERTER). `dead_letter_id`: its sequence in DLQ."""
-    return f"bw.alerter.replays.{encode_token(channel)}.{dead_letter_id}"
+    return f"{_subject('alerter.replays', channel)}.{dead_letter_id}"
 
 
 def channel_test(channel: str) -> str:
     """Where an alerter is asked to send a test message; core NATS, not stored."""
-    return f"bw.alerter.test.{encode_token(channel)}"
+    return _subject("alerter.test", channel)
 
 
 def result(job_id: str) -> str:
     """Where the answer to a job is published, unredacted (RESULTS)."""
-    return f"bw.results.{encode_token(job_id)}"
+    return _subject("results", job_id)
 
 
 def dead_letter(reason: str, agent: str) -> str:
     """Where what could not be handled is kept (DLQ). An unknown agent is `unknown`."""
-    return f"bw.dlq.{encode_token(reason)}.{encode_token(agent or 'unknown')}"
+    return _subject("dlq", reason, agent or "unknown")
 
 
 def replayed(dead_letter_id: int) -> str:
@@ -160,7 +164,7 @@ def replayed(dead_letter_id: int) -> str:
 
 def progress(agent: str, execution_id: str) -> str:
     """Live progress of an execution; core NATS, not stored."""
-    return f"bw.progress.{encode_token(agent)}.{encode_token(execution_id)}"
+    return _subject("progress", agent, execution_id)
 
 
 def agent_of_job(subject: str) -> str:

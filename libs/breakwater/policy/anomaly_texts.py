@@ -27,31 +27,15 @@ def signals(agent: str, verdicts: Iterable[Verdict]) -> tuple[Signal, ...]:
 
 
 def _signal(agent: str, verdict: Verdict) -> Signal:
-    key = key_of("agent_anomaly", agent, verdict.measure)
+    key, name = key_of("agent_anomaly", agent, verdict.measure), _NAMES[verdict.measure]
     source_id = f"{encode_token(agent)}/{verdict.measure}/{verdict.minute}"
-    at = time_from_ms((verdict.minute + 1) * 60_000)
-    payload, name = _figures(agent, verdict), _NAMES[verdict.measure]
+    origin = (source_id, time_from_ms((verdict.minute + 1) * 60_000), _figures(agent, verdict))
     if verdict.change == "began":
-        return Firing(
-            key=key,
-            event="agent_anomaly",
-            title=f"{name} unusual: {agent}",
-            text=_began(agent, verdict),
-            source_id=source_id,
-            at=at,
-            payload=payload,
-            agent=agent,
-        )
+        title = f"{name} unusual: {agent}"
+        return Firing(key, "agent_anomaly", title, _began(agent, verdict), *origin, agent=agent)
     words = {"recovered": "back to normal", "accepted": "taken for usual now", "lapsed": "unknown, no calls"}
-    return Resolved(
-        key=key,
-        event="agent_anomaly",
-        title=f"{name} {words[verdict.change]}: {agent}",
-        text=_over(agent, verdict),
-        source_id=source_id,
-        at=at,
-        payload=payload,
-    )
+    title = f"{name} {words[verdict.change]}: {agent}"
+    return Resolved(key, "agent_anomaly", title, _over(agent, verdict), *origin)
 
 
 def _began(agent: str, verdict: Verdict) -> str:
