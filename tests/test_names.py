@@ -4,6 +4,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -29,11 +30,11 @@ INSTEAD = {
 _FORBIDDEN = re.compile(rf"(?<![a-z])(?<!dead_)({'|'.join(INSTEAD)})(?![a-z])")
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def trees() -> tuple[tuple[str, ast.Module], ...]:
     """Each module of ours by its path, parsed."""
-    for folder in "libs", "services":
-        for file in sorted((ROOT / folder).rglob("*.py")):
-            yield str(file.relative_to(ROOT)), ast.parse(file.read_text())
+    files = (file for folder in ("libs", "services") for file in sorted((ROOT / folder).rglob("*.py")))
+    return tuple((str(file.relative_to(ROOT)), ast.parse(file.read_text())) for file in files)
 
 
 def names_given(tree: ast.Module) -> Iterator[str]:

@@ -86,7 +86,11 @@ class Visitor:
         self.page.on("request", self._check_where)
 
     def open(self, path: str) -> None:
-        self.page.goto(self.plane.console_url + path)
+        """Opens a page, and once more where a part of it took too long: on a busy machine a person would, too."""
+        for _ in range(5):
+            self.page.goto(self.plane.console_url + path)
+            if not self.page.locator("p.problem").count():
+                return
 
     def shoot(self, name: str) -> None:
         """Keeps a picture of the whole page, where somebody wants them."""
