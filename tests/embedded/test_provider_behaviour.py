@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.embedded.provider import ScriptError, build_script, parse_script, price_nano
-from breakwater.embedded.provider.behaviour import Decision, decide, make_plans
+from breakwater.embedded.provider.behaviour import decide, make_plans
 from breakwater.embedded.provider.script import ErrorText, ProviderScript, nano_per_mtok
 from breakwater.embedded.provider.wire import (
     ChatRequest,
+    Decision,
     RequestRefusedError,
     error_headers,
     find_orphans,

@@ -9,14 +9,15 @@ from typing import Any, cast
 
 import orjson
 
-from breakwater.embedded.provider.script import ErrorText, ToolCall
+from breakwater.embedded.provider.script import ErrorText
 from breakwater.embedded.provider.wire import (
     REQUESTS_PER_MINUTE,
-    AnswerUsage,
     ChatRequest,
+    Decision,
     RequestRefusedError,
     read_object,
     summarise,
+    unlisted_error,
 )
 
 _PARAMS = frozenset(
@@ -125,32 +126,22 @@ def _orphan_tool_calls(orphans: tuple[str, ...]) -> ErrorText:
     )
 
 
-def write_completion(
-    *,
-    completion_id: str,
-    model: str,
-    created: int,  # noqa: ARG001  an answer of this interface has no time
-    content: str | None,
-    tool_calls: tuple[ToolCall, ...],
-    finish_reason: str,
-    usage: AnswerUsage | None,
-    with_choices: bool = True,
-) -> bytes:
-    """A `message` object. `usage` of None leaves the field out."""
-    suffix = completion_id[-16:]
-    blocks: list[dict[str, Any]] = [{"type": "text", "text": content}] if content else []
-    for index, call in enumerate(tool_calls):
+def write_completion(decision: Decision, model: str) -> bytes:
+    """A `message` object."""
+    suffix = decision.completion_id[-16:]
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": decision.content}] if decision.content else []
+    for index, call in enumerate(decision.tool_calls):
         blocks.append({"type": "tool_use", "id": f"toolu_{suffix}_{index}", "name": call.name, "input": call.arguments})
     answer: dict[str, Any] = {
         "id": f"msg_{suffix}",
         "type": "message",
         "role": "assistant",
         "model": model,
-        "content": blocks if with_choices else [],
-        "stop_reason": _STOP_REASONS[finish_reason],
+        "content": blocks if decision.broken != "no_choices" else [],
+        "stop_reason": _STOP_REASONS[decision.finish_reason],
         "stop_sequence": None,
     }
-    if usage is not None:
+    if (usage := decision.usage) is not None and decision.report_usage:
         # Here the cached tokens are not a part of the input.
         answer["usage"] = {
             "input_tokens": usage.input_tokens - usage.cached_tokens,
@@ -163,12 +154,7 @@ def write_completion(
 
 def write_error(status: int, custom: ErrorText | None) -> bytes:
     """An error body; what `custom` leaves out is what the status says by default. There are no codes here."""
-    standard = _STANDARD.get(status)
-    if standard is None:
-        standard = ErrorText(
-            type="invalid_request_error" if status < 500 else "api_error",
-            message=f"The request was answered with status {status}.",
-        )
+    standard = _STANDARD.get(status) or unlisted_error(status, "api_error")
     custom = custom or standard
     message = custom.message if custom.message is not None else standard.message
     return orjson.dumps({"type": "error", "error": {"type": custom.type or standard.type, "message": message}})

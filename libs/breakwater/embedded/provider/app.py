@@ -19,10 +19,11 @@ import structlog
 from aiohttp import web
 
 from breakwater.embedded.provider import dialects, wire
-from breakwater.embedded.provider.behaviour import Decision, ModelPlan, decide, make_plans, refuse
+from breakwater.embedded.provider.behaviour import ModelPlan, decide, make_plans, refuse
 from breakwater.embedded.provider.dialects import Dialect
-from breakwater.embedded.provider.ledger import CallLedger, OpenCall
+from breakwater.embedded.provider.ledger import CallLedger, LedgerCall
 from breakwater.embedded.provider.script import ErrorText, ProviderScript, ScriptError, as_script, parse_script
+from breakwater.embedded.provider.wire import Decision
 
 MAX_BODY_BYTES = 64 * 2**20
 NO_MODEL = "-"
@@ -198,7 +199,7 @@ class SimulatedProvider:
 
     async def _receive(
         self, request: web.BaseRequest, dialect: Dialect, named: str | None, received_at: str, received: float
-    ) -> tuple[OpenCall, Decision]:
+    ) -> tuple[LedgerCall, Decision]:
         model, chat, refused = named or NO_MODEL, None, None
         try:
             chat = dialect.read_request(await request.read(), named)
@@ -218,21 +219,21 @@ class SimulatedProvider:
         if not self._authorized(dialect, request):
             return call, refuse(401, "unauthorized")
         if (missing := dialect.missing(request)) is not None:
-            return call, refuse(missing.status, "invalid_request", missing.error)
+            return call, missing
         if refused is not None:
             return call, refused
         if plan is None or chat is None:
             return call, refuse(404, "unknown_model", dialect.unknown_model(model))
         return call, decide(plan, call.number, received - self._clock_zero, chat)
 
-    def _client_left(self, call: OpenCall, decision: Decision, remaining_s: float) -> None:
+    def _client_left(self, call: LedgerCall, decision: Decision, remaining_s: float) -> None:
         if decision.hangs:
             self._settle(call, replace(decision, status=None, billed=decision.billed_when_abandoned))
         else:
             # A provider goes on to produce the answer, and bills it, with nobody listening.
             asyncio.get_running_loop().call_later(remaining_s, self._settle, call, decision)
 
-    def _settle(self, call: OpenCall, decision: Decision, delivered: bool = False) -> None:
+    def _settle(self, call: LedgerCall, decision: Decision, delivered: bool = False) -> None:
         if self._stopping:
             return
         self.ledger.end(
@@ -318,7 +319,9 @@ def refusal(status: int, message: str | None = None) -> web.Response:
     return web.Response(status=status, body=wire.write_error(status, error), content_type=JSON)
 
 
-async def deliver(request: web.BaseRequest, call: OpenCall, decision: Decision, dialect: Dialect) -> web.StreamResponse:
+async def deliver(
+    request: web.BaseRequest, call: LedgerCall, decision: Decision, dialect: Dialect
+) -> web.StreamResponse:
     """Makes the answer to a call; the breaking of connections happens here, that of bodies too."""
     headers = {dialect.id_header: f"req_{call.seq:016d}"}
     if decision.status is None:
@@ -333,21 +336,12 @@ async def deliver(request: web.BaseRequest, call: OpenCall, decision: Decision, 
     return web.Response(body=body, headers=headers, content_type=JSON)
 
 
-def _body(call: OpenCall, decision: Decision, dialect: Dialect) -> bytes:
+def _body(call: LedgerCall, decision: Decision, dialect: Dialect) -> bytes:
     if decision.broken == "empty_body":
         return b""
     if decision.broken == "error_in_200":
         return dialect.write_error(500, decision.error)
-    body = dialect.write_completion(
-        completion_id=decision.completion_id,
-        model=call.model,
-        created=int(time.time()),
-        content=decision.content,
-        tool_calls=decision.tool_calls,
-        finish_reason=decision.finish_reason,
-        usage=decision.usage if decision.report_usage else None,
-        with_choices=decision.broken != "no_choices",
-    )
+    body = dialect.write_completion(decision, call.model)
     return body[: len(body) // 2] if decision.broken == "malformed_json" else body
 
 

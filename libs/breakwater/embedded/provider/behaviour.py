@@ -14,7 +14,6 @@ import orjson
 
 from breakwater.embedded.provider import wire
 from breakwater.embedded.provider.script import (
-    BrokenKind,
     ErrorText,
     Fault,
     Latency,
@@ -23,7 +22,7 @@ from breakwater.embedded.provider.script import (
     ToolCall,
     price_nano,
 )
-from breakwater.embedded.provider.wire import CHARS_PER_TOKEN, AnswerUsage, ChatRequest, tokens_of
+from breakwater.embedded.provider.wire import CHARS_PER_TOKEN, AnswerUsage, ChatRequest, Decision, tokens_of
 
 MAX_DEPTH = 20
 
@@ -82,42 +81,6 @@ class ModelPlan:
     model: str
     script: ModelScript
     key: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What happens to one request.
-
-    Attributes:
-        status: the HTTP status; None where no HTTP answer is sent.
-        delay_s: how long until then.
-        fault: the name of what went wrong, None for an ordinary answer.
-        billed: the call is billed when its time has come, whether or not the client still listens.
-        hangs: a client that leaves before the time has come ends the call.
-        billed_when_abandoned: and it is billed even so.
-        usage: tokens of the answer, and what is billed when the call is billed.
-        cost_nano: what the call costs when it is billed, in nano-dollars.
-        report_usage: the answer carries its usage.
-        broken: the way in which a 200 is broken.
-        error: the body's error, for the status or for `error_in_200`.
-    """
-
-    status: int | None
-    delay_s: float = 0.0
-    fault: str | None = None
-    billed: bool = False
-    hangs: bool = False
-    billed_when_abandoned: bool = False
-    completion_id: str = ""
-    content: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    finish_reason: str = "stop"
-    usage: AnswerUsage | None = None
-    cost_nano: int = 0
-    report_usage: bool = True
-    broken: BrokenKind | None = None
-    error: ErrorText | None = None
-    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,18 +85,6 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenCall:
-    """A call that was received and has not ended."""
-
-    seq: int
-    number: int
-    model: str
-    received_at: str
-    client_request_id: str | None
-    idempotency_key: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class LedgerCall:
     """One call.
 
@@ -175,7 +163,7 @@ class CallLedger:
             LedgerFileError: the file can't be opened, is in use, or holds something else.
         """
         self._calls: deque[LedgerCall] = deque(maxlen=kept_calls)
-        self._open: dict[int, OpenCall] = {}
+        self._open: dict[int, LedgerCall] = {}
         self._numbers: dict[str, int] = {}
         self._totals: dict[str, LedgerTotals] = {}
         self._last_seq = 0
@@ -210,17 +198,19 @@ class CallLedger:
 
     def begin(
         self, model: str, received_at: str, client_request_id: str | None, idempotency_key: str | None
-    ) -> OpenCall:
+    ) -> LedgerCall:
         """A request was received: gives it its numbers."""
         self._last_seq += 1
         number = self._numbers[model] = self._numbers.get(model, 0) + 1
-        call = OpenCall(self._last_seq, number, model, received_at, client_request_id, idempotency_key)
+        call = LedgerCall(
+            self._last_seq, number, model, None, None, received_at, None, None, client_request_id, idempotency_key
+        )
         self._open[call.seq] = call
         return call
 
     def end(
         self,
-        call: OpenCall,
+        call: LedgerCall,
         *,
         status: int | None,
         fault: str | None,
@@ -237,17 +227,12 @@ class CallLedger:
         if self._open.pop(call.seq, None) is None:
             return
         paid = usage if billed else None
-        ended = LedgerCall(
-            seq=call.seq,
-            number=call.number,
-            model=call.model,
+        ended = replace(
+            call,
             status=status,
             fault=fault,
-            received_at=call.received_at,
             answered_at=answered_at,
             delivered=delivered,
-            client_request_id=call.client_request_id,
-            idempotency_key=call.idempotency_key,
             billed=billed,
             input_tokens=paid.input_tokens if paid else 0,
             output_tokens=paid.output_tokens if paid else 0,
@@ -261,13 +246,7 @@ class CallLedger:
     @property
     def calls(self) -> tuple[LedgerCall, ...]:
         """The calls held in memory, those in progress included, in order of arrival."""
-        running = (
-            LedgerCall(
-                c.seq, c.number, c.model, None, None, c.received_at, None, None, c.client_request_id, c.idempotency_key
-            )
-            for c in self._open.values()
-        )
-        return tuple(sorted((*self._calls, *running), key=lambda call: call.seq))
+        return tuple(sorted((*self._calls, *self._open.values()), key=lambda call: call.seq))
 
     @property
     def by_model(self) -> dict[str, LedgerTotals]:

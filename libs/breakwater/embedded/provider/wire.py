@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
 
-from breakwater.embedded.provider.script import ErrorText, ToolCall
+from breakwater.embedded.provider.script import BrokenKind, ErrorText, ToolCall
 
 JSON_FORMATS = frozenset({"json_object", "json_schema"})
 CHARS_PER_TOKEN = 4
@@ -44,6 +45,42 @@ class AnswerUsage:
     input_tokens: int
     output_tokens: int
     cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What happens to one request.
+
+    Attributes:
+        status: the HTTP status; None where no HTTP answer is sent.
+        delay_s: how long until then.
+        fault: the name of what went wrong, None for an ordinary answer.
+        billed: the call is billed when its time has come, whether or not the client still listens.
+        hangs: a client that leaves before the time has come ends the call.
+        billed_when_abandoned: and it is billed even so.
+        usage: tokens of the answer, and what is billed when the call is billed.
+        cost_nano: what the call costs when it is billed, in nano-dollars.
+        report_usage: the answer carries its usage.
+        broken: the way in which a 200 is broken.
+        error: the body's error, for the status or for `error_in_200`.
+    """
+
+    status: int | None
+    delay_s: float = 0.0
+    fault: str | None = None
+    billed: bool = False
+    hangs: bool = False
+    billed_when_abandoned: bool = False
+    completion_id: str = ""
+    content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str = "stop"
+    usage: AnswerUsage | None = None
+    cost_nano: int = 0
+    report_usage: bool = True
+    broken: BrokenKind | None = None
+    error: ErrorText | None = None
+    retry_after_s: float | None = None
 
 
 class RequestRefusedError(Exception):
@@ -195,38 +232,27 @@ def find_orphans(messages: Iterable[dict[str, Any]]) -> tuple[str, ...]:
     return (*orphans, *waiting)
 
 
-def write_completion(
-    *,
-    completion_id: str,
-    model: str,
-    created: int,
-    content: str | None,
-    tool_calls: tuple[ToolCall, ...],
-    finish_reason: str,
-    usage: AnswerUsage | None,
-    with_choices: bool = True,
-) -> bytes:
-    """A `chat.completion` object. `usage` of None leaves the field out."""
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if tool_calls:
+def write_completion(decision: Decision, model: str) -> bytes:
+    """A `chat.completion` object."""
+    message: dict[str, Any] = {"role": "assistant", "content": decision.content}
+    if decision.tool_calls:
         message["tool_calls"] = [
             {
-                "id": f"call_{completion_id[-16:]}_{index}",
+                "id": f"call_{decision.completion_id[-16:]}_{index}",
                 "type": "function",
                 "function": {"name": call.name, "arguments": orjson.dumps(call.arguments).decode()},
             }
-            for index, call in enumerate(tool_calls)
+            for index, call in enumerate(decision.tool_calls)
         ]
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": decision.finish_reason}
     answer: dict[str, Any] = {
-        "id": completion_id,
+        "id": decision.completion_id,
         "object": "chat.completion",
-        "created": created,
+        "created": int(time.time()),
         "model": model,
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}]
-        if with_choices
-        else [],
+        "choices": [choice] if decision.broken != "no_choices" else [],
     }
-    if usage is not None:
+    if (usage := decision.usage) is not None and decision.report_usage:
         answer["usage"] = {
             "prompt_tokens": usage.input_tokens,
             "completion_tokens": usage.output_tokens,
@@ -276,17 +302,18 @@ def orphan_tool_calls(orphans: tuple[str, ...]) -> ErrorText:
     )
 
 
+def unlisted_error(status: int, server_error: str) -> ErrorText:
+    """The error of a status that has none of its own. `server_error`: what the interface calls those from 500 on."""
+    kind = "invalid_request_error" if status < 500 else server_error
+    return ErrorText(type=kind, message=f"The request was answered with status {status}.")
+
+
 def write_error(status: int, custom: ErrorText | None) -> bytes:
     """An error body; what `custom` leaves out is what the status says by default.
 
     A custom message without a code gets no code: the default one would be about another error.
     """
-    standard = _STANDARD.get(status)
-    if standard is None:
-        standard = ErrorText(
-            type="invalid_request_error" if status < 500 else "server_error",
-            message=f"The request was answered with status {status}.",
-        )
+    standard = _STANDARD.get(status) or unlisted_error(status, "server_error")
     custom = custom or standard
     code = custom.code if custom.code is not None or custom.message is not None else standard.code
     return orjson.dumps(
