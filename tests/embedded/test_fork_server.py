@@ -14,7 +14,7 @@ import pytest
 
 from breakwater.embedded.fork_server import SUPPORTED, ForkServer
 from breakwater.embedded.ports import free_port
-from breakwater.embedded.process import ForkedProcess, ForkServerError, until_ended
+from breakwater.embedded.process import ForkedProcess, ForkServerError, signal_group, until_ended
 from tests.helpers import wait_until
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="there is a fork server on Linux only")
@@ -58,12 +58,12 @@ def test_it_ends_by_a_signal_and_says_by_which(server: ForkServer, tmp_path: Pat
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.01)
-    process.kill()
+    os.kill(process.pid, signal.SIGKILL)
     assert process.wait(60) == -signal.SIGKILL
     assert process.poll() == process.returncode == -signal.SIGKILL
-    process.kill()  # one that has ended is left alone
+    signal_group(process, signal.SIGKILL)  # one that has ended is left alone
     stopped = fork(server, tmp_path)
-    stopped.terminate()
+    os.kill(stopped.pid, signal.SIGTERM)
     assert stopped.wait(60) in {0, -signal.SIGTERM}  # by itself, or before it could handle the signal
 
 
@@ -75,7 +75,7 @@ def test_a_wrong_config_is_its_exit_code_and_its_reason_is_in_the_log(server: Fo
 
 async def test_its_end_is_awaited(server: ForkServer, tmp_path: Path) -> None:
     process = fork(server, tmp_path)
-    process.kill()
+    os.kill(process.pid, signal.SIGKILL)
     await until_ended(process)
     assert process.poll() == -signal.SIGKILL
 

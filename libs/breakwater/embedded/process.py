@@ -98,7 +98,7 @@ class ForkServerError(OSError):
 
 
 class ForkedProcess:
-    """A process that the fork server has started; used as a `subprocess.Popen` is.
+    """A process that the fork server has started; asked for its end as a `subprocess.Popen` is.
 
     Attributes:
         pid: Its process id, which is also that of its group.
@@ -143,19 +143,6 @@ class ForkedProcess:
             self._finish()
         assert self.returncode is not None
         return self.returncode
-
-    def send_signal(self, sig: int) -> None:
-        """Sends a signal to the process, if it still runs."""
-        if self.poll() is None:
-            os.kill(self.pid, sig)
-
-    def terminate(self) -> None:
-        """SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.send_signal(signal.SIGKILL)
 
     def _finish(self) -> None:
         while self._read():
@@ -250,7 +237,7 @@ def has_ended(process: Process) -> bool:
 async def until_ended(process: Process) -> None:
     """Wait until a process has ended, without reaping it where the system can do that (Linux)."""
     if isinstance(process, ForkedProcess):
-        await _until_readable(process.fileno())
+        await until_readable(process.fileno())
         return
     if not hasattr(os, "pidfd_open"):
         while not has_ended(process):  # noqa: ASYNC110 - nothing else tells of it there
@@ -258,12 +245,13 @@ async def until_ended(process: Process) -> None:
         return
     descriptor = os.pidfd_open(process.pid)
     try:
-        await _until_readable(descriptor)
+        await until_readable(descriptor)
     finally:
         os.close(descriptor)
 
 
-async def _until_readable(descriptor: int) -> None:
+async def until_readable(descriptor: int) -> None:
+    """Wait until a descriptor can be read without blocking."""
     loop = asyncio.get_running_loop()
     readable = loop.create_future()
     loop.add_reader(descriptor, lambda: readable.done() or readable.set_result(None))

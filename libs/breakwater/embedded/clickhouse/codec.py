@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Protocol, cast
 
-from breakwater.embedded.clickhouse.errors import CANNOT_DECOMPRESS, UNKNOWN_COMPRESSION_METHOD, ClickHouseError
+from breakwater.embedded.clickhouse.errors import ClickHouseError, Code
 
 _PIECE = 4 << 20  # decoded bytes handed on at once: what a small, very repetitive body can make us hold
 
@@ -91,7 +91,7 @@ class _FrameDecoder:
                 piece = frame.decompress(data, _PIECE)
             except Exception as error:  # every library has an exception class of its own
                 raise ClickHouseError.of(
-                    CANNOT_DECOMPRESS, f"the request body is not valid {self._coding}: {error}"
+                    Code.CANNOT_DECOMPRESS, f"the request body is not valid {self._coding}: {error}"
                 ) from error
             data = b""
             if frame.eof:
@@ -101,18 +101,7 @@ class _FrameDecoder:
 
     def end(self) -> None:
         if self._frame is not None:
-            raise ClickHouseError.of(CANNOT_DECOMPRESS, f"the request body ends inside its {self._coding} data")
-
-
-class PlainDecoder:
-    """Hands a body on as it is."""
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Give the chunk itself."""
-        yield data
-
-    def end(self) -> None:
-        """Nothing can be missing."""
+            raise ClickHouseError.of(Code.CANNOT_DECOMPRESS, f"the request body ends inside its {self._coding} data")
 
 
 class _Lz4Encoder:
@@ -156,25 +145,25 @@ def decompress_zstd(data: bytes) -> bytes:
     return cast("Callable[[bytes], bytes]", _attribute(_zstd(), "decompress"))(data)
 
 
-def decoder(content_encoding: str) -> Decoder:
+def decoder(content_encoding: str) -> Decoder | None:
     """Give the decoder of a request's Content-Encoding.
 
     Args:
         content_encoding: the header, empty for none.
 
     Returns:
-        A decoder for one body.
+        A decoder for one body; None where it is sent as it is.
 
     Raises:
         ClickHouseError: a coding that is not available here (HTTP 415).
     """
     coding = content_encoding.strip().lower()
     if coding in ("", "identity"):
-        return PlainDecoder()
+        return None
     new_frame = _frame_decoder(coding)
     if new_frame is None:
         raise ClickHouseError.of(
-            UNKNOWN_COMPRESSION_METHOD,
+            Code.UNKNOWN_COMPRESSION_METHOD,
             f"Content-Encoding {coding!r} is not available here; use gzip, deflate, lz4 or zstd",
         )
     return _FrameDecoder(new_frame, coding)
@@ -351,20 +340,20 @@ class BlockDecoder:
         while len(self._held) >= _HEAD_BYTES:
             method, packed, plain = _LENGTHS.unpack_from(self._held, _CHECKSUM_BYTES)
             if not _LENGTHS.size <= packed <= _LARGEST_BLOCK or plain > _LARGEST_BLOCK:
-                raise ClickHouseError.of(CANNOT_DECOMPRESS, "the request body is not made of ClickHouse blocks")
+                raise ClickHouseError.of(Code.CANNOT_DECOMPRESS, "the request body is not made of ClickHouse blocks")
             end = _CHECKSUM_BYTES + packed
             if len(self._held) < end:
                 return
             block = bytes(self._held[_CHECKSUM_BYTES:end])
             if checksum(block) != bytes(self._held[:_CHECKSUM_BYTES]):
-                raise ClickHouseError.of(CANNOT_DECOMPRESS, "Checksum doesn't match: corrupted data in a block")
+                raise ClickHouseError.of(Code.CANNOT_DECOMPRESS, "Checksum doesn't match: corrupted data in a block")
             del self._held[:end]
             yield self._content(method, block[_LENGTHS.size :], plain)
 
     def end(self) -> None:
         """Check that no block is cut off."""
         if self._held:
-            raise ClickHouseError.of(CANNOT_DECOMPRESS, "the request body ends inside a compressed block")
+            raise ClickHouseError.of(Code.CANNOT_DECOMPRESS, "the request body ends inside a compressed block")
 
     @staticmethod
     def _content(method: int, data: bytes, size: int) -> bytes:
@@ -376,5 +365,5 @@ class BlockDecoder:
             if method == _ZSTD:
                 return decompress_zstd(data)
         except Exception as error:  # every library has an exception class of its own
-            raise ClickHouseError.of(CANNOT_DECOMPRESS, f"a compressed block is damaged: {error}") from error
-        raise ClickHouseError.of(CANNOT_DECOMPRESS, f"compression method 0x{method:02x} is not available here")
+            raise ClickHouseError.of(Code.CANNOT_DECOMPRESS, f"a compressed block is damaged: {error}") from error
+        raise ClickHouseError.of(Code.CANNOT_DECOMPRESS, f"compression method 0x{method:02x} is not available here")

@@ -11,7 +11,7 @@ import secrets
 import sys
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -19,9 +19,12 @@ from typing import Protocol, cast
 
 from breakwater.embedded.clickhouse.errors import ClickHouseError
 from breakwater.embedded.clickhouse.sql import Command, Insert, ResultQuery
+from breakwater.embedded.process import until_readable
 
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 18
+_READERS = 24  # how many results may be produced at once
+_WRITERS = 8  # how many inserts and commands may run at once
 # A server keeps up to a thousand idle threads; here each is memory and three open files.
 _SERVER_SETTINGS = "max_thread_pool_free_size=32"
 
@@ -134,33 +137,6 @@ def counts_of(result: _Result) -> Counts:
     )
 
 
-@contextmanager
-def prepared(connect: Callable[[], Handle], context: Context) -> Generator[Handle]:
-    """Open a handle for one statement, and close it after.
-
-    Args:
-        connect: opens a handle of the engine.
-        context: what the statement runs under.
-
-    Yields:
-        The handle.
-
-    Raises:
-        ClickHouseError: preparing it, or what ran on it, failed.
-    """
-    try:
-        handle = connect()
-    except RuntimeError as error:
-        raise ClickHouseError.from_engine(str(error)) from error
-    try:
-        _prepare(handle, context)
-        yield handle
-    except RuntimeError as error:  # chdb's own errors are RuntimeErrors too
-        raise ClickHouseError.from_engine(str(error)) from error
-    finally:
-        handle.close()
-
-
 def _prepare(handle: Handle, context: Context) -> None:
     def run(sql: str) -> None:
         handle.query(sql.encode(), "TabSeparated")
@@ -206,16 +182,7 @@ class RowStream:
             try:
                 return os.read(self._fd, _READ_BYTES)
             except BlockingIOError:
-                await self._readable()
-
-    async def _readable(self) -> None:
-        loop = asyncio.get_running_loop()
-        ready = loop.create_future()
-        loop.add_reader(self._fd, lambda: ready.done() or ready.set_result(None))
-        try:
-            await ready
-        finally:
-            loop.remove_reader(self._fd)
+                await until_readable(self._fd)
 
     async def outcome(self) -> Counts:
         """Wait for the statement's end.
@@ -238,12 +205,12 @@ class RowStream:
 class Engine:
     """chdb on one data directory. Open one a process."""
 
-    def __init__(self, data: Path, connect: Callable[[str], Handle], readers: int, writers: int) -> None:
+    def __init__(self, data: Path, connect: Callable[[str], Handle]) -> None:
         self._path = str(data)
         self._connect = connect
         # Reads and writes have threads of their own: slow SELECTs, however many, never hold up an insert.
-        self._readers = ThreadPoolExecutor(readers, "clickhouse-read")
-        self._writers = ThreadPoolExecutor(writers, "clickhouse-write")
+        self._readers = ThreadPoolExecutor(_READERS, "clickhouse-read")
+        self._writers = ThreadPoolExecutor(_WRITERS, "clickhouse-write")
         self._cancels = ThreadPoolExecutor(1, "clickhouse-cancel")
         self._running: set[Future[Counts]] = set()
         # The engine lives as long as one handle is open, and takes its server settings from the first one.
@@ -252,13 +219,11 @@ class Engine:
         self.version, self.timezone, self.host = facts.strip().split("\t")
 
     @classmethod
-    def open(cls, data: Path, readers: int = 24, writers: int = 8) -> "Engine":
+    def open(cls, data: Path) -> "Engine":
         """Start the engine.
 
         Args:
             data: its directory; made when missing.
-            readers: how many results may be produced at once.
-            writers: how many inserts and commands may run at once.
 
         Returns:
             The running engine.
@@ -280,12 +245,24 @@ class Engine:
         from chdb.state.sqlitelike import connect  # 200 MB that only this process needs
 
         try:
-            return cls(path, cast("Callable[[str], Handle]", connect), readers, writers)
+            return cls(path, cast("Callable[[str], Handle]", connect))
         except RuntimeError as error:
             raise DataDirectoryError(f"the engine cannot open the data directory {path}: {error}") from error
 
-    def _prepared(self, context: Context) -> AbstractContextManager[Handle]:
-        return prepared(lambda: self._connect(self._path), context)
+    @contextmanager
+    def _prepared(self, context: Context) -> Generator[Handle]:
+        """A handle for one statement, closed after it. Raises ClickHouseError: preparing or using it failed."""
+        try:
+            handle = self._connect(self._path)
+        except RuntimeError as error:
+            raise ClickHouseError.from_engine(str(error)) from error
+        try:
+            _prepare(handle, context)
+            yield handle
+        except RuntimeError as error:  # chdb's own errors are RuntimeErrors too
+            raise ClickHouseError.from_engine(str(error)) from error
+        finally:
+            handle.close()
 
     def rows(self, statement: ResultQuery, default_format: str, context: Context) -> RowStream:
         """Start a statement that has a result.

@@ -5,36 +5,26 @@ says 500), since refusing a write over GET is the caller's mistake and no fault 
 """
 
 import re
+from enum import IntEnum
 
-SYNTAX_ERROR = 62
-READONLY = 164
-NOT_IMPLEMENTED = 48
-TOO_MANY_BYTES = 307
-UNKNOWN_SETTING = 115
-BAD_ARGUMENTS = 36
-CANNOT_DECOMPRESS = 271
-UNKNOWN_COMPRESSION_METHOD = 89
-INTO_OUTFILE_NOT_ALLOWED = 348
-SESSION_NOT_FOUND = 372
-AUTHENTICATION_FAILED = 516
-UNKNOWN_TYPE_OF_QUERY = 78
-UNKNOWN_EXCEPTION = 1002
 
-_NAMES = {
-    SYNTAX_ERROR: "SYNTAX_ERROR",
-    READONLY: "READONLY",
-    NOT_IMPLEMENTED: "NOT_IMPLEMENTED",
-    TOO_MANY_BYTES: "TOO_MANY_BYTES",
-    UNKNOWN_SETTING: "UNKNOWN_SETTING",
-    BAD_ARGUMENTS: "BAD_ARGUMENTS",
-    CANNOT_DECOMPRESS: "CANNOT_DECOMPRESS",
-    UNKNOWN_COMPRESSION_METHOD: "UNKNOWN_COMPRESSION_METHOD",
-    INTO_OUTFILE_NOT_ALLOWED: "INTO_OUTFILE_NOT_ALLOWED",
-    SESSION_NOT_FOUND: "SESSION_NOT_FOUND",
-    AUTHENTICATION_FAILED: "AUTHENTICATION_FAILED",
-    UNKNOWN_TYPE_OF_QUERY: "UNKNOWN_TYPE_OF_QUERY",
-    UNKNOWN_EXCEPTION: "UNKNOWN_EXCEPTION",
-}
+class Code(IntEnum):
+    """The codes of the errors that are raised here and not by the engine."""
+
+    SYNTAX_ERROR = 62
+    READONLY = 164
+    NOT_IMPLEMENTED = 48
+    TOO_MANY_BYTES = 307
+    UNKNOWN_SETTING = 115
+    BAD_ARGUMENTS = 36
+    CANNOT_DECOMPRESS = 271
+    UNKNOWN_COMPRESSION_METHOD = 89
+    INTO_OUTFILE_NOT_ALLOWED = 348
+    SESSION_NOT_FOUND = 372
+    AUTHENTICATION_FAILED = 516
+    UNKNOWN_TYPE_OF_QUERY = 78
+    UNKNOWN_EXCEPTION = 1002
+
 
 _STATUS_OF_CODES = {
     # text, dates and numbers that do not parse; syntax; wrong types; queries too deep or too big
@@ -70,16 +60,16 @@ class ClickHouseError(Exception):
         self.text = text
 
     @classmethod
-    def of(cls, code: int, message: str) -> "ClickHouseError":
+    def of(cls, code: Code, message: str) -> "ClickHouseError":
         """Make an error of our own, worded as the server words its errors."""
-        return cls(code, f"Code: {code}. DB::Exception: {message} ({_NAMES[code]})")
+        return cls(code, f"Code: {code}. DB::Exception: {message} ({code.name})")
 
     @classmethod
     def from_engine(cls, text: str) -> "ClickHouseError":
         """Read what chdb raised; wrappers around the engine's text and the version after it are cut off."""
         found = _ENGINE_TEXT.search(text)
         if found is None:
-            return cls.of(UNKNOWN_EXCEPTION, text.strip() or "the engine failed without saying why")
+            return cls.of(Code.UNKNOWN_EXCEPTION, text.strip() or "the engine failed without saying why")
         return cls(int(found.group(1)), _VERSION_TEXT.sub("", found.group(0)))
 
     @property

@@ -16,15 +16,7 @@ from aiohttp.web_request import FileField
 
 from breakwater.embedded.clickhouse.codec import BlockDecoder, BlockEncoder, Decoder, Encoder, decoder, encoder
 from breakwater.embedded.clickhouse.engine import Context, Counts, Engine, ExternalTable, RowStream
-from breakwater.embedded.clickhouse.errors import (
-    BAD_ARGUMENTS,
-    CANNOT_DECOMPRESS,
-    READONLY,
-    SESSION_NOT_FOUND,
-    TOO_MANY_BYTES,
-    UNKNOWN_EXCEPTION,
-    ClickHouseError,
-)
+from breakwater.embedded.clickhouse.errors import ClickHouseError, Code
 from breakwater.embedded.clickhouse.request import Credentials, QueryRequest, given_credentials, read_query_request
 from breakwater.embedded.clickhouse.sql import Command, Insert, ResultQuery, Statement, read_insert, read_statement
 
@@ -208,14 +200,14 @@ class Body:
         try:
             return await self._stream.readany()
         except (ClientPayloadError, ConnectionError) as error:
-            raise ClickHouseError.of(CANNOT_DECOMPRESS, f"the request body was cut off: {error}") from error
+            raise ClickHouseError.of(Code.CANNOT_DECOMPRESS, f"the request body was cut off: {error}") from error
 
     def _next_piece(self) -> bytes:
         piece = next((piece for piece in self._pieces if piece), b"")
         self._given += len(piece)
         if self._given > self._limit:
             raise ClickHouseError.of(
-                TOO_MANY_BYTES,
+                Code.TOO_MANY_BYTES,
                 f"the request body is larger than {self._limit} bytes when decoded: send it in several requests",
             )
         return piece
@@ -306,7 +298,9 @@ class Face:
             return web.Response(status=499)
         except Exception as error:  # noqa: BLE001  # the edge: a fault of ours is an answer too, and is logged
             _log_failure(headers["X-ClickHouse-Query-Id"])
-            return self._refusal(ClickHouseError.of(UNKNOWN_EXCEPTION, f"{type(error).__name__}: {error}"), headers)
+            return self._refusal(
+                ClickHouseError.of(Code.UNKNOWN_EXCEPTION, f"{type(error).__name__}: {error}"), headers
+            )
 
     async def _run(
         self, request: web.Request, ask: QueryRequest, form: _Form, headers: dict[str, str]
@@ -317,7 +311,7 @@ class Face:
         if context.readonly and _inserts(statement):
             # The engine refuses to write a table then, but not INSERT INTO FUNCTION file(…).
             raise ClickHouseError.of(
-                READONLY,
+                Code.READONLY,
                 "Cannot execute query in readonly mode. For queries over HTTP, method GET implies readonly."
                 " You should use method POST for modifying queries.",
             )
@@ -353,7 +347,7 @@ class Face:
         if ask.session_id:
             known = self._sessions.touch(ask.session_id, ask.session_timeout_s, time.monotonic())
             if known is None and ask.session_check:
-                raise ClickHouseError.of(SESSION_NOT_FOUND, f"Session {ask.session_id} not found")
+                raise ClickHouseError.of(Code.SESSION_NOT_FOUND, f"Session {ask.session_id} not found")
             session = known or ()
         return Context(
             database=ask.database,
@@ -387,9 +381,9 @@ async def _read_form(request: web.Request) -> _Form:
     try:
         parts = await request.post()
     except web.HTTPRequestEntityTooLarge as error:
-        raise ClickHouseError.of(TOO_MANY_BYTES, f"a form is larger than {_LARGEST_FORM} bytes") from error
+        raise ClickHouseError.of(Code.TOO_MANY_BYTES, f"a form is larger than {_LARGEST_FORM} bytes") from error
     except ValueError as error:
-        raise ClickHouseError.of(BAD_ARGUMENTS, f"the form cannot be read: {error}") from error
+        raise ClickHouseError.of(Code.BAD_ARGUMENTS, f"the form cannot be read: {error}") from error
     fields: list[tuple[str, str]] = []
     tables: list[ExternalTable] = []
     for name, part in parts.items():
@@ -397,7 +391,8 @@ async def _read_form(request: web.Request) -> _Form:
             structure = request.query.get(f"{name}_structure")
             if not structure:
                 raise ClickHouseError.of(
-                    BAD_ARGUMENTS, f"the external table {name!r} needs its columns in the parameter {name}_structure"
+                    Code.BAD_ARGUMENTS,
+                    f"the external table {name!r} needs its columns in the parameter {name}_structure",
                 )
             with part.file as file:
                 tables.append(
@@ -413,7 +408,8 @@ def _inserts(statement: Statement) -> bool:
 
 
 def _body(request: web.Request, ask: QueryRequest) -> Body:
-    decoders: list[Decoder] = [decoder(request.headers.get("Content-Encoding", ""))]
+    coding = decoder(request.headers.get("Content-Encoding", ""))
+    decoders: list[Decoder] = [] if coding is None else [coding]
     if ask.native_in:
         decoders.append(BlockDecoder())
     return Body(request.content, decoders)
@@ -436,7 +432,7 @@ async def _read_text(query: str, body: Body | None) -> tuple[Statement, bytes]:
         if insert is not None and len(text) - insert.data_at >= _PROOF_BYTES:
             return insert, text
         if insert is None and len(text) > _LONGEST_SQL:
-            raise ClickHouseError.of(TOO_MANY_BYTES, f"a statement is larger than {_LONGEST_SQL} bytes")
+            raise ClickHouseError.of(Code.TOO_MANY_BYTES, f"a statement is larger than {_LONGEST_SQL} bytes")
     return read_statement(text), text
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from breakwater.embedded.clickhouse.codec import choose_coding
-from breakwater.embedded.clickhouse.errors import AUTHENTICATION_FAILED, BAD_ARGUMENTS, UNKNOWN_SETTING, ClickHouseError
+from breakwater.embedded.clickhouse.errors import ClickHouseError, Code
 
 # Parameters of the transport; everything else in the URL is a setting, and the engine judges it.
 _NOT_SETTINGS = frozenset(
@@ -41,7 +41,7 @@ class Credentials:
         same_password = hmac.compare_digest(self.password.encode(), password.encode(errors="surrogateescape"))
         if not (same_user and same_password):
             raise ClickHouseError.of(
-                AUTHENTICATION_FAILED,
+                Code.AUTHENTICATION_FAILED,
                 f"{user}: Authentication failed: password is incorrect, or there is no user with such name.",
             )
 
@@ -55,7 +55,9 @@ def given_credentials(headers: Mapping[str, str], params: Mapping[str, str]) -> 
         try:
             user, _, password = base64.b64decode(token, validate=True).decode().partition(":")
         except (binascii.Error, UnicodeDecodeError) as error:
-            raise ClickHouseError.of(AUTHENTICATION_FAILED, "the Authorization header is not valid Basic") from error
+            raise ClickHouseError.of(
+                Code.AUTHENTICATION_FAILED, "the Authorization header is not valid Basic"
+            ) from error
         return user, password
     return params.get("user", "default"), params.get("password", "")
 
@@ -149,8 +151,8 @@ def read_query_request(
 def _valid_name(name: str, kind: str = "setting") -> str:
     if _SETTING_NAME.fullmatch(name) is None:
         if kind == "setting":
-            raise ClickHouseError.of(UNKNOWN_SETTING, f"Unknown setting '{name}'.")
-        raise ClickHouseError.of(BAD_ARGUMENTS, f"{name!r} is not the name of a {kind}.")
+            raise ClickHouseError.of(Code.UNKNOWN_SETTING, f"Unknown setting '{name}'.")
+        raise ClickHouseError.of(Code.BAD_ARGUMENTS, f"{name!r} is not the name of a {kind}.")
     return name
 
 
@@ -159,5 +161,5 @@ def _number(params: Mapping[str, str], name: str, default: int) -> int:
     if not text:
         return default
     if not text.isascii() or not text.isdigit():
-        raise ClickHouseError.of(BAD_ARGUMENTS, f"{name} is a whole number, not {text!r}.")
+        raise ClickHouseError.of(Code.BAD_ARGUMENTS, f"{name} is a whole number, not {text!r}.")
     return int(text)

@@ -9,13 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from breakwater.embedded.clickhouse.errors import (
-    INTO_OUTFILE_NOT_ALLOWED,
-    NOT_IMPLEMENTED,
-    SYNTAX_ERROR,
-    UNKNOWN_TYPE_OF_QUERY,
-    ClickHouseError,
-)
+from breakwater.embedded.clickhouse.errors import ClickHouseError, Code
 
 _TOKEN = re.compile(
     rb"""
@@ -113,7 +107,9 @@ def read_insert(sql: bytes) -> Insert | None:
             if token.word in (b"SELECT", b"WITH"):
                 return None
             if token.word == b"INFILE" and before.word == b"FROM":
-                raise ClickHouseError.of(UNKNOWN_TYPE_OF_QUERY, "FROM INFILE reads a file of the client, not over HTTP")
+                raise ClickHouseError.of(
+                    Code.UNKNOWN_TYPE_OF_QUERY, "FROM INFILE reads a file of the client, not over HTTP"
+                )
             if token.word == b"VALUES" and before.word not in (b"INTO", b"TABLE"):
                 return Insert(sql[first.start : token.start], "Values", token.end)
             if before.word == b"FORMAT" and token.word:
@@ -149,20 +145,20 @@ def read_statement(sql: bytes) -> Statement:
     tokens = list(_tokens(sql))
     body = _without_end(tokens)
     if not body:
-        raise ClickHouseError.of(SYNTAX_ERROR, "Empty query")
+        raise ClickHouseError.of(Code.SYNTAX_ERROR, "Empty query")
     text = sql[: body[-1].end]
     top = [token for token in body if token.depth == 0]
     leading = next((token.word for token in body if token.text != b"("), b"")
     if leading == b"INSERT" and any(a.word == b"INPUT" and b.text == b"(" for a, b in itertools.pairwise(body)):
         raise ClickHouseError.of(
-            NOT_IMPLEMENTED, "INSERT … SELECT FROM input() is not available here: insert into the table itself"
+            Code.NOT_IMPLEMENTED, "INSERT … SELECT FROM input() is not available here: insert into the table itself"
         )
     if leading == b"WITH" and any(token.word == b"INSERT" for token in top):
         leading = b"INSERT"
     if leading not in _GIVES_ROWS:
         return Command(text, leading)
     if any(a.word == b"INTO" and b.word == b"OUTFILE" for a, b in itertools.pairwise(top)):
-        raise ClickHouseError.of(INTO_OUTFILE_NOT_ALLOWED, "INTO OUTFILE is not allowed")
+        raise ClickHouseError.of(Code.INTO_OUTFILE_NOT_ALLOWED, "INTO OUTFILE is not allowed")
     for index in range(len(top) - 2, 0, -1):
         clause, name = top[index], top[index + 1]
         ends = index + 2 == len(top) or top[index + 2].word == b"SETTINGS"
@@ -176,7 +172,7 @@ def _without_end(tokens: list[_Token]) -> list[_Token]:
         if token.text == b";":
             if any(later.text != b";" for later in tokens[index:]):
                 raise ClickHouseError.of(
-                    SYNTAX_ERROR,
+                    Code.SYNTAX_ERROR,
                     f"Syntax error (Multi-statements are not allowed): failed at position {token.start + 1}"
                     " (end of query): ;",
                 )
