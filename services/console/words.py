@@ -12,7 +12,7 @@ import orjson
 from markupsafe import Markup, escape
 
 from breakwater.analytics.breakdown import RefusalLine
-from breakwater.contracts.types import NANO_PER_USD
+from breakwater.contracts.types import NANO_PER_USD, format_time
 from breakwater.policy import formats
 
 DAY_S = 86_400
@@ -92,8 +92,7 @@ def clock(moment: datetime | None) -> Markup:
 
 def time(moment: datetime, text: str) -> Markup:
     """A time, as an element that programs and screen readers understand."""
-    at = moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(at, utc(moment), text)
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(format_time(moment), utc(moment), text)
 
 
 def duration(ms: float | None) -> str:

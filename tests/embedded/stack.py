@@ -59,7 +59,7 @@ async def run(data: DataDir, *, servers: bool, stubborn: bool, hang: bool) -> in
             if stubborn:
                 spec = says_up(python_spec(data.path, "stubborn", STUBBORN))
                 await supervisor.start([replace(spec, stop_timeout_s=600.0)])
-            print(json.dumps({one.name: one.pid for one in supervisor.status()}), flush=True)
+            print(json.dumps({name: keeper.pid for name, keeper in supervisor.keepers.items()}), flush=True)
             if hang:
                 await asyncio.sleep(600)
 

@@ -13,7 +13,7 @@ import pytest
 
 from breakwater.embedded.datadir import AlreadyRunningError, DataDir, DataDirError, NotRunningError, read_endpoints
 from breakwater.embedded.endpoints import Endpoints, mask_url
-from breakwater.embedded.ports import NoFreePortError, choose_port, free_port, is_free
+from breakwater.embedded.ports import PortInUseError, choose_port, free_port, is_free
 
 HOLD = """
 import sys, time
@@ -258,7 +258,7 @@ def test_a_port_whose_server_has_just_ended_is_free_again() -> None:
 
 
 def test_no_port_at_all_is_an_error_that_says_which_were_tried() -> None:
-    with socket.create_server(("127.0.0.1", 65535)), pytest.raises(NoFreePortError, match="65535 to 65535"):
+    with socket.create_server(("127.0.0.1", 65535)), pytest.raises(PortInUseError, match="65535 to 65535"):
         choose_port(65535)
 
 

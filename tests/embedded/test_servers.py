@@ -16,6 +16,7 @@ import redis.asyncio as redis
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from breakwater.bus.permissions import Grant
 from breakwater.embedded.binaries import ServerNotFoundError, find_nats, find_redis, require_clickhouse
 from breakwater.embedded.ports import choose_port, free_port
 from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
@@ -23,7 +24,7 @@ from breakwater.embedded.servers import NatsUser, clickhouse_spec, nats_config, 
 from breakwater.embedded.supervisor import Supervisor
 
 NASTY = 'a"b\\c $d #e {f} ü\t€; \x01'
-ADMIN = NatsUser("admin", "admin-pass", (">",), (">",))
+ADMIN = NatsUser(Grant("admin", (">",), (">",)), "admin-pass")
 EVERY_REPLY = "_INBOX.>"
 
 
@@ -69,7 +70,7 @@ async def connected(port: int, user: NatsUser, password: str | None = None) -> A
 
     client = await nats.connect(
         f"nats://127.0.0.1:{port}",
-        user=user.name,
+        user=user.grant.user,
         password=password or user.password,
         error_cb=on_error,
         allow_reconnect=False,
@@ -81,7 +82,7 @@ async def connected(port: int, user: NatsUser, password: str | None = None) -> A
 
 
 async def test_a_user_publishes_and_subscribes_to_its_own_subjects_only(tmp_path: Path) -> None:
-    worker = NatsUser("worker", "w", publish=("bw.attempts.>",), subscribe=("bw.jobs.*", EVERY_REPLY))
+    worker = NatsUser(Grant("worker", publish=("bw.attempts.>",), subscribe=("bw.jobs.*", EVERY_REPLY)), "w")
     async with running_nats(tmp_path, ADMIN, worker) as port, connected(port, ADMIN) as admin:
         everything = await admin.client.subscribe(">")
         await subscribed(admin.client)
@@ -99,7 +100,7 @@ async def test_a_user_publishes_and_subscribes_to_its_own_subjects_only(tmp_path
 
 
 async def test_no_subjects_means_none_and_not_all(tmp_path: Path) -> None:
-    mute = NatsUser("mute", "m", publish=(), subscribe=())
+    mute = NatsUser(Grant("mute", publish=(), subscribe=()), "m")
     async with running_nats(tmp_path, ADMIN, mute) as port, connected(port, mute) as limited:
         await limited.client.publish("anything", b"")
         await limited.client.subscribe("anything")
@@ -107,7 +108,7 @@ async def test_no_subjects_means_none_and_not_all(tmp_path: Path) -> None:
 
 
 async def test_a_user_that_may_answer_answers_requests_and_nothing_else(tmp_path: Path) -> None:
-    service = NatsUser("service", "s", publish=(), subscribe=("ask",), allow_responses=True)
+    service = NatsUser(Grant("service", publish=(), subscribe=("ask",), answers=True), "s")
     async with running_nats(tmp_path, ADMIN, service) as port, connected(port, service) as limited:
 
         async def answer(message: Msg) -> None:
@@ -123,7 +124,7 @@ async def test_a_user_that_may_answer_answers_requests_and_nothing_else(tmp_path
 
 @pytest.mark.parametrize("password", [NASTY, "$2a", "true", "123", "a'b", "new\nline"])
 async def test_any_password_reaches_nats_unchanged_and_no_other_gets_in(tmp_path: Path, password: str) -> None:
-    user = NatsUser("worker", password, (">",), (">",))
+    user = NatsUser(Grant("worker", (">",), (">",)), password)
     async with running_nats(tmp_path, user) as port:
         async with connected(port, user) as connection:
             assert connection.client.is_connected
@@ -133,7 +134,7 @@ async def test_any_password_reaches_nats_unchanged_and_no_other_gets_in(tmp_path
 
 async def test_a_bcrypt_hash_stands_for_its_password(tmp_path: Path) -> None:
     # A published test vector of bcrypt.
-    user = NatsUser("worker", "$2a$05$CCCCCCCCCCCCCCCCCCCCC.E5YPO9kmyuRGyh0XouQYb4YMJKvyOeW", (">",), (">",))
+    user = NatsUser(Grant("worker", (">",), (">",)), "$2a$05$CCCCCCCCCCCCCCCCCCCCC.E5YPO9kmyuRGyh0XouQYb4YMJKvyOeW")
     async with running_nats(tmp_path, user) as port, connected(port, user, password="U*U") as connection:
         assert connection.client.is_connected
 
@@ -158,11 +159,11 @@ async def test_nats_runs_with_the_settings_that_were_asked_for(tmp_path: Path, s
 
 
 async def test_no_server_listens_beyond_loopback_or_shows_a_secret_in_its_arguments(tmp_path: Path) -> None:
-    user = NatsUser("worker", "hidden-word", (">",), (">",))
+    user = NatsUser(Grant("worker", (">",), (">",)), "hidden-word")
     specs = [nats_spec(tmp_path, free_port(), [user]), redis_spec(tmp_path, free_port(), "hidden-word")]
     async with Supervisor() as supervisor:
         await supervisor.start(specs)
-        for one in supervisor.status():
+        for one in supervisor.keepers.values():
             process = psutil.Process(one.pid)
             listening = [at.laddr for at in process.net_connections("tcp") if at.status == psutil.CONN_LISTEN]
             assert [at.ip for at in listening] == ["127.0.0.1"]

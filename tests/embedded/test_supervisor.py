@@ -51,7 +51,7 @@ async def test_each_process_starts_after_the_one_before_is_ready_and_stops_befor
 ) -> None:
     async with Supervisor(on_event=heard.append) as supervisor:
         await supervisor.start([python_spec(tmp_path, name, SLEEPER) for name in ("first", "second")])
-        assert [one.ready for one in supervisor.status()] == [True, True]
+        assert [one.ready.is_set() for one in supervisor.keepers.values()] == [True, True]
     assert heard.brief() == [
         *("started first", "ready first", "started second", "ready second"),
         *("stopping second", "stopped second", "stopping first", "stopped first"),
@@ -112,11 +112,11 @@ async def test_a_process_that_does_not_get_ready_in_time_is_killed_and_reported(
 async def test_a_killed_process_comes_back_with_a_new_pid(tmp_path: Path, heard: Heard) -> None:
     async with Supervisor(on_event=heard.append) as supervisor:
         await supervisor.start([python_spec(tmp_path, "worker-1", SLEEPER)])
-        before = supervisor.pid("worker-1")
-        supervisor.kill("worker-1")
-        await supervisor.until_ready("worker-1")
-        assert supervisor.restarts("worker-1") == 1
-        assert supervisor.pid("worker-1") not in {None, before}
+        before = supervisor.keepers["worker-1"].pid
+        supervisor.keepers["worker-1"].signal(signal.SIGKILL)
+        await supervisor.keepers["worker-1"].until_ready()
+        assert supervisor.keepers["worker-1"].restarts == 1
+        assert supervisor.keepers["worker-1"].pid not in {None, before}
     exited, waiting = heard.of("exited")[0], heard.of("restarting_in")[0]
     assert (exited.signal, exited.code) == (signal.SIGKILL, None)
     assert waiting.delay_s == 0.2
@@ -127,7 +127,7 @@ async def test_a_process_that_dies_again_and_again_waits_longer_and_is_told_once
     flapping = replace(python_spec(tmp_path, "flapping", "raise SystemExit(3)"), restart=policy)
     async with Supervisor(on_event=heard.append) as supervisor:
         await supervisor.start([flapping])
-        await until(lambda: supervisor.restarts("flapping") >= 5)
+        await until(lambda: supervisor.keepers["flapping"].restarts >= 5)
     assert [event.delay_s for event in heard.of("restarting_in")][:5] == [0.01, 0.02, 0.04, 0.05, 0.05]
     for kind in ("exited", "restarting_in"):
         assert [event.repeated for event in heard.of(kind)][:3] == [False, True, True]
@@ -139,7 +139,7 @@ async def test_health_resets_the_wait_and_a_new_outage_is_told_again(tmp_path: P
     flapping = replace(python_spec(tmp_path, "flapping", "raise SystemExit(3)"), restart=policy)
     async with Supervisor(on_event=heard.append) as supervisor:
         await supervisor.start([flapping])
-        await until(lambda: supervisor.restarts("flapping") >= 3)
+        await until(lambda: supervisor.keepers["flapping"].restarts >= 3)
     assert {event.delay_s for event in heard.of("restarting_in")} == {0.01}
     assert not any(event.repeated for event in heard.of("exited"))
 
@@ -185,7 +185,7 @@ async def test_a_process_that_ignores_its_stop_signal_is_killed_with_all_it_star
     spec = replace(says_up(python_spec(tmp_path, "stubborn", code)), stop_timeout_s=0.2)
     supervisor = Supervisor()
     await supervisor.start([spec])
-    pid, grandchild = supervisor.pid("stubborn"), int(spec.log_file.read_text().split()[1])
+    pid, grandchild = supervisor.keepers["stubborn"].pid, int(spec.log_file.read_text().split()[1])
     assert pid is not None
     assert not is_gone(grandchild)
     await supervisor.stop()
@@ -196,11 +196,11 @@ async def test_a_process_that_ignores_its_stop_signal_is_killed_with_all_it_star
 async def test_what_a_crashed_process_had_started_dies_with_it(tmp_path: Path) -> None:
     async with Supervisor() as supervisor:
         await supervisor.start([python_spec(tmp_path, "worker", PARENT)])
-        pid = supervisor.pid("worker")
+        pid = supervisor.keepers["worker"].pid
         assert pid is not None
         await until(lambda: psutil.Process(pid).children())
         (grandchild,) = psutil.Process(pid).children()
-        supervisor.kill("worker")
+        supervisor.keepers["worker"].signal(signal.SIGKILL)
         await until(lambda: is_gone(grandchild.pid))
 
 
@@ -208,12 +208,12 @@ async def test_data_of_real_servers_is_there_after_a_crash_and_a_stop_leaves_no_
     redis_port = free_port()
     async with Supervisor() as supervisor:
         await supervisor.start([nats_spec(tmp_path, free_port(), ()), redis_spec(tmp_path, redis_port, "pass word")])
-        running = {psutil.Process(one.pid) for one in supervisor.status()}
+        running = {psutil.Process(one.pid) for one in supervisor.keepers.values()}
         async with redis.Redis(port=redis_port, password="pass word") as client:
             await client.set("spend", "7")
-        supervisor.kill("redis")
-        await supervisor.until_ready("redis")
-        running.add(psutil.Process(supervisor.pid("redis")))
+        supervisor.keepers["redis"].signal(signal.SIGKILL)
+        await supervisor.keepers["redis"].until_ready()
+        running.add(psutil.Process(supervisor.keepers["redis"].pid))
         async with redis.Redis(port=redis_port, password="pass word") as client:
             assert await client.get("spend") == b"7"
     assert [process for process in running if process.is_running()] == []

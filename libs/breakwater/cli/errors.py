@@ -74,7 +74,7 @@ def expected(error: BaseException) -> CliError:
     from breakwater.embedded.binaries import ServerNotFoundError
     from breakwater.embedded.datadir import DataDirError
     from breakwater.embedded.events import ProcessFailedError
-    from breakwater.embedded.ports import NoFreePortError, PortInUseError
+    from breakwater.embedded.ports import PortInUseError
     from breakwater.errors import ConfigError, Unavailable
 
     match error:
@@ -84,7 +84,7 @@ def expected(error: BaseException) -> CliError:
             return CliError("config", str(error))
         case DataDirError():
             return CliError("data_dir", str(error))
-        case NoFreePortError() | PortInUseError():
+        case PortInUseError():
             return CliError("port_taken", str(error))
         case ProcessFailedError() | ServerNotFoundError():
             return CliError("not_started", str(error))

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Generator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer
+
+from breakwater.contracts.types import format_time
 
 _CREDENTIALS = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
 
@@ -14,10 +15,6 @@ _CREDENTIALS = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
 def mask_url(url: str) -> str:
     """Give a URL as it may be shown: `nats://user:***@host:port`."""
     return _CREDENTIALS.sub(r"\1:***", url)
-
-
-def _rfc3339(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Endpoints(BaseModel):
@@ -49,7 +46,7 @@ class Endpoints(BaseModel):
     data_dir: Path
     metrics: dict[str, str] = Field(default_factory=dict[str, str])
     pid: int
-    started_at: Annotated[AwareDatetime, PlainSerializer(_rfc3339, when_used="json")]
+    started_at: Annotated[AwareDatetime, PlainSerializer(format_time, when_used="json")]
 
     def __repr_args__(self) -> Generator[tuple[str | None, Any]]:
         """Mask passwords: this is what repr() and str() show, so what ends up in logs and tracebacks."""

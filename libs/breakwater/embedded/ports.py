@@ -16,22 +16,13 @@ _LOWEST_FREE = 15_000
 _DEFAULT_EPHEMERAL = 32_768
 
 
-class NoFreePortError(RuntimeError):
-    """No port could be bound in the whole range that was tried."""
-
-    def __init__(self, first: int, last: int, host: str) -> None:
-        super().__init__(
-            f"every port from {first} to {last} on {host} is in use: stop what holds them (`ss -ltnp` lists it), "
-            "or name another port"
-        )
-
-
 class PortInUseError(RuntimeError):
-    """The port that was asked for is in use."""
+    """The port that was asked for, or every port of the range that was tried, is in use."""
 
-    def __init__(self, port: int, host: str) -> None:
+    def __init__(self, first: int, host: str, last: int | None = None) -> None:
+        which, holders = (f"port {first}", "it") if last is None else (f"every port from {first} to {last}", "them")
         super().__init__(
-            f"port {port} on {host} is in use: stop what holds it (`ss -ltnp` lists it), or name another port"
+            f"{which} on {host} is in use: stop what holds {holders} (`ss -ltnp` lists it), or name another port"
         )
 
 
@@ -65,13 +56,13 @@ def choose_port(preferred: int, host: str = "127.0.0.1") -> int:
         host: The address the server is going to bind.
 
     Raises:
-        NoFreePortError: The next 200 ports are all taken.
+        PortInUseError: The next 200 ports are all taken.
     """
     last = min(preferred + _TRIES - 1, 65_535)
     for port in range(preferred, last + 1):
         if is_free(port, host):
             return port
-    raise NoFreePortError(preferred, last, host)
+    raise PortInUseError(preferred, host, last)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -86,7 +77,7 @@ def free_port(host: str = "127.0.0.1") -> int:
     for port in random.sample(range(_LOWEST_FREE, below), k=min(_TRIES, below - _LOWEST_FREE)):
         if is_free(port, host):
             return port
-    raise NoFreePortError(_LOWEST_FREE, below, host)
+    raise PortInUseError(_LOWEST_FREE, host, below)
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from breakwater.bus.permissions import Grant
 from breakwater.embedded.binaries import find_nats, find_redis, require_clickhouse
 from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
 from breakwater.embedded.process import ProcessSpec
@@ -23,21 +24,13 @@ _MAX_PAYLOAD = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class NatsUser:
-    """One NATS user and the only subjects it may use.
+    """A NATS user and its password, in plain text or as its bcrypt hash (`$2a$…`).
 
-    Attributes:
-        name: User name.
-        password: In plain text, or its bcrypt hash (`$2a$…`).
-        publish: Subjects it may publish to; none if empty, all with `(">",)`.
-        subscribe: Subjects it may subscribe to; none if empty.
-        allow_responses: It may also answer a request, on the reply subject of that request.
+    No subjects mean none, and `(">",)` all. One that answers may do so on the reply subject of the request.
     """
 
-    name: str
+    grant: Grant
     password: str = field(repr=False)
-    publish: tuple[str, ...]
-    subscribe: tuple[str, ...]
-    allow_responses: bool = False
 
 
 def nats_config(
@@ -46,7 +39,6 @@ def nats_config(
     users: Sequence[NatsUser],
     *,
     sync_interval: str = "1s",
-    server_name: str = "breakwater",
     monitor_port: int | None = None,
 ) -> str:
     """Render the config file of a nats-server with JetStream.
@@ -57,11 +49,10 @@ def nats_config(
         users: Who may connect. With none given, anyone may, as in a test.
         sync_interval: How often stored messages are flushed to the disk: a duration (what a power cut may lose; a crash
             of the process loses nothing), or `always`.
-        server_name: The name it gives in its greeting and in JetStream's cluster state.
         monitor_port: Port of the HTTP monitoring pages; None for no such pages.
     """
     lines = [
-        f"server_name: {_quoted(server_name)}",
+        'server_name: "breakwater"',
         f'host: "{_LOOPBACK}"',
         f"port: {port}",
         f"pid_file: {_quoted(str(data / 'nats' / 'nats-server.pid'))}",
@@ -161,10 +152,11 @@ def clickhouse_spec(data: Path, port: int, user: str, password_file: Path) -> Pr
 
 
 def _nats_user(user: NatsUser) -> str:
-    permissions = f"publish: {_nats_subjects(user.publish)}, subscribe: {_nats_subjects(user.subscribe)}"
-    if user.allow_responses:
+    grant, password = user.grant, _quoted(user.password)
+    permissions = f"publish: {_nats_subjects(grant.publish)}, subscribe: {_nats_subjects(grant.subscribe)}"
+    if grant.answers:
         permissions += ", allow_responses: true"
-    return f"    {{ user: {_quoted(user.name)}, password: {_quoted(user.password)}, permissions: {{ {permissions} }} }}"
+    return f"    {{ user: {_quoted(grant.user)}, password: {password}, permissions: {{ {permissions} }} }}"
 
 
 def _nats_subjects(subjects: Sequence[str]) -> str:

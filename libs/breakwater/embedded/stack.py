@@ -82,8 +82,7 @@ def plan_stack(
         port: Gives the port of a server, told its standard one.
 
     Raises:
-        PortInUseError: `http_port` or `console_port` is in use.
-        NoFreePortError: so are all ports after a standard one.
+        PortInUseError: `http_port` or `console_port` is in use, or so are all ports after a standard one.
     """
     for chosen in (http_port, console_port):
         if chosen is not None and not is_free(chosen):
@@ -100,16 +99,7 @@ def plan_stack(
     nats_port = 0
     if not nats_url:
         nats_port = port(NATS_PORT)
-        users = [
-            NatsUser(
-                grant.user,
-                data.secret(f"nats-{grant.user}"),
-                grant.publish,
-                grant.subscribe,
-                allow_responses=grant.answers,
-            )
-            for grant in GRANTS
-        ]
+        users = [NatsUser(grant, data.secret(f"nats-{grant.user}")) for grant in GRANTS]
         servers.append(nats_spec(data.path, nats_port, users))
     if not redis_url:
         redis_port, password = port(REDIS_PORT), data.secret("redis")

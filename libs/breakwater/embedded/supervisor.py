@@ -3,7 +3,6 @@
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -20,20 +19,13 @@ _LEAST_GRACE_S = 1.0
 _CANCEL_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessStatus:
-    """What one process does now."""
-
-    name: str
-    pid: int | None
-    ready: bool
-    restarts: int
-
-
 class Supervisor:
     """Runs the processes of a stack; a context manager that leaves no process behind.
 
     It must be used from the main thread, whose end is the end of every child (see child.py).
+
+    Attributes:
+        keepers: Of all processes, by their names, in the order of their start.
 
     Args:
         on_event: Told of everything that happens to a process, in order.
@@ -59,7 +51,7 @@ class Supervisor:
         self._stop_s = stop_s
         # Steps of the start: the processes of one step stop at the same time, the steps in reverse order.
         self._steps: list[list[Keeper]] = []
-        self._keepers: dict[str, Keeper] = {}
+        self.keepers: dict[str, Keeper] = {}
         self._failure: Exception | None = None
         self._failed = asyncio.Event()
         self._stopping = False
@@ -113,7 +105,7 @@ class Supervisor:
     def kill_all(self) -> None:
         """End all processes and everything they have started, at once."""
         self._stopping = True
-        for keeper in self._keepers.values():
+        for keeper in self.keepers.values():
             keeper.kill_group()
 
     async def run_until_signal(self, bring_up: Callable[[], Awaitable[None]]) -> int:
@@ -180,39 +172,12 @@ class Supervisor:
                 loop.remove_signal_handler(sig)
         return life.result() if ended else received.result()
 
-    def status(self) -> tuple[ProcessStatus, ...]:
-        """Tell what every process does now, in the order of their start."""
-        return tuple(
-            ProcessStatus(name, keeper.pid, keeper.ready.is_set(), keeper.restarts)
-            for name, keeper in self._keepers.items()
-        )
-
-    def pid(self, name: str) -> int | None:
-        """Give the pid of a process; None while it is down."""
-        return self._keepers[name].pid
-
-    def restarts(self, name: str) -> int:
-        """Count how often a process has been started again."""
-        return self._keepers[name].restarts
-
-    def kill(self, name: str, sig: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to a process; what ends is started again as if it had crashed."""
-        self._keepers[name].signal(sig)
-
-    async def until_ready(self, name: str) -> None:
-        """Wait until a process is ready, as after a restart.
-
-        Raises:
-            ProcessFailedError: It is not started again any more.
-        """
-        await self._keepers[name].until_ready()
-
     def _launch(self, spec: ProcessSpec) -> Keeper:
-        if spec.name in self._keepers:
+        if spec.name in self.keepers:
             raise ValueError(f"two processes of one stack are called {spec.name!r}: every name is used once")
         if self._stopping:
             raise RuntimeError(f"{spec.name} cannot be started: the stack is being stopped")
-        keeper = self._keepers[spec.name] = Keeper(spec, self._on_event, self._start)
+        keeper = self.keepers[spec.name] = Keeper(spec, self._on_event, self._start)
         keeper.launch(self._on_end)
         return keeper
 

@@ -18,6 +18,7 @@ import orjson
 import structlog
 from aiohttp import web
 
+from breakwater.contracts.types import format_time
 from breakwater.embedded.provider import dialects, wire
 from breakwater.embedded.provider.behaviour import ModelPlan, decide, make_plans, refuse
 from breakwater.embedded.provider.dialects import Dialect
@@ -182,7 +183,7 @@ class SimulatedProvider:
         return close[0] if len(close) == 1 else None
 
     async def _chat(self, request: web.BaseRequest, dialect: Dialect, model: str | None) -> web.StreamResponse:
-        received_at, received = utc_now(), time.monotonic()
+        received_at, received = format_time(datetime.now(UTC)), time.monotonic()
         call, decision = await self._receive(request, dialect, model, received_at, received)
         remaining = decision.delay_s - (time.monotonic() - received)
         if remaining > 0:
@@ -240,17 +241,12 @@ class SimulatedProvider:
             call,
             status=decision.status,
             fault=decision.fault,
-            answered_at=None if decision.status is None else utc_now(),
+            answered_at=None if decision.status is None else format_time(datetime.now(UTC)),
             delivered=delivered,
             billed=decision.billed,
             usage=decision.usage,
             cost_nano=decision.cost_nano,
         )
-
-
-def utc_now() -> str:
-    """Now as RFC 3339 in UTC with milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 async def control(provider: SimulatedProvider, request: web.BaseRequest) -> web.StreamResponse:
