@@ -20,7 +20,7 @@ from breakwater.bus.permissions import Grant
 from breakwater.embedded.binaries import ServerNotFoundError, find_nats, find_redis, require_clickhouse
 from breakwater.embedded.ports import choose_port, free_port
 from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
-from breakwater.embedded.servers import NatsUser, clickhouse_spec, nats_config, nats_spec, redis_config, redis_spec
+from breakwater.embedded.servers import NatsUser, clickhouse_spec, nats_spec, redis_spec
 from breakwater.embedded.supervisor import Supervisor
 
 NASTY = 'a"b\\c $d #e {f} ü\t€; \x01'
@@ -206,9 +206,11 @@ async def test_a_taken_standard_port_gives_the_next_one(tmp_path: Path) -> None:
 
 
 def test_users_are_optional_and_monitoring_is_off_unless_asked_for(tmp_path: Path) -> None:
-    assert "authorization" not in nats_config(tmp_path, 4222, ())
-    assert "http" not in nats_config(tmp_path, 4222, ())
-    assert "requirepass" not in redis_config(tmp_path, 6379, None)
+    nats_spec(tmp_path, 4222, ())
+    redis_spec(tmp_path, 6379, None)
+    assert "authorization" not in (tmp_path / "nats.conf").read_text()
+    assert "http" not in (tmp_path / "nats.conf").read_text()
+    assert "requirepass" not in (tmp_path / "redis.conf").read_text()
 
 
 def test_the_clickhouse_process_is_named_its_password_file_and_not_its_password(tmp_path: Path) -> None:

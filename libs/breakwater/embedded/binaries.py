@@ -16,7 +16,6 @@ class ServerNotFoundError(RuntimeError):
     """The program of a server is neither installed with this Python nor on PATH."""
 
     def __init__(self, server: str, looked: str, remedy: str) -> None:
-        self.server = server
         super().__init__(f"no usable {server} was found ({looked}): {remedy}")
 
 

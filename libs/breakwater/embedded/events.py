@@ -42,7 +42,7 @@ class ProcessEvent:
 class ProcessFailedError(RuntimeError):
     """A process did not come up, or ended in a way that no restart can mend.
 
-    Attributes:
+    Args:
         name: The process' name in the stack.
         reason: What happened, in words.
         exit_code: Its exit code; negative for a signal, None if it still ran.
@@ -51,11 +51,7 @@ class ProcessFailedError(RuntimeError):
     """
 
     def __init__(self, name: str, reason: str, exit_code: int | None, log_file: Path, log_tail: str) -> None:
-        self.name = name
-        self.reason = reason
         self.exit_code = exit_code
-        self.log_file = log_file
-        self.log_tail = log_tail
         output = f"the last lines of its log:\n{log_tail}" if log_tail else "it wrote nothing to its log"
         super().__init__(f"{name} {reason} (log: {log_file}); {output}")
 

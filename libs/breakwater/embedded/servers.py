@@ -33,15 +33,15 @@ class NatsUser:
     password: str = field(repr=False)
 
 
-def nats_config(
+def nats_spec(
     data: Path,
     port: int,
     users: Sequence[NatsUser],
     *,
     sync_interval: str = "1s",
     monitor_port: int | None = None,
-) -> str:
-    """Render the config file of a nats-server with JetStream.
+) -> ProcessSpec:
+    """Write the config of a nats-server with JetStream into the data directory and say how the server is run.
 
     Args:
         data: The stack's data directory; the streams are kept in its `nats` directory.
@@ -66,21 +66,9 @@ def nats_config(
         lines.append(f'http: "{_LOOPBACK}:{monitor_port}"')
     if users:
         lines += ["authorization {", "  users: [", *(_nats_user(user) for user in users), "  ]", "}"]
-    return "\n".join(lines) + "\n"
-
-
-def nats_spec(
-    data: Path,
-    port: int,
-    users: Sequence[NatsUser],
-    *,
-    sync_interval: str = "1s",
-    monitor_port: int | None = None,
-) -> ProcessSpec:
-    """Write the config of a nats-server into the data directory and say how the server is run."""
     (data / "nats").mkdir(mode=0o700, parents=True, exist_ok=True)
     config = data / "nats.conf"
-    write_private(config, nats_config(data, port, users, sync_interval=sync_interval, monitor_port=monitor_port))
+    write_private(config, "\n".join(lines) + "\n")
     return ProcessSpec(
         name="nats",
         argv=(str(find_nats()), "--config", str(config)),
@@ -89,8 +77,8 @@ def nats_spec(
     )
 
 
-def redis_config(data: Path, port: int, password: str | None) -> str:
-    """Render the config file of a redis-server that keeps its data and never evicts a key.
+def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
+    """Write the config of a redis-server, which keeps its data and never evicts a key, and say how the server is run.
 
     Args:
         data: The stack's data directory; the append-only file is kept in its `redis` directory.
@@ -111,14 +99,9 @@ def redis_config(data: Path, port: int, password: str | None) -> str:
     ]
     if password is not None:
         lines.append(f"requirepass {_quoted(password)}")
-    return "\n".join(lines) + "\n"
-
-
-def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
-    """Write the config of a redis-server into the data directory and say how the server is run."""
     (data / "redis").mkdir(mode=0o700, parents=True, exist_ok=True)
     config = data / "redis.conf"
-    write_private(config, redis_config(data, port, password))
+    write_private(config, "\n".join(lines) + "\n")
     return ProcessSpec(
         name="redis",
         argv=(str(find_redis()), str(config)),

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -126,7 +126,7 @@ async def send_rows(
         while piece := held.read(_PIECE):
             await answer.write(await packer.pack(piece))
     if not ended:
-        async for chunk in _rest(stream):
+        while chunk := await stream.read():
             await answer.write(await packer.pack(chunk))
         try:
             await stream.outcome()
@@ -141,11 +141,6 @@ async def send_rows(
     await answer.write(packer.end())
     await answer.write_eof()
     return answer
-
-
-async def _rest(stream: RowStream) -> AsyncIterator[bytes]:
-    while chunk := await stream.read():
-        yield chunk
 
 
 def _exception_block(text: str, tag: str) -> bytes:

@@ -23,7 +23,7 @@ from breakwater.embedded.provider import dialects, wire
 from breakwater.embedded.provider.behaviour import ModelPlan, decide, make_plans, refuse
 from breakwater.embedded.provider.dialects import Dialect
 from breakwater.embedded.provider.ledger import CallLedger, LedgerCall
-from breakwater.embedded.provider.script import ErrorText, ProviderScript, ScriptError, as_script, parse_script
+from breakwater.embedded.provider.script import ErrorText, ProviderScript, ScriptError, build_script, parse_script
 from breakwater.embedded.provider.wire import Decision
 
 MAX_BODY_BYTES = 64 * 2**20
@@ -71,7 +71,7 @@ class SimulatedProvider:
         self._own_keys = frozenset(api_keys)
         self._stopping = False
         self._runner: web.ServerRunner | None = None
-        self._apply(as_script(script))
+        self._apply(build_script(script))
         self.ledger = CallLedger(ledger_file)
 
     def _apply(self, script: ProviderScript) -> None:
@@ -110,7 +110,7 @@ class SimulatedProvider:
         Raises:
             ScriptError: the script has mistakes; the old one stays.
         """
-        self._apply(as_script(script))
+        self._apply(build_script(script))
         self.ledger.restart_numbers()
 
     def restart_clock(self) -> None:

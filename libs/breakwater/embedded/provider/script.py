@@ -5,7 +5,6 @@ Written in YAML or JSON, or built in Python. Every mistake is named with its pat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from pathlib import Path
@@ -252,7 +251,7 @@ class ProviderScript(_Part):
 
 
 def build_script(content: object) -> ProviderScript:
-    """Checks a script given as plain values.
+    """Checks a script given as plain values; one that is checked already is returned as it is.
 
     Raises:
         ScriptError: names each mistake with its path.
@@ -290,12 +289,3 @@ def load_script(path: Path) -> ProviderScript:
         raise ScriptError(f"can't read the provider script {path}: {error.strerror}") from error
     except ScriptError as error:
         raise ScriptError(f"{path}: {error}") from error
-
-
-def as_script(script: ProviderScript | Mapping[str, object]) -> ProviderScript:
-    """A script as it is, or built from plain values.
-
-    Raises:
-        ScriptError: names each mistake with its path.
-    """
-    return script if isinstance(script, ProviderScript) else build_script(script)
