@@ -10,11 +10,9 @@ from typing import Protocol
 
 import aiohttp
 
-from breakwater.config import ConfigError
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.policy.addresses import Network
 from breakwater.policy.classify import retry_after_s
-from breakwater.secret_refs import SecretRef
 from services.alerter.guarded import AddressRefused, Redirected, guarded_session
 
 _WORTH_RETRYING = frozenset({408, 425, 429})
@@ -37,25 +35,14 @@ class SendError(Exception):
 class AlertSender(Protocol):
     """One way to notify people. Used by one sender at a time."""
 
-    @property
-    def name(self) -> str:
-        """As in the config."""
-        ...
-
-    @property
-    def interval_s(self) -> float:
-        """The least time between two sends; 0 where the receiver sets no limit."""
-        ...
-
-    @property
-    def updates(self) -> bool:
-        """Whether it keeps an incident's message up to date, and so wants every change of it."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Tells this receiver from another that the config may name later; a hash, from which no secret is learnt."""
-        ...
+    name: str
+    """As in the config."""
+    interval_s: float
+    """The least time between two sends; 0 where the receiver sets no limit."""
+    updates: bool
+    """Whether it keeps an incident's message up to date, and so wants every change of it."""
+    fingerprint: str
+    """Tells this receiver from another that the config may name later; a hash, from which no secret is learnt."""
 
     async def open(self) -> None:
         """Makes ready to send."""
@@ -151,15 +138,3 @@ def no_answer(error: Exception) -> SendError:
 def fingerprint(*of: str) -> str:
     """Tells receivers apart by what they are reached by: 16 characters, from which no secret is learnt."""
     return hashlib.sha256("\n".join(of).encode()).hexdigest()[:16]
-
-
-def secret_of(ref: SecretRef, setting: str) -> str:
-    """Reads a secret.
-
-    Raises:
-        ConfigError: it is missing; the text names the setting.
-    """
-    try:
-        return ref.read()
-    except ConfigError as error:
-        raise ConfigError(f"{setting}: {error}") from error

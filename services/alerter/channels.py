@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from typing import TypeVar
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from breakwater.bus.errors import BusError
-from breakwater.config import AlertChannel, Alerts, SlackChannel, WebhookChannel
+from breakwater.callables import load_callable
+from breakwater.config import AlertChannel, Alerts, ConfigError, SlackChannel, WebhookChannel
 from breakwater.config.alerts import AlertLinks
 from breakwater.contracts.alerts import Alert, ChannelTest
 from breakwater.contracts.subjects import decode_token
@@ -21,6 +27,11 @@ from services.alerter.python_channel import PythonCallable
 from services.alerter.slack import SlackBot, SlackWebhook
 from services.alerter.webhook import SignedWebhook
 from services.alerter.wording import Link, Wording
+
+T = TypeVar("T")
+
+_CHANNEL_ID = re.compile(r"[CDG][A-Z0-9]+")
+_PREFIX = "whsec_"
 
 TEST = "test_"
 """How the ids of tests begin, which are no incidents."""
@@ -54,17 +65,72 @@ def _built(
     sent_messages: Callable[[str], SentMessages],
     now: Callable[[], datetime],
 ) -> AlertSender:
+    place, wording, allowed = f"alerts.channels.{name}", Wording(alerts.templates, link), alerts.allow_networks
     match channel:
-        case AlertChannel(slack=SlackChannel(webhook_url=SecretRef()) as slack):
-            return SlackWebhook.from_config(name, slack, Wording(alerts.templates, link), alerts.allow_networks, now)
-        case AlertChannel(slack=SlackChannel() as slack):
-            wording = Wording(alerts.templates, link)
-            return SlackBot.from_config(name, slack, wording, sent_messages(name), alerts.allow_networks, now)
+        case AlertChannel(slack=SlackChannel(webhook_url=SecretRef() as ref)):
+            setting = f"{place}.slack.webhook_url"
+            return SlackWebhook(name, usable_url(_read(setting, ref.read), setting), wording, allowed, now)
+        case AlertChannel(slack=SlackChannel(bot_token=SecretRef() as ref) as slack):
+            target = _slack_channel(slack, f"{place}.slack.channel")
+            token, api_url = _bot_token(ref, f"{place}.slack.bot_token"), _api_url(slack, f"{place}.slack.api_url")
+            return SlackBot(name, token, target, api_url, wording, sent_messages(name), allowed, now)
         case AlertChannel(webhook=WebhookChannel() as webhook):
-            return SignedWebhook.from_config(name, webhook, alerts.allow_networks, link, now)
+            secrets = [_signing_secret(webhook.secret, f"{place}.webhook.secret")]
+            if webhook.previous_secret is not None:
+                secrets.append(_signing_secret(webhook.previous_secret, f"{place}.webhook.previous_secret"))
+            url = usable_url(webhook.url, f"{place}.webhook.url")
+            return SignedWebhook(name, url, secrets, webhook.timeout_s, allowed, link, now)
         case _:
             assert channel.python is not None, "the config has exactly one kind"
-            return PythonCallable.from_config(name, channel.python)
+            called = channel.python.callable
+            notify = _read(f"{place}.python.callable", lambda: load_callable(called))
+            return PythonCallable(name, called, notify, channel.python.timeout_s)
+
+
+def _read(setting: str, read: Callable[[], T]) -> T:
+    """Reads what a setting refers to. Raises ConfigError; its text names the setting."""
+    try:
+        return read()
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from error
+
+
+def _slack_channel(slack: SlackChannel, setting: str) -> str:
+    if slack.channel is None or not _CHANNEL_ID.fullmatch(slack.channel):
+        raise ConfigError(
+            f"{setting}: give the channel's id, such as C0123456 (at the end of its `About`), not its name: "
+            "Slack updates no message of a channel that is only named"
+        )
+    return slack.channel
+
+
+def _bot_token(ref: SecretRef, setting: str) -> str:
+    token = _read(setting, ref.read)
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(f"{setting}: is no token; one begins with xoxb-")
+    return token
+
+
+def _api_url(slack: SlackChannel, setting: str) -> str:
+    if urlsplit(usable_url(slack.api_url, setting)).username is not None:
+        raise ConfigError(f"{setting}: must hold no user and no password; the bot token is sent to it")
+    return slack.api_url
+
+
+def _signing_secret(ref: SecretRef, setting: str) -> str:
+    secret = _read(setting, ref.read)
+    problem = f"{setting}: must be {_PREFIX} and a key in base64; `echo whsec_$(openssl rand -base64 32)` makes one"
+    if not secret.startswith(_PREFIX):
+        raise ConfigError(problem)
+    try:
+        # The signing package skips characters that are not base64, and would sign with some other key.
+        encoded = secret.removeprefix(_PREFIX).rstrip("=")
+        key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise ConfigError(problem) from None
+    if not key:
+        raise ConfigError(problem)
+    return secret
 
 
 def link_of(links: AlertLinks) -> Link:

@@ -10,8 +10,6 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from breakwater.callables import load_callable
-from breakwater.config import ConfigError, PythonChannel
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.providers.local import shown
 from services.alerter.channel import SendError, fingerprint
@@ -26,29 +24,12 @@ class PythonCallable:
     updates = False
 
     def __init__(self, name: str, called: str, notify: Notify, timeout_s: float) -> None:
-        """Makes the channel.
-
-        Args:
-            name: as in the config.
-            called: what `notify` is called there.
-            notify: the callable.
-            timeout_s: for one call.
-        """
+        """Makes the channel. `called` is the name of `notify` in the config; `timeout_s` is for one call."""
         self.name = name
         self.fingerprint = fingerprint("python", called)
         self._notify = notify
         self._timeout_s = timeout_s
         self._running: asyncio.Future[Any] | None = None
-
-    @classmethod
-    def from_config(cls, name: str, channel: PythonChannel) -> PythonCallable:
-        """Loads the callable.
-
-        Raises:
-            ConfigError: it can't be imported, or is none.
-        """
-        notify = _load(channel.callable, f"alerts.channels.{name}.python.callable")
-        return cls(name, channel.callable, notify, channel.timeout_s)
 
     async def open(self) -> None:
         """There is nothing to open."""
@@ -133,10 +114,3 @@ def _in_thread(notify: Notify, event: str, payload: dict[str, JsonValue]) -> asy
 def _is_async(notify: Notify) -> bool:
     kind: type[Any] = type(notify)
     return inspect.iscoroutinefunction(notify) or inspect.iscoroutinefunction(getattr(kind, "__call__", None))  # noqa: B004  looked at, not called
-
-
-def _load(name: str, place: str) -> Notify:
-    try:
-        return load_callable(name)
-    except ConfigError as error:
-        raise ConfigError(f"{place}: {error}") from error

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import aiohttp
 from slack_sdk.errors import SlackApiError
@@ -15,12 +14,10 @@ from slack_sdk.web.async_client import AsyncWebClient
 from slack_sdk.web.async_slack_response import AsyncSlackResponse
 from slack_sdk.webhook.async_client import AsyncWebhookClient
 
-from breakwater.config import ConfigError, SlackChannel
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.policy.addresses import Network
 from breakwater.policy.classify import retry_after_s
-from services.alerter.channel import HttpChannel, SendError, check_answer, fingerprint, no_answer, secret_of
-from services.alerter.guarded import usable_url
+from services.alerter.channel import HttpChannel, SendError, check_answer, fingerprint, no_answer
 from services.alerter.notes import SentMessages
 from services.alerter.wording import Line, Url, Worded, Wording, plain
 
@@ -37,7 +34,6 @@ _TITLE_LENGTH = 1000
 
 _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
-_CHANNEL_ID = re.compile(r"[CDG][A-Z0-9]+")
 _HAPPENED_AGAIN = frozenset({"repeated", "reopened"})
 _FIRST_REPLIES = 10
 _CODE = re.compile(r"[a-z_]{1,64}")
@@ -71,37 +67,10 @@ class SlackWebhook(HttpChannel):
     def __init__(
         self, name: str, url: str, wording: Wording, allowed: Sequence[Network], now: Callable[[], datetime]
     ) -> None:
-        """Makes the channel.
-
-        Args:
-            name: as in the config.
-            url: of the incoming webhook; the secret.
-            wording: what people read.
-            allowed: networks that are not refused.
-            now: the clock.
-        """
         super().__init__(name, fingerprint("slack.webhook_url", url), allowed, TIMEOUT_S, now)
         self._url = url
         self._wording = wording
         self._client: AsyncWebhookClient | None = None
-
-    @classmethod
-    def from_config(
-        cls,
-        name: str,
-        slack: SlackChannel,
-        wording: Wording,
-        allowed: Sequence[Network],
-        now: Callable[[], datetime],
-    ) -> SlackWebhook:
-        """Reads the URL.
-
-        Raises:
-            ConfigError: it is missing, or not a URL.
-        """
-        assert slack.webhook_url is not None, "a channel with a bot is none with a webhook"
-        setting = f"alerts.channels.{name}.slack.webhook_url"
-        return cls(name, usable_url(secret_of(slack.webhook_url, setting), setting), wording, allowed, now)
 
     async def open(self) -> None:
         """Opens the session and the client on it."""
@@ -139,18 +108,7 @@ class SlackBot(HttpChannel):
         allowed: Sequence[Network],
         now: Callable[[], datetime],
     ) -> None:
-        """Makes the channel.
-
-        Args:
-            name: as in the config.
-            token: of the bot; the secret.
-            channel: its id. Slack updates no message of a channel that is only named.
-            api_url: of Slack's Web API.
-            wording: what people read.
-            sent_messages: of this channel.
-            allowed: networks that are not refused.
-            now: the clock.
-        """
+        """Makes the channel. `channel` is an id: Slack updates no message of a channel that is only named."""
         super().__init__(name, fingerprint("slack.bot_token", api_url, token, channel), allowed, TIMEOUT_S, now)
         self._token = token
         self._channel = channel
@@ -162,37 +120,6 @@ class SlackBot(HttpChannel):
         self._replied: dict[str, int] = {}
         """How often an incident had happened at the last reply in its thread."""
         self._client: AsyncWebClient | None = None
-
-    @classmethod
-    def from_config(
-        cls,
-        name: str,
-        slack: SlackChannel,
-        wording: Wording,
-        sent_messages: SentMessages,
-        allowed: Sequence[Network],
-        now: Callable[[], datetime],
-    ) -> SlackBot:
-        """Reads the token.
-
-        Raises:
-            ConfigError: it is missing, or the channel is not given by its id, or the API's URL is none.
-        """
-        assert slack.bot_token is not None, "a channel with a webhook is none with a bot"
-        place = f"alerts.channels.{name}.slack"
-        channel = slack.channel or ""
-        if not _CHANNEL_ID.fullmatch(channel):
-            raise ConfigError(
-                f"{place}.channel: give the channel's id, such as C0123456 (at the end of its `About`), not its name: "
-                "Slack updates no message of a channel that is only named"
-            )
-        token = secret_of(slack.bot_token, f"{place}.bot_token")
-        if not token.isascii() or not token.isprintable() or " " in token:
-            raise ConfigError(f"{place}.bot_token: is no token; one begins with xoxb-")
-        api_url = usable_url(slack.api_url, f"{place}.api_url")
-        if urlsplit(api_url).username is not None:
-            raise ConfigError(f"{place}.api_url: must hold no user and no password; the bot token is sent to it")
-        return cls(name, token, channel, api_url, wording, sent_messages, allowed, now)
 
     async def open(self) -> None:
         """Opens the session and the client on it."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
@@ -12,16 +10,11 @@ import orjson
 from pydantic import JsonValue
 from standardwebhooks import Webhook
 
-from breakwater.config import ConfigError, WebhookChannel
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.contracts.types import format_time
 from breakwater.policy.addresses import Network
-from breakwater.secret_refs import SecretRef
-from services.alerter.channel import HttpChannel, check_answer, fingerprint, no_answer, secret_of
-from services.alerter.guarded import usable_url
+from services.alerter.channel import HttpChannel, check_answer, fingerprint, no_answer
 from services.alerter.wording import Link
-
-_PREFIX = "whsec_"
 
 
 class SignedWebhook(HttpChannel):
@@ -37,42 +30,11 @@ class SignedWebhook(HttpChannel):
         link: Link | None,
         now: Callable[[], datetime],
     ) -> None:
-        """Makes the channel.
-
-        Args:
-            name: as in the config.
-            url: of the receiver.
-            secrets: each signs; the receiver takes any signature that it can check.
-            timeout_s: for one request.
-            allowed: networks that are not refused.
-            link: to incidents, where links are set up.
-            now: the clock.
-        """
+        """Makes the channel. Each of `secrets` signs: the receiver takes any signature that it can check."""
         super().__init__(name, fingerprint("webhook", url), allowed, timeout_s, now)
         self._url = url
         self._signers = tuple(Webhook(secret) for secret in secrets)
         self._link = link
-
-    @classmethod
-    def from_config(
-        cls,
-        name: str,
-        channel: WebhookChannel,
-        allowed: Sequence[Network],
-        link: Link | None,
-        now: Callable[[], datetime],
-    ) -> SignedWebhook:
-        """Reads the secrets.
-
-        Raises:
-            ConfigError: a secret is missing or unusable, or the URL is none.
-        """
-        place = f"alerts.channels.{name}.webhook"
-        secrets = [_secret(channel.secret, f"{place}.secret")]
-        if channel.previous_secret is not None:
-            secrets.append(_secret(channel.previous_secret, f"{place}.previous_secret"))
-        url = usable_url(channel.url, f"{place}.url")
-        return cls(name, url, secrets, channel.timeout_s, allowed, link, now)
 
     async def send(self, message: Alert | AlertDigest) -> None:
         """Posts the message once. Raises SendError."""
@@ -109,19 +71,3 @@ def envelope(message: Alert | AlertDigest, link: Link | None) -> bytes:
     if link is not None and isinstance(message, Alert) and (url := link(message.incident_id, message.at)):
         filled["link"] = url
     return orjson.dumps(filled)
-
-
-def _secret(ref: SecretRef, place: str) -> str:
-    secret = secret_of(ref, place)
-    problem = f"{place}: must be {_PREFIX} and a key in base64; `echo whsec_$(openssl rand -base64 32)` makes one"
-    if not secret.startswith(_PREFIX):
-        raise ConfigError(problem)
-    try:
-        # The signing package skips characters that are not base64, and would sign with some other key.
-        encoded = secret.removeprefix(_PREFIX).rstrip("=")
-        key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
-    except (binascii.Error, ValueError):
-        raise ConfigError(problem) from None
-    if not key:
-        raise ConfigError(problem)
-    return secret
