@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import nats
 import nats.errors
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
+from nats.js.api import ConsumerInfo, RetentionPolicy, StreamConfig, StreamInfo
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from breakwater.bus import topology
@@ -58,33 +59,28 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float 
             done += await _apply(
                 f"stream {stream.name}",
                 stream,
-                lambda s=stream: _stream_now(jetstream, s),
+                lambda name=wanted.name or "": _config_of(jetstream.stream_info(name)),
                 lambda config: jetstream.add_stream(config),
                 lambda config: jetstream.update_stream(config),
             )
         for stream_name, consumer in topology.consumers(plan):
+            put = partial(jetstream.add_consumer, stream_name.value)
             done += await _apply(
                 f"consumer {consumer.durable_name}",
                 consumer,
-                lambda s=stream_name, c=consumer: _consumer_now(jetstream, s.value, c),
-                lambda config, s=stream_name: jetstream.add_consumer(s.value, config),
-                lambda config, s=stream_name: jetstream.add_consumer(s.value, config),
+                lambda s=stream_name.value, c=consumer: _config_of(jetstream.consumer_info(s, c.durable_name or "")),
+                put,
+                put,
             )
         return tuple(done)
     finally:
         await client.close()
 
 
-async def _stream_now(jetstream: JetStreamContext, wanted: StreamConfig) -> StreamConfig | None:
+async def _config_of(info: Awaitable[StreamInfo | ConsumerInfo]) -> Any:
+    """The config that the server has; None where there is no such stream or consumer."""
     try:
-        return (await jetstream.stream_info(wanted.name or "")).config
-    except NotFoundError:
-        return None
-
-
-async def _consumer_now(jetstream: JetStreamContext, stream: str, wanted: ConsumerConfig) -> ConsumerConfig | None:
-    try:
-        return (await jetstream.consumer_info(stream, wanted.durable_name or "")).config
+        return (await info).config
     except NotFoundError:
         return None
 
@@ -134,7 +130,7 @@ def _same(name: str, wanted: Any, existing: Any) -> bool:
 
 async def _with_waiting_subjects(jetstream: JetStreamContext, wanted: StreamConfig) -> StreamConfig:
     """The stream, with the subjects it has now and shall no longer have, as long as messages wait on them."""
-    now = await _stream_now(jetstream, wanted)
+    now: StreamConfig | None = await _config_of(jetstream.stream_info(wanted.name or ""))
     dropped = set((now and now.subjects) or ()) - set(wanted.subjects or ())
     if wanted.retention is not RetentionPolicy.WORK_QUEUE or not dropped:
         return wanted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import ROUND_DOWN, Decimal
 from string import Template
@@ -10,24 +10,25 @@ from string import Template
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.types import NANO_PER_USD
 
-PLACEHOLDERS = (
-    "title",
-    "text",
-    "event",
-    "severity",
-    "status",
-    "change",
-    "agent",
-    "model",
-    "tenant",
-    "count",
-    "opened_at",
-    "last_at",
-    "incident_id",
-    "by",
-    "reason",
-    "link",
-)
+_VALUES: Mapping[str, Callable[[Alert], str]] = {
+    "title": lambda alert: alert.title,
+    "text": lambda alert: alert.text,
+    "event": lambda alert: alert.event,
+    "severity": lambda alert: alert.severity,
+    "status": lambda alert: alert.status,
+    "change": lambda alert: alert.change,
+    "agent": lambda alert: alert.agent or "",
+    "model": lambda alert: alert.model or "",
+    "tenant": lambda alert: alert.tenant or "",
+    "count": lambda alert: f"{alert.count:,}",
+    "opened_at": lambda alert: moment(alert.opened_at),
+    "last_at": lambda alert: moment(alert.last_at),
+    "incident_id": lambda alert: alert.incident_id,
+    "by": lambda alert: alert.resolved_by or alert.acknowledged_by or "",
+    "reason": lambda alert: alert.reason or "",
+}
+
+PLACEHOLDERS = (*_VALUES, "link")
 """What `${…}` may name in a template. What an alert has not is empty."""
 
 
@@ -37,25 +38,7 @@ def fill(template: str, alert: Alert, link: str) -> str:
     Raises:
         KeyError: a name that is none of PLACEHOLDERS.
     """
-    values: Mapping[str, str] = {
-        "title": alert.title,
-        "text": alert.text,
-        "event": alert.event,
-        "severity": alert.severity,
-        "status": alert.status,
-        "change": alert.change,
-        "agent": alert.agent or "",
-        "model": alert.model or "",
-        "tenant": alert.tenant or "",
-        "count": f"{alert.count:,}",
-        "opened_at": moment(alert.opened_at),
-        "last_at": moment(alert.last_at),
-        "incident_id": alert.incident_id,
-        "by": alert.resolved_by or alert.acknowledged_by or "",
-        "reason": alert.reason or "",
-        "link": link,
-    }
-    return Template(template).substitute(values)
+    return Template(template).substitute({name: value(alert) for name, value in _VALUES.items()}, link=link)
 
 
 def money_text(nano: int) -> str:
