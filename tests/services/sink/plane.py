@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-import os
-import sys
-from collections.abc import AsyncGenerator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import nats
 from nats.aio.client import Client
@@ -23,15 +22,46 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.settings import Settings
 from services.sink.app import build
-from tests.helpers import until
+from tests.helpers import ServiceProcess, start_service, until
 from tests.server_sources import RunningServer
+
+
+@dataclass(frozen=True)
+class SinkProcess:
+    """A sink that takes signals, and its log in JSON lines."""
+
+    process: ServiceProcess
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def until_logged(self, event: str) -> dict[str, Any]:
+        """Waits until it logs an event; gives the line."""
+
+        def logged() -> dict[str, Any] | None:
+            lines = (json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n"))
+            return next((line for line in lines if line["event"] == event), None)
+
+        return await until(logged, f"{event} in the log")
+
+    async def stop(self) -> int:
+        """SIGTERM, and its exit code."""
+        self.process.terminate()
+        return await asyncio.to_thread(self.process.wait, 60)
+
+    async def kill(self) -> None:
+        """SIGKILL, and it is gone."""
+        self.process.kill()
+        await asyncio.to_thread(self.process.wait, 60)
+
 
 CONFIG = """
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
 defaults: {provider: local, model: gpt-4.1}
 agents: {writer: {}}
 """
-DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -69,10 +99,10 @@ class Plane:
         finally:
             await app.stop()
 
-    async def sink_process(
+    def sink_process(
         self, directory: Path, *, clickhouse_url: str | None = None, metrics_port: int | None = None
-    ) -> asyncio.subprocess.Process:
-        """The service as it is run for real; its log is on the process' stderr, in JSON lines."""
+    ) -> "SinkProcess":
+        """The service as a process of its own."""
         config = directory / "breakwater.yaml"
         config.write_text(CONFIG)
         surroundings = {
@@ -81,9 +111,8 @@ class Plane:
             "BREAKWATER_CLICKHOUSE_URL": clickhouse_url or self.settings.clickhouse_url.get_secret_value(),
             **({} if metrics_port is None else {"BREAKWATER_METRICS_PORT": str(metrics_port)}),
         }
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "services", "sink", env={**os.environ, **surroundings}, stderr=asyncio.subprocess.PIPE
-        )
+        log = directory / f"sink-{uuid4().hex}.log"
+        return SinkProcess(start_service("sink", surroundings, log), log)
 
     @asynccontextmanager
     async def clickhouse_away(self) -> AsyncGenerator[None]:
@@ -93,18 +122,6 @@ class Plane:
             yield
         finally:
             await self.clickhouse_server.restart_async()
-
-    async def until_said(self, sink: asyncio.subprocess.Process, event: str) -> dict[str, Any]:
-        """Waits until a sink process logs an event; gives the line."""
-        assert sink.stderr is not None
-        while True:
-            line = json.loads(await asyncio.wait_for(sink.stderr.readline(), DEADLINE_S))
-            if line["event"] == event:
-                return line
-
-    async def within_patience(self, something: Awaitable[Any]) -> None:
-        """Waits for something that must come."""
-        await asyncio.wait_for(something, DEADLINE_S)
 
     async def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
         """Stores messages on the bus, in order."""

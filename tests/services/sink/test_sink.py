@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import signal
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -148,7 +147,7 @@ async def test_a_sink_that_is_killed_again_and_again_loses_and_doubles_nothing(p
     for part in range(3):
         await plane.publish(of_attempt(attempt) for attempt in everything[part * 2_000 : (part + 1) * 2_000])
         stored_before = (await totals_of(plane))[0]
-        sink = await plane.sink_process(tmp_path)
+        sink = plane.sink_process(tmp_path)
         await plane.until_delivered()
         if part:  # the first is killed while it gathers a batch, the others when a batch is stored and not acknowledged
 
@@ -156,8 +155,7 @@ async def test_a_sink_that_is_killed_again_and_again_loses_and_doubles_nothing(p
                 return (await totals_of(plane))[0] > before
 
             await until(stores, "rows arrive")
-        sink.kill()
-        await sink.wait()
+        await sink.kill()
     async with plane.sink():
         await plane.until_done()
     assert await totals_of(plane) == (6_000, 600, known_nano(6_000))
@@ -226,24 +224,20 @@ async def test_poison_is_set_aside_whole_and_holds_up_nobody(plane: Plane) -> No
 async def test_the_sink_starts_before_clickhouse_and_stops_without_it(plane: Plane, tmp_path: Path) -> None:
     async with plane.clickhouse_away():
         await plane.publish(of_attempt(attempt) for attempt in attempts(50))
-        sink = await plane.sink_process(tmp_path)
-        said = await plane.until_said(sink, "unavailable")
+        sink = plane.sink_process(tmp_path)
+        said = await sink.until_logged("unavailable")
         assert (said["service"], said["what"]) == ("sink", "clickhouse")
-        sink.send_signal(signal.SIGTERM)
-        _, rest = await asyncio.wait_for(sink.communicate(), 60)
-    assert sink.returncode == 0
-    assert b"batch_left_for_redelivery" in rest
+        assert await sink.stop() == 0
+    assert "batch_left_for_redelivery" in sink.log.read_text()
     assert (await plane.consumer()).num_ack_pending == 50
 
 
 async def test_a_sink_that_is_stopped_finishes_its_batch(plane: Plane, tmp_path: Path) -> None:
-    sink = await plane.sink_process(tmp_path)
+    sink = plane.sink_process(tmp_path)
     await plane.publish(of_attempt(attempt) for attempt in attempts(3_000))
     await plane.until_delivered()
-    sink.send_signal(signal.SIGTERM)
-    _, log = await asyncio.wait_for(sink.communicate(), 60)
-    assert sink.returncode == 0
-    assert b"batch" not in log
+    assert await sink.stop() == 0
+    assert "batch" not in sink.log.read_text()
     consumer = await plane.consumer()
     ((stored,),) = await plane.rows("SELECT count() FROM attempts")
     assert stored >= consumer.ack_floor.stream_seq
