@@ -156,22 +156,8 @@ def refused_by(line: RefusalLine) -> str:
             return plainly(kind) or "the plane"
 
 
-FILTERS: Mapping[str, Callable[..., object]] = {
-    "ago": ago,
-    "clock": clock,
-    "code": code,
-    "count": count,
-    "counted": counted,
-    "duration": duration,
-    "exact": formats.money,
-    "money": money,
-    "percent": percent,
-    "plainly": plainly,
-    "pretty": pretty,
-    "segment": segment,
-    "short_money": short_money,
-    "refused_by": refused_by,
-    "rough_duration": rough_duration,
-    "utc": utc,
-    "waste_cause": waste_cause,
-}
+_NAMED = (
+    ago, clock, code, count, counted, duration, money, percent, plainly, pretty, refused_by, rough_duration, segment,
+    short_money, utc, waste_cause,
+)  # fmt: skip
+FILTERS: Mapping[str, Callable[..., object]] = {"exact": formats.money} | {one.__name__: one for one in _NAMED}

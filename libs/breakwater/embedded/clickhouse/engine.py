@@ -57,20 +57,12 @@ class _Inserter(Protocol):
     def cancel(self) -> None: ...
 
 
-class Handle(Protocol):
-    """The part of chdb's Connection that is used here."""
+class _Handle(Protocol):
+    """The part of chdb's Connection that is used here; the last handle that is closed stops the engine."""
 
-    def query(self, query: bytes, format: str, params: dict[str, str] | None = None) -> _Result:  # noqa: A002
-        """Run one statement to its end."""
-        ...
-
-    def send_insert(self, query: str, format: str) -> _Inserter:  # noqa: A002
-        """Begin an INSERT whose data follows."""
-        ...
-
-    def close(self) -> None:
-        """Release the handle; the last one stops the engine."""
-        ...
+    def query(self, query: bytes, format: str, params: dict[str, str] | None = None) -> _Result: ...  # noqa: A002
+    def send_insert(self, query: str, format: str) -> _Inserter: ...  # noqa: A002
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +129,7 @@ def counts_of(result: _Result) -> Counts:
     )
 
 
-def _prepare(handle: Handle, context: Context) -> None:
+def _prepare(handle: _Handle, context: Context) -> None:
     def run(sql: str) -> None:
         handle.query(sql.encode(), "TabSeparated")
 
@@ -205,7 +197,7 @@ class RowStream:
 class Engine:
     """chdb on one data directory. Open one a process."""
 
-    def __init__(self, data: Path, connect: Callable[[str], Handle]) -> None:
+    def __init__(self, data: Path, connect: Callable[[str], _Handle]) -> None:
         self._path = str(data)
         self._connect = connect
         # Reads and writes have threads of their own: slow SELECTs, however many, never hold up an insert.
@@ -245,12 +237,12 @@ class Engine:
         from chdb.state.sqlitelike import connect  # 200 MB that only this process needs
 
         try:
-            return cls(path, cast("Callable[[str], Handle]", connect))
+            return cls(path, cast("Callable[[str], _Handle]", connect))
         except RuntimeError as error:
             raise DataDirectoryError(f"the engine cannot open the data directory {path}: {error}") from error
 
     @contextmanager
-    def _prepared(self, context: Context) -> Generator[Handle]:
+    def _prepared(self, context: Context) -> Generator[_Handle]:
         """A handle for one statement, closed after it. Raises ClickHouseError: preparing or using it failed."""
         try:
             handle = self._connect(self._path)
