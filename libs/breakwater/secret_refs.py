@@ -16,10 +16,10 @@ COMMAND_TIMEOUT_S = 10.0
 
 
 class SecretRef(Message):
-    """Where a secret is found: an environment variable, a file, or what a command prints."""
+    """Where to read a secret: an environment variable, a file, or the output of a command."""
 
     env: str | None = Field(default=None, min_length=1, description="Name of an environment variable.")
-    file: Path | None = Field(default=None, description="A file that holds only the secret.")
+    file: Path | None = Field(default=None, description="A file that contains only the secret.")
     command: tuple[str, ...] | None = Field(
         default=None, min_length=1, description="A program with its arguments, run without a shell; its output."
     )

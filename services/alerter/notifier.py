@@ -334,7 +334,7 @@ class Notifier:
                 "alert_channel_disabled",
                 channel=self._channel.name,
                 error=str(failure),
-                what_to_do=f"mend it in the config, or `breakwater alerts test {self._channel.name}` when it is back",
+                what_to_do=f"fix it in the config; or `breakwater alerts test {self._channel.name}` once it is back",
             )
         await self._disabled.add(self._channel)
         self._is_disabled, self._disabled_known_until = True, self._clock() + DISABLED_LOOK_S
@@ -346,12 +346,12 @@ class Notifier:
         return self._is_disabled
 
     async def _give_all_up(self) -> float | None:
-        """Every alert becomes a dead letter: a receiver that is gone is not called again, and nothing is lost.
+        """Every alert becomes a dead letter: a disabled receiver is not called again, and nothing is lost.
 
         Returns:
-            How long to wait; None where somebody has asked to try once more.
+            How long to wait; None where an operator has asked to try once more.
         """
-        error = "the receiver said that it is gone (410): the channel is disabled"
+        error = "the receiver responded 410 Gone: the channel is disabled"
         while True:
             composed = next((one for one in self._on_the_way if not one.replay), None) or await self._compose()
             if composed is None:

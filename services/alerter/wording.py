@@ -74,7 +74,7 @@ class Wording:
         times = f"{_times(alert.count)} now, last at {moment(alert.last_at)}"
         match alert.change:
             case "reminded":
-                words = f"Reminder {alert.reminders}: it waits for a person, since {moment(alert.opened_at)}"
+                words = f"Reminder {alert.reminders}: it has needed an operator since {moment(alert.opened_at)}"
             case "reopened":
                 words = f"It is back, soon after it was resolved: {times}"
             case _:
@@ -158,8 +158,8 @@ def _state(alert: Alert) -> str:
     again = " again" if alert.change == "reopened" else ""
     words = {
         "firing": f"firing{again}",
-        "pending": f"firing{again}, and waits for a person",
-        "acknowledged": "somebody looks after it",
+        "pending": f"firing{again}, needs an operator",
+        "acknowledged": "acknowledged",
     }
     reminder = f" (reminder {alert.reminders})" if alert.change == "reminded" else ""
     return f"{alert.severity.capitalize()}, {words[alert.status]}{reminder}"

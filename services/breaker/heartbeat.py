@@ -36,7 +36,7 @@ class Heartbeat:
     async def filled(self) -> None:
         """Waits until the breakers are what the log tells: no outcome is to meet an empty one before.
 
-        Asked for each batch: one that met the breakers just lost could open one anew that somebody has forced open.
+        Asked for each batch: one that met the breakers just lost could open one anew that somebody has isolated.
         """
         while self._log is None or await self._outages.retry_while_unavailable(self._breakers.filled_from) != self._log:
             self._looked.clear()

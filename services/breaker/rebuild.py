@@ -71,7 +71,9 @@ class Rebuild:
         """
         logger = structlog.get_logger()
         if known is not None:
-            logger.warning("log_replaced", what="EVENTS", effect="breakers keep their state and count anew")
+            logger.warning(
+                "log_replaced", what="EVENTS", effect="breakers keep their state, and their counts start over"
+            )
             await self._forget_sequences()
         breakers = await self.recall_breakers()
         guards = await self._latest_of_guards()

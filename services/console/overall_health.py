@@ -178,7 +178,7 @@ def _breakers(live: Live) -> Iterable[Remark]:
     if number := states.count("open"):
         yield Remark(_are(number, "breaker", "open"), "/breakers", "bad")
     if number := states.count("isolated"):
-        yield Remark(_are(number, "breaker", "forced open"), "/breakers", "bad")
+        yield Remark(_are(number, "breaker", "isolated"), "/breakers", "bad")
     if number := states.count("half_open"):
         yield Remark(_are(number, "breaker", "being probed"), "/breakers", "warn")
     if not breakers.alive:

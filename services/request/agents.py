@@ -53,7 +53,7 @@ class Agents:
 
 
 def _agent_unavailable(agent: str, untils: dict[str, int], now_ms: int) -> Problem:
-    """503 with the time until one of the models may be called again; 0 stands for one that was forced open."""
+    """503 with the time until one of the models may be called again; 0 stands for one that was isolated."""
     first_ms = min((until for until in untils.values() if until), default=None)
     headers = {} if first_ms is None else {"Retry-After": str(max(1, math.ceil((first_ms - now_ms) / 1000)))}
     details = [
@@ -151,7 +151,7 @@ def refused_until(loaded: Loaded) -> int | None:
     """Until when a breaker lets no call pass, in ms since the epoch, as of when it was read.
 
     Returns:
-        None where it lets one pass, a probe at least; 0 where it was forced open: until somebody resets it.
+        None where it lets one pass, a probe at least; 0 where it was isolated: until somebody resets it.
     """
     breaker, until_ms = loaded.breaker, 0
     match breaker.state:
@@ -179,7 +179,7 @@ def _agent(name: str, models: Mapping[str, Loaded | None], calls: Mapping[str, L
     of_models = tuple(_model(model, loaded, calls.get(model, Lately())) for model, loaded in models.items())
     together = calls.get("", Lately())
     waits = [None if loaded is None else refused_until(loaded) for loaded in models.values()]
-    # Of those forced open nobody knows when; and where one may be called now, there is nothing to wait for.
+    # Of those isolated nobody knows when; and where one may be called now, there is nothing to wait for.
     first = None if None in waits else min((until for until in waits if until), default=None)
     return AgentHealth(
         agent_id=name,

@@ -41,7 +41,7 @@ from services.request.routing import MAX_BYTES
 _MOST_FIELDS = 10
 _STATE = {
     "firing": "Firing",
-    "pending": "Waits for somebody",
+    "pending": "Needs an operator",
     "acknowledged": "Acknowledged",
     "resolved": "Resolved",
 }
@@ -140,7 +140,7 @@ def _linked(known: Incidents, request: Request) -> Alert:
     """The incident that a link is of: all of its id is signed. Raises Problem: it is not known."""
     alert = known.get(request.path_params["incident_id"])
     if alert is None:
-        raise Problem(404, "unknown_incident", "nothing is known of this incident any more: it is over for long")
+        raise Problem(404, "unknown_incident", "this incident is no longer known: it was resolved long ago")
     return alert
 
 

@@ -1,4 +1,4 @@
-"""`/api/v1/alerts`: the incidents that people are told of, and looking after them by hand."""
+"""`/api/v1/alerts`: the incidents, and operator actions on them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def named(known: Incidents, name: str) -> Alert:
         message = f"{len(begin_so)} incidents begin with {name!r}; give more of the id"
         raise Problem(409, "ambiguous_incident", message, details)
     hint = (
-        "what is over for long is kept in ClickHouse only; `breakwater alerts list --status all` lists what is known"
+        "those resolved long ago are only in ClickHouse; `breakwater alerts list --status all` lists what is known"
         if long_enough
         else "give its id, or the beginning of it: `inc_` and at least 6 characters"
     )

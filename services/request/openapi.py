@@ -106,8 +106,8 @@ class _Writer:
                 "title": TITLE,
                 "version": "1",
                 "description": (
-                    "Submit jobs for LLM agents, read their results, look after their breakers, guards, budgets and "
-                    "incidents. `breakwater keys create NAME` makes a key."
+                    "Submit jobs for LLM agents, read their results, and manage their breakers, guards, budgets and "
+                    "incidents. `breakwater keys create NAME` creates a key."
                 ),
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },

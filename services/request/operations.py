@@ -51,26 +51,25 @@ OPERATIONS = (
         path="/api/v1/jobs",
         tag="jobs",
         summary="Submit a job",
-        description="Responds once the job is stored on the bus. `job_id` makes it idempotent: the same id again is "
-        "the same execution, answered from the record of the first one, whatever else the second body says, its agent "
-        "included.",
+        description="Responds once the job is stored on the bus. `job_id` makes it idempotent: the same id again "
+        "returns the first execution from its record, whatever else the second body contains, including its agent.",
         query=api.SubmitQuery,
         headers={
-            "Idempotency-Key": "The job's id, where the body has none: 1 to 128 characters of printable ASCII.",
-            "traceparent": "W3C trace context; made where absent.",
+            "Idempotency-Key": "The job's id, if the body has none: 1 to 128 characters of printable ASCII.",
+            "traceparent": "W3C trace context; created if absent.",
         },
         body=Job,
         results={
-            200: ("Decided within `wait_s`: succeeded or not, as `status` says.", Result),
+            200: ("Ended within `wait_s`; `status` says how.", Result),
             202: ("Accepted. `Location` is where the result will be.", api.AcceptedJob),
         },
         errors={
             404: "The agent is not configured (`unknown_agent`).",
             409: "The job id belongs to an execution of another agent (`id_taken`).",
             422: "The body is not a job (`invalid_job`), or the query is wrong (`invalid_query`).",
-            503: "Nothing was accepted: NATS is unavailable (`unavailable`) or full (`refused`); or no model of the "
-            "agent may be called now, and it has `refuse_when_open` (`agent_unavailable`; without Retry-After where "
-            "all of them wait for a person). A job that was accepted before is never refused so, nor is a dry run.",
+            503: "Nothing was accepted: NATS is unavailable (`unavailable`) or full (`refused`); or the breakers of "
+            "all the agent's models are open, and it has `refuse_when_open` (`agent_unavailable`; without Retry-After "
+            "if all of them are isolated). This never applies to dry runs and jobs that were accepted before.",
         },
     ),
     Operation(
@@ -78,17 +77,17 @@ OPERATIONS = (
         path="/api/v1/jobs/{job_id}/progress",
         tag="jobs",
         summary="Follow a job live",
-        description="Server-sent events. Each `progress` has a `Progress` as its data; first come those that are known "
-        "already: `queued`, or the attempts that are recorded, and where the job is now. The last event is `decided`, "
+        description="Server-sent events. The data of each `progress` is a `Progress`. The stream starts with what is "
+        "recorded: `queued`, or the attempts so far, and the current step. The last event is `decided`, "
         "with `execution_id`, `status` and `reason`, and the stream ends. It contains neither outputs nor prompts. A "
-        "stream that ends without `decided` was cut off: connect again. Each stream starts over; `Last-Event-ID` "
-        "changes nothing. Comments keep a silent stream open.",
+        "stream that ends without `decided` was interrupted: connect again. Each stream starts over; `Last-Event-ID` "
+        "is ignored. Comments keep an idle stream open.",
         results={200: ("The stream.", str)},
         content_type="text/event-stream",
         errors={
             404: "There is no such job (`unknown_job`).",
-            503: "The status can't be read now (`unavailable`), or this process has 200 streams open, which is the "
-            "most (`too_many_streams`).",
+            503: "The status can't be read now (`unavailable`), or this process already has 200 streams open, "
+            "the maximum (`too_many_streams`).",
         },
     ),
     Operation(
@@ -97,7 +96,7 @@ OPERATIONS = (
         tag="jobs",
         summary="The result or the status of a job",
         description="The result for 24 hours; after that the execution's record, where its output is redacted.",
-        results={200: ("Decided.", Result), 202: ("Accepted, and not decided yet.", api.AcceptedJob)},
+        results={200: ("Ended.", Result), 202: ("Accepted, and not ended yet.", api.AcceptedJob)},
         errors={
             404: "There is no such job (`unknown_job`).",
             503: "The status can't be read now (`unavailable`).",
@@ -109,7 +108,7 @@ OPERATIONS = (
         tag="agents",
         summary="The health of every agent",
         description="`circuit_open_until` is always in the future. It is absent while a call may be made, even if only "
-        "a probe, as with an open breaker whose cool-down is over; and where only a person can close the breaker.",
+        "a probe, as with an open breaker whose cool-down has ended; and if the breaker is isolated.",
         results={200: ("All agents of the config, in its order.", list[api.AgentHealth])},
         errors={503: REDIS_UNAVAILABLE},
     ),
@@ -118,7 +117,7 @@ OPERATIONS = (
         path="/api/v1/breakers",
         tag="breakers",
         summary="The state of every breaker",
-        description="Those of the agents' own models, and all others that were used within a week.",
+        description="Those of the agents' own models, and all others used within the last week.",
         results={200: ("By agent and model.", api.BreakerList)},
         errors={503: REDIS_UNAVAILABLE},
     ),
@@ -133,7 +132,7 @@ OPERATIONS = (
             body=api.BreakerRequest,
             results={
                 200: (
-                    "Done and published: the transition. Or there was nothing to do: the breaker, and `unchanged`.",
+                    "The transition; or, if there was nothing to do, the breaker with `unchanged`.",
                     BreakerTransition | api.UnchangedBreaker,
                 )
             },
@@ -147,16 +146,15 @@ OPERATIONS = (
             (
                 "isolate_breaker",
                 "/api/v1/breakers/isolate",
-                "Force a breaker open",
-                "No call passes it, not even a probe, until it is reset. It may be one that nothing was ever counted "
-                "for. One that is isolated already stays as it is; the response is an `UnchangedBreaker`.",
+                "Isolate a breaker",
+                "It admits no call, not even a probe, until it is reset. It need not have counted anything yet. If it "
+                "is isolated already, the response is an `UnchangedBreaker`.",
             ),
             (
                 "reset_breaker",
                 "/api/v1/breakers/reset",
                 "Close a breaker and clear its counts",
-                "From any state, closed included. For a breaker that nothing was ever counted for, the response is an "
-                "`UnchangedBreaker`.",
+                "From any state, even closed. If it has never counted anything, the response is an `UnchangedBreaker`.",
             ),
         )
     ),
@@ -164,8 +162,8 @@ OPERATIONS = (
         id="list_stopped_tasks",
         path="/api/v1/guards",
         tag="guards",
-        summary="The tasks that their guard stopped",
-        description="Jobs of these tasks are answered with `guard_tripped` and call no model.",
+        summary="The tasks stopped by their guards",
+        description="Jobs of these tasks end `guard_tripped` without calling a model.",
         results={200: ("In the order in which they were stopped.", api.StoppedTasks)},
         errors={503: REDIS_UNAVAILABLE},
     ),
@@ -175,14 +173,14 @@ OPERATIONS = (
         path="/api/v1/guards/reset",
         tag="guards",
         summary="Let a stopped task continue",
-        description="All that was counted for the task is cleared. One that is not stopped may be reset as well; its "
-        "event has the agent `*`.",
+        description="Clears all counts of the task. A task that is not stopped can be reset, too; its event has the "
+        "agent `*`.",
         body=api.GuardRequest,
         results={200: ("Done and published.", GuardEvent)},
         errors={
             404: "Nothing is known of the task (`unknown_task`).",
-            503: "Redis or NATS is unavailable (`unavailable`). The task may still be stopped: ask again; what was "
-            "published already is not published twice.",
+            503: "Redis or NATS is unavailable (`unavailable`). The task may still be stopped: ask again; nothing "
+            "is published twice.",
         },
     ),
     Operation(
@@ -190,8 +188,8 @@ OPERATIONS = (
         path="/api/v1/budgets",
         tag="budgets",
         summary="The state of every budget",
-        description="Of the current day and month: those of all agents and tenants that the config names, and of all "
-        "others that called a model. With a parameter, only those that such a call is held against.",
+        description="Those of the current day and month, for all agents and tenants in the config and all others that "
+        "called a model. With a parameter, only those that such a call counts against.",
         query=api.BudgetQuery,
         results={200: ("Global, then agents, then tenants.", api.BudgetList)},
         errors={404: "The agent is not known (`unknown_agent`).", 503: REDIS_UNAVAILABLE},
@@ -201,9 +199,9 @@ OPERATIONS = (
         path="/api/v1/budgets/reconciliation",
         tag="budgets",
         summary="Compare the counters in Redis with the record",
-        description="Reads the counters in Redis, and adds up all attempts that ClickHouse and the event log hold, as "
-        "of one moment. The budget service repairs differences by itself.",
-        results={200: ("Both, for each budget, whether they agree or not.", Reconciliation)},
+        description="Reads the counters in Redis, and adds up all attempts in ClickHouse and the event log, as of the "
+        "same moment. The budget service repairs differences by itself.",
+        results={200: ("Both figures for every budget, whether they agree or not.", Reconciliation)},
         errors={
             503: "Redis, NATS or ClickHouse is unavailable (`unavailable`), or the counters are being rebuilt "
             "(`not_filled`)."
@@ -215,12 +213,12 @@ OPERATIONS = (
         path="/api/v1/budgets/raise",
         tag="budgets",
         summary="Raise a cap until its day or month ends",
-        description="The cap of the config, exactly, takes an earlier raise back. Where the cap is what was asked for "
-        "already, the response is an `UnchangedBudget`.",
+        description="Setting exactly the config's cap revokes an earlier raise. If the cap already has this "
+        "value, the response is an `UnchangedBudget`.",
         body=api.RaiseCapRequest,
         results={
             200: (
-                "Published and in force: the raise. Or there was nothing to do: the budget, and `unchanged`.",
+                "The raise, which is now in effect; or, if there was nothing to do, the budget with `unchanged`.",
                 BudgetEvent | api.UnchangedBudget,
             )
         },
@@ -229,16 +227,16 @@ OPERATIONS = (
             409: "The config gives this budget no cap (`no_cap`).",
             422: "The body is invalid (`invalid_request`), or the cap is below the config's (`below_cap`).",
             503: "Redis or NATS is unavailable (`unavailable`), or the counters are being rebuilt (`not_filled`). Ask "
-            "again: raising it twice does no harm.",
+            "again: repeating the request is safe.",
         },
     ),
     Operation(
         id="list_incidents",
         path="/api/v1/alerts",
         tag="alerts",
-        summary="The incidents that people are notified of",
-        description="Each incident as it is now, the one that was opened last first. Resolved incidents are listed for "
-        "thirty days, the latest two thousand of them.",
+        summary="Incidents",
+        description="The current state of each incident, the latest first. Resolved incidents are listed for thirty "
+        "days, at most the latest two thousand.",
         query=api.AlertQuery,
         results={200: ("The incidents that match.", api.AlertList)},
         errors={404: "The agent is not known (`unknown_agent`).", 503: NATS_UNAVAILABLE},
@@ -248,7 +246,7 @@ OPERATIONS = (
         path="/api/v1/alerts/{incident_id}",
         tag="alerts",
         summary="One incident",
-        description="As of its newest alert.",
+        description="Its state after the newest alert.",
         results={200: ("The incident.", Alert)},
         errors={**UNKNOWN_INCIDENT, 503: NATS_UNAVAILABLE},
     ),
@@ -263,7 +261,7 @@ OPERATIONS = (
             body=api.AlertRequest,
             results={
                 200: (
-                    "Published: the incident. Or there was nothing to do: the incident, and `unchanged`.",
+                    "The incident; if there was nothing to do, with `unchanged`.",
                     api.UnchangedAlert | Alert,
                 )
             },
@@ -273,17 +271,16 @@ OPERATIONS = (
             (
                 "acknowledge_incident",
                 "/api/v1/alerts/ack",
-                "Acknowledge an incident: somebody looks after it",
-                "Reminders end. It is resolved by its opposite event, or by a person. For one that is acknowledged or "
+                "Acknowledge an incident",
+                "Ends its reminders. It is resolved by its opposite event or by an operator. If it is acknowledged or "
                 "resolved already, the response is an `UnchangedAlert`.",
             ),
             (
                 "resolve_incident",
                 "/api/v1/alerts/resolve",
                 "Resolve an incident",
-                "If it happens again soon, it is reopened. For one that is resolved already, the response is an "
-                "`UnchangedAlert`. This changes nothing but the incident: it closes no breaker and lets no task "
-                "continue.",
+                "If the problem recurs soon, the incident is reopened. If it is resolved already, the response is an "
+                "`UnchangedAlert`. This changes only the incident: it closes no breaker and resumes no task.",
             ),
         )
     ),
@@ -293,9 +290,9 @@ OPERATIONS = (
         path="/api/v1/alerts/test",
         tag="alerts",
         summary="Send a test message to a channel",
-        description="An alerter sends it, as it sends alerts; if it did not arrive, the response says why.",
+        description="An alerter sends it like an alert; if it cannot be delivered, the response says why.",
         body=api.ChannelRequest,
-        results={200: ("It was tried.", ChannelTest)},
+        results={200: ("The outcome of the test.", ChannelTest)},
         errors={
             404: "The config has no such channel (`unknown_channel`).",
             503: "No alerter is running (`no_alerter`). Or it did not respond within 20 s, or NATS is unavailable "
@@ -306,8 +303,8 @@ OPERATIONS = (
         id="list_undelivered_alerts",
         path="/api/v1/alerts/undelivered",
         tag="alerts",
-        summary="The alerts that did not arrive",
-        description="Those that a channel has given up within thirty days, the latest first.",
+        summary="Undelivered alerts",
+        description="Alerts that were given up within the last thirty days, the latest first.",
         query=api.UndeliveredQuery,
         results={200: ("The latest ones.", api.UndeliveredList)},
         errors={503: NATS_UNAVAILABLE},
@@ -318,11 +315,11 @@ OPERATIONS = (
         path="/api/v1/alerts/replay",
         tag="alerts",
         summary="Send undelivered alerts again",
-        description="Each is sent as it was, with the same id, once: what was sent again before is left alone, unless "
-        "`dead_letter_id` names it. One request looks at a thousand; where there are more, the response says where to "
-        "continue.",
+        description="Each is sent again once, unchanged and with the same id; those that were sent again before are "
+        "skipped, unless `dead_letter_id` names one. One request covers up to a thousand; if there are more, the "
+        "response says where to continue.",
         body=api.ReplayAlertsRequest,
-        results={200: ("They will be sent.", api.AlertReplays)},
+        results={200: ("They will be sent again.", api.AlertReplays)},
         errors={
             404: "There is no such channel (`unknown_channel`) or dead letter (`unknown_dead_letter`).",
             503: f"{NATS_UNAVAILABLE} Ask again: none is sent twice.",
@@ -332,9 +329,9 @@ OPERATIONS = (
         id="list_dead_letters",
         path="/api/v1/dlq",
         tag="dead letters",
-        summary="What was given up",
-        description="The latest first: jobs that failed for good or are no jobs, alerts that did not arrive, events "
-        "that could not be stored. Each is kept for 30 days.",
+        summary="Dead letters",
+        description="The latest first: jobs that failed for good or are not valid jobs, alerts that could not be "
+        "delivered, events that could not be stored. They are kept for 30 days.",
         query=api.DeadLetterQuery,
         results={200: ("The dead letters that match.", api.DeadLetterList)},
         errors={503: NATS_UNAVAILABLE},
@@ -344,8 +341,7 @@ OPERATIONS = (
         path="/api/v1/dlq/{dead_letter_id}",
         tag="dead letters",
         summary="One dead letter",
-        description="With the original message, redacted by the rules of the config, and cut where it is longer than "
-        "64 KiB.",
+        description="With the original message, redacted by the rules of the config, and truncated at 64 KiB.",
         results={200: ("The dead letter.", api.DeadLetterDetails)},
         errors={404: "There is no such dead letter (`unknown_dead_letter`).", 503: NATS_UNAVAILABLE},
     ),
@@ -354,26 +350,26 @@ OPERATIONS = (
         method="POST",
         path="/api/v1/dlq/replay",
         tag="dead letters",
-        summary="Run jobs again that were given up",
-        description="Each once: its job is queued as it was, under an id that is made from the dead letter, and with "
-        "the old execution as `metadata.replay_of`. A dead letter that was replayed before is left alone; a replay "
-        f"that fails again has a dead letter of its own. One request looks at {api.MOST_DEAD_LETTERS:,} dead letters "
-        "at most; where there are more, the response says where to continue.",
+        summary="Replay dead letters",
+        description="Each once: its job is queued unchanged, under an id derived from the dead letter, with the "
+        "original execution as `metadata.replay_of`. A dead letter that was replayed before is skipped; a replay that "
+        f"fails becomes a dead letter of its own. One request covers up to {api.MOST_DEAD_LETTERS:,} dead letters; if "
+        "there are more, the response says where to continue.",
         body=api.ReplayDeadLettersRequest,
-        results={200: ("Those are queued.", api.DeadLetterReplays)},
+        results={200: ("The jobs that were queued.", api.DeadLetterReplays)},
         errors={
-            503: "NATS is unavailable (`unavailable`), or JOBS is full (`refused`). Nothing is lost, and what was "
-            "replayed is not replayed again: ask again."
+            503: "NATS is unavailable (`unavailable`), or JOBS is full (`refused`). Nothing is lost, and "
+            "nothing is replayed twice: ask again."
         },
     ),
     Operation(
         id="list_queues",
         path="/api/v1/queues",
         tag="queues",
-        summary="What waits",
-        description="For each agent the jobs that wait and those that are in work; how many jobs sleep until their "
-        "next attempt; and how far the services are behind the event log. At most about a second old.",
-        results={200: ("As it is now.", api.Queues)},
+        summary="Queues",
+        description="For each agent, the jobs that are waiting and in progress; the jobs waiting for their next "
+        "attempt; and how far services are behind the event log. At most about a second old.",
+        results={200: ("The queues.", api.Queues)},
         errors={503: NATS_UNAVAILABLE},
     ),
     Operation(
@@ -404,7 +400,7 @@ OPERATIONS = (
         path="/metrics",
         tag="metrics",
         summary="Metrics of this process, for Prometheus",
-        description="In OpenMetrics' format where the scraper accepts it.",
+        description="In OpenMetrics format if the scraper accepts it.",
         results={200: ("All metrics.", str)},
         content_type="text/plain",
     ),

@@ -80,7 +80,7 @@ class Events:
         while True:
             at_ms += self._rng.randint(8, 16) * COOLDOWN_MS
             self._transition(
-                agent, model, "open", "half_open", at_ms, "the cool-down is over; one probe may call", failures
+                agent, model, "open", "half_open", at_ms, "the cool-down has ended; one probe is admitted", failures
             )
             at_ms += self._rng.randint(200, 4_000)
             if at_ms >= end_ms:

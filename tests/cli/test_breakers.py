@@ -39,7 +39,7 @@ BREAKERS = [
         consecutive_failures=3,
         total_failures=12,
     ),
-    breaker("*", "b/*", "isolated", reason="forced open by ops: outage"),
+    breaker("*", "b/*", "isolated", reason="isolated by ops: outage"),
 ]
 TRANSITION = {
     "transition_id": "writer/a%2Flarge#4@1",
@@ -47,7 +47,7 @@ TRANSITION = {
     "model": "a/large",
     "from_state": "open",
     "to_state": "isolated",
-    "reason": "forced open by ops: garbled",
+    "reason": "isolated by ops: garbled",
     "by": "ops",
     "consecutive_failures": 3,
     "errors": 3,
@@ -103,7 +103,7 @@ async def test_one_is_forced_open_and_it_is_said_for_how_long(run: Run, stub: St
     stub.answers["POST breakers/isolate"] = (200, TRANSITION)
     ran = await in_thread(run, "breakers", "isolate", "writer", "a/large", "--reason", "garbled")
     assert stub.asked == [("POST breakers/isolate", {"agent": "writer", "model": "a/large", "reason": "garbled"})]
-    assert ran.out == "writer on a/large was open, is now isolated: forced open by ops: garbled\n"
+    assert ran.out == "writer on a/large was open, is now isolated: isolated by ops: garbled\n"
     assert ran.err == "it stays isolated until `breakwater breakers reset writer a/large`\n"
 
 
@@ -123,10 +123,10 @@ async def test_what_to_type_to_undo_it_can_be_pasted_into_a_shell(run: Run, stub
 
 
 async def test_where_there_was_nothing_to_do_that_is_said(run: Run, stub: Stub) -> None:
-    as_it_is = breaker("writer", "a/large", "isolated", reason="forced open by ops", unchanged=True)
+    as_it_is = breaker("writer", "a/large", "isolated", reason="isolated by ops", unchanged=True)
     stub.answers["POST breakers/isolate"] = (200, as_it_is)
     ran = await in_thread(run, "breakers", "isolate", "writer", "a/large")
-    assert ran.out == "writer on a/large is already isolated: forced open by ops\n"
+    assert ran.out == "writer on a/large is already isolated: isolated by ops\n"
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ async def test_a_breaker_is_forced_open_and_reset_by_hand(run: Run, plane: Plane
     assert (await in_thread(run, "submit", "forced", "x")).code == ExitCode.OK
     forced = await in_thread(run, "breakers", "isolate", *breaker, "--reason", "garbled")
     assert forced.code == ExitCode.OK, forced.err
-    assert "is now isolated: forced open by tests: garbled" in forced.out
+    assert "is now isolated: isolated by tests: garbled" in forced.out
     again = await in_thread(run, "breakers", "isolate", *breaker)
     assert "is already isolated" in again.out, again.err
     assert (await in_thread(run, "submit", "forced", "x")).code == ExitCode.JOB_FAILED

@@ -468,7 +468,7 @@ def test_unusual_errors_are_told_with_figures_and_a_command_that_lists_them() ->
     assert (raised.key, raised.source_id) == ("agent_anomaly/wri%20ter/error_rate", f"wri%20ter/error_rate/{FIRST + 2}")
     assert (raised.title, raised.agent, raised.fades) == ("Error rate unusual: wri ter", "wri ter", False)
     assert ms_from_time(raised.at) == (FIRST + 3) * 60_000
-    assert "42.5 % of 40 calls of wri ter failed; usual is 1 %, give or take 2 %." in raised.text
+    assert "42.5 % of 40 calls of wri ter failed; the baseline is 1 %, give or take 2 %." in raised.text
     words = raised.text.split("`")[1]
     assert shlex.split(words) == [
         "breakwater",
@@ -495,7 +495,7 @@ def test_unusual_errors_are_told_with_figures_and_a_command_that_lists_them() ->
 def test_money_is_told_in_dollars_and_stored_as_decimal_text() -> None:
     verdict = Verdict("spend_rate", "began", FIRST, FIRST, 4.2e9, 3e8 + 0.4, 1e8, 1)
     (raised,) = signals("writer", [verdict])
-    assert "writer spent $4.20 on 1 call; usual is $0.30, give or take $0.10." in raised.text
+    assert "writer spent $4.20 on 1 call; the baseline is $0.30, give or take $0.10." in raised.text
     assert (raised.payload["value"], raised.payload["baseline"]) == ("4.200000000", "0.300000000")
     assert "dead_lettered" not in raised.text
 
@@ -509,8 +509,8 @@ def test_the_end_of_an_anomaly_says_how_it_ended() -> None:
         assert isinstance(over, Resolved)
         assert (over.key, over.event) == ("agent_anomaly/writer/latency", "agent_anomaly")
     assert recovered.title == "Latency back to normal: writer"
-    assert "took 950 ms for the median of 1,200 calls; usual is 1.0 s, give or take 100 ms." in recovered.text
-    assert accepted.title == "Latency taken for usual now: writer"
-    assert "about 9.0 s is taken for usual from now on" in accepted.text
+    assert "took 950 ms for the median of 1,200 calls; the baseline is 1.0 s, give or take 100 ms." in recovered.text
+    assert accepted.title == "Latency accepted as the new baseline: writer"
+    assert "about 9.0 s is the baseline from now on" in accepted.text
     assert gone.title == "Latency unknown, no calls: writer"
     assert (gone.payload["value"], gone.payload["deviations"]) == (None, None)

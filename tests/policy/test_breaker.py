@@ -530,7 +530,7 @@ def test_it_can_be_forced_open_from_every_state(state: BreakerState) -> None:
     after, change = isolate(before, by="ops", why="provider is down", rules=BreakerRules(), now_ms=NOW + 5)
     assert change is not None
     assert (change.before, change.after, change.by) == (before, after, "ops")
-    assert change.reason == after.reason == "forced open by ops: provider is down"
+    assert change.reason == after.reason == "isolated by ops: provider is down"
     assert (after.state, after.open_until_ms, after.probe, after.probe_until_ms) == ("isolated", 0, None, 0)
     assert (after.version, after.changed_ms) == (before.version + 1, NOW + 5)
     assert change.consecutive_failures == consecutive_failures(before)

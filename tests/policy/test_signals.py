@@ -47,7 +47,7 @@ def transition(
 
 
 def isolated(from_state: BreakerState = "closed", **fields: Any) -> BreakerTransition:
-    given = {"rule": None, "reason": "forced open by ann: garbled answers", "by": "ann", "open_until": None}
+    given = {"rule": None, "reason": "isolated by ann: garbled answers", "by": "ann", "open_until": None}
     return transition(from_state, "isolated", **{**given, **fields})
 
 
@@ -220,8 +220,8 @@ def test_an_open_breaker_is_told_with_what_where_since_when_and_what_to_do() -> 
     assert alert.title == "Breaker open: writer on gpt-4.1:mini"
     assert alert.text == (
         "3 consecutive failures (threshold: 3). Since 2026-11-21 10:00:00 UTC no call of writer goes to gpt-4.1:mini; "
-        "its jobs use the fallback models, or fail where there are none. "
-        "One probe call is let through after 2026-11-21 10:01:00 UTC. "
+        "its jobs use the fallback models, or fail if there are none. "
+        "One probe call is admitted after 2026-11-21 10:01:00 UTC. "
         "To do: look at the agent's latest failed attempts and at the provider's status page."
     )
 
@@ -238,11 +238,11 @@ def test_a_breaker_forced_open_says_by_whom_and_how_it_ends_and_promises_no_prob
     assert alert is not None
     assert alert.title == "Breaker open: writer on gpt-4.1:mini"
     assert alert.text == (
-        "Forced open by ann: garbled answers. Since 2026-11-21 10:00:00 UTC no call of writer goes to gpt-4.1:mini; "
-        "its jobs use the fallback models, or fail where there are none. It stays so until somebody resets it. "
-        "To do: `breakwater breakers reset writer gpt-4.1:mini` once calls may go on."
+        "Isolated by ann: garbled answers. Since 2026-11-21 10:00:00 UTC no call of writer goes to gpt-4.1:mini; "
+        "its jobs use the fallback models, or fail if there are none. It stays open until it is reset. "
+        "To do: `breakwater breakers reset writer gpt-4.1:mini` once calls may resume."
     )
-    assert (alert.payload["by"], alert.payload["reason"]) == ("ann", "forced open by ann: garbled answers")
+    assert (alert.payload["by"], alert.payload["reason"]) == ("ann", "isolated by ann: garbled answers")
 
 
 def test_a_breaker_that_was_reset_says_by_whom() -> None:
@@ -267,8 +267,8 @@ def test_a_breaker_that_agents_share_is_told_as_theirs(scope: str, model: str, n
     assert opened.title == f"Breaker open: all agents on {named}"
     assert opened.text == (
         "3 consecutive failures (threshold: 3). Since 2026-11-21 10:00:00 UTC no call of the agents that share this "
-        f"breaker goes to {named}; their jobs use the fallback models, or fail where there are none. "
-        "One probe call is let through after 2026-11-21 10:01:00 UTC. "
+        f"breaker goes to {named}; their jobs use the fallback models, or fail if there are none. "
+        "One probe call is admitted after 2026-11-21 10:01:00 UTC. "
         "To do: look at the agents' latest failed attempts and at the provider's status page."
     )
     quoted = model if scope == "model" else f"'{model}'"
@@ -294,7 +294,7 @@ def test_a_stopped_task_is_told_with_what_where_since_when_why_and_what_to_do() 
     assert alert.text == (
         "10 iterations (limit: 10). Since 2026-11-21 10:00:00 UTC task nightly-review-17 of tenant acme makes no "
         "calls, and its jobs fail; so far 10 iterations, 52,311 tokens, $4.20. To do: look at the task's last "
-        "executions; `breakwater guards reset --tenant=acme nightly-review-17` lets it go on."
+        "executions; `breakwater guards reset --tenant=acme nightly-review-17` resumes it."
     )
 
 
@@ -329,7 +329,7 @@ def test_a_task_that_may_go_on_ends_its_incident_whoever_tripped_it() -> None:
     assert isinstance(over, Resolved)
     assert trip is not None
     assert (over.key, over.by) == (trip.key, "ann")
-    assert over.text == "Reset by ann. What it has used is counted from zero again. Nothing to do."
+    assert over.text == "Reset by ann. Its usage counts from zero again. Nothing to do."
 
 
 @pytest.mark.parametrize("tenant", ["acme", "a b; x"])
@@ -337,7 +337,7 @@ def test_a_task_that_may_go_on_ends_its_incident_whoever_tripped_it() -> None:
 def test_the_command_of_an_alert_resets_that_task_whatever_it_is_called(task_id: str, tenant: str) -> None:
     alert = told(stopped(task_id=task_id, tenant=tenant))
     assert alert is not None
-    shown = alert.text.partition("executions; `")[2].removesuffix("` lets it go on.")
+    shown = alert.text.partition("executions; `")[2].removesuffix("` resumes it.")
     end = ["--"] if task_id.startswith("-") else []
     assert shlex.split(shown) == ["breakwater", "guards", "reset", f"--tenant={tenant}", *end, task_id]
 
@@ -359,13 +359,13 @@ def test_a_closed_breaker_says_that_nothing_is_to_be_done() -> None:
             {},
             "Budget at 80 %: writer, daily",
             "$4.00 of $5.00 (80 %) spent by writer in 2026-11-21, as of 2026-11-21 10:00:00 UTC. "
-            "Calls that might pass the cap will be refused. To do: check whether this is expected.",
+            "Calls that could exceed the cap will be refused. To do: check whether this is expected.",
         ),
         (
             {"enforcement": "soft", "scope": "global", "agent": None, "window": "monthly", "period": "2026-11"},
             "Budget at 80 %: all agents, monthly",
             "$4.00 of $5.00 (80 %) spent by all agents in 2026-11, as of 2026-11-21 10:00:00 UTC. "
-            "The cap is not enforced: calls go on. To do: check whether this is expected.",
+            "The cap is not enforced: calls continue. To do: check whether this is expected.",
         ),
         (
             {"kind": "hard_cap", "threshold_percent": 100, "total": "5"},
@@ -378,7 +378,7 @@ def test_a_closed_breaker_says_that_nothing_is_to_be_done() -> None:
             {"kind": "hard_cap", "threshold_percent": 100, "total": "6.019", "enforcement": "soft"},
             "Budget used up: writer, daily",
             "$6.01 of $5.00 (120 %) spent by writer in 2026-11-21, as of 2026-11-21 10:00:00 UTC. "
-            "The cap is not enforced: calls go on. To do: find what spends, or raise "
+            "The cap is not enforced: calls continue. To do: find what spends, or raise "
             "the cap: `breakwater budgets raise agent:writer/daily USD --reason WHY`.",
         ),
     ],
@@ -463,7 +463,7 @@ def test_a_failed_job_is_told_with_its_kind_of_error_its_cost_and_where_to_look_
     [said] = of_execution(ended(), None, None)
     assert said.text == (
         "Job e11 of writer: no answer after 3 attempts (server 503). They cost $0.50. "
-        "To do: `breakwater executions e11` tells what was tried."
+        "To do: `breakwater executions e11` shows what was tried."
     )
     assert "overloaded" not in str(said)
 
@@ -504,7 +504,7 @@ def test_alerts_that_do_not_arrive_are_an_incident_of_their_channel_of_which_it_
     headers = {"Breakwater-Channel": "ops", "Breakwater-Incident": "breaker_open/writer/gpt"}
     unsent = dead_letter(stream="ALERTS", reason="undeliverable", agent="writer", error="ops: gone", headers=headers)
     [said] = of_dead_letter(unsent, "y")
-    assert (said.key, said.title) == ("job_dead_lettered//undeliverable/ops", "Alerts do not arrive: channel ops")
+    assert (said.key, said.title) == ("job_dead_lettered//undeliverable/ops", "Alerts are not delivered: channel ops")
     assert "`breakwater alerts replay --channel=ops`" in said.text
     assert not said.fades
     assert channel_works("ops", "alert_1", AT).ends(said.key)

@@ -87,7 +87,7 @@ def test_an_opening_says_why_and_until_when() -> None:
 
 
 def test_only_what_people_did_names_them() -> None:
-    assert (FORCED_OPEN.by, FORCED_OPEN.reason) == ("ops", "forced open by ops")
+    assert (FORCED_OPEN.by, FORCED_OPEN.reason) == ("ops", "isolated by ops")
     assert (RESET.by, RESET.reason) == ("ops", "reset by ops")
     assert [event.by for event in (OPENED, HALF_OPENED, CLOSED_AGAIN, OPENED_AGAIN)] == [None] * 4
 

@@ -27,7 +27,7 @@ def _of_all_models(chart: Chart) -> Chart:
 
 DASHBOARD = Dashboard(
     name="agent",
-    description="How one agent does: its executions, calls, errors, costs, breakers and incidents.",
+    description="One agent in detail: executions, calls, errors, costs, breakers and incidents.",
     variables=(ONE_AGENT,),
     incidents=INCIDENTS_OVER_CHARTS,
     rows=(
@@ -39,13 +39,13 @@ DASHBOARD = Dashboard(
             replace(_of_all_models(CALL_DURATIONS), width=8),
         ),
         (
-            spend_by("model", "What its calls cost, as far as it is known."),
+            spend_by("model", "Cost of its calls, as far as it is known."),
             WASTE,
         ),
         (
             Listing(
-                title="Executions that failed",
-                description="The latest first. The console finds one by its id, with every attempt.",
+                title="Failed executions",
+                description="The latest first. Search the console by id to see every attempt.",
                 units={"took": "ms", "cost": "currencyUSD"},
                 widths={"attempts": 90, "took": 100, "cost": 110, "ended": 170, "status": 120, "error": 130},
                 sql="""
@@ -70,7 +70,8 @@ DASHBOARD = Dashboard(
             replace(OPENINGS, width=12),
             Listing(
                 title="Incidents",
-                description="Those that were open in the time shown, and name no other agent; the latest first.",
+                description="Incidents that were open in the time range and belong to no other agent; the latest "
+                "first.",
                 width=12,
                 sql="""
                 SELECT

@@ -17,7 +17,7 @@ from deploy.grafana.source.variables import AGENTS
 
 DASHBOARD = Dashboard(
     name="overview",
-    description="Is it healthy, and where is it not?",
+    description="Is everything healthy, and if not, where?",
     variables=(AGENTS,),
     incidents=INCIDENTS_OVER_CHARTS,
     rows=(
@@ -28,12 +28,13 @@ DASHBOARD = Dashboard(
         ),
         (
             CALLS,
-            spend_by("agent", "What calls cost, as far as it is known."),
+            spend_by("agent", "Cost of calls, as far as it is known."),
         ),
         (
             Listing(
                 title="Agents",
-                description="Those with executions that ended. Costs are NULL, and blank here, where nothing is known.",
+                description="Agents whose executions ended in the time range. A cost is blank if nothing of it is "
+                "known.",
                 units={
                     "success rate": "percentunit",
                     "slowest 5 %": "ms",
@@ -63,8 +64,8 @@ DASHBOARD = Dashboard(
         ),
         (
             Listing(
-                title="Incidents that are not resolved",
-                description="At this moment, whatever time is shown. The console acknowledges and resolves them.",
+                title="Unresolved incidents",
+                description="Right now, whatever the time range. Acknowledge and resolve them in the console.",
                 agents_linked=True,
                 widths={"severity": 90, "status": 120, "times": 80},
                 sql="""

@@ -16,8 +16,8 @@ _FIGURES = (
     figure(
         MODEL_CALLS,
         "if(sum(calls) = 0, NULL, sum(failed) / sum(calls)) AS share",
-        title="Calls that failed",
-        description="Of those that were made. Refused ones are not among them.",
+        title="Failed calls",
+        description="As a share of calls made; refused ones are excluded.",
         unit="percentunit",
         width=4,
         below=GOOD,
@@ -27,7 +27,7 @@ _FIGURES = (
         MODEL_CALLS,
         "sum(short_circuits) AS refused",
         title="Refused calls",
-        description="Not made, as a breaker, a budget, a guard or a limit was in the way.",
+        description="Calls not made because of a breaker, a budget, a guard or a limit.",
         width=4,
         below=GOOD,
         steps=((1, SO_SO),),
@@ -35,8 +35,8 @@ _FIGURES = (
     figure(
         _RETRIES_PER_DAY,
         "if(sum(retried) = 0, NULL, sum(saved) / sum(retried)) AS share",
-        title="Retrying helped",
-        description="Of the executions that retried, those that succeeded. By whole days, of all models.",
+        title="Retries that helped",
+        description="Executions that succeeded, as a share of those that retried. By whole days, all models.",
         unit="percentunit",
         width=4,
         below=BAD,
@@ -45,8 +45,9 @@ _FIGURES = (
     figure(
         _RETRIES_PER_DAY,
         "if(sum(fell_back) = 0, NULL, sum(saved_by_fallback) / sum(fell_back)) AS share",
-        title="Falling back helped",
-        description="Of the executions that asked another model, those that succeeded. By whole days, of all models.",
+        title="Fallbacks that helped",
+        description="Executions that succeeded, as a share of those that fell back to another model. By whole days,"
+        " all models.",
         unit="percentunit",
         width=4,
         below=BAD,
@@ -56,7 +57,7 @@ _FIGURES = (
         _RETRIES_PER_DAY,
         "sum(cost_of_retries) AS spent",
         title="Cost of retries",
-        description="Those that failed and those that helped. By whole days, of all models.",
+        description="Failed and successful retries. By whole days, all models.",
         unit="currencyUSD",
         width=4,
     ),
@@ -64,7 +65,7 @@ _FIGURES = (
         BREAKERS_OPEN_NOW,
         "count() AS open_now",
         title="Open breakers",
-        description="At this moment, whatever time is shown; shared ones included, of all models.",
+        description="Right now, whatever the time range; includes shared breakers, all models.",
         width=4,
         below=GOOD,
         steps=((1, BAD),),
@@ -73,7 +74,7 @@ _FIGURES = (
 
 DASHBOARD = Dashboard(
     name="reliability",
-    description="What fails and why, what retries and fallbacks did about it, and how providers and breakers are.",
+    description="What fails and why, whether retries and fallbacks helped, and the health of providers and breakers.",
     variables=(AGENTS, MODELS),
     rows=(
         _FIGURES,
@@ -83,8 +84,8 @@ DASHBOARD = Dashboard(
                 MODEL_CALLS,
                 "sum(attempts_per_minute.retries) AS retries",
                 "sum(attempts_per_minute.fallbacks) AS fallbacks",
-                title="Second tries",
-                description="Retries of the same model, and fallbacks to another one.",
+                title="Retries and fallbacks",
+                description="Retries on the same model, and fallbacks to another one.",
                 draw="bars",
             ),
         ),
@@ -92,9 +93,9 @@ DASHBOARD = Dashboard(
             chart(
                 _PROVIDER_HEALTH,
                 "sum(availability * calls) / sum(calls) AS available",
-                title="Providers' availability",
-                description="Calls that did not fail by the provider's own fault: errors of its server, timeouts, lost"
-                " connections. Of all agents.",
+                title="Provider availability",
+                description="Calls without a failure on the provider's side (server errors, timeouts, lost "
+                "connections). All agents.",
                 unit="percentunit",
                 by="provider",
                 most=1,
@@ -103,9 +104,9 @@ DASHBOARD = Dashboard(
         ),
         (
             Chart(
-                title="Did retrying help?",
-                description="Executions that retried or fell back, and succeeded, of all that did. By whole days, of"
-                " all models.",
+                title="Success after retries and fallbacks",
+                description="Executions that succeeded, as a share of those that retried or fell back. By whole "
+                "days, all models.",
                 unit="percentunit",
                 most=1,
                 least_step="1d",
@@ -122,7 +123,7 @@ DASHBOARD = Dashboard(
             ),
             Listing(
                 title="Providers",
-                description="By model, over all of the time shown. Of all agents.",
+                description="By model, over the whole time range. All agents.",
                 width=12,
                 height=8,
                 units={"availability": "percentunit", "slowest 5 %": "ms"},
@@ -149,7 +150,7 @@ DASHBOARD = Dashboard(
         (
             Listing(
                 title="Errors",
-                description="The most frequent first, each with what its latest said.",
+                description="The most frequent first, each with its latest message.",
                 units={"cost": "currencyUSD"},
                 widths={"errors": 90, "kind": 150, "agent": 170, "model": 200},
                 agents_linked=True,

@@ -23,8 +23,8 @@ FIGURES = (
         EXECUTIONS_ENDED,
         "sum(succeeded) / nullIf(sum(succeeded) + sum(dead_lettered), 0) AS success_rate",
         title="Success rate",
-        description="Of the executions that succeeded or failed, those that succeeded. Cancelled ones and dry runs"
-        " never count.",
+        description="Executions that succeeded, as a share of those that succeeded or failed. Excludes cancelled "
+        "ones and dry runs.",
         unit="percentunit",
         below=BAD,
         steps=SUCCESS_STEPS,
@@ -33,48 +33,48 @@ FIGURES = (
         EXECUTIONS_ENDED,
         "sum(executions) AS ended",
         title="Executions",
-        description="How many ended.",
+        description="Executions that ended.",
     ),
     figure(
         EXECUTIONS_ENDED,
         "sum(dead_lettered) AS given_up",
         title="Dead-lettered",
-        description="Executions that were given up. The console tells why, and can replay them.",
+        description="Executions that were given up. The console shows why, and can replay them.",
         below=GOOD,
         steps=((1, SO_SO),),
     ),
     figure(
         EXECUTION_RECORDS,
         "if(count() = 0, NULL, quantile(0.95)(duration_ms)) AS p95",
-        title="Slowest 5 %",
-        description="The time from queueing to the end that 95 % of the executions stay below.",
+        title="Duration, p95",
+        description="95 % of executions take less than this from queueing to their end.",
         unit="ms",
     ),
     figure(
         AGENT_CALLS,
         "sum(spend) AS spent",
         title="Spend",
-        description="What calls cost, as far as it is known.",
+        description="Cost of calls, as far as it is known.",
         unit="currencyUSD",
     ),
     figure(
         WASTE_PER_MINUTE,
         "sum(cost) AS wasted",
         title="Wasted",
-        description="What calls cost that gave no answer which was used.",
+        description="Cost of calls that did not produce a result.",
         unit="currencyUSD",
     ),
     figure(
         BREAKERS_OPEN_NOW,
         "count() AS open_now",
         title="Open breakers",
-        description="At this moment, whatever time is shown; those that agents share included.",
+        description="Right now, whatever the time range; includes breakers that agents share.",
         below=GOOD,
         steps=((1, BAD),),
     ),
     Figure(
         title="Open incidents",
-        description="At this moment, whatever time is shown: those that are not resolved, acknowledged ones included.",
+        description="Right now, whatever the time range: all that are not resolved, including acknowledged ones.",
         below=GOOD,
         steps=((1, SO_SO),),
         sql="""
@@ -102,8 +102,8 @@ OUTCOMES = chart(
     "sum(executions_per_minute.succeeded) AS succeeded",
     'sum(dead_lettered) AS "dead-lettered"',
     'sum(executions) - succeeded - "dead-lettered" AS cancelled',
-    title="How executions ended",
-    description="By the moment of their end.",
+    title="Executions by outcome",
+    description="By end time.",
     draw="bars",
     colors=OUTCOME_COLORS,
 )
@@ -113,8 +113,8 @@ DURATIONS = chart(
     'quantile(0.5)(duration_ms) AS "half"',
     'quantile(0.95)(duration_ms) AS "95 %"',
     at="completed_at",
-    title="How long executions took",
-    description="From queueing to the end: half stay below the lower line, 95 % below the upper one.",
+    title="Execution duration",
+    description="From queueing to the end: the median and the 95th percentile.",
     unit="ms",
 )
 
@@ -124,8 +124,7 @@ CALLS = chart(
     "sum(attempts_per_minute.failed) AS failed",
     "sum(short_circuits) AS refused",
     title="Calls",
-    description="Attempts by how they ended. Refused ones were not made: a breaker, a budget, a guard or a"
-    " limit was in the way.",
+    description="Attempts by outcome. Refused ones were not made, because of a breaker, a budget, a guard or a limit.",
     draw="bars",
     colors=CALL_COLORS,
 )
@@ -134,8 +133,8 @@ WASTE = chart(
     WASTE_PER_MINUTE,
     "sum(cost) AS wasted",
     title="Waste by cause",
-    description="Why what was paid for was thrown away: a retry or a fallback followed, an answer had to be"
-    " corrected, a worker was lost, or the execution failed in the end. Of all tenants and models.",
+    description="Why calls did not produce a result: a retry or fallback followed, the response had to be "
+    "corrected, the worker was lost, or the execution failed. All tenants and models.",
     unit="currencyUSD",
     draw="bars",
     by="cause",
@@ -145,7 +144,7 @@ ERRORS = chart(
     ERRORS_PER_MINUTE,
     "sum(errors) AS failures",
     title="Errors by kind",
-    description="Calls that failed, and those that were refused.",
+    description="Failed and refused calls.",
     draw="bars",
     by="kind",
 )
@@ -154,16 +153,16 @@ CALL_DURATIONS = chart(
     CALL_RECORDS,
     "quantile(0.95)(duration_ms) AS p95",
     at="started_at",
-    title="How long calls took",
-    description="95 % of a model's calls stay below its line.",
+    title="Call duration, p95",
+    description="95 % of a model's calls take less than this.",
     unit="ms",
     by="model",
 )
 
 OPENINGS = Listing(
-    title="Breakers that were open",
-    description="Each time that one opened or was isolated, and why. How long it was open counts within the time shown."
-    " `*` stands for all agents. Of all models.",
+    title="Breaker openings",
+    description="When and why breakers opened or were isolated. The time open counts within the time range. `*` "
+    "stands for all agents. All models.",
     units={"open for": "ms"},
     agents_linked=True,
     sql="""

@@ -20,8 +20,8 @@ _FIGURES = (
         _SPEND_PER_HOUR,
         "sum(spend) AS spent",
         title="Spend",
-        description="What calls cost, as far as it is known, by the hour that budgets charge them at. The first hour"
-        " counts in full.",
+        description="Cost of calls, as far as it is known, by the hour that budgets charge them to. The first hour "
+        "counts in full.",
         unit="currencyUSD",
         width=4,
     ),
@@ -29,12 +29,12 @@ _FIGURES = (
         _SPEND_PER_HOUR,
         "sum(calls) AS made",
         title="Calls",
-        description="How many that was for.",
+        description="Calls that this was spent on.",
         width=4,
     ),
     Figure(
         title="Calls of unknown cost",
-        description="Where there are any, spend is at least what is shown. They need a price in the config.",
+        description="If there are any, the spend shown is a lower bound. Set a price in the config.",
         width=4,
         below=GOOD,
         steps=((1, SO_SO),),
@@ -49,23 +49,23 @@ _FIGURES = (
         _TENANT_EXECUTIONS,
         "sum(wasted_cost) AS wasted",
         title="Wasted",
-        description="What calls cost that gave no answer which was used, of executions that ended. Of all models.",
+        description="Cost of calls that did not produce a result, for executions that ended. All models.",
         unit="currencyUSD",
         width=4,
     ),
     figure(
         _TENANT_EXECUTIONS,
         "if(sum(total_cost) > 0, toFloat64(sum(wasted_cost)) / toFloat64(sum(total_cost)), NULL) AS share",
-        title="Share that was wasted",
-        description="Of what executions cost that ended. Of all models.",
+        title="Share wasted",
+        description="Share of the cost of executions that ended. All models.",
         unit="percentunit",
         width=4,
         below=GOOD,
         steps=((0.1, SO_SO), (0.3, BAD)),
     ),
     Figure(
-        title="Cost of one success",
-        description="All that executions cost, by how many succeeded. Of all models.",
+        title="Cost per success",
+        description="Cost of all executions divided by those that succeeded. All models.",
         unit="currencyUSD",
         width=4,
         sql="""
@@ -84,7 +84,7 @@ def _spend_by(column: str) -> Chart:
         "sum(spend) AS spent",
         at="hour",
         title=f"Spend by {column}",
-        description="By the hour that budgets charge calls at; hours add up to what budgets count.",
+        description="By the hour that budgets charge calls to; hours add up to what budgets count.",
         unit="currencyUSD",
         draw="bars",
         by=column,
@@ -94,7 +94,7 @@ def _spend_by(column: str) -> Chart:
 
 DASHBOARD = Dashboard(
     name="spend",
-    description="Who spends what, and what of it was wasted, on what?",
+    description="Who spends what, and how much is wasted on what?",
     variables=(AGENTS, TENANTS, MODELS),
     since="now-7d",
     refresh="5m",
@@ -109,14 +109,14 @@ DASHBOARD = Dashboard(
                 'sum(ifNull(cached_tokens, 0)) AS "input, cached"',
                 "sum(ifNull(output_tokens, 0)) AS output",
                 title="Tokens",
-                description="As providers report them. Cached ones are part of the input. Of all tenants.",
+                description="As reported by providers. Cached tokens are part of the input. All tenants.",
                 draw="bars",
             ),
         ),
         (
             Listing(
-                title="Who spent it",
-                description="The dearest first. Spend is blank where nothing of it is known.",
+                title="Spend by agent, tenant and model",
+                description="The largest first. Spend is blank if nothing of it is known.",
                 width=12,
                 units={"spend": "currencyUSD"},
                 agents_linked=True,
@@ -135,8 +135,8 @@ DASHBOARD = Dashboard(
                 """,
             ),
             Listing(
-                title="What was wasted, and on what",
-                description="By agent and cause, the dearest first. Of all tenants and models.",
+                title="Waste by agent and cause",
+                description="The largest first. All tenants and models.",
                 width=12,
                 units={"wasted": "currencyUSD"},
                 agents_linked=True,
@@ -156,35 +156,35 @@ DASHBOARD = Dashboard(
         ),
         (
             Listing(
-                title="Estimates against costs",
-                description="What was held in the budgets for calls, and what they cost then. Much more held than spent"
-                " means that hard caps refuse calls early; below 100 % is on the safe side. By whole days, of all"
-                " tenants.",
+                title="Reserved and actual cost",
+                description="What budgets reserved for calls, and what the calls cost. If much more is reserved "
+                "than spent, hard caps refuse calls early; below 100 % is safe. By whole days, all "
+                "tenants.",
                 width=12,
-                units={"held": "currencyUSD", "cost": "currencyUSD", "cost of held": "percentunit"},
+                units={"reserved": "currencyUSD", "cost": "currencyUSD", "cost of reserved": "percentunit"},
                 agents_linked=True,
                 below=GOOD,
-                coloured={"cost of held": ((1, SO_SO), (1.5, BAD))},
+                coloured={"cost of reserved": ((1, SO_SO), (1.5, BAD))},
                 sql="""
                 SELECT
                     agent,
                     model,
                     sum(estimate_accuracy.calls) AS "calls",
-                    sum(reserved) AS "held",
+                    sum(estimate_accuracy.reserved) AS "reserved",
                     sum(estimate_accuracy.cost) AS "cost",
-                    if("held" = 0, NULL, toFloat64("cost") / toFloat64("held")) AS "cost of held",
-                    sum(exceeded) AS "dearer than held"
+                    if("reserved" = 0, NULL, toFloat64("cost") / toFloat64("reserved")) AS "cost of reserved",
+                    sum(exceeded) AS "above reserved"
                 FROM estimate_accuracy
                 WHERE $__dateFilter(day) AND <agent> AND <model>
                 GROUP BY agent, model
-                ORDER BY "held" DESC, agent, model
+                ORDER BY "reserved" DESC, agent, model
                 LIMIT 200
                 """,
             ),
             Listing(
-                title="What budgets told",
-                description="Caps that were reached, raised or repaired, the latest first. The console has how each"
-                " budget stands now.",
+                title="Budget events",
+                description="Thresholds reached, caps raised and counters repaired, the latest first. The console "
+                "shows the current state of each budget.",
                 width=12,
                 units={"total": "currencyUSD", "cap": "currencyUSD", "reached": "percent"},
                 agents_linked=True,

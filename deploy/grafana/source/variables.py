@@ -62,7 +62,7 @@ ONE_AGENT = Variable("agent", "Agent", "Whose jobs.", "agent = ${agent:singlequo
 TENANTS = Variable(
     "tenant",
     "Tenant",
-    "For whom; calls for no tenant count as those of “no tenant”.",
+    "Whose calls; those without a tenant count as “no tenant”.",
     "$__conditionalAll(ifNull(tenant, 'no tenant') IN (${tenant:singlequote}), $tenant)",
     """
     SELECT DISTINCT ifNull(tenant, 'no tenant') AS name

@@ -69,7 +69,7 @@ def list_(
 ) -> None:
     """List the unresolved incidents, the newest first.
 
-    One that is `pending` waits for a person: people are reminded of it until somebody acknowledges or resolves it.
+    One that is `pending` needs an operator: reminders are sent until somebody acknowledges or resolves it.
     The column `count` shows how often it happened.
 
     For example:

@@ -82,7 +82,7 @@ def list_(api: Api) -> None:
 @app.command()
 @api_command
 def isolate(api: Api, agent: AgentArgument, model: ModelArgument, reason: ReasonOption = None) -> None:
-    """Force a breaker open: no call is made, not even a probe, until somebody resets it.
+    """Isolate a breaker: it admits no call, not even a probe, until it is reset.
 
     For example:
 

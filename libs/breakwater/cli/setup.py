@@ -23,7 +23,7 @@ def setup(
     data: DataOption = None,
     as_json: JsonOption = False,
     print_sql: Annotated[
-        bool, typer.Option("--print-sql", help="Do nothing; print the SQL for ClickHouse, to be run by hand.")
+        bool, typer.Option("--print-sql", help="Change nothing; print the SQL for ClickHouse, to run it yourself.")
     ] = False,
 ) -> None:
     """Create and update the streams and consumers on NATS, and the tables of ClickHouse, as the config asks.

@@ -73,7 +73,7 @@ def submit(
     task_id: Annotated[str | None, typer.Option("--task-id", help="The run this call is one iteration of.")] = None,
     metadata: Annotated[
         list[str] | None,
-        typer.Option("--metadata", metavar="KEY=JSON", help="Yours; stored with the execution. Repeatable."),
+        typer.Option("--metadata", metavar="KEY=JSON", help="Your own data; stored with the execution. Repeatable."),
     ] = None,
     total_timeout: Annotated[
         float | None, typer.Option("--total-timeout", metavar="SECONDS", help="Over all attempts and waits.")

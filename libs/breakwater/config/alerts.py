@@ -53,12 +53,12 @@ class SlackChannel(Message):
 
 
 class WebhookChannel(Message):
-    """Any HTTP receiver; requests are signed as Standard Webhooks says."""
+    """Any HTTP receiver; requests are signed according to Standard Webhooks."""
 
     url: str = Field(pattern=URL)
     secret: Secret = Field(description="The signing secret, `whsec_…`.")
     previous_secret: Secret | None = Field(
-        default=None, description="While keys are rotated: requests carry a signature of each."
+        default=None, description="During key rotation: requests carry a signature by each secret."
     )
     timeout_s: float = Field(default=10.0, gt=0, le=60)
 
@@ -151,7 +151,8 @@ class Alerts(Message):
         "back so long from channels that can't update a message; failures are over when none came for so long.",
     )
     escalate: tuple[Demanding, ...] = Field(
-        default=("guard_tripped",), description="What stays pending until a person acknowledges or resolves it."
+        default=("guard_tripped",),
+        description="Events whose incidents stay pending until an operator acknowledges or resolves them.",
     )
     reminders: Reminders = Reminders()
     anomalies: AnomalyRules = AnomalyRules()

@@ -51,7 +51,7 @@ class CacheRules(Message):
 
     ttl_s: int = Field(ge=1, le=30 * 86_400, description="How long an answer stays cached.")
     share_concurrent: bool = Field(
-        default=False, description="Identical jobs at the same time wait for the first one's answer and share it."
+        default=False, description="Concurrent identical jobs wait for the first one's answer and share it."
     )
 
 
@@ -67,7 +67,7 @@ class AgentDefaults(Message):
     system_prompt: str | None = None
     params: dict[str, JsonValue] = Field(default_factory=dict, description="Default params; those of the job win.")
     max_tokens: int = Field(
-        default=4096, ge=1, le=MAX_OUTPUT_TOKENS, description="Output limit where neither job nor params set one."
+        default=4096, ge=1, le=MAX_OUTPUT_TOKENS, description="Output limit, if neither the job nor params set one."
     )
     retry: RetryPolicy = RetryPolicy()
     timeout_s: float = Field(default=30.0, gt=0, le=3600, description="Time limit of one attempt.")
@@ -203,7 +203,7 @@ class ModelSettings(Message):
     provider: Identifier | None = Field(
         default=None, description="Which provider serves it; by default the one its id begins with, or the agent's own."
     )
-    name: str | None = Field(default=None, min_length=1, description="What the provider calls it; by default its id.")
+    name: str | None = Field(default=None, min_length=1, description="Its name at the provider; by default its id.")
     price: Price | None = None
     rate_limit: Annotated[RateLimit | None, Off] = Field(
         default=None, description="Limits of the model over all agents, or `off`."

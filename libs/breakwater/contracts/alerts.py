@@ -24,7 +24,7 @@ IncidentStatus = Literal["firing", "pending", "acknowledged", "resolved"]
 
 
 class Alert(Event):
-    """An incident, as it is after one change of it. The newest alert of an incident is all that is known of it."""
+    """An incident after one of its changes. The newest alert of an incident is its complete state."""
 
     alert_id: str = Field(description="Unique for this change; the `webhook-id`. Plain ASCII.")
     incident_id: str = Field(description="The same for all changes of an incident. Plain ASCII.")
@@ -34,8 +34,8 @@ class Alert(Event):
     change: AlertChange = Field(
         description="`repeated`: it happened again while it was not resolved; `reopened`: soon after it was resolved."
     )
-    status: IncidentStatus = Field(description="`pending`: it waits for a person, who acknowledges or resolves it.")
-    event: AlertEvent = Field(description="What happened; of a breaker that closed it is `breaker_closed`.")
+    status: IncidentStatus = Field(description="`pending`: it waits for an operator to acknowledge or resolve it.")
+    event: AlertEvent = Field(description="What happened; `breaker_closed` when a breaker closed.")
     severity: Severity
     agent: Identifier | None = None
     model: ModelId | None = None
@@ -43,20 +43,24 @@ class Alert(Event):
     title: str
     text: str = Field(description="What it means, and what to do.")
     payload: dict[str, JsonValue] = Field(description="The figures, as in the event that caused the alert.")
-    count: Count = Field(description="How often it happened since it was opened, the first time included.")
+    count: Count = Field(description="How often it has happened since it was opened, including the first time.")
     version: Count = Field(description="Grows by one with each change of the incident, from 1.")
     opened_at: Timestamp
     last_at: Timestamp = Field(description="When it happened last.")
     ends_at: Timestamp | None = Field(default=None, description="When it resolves by itself.")
-    reminders: Count = Field(default=0, description="How often people were reminded of it.")
-    remind_at: Timestamp | None = Field(default=None, description="When they are reminded next, while it is pending.")
+    reminders: Count = Field(default=0, description="How many reminders were sent.")
+    remind_at: Timestamp | None = Field(
+        default=None, description="When the next reminder is sent, while it is pending."
+    )
     acknowledged_by: str | None = None
     acknowledged_at: Timestamp | None = None
-    resolved_by: str | None = Field(default=None, description="Who resolved it; None where the plane did.")
+    resolved_by: str | None = Field(default=None, description="Who resolved it; null if it resolved by itself.")
     resolved_at: Timestamp | None = None
     reason: str | None = Field(default=None, description="Why it was acknowledged or resolved.")
-    source_id: str = Field(description="`ce-id` of the event that caused this change, or names the person's action.")
-    heard_id: str = Field(default="", description="`ce-id` of the latest event that was heard of the incident.")
+    source_id: str = Field(
+        description="`ce-id` of the event that caused this change, or the id of the operator action."
+    )
+    heard_id: str = Field(default="", description="`ce-id` of the latest event of the incident.")
     at: Timestamp
 
 
@@ -76,7 +80,7 @@ class HeldBack(Event):
 
 
 class AlertDigest(Event):
-    """What a channel held back, for its rate limit or its quiet hours, in one message."""
+    """Alerts that a channel held back for its rate limit or quiet hours, in one message."""
 
     digest_id: str = Field(description="Unique; the `webhook-id`. Plain ASCII.")
     why: Literal["rate_limit", "quiet_hours"]
@@ -89,8 +93,8 @@ class AlertDigest(Event):
 
 
 class ChannelTest(Event):
-    """What came of a test message to a channel."""
+    """The outcome of a test message to a channel."""
 
     channel: str
     delivered: bool
-    error: str | None = Field(default=None, description="Why it did not arrive.")
+    error: str | None = Field(default=None, description="Why it was not delivered.")

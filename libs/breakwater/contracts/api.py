@@ -155,7 +155,7 @@ class BreakerStatus(Event):
     model: ModelId = Field(description="`<provider>/*` where it is a provider's.")
     state: BreakerState = Field(description="One whose `open_until` has passed is open until a call probes it.")
     health: Health
-    reason: str | None = Field(default=None, description="Why it is so, in words.")
+    reason: str | None = Field(default=None, description="The reason for the state, in words.")
     since: Timestamp | None = None
     open_until: Timestamp | None = None
     probe_until: Timestamp | None = Field(default=None, description="When the lease of the probe under way ends.")
@@ -216,7 +216,7 @@ class RaiseCapRequest(OperatorRequest):
         examples=["global/daily"],
     )
     limit_usd: UsdAmount = Field(
-        description="The new cap. The cap of the config, exactly, takes an earlier raise back.", examples=["50.00"]
+        description="The new cap. Setting exactly the config's cap revokes an earlier raise.", examples=["50.00"]
     )
     reason: Annotated[ReasonText, Field(min_length=1)] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]  # is frozen
         description="For the record, as it is about money; redacted."
@@ -224,16 +224,16 @@ class RaiseCapRequest(OperatorRequest):
 
 
 class EstimateAccuracy(Event):
-    """How the worst case that was held for calls compares with what they cost. Over calls that succeeded."""
+    """How the worst case reserved for calls compares with their actual cost. Over calls that succeeded."""
 
     calls: Count
-    reserved: Money = Field(description="Held for them.")
+    reserved: Money = Field(description="Reserved for them.")
     cost: Money = Field(description="What they cost.")
     percent: float | None = Field(
-        description="`cost` in percent of `reserved`: 25 means that four times as much is held."
+        description="`cost` in percent of `reserved`: 25 means that four times the cost is reserved."
     )
     exceeded: Count = Field(
-        description="Calls that cost more than was held for them. A hard cap counts on there being none."
+        description="Calls that cost more than was reserved for them. A hard cap relies on there being none."
     )
 
 
@@ -247,11 +247,11 @@ class BudgetStatus(Event):
     window: Window
     period: str = Field(description="`2026-11-21` or `2026-11`, in the budget's time zone.")
     enforcement: Enforcement
-    limit: Money | None = Field(default=None, description="The cap that holds now; None where there is none.")
+    limit: Money | None = Field(default=None, description="The cap in effect; null if there is none.")
     raised: CapRaise | None = Field(default=None, description="Who raised the cap for this period.")
     spent: Money
-    reserved: Money = Field(description="Held for calls under way.")
-    remaining: Money | None = Field(default=None, description="What a call may still cost; None without a cap.")
+    reserved: Money = Field(description="Reserved for calls in flight.")
+    remaining: Money | None = Field(default=None, description="What further calls may cost; null without a cap.")
     calls: Count
     calls_of_unknown_cost: Count
     resets_at: Timestamp
@@ -561,7 +561,7 @@ class ServiceQueue(Event):
 
 
 class Queues(Event):
-    """What waits, at one moment."""
+    """The queues at one moment."""
 
     agents: tuple[AgentQueue, ...] = Field(description="In the config's order.")
     parked: Count | None = Field(

@@ -12,9 +12,9 @@ from breakwater.contracts.subjects import Header
 VERSION = "1.0.0"
 
 ABOUT = """\
-Breakwater's side of the bus: `receive` is what it takes, `send` what it tells. JSON in UTF-8. Times are RFC 3339 UTC
-with milliseconds, money is a decimal string in USD, durations are milliseconds in `*_ms` and seconds in `*_s`. A job
-with a field that is not known is refused; in what Breakwater sends, ignore fields that you do not know.
+The bus from Breakwater's side: it reads from `receive` channels and publishes on `send` channels. JSON in UTF-8. Times
+are RFC 3339 UTC with milliseconds, costs are decimal strings in USD, durations milliseconds in `*_ms` and seconds in
+`*_s`. A job with an unknown field is rejected; ignore unknown fields in messages from Breakwater.
 
 A subject's parameters are encoded: every byte of their UTF-8 outside `A-Z a-z 0-9 _ -` is written as `%XX` with
 upper-case digits, so `gpt-4.1:mini` is the token `gpt-4%2E1%3Amini`.
@@ -22,7 +22,7 @@ upper-case digits, so `gpt-4.1:mini` is the token `gpt-4%2E1%3Amini`.
 
 _STRING = {"type": "string"}
 _CLOUD_EVENT = {
-    Header.CE_ID: {**_STRING, "description": "Unique for the event, and the same when it is published again."},
+    Header.CE_ID: {**_STRING, "description": "Unique per event; the same if the event is published again."},
     Header.CE_TYPE: {**_STRING, "description": "`breakwater.` and the message's name."},
     Header.CE_SOURCE: {**_STRING, "description": "`breakwater/` and the service."},
     Header.CE_TIME: {**_STRING, "format": "date-time"},
@@ -32,7 +32,7 @@ _TRACEPARENT = {Header.TRACEPARENT: {**_STRING, "description": "W3C trace contex
 _MSG_ID = {
     Header.MSG_ID: {
         **_STRING,
-        "description": "JetStream stores one message with this id within ten minutes; the job's id where it has none.",
+        "description": "JetStream stores one message with this id within ten minutes. The job's id if it has no other.",
     }
 }
 
@@ -71,7 +71,11 @@ def document() -> dict[str, Any]:
 
 def _channel(channel: Channel) -> dict[str, Any]:
     name = channel.message.__name__
-    kept = "Core NATS: heard by who listens now, not stored." if channel.stream is None else f"Stream {channel.stream}."
+    kept = (
+        "Core NATS: only current subscribers receive it; not stored."
+        if channel.stream is None
+        else f"Stream {channel.stream}."
+    )
     return {
         "address": channel.address,
         "description": f"{channel.summary} {kept}",

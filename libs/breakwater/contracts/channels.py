@@ -41,8 +41,8 @@ CHANNELS = (
         Job,
         Stream.JOBS,
         "receive",
-        "Publish here to have an agent run. Accepted when JetStream acknowledges it; an agent that is not configured "
-        "has no subject, and the publish fails at once. An invalid job is dead-lettered and its reply_to told.",
+        "Publish jobs here. A job is accepted once JetStream acknowledges it; an agent that is not in the config has "
+        "no subject, and the publish fails at once. An invalid job is dead-lettered; its reply_to gets the result.",
     ),
     Channel(
         "results",
@@ -51,16 +51,16 @@ CHANNELS = (
         Result,
         Stream.RESULTS,
         "send",
-        "The one answer to a job, with the output as the model gave it. Sent to the job's reply_to as well.",
+        "The result of a job, with the output as the model returned it. Also sent to the job's reply_to.",
     ),
     Channel(
         "attempts",
         "bw.attempts.{agent}.{execution}.{number}",
-        {"agent": AGENT, "execution": EXECUTION, "number": "Of the attempt, from 1. Never encoded."},
+        {"agent": AGENT, "execution": EXECUTION, "number": "The attempt's number, from 1. Never encoded."},
         Attempt,
         Stream.EVENTS,
         "send",
-        "One try on one model, recorded once; refused admissions are attempts too.",
+        "An attempt: one call of one model, or its refusal. Recorded once.",
     ),
     Channel(
         "executions",
@@ -69,7 +69,7 @@ CHANNELS = (
         Execution,
         Stream.EVENTS,
         "send",
-        "The one terminal record of a job, redacted.",
+        "The final record of a job, redacted. One per job.",
     ),
     Channel(
         "breakers",
@@ -78,16 +78,16 @@ CHANNELS = (
         BreakerTransition,
         Stream.EVENTS,
         "send",
-        "A breaker opened, let a probe pass, closed, or was forced open or reset by a person.",
+        "A breaker opened, half-opened, closed, or was isolated or reset by an operator.",
     ),
     Channel(
         "budgets",
         "bw.budgets.{scope}.{window}",
-        {"scope": "`global` or `agent`.", "window": "`daily` or `monthly`."},
+        {"scope": "`global`, `agent` or `tenant`.", "window": "`daily` or `monthly`."},
         BudgetEvent,
         Stream.EVENTS,
         "send",
-        "Spend crossed a threshold of a budget, told once for each period.",
+        "A budget reached a threshold, published once per period; or its cap was raised, or its counter repaired.",
     ),
     Channel(
         "guards",
@@ -96,7 +96,7 @@ CHANNELS = (
         GuardEvent,
         Stream.EVENTS,
         "send",
-        "A task was stopped by its guard, or let go on by a person.",
+        "A task was stopped by its guard, or reset by an operator.",
     ),
     Channel(
         "alerts",
@@ -105,7 +105,7 @@ CHANNELS = (
         Alert,
         Stream.ALERTS,
         "send",
-        "Something people must know. What Slack and webhooks are told is what stands here.",
+        "A change of an incident. Notifications to Slack and webhooks are made from these.",
     ),
     Channel(
         "progress",
@@ -119,7 +119,7 @@ CHANNELS = (
     Channel(
         "dead_letters",
         "bw.dlq.{reason}.{agent}",
-        {"reason": "Why it was given up.", "agent": f"{AGENT} `unknown` where it can't be told."},
+        {"reason": "Why it was given up.", "agent": f"{AGENT} `unknown` if it is not known."},
         DeadLetter,
         Stream.DLQ,
         "send",

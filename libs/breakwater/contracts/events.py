@@ -31,15 +31,15 @@ class BreakerTransition(Event):
     to_state: BreakerState
     rule: BreakerRule | None = Field(default=None, description="The rule that opened it.")
     reason: str = Field(description="In words: `3 consecutive failures (threshold: 3)`.")
-    by: str | None = Field(default=None, description="Who forced it open or reset it.")
-    health: Health = Field(default="healthy", description="Of the agent on the model, from then on.")
+    by: str | None = Field(default=None, description="Who isolated or reset it.")
+    health: Health = Field(default="healthy", description="Health of the agent on the model after the transition.")
     consecutive_failures: Count
-    total_failures: Count = Field(default=0, description="All that were counted since it was reset.")
-    unique_errors: Count = Field(default=0, description="How many different errors those were; at most 100 are told.")
+    total_failures: Count = Field(default=0, description="All failures since it was last reset.")
+    unique_errors: Count = Field(default=0, description="How many different errors those were; at most 100.")
     errors: Count = Field(description="Failures within the window.")
-    error_hash: str | None = Field(default=None, description="The error that came again and again (`same_error`).")
+    error_hash: str | None = Field(default=None, description="The repeated error (`same_error`).")
     within_s: float | None = None
-    cooldown_s: float = Field(description="Of an opening how long it lasts, growth and jitter included.")
+    cooldown_s: float = Field(description="How long the breaker stays open, including growth and jitter.")
     open_until: Timestamp | None = None
     last_failure_at: Timestamp | None = None
     last_success_at: Timestamp | None = None
@@ -48,7 +48,7 @@ class BreakerTransition(Event):
 
 
 class GuardEvent(Event):
-    """The guard of a task stopped it (`tripped`), or a person let it go on (`reset`)."""
+    """The guard of a task stopped it (`tripped`), or an operator reset it (`reset`)."""
 
     event_id: str = Field(description="Unique for the trip, or the reset.")
     kind: Literal["tripped", "reset"]
@@ -57,7 +57,7 @@ class GuardEvent(Event):
     task_id: Identifier
     execution_id: Identifier | None = Field(default=None, description="The job that tripped it.")
     rule: GuardRule | None = None
-    reason: str = Field(description="In words, with the limit: for people who look after the plane, and for them only.")
+    reason: str = Field(description="In words, with the limit; for operators only.")
     by: str | None = Field(default=None, description="Who reset it.")
     iterations: Count
     tokens: Count
@@ -94,14 +94,14 @@ class BudgetEvent(Event):
         default=None, description="Of a raise: the config's cap. Another one ends the raise."
     )
     enforcement: Enforcement
-    by: str | None = Field(default=None, description="Who raised the cap, or took that back.")
-    reason: str | None = Field(default=None, description="Why it was raised, or what was wrong.")
+    by: str | None = Field(default=None, description="Who raised the cap, or revoked a raise.")
+    reason: str | None = Field(default=None, description="Why it was raised, or what was repaired.")
     resets_at: Timestamp | None = Field(default=None, description="When the period ends, and a raise with it.")
     at: Timestamp
 
 
 class CapRaise(Event):
-    """A cap that a person raised until its period ends, or the config's cap changes."""
+    """A raised cap; in effect until its period ends or the config's cap changes."""
 
     limit: Money
     configured: Money = Field(description="The config's cap at that time.")
@@ -120,9 +120,9 @@ class BudgetReconciliation(Event):
     stored: Money = Field(description="The part of it that was read from ClickHouse.")
     logged: Money = Field(description="The part of it that was read from EVENTS.")
     unrecorded: Money = Field(
-        description="Counted for calls whose worker died and of which the record tells nothing yet, at their estimate."
+        description="Counted at their estimate for calls whose worker died and that are not recorded yet."
     )
-    difference: Money = Field(description="`counted` less `unrecorded` and `recorded`: what a repair takes away.")
+    difference: Money = Field(description="`counted` less `unrecorded` and `recorded`: what a repair subtracts.")
     counted_calls: Count
     recorded_calls: Count
 
@@ -132,13 +132,13 @@ class Reconciliation(Event):
 
     equal: bool
     budgets: tuple[BudgetReconciliation, ...]
-    reserved: Money = Field(description="Held for calls under way, by the counters of all agents together.")
+    reserved: Money = Field(description="Reserved for calls in flight, by the counters of all agents together.")
     held: Money = Field(description="The same by the calls' own leases.")
     at: Timestamp
 
 
 class DeadLetter(Event):
-    """Something that could not be handled, whole, so that it can be looked at and replayed."""
+    """A message that could not be handled, kept unchanged so that it can be inspected and replayed."""
 
     reason: str
     agent: str | None = None

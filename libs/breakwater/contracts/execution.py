@@ -57,15 +57,13 @@ class ErrorInfo(Event):
     message: str
     status_code: int | None = None
     retryable: bool = False
-    retry_after_s: float | None = Field(
-        default=None, description="How long to wait before asking again, as far as that is known."
-    )
-    hash: str | None = Field(default=None, description="Identity of the normalised error text: 8 hex digits.")
-    user_message: str | None = Field(default=None, description="What a parent agent or an end user may read.")
+    retry_after_s: float | None = Field(default=None, description="How long to wait before trying again, if known.")
+    hash: str | None = Field(default=None, description="Hash of the normalized error: 8 hex digits.")
+    user_message: str | None = Field(default=None, description="A message that a parent agent or an end user may see.")
 
 
 class Attempt(Event):
-    """One try on one model. Recorded once, on its own subject."""
+    """An attempt: one call of one model, or its refusal. Recorded once, on its own subject."""
 
     attempt_id: str = Field(description="`<execution_id>:<number>`, numbered from 1.")
     execution_id: Identifier
@@ -80,12 +78,14 @@ class Attempt(Event):
     duration_ms: Count
     input_tokens: Count | None = None
     output_tokens: Count | None = None
-    cached_tokens: Count | None = Field(default=None, description="Part of the input tokens: read from a cache.")
+    cached_tokens: Count | None = Field(
+        default=None, description="The part of the input tokens that came from the provider's cache."
+    )
     reasoning_tokens: Count | None = Field(default=None, description="Part of the output tokens.")
-    cost: Money | None = Field(default=None, description="None where it is unknown; never zero for unknown.")
+    cost: Money | None = Field(default=None, description="Null if unknown; never zero for unknown.")
     cost_basis: CostBasis = "unknown"
     reserved: Money | None = Field(
-        default=None, description="The worst case, held in the budgets while it was called. None without a price."
+        default=None, description="The worst case, reserved in the budgets during the call. Null without a price."
     )
     reserved_at: Timestamp | None = Field(
         default=None, description="By Redis' clock: its cost counts in the day and the month of this moment."
@@ -97,20 +97,23 @@ class Attempt(Event):
         default=None, description="What refused the call: a budget's name, such as `agent:writer/daily`, or a limit's."
     )
     refused_cap: Money | None = Field(
-        default=None, description="The hard cap that had no room for the call, where it has room for such calls at all."
+        default=None,
+        description="The hard cap that had no room for the call, unless it is too small for any such call.",
     )
     refused_reason: Reason | None = Field(
-        default=None, description="Of a refused call: what the job ends with, unless another model answers."
+        default=None,
+        description="For a refused call: the reason that the job ends with, unless another model succeeds.",
     )
-    ends_chain: bool = Field(default=False, description="Of a refused call: no other model is tried.")
+    ends_chain: bool = Field(default=False, description="For a refused call: whether no other model is tried.")
     counts_for_breaker: bool = Field(default=False, description="Whether the breaker counts this failure.")
     breaker_version: Count | None = Field(
-        default=None, description="Of the breaker that let the call pass; its outcome counts for that version only."
+        default=None,
+        description="Version of the breaker that admitted the call; the outcome counts for that version only.",
     )
     cause: Cause
     backoff_ms: Count = Field(default=0, description="How long the job waited before this attempt.")
     dropped_messages: Count = Field(
-        default=0, description="Messages of the job left out of this call: orphaned tool calls, or turns trimmed away."
+        default=0, description="Messages of the job omitted from this call: orphaned tool calls, or trimmed turns."
     )
 
 
@@ -136,28 +139,28 @@ class Execution(Event):
     total_cost: Money | None = Field(
         default=None, description="Sum over all attempts; None when no part of it is known."
     )
-    wasted_cost: Money | None = Field(default=None, description="What the attempts cost that did not give the answer.")
+    wasted_cost: Money | None = Field(default=None, description="Cost of the attempts that did not produce the result.")
     wasted_by_cause: dict[Waste, Money] = Field(
-        default_factory=dict, description="The known parts of `wasted_cost`, by why they were wasted."
+        default_factory=dict, description="The known parts of `wasted_cost`, by cause."
     )
     cost_basis: CostBasis = "unknown"
     output: JsonValue = None
     error: ErrorInfo | None = None
     messages: list[dict[str, JsonValue]] | None = None
-    input: JsonValue = Field(default=None, description="What a process or python agent was asked.")
+    input: JsonValue = Field(default=None, description="Input of a process or python agent.")
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
     queued_at: Timestamp
     dispatched_at: Timestamp
     started_at: Timestamp | None = None
     completed_at: Timestamp
     duration_ms: Count
-    cache_hit: bool = Field(default=False, description="Answered from the cache: nothing was called and nothing spent.")
-    cached_from: Identifier | None = Field(default=None, description="The execution that gave a cached answer.")
+    cache_hit: bool = Field(default=False, description="Answered from the cache: no call, no cost.")
+    cached_from: Identifier | None = Field(default=None, description="The execution that a cached answer comes from.")
     dry_run: bool = False
 
 
 class Result(Execution):
-    """The answer to a job, for its submitter: the execution with its output as the model gave it."""
+    """The result of a job, for its submitter: the execution with its output as the model returned it."""
 
     job_id: Identifier
 
@@ -175,12 +178,12 @@ Notification = Literal[
 
 
 class Progress(Event):
-    """A live step of an execution; not stored. What an event says of an error is redacted."""
+    """A live step of an execution; not stored. Error texts are redacted."""
 
     execution_id: Identifier
     agent: Identifier
     state: Literal["queued", "dispatched", "in_progress", "retried", "waiting", "succeeded", "dead_lettered"]
-    event: Notification | None = Field(default=None, description="What has just happened, where it has a name.")
+    event: Notification | None = Field(default=None, description="What has just happened.")
     at: Timestamp
     attempt: int | None = Field(default=None, description="The attempt's number, from 1.")
     model: ModelId | None = None

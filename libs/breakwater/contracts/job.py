@@ -35,7 +35,7 @@ class Job(Message):
 
     agent: Identifier = Field(description="The configured agent to run; on NATS the subject's agent must be the same.")
     job_id: Identifier | None = Field(
-        default=None, description="Idempotency key. Taken from the Nats-Msg-Id header when absent, else made."
+        default=None, description="Idempotency key. If absent, it is taken from the Nats-Msg-Id header, or generated."
     )
     prompt: str | None = Field(default=None, description="One user message.")
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = Field(
@@ -45,9 +45,9 @@ class Job(Message):
     params: dict[str, JsonValue] = Field(
         default_factory=dict, description="Passed to the provider: temperature, max_tokens, tools, response_format, …"
     )
-    model: ModelId | None = Field(default=None, description="Instead of the agent's model, where the agent allows it.")
+    model: ModelId | None = Field(default=None, description="Overrides the agent's model, if the agent allows it.")
     fallback_models: list[ModelId] | None = Field(
-        default=None, description="Instead of the agent's fallback models, where the agent allows them."
+        default=None, description="Overrides the agent's fallback models, if the agent allows them."
     )
     tenant: Identifier | None = None
     task_id: Identifier | None = Field(default=None, description="The run of which this call is one iteration.")
@@ -56,13 +56,15 @@ class Job(Message):
         default=None, description="Ceiling over all attempts and waits, counted from the first dispatch."
     )
     dry_run: bool = Field(
-        default=False, description="Answer what would be called and its worst-case cost; call nothing."
+        default=False, description="Return what would be called and its worst-case cost, without calling anything."
     )
     skip_cache: bool = False
     reply_to: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s*>]+$")] | None = Field(
         default=None, description="A NATS subject that receives the result too: an inbox, or one below bw.replies."
     )
-    metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Yours; stored with the execution.")
+    metadata: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Your own data; stored with the execution."
+    )
 
     @field_validator("reply_to")
     @classmethod

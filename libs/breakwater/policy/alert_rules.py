@@ -45,26 +45,29 @@ def began_with(alert: Alert) -> str:
 
 
 class Reminders(Message):
-    """When people are reminded of an incident that waits for one of them."""
+    """Reminders of incidents that wait for an operator."""
 
-    first_s: float = Field(default=3600, ge=1, le=604_800, description="After it was opened; then twice as long, …")
-    max_s: float = Field(default=86_400, ge=1, le=604_800, description="… and never longer than this.")
+    first_s: float = Field(
+        default=3600,
+        ge=1,
+        le=604_800,
+        description="Time from the opening to the first reminder; doubled for each further one.",
+    )
+    max_s: float = Field(default=86_400, ge=1, le=604_800, description="The longest time between reminders.")
 
 
 class AnomalyRules(Message):
-    """When an agent's figures of a minute are far from its own; and which single execution is worth a word."""
+    """When a minute of an agent, or a single execution, is an anomaly."""
 
     deviations: Annotated[Annotated[float, Field(ge=3, le=100)] | None, Off] = Field(
-        default=6.0, description="How many of its usual deviations from an agent's usual figure are far, or `off`."
+        default=6.0, description="How many typical deviations above the baseline are an anomaly; or `off`."
     )
     minimum_minutes: int = Field(
-        default=30, ge=5, le=10_000, description="Minutes with calls before anything is called unusual."
+        default=30, ge=5, le=10_000, description="Minutes with calls that the baseline must cover first."
     )
-    minimum_calls: int = Field(
-        default=10, ge=1, le=1_000_000, description="Calls in a minute that are enough to judge."
-    )
+    minimum_calls: int = Field(default=10, ge=1, le=1_000_000, description="A minute with fewer calls is not judged.")
     sustained_minutes: int = Field(
-        default=3, ge=1, le=60, description="How many in a row must be far, or normal again."
+        default=3, ge=1, le=60, description="Minutes in a row that must deviate, or be back at the baseline."
     )
     execution_cost_usd: UsdAmount | None = Field(
         default=None, description="An execution that costs more is an anomaly by itself."
@@ -75,14 +78,12 @@ class AnomalyRules(Message):
 
 
 class QuietHours(Message):
-    """When a channel holds alerts back; they come together when it is over."""
+    """Hours in which a channel holds back alerts, which are sent as one digest afterwards."""
 
     start: time = Field(description="Such as `22:00`.")
-    end: time = Field(description="Such as `07:00`; earlier than `start`: on the next morning.")
+    end: time = Field(description="Such as `07:00`; if earlier than `start`, on the next day.")
     timezone: str = "UTC"
-    but: Severity | None = Field(
-        default="critical", description="Alerts of this severity or a higher one come at once."
-    )
+    but: Severity | None = Field(default="critical", description="Alerts of at least this severity are sent at once.")
 
     @field_validator("start", "end", mode="before")
     @classmethod
@@ -109,7 +110,7 @@ class QuietHours(Message):
 
 
 class MessageLimit(Message):
-    """How many messages a channel gets; what is beyond that comes as one digest."""
+    """How many messages are sent to a channel; further ones become one digest."""
 
     messages: int = Field(default=10, ge=1, le=10_000)
     within_s: float = Field(default=300, gt=0, le=86_400)
@@ -120,13 +121,14 @@ class Route(Message):
 
     events: tuple[AlertEvent, ...] | None = None
     agents: tuple[Identifier, ...] | None = Field(
-        default=None, description="Only what is of one of these agents. `*` of a shared breaker is of every agent."
+        default=None,
+        description="Only incidents of these agents; those of a shared breaker (`*`) belong to every agent.",
     )
-    tenants: tuple[Identifier, ...] | None = Field(default=None, description="Only what is of one of these tenants.")
-    severity: Severity | None = Field(default=None, description="Only incidents of this one or a higher one.")
+    tenants: tuple[Identifier, ...] | None = Field(default=None, description="Only incidents of these tenants.")
+    severity: Severity | None = Field(default=None, description="Only incidents of at least this severity.")
     quiet_hours: QuietHours | None = None
     rate_limit: Annotated[MessageLimit | None, Off] = Field(
-        default=MessageLimit(), description="Beyond it alerts are told together, in a digest; or `off`."
+        default=MessageLimit(), description="Alerts above the limit are sent together as a digest; or `off`."
     )
 
     def takes(self, alert: Alert) -> bool:

@@ -16,7 +16,7 @@ _NAMES: Mapping[Measure, str] = {"error_rate": "Error rate", "spend_rate": "Spen
 _UNITS: Mapping[Measure, str] = {"error_rate": "share", "spend_rate": "usd_per_minute", "latency": "ms"}
 _ADVICE: Mapping[Measure, str] = {
     "error_rate": "lists what failed, and why",
-    "spend_rate": "lists what it spent on",
+    "spend_rate": "lists what it spent money on",
     "latency": "lists its calls, and how long each took",
 }
 
@@ -33,7 +33,7 @@ def _signal(agent: str, verdict: Verdict) -> Signal:
     if verdict.change == "began":
         title = f"{name} unusual: {agent}"
         return Firing(key, "agent_anomaly", title, _began(agent, verdict), *origin, agent=agent)
-    words = {"recovered": "back to normal", "accepted": "taken for usual now", "lapsed": "unknown, no calls"}
+    words = {"recovered": "back to normal", "accepted": "accepted as the new baseline", "lapsed": "unknown, no calls"}
     title = f"{name} {words[verdict.change]}: {agent}"
     return Resolved(key, "agent_anomaly", title, _over(agent, verdict), *origin)
 
@@ -43,7 +43,7 @@ def _began(agent: str, verdict: Verdict) -> str:
     since = time_from_ms(verdict.since * 60_000)
     listed = command("executions", None, agent=agent, status=failed, since=format_time(since))
     return (
-        f"{_now(agent, verdict)}; usual is {_baseline(verdict)}. It is unusual since {moment(since)}. "
+        f"{_now(agent, verdict)}; the baseline is {_baseline(verdict)}. It has been unusual since {moment(since)}. "
         f"To do: `{listed}` {_ADVICE[verdict.measure]}."
     )
 
@@ -55,14 +55,13 @@ def _over(agent: str, verdict: Verdict) -> str:
             text = (
                 f"{_now(agent, verdict)}. It has lasted since {since}, so about {_shown(verdict, verdict.baseline)} is"
             )
-            return f"{text} taken for usual from now on. To do: nothing, if it is meant to stay so."
+            return f"{text} the baseline from now on. To do: nothing, if this is intended."
         case "lapsed":
-            none = f"For {LAPSE} minutes {agent} made too few calls to judge. They were unusual since {since}"
-            return f"{none}; usual is {_baseline(verdict)}. To do: nothing, if it is meant to rest."
+            none = f"For {LAPSE} minutes {agent} made too few calls to judge. They had been unusual since {since}"
+            return f"{none}; the baseline is {_baseline(verdict)}. To do: nothing, if it is meant to be idle."
         case _:
-            return (
-                f"{_now(agent, verdict)}; usual is {_baseline(verdict)}. It was unusual since {since}. Nothing to do."
-            )
+            now = f"{_now(agent, verdict)}; the baseline is {_baseline(verdict)}"
+            return f"{now}. It had been unusual since {since}. Nothing to do."
 
 
 def _now(agent: str, verdict: Verdict) -> str:

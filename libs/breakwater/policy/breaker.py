@@ -47,9 +47,9 @@ def with_preset(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class BreakerRules(Message):
-    """When to open, and for how long. At least one rule must be set; each can be switched off with `off`."""
+    """When to open, and for how long. At least one rule must be set; each can be `off`."""
 
-    preset: Preset | None = Field(default=None, description="A set of rules by name; what is set beside it wins.")
+    preset: Preset | None = Field(default=None, description="A named set of rules; settings next to it override it.")
     scope: BreakerScope = Field(
         default="agent_model",
         description="Whose failures count together: this agent's on a model, all agents' on a model, or all agents' on "
@@ -68,17 +68,19 @@ class BreakerRules(Message):
         default=5,
         ge=1,
         le=MAX_KEPT,
-        description="Open when the same error came this often within `within_s`, successes in between or not.",
+        description="Open when the same error occurs this often within `within_s`, even with successes in between.",
     )
     failure_rate: Annotated[float | None, Off] = Field(
-        default=None, gt=0, le=1, description="Open when this share of the calls within `within_s` has failed."
+        default=None, gt=0, le=1, description="Open when this share of the calls within `within_s` failed."
     )
-    minimum_calls: int = Field(default=10, ge=1, le=1_000_000, description="Calls that a failure rate needs.")
-    cooldown_s: float = Field(default=60.0, gt=0, le=86_400, description="How long calls are refused before a probe.")
+    minimum_calls: int = Field(default=10, ge=1, le=1_000_000, description="Calls needed to judge the failure rate.")
+    cooldown_s: float = Field(
+        default=60.0, gt=0, le=86_400, description="How long calls are refused before a probe is admitted."
+    )
     cooldown_growth: float = Field(
-        default=1.0, ge=1, le=10, description="Each probe that fails multiplies the next cool-down by this."
+        default=1.0, ge=1, le=10, description="Each failed probe multiplies the next cool-down by this."
     )
-    max_cooldown_s: float = Field(default=3600.0, gt=0, le=86_400, description="Where that ends.")
+    max_cooldown_s: float = Field(default=3600.0, gt=0, le=86_400, description="The longest cool-down.")
     cooldown_jitter: float = Field(
         default=0.0, ge=0, le=1, description="Up to this share of the cool-down is added to it at random."
     )
@@ -252,7 +254,7 @@ def isolate(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms:
     """Forces it open until somebody resets it. Nothing changes where it is so already."""
     if breaker.state == "isolated":
         return breaker, None
-    reason = _operator_reason("forced open", by, why)
+    reason = _operator_reason("isolated", by, why)
     after = replace(
         breaker,
         state="isolated",

@@ -90,14 +90,14 @@ class Caps(Message):
     monthly_usd: UsdAmount | None = Field(default=None, description="Spend allowed in a calendar month.")
     enforcement: Enforcement = Field(
         default="soft",
-        description="none: track; soft: alert at the thresholds; hard: refuse calls that might pass the cap.",
+        description="none: track; soft: alert at the thresholds; hard: also refuse calls that could exceed the cap.",
     )
     soft_at_percent: tuple[int, ...] = Field(
         default=(50, 80, 100), description="Thresholds that raise an alert. A hard cap raises one at 100, too."
     )
     on_exceeded: Literal["cheaper_model", "fail"] = Field(
         default="cheaper_model",
-        description="Where a hard cap has no room for a call: try the next model of the chain, or end the job.",
+        description="If a hard cap has no room for a call: try the next model of the chain, or end the job.",
     )
 
     @field_validator("soft_at_percent")

@@ -24,9 +24,11 @@ from breakwater.policy.output_text import NoJsonError, find_json
 
 
 class ConfidenceRules(Message):
-    """Answers that say how sure they are, as `agent_decision` does."""
+    """Confidence that answers report about themselves, as `agent_decision` does."""
 
-    field: str = Field(default="confidence", min_length=1, description="Where an answer, a JSON object, says it.")
+    field: str = Field(
+        default="confidence", min_length=1, description="The field of the answer, a JSON object, that contains it."
+    )
     answers: int = Field(default=3, ge=2, le=100, description="How many in a row.")
     floor: float | None = Field(default=None, ge=0, le=1, description="Trip when all of them are below this.")
     falling: bool = Field(default=True, description="Trip when each of them is below the one before.")
@@ -39,7 +41,7 @@ class ConfidenceRules(Message):
 
 
 class GuardRules(Message):
-    """What one task may do before people must look at it. Each can be switched off with `off`."""
+    """What one task may use before it is stopped. Each rule can be `off`."""
 
     max_iterations: Annotated[int | None, Off] = Field(default=10, ge=1, le=1_000_000, description="Jobs of one task.")
     max_tokens: Annotated[int | None, Off] = Field(
@@ -47,14 +49,14 @@ class GuardRules(Message):
     )
     max_cost_usd: Annotated[UsdAmount | None, Off] = Field(
         default=10_000_000_000,
-        description="Over all its calls, with the worst case of those to come; $10 where nothing is set.",
+        description="Over all its calls, including the worst case of the next; $10 by default.",
         json_schema_extra={"default": "10"},
     )
     consecutive_failures: Annotated[int | None, Off] = Field(
         default=3, ge=1, le=1000, description="Failed jobs in a row."
     )
     same_error: Annotated[int | None, Off] = Field(
-        default=5, ge=1, le=1000, description="Jobs that failed with the same error, successes in between or not."
+        default=5, ge=1, le=1000, description="Jobs that failed with the same error, even with successes in between."
     )
     confidence: Annotated[ConfidenceRules | None, Off] = None
 

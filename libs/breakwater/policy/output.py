@@ -121,12 +121,12 @@ class OutputRules(Message):
 
     schema_: str | dict[str, JsonValue] = Field(
         alias="schema",
-        description="A JSON schema, or the name of a ready one: task_result, agent_decision.",
+        description="A JSON schema, or the name of a built-in one: task_result, agent_decision.",
     )
     strict: bool = False
-    native: bool = Field(default=True, description="Hold providers to the schema where they can be held to one.")
+    native: bool = Field(default=True, description="Have providers enforce the schema, if they can.")
     max_corrections: int = Field(
-        default=2, ge=0, le=10, description="How often a model is told what was wrong and asked again."
+        default=2, ge=0, le=10, description="How often an invalid answer is sent back to the model with its errors."
     )
 
     @field_validator("schema_")

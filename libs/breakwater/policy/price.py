@@ -31,8 +31,8 @@ class Price(Message):
 
     input_usd_per_mtok: UsdAmount
     output_usd_per_mtok: UsdAmount
-    cached_input_usd_per_mtok: UsdAmount | None = Field(default=None, description="The input price where absent.")
-    cache_write_usd_per_mtok: UsdAmount | None = Field(default=None, description="The input price where absent.")
+    cached_input_usd_per_mtok: UsdAmount | None = Field(default=None, description="By default the input price.")
+    cache_write_usd_per_mtok: UsdAmount | None = Field(default=None, description="By default the input price.")
 
 
 @dataclass(frozen=True, slots=True)

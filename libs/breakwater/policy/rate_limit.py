@@ -13,19 +13,19 @@ WINDOW_MS = 60_000
 
 
 class RateLimit(Message):
-    """What may be asked, over the whole fleet. At least one limit must be set."""
+    """Limits across the whole fleet. At least one must be set."""
 
     requests_per_minute: int | None = Field(default=None, ge=1, le=10_000_000)
     tokens_per_minute: int | None = Field(
         default=None,
         ge=1,
         le=10_000_000_000,
-        description="Input and output; a call counts with its worst case until its usage is known.",
+        description="Input and output tokens; a call counts with its worst case until its usage is known.",
     )
-    concurrent_calls: int | None = Field(default=None, ge=1, le=100_000, description="Calls under way at once.")
+    concurrent_calls: int | None = Field(default=None, ge=1, le=100_000, description="Calls in flight at once.")
     on_exceeded: Literal["wait", "fail"] = Field(
         default="wait",
-        description="wait: the job waits, and survives a restart meanwhile; fail: the next model is tried at once.",
+        description="wait: the job waits, and survives restarts; fail: the next model is tried at once.",
     )
 
     @model_validator(mode="after")

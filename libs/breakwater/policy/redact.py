@@ -60,7 +60,7 @@ class RedactionRules(Message):
         description="Regular expressions in RE2's syntax; what they match in a text is replaced. (?i) ignores case.",
     )
     placeholder: str = Field(default="[REDACTED]", min_length=1, max_length=100)
-    max_value_length: int = Field(default=20_000, ge=16, description="Longer texts are cut, with an ellipsis.")
+    max_value_length: int = Field(default=20_000, ge=16, description="Longer texts are truncated, with an ellipsis.")
 
     @field_validator("fields")
     @classmethod

@@ -30,13 +30,13 @@ LONG_WAIT_SLACK_S = 1.0
 
 
 class KindPolicy(Message):
-    """How failures of one kind are retried; what is left out is as for all kinds."""
+    """How failures of one kind are retried; the rest is as for all kinds."""
 
     max: int | None = Field(
         default=None,
         ge=0,
         le=100,
-        description="Retries after failures of this kind on one model, counted apart.",
+        description="Retries after failures of this kind on one model, counted separately.",
     )
     backoff: Literal["constant", "exponential"] | None = None
     base_s: float | None = Field(default=None, ge=0, le=3600)
@@ -44,9 +44,9 @@ class KindPolicy(Message):
 
 
 class RetryPolicy(Message):
-    """How often and how patiently one model is tried."""
+    """Attempts on one model, and the delays between them."""
 
-    max_attempts: int = Field(default=3, ge=1, le=100, description="Tries on one model, the first included.")
+    max_attempts: int = Field(default=3, ge=1, le=100, description="Attempts on one model, including the first.")
     backoff: Literal["constant", "exponential"] = "exponential"
     base_s: float = Field(default=0.5, ge=0, le=3600, description="First delay; jitter of up to half of it is added.")
     max_delay_s: float = Field(
@@ -114,9 +114,9 @@ class RetryPolicy(Message):
 
 
 class RetryBudgetRules(Message):
-    """How many retries of a model the whole fleet may make, so that an outage is not multiplied."""
+    """How many retries of a model the whole fleet may make, so that retries do not amplify an outage."""
 
-    ratio: float = Field(default=0.2, ge=0, le=10, description="Retries for each first try, within the window.")
+    ratio: float = Field(default=0.2, ge=0, le=10, description="Retries per first attempt, within the window.")
     floor: int = Field(default=10, ge=0, description="Retries within the window that are always allowed.")
     window_s: int = Field(default=60, ge=1, le=3600)
 

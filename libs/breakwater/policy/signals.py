@@ -26,10 +26,10 @@ from breakwater.policy.alert_rules import UNDELIVERABLE
 from breakwater.policy.alert_texts import moment, money_text, sentence
 
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
-    ("budget_soft_cap", "hard"): "Calls that might pass the cap will be refused.",
+    ("budget_soft_cap", "hard"): "Calls that could exceed the cap will be refused.",
     ("budget_hard_cap", "hard"): "Calls that do not fit are refused until the period ends or the cap is raised.",
 }
-_NOT_ENFORCED = "The cap is not enforced: calls go on."
+_NOT_ENFORCED = "The cap is not enforced: calls continue."
 
 _ALERTED_BY_OTHERS = frozenset({"breaker_open", "budget_exceeded", "guard_tripped", "rate_limited"})
 """Why jobs end without an answer that are no news: what caused it is an incident of its own, or meant."""
@@ -128,14 +128,14 @@ def _opened(event: BreakerTransition) -> str:
     shared = event.scope != "agent_model"
     if event.to_state == "isolated":
         reset = command("breakers", "reset", event.agent, event.model)
-        until, advice = " It stays so until somebody resets it.", f"`{reset}` once calls may go on"
+        until, advice = " It stays open until it is reset.", f"`{reset}` once calls may resume"
     else:
-        until = "" if event.open_until is None else f" One probe call is let through after {moment(event.open_until)}."
+        until = "" if event.open_until is None else f" One probe call is admitted after {moment(event.open_until)}."
         failed = "the agents' latest failed attempts" if shared else "the agent's latest failed attempts"
         advice = f"look at {failed} and at the provider's status page"
     return (
         f"{sentence(event.reason)} Since {moment(event.at)} no call of {_callers(event)} goes to {_models(event)}; "
-        f"{'their' if shared else 'its'} jobs use the fallback models, or fail where there are none.{until} "
+        f"{'their' if shared else 'its'} jobs use the fallback models, or fail if there are none.{until} "
         f"To do: {advice}."
     )
 
@@ -162,8 +162,8 @@ def _of_guard(event: GuardEvent) -> tuple[Signal, ...]:
     fields = ("agent", "task_id", "tenant", "execution_id", "rule", "reason", "iterations", "tokens", "cost")
     origin = (event.event_id, event.at, _figures(event, *fields, timestamp="at"))
     if event.kind == "reset":
-        title = f"Task may go on: {event.task_id}"
-        text = f"{sentence(event.reason)} What it has used is counted from zero again. Nothing to do."
+        title = f"Task reset: {event.task_id}"
+        text = f"{sentence(event.reason)} Its usage counts from zero again. Nothing to do."
         return (Resolved(key, "guard_tripped", title, text, *origin, by=event.by, reason=event.reason),)
     title = f"Task stopped: {event.task_id} of {event.agent}"
     return (Firing(key, "guard_tripped", title, _stopped(event), *origin, agent=event.agent, tenant=event.tenant),)
@@ -176,7 +176,7 @@ def _stopped(event: GuardEvent) -> str:
     return (
         f"{sentence(event.reason)} Since {moment(event.at)} task {event.task_id}{tenant} makes no calls, "
         f"and its jobs fail; so far {iterations}, {event.tokens:,} tokens, {money_text(event.cost)}. "
-        f"To do: look at the task's last executions; `{reset}` lets it go on."
+        f"To do: look at the task's last executions; `{reset}` resumes it."
     )
 
 
@@ -314,8 +314,8 @@ def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Firing, ...
     key = key_of("job_dead_lettered", agent, dead_letter.reason)
     title = f"Dead letters: {dead_letter.reason}" + (f" ({agent})" if agent else "")
     text = (
-        f"A message on {dead_letter.subject} could not be handled, and is kept: {sentence(dead_letter.error)} "
-        f"To do: see what sends it; it stands on `bw.dlq.{encode_token(dead_letter.reason)}.>`."
+        f"A message on {dead_letter.subject} could not be handled and is kept: {sentence(dead_letter.error)} "
+        f"To do: find what sends it; it is kept on `bw.dlq.{encode_token(dead_letter.reason)}.>`."
     )
     figures = _figures(dead_letter, "reason", "stream", "subject", "sequence", timestamp="at") | {"agent": agent}
     origin = (source_id, dead_letter.at, figures)
@@ -327,9 +327,9 @@ def _unheard(dead_letter: DeadLetter, source_id: str, channel: str) -> tuple[Fir
         # That a channel is dead did not reach another dead one: they would tell each other for ever.
         return ()
     test, replay = command("alerts", "test", channel), command("alerts", "replay", channel=channel)
-    key, title = f"{UNDELIVERABLE}{encode_token(channel)}", f"Alerts do not arrive: channel {channel}"
+    key, title = f"{UNDELIVERABLE}{encode_token(channel)}", f"Alerts are not delivered: channel {channel}"
     text = (
-        f"{sentence(dead_letter.error)} What did not arrive is kept. To do: mend the channel and see with "
+        f"{sentence(dead_letter.error)} Undelivered alerts are kept. To do: fix the channel and check with "
         f"`{test}` that it works; `{replay}` then sends what is kept."
     )
     figures = _figures(dead_letter, "reason", "sequence", timestamp="at") | {"channel": channel}
@@ -341,10 +341,10 @@ def channel_works(channel: str, source_id: str, at: datetime) -> Resolved:
     return Resolved(
         key=f"{UNDELIVERABLE}{encode_token(channel)}",
         event="job_dead_lettered",
-        title=f"Alerts arrive again: channel {channel}",
-        text=f"A message has arrived. To do: `{command('alerts', 'replay', channel=channel)}` sends what is kept.",
+        title=f"Alerts are delivered again: channel {channel}",
+        text=f"A message was delivered. To do: `{command('alerts', 'replay', channel=channel)}` sends what is kept.",
         source_id=source_id,
         at=at,
         payload={"channel": channel},
-        reason="a message has arrived",
+        reason="a message was delivered",
     )

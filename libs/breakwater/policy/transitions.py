@@ -45,7 +45,7 @@ def half_opened(key: BreakerKey, half_open: Breaker, rules: BreakerRules, now_ms
     """The event of a breaker that let a probe pass. Told twice, it has the same id, by the end of its cool-down."""
     before = replace(half_open, state="open", probe=None, probe_until_ms=0, version=half_open.version - 1)
     in_a_row, errors = consecutive_failures(before), errors_within(before, rules, now_ms)
-    change = Change(before, half_open, None, "the cool-down is over; one probe may call", in_a_row, errors)
+    change = Change(before, half_open, None, "the cool-down has ended; one probe is admitted", in_a_row, errors)
     event = transition(key, change, rules, now_ms)
     return event.model_copy(update={"transition_id": f"{key.name}#{half_open.version}@{half_open.open_until_ms}"})
 

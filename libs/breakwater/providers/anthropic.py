@@ -328,7 +328,7 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 class AnthropicSettings(HttpSettings):
-    """Anthropic, or a gateway that speaks its Messages API. Betas are switched on under `headers`."""
+    """Anthropic, or a gateway with its Messages API. Enable betas under `headers`."""
 
     kind: Literal["anthropic"]
     base_url: str = Field(default="https://api.anthropic.com/v1", pattern=URL, description="Up to and including /v1.")

@@ -14,7 +14,7 @@ from breakwater.providers.base import URL, ApiVersion, Call, HttpSettings, Provi
 
 
 class OpenAISettings(HttpSettings):
-    """Any OpenAI-compatible endpoint: OpenAI, Gemini's compatible one, vLLM, Ollama, OpenRouter and others."""
+    """Any OpenAI-compatible endpoint: OpenAI, Gemini, vLLM, Ollama, OpenRouter and others."""
 
     kind: Literal["openai"] = "openai"
     base_url: str = Field(pattern=URL, description="Up to and including /v1.")
@@ -82,7 +82,7 @@ class ChatCompletions:
 
 
 class AzureSettings(HttpSettings):
-    """An Azure OpenAI resource. A model's name there is that of its deployment."""
+    """An Azure OpenAI resource. Its models are named by their deployments."""
 
     kind: Literal["azure"]
     base_url: str = Field(pattern=URL, description="The resource, as in `https://NAME.openai.azure.com`.")

@@ -54,7 +54,7 @@ class ProcessSettings(LocalSettings):
         min_length=1, description="The program with its arguments, run without a shell."
     )
     cwd: Path | None = Field(
-        default=None, description="Where it runs; an empty directory of its own, removed in the end, where absent."
+        default=None, description="Its working directory; by default an empty one of its own, removed afterwards."
     )
     env: dict[EnvName, EnvValue] = Field(
         default_factory=dict,

@@ -13,7 +13,7 @@ from breakwater.policy.breaker import Breaker, BreakerKey, Failure, Slice
 from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
 KEEP_MS = 7 * 24 * 3_600_000
-"""A breaker that hears nothing for a week is forgotten, and with that closed; not one that was forced open."""
+"""A breaker that hears nothing for a week is forgotten, and with that closed; not one that was isolated."""
 
 INDEX = "bw:breakers"
 
@@ -46,7 +46,7 @@ class BreakerAdmitted:
 class BreakerRefused:
     """The breaker is open, or another attempt holds the probe, at least until then (ms since the epoch).
 
-    0 where it was forced open: until somebody resets it.
+    0 where it was isolated: until somebody resets it.
     """
 
     until_ms: int

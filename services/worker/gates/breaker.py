@@ -87,14 +87,14 @@ class BreakerGate(Gate):
     def _open(self, refused: BreakerRefused) -> Refused:
         user_message, rules = "This agent is paused for now. Please try again later.", self.request.job.agent.breaker
         if refused.until_ms == 0:
-            state, wait_s = "forced open until somebody resets it", None
+            state, wait_s = "isolated until somebody resets it", None
         else:
             wait_s, moment = refused.wait_ms / 1000, format_time(time_from_ms(refused.until_ms))
             if refused.probing and rules is not None and rules.cooldown_s < wait_s:
                 # Long before its lease a probe ends, and with it the waiting, or another cool-down begins.
                 wait_s = rules.cooldown_s
                 moment = format_time(self.worker.now() + timedelta(seconds=wait_s))
-            state = "half-open, and its one probe is under way" if refused.probing else f"open until {moment}"
+            state = "half-open, and its probe is in flight" if refused.probing else f"open until {moment}"
             why = "temporarily unavailable because of recent failures"
             user_message = f"This agent is {why}. Please try again after {moment}."
         return Refused(

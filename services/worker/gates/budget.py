@@ -34,8 +34,8 @@ REBUILDING = Refused(
     ErrorInfo(
         kind="budget_exceeded",
         class_="BudgetsRebuildingError",
-        message="the budgets' counters are lost and being rebuilt; until then no call is made under a hard cap",
-        user_message="This agent's budget can't be checked just now. Please try again in a minute.",
+        message="the budgets' counters were lost and are being rebuilt; until then no call is made under a hard cap",
+        user_message="This agent's budget cannot be checked right now. Please try again in a minute.",
     ),
 )
 
@@ -128,7 +128,7 @@ class BudgetGate(Gate):
                 kind="budget_exceeded",
                 class_="BudgetExceededError",
                 message=f"the job has cost {money_text(spent)}, and {next_call}; max_cost_usd is {money_text(cap)}",
-                user_message="This request would cost more than one request may. Please make it shorter or simpler.",
+                user_message="This request would cost too much for a single one. Please make it shorter or simpler.",
             ),
             OWN_CAP,
         )
@@ -143,8 +143,8 @@ class BudgetGate(Gate):
             ErrorInfo(
                 kind="budget_exceeded",
                 class_="UnpricedModelError",
-                message=f"{flight.model} has no price, so {cap} cannot hold it; set {setting}",
-                user_message="This agent's model has no price set, so its budget can't be held. Please tell its owner.",
+                message=f"{flight.model} has no price, so {cap} cannot be enforced; set {setting}",
+                user_message="This agent's model has no price, so its budget can't be enforced. Please tell its owner.",
             ),
             refused_by,
         )

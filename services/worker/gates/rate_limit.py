@@ -66,7 +66,7 @@ class RateLimitGate(Gate):
                 class_="RateLimitExceededError",
                 message=f"the limit of {kind} {who} on {what} has no room for this call; no call was made",
                 retry_after_s=wait_s,
-                user_message="This agent is asked for too much just now. Please try again after a while.",
+                user_message="This agent is receiving too many requests right now. Please try again later.",
             ),
             over.name,
         )

@@ -24,7 +24,9 @@ from services.worker.gates.gate import POLL_S, ClaimLost, Gate, Refused, Verdict
 TASK_STOPPED = Refused(
     "guard_tripped",
     # Read by models and end users, so it names no limit: they stand in the guard's event.
-    ErrorInfo(kind="guard_tripped", class_="GuardTrippedError", message="the task is stopped until people look at it"),
+    ErrorInfo(
+        kind="guard_tripped", class_="GuardTrippedError", message="the task is stopped until an operator resets it"
+    ),
     ends_chain=True,
 )
 
@@ -33,8 +35,8 @@ TASK_BUDGET_HELD = Refused(
     ErrorInfo(
         kind="budget_exceeded",
         class_="BudgetExceededError",
-        message="other jobs of the task may use up what its guard lets it cost; no call was made",
-        user_message="This task has no budget left while its other jobs are under way. Please try again after a while.",
+        message="other jobs of the task have reserved what is left of its cost cap; no call was made",
+        user_message="This task has no budget left while its other jobs are running. Please try again later.",
     ),
     "task",
 )

@@ -95,12 +95,12 @@ async def test_a_breaker_forced_open_is_an_incident_until_somebody_resets_it(own
     config = config_of()
     shared = {"scope": "provider", "agent": "*", "model": "openai/*", "by": "ann"}
     steps = [
-        opened(1, to_state="isolated", reason="forced open by ann: outage", **shared),
+        opened(1, to_state="isolated", reason="isolated by ann: outage", **shared),
         opened(2, from_state="isolated", to_state="closed", reason="reset by ann", **shared),
         opened(3, from_state="closed", to_state="closed", reason="reset by ann", **shared),
         # It was told of when it opened; by hand it only stays so.
         opened(4),
-        opened(5, from_state="open", to_state="isolated", reason="forced open by ann"),
+        opened(5, from_state="open", to_state="isolated", reason="isolated by ann"),
         opened(6, from_state="isolated", to_state="closed", reason="reset by ann"),
     ]
     async with bus_of(own_nats_server.url, config) as bus:
@@ -115,7 +115,7 @@ async def test_a_breaker_forced_open_is_an_incident_until_somebody_resets_it(own
         ("breaker_closed", "writer/gpt-4.1#7.6"),
     ]
     assert alerts[0].title == "Breaker open: all agents on provider openai"
-    assert alerts[0].text.startswith("Forced open by ann: outage. ")
+    assert alerts[0].text.startswith("Isolated by ann: outage. ")
 
 
 async def test_a_stopped_task_waits_for_a_person_and_its_reset_ends_that(own_nats_server: RunningServer) -> None:

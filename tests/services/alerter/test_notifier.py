@@ -403,7 +403,7 @@ async def test_a_channel_whose_alerts_did_not_arrive_is_an_incident_until_one_ar
         await publish(bus, alert("a"))
         await bus.told("resolved")
     last = (await bus.alerts())[-1]
-    assert (last.key, last.title) == (raised.key, "Alerts arrive again: channel ops")
+    assert (last.key, last.title) == (raised.key, "Alerts are delivered again: channel ops")
 
 
 async def test_a_stream_that_was_made_anew_begins_again_at_one_and_loses_no_alert(bus: Bus) -> None:

@@ -59,10 +59,10 @@ def test_a_repeated_alert_says_how_often_and_when_last() -> None:
 
 def test_what_waits_for_a_person_says_so_and_reminds_of_it() -> None:
     waiting = stopped_task()
-    assert "Critical, firing, and waits for a person\nAgent writer\n" in plain(WORDS.alert(waiting))
+    assert "Critical, firing, needs an operator\nAgent writer\n" in plain(WORDS.alert(waiting))
     reminded = waiting.model_copy(update={"change": "reminded", "reminders": 2})
-    assert "Critical, firing, and waits for a person (reminder 2)" in plain(WORDS.alert(reminded))
-    assert "Reminder 2: it waits for a person, since 2026-11-21 10:00:00 UTC" in plain(WORDS.again(reminded))
+    assert "Critical, firing, needs an operator (reminder 2)" in plain(WORDS.alert(reminded))
+    assert "Reminder 2: it has needed an operator since 2026-11-21 10:00:00 UTC" in plain(WORDS.again(reminded))
 
 
 def test_what_comes_back_says_so() -> None:
@@ -74,7 +74,7 @@ def test_what_comes_back_says_so() -> None:
 
 def test_an_acknowledged_alert_says_by_whom_and_why() -> None:
     told = plain(WORDS.alert(acknowledged(alert())))
-    assert told.startswith("[acknowledged] Breaker open: writer on gpt-4.1\nCritical, somebody looks after it\n")
+    assert told.startswith("[acknowledged] Breaker open: writer on gpt-4.1\nCritical, acknowledged\n")
     assert told.endswith("\nAcknowledged by anna at 2026-11-21 10:02:00 UTC: calling the provider")
 
 
@@ -160,7 +160,7 @@ def test_a_stopped_task_with_long_ids_is_told_whole_with_the_command_that_lets_i
     drift = "confidence fell through 12 answers: ..., " + ", ".join(f"0.{digits}" for digits in range(9123, 9023, -10))
     found = stopped_task(task_id=task_id, tenant=tenant, agent="a" * 40, reason=drift)
     shown = texts_of(WORDS.alert(found))[3]
-    assert shown.endswith(f"`breakwater guards reset --tenant={tenant} {task_id}` lets it go on.")
+    assert shown.endswith(f"`breakwater guards reset --tenant={tenant} {task_id}` resumes it.")
 
 
 def test_the_longest_texts_fit_into_what_slack_takes() -> None:

@@ -119,7 +119,7 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
             "bad",
             "2 breakers are open, 1 budget is spent and 1 breaker is being probed.",
         ),
-        (QUIET, live(breakers=[breaker("a", "m", "isolated")]), "bad", "1 breaker is forced open."),
+        (QUIET, live(breakers=[breaker("a", "m", "isolated")]), "bad", "1 breaker is isolated."),
         (QUIET, live(alive=False), "bad", "no breaker service is running, so failures open no breaker."),
         # While counters are rebuilt, their figures tell nothing.
         (

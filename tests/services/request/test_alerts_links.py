@@ -100,7 +100,7 @@ async def test_a_link_shows_the_incident_and_what_may_be_done(alerting: Door, pe
     assert (answer.status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     page = Page(answer)
     for words in (
-        "Waits for somebody · critical · guard tripped",
+        "Needs an operator · critical · guard tripped",
         "Task stopped: t1",
         "Ten of ten. To do: breakwater guards reset 't1'",
         "writer",
@@ -246,7 +246,7 @@ async def test_an_incident_that_is_forgotten_has_a_page_that_says_so(person: Per
         await person.send(link("inc_0123456789"), {"name": "Ada", "action": "resolve"}),
     ):
         assert answer.status == 404
-        assert "nothing is known of this incident any more" in Page(answer).text.lower()
+        assert "this incident is no longer known" in Page(answer).text.lower()
 
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>${style}&lt;"

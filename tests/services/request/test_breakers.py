@@ -43,7 +43,7 @@ async def test_a_breaker_is_forced_open_before_it_ever_failed(governed: Door, re
     told = BreakerTransition.model_validate_json(answer.body)
     assert (told.from_state, told.to_state, told.by, told.version) == ("closed", "isolated", "tests", 1)
     assert (told.agent, told.model, told.health) == ("writer", "m", "unhealthy")
-    assert told.reason == "forced open by tests: the provider has an incident"
+    assert told.reason == "isolated by tests: the provider has an incident"
     assert await governed.events(SUBJECT) == [answer.json]
     loaded = await load(redis)
     assert (loaded.breaker.state, loaded.unpublished) == ("isolated", None)
@@ -57,7 +57,7 @@ async def test_one_that_is_forced_open_already_stays_as_it_is_and_nothing_is_pub
     first = await governed.act("breakers/isolate", **WRITER_M, reason="first")
     second = await governed.act("breakers/isolate", **WRITER_M, reason="second")
     assert (second.status, second.json["unchanged"], second.json["state"]) == (200, True, "isolated")
-    assert second.json["reason"] == "forced open by tests: first"
+    assert second.json["reason"] == "isolated by tests: first"
     assert "unchanged" not in first.json
     assert await governed.events(SUBJECT) == [first.json]
 
@@ -86,7 +86,7 @@ async def test_a_reset_of_what_counted_nothing_is_no_event(governed: Door, redis
 async def test_shared_breakers_are_named_by_stars(governed: Door, redis: Redis) -> None:
     for model, scope in (("shared", "model"), ("local/*", "provider")):
         answer = await governed.act("breakers/isolate", agent="*", model=model)
-        assert (answer.status, answer.json["scope"], answer.json["reason"]) == (200, scope, "forced open by tests")
+        assert (answer.status, answer.json["scope"], answer.json["reason"]) == (200, scope, "isolated by tests")
         assert (await load(redis, "*", model)).breaker.state == "isolated"
         assert await governed.events(subjects.breaker("*", model)) == [answer.json]
     [cooldown] = {event["cooldown_s"] for event in await governed.events(subjects.breaker("*", "local/*"))}
@@ -213,7 +213,7 @@ async def test_every_act_is_on_record_and_no_secret_is(governed: Door, redis: Re
         {"event": "breaker_isolated", "why": None, "changed": False, **who},
         {"event": "breaker_reset", "why": "rotated", "changed": True, **who},
     ]
-    assert answer.json["reason"] == "forced open by tests: key [REDACTED] leaked"
+    assert answer.json["reason"] == "isolated by tests: key [REDACTED] leaked"
     assert secret not in str(await governed.events(SUBJECT))
     assert secret not in (await load(redis)).breaker.reason
 
