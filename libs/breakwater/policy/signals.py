@@ -290,7 +290,7 @@ def _of_job(
         event=event,
         title=f"{title}: {execution.agent} ({kind.removeprefix('execution_')})",
         text=f"Job {execution.execution_id} of {execution.agent}{what} "
-        f"To do: `{command('executions', None, execution.execution_id)}` tells what {listed}.",
+        f"To do: `{command('executions', None, execution.execution_id)}` shows what {listed}.",
         source_id=execution.execution_id,
         at=execution.completed_at,
         payload=_figures(execution, *fields, timestamp="completed_at") | figures,
