@@ -74,7 +74,9 @@ class Console:
     async def get(self, path: str, *, follow: bool = True, **headers: str) -> Page:
         return await self._ask("GET", path, follow=follow, headers=headers)
 
-    async def post(self, path: str, fields: "dict[str, Any]", *, follow: bool = True, **headers: str) -> Page:
+    async def post(
+        self, path: str, fields: "dict[str, Any] | list[tuple[str, str]]", *, follow: bool = True, **headers: str
+    ) -> Page:
         """Sends a form as it stands; `submit` sends one as a page of ours does."""
         return await self._ask("POST", path, follow=follow, headers=headers, data=fields)
 

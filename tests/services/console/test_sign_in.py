@@ -237,14 +237,6 @@ async def test_a_notice_waits_for_a_page_that_somebody_reads(console: Console):
     assert "Redis is away" in (await console.get("/executions")).words
 
 
-async def test_who_may_only_look_can_do_nothing(visited: Console):
-    visited.interface.answers["GET key"] = key_with("read", name="viewer")
-    await visited.sign_in()
-    page = await visited.get("/breakers")
-    assert "read-only" in page.words
-    assert "<form" not in page.text.replace('<form method="post" action="/sign-out"', "")
-
-
 async def test_a_form_that_is_too_long_is_refused(console: Console):
     page = await console.post("/breakers/reset", {"reason": "x" * 100_000}, follow=False)
     assert page.status in (403, 422)

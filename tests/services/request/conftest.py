@@ -59,12 +59,13 @@ GOVERNED = """
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}, other: {base_url: "http://127.0.0.1:9/v1"}}
 defaults: {provider: local, model: m, allowed_models: [allowed], refuse_when_open: true}
 agents:
-  writer: {fallback_models: [other/n]}
+  writer: {fallback_models: [other/n], budget: {daily_usd: 10, enforcement: hard}}
   reader: {}
   patient: {refuse_when_open: false}
   unguarded: {breaker: off}
   by-model: {model: shared, breaker: {scope: model}}
   by-provider: {model: any, breaker: {scope: provider, cooldown_s: 7}}
+alerts: {channels: {ops: {python: {callable: "ours:tell"}}}}
 """
 
 LINK_SECRET = "a secret of thirty-two characters"
@@ -313,7 +314,7 @@ async def redis(redis_server: RunningServer) -> AsyncGenerator[Redis]:
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def governed(open_door: OpenDoor, redis: Redis) -> AsyncGenerator[Door]:
-    """A plane whose agents have breakers of every kind, and whose Redis was empty before."""
+    """A plane with a target for each action of operators and breakers of every kind, whose Redis was empty before."""
     async with open_door(GOVERNED) as door:
         yield door
 

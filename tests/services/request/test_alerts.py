@@ -12,9 +12,7 @@ from breakwater.api_keys import create_key
 from breakwater.contracts.alerts import Alert
 from breakwater.policy.incidents import resolve
 from services.request.openapi import document as openapi
-from tests.helpers import until
-from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, lose_nats, tell, tell_again
+from tests.services.request.conftest import Door, tell, tell_again
 
 T0 = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 
@@ -208,45 +206,6 @@ async def test_a_body_that_is_wrong_is_told_what_is(alerting: Door) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         answer = await alerting.ask("POST", "/api/v1/alerts/ack", data=data)
         assert (answer.status, answer.code, answer.paths) == (status, code, paths), body
-
-
-async def test_nothing_of_it_is_told_without_a_key(alerting: Door) -> None:
-    alert = await tell(alerting)
-    for method, path in (
-        ("GET", ""),
-        ("GET", f"/{alert.incident_id}"),
-        ("GET", "/undelivered"),
-        ("POST", "/ack"),
-        ("POST", "/resolve"),
-        ("POST", "/test"),
-        ("POST", "/replay"),
-    ):
-        answer = await alerting.ask(method, f"/api/v1/alerts{path}", headers={"Authorization": ""})
-        assert (answer.status, answer.code) == (401, "unauthorized"), path
-
-
-async def test_without_nats_nothing_is_told_and_asking_again_does_it_once(
-    alerting: Door, own_nats_server: RunningServer
-) -> None:
-    alert = await tell(alerting)
-    await listed(alerting)
-    await lose_nats(alerting, own_nats_server)
-    for answer in (
-        await alerting.ask("GET", "/api/v1/alerts"),
-        await alerting.ask("GET", f"/api/v1/alerts/{alert.incident_id}"),
-        await alerting.act("alerts/ack", incident_id=alert.incident_id),
-        await alerting.ask("GET", "/api/v1/alerts/undelivered"),
-        await alerting.act("alerts/replay"),
-        await alerting.act("alerts/test", channel="ops"),
-    ):
-        assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1"), answer.json
-    await own_nats_server.restart_async()
-
-    async def done() -> bool:
-        return (await alerting.act("alerts/ack", incident_id=alert.incident_id)).status == 200
-
-    await until(done)
-    assert [told["change"] for told in await alerting.alerts()] == ["opened", "acknowledged"]
 
 
 def test_every_example_in_the_document_is_what_its_schema_says() -> None:

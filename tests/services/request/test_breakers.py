@@ -11,8 +11,7 @@ from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Failure
 from breakwater.policy.transitions import half_opened
 from breakwater.state.breakers import UNSAVED, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
-from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, lose_nats, put_breaker, redis_ms
+from tests.services.request.conftest import Door, put_breaker, redis_ms
 
 WRITER_M = {"agent": "writer", "model": "m"}
 SUBJECT = subjects.breaker("writer", "m")
@@ -216,14 +215,6 @@ async def test_every_act_is_on_record_and_no_secret_is(governed: Door, redis: Re
     assert answer.json["reason"] == "isolated by tests: key [REDACTED] leaked"
     assert secret not in str(await governed.events(SUBJECT))
     assert secret not in (await load(redis)).breaker.reason
-
-
-async def test_without_nats_nothing_is_changed(governed: Door, redis: Redis, own_nats_server: RunningServer) -> None:
-    await lose_nats(governed, own_nats_server)
-    answer = await governed.act("breakers/isolate", **WRITER_M)
-    assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
-    assert (await load(redis)).revision == UNSAVED
-    assert (await governed.ask("GET", "/api/v1/breakers")).status == 200
 
 
 async def test_a_change_that_could_not_be_published_is_told_so_and_waits_for_a_breaker_service(

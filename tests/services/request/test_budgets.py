@@ -25,9 +25,7 @@ from breakwater.state.connection import Redis, StateUnavailable
 from services.request.budgets import BudgetRoutes
 from services.request.openapi import document
 from services.request.problems import Problem
-from tests.helpers import until
-from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, OpenDoor, lose_nats
+from tests.services.request.conftest import Door, OpenDoor
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ASKED: Any = None  # a request without parameters is not looked at
@@ -312,24 +310,6 @@ async def test_a_raise_that_meets_a_loss_of_the_counters_is_to_be_asked_for_agai
     assert (await standing(capped))["limit"] == "50.000000000"
 
 
-async def test_without_nats_the_cap_stays_and_asking_again_raises_it(
-    capped: Door, redis: Redis, own_nats_server: RunningServer
-) -> None:
-    await fill(redis)
-    await lose_nats(capped, own_nats_server)
-    answer = await capped.act("budgets/raise", **RAISE)
-    assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
-    assert await noted(redis) is None
-    assert (await capped.ask("GET", "/api/v1/budgets")).status == 200
-    await own_nats_server.restart_async()
-
-    async def done() -> bool:
-        return (await capped.act("budgets/raise", **RAISE)).status == 200
-
-    await until(done)
-    assert (await standing(capped))["limit"] == "50.000000000"
-
-
 async def test_one_that_is_published_but_not_noted_is_noted_when_it_is_asked_for_again(
     capped: Door, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,20 +325,6 @@ async def test_one_that_is_published_but_not_noted_is_noted_when_it_is_asked_for
     assert await noted(redis) is None
     assert (await capped.act("budgets/raise", **RAISE)).status == 200
     assert (await standing(capped))["limit"] == "50.000000000"
-
-
-async def test_nobody_is_told_of_money_without_a_key(capped: Door, redis: Redis) -> None:
-    await fill(redis)
-    for method, path in [("GET", "budgets"), ("GET", "budgets/reconciliation"), ("POST", "budgets/raise")]:
-        answer = await capped.ask(method, f"/api/v1/{path}", headers={"Authorization": ""})
-        assert (answer.status, answer.code) == (401, "unauthorized")
-        other = await capped.ask("PUT", f"/api/v1/{path}")
-        assert (other.status, other.code) == (405, "method_not_allowed")
-
-
-async def test_without_redis_nothing_is_claimed_of_money(redis_away: Door) -> None:
-    for answer in (await redis_away.ask("GET", "/api/v1/budgets"), await redis_away.act("budgets/raise", **RAISE)):
-        assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
 
 
 def routes(redis: Redis, compare: Callable[[], Awaitable[Reconciliation]]) -> BudgetRoutes:

@@ -36,7 +36,6 @@ from tests.services.request.conftest import (
     ODD_AGENT,
     Answer,
     Door,
-    lose_nats,
     publish_result,
     result_of,
     running,
@@ -569,17 +568,6 @@ async def test_when_jobs_are_full_nothing_is_lost_and_asking_again_goes_on(door:
     told = await replay(door, dead_letters=dead_letters)
     assert (len(told["replayed"]), told["already"]) == (3, 2)
     assert len(await jobs(door)) == 5
-
-
-async def test_without_nats_nothing_is_known_and_nothing_done(door: Door, own_nats_server: RunningServer) -> None:
-    dead_letter = await give_up(door)
-    await lose_nats(door, own_nats_server)
-    for answer in (
-        await door.ask("GET", "/api/v1/dlq"),
-        await door.ask("GET", f"/api/v1/dlq/{dead_letter}"),
-        await door.act("dlq/replay", dead_letters=[dead_letter]),
-    ):
-        assert (answer.status, answer.code) == (503, "unavailable")
 
 
 @pytest_asyncio.fixture(loop_scope="package")

@@ -13,9 +13,7 @@ from breakwater.contracts.types import time_from_ms
 from breakwater.policy.guard import Task, Trip
 from breakwater.state.connection import Redis, StateUnavailable
 from breakwater.state.tasks import JobOutcome, TaskKey, Tasks, Tripped
-from tests.helpers import until
-from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, lose_nats
+from tests.services.request.conftest import Door
 
 KEY = TaskKey("acme", "research 4711")
 OF_ACME = {"task_id": "research 4711", "tenant": "acme"}
@@ -156,24 +154,6 @@ async def test_a_body_that_is_wrong_is_told_what_is(governed: Door) -> None:
     ]:
         answer = await governed.ask("POST", "/api/v1/guards/reset", data=body)
         assert (answer.status, answer.code, answer.paths) == (status, code, paths), body[:40]
-
-
-async def test_without_nats_the_task_stays_stopped_and_asking_again_lets_it_go(
-    governed: Door, redis: Redis, own_nats_server: RunningServer
-) -> None:
-    await trip(redis)
-    await lose_nats(governed, own_nats_server)
-    answer = await governed.act("guards/reset", **OF_ACME)
-    assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
-    assert len((await governed.ask("GET", "/api/v1/guards")).json["stopped"]) == 1
-    await own_nats_server.restart_async()
-
-    async def done() -> bool:
-        return (await governed.act("guards/reset", **OF_ACME)).status == 200
-
-    await until(done)
-    assert len(await governed.events("bw.guards.>")) == 1
-    assert (await governed.ask("GET", "/api/v1/guards")).json == {"stopped": []}
 
 
 async def test_one_that_is_published_but_not_done_is_published_once_when_it_is_done(
