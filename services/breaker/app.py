@@ -19,8 +19,7 @@ from breakwater.state.connection import Redis
 from breakwater.state.health import Healths
 from breakwater.state.tasks import Tasks
 from services.breaker.handlers import BreakerHandler
-from services.breaker.heartbeat import Heartbeat
-from services.breaker.rebuild import Rebuild
+from services.breaker.rebuild import Heartbeat, Rebuild
 
 LINGER_S = 0.05
 """How long attempts are gathered; what a breaker may be late by."""

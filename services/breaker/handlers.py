@@ -51,11 +51,8 @@ class BreakerHandler:
         publisher: Publisher,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._config = config
-        self._breakers = breakers
-        self._healths = healths
-        self._publisher = publisher
-        self._jitter = jitter
+        self._config, self._breakers, self._healths = config, breakers, healths
+        self._publisher, self._jitter = publisher, jitter
         self._outages = Outages()
 
     async def handle(self, batch: list[Delivery], once: Callable[[], Awaitable[None]] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Filling an empty Redis from the event log.
+"""Looking after the breakers: filling an empty Redis from the event log, and showing workers that the service is alive.
 
 Redis is a view that can be lost. What a breaker was at is in its latest transition, what it had counted since by
 the attempts of the last while; which tasks are stopped by the guards' events, and what the others have used by the
@@ -7,20 +7,23 @@ records of their jobs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import aclosing
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import structlog
 
-from breakwater.bus.lookup import Connection
+from breakwater.bus.errors import BusError, BusUnavailable
+from breakwater.bus.lookup import Connection, Lookup
 from breakwater.bus.scan import last_of_each, scan
 from breakwater.config import Config
 from breakwater.contracts.events import BreakerTransition, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import ms_from_time
+from breakwater.outage import Outage, Outages
 from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip, outcome_of
 from breakwater.policy.transitions import recalled
@@ -34,6 +37,10 @@ HEALTH_FROM_S = 600.0
 
 TASKS_FROM_S = 3600.0
 """How far back it is read what running tasks have used."""
+
+LOOK_EVERY_S = 1.0
+LONG_LOOK_EVERY = 10
+"""Every so many looks, what was saved and not published is published, and the breakers are compared with the log."""
 
 BATCH = 500
 
@@ -51,13 +58,9 @@ class Rebuild:
         connection: Connection,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._config = config
-        self._handler = handler
-        self._breakers = breakers
-        self._healths = healths
-        self._tasks = tasks
-        self._connection = connection
-        self._now = now
+        self._config, self._handler = config, handler
+        self._breakers, self._healths, self._tasks = breakers, healths, tasks
+        self._connection, self._now = connection, now
 
     async def fill(self, log: str, known: str | None) -> None:
         """Makes Redis what a log says.
@@ -179,3 +182,56 @@ class Rebuild:
                     batch = []
         await self._handler.apply(self._handler.sorted(batch))
         return count
+
+
+class Heartbeat:
+    """Looks after the breakers: fills them where Redis is empty, and tells workers that somebody is at work."""
+
+    def __init__(self, handler: BreakerHandler, breakers: Breakers, rebuild: Rebuild, lookup: Lookup) -> None:
+        self._handler, self._breakers, self._rebuild, self._lookup = handler, breakers, rebuild, lookup
+        self._outages = Outages()
+        self._filling = Outage("filling breakers from EVENTS")
+        self._publishing = Outage("publishing transitions")
+        self._log: str | None = None
+        self._looked = asyncio.Event()
+
+    async def filled(self) -> None:
+        """Waits until the breakers are what the log tells: no outcome is to meet an empty one before.
+
+        Asked for each batch: one that met the breakers just lost could open one anew that somebody has isolated.
+        """
+        while self._log is None or await self._outages.retry_while_unavailable(self._breakers.filled_from) != self._log:
+            self._looked.clear()
+            await self._looked.wait()
+
+    async def run(self) -> None:
+        """Looks every second, until cancelled."""
+        looks = 0
+        while True:
+            await self._tried(self._filling, self.look)
+            if looks % LONG_LOOK_EVERY == 0:
+                await self._tried(self._publishing, self._handler.publish_pending)
+                # Redis may have come back with what it knew a moment before it died.
+                await self._tried(self._filling, self._rebuild.recall_breakers)
+                with suppress(BusUnavailable):  # told by whoever waits for it
+                    self._log = await self._lookup.identity(Stream.EVENTS)
+            looks += 1
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _tried(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> None:
+        """Does what may be repeated; what fails for other reasons than an outage is logged, and tried at the next look.
+
+        Nobody is let at empty breakers in silence: as long as filling fails, workers find nobody at work, and say so.
+        """
+        await outage.survived(lambda: self._outages.retry_while_unavailable(work), expected=BusError)
+
+    async def look(self) -> None:
+        """Fills what is lost. Raises StateUnavailable, BusUnavailable; may be repeated."""
+        known = await self._breakers.filled_from()
+        if known is None or known != self._log:
+            # Asked anew: another breaker service may have seen before us that the log is another.
+            self._log = await self._lookup.identity(Stream.EVENTS)
+            if known != self._log:
+                await self._rebuild.fill(self._log, known)
+        await self._breakers.beat()
+        self._looked.set()

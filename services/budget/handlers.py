@@ -39,12 +39,8 @@ class BudgetHandler:
 
         Called with True, it does not believe what it knew before.
         """
-        self._caps = caps
-        self._budgets = budgets
-        self._counters = counters
-        self._publisher = publisher
-        self._lookup = lookup
-        self._filled = filled
+        self._caps, self._budgets, self._counters = caps, budgets, counters
+        self._publisher, self._lookup, self._filled = publisher, lookup, filled
         self._outages = Outages()
 
     async def handle(self, batch: list[Delivery]) -> None:

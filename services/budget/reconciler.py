@@ -49,15 +49,9 @@ class Reconciler:
         grace_s: float = GRACE_S,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._caps = caps
-        self._counters = counters
-        self._record = record
-        self._publisher = publisher
-        self._lookup = lookup
-        self._metrics = metrics
-        self._compare_every_s = compare_every_s
-        self._grace_s = grace_s
-        self._now = now
+        self._caps, self._counters, self._record = caps, counters, record
+        self._publisher, self._lookup, self._metrics = publisher, lookup, metrics
+        self._compare_every_s, self._grace_s, self._now = compare_every_s, grace_s, now
         self._outages = Outages()
         self._filling = Outage("rebuilding the budgets")
         self._sweeping = Outage("charging what lost workers held")

@@ -41,10 +41,8 @@ class LeaderLease:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lookup = lookup
-        self._publisher = publisher
-        self._stream = stream
-        self._subject = subject
+        self._lookup, self._publisher = lookup, publisher
+        self._stream, self._subject = stream, subject
         self._holder = holder.encode()
         self._clock = clock
         self._sequence = 0  # of our own last message, while we have the lease
