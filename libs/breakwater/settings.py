@@ -34,7 +34,9 @@ class Settings(BaseSettings):
     alive_file: Path | None = Field(
         default=None, description="Touched every 2 s while the service is connected and its event loop turns."
     )
-    metrics_host: str = Field(default="127.0.0.1", description="Where metrics are served, to whoever asks.")
+    metrics_host: str = Field(
+        default="127.0.0.1", description="The address that metrics are served on, without authentication."
+    )
     metrics_port: int | None = Field(
         default=None, ge=1, le=65_535, description="On which port; none are served by default."
     )

@@ -191,7 +191,7 @@ def test_alert(channel: str, at: datetime) -> Alert:
         event="agent_anomaly",
         severity="info",
         title=f"Test of channel {channel}",
-        text="Somebody wants to know whether alerts arrive here. They do. Nothing is wrong, and nothing to do.",
+        text="This is a test: alerts reach this channel. Nothing is wrong, and there is nothing to do.",
         payload={"test": True},
         count=1,
         version=1,

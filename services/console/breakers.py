@@ -120,7 +120,7 @@ def routes(context: PageContext) -> list[Route]:
         task = fields.get("task_id")
         body = {"task_id": task, "tenant": fields.get("tenant") or None, "reason": reason_of(fields)}
         if await act(session, dict[str, Any], "guards/reset", body) is not None:
-            session.notify(f"The task {task} may go on: its counts are reset.")
+            session.notify(f"The task {task} may continue: its counts are reset.")
         return back_to("/breakers")
 
     return [

@@ -163,7 +163,7 @@ class Jobs:
             decided = await self._results.decided(job_id)
             known = decided is not None or await self._accepted.known(job_id)
         except (BusUnavailable, StateUnavailable) as error:
-            raise unavailable("unavailable", f"how the job stands can't be known now: {error}") from error
+            raise unavailable("unavailable", f"the job's status cannot be read now: {error}") from error
         if decided is not None:
             return Response(decided, media_type=_JSON)
         if not known:

@@ -59,7 +59,7 @@ def unavailable(code: str, message: str) -> Problem:
 
 def not_read(error: Exception) -> Problem:
     """503: the state can't be read, as NATS, Redis or ClickHouse does not respond."""
-    return unavailable("unavailable", f"how it stands can't be known now: {error}")
+    return unavailable("unavailable", f"the state cannot be read now: {error}")
 
 
 def not_done(error: Exception) -> Problem:

@@ -181,7 +181,7 @@ class _Following(Response):
                         return
                     await self._supervise(inbox, receive, send, found, decided)
             except (BusError, StateUnavailable) as error:
-                raise unavailable("unavailable", f"how the job stands can't be known now: {error}") from error
+                raise unavailable("unavailable", f"the job's status cannot be read now: {error}") from error
 
     async def _supervise(
         self, inbox: Inbox, receive: Receive, send: Send, found: list[Progress], decided: bytes | None

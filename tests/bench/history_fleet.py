@@ -159,7 +159,7 @@ _WORDINGS = (
 )
 _TOO_LONG = "maximum context length is # tokens; your messages resulted in # tokens"
 _ORPHANS = "messages.#: tool_use ids were found without tool_result blocks"
-_LOST = "the worker was lost while the call was under way"
+_LOST = "the worker was lost while the call was in flight"
 
 
 def _numbered(rng: random.Random, text: str) -> str:

@@ -138,7 +138,7 @@ async def test_figures_that_nobody_knows_are_said_to_be_missing(
 async def test_what_the_interface_refuses_is_told_in_its_words(run: Run, stub: Stub) -> None:
     ran = await in_thread(run, "agents", "--api-key", "bw_no_no", "--json")
     assert (ran.code, ran.error["code"]) == (ExitCode.FAILED, "unauthorized")
-    stub.answers["GET agents"] = (503, problem("unavailable", "how it stands can't be known now: Redis is away"))
+    stub.answers["GET agents"] = (503, problem("unavailable", "the state cannot be read now: Redis is away"))
     ran = await in_thread(run, "agents")
     assert (ran.code, ran.out) == (ExitCode.UNREACHABLE, "")
     assert "Redis is away" in ran.err

@@ -217,10 +217,10 @@ async def test_where_there_was_nothing_to_do_that_is_said_with_who_did_it(run: R
         ExitCode.OK,
         f"inc_3f9a1c07 is already acknowledged by bo at {clock(NOW, NOW)}\n",
     )
-    over = incident(status="resolved", resolved_at=format_time(NOW), reason="the period is over", unchanged=True)
+    over = incident(status="resolved", resolved_at=format_time(NOW), reason="the period has ended", unchanged=True)
     stub.answers["POST alerts/resolve"] = (200, over)
     ran = await in_thread(run, "alerts", "resolve", ID)
-    assert ran.out == f"inc_3f9a1c07 is already resolved by itself at {clock(NOW, NOW)}: the period is over\n"
+    assert ran.out == f"inc_3f9a1c07 is already resolved by itself at {clock(NOW, NOW)}: the period has ended\n"
 
 
 async def test_an_incident_that_is_not_clear_is_refused_with_what_to_do(run: Run, stub: Stub) -> None:

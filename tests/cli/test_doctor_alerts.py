@@ -51,7 +51,7 @@ async def test_a_channel_that_nobody_serves_is_found(client: Client) -> None:
     found = await look(client)
     assert (found.verdict, found.text) == (
         "warn",
-        "alerter-channel-ops: 0 waiting, 0 held back or being sent, and nobody reads",
+        "alerter-channel-ops: 0 waiting, 0 held back or being sent, and nothing reads them",
     )
     assert "`alerter` running" in found.remedy
 

@@ -81,7 +81,7 @@ async def test_a_task_is_reset_and_what_it_had_used_is_said(run: Run, stub: Stub
     stub.answers["POST guards/reset"] = (200, RESET)
     ran = await in_thread(run, "guards", "reset", "t2", "--tenant", "acme", "--reason", "mended")
     assert stub.asked == [("POST guards/reset", {"task_id": "t2", "tenant": "acme", "reason": "mended"})]
-    assert ran.out == "t2 of acme may go on: reset by ops: mended\n"
+    assert ran.out == "t2 of acme may continue: reset by ops: mended\n"
     assert "1 iteration, 200,312 tokens and $1.20" in ran.err
     assert (await in_thread(run, "guards", "reset", "t2", "--json")).json == RESET
     assert stub.asked[-1] == ("POST guards/reset", {"task_id": "t2"})

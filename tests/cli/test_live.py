@@ -240,7 +240,7 @@ async def test_a_task_that_its_guard_stopped_goes_on_once_it_is_reset(run: Run, 
     assert unnamed.code == ExitCode.FAILED
     assert "--tenant" in unnamed.err
     reset = await in_thread(run, "guards", "reset", "loop/1", "--tenant", "acme", "--reason", "mended")
-    assert reset.out == "loop/1 of acme may go on: reset by tests: mended\n", reset.err
+    assert reset.out == "loop/1 of acme may continue: reset by tests: mended\n", reset.err
     assert (await in_thread(run, *job)).code == ExitCode.OK
     assert (await in_thread(run, "guards")).err == "no task is stopped\n"
 
@@ -428,7 +428,7 @@ async def test_doctor_says_what_is_wrong_and_what_to_do(
         "consumer worker-missing is missing",
         "breakwater setup",
         "the API key is not accepted",
-        "0 in work, and nobody reads",
+        "0 in work, and nothing reads them",
         "Is the service `alerter` running?",
     ):
         assert part in ran.out

@@ -174,7 +174,7 @@ def test_what_demands_a_person_is_not_over_when_its_period_is() -> None:
 @pytest.mark.parametrize(
     ("event", "more", "reason"),
     [
-        ("budget_soft_cap", {"ends_at": after(minutes=10)}, "the period is over"),
+        ("budget_soft_cap", {"ends_at": after(minutes=10)}, "the period has ended"),
         ("retries_exhausted", {"fades": True}, "it has not happened again since 2026-11-21 10:00:00 UTC"),
     ],
 )

@@ -170,10 +170,12 @@ def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:
     text = f"{consumer.name}: {waiting:,} waiting, {in_work:,} {state}"
     service = consumer.name.partition("-")[0]
     if consumer.readers == 0 and not in_work:
-        return Finding("lag", "warn", f"{text}, and nobody reads", f"Is the service `{service}` running? See its log.")
+        return Finding(
+            "lag", "warn", f"{text}, and nothing reads them", f"Is the service `{service}` running? See its log."
+        )
     if stuck:
         text += f", and none got done within {STANDSTILL_S:g} s"
-        remedy = f"See in the log of `{service}` what holds it up; it goes on by itself once that is mended."
+        remedy = f"See the log of `{service}` for the cause; it continues by itself once that is fixed."
         # Alerts that come late lose nothing.
         return Finding("lag", "warn" if service == "alerter" else "fail", text, remedy)
     if waiting > LAG_WARN:
@@ -211,7 +213,7 @@ async def _channel(client: Client, consumer: ConsumerFound, name: str, allowed: 
     log = "See in the log of `alerter` what its receiver says"
     if consumer.readers == 0 and not held:
         remedy = "Is the service `alerter` running? See its log."
-        return Finding("lag", "warn", f"{text}, and nobody reads", remedy)
+        return Finding("lag", "warn", f"{text}, and nothing reads them", remedy)
     since = await _oldest(client, consumer.name) if held else None
     if since is not None and (age := datetime.now(UTC) - since) > allowed + SENDING:
         text += f", the oldest for {formats.duration(age.total_seconds() * 1000)}"

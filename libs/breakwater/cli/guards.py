@@ -14,7 +14,7 @@ from breakwater.cli.output import Column
 if TYPE_CHECKING:
     from breakwater.contracts.api import StoppedTask
 
-_HELP = """See which tasks a guard has stopped, and let one go on. Without a command it lists them.
+_HELP = """See which tasks a guard has stopped, and reset them. Without a command it lists them.
 
 For example:
 
@@ -90,7 +90,7 @@ def reset(
         output.json_document(document)
         return
     whose = f" of {event.tenant}" if event.tenant else ""
-    output.write(f"{event.task_id}{whose} may go on: {event.reason}")
+    output.write(f"{event.task_id}{whose} may continue: {event.reason}")
     output.note(
         f"it had used {formats.counted(event.iterations, 'iteration')}, {formats.counted(event.tokens, 'token')} and "
         f"{formats.money(event.cost)}; that is counted from zero again"

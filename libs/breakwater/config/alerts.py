@@ -147,8 +147,9 @@ class Alerts(Message):
         default=600,
         ge=0,
         le=86_400,
-        description="What comes back within this time after it was resolved is the same incident. A recovery is held "
-        "back so long from channels that can't update a message; failures are over when none came for so long.",
+        description="A problem that recurs within this time after it was resolved reopens the same incident. Channels "
+        "that cannot update a message are notified of a recovery once it has lasted this long, and incidents of "
+        "failures resolve once none has occurred for this long.",
     )
     escalate: tuple[Demanding, ...] = Field(
         default=("guard_tripped",),

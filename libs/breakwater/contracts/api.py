@@ -158,7 +158,7 @@ class BreakerStatus(Event):
     reason: str | None = Field(default=None, description="The reason for the state, in words.")
     since: Timestamp | None = None
     open_until: Timestamp | None = None
-    probe_until: Timestamp | None = Field(default=None, description="When the lease of the probe under way ends.")
+    probe_until: Timestamp | None = Field(default=None, description="When the lease of the probe in flight ends.")
     consecutive_failures: Count
     total_failures: Count
     unique_errors: Count
@@ -495,7 +495,7 @@ class ReplayDeadLettersRequest(Message):
             raise ValueError("say which ones: dead_letters, or a reason, an agent, or all")
         if self.after and self.up_to is None:
             # A replay that fails again is another dead letter: without an end, they would be replayed for ever.
-            raise ValueError("after needs up_to, which stands in the same response as continue_after")
+            raise ValueError("after needs up_to, which is in the same response as continue_after")
         return self
 
 
@@ -544,7 +544,7 @@ class AgentQueue(Event):
     in_work: Count | None = Field(
         description="Jobs that a worker has taken, those between two attempts included. None as for `waiting`."
     )
-    concurrency: Count = Field(description="How many may be in work at once, over all workers.")
+    concurrency: Count = Field(description="How many may be in progress at once, over all workers.")
 
 
 class ServiceQueue(Event):

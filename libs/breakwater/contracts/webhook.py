@@ -17,5 +17,6 @@ class WebhookEnvelope(Event):
     timestamp: Timestamp = Field(description="When it happened: `at` of `data`.")
     data: Alert | AlertDigest
     link: str | None = Field(
-        default=None, description="Where whoever has it acknowledges or resolves the incident; left out without one."
+        default=None,
+        description="A page to acknowledge or resolve the incident, for anyone with the link; absent unless configured.",
     )

@@ -290,7 +290,7 @@ class Classification:
 WORKER_LOST = Classification(
     "worker_lost",
     "WorkerLostError",
-    "the worker was lost while the call was under way",
+    "the worker was lost while the call was in flight",
     None,
     retryable=True,
     counts_for_breaker=False,

@@ -117,7 +117,7 @@ def due(current: Alert, now: datetime, rules: IncidentRules) -> Alert | None:
         return None
     if current.ends_at is not None and current.ends_at <= now and current.status != "pending":
         faded = current.event in _FADING
-        reason = f"it has not happened again since {moment(current.last_at)}" if faded else "the period is over"
+        reason = f"it has not happened again since {moment(current.last_at)}" if faded else "the period has ended"
         text = f"{_lasted(current, current.last_at)} {sentence(reason)}"
         if faded:
             text += " What caused it may be so still."

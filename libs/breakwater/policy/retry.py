@@ -54,7 +54,7 @@ class RetryPolicy(Message):
     )
     on: tuple[int | str, ...] = Field(
         default=(),
-        description="What is retried beside rate limits, server errors, timeouts and network errors: "
+        description="What is retried besides rate limits, server errors, timeouts and network errors: "
         "status codes (404), kinds (client) or error classes (NotFoundError).",
     )
     per_kind: dict[RetryableKind, KindPolicy] = Field(

@@ -155,7 +155,7 @@ class BudgetGate(Gate):
         what = f"the {counter.window} budget of {who}"
         worst = f"a call to {self.request.flight.model} may cost up to {money_text(over.amount)}"
         left = max(0, over.limit - over.spent - over.reserved)
-        held = f" ({money_text(over.reserved)} of it is held by calls under way)" if over.reserved else ""
+        held = f" ({money_text(over.reserved)} of it is reserved by calls in flight)" if over.reserved else ""
         if over.limit == 0:
             message = f"{what} is $0.00: no call is made that costs anything"
             user_message, wait_s = "This agent may not spend anything at present. Please tell its owner.", None

@@ -91,8 +91,8 @@ def test_what_is_over_by_itself_says_so_once() -> None:
     assert told.startswith("[resolved] Breaker closed: writer on gpt-4.1\nResolved\n")
     assert ", 1 h 5 min" in told
     assert told.count("robe succeeded") == 1
-    faded = resolved(alert()).model_copy(update={"resolved_by": None, "reason": "the period is over"})
-    assert plain(WORDS.alert(faded)).endswith("\nResolved by itself: the period is over")
+    faded = resolved(alert()).model_copy(update={"resolved_by": None, "reason": "the period has ended"})
+    assert plain(WORDS.alert(faded)).endswith("\nResolved by itself: the period has ended")
 
 
 def test_a_shared_breaker_is_of_all_agents() -> None:

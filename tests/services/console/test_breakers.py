@@ -164,7 +164,7 @@ async def test_a_stopped_task_is_let_go_on(console: Console):
     page = await console.submit("/breakers", "/breakers/tasks/reset", task_id="research/42", tenant="acme", reason="ok")
     asked = {"task_id": "research/42", "tenant": "acme", "reason": "ok"}
     assert ("POST guards/reset", asked) in console.interface.asked
-    assert "The task research/42 may go on" in page.words
+    assert "The task research/42 may continue" in page.words
     assert f"$1.00 spent {EVIL}" in page.words
     assert EVIL not in page.text
 
