@@ -18,5 +18,5 @@ class WebhookEnvelope(Event):
     data: Alert | AlertDigest
     link: str | None = Field(
         default=None,
-        description="A page to acknowledge or resolve the incident, for anyone with the link; absent unless configured.",
+        description="A page to acknowledge or resolve the incident, for anyone with the link; absent if not set up.",
     )

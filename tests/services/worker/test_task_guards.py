@@ -85,7 +85,7 @@ async def test_a_job_without_time_to_wait_for_the_others_is_refused(start_worker
         refused = await run(plane, "second", total_timeout_s=1)
         assert (refused["reason"], refused["error"]["class"]) == ("budget_exceeded", "BudgetExceededError")
         assert [attempt["refused_by"] for attempt in refused["attempts"]] == ["task"]
-        assert "while its other jobs are under way" in refused["output"]
+        assert "while its other jobs are running" in refused["output"]
         assert not any(figure.isdigit() for figure in refused["output"])
         assert (await plane.result("first"))["status"] == "succeeded"
         assert await events(plane) == []
