@@ -82,7 +82,8 @@ class ServiceForker:
             if pid == 0:
                 self._become(request, log, pipe)
             self._pipes[pid] = pipe
-            _write(pipe, pid)
+            if not _write(pipe, pid):
+                os.kill(pid, signal.SIGKILL)  # whoever asked for it has gone
         os.close(log)
 
     def _reap(self) -> None:
@@ -151,9 +152,13 @@ def _wake_up(_number: int, _frame: object) -> None:
     """Does nothing: a signal with a handler is written to the wake-up descriptor."""
 
 
-def _write(pipe: int, number: int) -> None:
-    with suppress(BrokenPipeError):  # nobody wants to know any more
+def _write(pipe: int, number: int) -> bool:
+    """Reports a number; False where nobody reads it any more."""
+    try:
         os.write(pipe, b"%d\n" % number)
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def _kill_group(pid: int) -> None:

@@ -97,8 +97,9 @@ async def test_stopping_ends_the_waiting_and_not_the_first_try() -> None:
         await outages.retry_while_unavailable(failing(BusUnavailable("x")))
 
 
-async def test_one_that_is_cancelled_no_longer_counts_as_failing() -> None:
-    outages = Outages()
+async def test_whether_an_outage_is_over_is_not_known_once_the_last_that_waited_is_cancelled() -> None:
+    reported: list[tuple[str, bool]] = []
+    outages = Outages(lambda server, unavailable: reported.append((server, unavailable)))
 
     async def never() -> None:
         raise BusUnavailable("x")
@@ -108,5 +109,8 @@ async def test_one_that_is_cancelled_no_longer_counts_as_failing() -> None:
         await asyncio.sleep(0)
         cancelled.cancel()
         await asyncio.gather(cancelled, return_exceptions=True)
+        assert reported[-1] == ("nats", False)
+        await outages.retry_while_unavailable(failing())
         await outages.retry_while_unavailable(failing(BusUnavailable("x")))
-    assert [line["event"] for line in logs] == ["unavailable", "available_again"]
+    assert [line["event"] for line in logs] == ["unavailable", "unavailable", "available_again"]
+    assert logs[-1]["failed_tries"] == 1

@@ -152,6 +152,7 @@ class Outages:
             raise
         finally:
             self._failing.subtract(failed_on)
+            self._forget(failed_on)
 
     def _answered(self, failed_on: set[str]) -> None:
         for server in failed_on:
@@ -159,6 +160,14 @@ class Outages:
             if self._failing[server] == 1:
                 self._outages[server].worked()
                 self._report(server, False)
+
+    def _forget(self, failed_on: set[str]) -> None:
+        """Whether an outage is over is not known once the last of those that waited has been cancelled."""
+        for server in failed_on:
+            if not self._failing[server] and self._outages[server].lasting:
+                del self._outages[server]
+                if not self._stopping.is_set():
+                    self._report(server, False)
 
     async def _pause(self, delay_s: float) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,7 +15,8 @@ import pytest
 
 from breakwater.embedded.fork_server import SUPPORTED, ForkServer
 from breakwater.embedded.ports import free_port
-from breakwater.embedded.process import ForkedProcess, ForkServerError, signal_group, until_ended
+from breakwater.embedded.process import ForkedProcess, ForkServerError, ProcessSpec, signal_group, until_ended
+from breakwater.embedded.supervisor import Supervisor
 from tests.helpers import wait_until
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="there is a fork server on Linux only")
@@ -58,12 +60,12 @@ def test_it_ends_by_a_signal_and_says_by_which(server: ForkServer, tmp_path: Pat
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.01)
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     assert process.wait(60) == -signal.SIGKILL
     assert process.poll() == process.returncode == -signal.SIGKILL
     signal_group(process, signal.SIGKILL)  # one that has ended is left alone
     stopped = fork(server, tmp_path)
-    os.kill(stopped.pid, signal.SIGTERM)
+    stopped.terminate()
     assert stopped.wait(60) in {0, -signal.SIGTERM}  # by itself, or before it could handle the signal
 
 
@@ -75,7 +77,7 @@ def test_a_wrong_config_is_its_exit_code_and_its_reason_is_in_the_log(server: Fo
 
 async def test_its_end_is_awaited(server: ForkServer, tmp_path: Path) -> None:
     process = fork(server, tmp_path)
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     await until_ended(process)
     assert process.poll() == -signal.SIGKILL
 
@@ -137,3 +139,34 @@ def test_a_server_that_cannot_import_a_service_says_where_its_reason_is(
         with pytest.raises((ForkServerError, OSError)):
             fork(server, tmp_path)
         assert "broken" in (tmp_path / "fork-server.log").read_text()
+
+
+async def test_a_stop_does_not_wait_for_a_server_that_hangs(tmp_path: Path) -> None:
+    async def never() -> bool:
+        return False
+
+    supervisor = Supervisor(fork_log=tmp_path / "fork-server.log")
+    before = {child.pid for child in psutil.Process().children()}
+    await supervisor.start([])
+    [hanging] = [child for child in psutil.Process().children() if child.pid not in before]
+    hanging.suspend()
+    spec = ProcessSpec("worker", ("unused",), tmp_path / "worker.log", never, service="worker")
+    starting = asyncio.create_task(supervisor.start([spec]))
+    await asyncio.sleep(0.2)
+    assert not starting.done()
+    async with asyncio.timeout(30):
+        await supervisor.stop()
+        await asyncio.gather(starting, return_exceptions=True)
+    assert not hanging.is_running()
+
+
+async def test_a_server_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    with ForkServer(tmp_path / "fork-server.log") as server:
+        server.start()
+        [hanging] = [child for child in psutil.Process().children() if child.pid not in before]
+        hanging.suspend()
+        with (tmp_path / "log").open("ab") as log, pytest.raises(ForkServerError, match=r"within 0\.2 s"):
+            await server.fork_soon("breaker", log.fileno(), os.environ, None, 0.2)
+        assert not hanging.is_running()
+        assert fork(server, tmp_path).poll() is None

@@ -4,6 +4,8 @@ A service that is forked from a process that has imported everything is ready in
 Python takes, and shares its memory with the others. Linux only: elsewhere services are started as any program is.
 """
 
+import asyncio
+import io
 import json
 import os
 import socket
@@ -14,9 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from breakwater.embedded.process import ForkedProcess, ProcessSpec, spawn
+from breakwater.embedded.process import ForkedProcess, ForkServerError, ProcessSpec, spawn, until_readable
 
 SUPPORTED = sys.platform == "linux"
+_STOP_S = 2.0
 
 
 async def _unasked() -> bool:
@@ -65,7 +68,7 @@ class ForkServer:
     def fork(
         self, service: str, log: int, environment: Mapping[str, str], directory: Path | None = None
     ) -> ForkedProcess:
-        """Starts a service in its own session. The first time, blocks until the server has imported everything.
+        """Starts a service in its own session. Blocks until the server has imported everything, the first time.
 
         Args:
             service: Its name.
@@ -76,20 +79,20 @@ class ForkServer:
         Raises:
             OSError: The server does not work.
         """
-        self.start()
-        assert self._requests is not None
-        request = {"service": service, "environment": dict(environment), "directory": str(directory or Path.cwd())}
-        ours, its = os.pipe()
+        return ForkedProcess(service, self._ask(service, log, environment, directory))
+
+    async def fork_soon(
+        self, service: str, log: int, environment: Mapping[str, str], directory: Path | None, timeout_s: float
+    ) -> ForkedProcess:
+        """Does the same, and lets others work meanwhile; a server that takes too long over it is ended."""
+        reports = self._ask(service, log, environment, directory)
         try:
-            line = json.dumps(request).encode() + b"\n"
-            sent = socket.send_fds(self._requests, [line], [log, its])
-            self._requests.sendall(line[sent:])
-        except BaseException:
-            os.close(ours)
-            raise
-        finally:
-            os.close(its)
-        return ForkedProcess(service, ours, self._log_file)
+            async with asyncio.timeout(timeout_s):
+                await until_readable(reports.fileno())
+        except TimeoutError as error:
+            self.stop()
+            raise ForkServerError(f"the fork server did not start {service} within {timeout_s:g} s") from error
+        return ForkedProcess(service, reports)
 
     def stop(self) -> None:
         """Ends the server, and with it every service that still runs."""
@@ -97,6 +100,25 @@ class ForkServer:
             self._requests.close()
             self._requests = None
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            try:
+                self._process.wait(_STOP_S)  # it ends what the services have started, too
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
             self._process = None
+
+    def _ask(self, service: str, log: int, environment: Mapping[str, str], directory: Path | None) -> io.FileIO:
+        """Sends a request; gives the pipe on which the server reports the pid, and the exit code."""
+        self.start()
+        assert self._requests is not None
+        request = {"service": service, "environment": dict(environment), "directory": str(directory or Path.cwd())}
+        ours, its = os.pipe()
+        # It is closed with the object, whatever comes of the request.
+        reports = io.FileIO(ours)
+        try:
+            line = json.dumps(request).encode() + b"\n"
+            sent = socket.send_fds(self._requests, [line], [log, its])
+            self._requests.sendall(line[sent:])
+        finally:
+            os.close(its)
+        return reports

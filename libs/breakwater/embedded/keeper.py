@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import structlog
@@ -30,7 +30,10 @@ class Keeper:
     """Keeps the process of one spec alive until it is stopped."""
 
     def __init__(
-        self, spec: ProcessSpec, on_event: Callable[[ProcessEvent], None], start: Callable[[ProcessSpec], Process]
+        self,
+        spec: ProcessSpec,
+        on_event: Callable[[ProcessEvent], None],
+        start: Callable[[ProcessSpec], Awaitable[Process]],
     ) -> None:
         self.spec = spec
         self.restarts = 0
@@ -124,7 +127,7 @@ class Keeper:
     async def _run_once(self) -> _Run:
         self._log_start = log_size(self.spec.log_file)
         try:
-            process = self._process = self._start(self.spec)
+            process = self._process = await self._start_unless_stopped()
         except OSError as error:
             return _Run(f"could not be started: {error}", None, None, None)
         try:
@@ -138,6 +141,19 @@ class Keeper:
             returncode = process.wait()
             self._process = None
         return _Run(problem or describe_exit(returncode), process.pid, returncode, healthy_s)
+
+    async def _start_unless_stopped(self) -> Process:
+        """Start it; a stop that comes meanwhile does not wait for that, and nobody will own what is started."""
+        starting = asyncio.ensure_future(self._start(self.spec))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                raise OSError("it was stopped before")
+            return starting.result()
+        finally:
+            starting.cancel()
+            stopping.cancel()
 
     async def _watch(self, process: Process) -> tuple[str | None, float | None]:
         """Follow a run to its end: give what was wrong with it, if not its end, and for how long it was ready."""

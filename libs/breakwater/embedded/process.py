@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import os
 import select
 import signal
@@ -94,11 +95,11 @@ class Process(Protocol):
 
 
 class ForkServerError(OSError):
-    """The fork server ended instead of starting a service; its log says why."""
+    """The fork server did not start a service."""
 
 
 class ForkedProcess:
-    """A process that the fork server has started; asked for its end as a `subprocess.Popen` is.
+    """A process that the fork server has started; used as a `subprocess.Popen` is.
 
     Attributes:
         pid: Its process id, which is also that of its group.
@@ -106,29 +107,33 @@ class ForkedProcess:
             which its processes end.
     """
 
-    def __init__(self, service: str, pipe: int, log_file: Path) -> None:
-        """Waits until the fork server has said the pid on the pipe, which is this object's from now on."""
+    def __init__(self, service: str, reports: io.FileIO) -> None:
+        """Waits until the fork server has reported the pid on a pipe.
+
+        Raises:
+            ForkServerError: it has ended, or could not fork.
+        """
         self.returncode: int | None = None
         self._service = service
-        self._pipe = pipe
-        self._said = b""
-        while b"\n" not in self._said:
-            if not self._read():
-                raise ForkServerError(f"the fork server ended before it could start {service}; see {log_file}")
-        pid, _, self._said = self._said.partition(b"\n")
+        self._reports = reports
+        pid = b""
+        while not pid.endswith(b"\n"):
+            if not (byte := reports.read(1)):
+                raise ForkServerError(f"the fork server could not start {service}")
+            pid += byte
         self.pid = int(pid)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._service} pid {self.pid} returncode {self.returncode}>"
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when the process has ended; not to be asked for after that."""
-        return self._pipe
+        """A descriptor that is readable when the process has ended."""
+        return self._reports.fileno()
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs."""
-        if self.returncode is None and select.select([self._pipe], [], [], 0)[0]:
-            self._finish()
+        if self.returncode is None and select.select([self], [], [], 0)[0]:
+            self.returncode = int(self._reports.readall() or -signal.SIGKILL)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -137,23 +142,25 @@ class ForkedProcess:
         Raises:
             subprocess.TimeoutExpired: it runs still, after so many seconds.
         """
-        if self.returncode is None:
-            if not select.select([self._pipe], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(self._service, timeout or 0.0)
-            self._finish()
-        assert self.returncode is not None
-        return self.returncode
+        if self.returncode is None and not select.select([self], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(self._service, timeout or 0.0)
+        code = self.poll()
+        assert code is not None
+        return code
 
-    def _finish(self) -> None:
-        while self._read():
-            pass
-        os.close(self._pipe)
-        self.returncode = int(self._said or -signal.SIGKILL)
+    def send_signal(self, sig: int) -> None:
+        """Sends a signal to the process, if it still runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
 
-    def _read(self) -> bool:
-        said = os.read(self._pipe, 64)
-        self._said += said
-        return bool(said)
+    def terminate(self) -> None:
+        """Asks it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self.send_signal(signal.SIGKILL)
 
 
 def spawn(spec: ProcessSpec, *, inherit: Sequence[int] = ()) -> subprocess.Popen[bytes]:
@@ -223,8 +230,13 @@ def signal_group(process: Process, sig: signal.Signals) -> None:
     """Send a signal to a process and everything it has started in its group; one that is gone needs none."""
     if isinstance(process, ForkedProcess) and process.poll() is not None:
         return  # so is its group, and their number may be another's
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
+    try:
         os.killpg(process.pid, sig)
+    except PermissionError:
+        return  # macOS says so of a group of zombies
+    except ProcessLookupError:
+        if isinstance(process, ForkedProcess):
+            process.send_signal(sig)  # it has only just been forked, and leads no group yet
 
 
 def has_ended(process: Process) -> bool:

@@ -181,11 +181,13 @@ class Supervisor:
         keeper.launch(self._on_end)
         return keeper
 
-    def _start(self, spec: ProcessSpec) -> Process:
+    async def _start(self, spec: ProcessSpec) -> Process:
         if spec.service is None or self._fork_server is None:
             return spawn(spec, inherit=self._inherit)
         with open_log(spec.log_file) as log:
-            return self._fork_server.fork(spec.service, log, spec.environment, spec.cwd)
+            return await self._fork_server.fork_soon(
+                spec.service, log, spec.environment, spec.cwd, spec.ready_timeout_s
+            )
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

@@ -76,7 +76,8 @@ async def admit(
     if asked and isinstance(verdict, Refused | WaitForCapacity):
         # Not after a lost claim: whoever has taken the job over may hold the same for the same attempt.
         await worker.redis.run([call for gate in asked if (call := gate.give_back()) is not None])
-    for gate in asked:
+    # The breaker before the task: half-open is announced by the admission that made it so, and by no repetition of it.
+    for gate in reversed(asked):
         await gate.announce(verdict)
     if isinstance(verdict, ClaimLost):
         raise verdict

@@ -19,7 +19,7 @@ from breakwater.metrics import WorkerMetrics
 from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip
 from breakwater.state.breakers import Saving
-from breakwater.state.connection import Script, ScriptCall
+from breakwater.state.connection import Script, ScriptCall, StateUnavailable
 from breakwater.state.executions import Claim
 from breakwater.state.rate_limits import Limited
 from breakwater.state.tasks import TaskKey
@@ -188,6 +188,26 @@ async def test_after_a_lost_claim_nothing_is_given_back_but_half_open_is_publish
         held = await bench.granted()
         assert (held["reservations"], held["rate"], held["probe"]) == (1, 1, "j1:1")
         assert bench.published.subjects == ["bw.breakers.writer.sim%2Fm"]
+
+
+async def test_half_open_is_published_though_redis_fails_while_the_end_of_a_task_is(
+    redis_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The breaker is half-open for the one admission that made it so, and for no repetition of it."""
+    async with bench_on(redis_server.url) as bench:
+        await bench.cool_down_is_over()
+        await bench.stop_task()
+
+        async def unavailable(*_: object) -> None:
+            raise StateUnavailable("x")
+
+        request = await bench.request("j2")
+        with monkeypatch.context() as patch:
+            patch.setattr(type(bench.worker.tasks), "mark_published", unavailable)
+            with pytest.raises(StateUnavailable):
+                await admit(bench.worker, request)
+        assert await admit(bench.worker, request) == TASK_STOPPED
+        assert bench.published.subjects.count("bw.breakers.writer.sim%2Fm") == 1
 
 
 async def test_a_lost_claim_stops_no_task(redis_server: RunningServer) -> None:
