@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import inspect
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from breakwater.embedded.fork_server import SUPPORTED, ForkServer
-from breakwater.embedded.process import Process
+from breakwater.embedded.process import ForkedProcess
 
 TIMEOUT_S = 120.0
 """Long, as a machine may be busy with other things; a condition that holds ends the wait at once."""
@@ -59,25 +58,7 @@ def share_event_loop(items: list[pytest.Item], folder: Path) -> None:
             item.add_marker(pytest.mark.asyncio(loop_scope="package"), append=False)
 
 
-class ServiceProcess:
-    """A service as a process of its own; used as a `subprocess.Popen` is."""
-
-    def __init__(self, process: Process) -> None:
-        self.pid, self.poll, self.wait = process.pid, process.poll, process.wait
-
-    def send_signal(self, number: int) -> None:
-        """Sends a signal to the process, if it still runs."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.send_signal(signal.SIGKILL)
-
+ServiceProcess = ForkedProcess | subprocess.Popen[bytes]
 
 _fork_servers: list[ForkServer] = []
 
@@ -94,8 +75,8 @@ def start_service(name: str, environment: Mapping[str, str], log_file: Path) -> 
     with log_file.open("ab") as log:
         if not SUPPORTED:
             argv = (sys.executable, "-m", "services", name)
-            return ServiceProcess(subprocess.Popen(argv, env=everything, stdout=log, stderr=log))
+            return subprocess.Popen(argv, env=everything, stdout=log, stderr=log)
         if not _fork_servers:
             _fork_servers.append(ForkServer(Path(tempfile.mkdtemp(prefix="fork-server-")) / "log"))
             atexit.register(_fork_servers[0].stop)
-        return ServiceProcess(_fork_servers[0].fork(name, log.fileno(), everything))
+        return _fork_servers[0].fork(name, log.fileno(), everything)
