@@ -1,5 +1,6 @@
 """What every test may use. The real servers are in servers.py, with the rules for where they come from."""
 
+import gc
 import os
 import shutil
 import signal
@@ -69,6 +70,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items += share + others[:room]
         del others[:room]
     items += others
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the garbage collector from looking at thousands of tests, which stay, again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _take_interrupts() -> None:
