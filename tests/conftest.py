@@ -59,9 +59,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         else:
             name = str(item.path) if mark.kwargs.get("together") else item.nodeid
             groups.setdefault(name, (mark.kwargs.get("about_s", 15), []))[1].append(item)
+    # Long tests mostly wait. One worker in four has none of them, so that no core waits, too.
+    waiting = max(1, workers - workers // 4)
     shares: list[tuple[int, list[pytest.Item]]] = [(0, []) for _ in range(workers)]
     for about_s, group in sorted(groups.values(), key=lambda one: one[0], reverse=True):
-        least = min(range(workers), key=lambda worker: shares[worker][0])
+        least = min(range(waiting), key=lambda worker: shares[worker][0])
         shares[least] = (shares[least][0] + about_s, shares[least][1] + group)
     size = -(-len(items) // workers)
     items.clear()
