@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -30,10 +27,3 @@ async def post(
     async with session.post(f"{url}/chat/completions", json=body or chat(), headers=headers) as response:
         parsed = await response.json()
         return response.status, parsed, {name.lower(): value for name, value in response.headers.items()}
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.005)

@@ -11,8 +11,9 @@ import pytest
 
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.embedded.provider.app import is_loopback
+from tests.helpers import until
 
-from .provider_kit import COST_NANO, MODEL, chat, post, script, until
+from .provider_kit import COST_NANO, MODEL, chat, post, script
 
 
 @pytest.fixture
