@@ -96,6 +96,12 @@ async def test_what_is_stored_what_waits_and_how_late_it_is_are_told(plane: Plan
     subscription = await plane.jetstream.pull_subscribe_bind("sink-events", "EVENTS")
     registry = CollectorRegistry()
 
+    async def all_pending() -> bool:
+        return (await plane.consumer()).num_pending == 25
+
+    # The server counts what waits for a consumer a moment after it has stored it.
+    await until(all_pending, "the consumer knows of all messages")
+
     async def store(count: int) -> None:
         batch = [Delivery(message) for message in await subscription.fetch(count, timeout=60)]
         late = batch[0].published_at + timedelta(seconds=90)
