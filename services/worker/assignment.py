@@ -1,4 +1,4 @@
-"""A delivered job, the job as it is ours to run, what is sent to its models, and how its run can end."""
+"""A delivered job, the job as this worker runs it, what is sent to its models, and how its run can end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class JobDelivery:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A job that is ours to run."""
+    """A valid job that this worker has claimed."""
 
     execution_id: str
     agent_name: str

@@ -1,6 +1,6 @@
 """One call to a provider, the attempt that comes of it, and its record in the log.
 
-In the log each attempt's subject takes one message: whoever writes first is right.
+In the log each attempt's subject takes one message: the first write wins.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Ended:
         failure: what the failure means; None when it succeeded.
         output: the answer, checked against the agent's schema.
         credential: the reading of the key that the call was made with, where it failed.
-        correction: what to tell the model, where its answer did not satisfy the schema.
+        correction: the feedback for the model, where its answer did not satisfy the schema.
     """
 
     attempt: Attempt
@@ -167,7 +167,7 @@ async def record(worker: WorkerContext, job: Assignment, attempt: Attempt) -> No
             subject, attempt, id=attempt.attempt_id, at=attempt.completed_at, once=True, traceparent=job.traceparent
         )
     except AlreadyDecided:
-        # Ours, if the acknowledgement of an earlier try was lost; else somebody has taken the job over.
+        # Ours, if the acknowledgement of an earlier try was lost; otherwise another worker has taken the job over.
         found = await worker.lookup.last(Stream.EVENTS, subject)
         if found is None:
             raise BusUnavailable(f"{subject} is recorded, but the replica that was asked lags") from None
@@ -237,7 +237,7 @@ def _failed(
         cost, basis = reported, "billed"
     else:
         cost, basis = cost_of_failure(flight, maybe_billed=failed.maybe_billed)
-    # The identity of the error is that of its redacted text, too: a secret must not tell errors apart.
+    # The identity of the error is that of its redacted text, too: two errors that differ in a secret are the same.
     error = replace(failure, message=worker.redactor.text(failure.message)).error_info()
     attempt = attempt_of(
         worker,

@@ -43,7 +43,7 @@ class Conclusion:
     finished: Finished
     on_error: Literal["fail", "message"]
     cached_from: str | None = None
-    """The execution whose answer was given again."""
+    """The execution whose answer was reused from the cache."""
     dry_run: bool = False
 
 
@@ -95,7 +95,7 @@ def conclude(end: Conclusion) -> Result:
 
 
 def stopped(at: Checkpoint, reason: Reason) -> Finished:
-    """The end of a job without an answer, with the error of the attempt that says best why. Pure.
+    """The outcome of a job without an answer, with the error of the attempt that best explains it. Pure.
 
     Args:
         at: how far the job came.
@@ -110,11 +110,11 @@ def stopped(at: Checkpoint, reason: Reason) -> Finished:
     last = called[-1] if called and reason == "error" else attempts[-1] if attempts else None
     error = last.error if last is not None else None
     if reason == "breaker_open" and error is not None:
-        # Worth asking again as soon as the first of its models is.
+        # Worth retrying as soon as the first of its models is.
         waits = [one.error for one in attempts if one.error is not None and one.error.retry_after_s is not None]
         error = min(waits, key=lambda one: one.retry_after_s or 0.0, default=error)
     if reason == "error" and last is not None and last.outcome in {"success", "worker_lost"}:
-        # A success here is one whose answer died with its worker.
+        # A success here is one whose answer was lost when its worker crashed.
         reason, error = "worker_lost", WORKER_LOST.error_info()
     if error is None and reason == "error":
         what = "the config no longer has the model that this job was at"
@@ -126,7 +126,7 @@ def stopped(at: Checkpoint, reason: Reason) -> Finished:
 
 
 async def decided(worker: WorkerContext, agent_name: str, execution_id: str) -> Result | None:
-    """What stands of a job that was decided before: its result, or its record when the result has aged out."""
+    """What is stored of a job that is already decided: its result, or its record when the result has expired."""
     result = await worker.outages.retry_while_unavailable(
         lambda: worker.lookup.last(Stream.RESULTS, subjects.result(execution_id))
     )
@@ -141,7 +141,7 @@ async def decided(worker: WorkerContext, agent_name: str, execution_id: str) -> 
 
 
 async def refuse_id(worker: WorkerContext, asked: JobDelivery, refusal: Result) -> None:
-    """Refuses a job whose id belongs to another one: a dead letter and an answer, with no record under that id."""
+    """Refuses a job whose id another execution has: dead-lettered and answered, but not recorded under that id."""
     await _keep_dead_letter(worker, asked, refusal)
     if asked.reply_to is not None:
         await worker.publisher.transient(asked.reply_to, refusal)
@@ -171,7 +171,7 @@ async def _keep_dead_letter(worker: WorkerContext, asked: JobDelivery, result: R
 
 
 async def answer(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:
-    """Makes sure that the record stands, answers whoever waits, and acknowledges the job."""
+    """Makes sure that the record is stored, answers the callers that wait, and acknowledges the job."""
     await worker.outages.retry_while_unavailable(partial(_record, worker, asked, result))
     if asked.reply_to is not None:
         await worker.publisher.transient(asked.reply_to, result)
@@ -181,7 +181,7 @@ async def answer(worker: WorkerContext, asked: JobDelivery, result: Result) -> N
 
 
 async def _decide(worker: WorkerContext, result: Result) -> Result:
-    """Publishes the result, and returns the one that stands: this one, or that of whoever was first."""
+    """Publishes the result and returns the one that is stored: this one, or that of another worker that was first."""
     subject = subjects.result(result.job_id)
 
     async def publish() -> Result:

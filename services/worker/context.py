@@ -1,4 +1,4 @@
-"""What a worker process has at hand: the config compiled once, and the rooms it calls."""
+"""The context of a worker process: the compiled config and its connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers what a job would call, what that would cost at worst, and which gate would refuse it; calls nothing."""
+"""A dry run: what a job would call, its worst-case cost, and which gate would refuse it. No model is called."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.worker.gates.gate import AdmissionRequest, Refused, WaitForCapacit
 
 
 async def dry_run(worker: WorkerContext, job: Assignment) -> Finished:
-    """The end of a dry run, with the plan as its output: each model of the chain, as if its turn came now."""
+    """The outcome of a dry run, with the plan as its output: each model of the chain, as if it were called now."""
     now = worker.now()
     start = Checkpoint(dispatched_at=now, deadline=now)
     requests = [

@@ -64,7 +64,7 @@ class JobHandler:
         except ClaimLost:
             log.info("job_taken_over")
         except asyncio.CancelledError:
-            # The process stops: somebody else may go on at once.
+            # The process stops: another worker may go on at once.
             await delivery.retry_in(0)
             raise
         except Exception as error:
@@ -102,7 +102,7 @@ class JobHandler:
             case Claimed(text):
                 checkpoint = None if text is None else Checkpoint.model_validate_json(text)
         if checkpoint is None and Header.UNIQUE_ID.value not in delivery.headers:
-            # Looked for again, now that nobody else can be at it: it may have been decided just before the claim.
+            # Checked again now that the claim is held: the job may have been decided just before.
             known = await decided(worker, self._agent_name, execution_id)
             if known is not None:
                 await self._answer_known(asked, execution_id, known)
@@ -170,7 +170,7 @@ class JobHandler:
     async def _attempt(
         self, job: Assignment, checkpoint: Checkpoint, cache: ResponseCache | None, *, resumed: bool
     ) -> tuple[Finished | Sleeping, str | None]:
-        """Runs a job, or finds its answer; says whose it was in that case."""
+        """Runs a job or finds a cached answer; returns how it ended, and the execution that such an answer is from."""
         progress = ProgressReporter(self._worker, self._agent_name, job.execution_id, job.job.parent_execution_id)
         await progress.dispatched()
         # A job that has called already must end with what it has called, and not as if it had cost nothing.
@@ -204,7 +204,7 @@ class JobHandler:
                 await cache.renew()
 
     def _parse(self, delivery: Delivery) -> Job | str:
-        """The job, or in words why it can't be run."""
+        """The job, or the reason why it can't be run, as text."""
         limit = self._worker.config.limits.max_body_bytes
         if len(delivery.data) > limit + ROOM_FOR_ID:
             return f"the job has {len(delivery.data)} bytes; at most {limit} are accepted"

@@ -1,4 +1,4 @@
-"""The progress of a job while it runs, on core NATS: whoever listens hears it, and nobody waits for it."""
+"""The progress of a job while it runs, on core NATS: at most once, to those that are subscribed."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class ProgressReporter:
         )
 
     async def request_failed(self, attempt: Attempt) -> None:
-        """A failure that no retry can mend."""
+        """A failure that no retry can fix."""
         await self._report_error("in_progress", "llm_request_failed", attempt)
 
     async def retries_exhausted(self, attempt: Attempt, why: str) -> None:
-        """A failure that a retry might have mended, if another were allowed."""
+        """A failure that a retry might have fixed, if another one were allowed."""
         await self._report_error("in_progress", "llm_retry_exhausted", attempt, detail=why)
 
     async def retries(self, attempt: Attempt, delay_s: float, *, long: bool) -> None:
@@ -55,7 +55,7 @@ class ProgressReporter:
         await self._report_error(state, "llm_retry_attempt", attempt, delay_ms=round(delay_s * 1000), detail=detail)
 
     async def waits(self, delay_s: float) -> None:
-        """The rest of a long wait is waited for elsewhere."""
+        """The job is put back on the bus for the rest of a long wait."""
         await self._report("waiting", detail=f"trying again in {delay_s:.0f} s")
 
     async def repaired(self, event: Notification, attempt: Attempt, count: int) -> None:

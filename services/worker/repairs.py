@@ -1,7 +1,7 @@
-"""What was done to a conversation so that a model can answer it after all. Pure; nothing here calls anybody.
+"""Repairs of a conversation that a model could not answer, or answered badly. Pure: no I/O.
 
-The repairs are kept as what was decided, not as the conversation that came of it: a checkpoint stays small, and whoever
-takes the job over derives the same conversation.
+The decisions are kept, not the conversation that came of them: a checkpoint stays small, and the worker that takes the
+job over derives the same conversation.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Repairs(Event):
             messages: of the job.
             correction: what was wrong with the answer; None where the answer was lost with its worker.
             may_trim: whether a conversation that is too long may lose its oldest turns.
-            max_corrections: how often a model may be told what was wrong with its answer.
+            max_corrections: how often a model is sent feedback on an invalid answer.
         """
         if failure.kind == "orphan_tool_calls" and (pruned := self.prune(messages)) is not None:
             repairs, count = pruned
@@ -146,7 +146,7 @@ class Repairs(Event):
         return self.model_copy(update={"keep_ratios": (*self.keep_ratios, ratio)}), before + dropped
 
     def correct(self, correction: Correction, most: int) -> Repairs | None:
-        """Tells the model what was wrong. None where it was told often enough."""
+        """Sends the model what was wrong with its answer. None where `max_corrections` is reached."""
         if len(self.corrections) >= most:
             return None
         return self.model_copy(update={"corrections": (*self.corrections, correction)})

@@ -1,4 +1,4 @@
-"""Responses that were given before: looked up before a job runs, kept when it has succeeded."""
+"""The response cache: looked up before a job runs, written when it has succeeded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.worker.assignment import Assignment, Finished
 from services.worker.context import WorkerContext
 
 LEASE_S = 60.0
-"""How long the one that calls for all may be silent before another takes its place."""
+"""How long the job that calls on behalf of all may not renew its lease before another one takes its place."""
 
 FIRST_LOOK_S, LAST_LOOK_S = 0.05, 1.0
 
@@ -39,7 +39,7 @@ class ResponseCache:
         )
 
     async def find(self, until: datetime) -> Cached | None:
-        """The answer to this job, if it was given before, or is given by then to another job that asks the same."""
+        """The cached answer to this job, or that of an identical job in flight, for which it waits."""
         wait_s = FIRST_LOOK_S
         while True:
             found = await self._ask()
@@ -58,21 +58,21 @@ class ResponseCache:
             await self._ask()
 
     async def keep(self, finished: Finished, execution_id: str) -> None:
-        """Keeps the answer of a job that has succeeded, and lets those go on who wait for it."""
+        """Caches the answer of a job that has succeeded, for the jobs that wait for it, too."""
         if finished.reason is None:
             answer = Cached(execution_id, finished.chosen_model, finished.output, self._worker.now())
             flight = self._holder if self._leads else None
             await self._once(self._worker.cache.put(self._key, answer, self._rules.ttl_s, flight=flight))
 
     async def leave(self) -> None:
-        """Lets another one lead."""
+        """Gives up the lead: the next identical job calls the model."""
         if self._leads:
             self._leads = False
             await self._once(self._worker.cache.leave(self._key, self._holder))
 
     @staticmethod
     async def _once(work: Awaitable[object]) -> None:
-        # An answer that is not kept costs a call some day, and a lease ends by itself: nobody waits for Redis here.
+        # Best effort: an answer that is not cached costs one more call, and the lease expires by itself.
         try:
             await work
         except StateUnavailable as error:
@@ -86,6 +86,6 @@ class ResponseCache:
 
 
 def response_cache_of(worker: WorkerContext, job: Assignment) -> ResponseCache | None:
-    """The cache of a job, where its agent has one and it wants it."""
+    """The cache for a job; None where its agent has none or the job opts out."""
     rules = job.agent.cache
     return None if rules is None or job.job.skip_cache else ResponseCache(worker, job, rules)

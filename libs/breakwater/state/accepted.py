@@ -1,4 +1,4 @@
-"""Which jobs were accepted lately, so that "accepted, not decided" can be told from "never heard of"."""
+"""Which jobs were accepted lately, which distinguishes a job that is not decided yet from an unknown one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Standing:
 
 
 class Accepted:
-    """Notes accepted jobs for a day, out of the way of whoever accepts them."""
+    """Records accepted jobs for a day, without delaying the requests that accept them."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -53,7 +53,7 @@ class Accepted:
         self._saving: asyncio.Task[None] | None = None
 
     def mark(self, execution_id: str, agent: str) -> None:
-        """Notes that a job was accepted. Never waits and never fails: it is saved in the background."""
+        """Records that a job was accepted. Never waits and never fails: it is saved in the background."""
         self._unsaved[execution_id] = f"{ms_from_time(datetime.now(UTC))} {agent}"
         if len(self._unsaved) > _MOST_UNSAVED:
             del self._unsaved[next(iter(self._unsaved))]

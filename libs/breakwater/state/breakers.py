@@ -13,7 +13,7 @@ from breakwater.policy.breaker import Breaker, BreakerKey, Failure, Slice
 from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
 KEEP_MS = 7 * 24 * 3_600_000
-"""A breaker that hears nothing for a week is forgotten, and with that closed; not one that was isolated."""
+"""A breaker that sees no call for a week expires, which closes it; not one that was isolated."""
 
 INDEX = "bw:breakers"
 
@@ -107,10 +107,10 @@ class Breakers:
         return [_loaded(int(now), dict(zip(flat[::2], flat[1::2], strict=True))) for now, flat in answers]
 
     async def save(self, changes: Sequence[Saving]) -> list[bool]:
-        """Saves breakers in one round trip. False for each that somebody changed since it was read: decide again.
+        """Saves breakers in one round trip. False for each that was changed since it was read: decide again.
 
         Raises:
-            StateUnavailable: they may or may not be saved; reading them again tells.
+            StateUnavailable: they may or may not be saved; read them again to find out.
         """
         if not changes:
             return []
@@ -155,7 +155,7 @@ class Breakers:
             return cast(str | None, await self._redis.client.get(_FILLED))
 
     async def mark_filled(self, log: str) -> None:
-        """Notes that the breakers are what that log tells. Raises StateUnavailable."""
+        """Records that the breakers are derived from that log. Raises StateUnavailable."""
         async with translated():
             await self._redis.client.set(_FILLED, log)
 
@@ -165,12 +165,12 @@ class Breakers:
             await self._redis.client.set(_ALIVE, 1, px=ALIVE_MS)
 
     async def alive(self) -> bool:
-        """Whether a breaker service is alive, and the breakers are what the log tells. Raises StateUnavailable."""
+        """Whether a breaker service is alive and the breakers are derived from the log. Raises StateUnavailable."""
         async with translated():
             return bool(await self._redis.client.exists(_ALIVE))
 
     async def mark_published(self, key: BreakerKey, transition: str) -> None:
-        """Notes that a transition has been published, unless another one has taken its place meanwhile.
+        """Records that a transition has been published, unless another one has taken its place meanwhile.
 
         Raises:
             StateUnavailable: it may be published once more, which changes nothing.

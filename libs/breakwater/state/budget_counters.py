@@ -139,7 +139,7 @@ class BudgetCounters:
         return periods_since(now - KEEP, now, self._zone)
 
     async def run_id(self) -> str:
-        """What tells this run of Redis from one after a restart; the same always where Redis may not be asked."""
+        """The id of this run of Redis: it changes with a restart. Constant where Redis does not permit reading it."""
         try:
             async with translated():
                 return str((await cast(Any, self._redis.client.info("server"))).get("run_id"))
@@ -231,7 +231,7 @@ class BudgetCounters:
         return bool(done)
 
     async def note_raise(self, period: Period, key: str, raised: CapRaise | None) -> None:
-        """Notes a cap that a person raised until the period's end; None takes the raise back."""
+        """Records that an operator raised a cap until the period's end; None revokes the raise."""
         place = period_key(period.window, period.name)
         async with translated(), self._redis.client.pipeline(transaction=True) as pipe:
             if raised is None:
@@ -242,7 +242,7 @@ class BudgetCounters:
             await pipe.execute()
 
     async def spent(self, period: Period, key: str) -> tuple[int, tuple[int, int] | None]:
-        """What a scope has spent in a period, and what a person raised its cap to, and over which, if any did."""
+        """What a scope has spent in a period, and what an operator raised its cap to, and over which, if any did."""
         async with translated():
             spent, cap = await cast(
                 Any, self._redis.client.hmget(period_key(period.window, period.name), [f"spent:{key}", f"cap:{key}"])

@@ -2,7 +2,7 @@
 
 A period's counters are one hash (`bw:{budget}:daily:2026-11-21`). Its fields are the names of `policy.ledger.Figures`
 and `reserved`, each followed by the scope's key: `spent:global`, `reserved:agent:<name>`, `calls:tenant:<name>`. Beside
-them stand a cap that a person raised (`cap:`, `raised:`) and the thresholds that were announced (`announced:`). All
+them stand a cap that an operator raised (`cap:`, `raised:`) and the thresholds that were announced (`announced:`). All
 keys share one hash slot. Filling, comparing and repairing the counters is in `state.budget_counters`.
 """
 
@@ -37,7 +37,7 @@ _SETTLE = Script.named("budget_settle")
 _LAPSE = Script.named("budget_lapse")
 
 
-class NotFilled(Exception):  # noqa: N818  a state of the world, as StateUnavailable is
+class NotFilled(Exception):  # noqa: N818  a condition, as StateUnavailable is
     """The counters are not those of the log: they are lost, or still to be rebuilt. Ask again when they are."""
 
 
@@ -128,7 +128,7 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The spend of one budget in one period, and what a person raised its cap to, and over which cap, if any did."""
+    """The spend of one budget in one period, and what an operator raised its cap to, and over which cap, if any did."""
 
     period: Period
     key: str
@@ -139,7 +139,7 @@ class Totals:
 
 
 class Budgets:
-    """The budgets of the fleet. Times are calendar periods of `zone`."""
+    """The budgets of the fleet. Periods are calendar days and months of `zone`."""
 
     def __init__(self, redis: Redis, zone: ZoneInfo) -> None:
         self._redis = redis

@@ -1,6 +1,6 @@
-"""Answers that are given again to the same question, and identical questions at once that share one answer.
+"""The response cache, and in-flight deduplication: identical concurrent requests share one answer.
 
-Both keys of a question share a hash slot: `bw:cache:{…}` holds the answer, `bw:flight:{…}` who is at it. That is a
+Both keys of a request share a hash slot: `bw:cache:{…}` holds the answer, `bw:flight:{…}` the leader. That is a
 lease: its key ends by Redis' own clock.
 """
 
@@ -34,12 +34,12 @@ class Cached:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """There is no answer, and it is for this one to get it."""
+    """There is no cached answer, and the caller is to get it from the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """Another one is at it. Ask again; its lease ends in so many milliseconds, unless it renews it."""
+    """Another holder is getting the answer. Ask again; its lease ends in this many milliseconds, unless renewed."""
 
     for_ms: int
 
@@ -48,24 +48,24 @@ _STORED = TypeAdapter(Cached)
 
 
 class AnswerCache:
-    """The answers of the fleet. A key is a digest of all that makes two questions the same."""
+    """The fleet's cached answers. A key is a digest of all that makes two requests identical."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     async def get(self, key: str) -> Cached | None:
-        """The answer that is kept, or None. Raises StateUnavailable."""
+        """The cached answer, or None. Raises StateUnavailable."""
         async with translated():
             text = cast(str | None, await self._redis.client.get(_answer(key)))
         return None if text is None else _read(text)
 
     async def ask(self, key: str, holder: str | None, lease_ms: int) -> Cached | Leader | Follower | None:
-        """The answer that is kept; where there is none, who is to get it. One round trip.
+        """The cached answer; where there is none, who is to get it. One round trip.
 
         Args:
-            key: of the question.
+            key: of the request.
             holder: who asks, the same again after a crash. Asking again as the leader renews the lease. None: the
-                question is not shared, and without an answer this returns None.
+                request is not shared, and without an answer this returns None.
             lease_ms: how long the leader may be silent before the next one leads.
 
         Raises:
@@ -85,19 +85,19 @@ class AnswerCache:
                 return Follower(int(detail))
 
     async def put(self, key: str, cached: Cached, ttl_s: int, flight: str | None) -> bool:
-        """Keeps an answer, and lets go of the question.
+        """Caches an answer and ends the flight.
 
         Args:
-            key: of the question.
-            cached: the answer; errors are not to be kept.
+            key: of the request.
+            cached: the answer; errors are not to be cached.
             ttl_s: for how long.
-            flight: the holder that asked; None for a question that is not shared.
+            flight: the holder that asked; None for a request that is not shared.
 
         Returns:
-            False when it is too large to be kept; the question is let go all the same.
+            False when it is too large to be cached; the flight is ended all the same.
 
         Raises:
-            StateUnavailable: it may or may not be kept; call again.
+            StateUnavailable: it may or may not be cached; call again.
         """
         value = _STORED.dump_json(cached)
         if len(value) > MAX_ANSWER_BYTES:
@@ -109,7 +109,7 @@ class AnswerCache:
         return True
 
     async def leave(self, key: str, holder: str) -> None:
-        """Lets go of a question without an answer: the next one that asks leads. Only the leader can.
+        """Ends a flight without an answer: the next caller of `ask` leads. Only the leader can.
 
         Raises:
             StateUnavailable: call again, or let the lease end.

@@ -50,12 +50,12 @@ class Healths:
         return ScriptCall(_NOTE, [_key(agent)], arguments)
 
     async def note(self, calls: Sequence[ScriptCall]) -> None:
-        """Notes the calls of several agents in one round trip. Raises StateUnavailable; may be repeated."""
+        """Records the calls of several agents in one round trip. Raises StateUnavailable; may be repeated."""
         if calls:
             await self._redis.run(calls)
 
     async def forget(self, agents: Sequence[str]) -> None:
-        """Begins anew, as for a log whose sequences do. Raises StateUnavailable."""
+        """Deletes everything, as for a new log, whose sequences begin at 1 again. Raises StateUnavailable."""
         async with translated():
             await self._redis.client.delete(*(_key(agent) for agent in agents))
 

@@ -1,4 +1,4 @@
-"""Whether a Redis server is set up to keep what it is told. Read-only."""
+"""Whether a Redis server is configured to keep what is written to it. Read-only."""
 
 from __future__ import annotations
 

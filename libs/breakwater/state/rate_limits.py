@@ -99,7 +99,7 @@ class RateLimits:
 
     @staticmethod
     def release_call(attempt_id: str, limits: Sequence[Limited]) -> ScriptCall:
-        """Takes a call back that was never made: nothing of it counts. Answers nothing."""
+        """The script that takes back a call that was never made: none of it counts. It returns nothing."""
         return ScriptCall(_RELEASE, _keys(attempt_id, limits), [attempt_id])
 
 

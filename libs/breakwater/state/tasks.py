@@ -1,6 +1,6 @@
 """What tasks used and how they fared, and which of them are stopped. Counted here, judged in `policy.guard`.
 
-A task is one hash. Its life begins with its first job and ends when it is reset, or when nothing of it was heard for a
+A task is one hash. Its life begins with its first job and ends when it is reset, or when it has had no job for a
 week; a job under way then counts for nothing in the next one. Each job under way has one hold in it: what the job has
 spent so far, and the worst case of the call it is at. All keys of a task share one hash slot. The list of
 stopped tasks is a sorted set by when they stopped, in a slot of its own: it may name too many, and whoever reads it
@@ -19,7 +19,7 @@ from breakwater.policy.guard import JobOutcome, Task, Trip
 from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
 KEEP_MS = 7 * 24 * 3_600_000
-"""A task that hears nothing for a week is forgotten."""
+"""A task without a job for a week is deleted."""
 
 KEEP_DONE_MS = 3_600_000
 """How long a counted job is known as such, for a delivery whose worker died before it published the job's record."""
@@ -162,7 +162,7 @@ class Tasks:
         return tripped
 
     async def mark_published(self, key: TaskKey) -> None:
-        """Notes that a trip's event has been published."""
+        """Records that a trip's event has been published."""
         [at_ms] = await self._redis.run([ScriptCall(_PUBLISHED, [key.redis_key], [])])
         if at_ms:
             # Once more: who tripped it may have died in between, and another one published it.
@@ -178,7 +178,7 @@ class Tasks:
         return task, tripped
 
     async def load(self, key: TaskKey) -> tuple[Task, Tripped | None]:
-        """A task as it is; one that nobody knows is empty."""
+        """A task as it is; an unknown one is empty."""
         [values] = await self._redis.run([ScriptCall(_LOAD, [key.redis_key], _FIELDS)])
         return _read(values)
 

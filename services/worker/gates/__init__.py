@@ -84,7 +84,7 @@ async def admit(
     if verdict is not None:
         return verdict
     if worker.now() - began > timedelta(seconds=LEASE_MARGIN_S / 2):
-        # What was granted may have lapsed while it was announced, and somebody else be probing.
+        # The grant may have lapsed during the announcement, and another call be the probe by now.
         return await admit(worker, request, gates)
     noted = {name: value for gate in asked for name, value in gate.noted.items()}
     return Admitted(request.flight.model_copy(update=noted), asked)

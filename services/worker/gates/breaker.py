@@ -64,13 +64,13 @@ class BreakerGate(Gate):
                 return None
 
     def give_back(self) -> ScriptCall | None:
-        """Lets another call be the probe."""
+        """Releases the probe: the next call may be it."""
         if self._key is None or self._admitted is None or not self._admitted.probe:
             return None
         return self.worker.breakers.return_probe_call(self._key, self.request.attempt_id)
 
     async def announce(self, verdict: Verdict | None) -> None:
-        """Publishes that the breaker is half-open, whatever became of the call."""
+        """Publishes that the breaker is half-open, whether or not the call is admitted."""
         del verdict
         worker, rules = self.worker, self.request.job.agent.breaker
         if self._key is None or rules is None or self._admitted is None or not self._admitted.became_half_open:
@@ -110,7 +110,7 @@ class BreakerGate(Gate):
 
 
 class BreakerWatch:
-    """Reports when no breaker service is alive: then models that fail are called on and on."""
+    """Reports when no breaker service is alive: until one is, calls to failing models are not stopped."""
 
     def __init__(self, breakers: Breakers, metrics: WorkerMetrics, grace_s: float = ALIVE_MS / 1000) -> None:
         """Takes how long a breaker service may take to start, as all services start together."""

@@ -50,7 +50,7 @@ class BudgetGate(Gate):
 
     @classmethod
     def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None]:
-        """Makes reservations again that Redis has lost."""
+        """Restores reservations that Redis has lost."""
         return LiveReservations(worker.redis, worker.budgets, worker.caps, worker.now, worker.live_reservations).run()
 
     def ask(self) -> ScriptCall | Refused:
@@ -144,7 +144,7 @@ class BudgetGate(Gate):
                 kind="budget_exceeded",
                 class_="UnpricedModelError",
                 message=f"{flight.model} has no price, so {cap} cannot be enforced; set {setting}",
-                user_message="This agent's model has no price, so its budget can't be enforced. Please tell its owner.",
+                user_message="This agent's model has no price, so its budget can't be enforced. Please ask its owner.",
             ),
             refused_by,
         )
@@ -158,7 +158,7 @@ class BudgetGate(Gate):
         held = f" ({money_text(over.reserved)} of it is reserved by calls in flight)" if over.reserved else ""
         if over.limit == 0:
             message = f"{what} is $0.00: no call is made that costs anything"
-            user_message, wait_s = "This agent may not spend anything at present. Please tell its owner.", None
+            user_message, wait_s = "This agent may not spend anything at present. Please contact its owner.", None
         elif over.amount > over.limit:
             message = f"{worst}, and {what} is {money_text(over.limit)} in all; no such call ever fits"
             user_message, wait_s = (
@@ -215,7 +215,7 @@ class LiveReservations:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:
-        """Makes the reservations again that Redis has lost. Raises StateUnavailable: look again.
+        """Restores the reservations that Redis has lost. Raises StateUnavailable: check again.
 
         Where only some are missing, Redis has come back with what it knew a while before, or the call has ended and is
         being settled just now: a reservation is made again when it is missing at two looks in a row.

@@ -24,7 +24,7 @@ class ClaimGate(Gate):
         return None if answer else ClaimLost(self.request.job.execution_id)
 
     def give_back(self) -> ScriptCall | None:
-        """The checkpoint as it was: after a crash nobody must think that the call was made."""
+        """The checkpoint as it was: after a crash the call must not be taken for one that was made."""
         return self._save(self.request.checkpoint)
 
     def _save(self, at: Checkpoint) -> ScriptCall | None:

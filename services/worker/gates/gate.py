@@ -67,7 +67,7 @@ class WaitForCapacity:
 
 
 class ClaimLost(Exception):  # noqa: N818  not an error: another worker goes on
-    """Another delivery of the job has taken over; this one must stop without a trace."""
+    """Another delivery of the job has taken over; this one must stop and publish nothing."""
 
 
 Verdict = Refused | WaitForCapacity | ClaimLost
@@ -120,7 +120,7 @@ class Gate:
         """
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
-        """Ends what is held for a call that has ended. Also asked after a crash, of a gate that admitted nothing."""
+        """Releases what a call held that has ended. Also called after a crash, on a gate that admitted nothing."""
         del attempt
         return None
 

@@ -40,7 +40,7 @@ class RateLimitGate(Gate):
         return self.worker.rate_limits.release_call(self.request.attempt_id, self._limits)
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
-        """The call is under way no more, and counts with what it used instead of its most tokens."""
+        """Ends the call: from now on it counts with the tokens it used instead of its worst case."""
         limits = self._limits or self._find_limits()
         return (
             self.worker.rate_limits.settle_call(attempt.attempt_id, limits, _tokens_used(attempt)) if limits else None
@@ -75,7 +75,7 @@ class RateLimitGate(Gate):
             return refused
         # A call under way mostly ends long before its lease, and with fewer tokens than it may use.
         soon = over.what == "concurrent_calls" or (over.what == "tokens_per_minute" and over.under_way > 0)
-        # Not all at once when their time has come.
+        # Jitter: not all at the same moment.
         return WaitForCapacity((min(wait_s, POLL_S) if soon else wait_s) + POLL_S * self.worker.jitter(), refused)
 
 

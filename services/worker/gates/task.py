@@ -105,7 +105,7 @@ class TaskGate(Gate):
         return release_hold(self.worker, self.request.job, self.request.checkpoint)
 
     async def announce(self, verdict: Verdict | None) -> None:
-        """Stops the task and publishes that, unless both is done, or the job is no longer ours to judge by."""
+        """Stops the task and publishes that, unless both are done, or the claim on the job is lost."""
         job, guarded = self.request.job, guarded_task(self.request.job)
         if self._stopped is None or guarded is None or isinstance(verdict, ClaimLost):
             return
@@ -124,7 +124,7 @@ def guarded_task(job: Assignment) -> tuple[GuardRules, TaskKey] | None:
 
 
 def release_hold(worker: WorkerContext, job: Assignment, at: Checkpoint) -> ScriptCall | None:
-    """Holds no more of the task's cap than what the job has cost: it is at no call, and may not be for long."""
+    """Reduces the job's hold on the task's cap to what it has cost: it makes no call now, and may not for long."""
     guarded = guarded_task(job)
     if guarded is None:
         return None

@@ -1,6 +1,6 @@
--- Saves a breaker, if nobody changed it since it was read.
+-- Saves a breaker, unless it was changed since it was read.
 -- KEYS: breaker
--- Returns 1, or 0 where somebody did.
+-- Returns 1, or 0 where it was.
 local revision_read, keep_ms = ARGV[1], ARGV[2] -- keep_ms 0: it does not expire
 local fields_and_values = {unpack(ARGV, 3)}
 if (redis.call('HGET', KEYS[1], 'revision') or '0') ~= revision_read then

@@ -1,6 +1,6 @@
--- Charges a reservation at its estimate when its lease has ended and no event tells what the call cost. The event may still
--- come: settling it then corrects the charge. Asked again long after, it is forgotten, and stays charged. Until the lease has
--- ended by Redis' clock nothing happens: somebody else has charged it, or it was reserved again.
+-- Charges a reservation at its estimate when its lease has ended and no event has reported the actual cost. The event may
+-- still come: settling it then corrects the charge. Called again long after, it forgets the reservation, which stays charged.
+-- Until the lease has ended by Redis' clock nothing happens: another caller has charged it, or it was reserved again.
 -- KEYS: reservations, leases, day, month   ARGV from the 3rd: scope keys
 local attempt_id, forget_at_ms, first_scope = ARGV[1], ARGV[2], 3
 local reservations, leases = KEYS[1], KEYS[2]

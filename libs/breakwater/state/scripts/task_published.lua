@@ -1,4 +1,4 @@
--- Notes that the event of a task's trip has been published, if it is tripped.
+-- Records that the event of a task's trip has been published, if it is tripped.
 -- KEYS: task
 -- Returns when it tripped (ms), or ''.
 local at = redis.call('HGET', KEYS[1], 'at_ms')
