@@ -66,9 +66,11 @@ class ServiceForker:
                     break
                 buffered += data
                 descriptors += received
-                if buffered.endswith(b"\n"):
-                    self._fork(json.loads(buffered), *descriptors)
-                    buffered, descriptors = b"", []
+                while b"\n" in buffered:
+                    # Several may have come at once: a client need not wait for the pid before it asks again.
+                    line, _, buffered = buffered.partition(b"\n")
+                    self._fork(json.loads(line), *descriptors[:_DESCRIPTORS])
+                    del descriptors[:_DESCRIPTORS]
         for pid in self._pipes:
             _kill_group(pid)
 

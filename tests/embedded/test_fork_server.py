@@ -75,6 +75,23 @@ def test_a_wrong_config_is_its_exit_code_and_its_reason_is_in_the_log(server: Fo
     assert "none.yaml" in (tmp_path / "breaker.log").read_text()
 
 
+async def test_requests_that_come_together_start_a_service_each(server: ForkServer, tmp_path: Path) -> None:
+    forker = psutil.Process(fork(server, tmp_path).pid).parent()
+    assert forker is not None
+    # Of a request that the kernel takes in two parts, the second one is read together with the request behind it.
+    environments = ({"BREAKWATER_CONFIG": "none", "LONG": "x" * 120_000}, {"BREAKWATER_CONFIG": "none"})
+    with (tmp_path / "log").open("ab") as log:
+        forker.suspend()
+        forks = [
+            asyncio.create_task(server.fork_soon("breaker", log.fileno(), os.environ | environment, tmp_path, 60))
+            for environment in environments
+        ]
+        await asyncio.sleep(0)  # now both have asked
+        forker.resume()
+        processes = await asyncio.gather(*forks)
+    assert [process.wait(60) for process in processes] == [os.EX_CONFIG] * 2
+
+
 async def test_its_end_is_awaited(server: ForkServer, tmp_path: Path) -> None:
     process = fork(server, tmp_path)
     process.kill()
