@@ -1,11 +1,11 @@
 """CPU of every process of a running stack for one job, and how long a job takes.
 
     breakwater up --config examples/breakwater.yaml --simulate --data /tmp/bench     # in one terminal
-    python -m tests.bench.plane /tmp/bench --jobs 3000 --in-flight 64                # in another, on a quiet machine
+    python -m tests.bench.plane /tmp/bench --jobs 3000 --in-flight 64 --idle-s 30    # in another, on a quiet machine
 
 Jobs are published straight to NATS for one agent and counted when their results come; the simulated provider answers in
-about 120 ms. CPU is user and system time from /proc, so this runs on Linux only. The provider's own share is left out
-of the sum.
+about 120 ms. CPU is user and system time. The provider's own share is left out of the sums. The plane is idle before
+the load, and settles for three seconds after it: what lags behind the answers belongs to the jobs.
 """
 
 from __future__ import annotations
@@ -13,40 +13,56 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import time
 import uuid
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import nats
+import psutil
+import redis
 
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header
 
-TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
-NAMES = {
-    "services request": "request", "services worker": "worker", "services breaker": "breaker",
-    "services budget": "budget", "services alerter": "alerter", "services sink": "sink", "nats-server": "nats",
-    "redis-server": "redis", "embedded.clickhouse": "clickhouse", "embedded.provider": "simulated provider",
+SERVERS = {
+    "nats-server": "nats", "redis-server": "redis", "embedded.clickhouse": "clickhouse",
+    "embedded.provider": "simulated provider",
 }  # fmt: skip
+PROVIDER = "simulated provider"
 
 
-def cpu_ms(supervisor: int) -> dict[str, float]:
-    """CPU of the supervisor's children so far, by role."""
-    used: dict[str, float] = {}
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
-            continue
-        try:
-            command = (process / "cmdline").read_text().replace("\0", " ")
-            fields = (process / "stat").read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        role = next((role for part, role in NAMES.items() if part in command), None)
-        if role is not None and int(fields[1]) == supervisor:
-            used[role] = used.get(role, 0.0) + (int(fields[11]) + int(fields[12])) * TICK_MS
+def role_of(process: psutil.Process) -> str:
+    """What a process of the plane does: forked services have a name of their own, and the fork server's arguments."""
+    if process.name().startswith("bw-"):
+        return process.name().removeprefix("bw-")
+    command = " ".join(process.cmdline())
+    return next((role for part, role in SERVERS.items() if part in command), "others")
+
+
+def cpu_ms(supervisor: int) -> Counter[str]:
+    """CPU of a plane's processes so far, by role, the supervisor itself among the others."""
+    used: Counter[str] = Counter()
+    plane = psutil.Process(supervisor)
+    for process in (plane, *plane.children(recursive=True)):
+        times = process.cpu_times()
+        used[role_of(process)] += (times.user + times.system) * 1000
     return used
+
+
+def redis_commands(url: str) -> int:
+    """How many commands Redis has run so far, by its own count."""
+    with redis.Redis.from_url(url) as client:
+        return int(client.info("stats")["total_commands_processed"])  # pyright: ignore[reportIndexIssue, reportUnknownArgumentType]
+
+
+def print_shares(used: Counter[str], by: float, unit: str) -> None:
+    """A line for each role, the largest first, and the sum of all but the provider."""
+    shares = {role: ms / by for role, ms in used.most_common()}
+    for role, share in shares.items():
+        print(f"{role:20} {share:7.3f} {unit}")
+    print(f"{'sum, but provider':20} {sum(shares.values()) - shares.get(PROVIDER, 0.0):7.3f} {unit}")
 
 
 async def load(url: str, agent: str, jobs: int, in_flight: int) -> list[float]:
@@ -84,18 +100,20 @@ def main() -> None:
     parser.add_argument("--agent", default="support-triage")
     parser.add_argument("--jobs", type=int, default=3000)
     parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--idle-s", type=float, default=10.0, help="how long it is idle before the load (default 10)")
     options = parser.parse_args()
     endpoints = json.loads((options.data / "endpoints.json").read_text())
-    before, begun = cpu_ms(endpoints["pid"]), time.perf_counter()
+    plane = endpoints["pid"]
+    before = cpu_ms(plane)
+    time.sleep(options.idle_s)
+    print_shares(cpu_ms(plane) - before, options.idle_s, "ms of CPU a second, idle")
+    before, commands, begun = cpu_ms(plane), redis_commands(endpoints["redis_url"]), time.perf_counter()
     took = asyncio.run(load(endpoints["nats_url"], options.agent, options.jobs, options.in_flight))
     elapsed = time.perf_counter() - begun
-    time.sleep(3)  # what lags behind the answers, the sink and the budgets, belongs to the jobs
-    after = cpu_ms(endpoints["pid"])
-    each = {role: (after[role] - before.get(role, 0.0)) / options.jobs for role in after}
-    for role, ms in sorted(each.items(), key=lambda item: -item[1]):
-        print(f"{role:20} {ms:7.3f} ms of CPU a job")
-    total = sum(ms for role, ms in each.items() if role != "simulated provider")
-    print(f"{'sum, but provider':20} {total:7.3f} ms of CPU a job")
+    time.sleep(3)
+    print_shares(cpu_ms(plane) - before, options.jobs, "ms of CPU a job")
+    commands = redis_commands(endpoints["redis_url"]) - commands
+    print(f"{commands / options.jobs:.1f} Redis commands a job, those within scripts included")
     p50, p99 = took[len(took) // 2], took[len(took) * 99 // 100]
     print(f"{options.jobs / elapsed:.0f} jobs/s at {options.in_flight} in flight; p50 {p50:.3f} s, p99 {p99:.3f} s")
 
