@@ -78,13 +78,8 @@ class GuardRoutes:
             rule=None if tripped is None else tripped.trip.rule,
             reason=asked.reason("reset"),
             by=asked.by,
-            iterations=task.iterations,
-            tokens=task.tokens,
-            cost=task.cost,
-            consecutive_failures=task.consecutive_failures,
-            total_failures=task.total_failures,
-            unique_errors=len(task.errors),
             at=at,
+            **task.counts,
         )
 
     async def _unknown(self, key: TaskKey) -> Problem:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, Self
+from typing import Annotated, Self, TypedDict
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
@@ -87,6 +87,17 @@ class TaskBudgetHeld:
     held: int
 
 
+class TaskCounts(TypedDict):
+    """The counts of a task in a `GuardEvent`; `cost` in nano-dollars."""
+
+    iterations: int
+    tokens: int
+    cost: int
+    consecutive_failures: int
+    total_failures: int
+    unique_errors: int
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """What is known of a task.
@@ -108,6 +119,18 @@ class Task:
     total_failures: int = 0
     errors: Mapping[str, int] = field(default_factory=dict[str, int])
     confidences: tuple[float, ...] = ()
+
+    @property
+    def counts(self) -> TaskCounts:
+        """What an event of its guard says of it."""
+        return {
+            "iterations": self.iterations,
+            "tokens": self.tokens,
+            "cost": self.cost,
+            "consecutive_failures": self.consecutive_failures,
+            "total_failures": self.total_failures,
+            "unique_errors": len(self.errors),
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,13 +173,8 @@ async def _publish(worker: WorkerContext, key: TaskKey, tripped: Tripped, task: 
         execution_id=tripped.execution_id or None,
         rule=tripped.trip.rule,
         reason=tripped.trip.reason,
-        iterations=task.iterations,
-        tokens=task.tokens,
-        cost=task.cost,
-        consecutive_failures=task.consecutive_failures,
-        total_failures=task.total_failures,
-        unique_errors=len(task.errors),
         at=at,
+        **task.counts,
     )
     await worker.outages.retry_while_unavailable(
         lambda: worker.publisher.event(subjects.guard(tripped.agent), event, id=event.event_id, at=at)
