@@ -17,7 +17,7 @@ from breakwater.embedded.probes import Probe, http_ready, nats_ready, redis_read
 from tests.server_sources import PASSWORD, USER, RunningServer
 
 NATS_IMAGE = "nats:2"
-REDIS_IMAGE = "redis:7"
+REDIS_IMAGE = "valkey/valkey:9.1"
 CLICKHOUSE_IMAGE = "clickhouse/clickhouse-server:latest"
 
 _MAX_PAYLOAD = 8 * 1024 * 1024
@@ -39,7 +39,7 @@ class DockerServers:
 
     def redis(self) -> RunningServer:
         container = DockerContainer(REDIS_IMAGE)
-        container.with_command("redis-server --appendonly yes --maxmemory-policy noeviction")
+        container.with_command("valkey-server --appendonly yes --maxmemory-policy noeviction")
         return self._run(container, 6379, lambda host, port: redis_ready(host, port, None), "redis://{address}/0")
 
     def clickhouse(self) -> RunningServer:

@@ -9,7 +9,7 @@ Fixtures, each giving a `RunningServer` with `.url`, `.kill()` (SIGKILL) and `.r
 
 Where they come from is told by `BREAKWATER_TEST_SERVERS`:
 
-- `embedded`: the programs that `breakwater up` runs: nats-server, redis-server and the ClickHouse engine behind its
+- `embedded`: the programs that `breakwater up` runs: nats-server, valkey-server and the ClickHouse engine behind its
   own HTTP protocol, on free ports of loopback, with their data in the test's temporary directory.
 - `docker`: containers of the official images, through testcontainers. Images are pulled, and an engine that does not
   answer is a failure.

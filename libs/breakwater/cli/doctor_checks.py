@@ -102,10 +102,19 @@ async def redis_findings(plane: PlaneLocation) -> list[Finding]:
         facts = await inspect(redis)
         alive = await Breakers(redis).alive()
         filled = await Budgets(redis, ZoneInfo("UTC")).filled()
-    answers = f"{connect.shown(url)} answers in {facts.ping_ms:.1f} ms (server {facts.version})"
+    answers = f"{connect.shown(url)} answers in {facts.ping_ms:.1f} ms ({facts.version})"
     findings = [
         Finding("redis", slow(facts.ping_ms), answers),
         clock("redis", facts.clock_ahead_s),
+        judged(
+            "redis",
+            not facts.vulnerabilities,
+            f"{facts.version} has none of the holes that are checked for",
+            f"{facts.version} has known holes: {', '.join(facts.vulnerabilities)}",
+            "Upgrade to the newest release of its branch, or to Valkey 9. A distribution may have fixed them without"
+            " changing the version.",
+            verdict="warn",
+        ),
         judged(
             "breakers",
             alive,

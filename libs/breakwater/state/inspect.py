@@ -1,4 +1,4 @@
-"""Whether a Redis server is configured to keep what is written to it. Read-only."""
+"""Whether a Redis or Valkey server is configured to keep what is written to it, and has known holes. Read-only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from redis.exceptions import NoPermissionError, ResponseError
 
+from breakwater.policy.vulnerabilities import Server, known_vulnerabilities, read_version
 from breakwater.state.connection import Redis, translated
 
 
@@ -16,6 +17,9 @@ class RedisFacts:
     """What matters of a server's settings; None where its user may not know."""
 
     version: str
+    """With the server's name: `Valkey 9.1.2`, `Redis 7.4.6`."""
+    vulnerabilities: tuple[str, ...]
+    """The CVE ids of the known holes that a server of this name and version has."""
     ping_ms: float
     clock_ahead_s: float
     """How far its clock is ahead of this machine's; negative when behind."""
@@ -37,9 +41,13 @@ async def inspect(redis: Redis) -> RedisFacts:
         ahead_s = seconds + microseconds / 1e6 - (time.time() - took_s / 2)
         info = await client.info("server")
         settings = await _settings(client)
+    # Valkey also names the version of Redis that it is compatible with.
+    server: Server = "valkey" if "valkey_version" in info else "redis"
+    version = str(info.get(f"{server}_version", "of unknown version"))
     appendonly = settings.get("appendonly")
     return RedisFacts(
-        version=str(info.get("redis_version", "unknown")),
+        version=f"{server.capitalize()} {version}",
+        vulnerabilities=known_vulnerabilities(server, read_version(version)),
         ping_ms=took_s * 1000,
         clock_ahead_s=ahead_s,
         appendonly=None if appendonly is None else appendonly == "yes",

@@ -1,0 +1,51 @@
+"""Versions of Redis and Valkey with publicly known holes that a program with a connection can use."""
+
+import re
+from typing import Literal
+
+Server = Literal["redis", "valkey"]
+Version = tuple[int, ...]
+
+_FIXED: dict[str, dict[Server, tuple[Version, ...]]] = {
+    # Lua scripts that run code in the server.
+    "CVE-2024-46981": {
+        "redis": ((6, 2, 17), (7, 2, 7), (7, 4, 2)),
+        "valkey": ((7, 2, 8), (8, 0, 2)),
+    },
+    # Clients that have not authenticated fill its memory.
+    "CVE-2025-21605": {
+        "redis": ((6, 2, 18), (7, 2, 8), (7, 4, 3)),
+        "valkey": ((7, 2, 9), (8, 0, 3), (8, 1, 1)),
+    },
+    # Lua scripts that run code in the server.
+    "CVE-2025-49844": {
+        "redis": ((6, 2, 20), (7, 2, 11), (7, 4, 6), (8, 0, 4), (8, 2, 2)),
+        "valkey": ((7, 2, 11), (8, 0, 6), (8, 1, 4)),
+    },
+}
+"""The first fixed release of each branch (`major.minor`); branches after the last were begun with the fix."""
+
+
+def read_version(text: str) -> Version:
+    """Read the numbers that a text such as `7.4.6` or `9.0.0-rc3` begins with; empty if there are none."""
+    found = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def known_vulnerabilities(server: Server, version: Version) -> tuple[str, ...]:
+    """List the CVE ids of the known holes in a release, oldest first.
+
+    Distributions fix holes without changing the version; what this says of their builds can be out of date.
+
+    Args:
+        server: whose version it is.
+        version: its numbers; empty, so older than any, where it is not known.
+    """
+    return tuple(cve for cve, fixed in _FIXED.items() if not _is_fixed(version, fixed[server]))
+
+
+def _is_fixed(version: Version, releases: tuple[Version, ...]) -> bool:
+    for release in releases:
+        if release[:2] == version[:2]:
+            return version >= release
+    return version[:2] > releases[-1][:2]
