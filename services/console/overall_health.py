@@ -137,7 +137,7 @@ def shares(totals: WindowTotals | None) -> tuple[float | None, float | None]:
 
 def stuck(queues: Iterable[AgentQueue]) -> list[str]:
     """The agents that have waiting jobs, and none running."""
-    return [one.agent for one in queues if one.waiting and one.in_work == 0]
+    return [one.agent for one in queues if one.waiting and one.in_progress == 0]
 
 
 def behind(service: ServiceQueue) -> bool:

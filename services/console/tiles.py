@@ -105,7 +105,7 @@ def _jobs(live: Live) -> Tile:
     if queues is None:
         return unknown("Jobs now", href)
     waiting = sum(one.waiting or 0 for one in queues.agents)
-    running = sum(one.in_work or 0 for one in queues.agents)
+    running = sum(one.in_progress or 0 for one in queues.agents)
     parked = f", {queues.parked:,} parked" if queues.parked else ""
     colour: Colour = "warn" if stuck(queues.agents) else ""
     return Tile("Jobs waiting now", f"{waiting:,}", f"{running:,} running{parked}", href, colour)

@@ -73,7 +73,7 @@ class QueueRoutes:
                 for agent, most in self._agents.items()
             ),
             # Those that sleep were delivered to the worker that will wake them.
-            parked=None if parked is None else parked.waiting + parked.in_work,
+            parked=None if parked is None else parked.waiting + parked.in_progress,
             services=tuple(
                 _service(stream, name, one)
                 for (stream, name), one in by_consumer.items()
@@ -84,12 +84,12 @@ class QueueRoutes:
 
 
 def _agent(agent: str, concurrency: int, found: Backlog | None) -> AgentQueue:
-    waiting, in_work = (None, None) if found is None else (found.waiting, found.in_work)
-    return AgentQueue(agent=agent, waiting=waiting, in_work=in_work, concurrency=concurrency)
+    waiting, in_progress = (None, None) if found is None else (found.waiting, found.in_progress)
+    return AgentQueue(agent=agent, waiting=waiting, in_progress=in_progress, concurrency=concurrency)
 
 
 def _service(stream: Stream, name: str, found: Backlog | None) -> ServiceQueue:
-    waiting, in_work = (None, None) if found is None else (found.waiting, found.in_work)
+    waiting, in_progress = (None, None) if found is None else (found.waiting, found.in_progress)
     # All of a service's consumers begin with its name.
     service = cast(ReadingService, name.partition("-")[0])
-    return ServiceQueue(service=service, consumer=name, stream=stream.value, waiting=waiting, in_work=in_work)
+    return ServiceQueue(service=service, consumer=name, stream=stream.value, waiting=waiting, in_progress=in_progress)

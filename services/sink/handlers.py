@@ -38,7 +38,7 @@ class _Pending:
 
 
 class Sink:
-    """Handles batches of messages. Batches of several streams may be in work at once."""
+    """Handles batches of messages. Batches of several streams may be in progress at once."""
 
     def __init__(
         self, analytics: Analytics, publisher: Publisher, now: Callable[[], datetime], metrics: SinkMetrics

@@ -280,7 +280,7 @@ async def test_a_database_of_version_5_gets_incidents_and_keeps_its_alerts(click
     found = await analytics.query("DESCRIBE TABLE alerts")
     assert [(row[0], row[1]) for row in found.rows] == list(schema.ALERTS.columns.items())
     earlier = {
-        **told.model_dump(exclude={"remind_at", "heard_id"}),
+        **told.model_dump(exclude={"remind_at", "last_event_id"}),
         "payload": '{"failures":3}',
         "event_sequence": 1,
         "incident_id": "alert_old",

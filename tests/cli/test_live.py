@@ -147,6 +147,7 @@ async def test_jobs_are_submitted_and_found_again(run: Run, plane: Plane) -> Non
 
     planned = await in_thread(run, "submit", "writer", "x", "--dry-run")
     assert planned.out.splitlines()[1].split()[:3] == ["sim/good", "sim", "3"]
+    assert planned.out.splitlines()[1].endswith("admitted")
 
     failed = await in_thread(run, "submit", "failing", "x", "--job-id", "f1")
     assert failed.code == ExitCode.JOB_FAILED
@@ -198,6 +199,9 @@ async def test_agents_shows_health_runs_and_spend_as_they_are_now(run: Run, plan
         return agents if breaking["health"] == "unhealthy" and settled else None
 
     agents = await until(opened, what="the breaker to open, the spend to be settled, the rows to be there")
+    planned = await in_thread(run, "submit", "breaking", "x", "--dry-run")
+    assert "refused" in planned.out
+    assert "temporarily unavailable" in planned.out
     [model] = agents["spender"]["models"]
     assert (model["model"], model["health"], model["breaker"]) == ("sim/good", "healthy", "closed")
     assert agents["spender"]["spent_today"] == agents["spender"]["figures"]["spend"] == "0.000042000"
@@ -428,7 +432,7 @@ async def test_doctor_says_what_is_wrong_and_what_to_do(
         "consumer worker-missing is missing",
         "breakwater setup",
         "the API key is not accepted",
-        "0 in work, and nothing reads them",
+        "0 in progress, and nothing reads them",
         "Is the service `alerter` running?",
     ):
         assert part in ran.out

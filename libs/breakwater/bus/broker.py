@@ -35,7 +35,7 @@ CONNECTIONS_OWN_INBOX: bytes = None  # pyright: ignore[reportAssignmentType]  # 
 
 
 def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> NatsBroker:
-    """A broker that never gives up on its server, and tells of an outage once."""
+    """A broker that never gives up on its server, and logs an outage once."""
     outage = Outage("nats")
     logged: set[str] = set()
 
@@ -49,14 +49,14 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
 
     async def failed(error: Exception) -> None:
         # While the connection is lost every try to regain it fails here. Before the first one, and for what the server
-        # denies, each text is news once.
+        # denies, each text is logged once.
         if not outage.lasting and str(error) not in logged:
             logged.add(str(error))
             structlog.get_logger().warning("nats_error", error=str(error) or repr(error))
 
     async def closed() -> None:
         # On some errors of protocol the client gives up for good, whatever its settings. Without a bus nothing can be
-        # finished or acknowledged, so nothing is stopped gracefully: whoever started this process starts it again.
+        # finished or acknowledged, so nothing is stopped gracefully: the supervisor restarts this process.
         if broker.running:
             structlog.get_logger().error("nats_connection_closed", what_happens="the process ends")
             os._exit(os.EX_SOFTWARE)
@@ -83,7 +83,7 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
 
 
 def make_app(broker: NatsBroker) -> FastStream:
-    """The application around a broker: runs until SIGTERM or SIGINT, and tells when it is ready to work."""
+    """The application around a broker: runs until SIGTERM or SIGINT, and reports when it is ready."""
     app = FastStream(broker, logger=None)
 
     @app.after_startup
@@ -100,7 +100,7 @@ def connection_of(broker: NatsBroker) -> Callable[[], Client]:
 
 @contextmanager
 def _failures_logged() -> Generator[None]:
-    # Without a logger of its own, FastStream would drop what a handler raises without a word.
+    # Without a logger of its own, FastStream would drop what a handler raises without logging it.
     try:
         yield
     except Exception:
@@ -142,12 +142,12 @@ def on_each(
 
 
 def on_request(broker: NatsBroker, subject: str, queue: str, answer: Callable[[str], Awaitable[bytes]]) -> None:
-    """Answers requests on core NATS, each by one of those that share the queue.
+    """Answers requests on core NATS, each by one member of the queue group.
 
     Args:
         broker: of the service.
         subject: with wildcards.
-        queue: the name that those share who answer.
+        queue: the name of the queue group.
         answer: given the request's subject.
     """
 

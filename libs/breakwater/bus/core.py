@@ -1,4 +1,4 @@
-"""Core NATS, where nothing is stored: asking a service for something, and listening to a subject for a while."""
+"""Core NATS, where nothing is stored: requests to a service, and temporary subscriptions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def ask(connection: Connection, subject: str, data: bytes, timeout_s: floa
     """Returns what the first subscriber answers.
 
     Raises:
-        NobodyListens: nobody is there to answer.
+        NobodyListens: no service is subscribed.
         BusUnavailable: NATS does not answer, or no answer came in time; what was asked for may be done all the same.
     """
     try:
@@ -34,9 +34,9 @@ async def ask(connection: Connection, subject: str, data: bytes, timeout_s: floa
 
 @asynccontextmanager
 async def hearing(connection: Connection, subject: str, hear: Callable[[bytes], None]) -> AsyncGenerator[None]:
-    """Hears what is published on a subject while the block runs; the server knows of it when the block begins.
+    """Subscribes to a subject while the block runs; the server has confirmed that when the block begins.
 
-    A connection that is lost meanwhile is made anew, and what was published until then is not heard.
+    A lost connection is re-established; messages published in between are not received.
 
     Args:
         connection: gives the connection, once there is one.

@@ -76,16 +76,16 @@ class Delivery:
         return True
 
     async def retry_in(self, delay_s: float) -> None:
-        """Gives the message back, to be delivered again after `delay_s`; it holds no slot of this process meanwhile."""
+        """Has the message redelivered after `delay_s` (a nak); it holds no slot of this process meanwhile."""
         await self._message.nak(delay=delay_s)
 
     async def in_progress(self) -> None:
-        """Tells the server that the work goes on, which restarts its ack wait."""
+        """Reports to the server that the message is still in progress, which restarts its ack wait."""
         await self._message.in_progress()
 
 
 async def still_held(deliveries: Iterable[Delivery]) -> None:
-    """Tells the server once that these messages are worked on. What is told is lost with the connection."""
+    """Reports once to the server that these messages are in progress; lost when the connection is."""
     for delivery in deliveries:
         # That costs at most a redelivery, which handlers expect.
         with suppress(nats.errors.Error):
@@ -94,7 +94,7 @@ async def still_held(deliveries: Iterable[Delivery]) -> None:
 
 @asynccontextmanager
 async def heartbeat(deliveries: Iterable[Delivery], every_s: float = ACK_WAIT_S / 3) -> AsyncGenerator[None]:
-    """Keeps messages from being delivered to somebody else while the block runs."""
+    """Keeps messages from being redelivered while the block runs."""
     held = tuple(deliveries)
 
     async def beat() -> None:
@@ -241,7 +241,7 @@ class Waker:
         try:
             await self._publisher.raw(subjects.job(agent), delivery.data, headers)
         except NoStream as error:
-            # A cluster that is choosing the leader of JOBS answers the same; the config tells one from the other.
+            # A cluster that is choosing the leader of JOBS answers the same; the config distinguishes the two.
             if agent in self._agents:
                 raise
             await dead_letter(
@@ -256,7 +256,7 @@ class Waker:
 
 
 def parked_execution(headers: Mapping[str, str]) -> str | None:
-    """Which execution a job is that comes from PARKED; None for one that was never there."""
+    """Which execution a job is that comes from PARKED; None where it is none of ours."""
     token = headers.get(Header.EXECUTION_ID.value)
     if token is None:
         return None

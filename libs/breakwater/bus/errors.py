@@ -4,8 +4,8 @@ BusError
 ├── BusUnavailable      no server, no answer in time: try again later, with the same message id
 ├── PublishRefused      the stream does not take it: full, or too large
 │   └── NoStream        no stream takes the subject: an agent that is not configured
-├── AlreadyDecided      somebody recorded it first (wrong last sequence on its own subject): read it back
-└── NobodyListens       whoever was to answer a request is not there
+├── AlreadyDecided      another writer was first (wrong last sequence on its own subject): read it back
+└── NobodyListens       the service that answers a request is not running
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class BusError(Exception):
     """Root of what this room raises."""
 
 
-class BusUnavailable(BusError, Unavailable):  # noqa: N818  a state of the world, named as people say it
+class BusUnavailable(BusError, Unavailable):  # noqa: N818  a condition, named as engineers say it
     """NATS does not answer. The message may or may not have been stored."""
 
     server = "nats"

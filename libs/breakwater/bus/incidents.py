@@ -1,8 +1,8 @@
 """Incidents, read from ALERTS and decided on once in the whole fleet.
 
 ALERTS is a log with one writer at a time: each alert names the last sequence that its writer knew, and the stream takes
-it only if there is no later one. Who is refused reads what it missed and decides again. So nobody decides on an
-incident as it was before, however many alerters and people decide at once, and whatever answer was lost on its way.
+it only if there is no later one. A refused writer reads what it missed and decides again. So no decision is made on a
+stale incident, however many alerters and operators decide at once, and whichever response was lost.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Incidents:
 
 
 class IncidentLog:
-    """The incidents of ALERTS, kept up with, and decided on."""
+    """The incidents of ALERTS: follows the stream, and publishes decisions."""
 
     def __init__(self, connection: Connection, publisher: Publisher, redactor: Redactor) -> None:
         self._connection = connection
@@ -91,7 +91,7 @@ class IncidentLog:
         self.incidents = Incidents()
 
     async def catch_up(self) -> Incidents:
-        """Reads the alerts published since the last time, by whomever.
+        """Reads the alerts published since the last time, by any writer.
 
         Raises:
             BusUnavailable: NATS does not answer.
@@ -140,7 +140,7 @@ class IncidentLog:
                     fresh = True
                     continue
                 except BaseException:
-                    # Perhaps it was stored: before the next decision we look.
+                    # It may have been stored: the next decision reads the stream first.
                     self._sure = False
                     raise
                 self._sequence = stored.sequence
@@ -159,7 +159,7 @@ class IncidentLog:
     async def _read(self) -> None:
         facts = await self._lookup.facts(Stream.ALERTS)
         if facts.identity != self._stream or facts.last < self._sequence:
-            # Another stream than the one that was read: made anew, or restored from a copy.
+            # Another stream than the one that was read: recreated, or restored from a backup.
             self.incidents, self._sequence, self._stream = Incidents(), 0, facts.identity
         left_s = REPLICA_LAG_S
         while self._sequence < facts.last and facts.first <= facts.last:
@@ -169,7 +169,7 @@ class IncidentLog:
                     self._take(message.data, message.sequence)
                     self._sequence = message.sequence
             if self._sequence < facts.last:
-                # A replica that is behind was asked; or somebody deleted the last message, and it never comes.
+                # A replica that is behind was asked; or the last message was deleted, and never comes.
                 if left_s <= 0:
                     break
                 left_s -= REPLICA_PAUSE_S

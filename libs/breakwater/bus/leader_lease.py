@@ -1,8 +1,8 @@
-"""One at a time in the whole fleet: a lease, kept as one message on a subject that takes only who knows the last one.
+"""Leader election: a lease, stored as the last message on a subject, written with its expected last sequence.
 
-No clock is compared with another one's: a lease has lapsed when whoever waits has seen no renewal for `LEASE_S` by its
-own clock, and its holder stops by its own clock sooner than that. Two may still overlap for a moment, where a machine
-stood still; what must be decided once is decided by the stream (see `breakwater.bus.incidents`), not by who leads.
+Clocks are not compared: a lease has lapsed when a waiting process has seen no renewal for `LEASE_S` by its own clock;
+its holder stops by its own clock sooner than that. Two may still overlap for a moment, where a machine was suspended;
+what must be decided once is decided by the stream (see `breakwater.bus.incidents`), not by the leader.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LeaderLease:
                     await self._write(self._holder, sequence)
                     return
             except BusError as error:
-                # Away, or another one was quicker: both are seen to at the next look.
+                # Unavailable, or another process was quicker: the next poll finds out.
                 structlog.get_logger().debug("leader_lease_not_taken", subject=self._subject, error=str(error))
             await asyncio.sleep(WATCH_S)
 

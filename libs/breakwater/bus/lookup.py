@@ -53,7 +53,7 @@ class Facts:
     """What a stream is, and holds."""
 
     identity: str
-    """Tells it from one of the same name that was made after it was deleted."""
+    """When it was created: distinguishes it from a deleted stream of the same name."""
     created: datetime
     first: int
     """The oldest sequence that is stored; 0 or 1 where nothing was ever removed."""
@@ -72,7 +72,7 @@ def found(data: bytes | None, headers: Mapping[str, str]) -> Found:
 
 
 def no_stream(stream: Stream) -> BusUnavailable:
-    """Nobody listens for direct gets: the server can't tell a stream that was never made from one that is down."""
+    """No responder for direct gets: a stream that was never created looks the same as one that is down."""
     return BusUnavailable(
         f"no server holds the stream {stream}: `breakwater setup` creates it; if it was created, wait for its servers"
     )
@@ -123,7 +123,7 @@ class Lookup:
         return info.ack_floor.stream_seq if info.ack_floor is not None else 0
 
     async def identity(self, stream: Stream) -> str:
-        """What tells this stream from one of the same name that was made after it was deleted: when it was created.
+        """A stream's identity, which distinguishes it from a deleted one of the same name: when it was created.
 
         Raises:
             BusUnavailable: NATS does not answer.
@@ -163,16 +163,16 @@ def _identity(info: StreamInfo) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What a consumer has before it."""
+    """The backlog of a durable consumer, in messages."""
 
     waiting: int
     """Messages that were not delivered yet."""
-    in_work: int
+    in_progress: int
     """Messages that were delivered and not acknowledged yet."""
 
 
 async def backlog(connection: Connection, stream: Stream, durable: str) -> Backlog | None:
-    """What a durable consumer has before it; None where it was never made.
+    """The backlog of a durable consumer; None where it was never created.
 
     Raises:
         BusUnavailable: NATS does not answer, or not to this user.

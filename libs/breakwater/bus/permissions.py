@@ -4,12 +4,12 @@
 |---|---|
 | `request` … `sink` | the service of that name |
 | `setup` | the administrator: creates and updates streams and consumers, reads all streams, puts dead letters back |
-| `client` | programs: publish jobs; hear answers, alerts and events |
+| `client` | programs: publish jobs; subscribe to answers, alerts and events |
 
 Three decisions that the lists below follow:
 
 - **Replies are private.** Every user of ours has its own inbox prefix (`_INBOX_worker`), and connects with it, so that
-  no service hears what the server or another service answers to somebody else. Programs keep their library's default
+  no service receives replies to another one. Programs keep their library's default
   (`_INBOX`), which no service can subscribe to.
 - **A job's `reply_to` is an inbox of the programs or lies under `bw.replies`.** The worker may publish nowhere else, so
   a job can't make it forge an event or answer in the server's name.
@@ -49,7 +49,7 @@ class Grant:
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
     answers: bool = False
-    """Whether it may answer who asks it, once, wherever the answer is to go."""
+    """Whether it may reply to a request, once, on any reply subject."""
 
 
 def inbox_prefix(user: str) -> str:
@@ -118,18 +118,18 @@ GRANTS = (
     _grant(
         "request",
         publish=(
-            # A job, and that it is queued; what a person resets, or forces open; budgets: a cap that a person raises.
+            # A job, and that it is queued; what an operator resets, or forces open; caps that an operator raises.
             *_below("jobs", "progress", "breakers", "guards", "budgets"),
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
             # Dead letters: how many there are, and which of them were run again.
             f"$JS.API.STREAM.INFO.{Stream.DLQ}",
             "bw.replayed.*",
-            # Incidents that a person acknowledges or resolves; and what a channel shall try again, or be tested with.
+            # Incidents that an operator acknowledges or resolves; what a channel is to send again; channel tests.
             *_below("alerts", "alerter.replays"),
             CHANNEL_TESTS,
             f"$JS.API.STREAM.INFO.{Stream.ALERTS}",
             *reads(Stream.ALERTS, Stream.ALERTER),
-            # It compares the budgets with the record for whoever asks.
+            # It compares the budgets with the record on request.
             *RECORD,
             *BACKLOGS,
         ),
@@ -156,7 +156,7 @@ GRANTS = (
         publish=(
             *_below("breakers", "dlq"),
             *consumes(Stream.EVENTS, "breaker"),
-            # When Redis was emptied, it builds its state anew from what is stored.
+            # When Redis was emptied, it rebuilds its state from what is stored.
             f"$JS.API.STREAM.INFO.{Stream.EVENTS}",
             *reads(Stream.EVENTS),
         ),
@@ -166,7 +166,7 @@ GRANTS = (
         publish=(
             *_below("budgets", "dlq"),
             *consumes(Stream.EVENTS, "budget"),
-            # When Redis was emptied, it builds its state anew from what is stored; else it compares the two.
+            # When Redis was emptied, it rebuilds its state from what is stored; otherwise it compares the two.
             *RECORD,
             *reads(Stream.EVENTS),
         ),

@@ -60,7 +60,7 @@ class Publisher:
             id: `ce-id`, unique for the event and the same when it is published again.
             at: `ce-time`.
             once: the subject takes one message only: the first writer wins.
-            after: the stream's last sequence, as far as the writer knows: who knows less than all is refused.
+            after: the stream's last sequence as the writer knows it: refused where there is a later one.
             traceparent: W3C trace context of the job.
 
         Raises:
@@ -98,7 +98,7 @@ class Publisher:
         if self._jetstream is None:
             self._jetstream = client.jetstream()
         if not client.is_connected:
-            # Buffered by the client otherwise, and sent at some later time without anybody knowing.
+            # Otherwise the client would buffer it and send it at some later time, unconfirmed.
             raise BusUnavailable("NATS is not connected")
         try:
             ack = await self._jetstream.publish(subject, payload, timeout=timeout_s, headers=dict(headers))
@@ -117,7 +117,7 @@ class Publisher:
         return Stored(ack.stream, ack.seq, bool(ack.duplicate))
 
     async def transient(self, subject: str, event: Event) -> None:
-        """Publishes on core NATS: whoever listens now hears it, nothing is stored. Silent when disconnected.
+        """Publishes on core NATS: received by current subscribers only, not stored. Dropped silently when disconnected.
 
         Raises:
             BusUnavailable: there is no connection at all, or it takes no more.

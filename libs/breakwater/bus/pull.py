@@ -1,4 +1,4 @@
-"""Fetching from a durable consumer when there is time for it: for who holds messages back, and not others too."""
+"""Fetching from a durable consumer on demand, for a reader that holds messages back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from breakwater.bus.lookup import Connection
 from breakwater.contracts.subjects import Stream
 
 DRAIN_S = 0.05
-"""How long more is waited for, once something has come."""
+"""How long a fetch waits for more messages after the first one."""
 
 
 class Pull:
@@ -49,7 +49,7 @@ class Pull:
         return [Delivery(message) for message in messages]
 
     async def close(self) -> None:
-        """Gives the subscription back."""
+        """Unsubscribes."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             try:

@@ -1,7 +1,7 @@
 """Reading a part of a stream from its store, without a consumer: batches of direct gets (nats-server 2.11, ADR-31).
 
 In a cluster any replica answers, and one that is some moments behind ends that much earlier. So this rebuilds what was
-lost from what was stored before; it does not tell whether a message that was just published has arrived.
+lost from what was stored before; it does not show whether a message that was just published has arrived.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BATCH_BYTES = 4 * 1024 * 1024
 SUBJECTS_AT_ONCE = 256
 
 _OF_THE_BATCH = ("Nats-Num-Pending", "Nats-Last-Sequence")
-"""Headers that tell of the batch, and so differ each time the same message is read."""
+"""Headers that describe the batch, and so differ each time the same message is read."""
 
 
 _FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2262, 1, 1, tzinfo=UTC)
@@ -56,7 +56,7 @@ async def scan(
 ) -> AsyncGenerator[Found]:
     """The stored messages that match, in the stream's order, up to the last one that was there when it began.
 
-    Whoever may leave the loop early wraps it in `contextlib.aclosing`, which gives the subscription back at once.
+    A caller that may leave the loop early wraps it in `contextlib.aclosing`, which unsubscribes at once.
 
     Args:
         connection: gives the connection, once there is one.
@@ -99,7 +99,7 @@ async def first_since(connection: Connection, stream: Stream, subject_filter: st
 async def last_on(connection: Connection, stream: Stream, subjects: Sequence[str]) -> AsyncGenerator[Found]:
     """The newest message of each of some subjects, where it has one. Raises as `scan` does.
 
-    Whoever may leave the loop early wraps it in `contextlib.aclosing`, which gives the subscription back at once.
+    A caller that may leave the loop early wraps it in `contextlib.aclosing`, which unsubscribes at once.
     """
     for start in range(0, len(subjects), SUBJECTS_AT_ONCE):
         wanted = {"multi_last": list(subjects[start : start + SUBJECTS_AT_ONCE]), "seq": 1}

@@ -1,4 +1,4 @@
-"""Compares what is on the server with the topology, and tells how far every consumer is. Changes nothing."""
+"""Compares what is on the server with the topology, and reads how far every consumer is. Changes nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StreamFound:
     name: str
     verdict: Verdict
     different: tuple[str, ...] = ()
-    """The settings that are otherwise than they should be."""
+    """The settings that differ from the topology."""
     messages: int | None = None
 
 
@@ -43,7 +43,7 @@ class ConsumerFound:
     different: tuple[str, ...] = ()
     waiting: int | None = None
     """Messages that were not delivered yet."""
-    in_work: int | None = None
+    in_progress: int | None = None
     """Messages that were delivered and not acknowledged yet."""
     readers: int | None = None
     """Requests for messages that are open now."""
@@ -101,6 +101,6 @@ async def _consumer(jetstream: JetStreamContext, stream: Stream, wanted: Consume
         "differs" if different else "right",
         different,
         waiting=found.num_pending,
-        in_work=found.num_ack_pending,
+        in_progress=found.num_ack_pending,
         readers=found.num_waiting,
     )

@@ -21,7 +21,7 @@ from breakwater.contracts.subjects import Stream
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 ACK_WAIT_S = 20.0
-"""How long a worker may be silent before its job goes to another."""
+"""How long a worker may send no sign of life before its job is delivered to another one."""
 
 JOBS_MAX_BYTES = 4 * 1024**3
 """Waiting jobs fill no disk: beyond this, publishing is refused, and nothing that was accepted goes."""
@@ -38,7 +38,7 @@ ALERTER_DEAD_LETTERS = "alerter-dead-letters"
 ALERTER_REPLAYS = "alerter-replays"
 
 ALERTS_HELD = 1_000
-"""How many alerts a channel holds back at once, to tell of them together; the others wait in the stream."""
+"""How many alerts a channel holds back at once, to send them as one message; the others wait in the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
         stream(Stream.ALERTS, ["bw.alerts.>"], 30 * DAY_S, duplicate_window=DAY_S),
         stream(
             Stream.ALERTER,
-            # Not bw.alerter.test: who asks for a test wants an answer, not an acknowledgement.
+            # Not bw.alerter.test: a test expects an answer, not an acknowledgement.
             [
                 subjects.ALERTER_LEADER,
                 *(f"bw.alerter.{kind}.>" for kind in ("sent", "disabled", "baselines", "replays")),
@@ -105,7 +105,7 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             duplicate_window=120.0,
         ),
         stream(Stream.RESULTS, ["bw.results.>"], plan.results_max_age_h * HOUR_S, duplicate_window=600.0),
-        # What was replayed is noted beside the dead letters, and is kept for as long as they are.
+        # What was replayed is recorded beside the dead letters, and is kept for as long as they are.
         stream(Stream.DLQ, ["bw.dlq.>", "bw.replayed.*"], 30 * DAY_S, duplicate_window=DAY_S),
         stream(
             Stream.ADVISORIES,
@@ -138,7 +138,7 @@ def consumers(plan: Plan) -> tuple[tuple[Stream, ConsumerConfig], ...]:
         (Stream.PARKED, _durable(PARKED_CONSUMER, ["bw.parked.*.*"], max_ack_pending=-1)),
         (Stream.EVENTS, _durable("breaker", ["bw.attempts.>"], max_ack_pending=10_000)),
         (Stream.EVENTS, _durable("budget", ["bw.attempts.>"], max_ack_pending=10_000)),
-        # One at a time over the whole fleet: a breaker's closing is never heard before its opening.
+        # One at a time over the whole fleet: a breaker's closing is never handled before its opening.
         (Stream.EVENTS, _durable(ALERTER_EVENTS, ["bw.breakers.>", "bw.guards.>", "bw.budgets.>"], max_ack_pending=1)),
         (Stream.EVENTS, _durable(ALERTER_EXECUTIONS, ["bw.executions.>"], max_ack_pending=5_000)),
         (Stream.DLQ, _durable(ALERTER_DEAD_LETTERS, ["bw.dlq.>"], max_ack_pending=1_000)),
@@ -146,7 +146,7 @@ def consumers(plan: Plan) -> tuple[tuple[Stream, ConsumerConfig], ...]:
         (Stream.EVENTS, _durable("sink-events", ["bw.>"], max_ack_pending=50_000)),
         (Stream.ALERTS, _durable("sink-alerts", ["bw.alerts.>"], max_ack_pending=10_000)),
         *(
-            # A channel that is added later is not told of a month that is over.
+            # A channel that is added later is not sent the alerts of the last month.
             (
                 Stream.ALERTS,
                 _durable(alert_consumer(name), ["bw.alerts.>"], max_ack_pending=ALERTS_HELD, begin=DeliverPolicy.NEW),

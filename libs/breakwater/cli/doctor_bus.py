@@ -47,7 +47,7 @@ class ConsumerProgress:
 
     done: int
     """The sequence in the stream up to which everything is acknowledged."""
-    in_work: int
+    in_progress: int
 
 
 async def nats_findings(plane: PlaneLocation, config: Config | None) -> list[Finding]:
@@ -97,7 +97,7 @@ async def _topology(client: Client, config: Config) -> list[Finding]:
     replicas = Settings().nats_replicas if "BREAKWATER_NATS_REPLICAS" in os.environ else None
     plan = bus_plan(config)
     found = await survey(client, plan, replicas=replicas)
-    if any(one.readers == 0 and not one.in_work for one in found.consumers):
+    if any(one.readers == 0 and not one.in_progress for one in found.consumers):
         # Between two requests of a service there may be none for a moment.
         await asyncio.sleep(READER_RETRY_S)
         found = await survey(client, plan, replicas=replicas)
@@ -129,9 +129,9 @@ async def _topology(client: Client, config: Config) -> list[Finding]:
 
 def stands_still(before: ConsumerProgress | None, after: ConsumerProgress | None) -> bool:
     """Whether a consumer holds messages and got nothing done between two looks."""
-    if before is None or after is None or before.in_work == 0 or after.in_work == 0:
+    if before is None or after is None or before.in_progress == 0 or after.in_progress == 0:
         return False
-    return after.done == before.done and after.in_work >= before.in_work
+    return after.done == before.done and after.in_progress >= before.in_progress
 
 
 async def _stuck(client: Client, consumers: list[ConsumerFound]) -> set[str]:
@@ -139,7 +139,7 @@ async def _stuck(client: Client, consumers: list[ConsumerFound]) -> set[str]:
 
     Without the workers': a call of a model takes longer than a doctor may, and is nobody's fault.
     """
-    at_work = [one for one in consumers if one.in_work and not one.name.startswith("worker-")]
+    at_work = [one for one in consumers if one.in_progress and not one.name.startswith("worker-")]
     if not at_work:
         return set()
     before = await asyncio.gather(*(_progress(client, one) for one in at_work))
@@ -164,12 +164,12 @@ async def _progress(client: Client, consumer: ConsumerFound) -> ConsumerProgress
 def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:
     from breakwater.bus.topology import PARKED_CONSUMER
 
-    waiting, in_work = consumer.waiting or 0, consumer.in_work or 0
+    waiting, in_progress = consumer.waiting or 0, consumer.in_progress or 0
     # What the consumer of parked jobs holds is asleep.
-    state = "parked" if consumer.name == PARKED_CONSUMER else "in work"
-    text = f"{consumer.name}: {waiting:,} waiting, {in_work:,} {state}"
+    state = "parked" if consumer.name == PARKED_CONSUMER else "in progress"
+    text = f"{consumer.name}: {waiting:,} waiting, {in_progress:,} {state}"
     service = consumer.name.partition("-")[0]
-    if consumer.readers == 0 and not in_work:
+    if consumer.readers == 0 and not in_progress:
         return Finding(
             "lag", "warn", f"{text}, and nothing reads them", f"Is the service `{service}` running? See its log."
         )
@@ -208,7 +208,7 @@ def held_back_for(route: Route, quiet_s: float) -> timedelta:
 
 
 async def _channel(client: Client, consumer: ConsumerFound, name: str, allowed: timedelta) -> Finding:
-    waiting, held = consumer.waiting or 0, consumer.in_work or 0
+    waiting, held = consumer.waiting or 0, consumer.in_progress or 0
     text = f"{consumer.name}: {waiting:,} waiting, {held:,} held back or being sent"
     log = "See in the log of `alerter` what its receiver says"
     if consumer.readers == 0 and not held:

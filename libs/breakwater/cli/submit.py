@@ -368,8 +368,10 @@ def _answer(result: dict[str, Any]) -> None:
         columns: list[Column[dict[str, Any]]] = [
             Column("model", lambda one: one["model"]),
             Column("provider", lambda one: one["provider"]),
-            Column("attempts at most", _planned_attempts, right=True),
-            Column("worst cost of one", lambda one: _planned_cost(one["worst_case_cost"]), right=True),
+            Column("max attempts", _planned_attempts, right=True),
+            Column("worst-case cost", lambda one: _planned_cost(one["worst_case_cost"]), right=True),
+            Column("admission", lambda one: one["admission"]),
+            Column("refusal", _planned_refusal),
         ]
         output.table(columns, planned)
     elif isinstance(answer, str):
@@ -381,6 +383,14 @@ def _answer(result: dict[str, Any]) -> None:
 def _planned_attempts(model: dict[str, Any]) -> str:
     corrections = model["max_corrections"]
     return f"{model['max_attempts']}{f' + {corrections}' if corrections else ''}"
+
+
+def _planned_refusal(model: dict[str, Any]) -> str:
+    refusal: dict[str, Any] | None = model["refusal"]
+    if refusal is None:
+        return ""
+    retry_after_s: float | None = refusal["retry_after_s"]
+    return refusal["message"] + ("" if retry_after_s is None else f" (retry after {retry_after_s:.3g} s)")
 
 
 def _planned_cost(cost: str | None) -> str:

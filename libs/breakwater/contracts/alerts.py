@@ -60,7 +60,7 @@ class Alert(Event):
     source_id: str = Field(
         description="`ce-id` of the event that caused this change, or the id of the operator action."
     )
-    heard_id: str = Field(default="", description="`ce-id` of the latest event of the incident.")
+    last_event_id: str = Field(default="", description="`ce-id` of the latest event of the incident.")
     at: Timestamp
 
 

@@ -541,7 +541,7 @@ class AgentQueue(Event):
 
     agent: Identifier
     waiting: Count | None = Field(description=f"Jobs that no worker has taken. {_NO_QUEUE}")
-    in_work: Count | None = Field(
+    in_progress: Count | None = Field(
         description="Jobs that a worker has taken, those between two attempts included. None as for `waiting`."
     )
     concurrency: Count = Field(description="How many may be in progress at once, over all workers.")
@@ -554,7 +554,7 @@ class ServiceQueue(Event):
     consumer: str = Field(description="Its name on the bus, such as `sink-events`.")
     stream: str
     waiting: Count | None = Field(description=f"Messages that the service has not been given. {_NO_QUEUE}")
-    in_work: Count | None = Field(
+    in_progress: Count | None = Field(
         description="Messages that it was given and has not acknowledged; what an alert channel holds back is among "
         "them. None as for `waiting`."
     )

@@ -45,7 +45,7 @@ def began_with(alert: Alert) -> str:
 
 
 class Reminders(Message):
-    """Reminders of incidents that wait for an operator."""
+    """Reminders of incidents that wait for an operator: a `repeat_interval` that doubles with each one."""
 
     first_s: float = Field(
         default=3600,

@@ -46,7 +46,7 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
         The next alert of the incident, or the first one of a new incident. None where the event says nothing new: it
         was heard before, or there is nothing that it could end.
     """
-    if current is not None and current.heard_id == signal.source_id:
+    if current is not None and current.last_event_id == signal.source_id:
         return None
     if isinstance(signal, Resolved):
         if current is None or current.status == "resolved":
@@ -72,7 +72,7 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
         title=signal.title,
         text=signal.text,
         payload=signal.payload,
-        heard_id=signal.source_id,
+        last_event_id=signal.source_id,
         count=current.count + signal.times,
         last_at=max(current.last_at, signal.at),
         ends_at=_later(current.ends_at, _ends(signal, rules)),
@@ -176,7 +176,7 @@ def _opened(signal: Firing, rules: IncidentRules) -> Alert:
         ends_at=_ends(signal, rules),
         remind_at=_reminder(signal.at, 0, rules) if status == "pending" else None,
         source_id=signal.source_id,
-        heard_id=signal.source_id,
+        last_event_id=signal.source_id,
         at=signal.at,
     )
 
@@ -193,7 +193,7 @@ def _resolved(current: Alert, signal: Resolved) -> Alert:
         title=signal.title,
         text=signal.text,
         payload=signal.payload,
-        heard_id=signal.source_id,
+        last_event_id=signal.source_id,
     )
 
 

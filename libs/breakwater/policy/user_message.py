@@ -21,7 +21,7 @@ _KINDS: dict[ErrorKind, tuple[str, str]] = {
         "The conversation has tool calls without results, or results without calls; please complete or remove them.",
     ),
     "breaker_open": ("CircuitBreakerOpen", f"This agent is paused because of recent failures. {_LATER}"),
-    "budget_exceeded": ("BudgetExceeded", "This agent has used up its budget for now. Please tell its owner."),
+    "budget_exceeded": ("BudgetExceeded", "This agent has used up its budget for now. Please contact its owner."),
     "guard_tripped": (
         "TaskStopped",
         "This task was stopped, and people were asked to look at it. Please do not call it again until they have.",
@@ -39,8 +39,8 @@ _CLASSES = {
     "NotFoundError": "The model or resource does not exist or is not available to you.",
     "RequestTooLargeError": "The request is too large; please send less.",
     "UnprocessableEntityError": "A parameter's value may be invalid.",
-    "DnsError": "The address of the model's provider could not be found. Please tell the agent's owner.",
-    "TlsError": "No secure connection to the model's provider could be made. Please tell the agent's owner.",
+    "DnsError": "The address of the model's provider could not be found. Please contact the agent's owner.",
+    "TlsError": "No secure connection to the model's provider could be made. Please contact the agent's owner.",
     "ServiceUnavailableError": f"The model's provider is not available. {_LATER}",
     "OverloadedError": f"The model's provider is overloaded. {_LATER}",
 }

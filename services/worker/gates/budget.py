@@ -144,7 +144,7 @@ class BudgetGate(Gate):
                 kind="budget_exceeded",
                 class_="UnpricedModelError",
                 message=f"{flight.model} has no price, so {cap} cannot be enforced; set {setting}",
-                user_message="This agent's model has no price, so its budget can't be enforced. Please ask its owner.",
+                user_message="This agent's budget can't be enforced, as its model has no price. Please ask its owner.",
             ),
             refused_by,
         )

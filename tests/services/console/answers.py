@@ -98,13 +98,13 @@ def incident(number: int, severity: str = "critical", status: str = "firing") ->
     }
 
 
-def queue(agent: str, waiting: "int | None" = 0, in_work: "int | None" = 0) -> "dict[str, Any]":
-    return {"agent": agent, "waiting": waiting, "in_work": in_work, "concurrency": 8}
+def queue(agent: str, waiting: "int | None" = 0, in_progress: "int | None" = 0) -> "dict[str, Any]":
+    return {"agent": agent, "waiting": waiting, "in_progress": in_progress, "concurrency": 8}
 
 
-def service(consumer: str, waiting: "int | None" = 0, in_work: "int | None" = 0) -> "dict[str, Any]":
+def service(consumer: str, waiting: "int | None" = 0, in_progress: "int | None" = 0) -> "dict[str, Any]":
     name = consumer.partition("-")[0]
-    return {"service": name, "consumer": consumer, "stream": "EVENTS", "waiting": waiting, "in_work": in_work}
+    return {"service": name, "consumer": consumer, "stream": "EVENTS", "waiting": waiting, "in_progress": in_progress}
 
 
 def answer(

@@ -132,7 +132,7 @@ def test_what_one_looks_for_comes_first_and_what_is_not_known_last(order: str, e
         return AgentRow(**({"name": name, "health": None, "line": None, "queue": None, "limited": None} | known))  # type: ignore[arg-type]
 
     def jobs(waiting: int) -> AgentQueue:
-        return AgentQueue(agent="x", waiting=waiting, in_work=0, concurrency=1)
+        return AgentQueue(agent="x", waiting=waiting, in_progress=0, concurrency=1)
 
     rows = [
         row(

@@ -44,8 +44,8 @@ async def test_every_agent_is_told_with_the_jobs_that_wait_and_those_in_work(doo
     await put(door.bus, subjects.job("writer"), 5)
     await put(door.bus, subjects.job(ODD_AGENT), 2)
     await take(door.bus, "JOBS", worker_consumer("writer"), 3)
-    told = await queues_when(door, lambda queues: sum(one["in_work"] for one in queues["agents"]) == 3)
-    by_name = {one["agent"]: (one["waiting"], one["in_work"]) for one in told["agents"]}
+    told = await queues_when(door, lambda queues: sum(one["in_progress"] for one in queues["agents"]) == 3)
+    by_name = {one["agent"]: (one["waiting"], one["in_progress"]) for one in told["agents"]}
     assert by_name == {"writer": (2, 3), "reader": (0, 0), ODD_AGENT: (2, 0)}
     assert {one["concurrency"] for one in told["agents"]} == {16}
 
@@ -54,7 +54,7 @@ async def test_parked_jobs_count_whether_or_not_a_worker_has_them_in_mind(door: 
     await put(door.bus, "bw.parked.writer.e1", 3)
     await take(door.bus, "PARKED", "worker-parked", 2)
     told = await queues_when(door, lambda queues: queues["parked"] == 3)
-    assert sum(one["waiting"] + one["in_work"] for one in told["agents"]) == 0
+    assert sum(one["waiting"] + one["in_progress"] for one in told["agents"]) == 0
 
 
 async def test_how_far_services_and_alert_channels_are_behind(alerting: Door) -> None:
@@ -62,9 +62,9 @@ async def test_how_far_services_and_alert_channels_are_behind(alerting: Door) ->
     await put(alerting.bus, "bw.alerts.breaker_open", 1)
     await take(alerting.bus, "EVENTS", "sink-events", 3)
     told = await queues_when(
-        alerting, lambda queues: {one["consumer"]: one["in_work"] for one in queues["services"]}["sink-events"] == 3
+        alerting, lambda queues: {one["consumer"]: one["in_progress"] for one in queues["services"]}["sink-events"] == 3
     )
-    by_name = {one["consumer"]: (one["service"], one["waiting"], one["in_work"]) for one in told["services"]}
+    by_name = {one["consumer"]: (one["service"], one["waiting"], one["in_progress"]) for one in told["services"]}
     assert by_name == {
         "breaker": ("breaker", 4, 0),
         "budget": ("budget", 4, 0),
@@ -85,7 +85,7 @@ async def test_a_queue_that_was_never_made_is_not_told_as_an_empty_one(door: Doo
     with pytest.raises(NotFoundError):
         await door.bus.jetstream().consumer_info("JOBS", worker_consumer("reader"))
     told = await queues_when(door, lambda queues: queues["agents"][1]["waiting"] is None)
-    assert [one["in_work"] is None for one in told["agents"]] == [False, True, False]
+    assert [one["in_progress"] is None for one in told["agents"]] == [False, True, False]
 
 
 async def test_an_answer_serves_everybody_for_a_second_and_no_longer(door: Door) -> None:

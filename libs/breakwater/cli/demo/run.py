@@ -167,9 +167,9 @@ class _Demo:
             async def unsettled() -> list[str]:
                 return [
                     *[
-                        f"{one.name}: {_count(one.waiting)} waiting, {_count(one.in_work)} in work"
+                        f"{one.name}: {_count(one.waiting)} waiting, {_count(one.in_progress)} in progress"
                         for one in (await survey(bus, topology)).consumers
-                        if one.waiting != 0 or one.in_work != 0
+                        if one.waiting != 0 or one.in_progress != 0
                     ],
                     *await self._unsettled(analytics, budgets, handover.http + handover.nats),
                 ]
