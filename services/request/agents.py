@@ -45,7 +45,7 @@ class Agents:
         try:
             loaded = await self._breakers.load(keys)
         except StateUnavailable:
-            return None  # the worker decides, when Redis is back; who else uses it here tells of the outage
+            return None  # the worker decides, when Redis is back; other users of Redis log the outage
         untils = [until for one in loaded if (until := refused_until(one)) is not None]
         if not loaded or len(untils) < len(chain):
             return None
@@ -65,7 +65,7 @@ def _agent_unavailable(agent: str, untils: dict[str, int], now_ms: int) -> Probl
 
 
 def _when(until_ms: int) -> str:
-    return format_time(time_from_ms(until_ms)) if until_ms else "somebody resets its breaker"
+    return format_time(time_from_ms(until_ms)) if until_ms else "an operator resets its breaker"
 
 
 async def agents_health(config: Config, breakers: Breakers, healths: Healths) -> list[AgentHealth]:
@@ -88,7 +88,7 @@ async def agents_health(config: Config, breakers: Breakers, healths: Healths) ->
 
 
 async def breaker_statuses(config: Config, breakers: Breakers) -> list[BreakerStatus]:
-    """Every breaker that was ever heard of, and those of the agents' own models that were not, by agent and model.
+    """Every breaker in Redis, and those of the agents' own models that were not, by agent and model.
 
     Raises:
         StateUnavailable: Redis does not answer.
@@ -151,7 +151,7 @@ def refused_until(loaded: Loaded) -> int | None:
     """Until when a breaker lets no call pass, in ms since the epoch, as of when it was read.
 
     Returns:
-        None where it lets one pass, a probe at least; 0 where it was isolated: until somebody resets it.
+        None where it lets one pass, a probe at least; 0 where it was isolated: until an operator resets it.
     """
     breaker, until_ms = loaded.breaker, 0
     match breaker.state:
@@ -179,7 +179,7 @@ def _agent(name: str, models: Mapping[str, Loaded | None], calls: Mapping[str, L
     of_models = tuple(_model(model, loaded, calls.get(model, Lately())) for model, loaded in models.items())
     together = calls.get("", Lately())
     waits = [None if loaded is None else refused_until(loaded) for loaded in models.values()]
-    # Of those isolated nobody knows when; and where one may be called now, there is nothing to wait for.
+    # For those isolated the time is unknown; and where one may be called now, there is nothing to wait for.
     first = None if None in waits else min((until for until in waits if until), default=None)
     return AgentHealth(
         agent_id=name,

@@ -136,7 +136,7 @@ class ChannelRoutes:
         """
         headers = {Header.CHANNEL.value: channel}
         if not again:
-            # The stream itself refuses a second one, however many people ask for it at once.
+            # The stream itself refuses a second one, however many requests come at once.
             headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = "0"
         try:
             await self._publisher.raw(subjects.alert_replay(channel, kept.number), kept.payload, headers)

@@ -1,8 +1,8 @@
 """`/alerts/{incident_id}`: where a signed link in a message leads, for people without an API key.
 
-Looking changes nothing, as mail scanners and previews in chats follow links too; what the form on the page sends does.
-The form needs no token against forged requests: no cookie stands for a person here, the signature in the address is the
-whole permission, and a foreign page that knew it could do the same by itself.
+A GET changes nothing, as mail scanners and link previews follow links, too; only submitting the form does. The form
+needs no CSRF token: there are no cookies, the signature in the URL is the whole permission, and a foreign page that
+knew it could act without the form.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LinkForm(Message):
 
 
 class LinkRoutes:
-    """The page of an incident, for whoever has a link to it."""
+    """The page of an incident, for those who have a signed link to it."""
 
     def __init__(
         self, secret: str, log: IncidentLog, redactor: Redactor, now: Callable[[], datetime] = utc_now
@@ -173,7 +173,7 @@ class _Pages:
             "base-uri 'none'; frame-ancestors 'none'",
             "X-Frame-Options": "DENY",
             "X-Content-Type-Options": "nosniff",
-            # The address is the permission: it is told to nobody, and kept nowhere.
+            # The URL is the permission: no referrer, no cache.
             "Referrer-Policy": "no-referrer",
             "Cache-Control": "no-store",
             "X-Robots-Tag": "noindex",
@@ -226,7 +226,7 @@ class _Pages:
 
 
 def last_action(alert: Alert) -> str | None:
-    """What was done about an incident last, by whom and when; None where nobody did anything."""
+    """What was done about an incident last, by whom and when; None where nothing was done."""
     why = f": {alert.reason}" if alert.reason else ""
     if alert.status == "resolved" and alert.resolved_at is not None:
         by = f" by {alert.resolved_by}" if alert.resolved_by else ", by itself,"

@@ -21,7 +21,7 @@ LEAST_OF_ID = len("inc_") + 6
 """What must be given of an incident's id, at the least."""
 
 Act = Callable[[Alert, str, "str | None", datetime], "Alert | None"]
-"""What a person does about an incident, who, why and when; None where there is nothing to do."""
+"""An operator action on an incident: by whom, why and when. It returns None where there is nothing to do."""
 
 
 def utc_now() -> datetime:
@@ -54,11 +54,11 @@ class AlertRoutes:
         return named(await self._log.catch_up(), asked.path["incident_id"])
 
     async def acknowledge(self, asked: ApiRequest[AlertRequest]) -> Alert:
-        """Says that somebody looks after it, and publishes that."""
+        """Acknowledges an incident, and publishes that."""
         return await self._act(asked, "incident_acknowledged", acknowledge)
 
     async def resolve(self, asked: ApiRequest[AlertRequest]) -> Alert:
-        """Says that it is over, and publishes that."""
+        """Resolves an incident, and publishes that."""
         return await self._act(asked, "incident_resolved", resolve)
 
     async def _act(self, asked: ApiRequest[AlertRequest], what: str, act: Act) -> Alert:
@@ -74,15 +74,15 @@ class AlertRoutes:
 async def decided(
     log: IncidentLog, which: Callable[[Incidents], Alert], act: Callable[[Alert], Alert | None]
 ) -> tuple[Alert, bool]:
-    """What becomes of an incident by a person's hand.
+    """Applies an operator action to an incident.
 
     Args:
         log: of all incidents.
         which: picks the incident; what it raises is raised here.
-        act: what the person does. It may be called repeatedly, where others decide at the same time.
+        act: the action. It may be called repeatedly, where others decide at the same time.
 
     Returns:
-        The incident as it is then, and whether that was this person's doing.
+        The incident as it is then, and whether this call changed it.
 
     Raises:
         BusError: whether it is done is not known; to do it again does no harm.

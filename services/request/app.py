@@ -285,5 +285,5 @@ async def _disconnected(_request: Request, _error: Exception) -> Response:
 
 
 async def _bug(_request: Request, _error: Exception) -> Response:
-    # The server logs the error itself; its text may hold what nobody outside is to see.
+    # The server logs the error itself; its text may hold what must not leave the plane.
     return Problem(500, "internal", "something went wrong inside Breakwater; its log says what").response()

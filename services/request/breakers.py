@@ -94,7 +94,7 @@ class BreakerRoutes:
             if before.revision == UNSAVED and key not in self._configured:
                 raise self._unknown(key)
             if before.unpublished is not None:
-                # Whoever saved it died or waits for NATS: it comes first, and what is saved now must not replace it.
+                # The process that saved it crashed or waits for NATS: it comes first, and must not be overwritten.
                 await self._publish(key, before.unpublished)
             after, change = decide(before, rules)
             if change is None:
@@ -103,7 +103,7 @@ class BreakerRoutes:
             saving = Saving(key, before, after, dumped([event]))
             if all(await self._breakers.save([saving])):
                 return before, event
-            # Somebody was quicker: it is decided anew, upon what they saved.
+            # Another writer was quicker: decided again, on what it saved.
 
     async def _publish(self, key: BreakerKey, saved: str | None) -> None:
         # What stays marked as not published is published once more, and that changes nothing.

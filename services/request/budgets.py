@@ -41,7 +41,7 @@ class BudgetRoutes:
     Args:
         caps: the config's, as they are now.
         counters: the counters in Redis.
-        publisher: for what people raise.
+        publisher: for raised caps.
         compare: sets the counters beside the record. May raise StateUnavailable, BusError, AnalyticsUnavailable,
             QueryFailed, and NotFilled where the counters are lost.
         now: the clock.
@@ -98,7 +98,7 @@ class BudgetRoutes:
         return result
 
     async def _raise(self, asked: ApiRequest[RaiseCapRequest]) -> BudgetEvent | UnchangedBudget:
-        """Publishes first, and notes it then: a raise that only Redis knew would end when Redis is filled anew."""
+        """Publishes first, and records it then: a raise that only Redis knew would end when Redis is filled anew."""
         now, caps, limit = self._now(), self._caps(), asked.form.limit_usd
         snapshot = await self._counters.snapshot(current(self._counters, now))
         counter = _counter(asked.form.budget, caps, snapshot)

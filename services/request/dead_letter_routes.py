@@ -83,7 +83,7 @@ class DeadLetterRoutes:
             return None
 
         counts = await self._lookup.counts(Stream.DLQ, ALL_DEAD_LETTERS)
-        # One more than is shown tells whether there are more.
+        # One more than is shown, to know whether there are more.
         latest = await newest(
             self._connection,
             Stream.DLQ,

@@ -1,8 +1,8 @@
 """Dead letters, as they are kept; and running their jobs again, each once.
 
 A replay's id is a function of its dead letter, so JOBS takes it once in ten minutes, and the worker runs it once as
-long as its record is kept. What outlasts both is the note beside the dead letter. It is written once the job is queued:
-after a crash in between, a second replay is the same job again.
+long as its record is kept. What outlasts both is the record beside the dead letter. It is written once the job is
+queued: after a crash in between, a second replay is the same job again.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def counted(subjects: Mapping[str, int]) -> tuple[DeadLetterCount, ...]:
 
 
 def job_of(config: Config, kept: Kept) -> Job | str:
-    """The job of a dead letter, where it can run as the config is now; else in words why it can't, not redacted."""
+    """The job of a dead letter, where it can run with the current config; else why not, not redacted."""
     if kept.kind != "job":
         return _why_no_job(config, kept)
     limit = config.limits.max_body_bytes
@@ -130,7 +130,7 @@ def job_of(config: Config, kept: Kept) -> Job | str:
     if job.agent not in config.agents:
         return f"agent {job.agent!r} is not configured{suggestion(job.agent, config.agents)}"
     if kept.dead_letter.agent not in (None, job.agent):
-        # Who may publish for one agent may not run another one by having a person replay it.
+        # A caller that may publish for one agent must not run another one through an operator's replay.
         return f"the job is for agent {job.agent!r}, and was published on the subject of {kept.dead_letter.agent!r}"
     problem = objection(config, job)
     return job if problem is None else f"{problem.path}: {problem.message}"
@@ -251,7 +251,7 @@ class Replays:
 
         Raises:
             BusError: whether they were replayed before is not known; none was replayed.
-            Problem: 503, not all were accepted; `outcome` tells which were.
+            Problem: 503, not all were accepted; `outcome` has those that were.
         """
         notes = await self.notes([kept.number for kept in dead_letters])
         runnable: list[tuple[Kept, Job]] = []
@@ -265,7 +265,7 @@ class Replays:
         ended = await self.ended(
             {kept.dead_letter.execution_id: job.agent for kept, job in runnable if kept.dead_letter.execution_id}
         )
-        # Two workers can have been at a job at once: one gave it up, and the other one answered it.
+        # Two workers can have run a job at once: one gave it up, and the other one answered it.
         wanted: list[tuple[Kept, Job]] = []
         for kept, job in runnable:
             if ended.get(kept.dead_letter.execution_id or "") == "succeeded":
@@ -296,7 +296,7 @@ class Replays:
             why=by.why or None,
             at=by.at,
         )
-        # Whoever replays it at the same moment may be the first to note it.
+        # Another request that replays it at the same moment may be the first to record it.
         with suppress(AlreadyDecided):
             await self._publisher.event(subjects.replayed(kept.number), note, id=kept.replay_id, at=by.at, once=True)
         return "already" if duplicate else "replayed"

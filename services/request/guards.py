@@ -1,4 +1,4 @@
-"""`/api/v1/guards`: the tasks that are stopped, and letting them go on by hand."""
+"""`/api/v1/guards`: the tasks that are stopped, and resetting them."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class GuardRoutes:
     async def _reset(self, key: TaskKey, asked: ApiRequest[GuardRequest]) -> GuardEvent:
         """Publishes first, and forgets then: what is only published is asked for again, with the same id.
 
-        The other way round, a task that was let go on without a word in the log would be stopped again whenever Redis
+        The other way round, a task that was reset without an event in the log would be stopped again whenever Redis
         is filled from it.
         """
         task, tripped = await self._tasks.load(key)
         if (task, tripped) == (Task(), None):
-            # For a minute a reset is answered again, to whoever did not get the answer.
+            # For a minute a reset is answered again, as its response may have been lost.
             task, tripped = await self._tasks.reset(key)
         if (task, tripped) == (Task(), None):
             raise await self._unknown(key)

@@ -143,7 +143,8 @@ class Jobs:
             acceptance = await self._accept(sent, trace.traceparent)
             left = asyncio.ensure_future(_disconnected(request))
             try:
-                # Of an id that others may have used, the result may stand since long, and would not be heard again.
+                # Of an id that others may have used, the result may be stored already, and would not be published
+                # again.
                 result = await self._results.wait(sent.job_id, answer, left, deadline, look_now=not sent.id_made_here)
             finally:
                 left.cancel()
@@ -181,7 +182,7 @@ class Jobs:
         return Response(orjson.dumps(body), 202, headers, _JSON)
 
     async def _is_repeated(self, sent: Submission) -> bool:
-        """Whether the job was accepted before: its sender is told how it stands, whatever its agent is at now."""
+        """Whether the job was accepted before: its sender gets its status, whatever state its agent is in."""
         if sent.id_made_here:
             return False
         try:

@@ -70,7 +70,7 @@ class CountRequests:
 
 
 def show_metrics(request: Request) -> Response:
-    """GET /metrics. Not a coroutine, so that gathering them holds up nobody's job."""
+    """GET /metrics. Not a coroutine, so that gathering them blocks no request."""
     body, content_type = metrics.exposition(request.headers.get("accept", ""))
     return Response(body, headers={"Content-Type": content_type})
 
@@ -80,11 +80,11 @@ class SubmissionTrace:
     """A submission under way."""
 
     traceparent: str | None
-    """To go with the job; None where nobody has begun a trace."""
+    """To go with the job; None where no trace has begun."""
     attributes: dict[str, tracing.Attribute] = field(default_factory=dict[str, tracing.Attribute])
 
     def of(self, agent: str, job_id: str) -> None:
-        """Notes which job it is, once that is known."""
+        """Records which job it is, once that is known."""
         self.attributes |= {"gen_ai.agent.name": agent, "breakwater.execution_id": job_id}
 
     def answered(self, status: int) -> None:

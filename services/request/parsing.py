@@ -1,4 +1,4 @@
-"""From the bytes of a request to a job that may be published, or to words that say what is wrong with them."""
+"""From the bytes of a request to a job that may be published, or to an error that says what is wrong with them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Submission:
     job: Job
     job_id: str
     id_made_here: bool
-    """Nobody else can have used it."""
+    """It was made here, so no other job has it."""
     payload: bytes
     """The job as its sender wrote it, with the job id in it."""
 
@@ -58,7 +58,7 @@ async def read_body(request: Request, limit: int, too_large: str = _A_JOB) -> by
 
     Raises:
         Problem: 413 for a larger body, by its Content-Length or found while reading; 408 for one that stalls.
-        ClientDisconnect: nobody is there any more.
+        ClientDisconnect: the client is gone.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:

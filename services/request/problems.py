@@ -41,7 +41,7 @@ class Problem(Exception):  # noqa: N818  RFC 9457's word for an error that is a 
 
 
 def unknown_job(job_id: str | None) -> Problem:
-    """404: nobody knows the job. None for an id that no job can have."""
+    """404: the job is unknown. None for an id that no job can have."""
     if job_id is None:
         return Problem(404, "unknown_job", "this can't be a job's id: 1 to 128 characters, no control characters")
     return Problem(

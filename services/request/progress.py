@@ -41,10 +41,10 @@ KEY_LOOK_S = 15.0
 """How often it is looked whether the key that opened a stream still would: it may be revoked meanwhile."""
 
 LOOK_S = 5.0
-"""How often it is looked whether something was not heard: a decision, attempts."""
+"""How often the record is polled for what the subscription missed: a decision, attempts."""
 
 LOOK_AGAIN_S = 0.2
-"""The same, at first, once the end was heard and its record is not found: the replica that was asked is behind."""
+"""The same, at first, once the end was received and its record is not found: the replica that was asked lags."""
 
 SEND_TIMEOUT_S = 60.0
 """For a reader to take anything at all."""
@@ -63,14 +63,14 @@ _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X
 
 @dataclass(slots=True, eq=False)
 class Inbox:
-    """What was heard and is not sent yet, and why the stream is to end. Never waits for its reader."""
+    """Steps that were received and are not sent yet, and why the stream is to end. Never waits for its reader."""
 
     messages: deque[bytes] = field(default_factory=deque[bytes])
     ending: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, message: bytes) -> None:
-        """Takes what was heard."""
+        """Takes a received step."""
         if len(self.messages) >= MOST_UNSENT:
             self.end("the reader is too slow; connect again")
         else:
@@ -78,7 +78,7 @@ class Inbox:
             self.stirred.set()
 
     def end(self, why: str) -> None:
-        """Ends the stream, with a word for its reader."""
+        """Ends the stream, with a message for its reader."""
         if not self.ending.done():
             self.ending.set_result(why)
 
@@ -93,7 +93,7 @@ class Inbox:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where it stands, and is told, how jobs are."""
+    """Where the status of jobs is stored and published."""
 
     connection: Connection
     results: ResultReader
@@ -207,7 +207,7 @@ class _Following(Response):
         inbox.end(await refusal(self._request, KEY_LOOK_S))
 
     async def _known(self) -> tuple[list[Progress], bytes | None]:
-        """What is known when somebody joins, and the decision. Raises Problem: 404, nobody knows the job."""
+        """What is known when somebody joins, and the decision. Raises Problem: 404, the job is unknown."""
         # In this order: the attempts of a job that is decided are all recorded.
         decided = await self._sources.results.decided(self._job_id)
         attempts = await self._sources.attempts(self._job_id, 0)
@@ -228,15 +228,15 @@ class _Following(Response):
             await self._send_step(sender, step)
         pause, reconnects = LOOK_S, self._sources.reconnects()
         look_at = time.monotonic() + pause
-        heard_while_looking = len(inbox.messages)
+        received_while_looking = len(inbox.messages)
         while decided is None:
             while inbox.messages:
                 step = read(inbox.messages.popleft())
                 if step is not None:
-                    await self._send_step(sender, step, while_looking=heard_while_looking > 0)
+                    await self._send_step(sender, step, while_looking=received_while_looking > 0)
                     if step.state in ENDED:
                         look_at, pause = 0.0, LOOK_AGAIN_S
-                heard_while_looking -= 1
+                received_while_looking -= 1
             connection = self._sources.reconnects()
             if time.monotonic() >= look_at or connection != reconnects:
                 # An outage is no reason to end: the job goes on, and it is looked again.
@@ -250,7 +250,7 @@ class _Following(Response):
         await sender.send(self._event("decided", decision(self._job_id, decided)), more=False)
 
     async def _look(self, sender: _Sender) -> bytes | None:
-        """Tells of the attempts that were not heard, and returns the decision."""
+        """Sends the recorded attempts that the subscription missed, and returns the decision."""
         decided = await self._sources.results.decided(self._job_id)
         for attempt in await self._sources.attempts(self._job_id, self._sent.complete_to):
             await self._send_step(sender, of_attempt(attempt))
@@ -304,7 +304,7 @@ class _Checkpoint(Event):
 
 
 class SentSteps:
-    """The steps that a reader was sent, as what is recorded and what is heard overlap."""
+    """The steps that a reader was sent, as what is recorded and what is received overlap."""
 
     def __init__(self) -> None:
         self.complete_to = 0
@@ -316,8 +316,8 @@ class SentSteps:
         """Whether to send a step; it then counts as sent.
 
         Args:
-            step: that was heard or found.
-            while_looking: it was heard while it was looked up what is recorded, and may be older than that.
+            step: that was received or read back.
+            while_looking: it was received while the record was read, and may be older than that.
         """
         if step.state == "queued" and self._states:
             return False
@@ -344,7 +344,7 @@ class SentSteps:
 
 
 def read(message: bytes) -> Progress | None:
-    """A step that was heard; None, and a line in the log, where it is none."""
+    """A received message as a step; None, and a line in the log, where it is none."""
     try:
         return Progress.model_validate_json(message)
     except ValidationError:
@@ -407,11 +407,11 @@ def _read_checkpoint(text: str | None) -> _Checkpoint | None:
     try:
         return None if text is None else _Checkpoint.model_validate_json(text)
     except ValidationError:
-        return None  # of a worker of another version: how far it is will be heard
+        return None  # of a worker of another version: its progress will be received
 
 
 def decision(job_id: str, record: bytes) -> bytes:
-    """What readers are told of the end, from a result or a record: neither output nor anything else of it."""
+    """The last step, from a result or a record: without output, error or figures."""
     found = orjson.loads(record)
     return orjson.dumps({"execution_id": job_id, "status": found["status"], "reason": found.get("reason")})
 

@@ -18,7 +18,7 @@ from services.request.problems import Problem, not_read
 from services.request.routing import ApiRequest
 
 KEPT_S = 1.0
-"""For so long an answer serves everybody who asks: pages of many people cost NATS no more than one."""
+"""How long a response is cached, in seconds: many open pages cost NATS no more than one."""
 
 
 class QueueRoutes:
@@ -51,7 +51,7 @@ class QueueRoutes:
         """All of them."""
         async with self._one_asks:
             known = self._known
-            # Who waited while NATS did not answer is told so, and does not wait for it again, one after the other.
+            # Requests that waited while NATS did not answer fail together, not one timeout after the other.
             if known is None or self._clock() - known[0] >= KEPT_S:
                 answer = await self._ask()
                 known = self._known = self._clock(), answer

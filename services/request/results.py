@@ -15,18 +15,18 @@ from breakwater.contracts.subjects import Stream
 from services.request.parsing import with_field
 
 CHECK_S = 2.0
-"""How often who waits sees whether the connection was lost meanwhile, and a result with it."""
+"""How often a waiting request checks whether the connection, and with it a result, was lost meanwhile."""
 
 FIRST_LOOK_S = 2.0
 LONGEST_LOOK_S = 30.0
 
 
 Answer = asyncio.Future[bytes | None]
-"""The result as it was published, or None when the process stops and nobody is to wait any longer."""
+"""The result as it was published, or None when the process stops."""
 
 
 class Waiters:
-    """Gives results to those who wait for them, by subject."""
+    """Hands results to the requests that wait for them, by subject."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, set[Answer]] = {}
@@ -94,7 +94,7 @@ class ResultReader:
         Args:
             job_id: whose result.
             answer: of the waiter that listens for it.
-            left: done when nobody waits any longer.
+            left: done when the client is gone.
             deadline: on the monotonic clock.
             look_now: the result may be there already.
         """

@@ -40,7 +40,7 @@ class AlreadyRunningError(DataDirError):
 
     def __init__(self, pid: int | None, path: Path) -> None:
         self.pid = pid
-        who = "a process that has not told its pid yet" if pid is None else f"process {pid}"
+        who = "a process that has not written its pid yet" if pid is None else f"process {pid}"
         if pid is not None and not is_alive(pid):
             who = f"what process {pid} has left behind (`fuser {path / 'up.lock'}` lists it)"
         super().__init__(
@@ -81,7 +81,7 @@ def explained(path: Path) -> Generator[None]:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process has that pid."""
+    """Whether a process has that pid."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -174,7 +174,7 @@ class DataDir:
         return self.path / _SECRETS / name
 
     def write_endpoints(self, endpoints: Endpoints) -> None:
-        """Tell other programs of this user where the stack's parts are; whole or not at all, readable by the owner."""
+        """Write where the stack's parts are, for other programs of this user; atomically, readable by the owner."""
         with explained(self.path / _ENDPOINTS):
             write_private(self.path / _ENDPOINTS, endpoints.model_dump_json(indent=2) + "\n")
 
@@ -206,7 +206,7 @@ class DataDir:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 pid = _read_pid(descriptor)
-                # No living owner: leftovers of a killed stack are dying, or somebody is looking who the holder is.
+                # No living owner: leftovers of a killed stack are dying, or another process is reading the holder.
                 if (pid is not None and is_alive(pid)) or time.monotonic() > deadline:
                     raise AlreadyRunningError(pid, self.path) from None
                 time.sleep(_POLL_S)
@@ -217,7 +217,7 @@ class DataDir:
 def read_endpoints(path: Path) -> Endpoints:
     """Read where the parts of the stack in a data directory are.
 
-    A stack that was killed leaves them behind: `DataDir(path).holder()` tells whether one is running.
+    A stack that was killed leaves them behind: `DataDir(path).holder()` shows whether one is running.
 
     Raises:
         NotRunningError: There are none.

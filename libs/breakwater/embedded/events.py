@@ -1,4 +1,4 @@
-"""What a supervisor tells about its processes."""
+"""The events that a supervisor reports about its processes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +15,16 @@ class ProcessEvent:
     """One thing that happened to one process.
 
     Attributes:
-        kind: `stopping` is told when a process is asked to end, `stopped` when it has. An end that nobody asked for is
-            `exited`; `gave_up` means that no restart can help, and the stack stops.
+        kind: `stopping` is reported when a process is asked to end, `stopped` when it has. An end that was not asked
+            for is `exited`; `gave_up` means that no restart can help, and the stack stops.
         name: The process' name in the stack.
         pid: Its process id; None while it has none, between two runs.
         code: Exit code, for `exited` and `stopped`; None if a signal ended it.
         signal: The signal that ended it, for `exited` and `stopped`.
         delay_s: How long until the next start, for `restarting_in`.
         restarts: How often it has been started again so far.
-        repeated: The same was told before in this outage. Who shows only what is not repeated tells each outage once,
-            however often the process is tried again.
+        repeated: The same was reported before in this outage. A reader that skips these shows each outage once,
+            however often the process is restarted.
         message: For `gave_up`: why, with the end of its log.
     """
 

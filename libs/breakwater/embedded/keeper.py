@@ -76,7 +76,7 @@ class Keeper:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):  # a fork that has just ended
                 os.kill(self._process.pid, sig)
-            if sig is signal.SIGKILL:  # nobody should take it for ready until the kernel has reported its end
+            if sig is signal.SIGKILL:  # it must not be taken for ready until the kernel has reported its end
                 self.ready.clear()
 
     def kill_group(self) -> None:

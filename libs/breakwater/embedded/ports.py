@@ -81,7 +81,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Tell whether a server could listen on the port, and no other one answers on it under a wider address."""
+    """Whether a server could listen on the port, and no other one answers on it under a wider address."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
         # Without this, what a server leaves in TIME_WAIT when it ends makes its port look taken for a minute.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -44,7 +44,7 @@ def http_ready(host: str, port: int, path: str, *, body_prefix: bytes = b"") -> 
 
 
 async def _ask(host: str, port: int, request: bytes, *, lines: int | None) -> bytes:
-    """Send a request and read so many lines, or until the server closes; empty if nobody answers in time."""
+    """Send a request and read so many lines, or until the server closes; empty if no answer comes in time."""
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port, limit=_LONGEST_LINE)

@@ -29,7 +29,7 @@ class RestartPolicy:
     Attributes:
         first_s: Wait after the first end, in seconds; doubled after every further one.
         cap_s: The longest wait, in seconds.
-        reset_after_s: A process that was ready for this long counts as healthy, and the waits begin anew.
+        reset_after_s: A process that was ready for this long counts as healthy, and the wait starts again at `first_s`.
     """
 
     first_s: float = 0.2
@@ -103,7 +103,7 @@ class ForkedProcess:
 
     Attributes:
         pid: Its process id, which is also that of its group.
-        returncode: As of `Popen`; None while nobody has asked whether it has ended. -9 if the fork server is gone, with
+        returncode: As of `Popen`; None until it was polled after its end. -9 if the fork server is gone, with
             which its processes end.
     """
 
@@ -240,7 +240,7 @@ def signal_group(process: Process, sig: signal.Signals) -> None:
 
 
 def has_ended(process: Process) -> bool:
-    """Tell whether a process has ended, without reaping it where the system can do that (Linux)."""
+    """Whether a process has ended, without reaping it where the system can do that (Linux)."""
     if isinstance(process, ForkedProcess) or not hasattr(os, "waitid"):
         return process.poll() is not None
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -252,7 +252,7 @@ async def until_ended(process: Process) -> None:
         await until_readable(process.fileno())
         return
     if not hasattr(os, "pidfd_open"):
-        while not has_ended(process):  # noqa: ASYNC110 - nothing else tells of it there
+        while not has_ended(process):  # noqa: ASYNC110 - there is no notification on these systems
             await asyncio.sleep(_POLL_S)
         return
     descriptor = os.pidfd_open(process.pid)

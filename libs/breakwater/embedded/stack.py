@@ -47,7 +47,7 @@ class Stack:
     Attributes:
         servers: Processes to start first, in this order. A server that was given by its URL is not among them.
         services: Processes to start when the servers are prepared.
-        setup_env: The `BREAKWATER_*` variables of whoever prepares the servers.
+        setup_env: The `BREAKWATER_*` variables of the process that prepares the servers.
         endpoints: Where programs find everything.
         given: The servers that were given, by name.
     """
@@ -79,7 +79,7 @@ def plan_stack(
             servers that are already there.
         http_port: Where the API listens; the standard port or the next free one when None.
         console_port: Where the console listens, likewise.
-        port: Gives the port of a server, told its standard one.
+        port: Returns the port of a server, given its standard one.
 
     Raises:
         PortInUseError: `http_port` or `console_port` is in use, or so are all ports after a standard one.

@@ -28,7 +28,7 @@ class Supervisor:
         keepers: Of all processes, by their names, in the order of their start.
 
     Args:
-        on_event: Told of everything that happens to a process, in order.
+        on_event: Called with everything that happens to a process, in order.
         inherit: File descriptors that every process keeps open: the lock of the data directory.
         stop_s: How long a whole stop may take, in seconds. Whatever else takes, every process gets at least one second.
         fork_log: Where the fork server logs that starts the services (see fork_server.py). Without it, and on systems

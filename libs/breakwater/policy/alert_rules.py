@@ -1,4 +1,4 @@
-"""What people may set of alerts: what becomes an incident, who is told of it, and when."""
+"""Settings of alerts: what becomes an incident, which channels are notified, and when."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNDELIVERABLE = "job_dead_lettered//undeliverable/"
 
 
 def severity_of(key: str) -> Severity:
-    """How bad an incident is, by its key. That nobody hears of incidents is as bad as any of them."""
+    """How bad an incident is, by its key. A channel that can't deliver is as severe as any incident."""
     return "critical" if key.startswith(UNDELIVERABLE) else SEVERITY_OF[key.partition("/")[0]]
 
 

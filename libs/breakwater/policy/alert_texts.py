@@ -1,4 +1,4 @@
-"""How alerts are worded, by us or by a template of somebody's own."""
+"""How alerts are worded, by default or by a template of the config."""
 
 from __future__ import annotations
 

@@ -1,26 +1,25 @@
 """When an agent's errors, spending or latency are far from its own, minute by minute.
 
-A minute is far when its value is more than so many usual deviations above the usual figure, and calm when it is within
-half of that. Only upwards: fewer errors, less spending and faster answers call nobody to a keyboard. An anomaly begins
-after so many far minutes in a row, and is over
+A minute is far when its value is more than `deviations` expected deviations above the baseline, and calm within half of
+that. Only upwards: fewer errors, less spending and faster answers need no operator. An anomaly begins after a number of
+far minutes in a row, and is over
 
 - after as many calm ones;
-- when it has lasted for `NEW_NORMAL` minutes: while it lasts its minutes are learned apart from the others, and then
-  they are what is usual;
+- when it has lasted for `NEW_NORMAL` minutes: while it lasts its minutes are learned separately, and then
+  they become the baseline;
 - when there were no figures for `LAPSE` minutes: the agent was stopped.
 
-Spending and latency also have habits: a batch each night is far from the day's figures, and no news. When `HABIT`
-peaks have passed by themselves within a week, the next one is told only if it is clearly higher, or lasts clearly
+Spending and latency also have habits: a batch each night is far from the day's figures, and no anomaly. When `HABIT`
+peaks have passed by themselves within a week, the next one is reported only if it is clearly higher, or lasts clearly
 longer. Errors are never a habit.
 
-Minutes are those in which the agent did something, and only these count, in a row as for what is usual: one that
-sleeps at night neither learns that nothing is usual, nor startles people in the morning. So its spending is that of a
-minute in which it works; that it works more minutes of the day is for budgets to see. Minutes with too few calls say
-nothing of errors and latency, either way.
+Only minutes with activity count, both in a row and for the baseline: an agent that is idle at night neither learns a
+baseline of zero nor raises an alert in the morning. So its spending is that of an active minute; that it works more
+minutes of the day is for budgets to see. Minutes with too few calls say nothing of errors and latency, either way.
 
-Nothing here is a clock: a minute is its number since the epoch, and one that is told again changes nothing.
+Nothing here is a clock: a minute is its number since the epoch, and one that is passed again changes nothing.
 
-What is usual of a measure: an exponentially weighted mean, and the mean distance from it.
+The baseline of a measure is an exponentially weighted mean, and its spread the mean distance from that.
 
 Both are learned from clipped values, so that an outlier moves them little (an M-estimator, after Huber). With `w` the
 weight of a value `x`, and `d` the deviation, which is `spread` with its floors:
@@ -46,20 +45,20 @@ Measure = Literal["error_rate", "spend_rate", "latency"]
 MEASURES: tuple[Measure, ...] = ("error_rate", "spend_rate", "latency")
 
 HALF_LIFE = 4_320
-"""Minutes after which one counts half: three days of an agent that never rests. With one day of it a quiet weekend
-would outweigh the week, and each Monday be news."""
+"""Minutes after which one counts half: three days of an agent that is always active. With one day a quiet
+weekend would outweigh the week, and each Monday be an anomaly."""
 WEIGHT = 1 - 2 ** (-1 / HALF_LIFE)
 """Of one minute, once there are many; the first ones weigh as in a plain mean."""
 START = 5
-"""Minutes whose median is where learning begins, so that an odd first one is not what is usual. As few as
+"""Minutes whose median is where learning begins, so that an odd first one is not the baseline. As few as
 `minimum_minutes` may be."""
 CENTRE_CLIP = 3.0
-"""Beyond it a minute moves the usual figure no further; of normal noise that is 2 %."""
+"""Beyond it a minute moves the baseline no further; of normal noise that is 2 %."""
 SPREAD_CLIP = 20.0
 """Beyond it a minute widens the deviation no further. Wide, as what has few but high peaks must not be taken for
 steady: with a clip of `c` that happens where fewer than 1 of 2c minutes is a peak."""
 RELATIVE_FLOOR = 0.1
-"""Of the usual figure: the least deviation, however steady an agent is."""
+"""Of the baseline: the least deviation, however steady an agent is."""
 ABSOLUTE_FLOOR: Mapping[Measure, float] = {"error_rate": 0.02, "spend_rate": 10_000_000, "latency": 50}
 """The least deviation: 2 % of calls, one cent per minute, 50 ms. Less is not worth a person's time."""
 
@@ -70,11 +69,11 @@ Number = Annotated[int, Field(ge=0, le=4_000_000_000)]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What is usual of a measure."""
+    """The learned baseline of one measure."""
 
     baseline: Figure = 0.0
     spread: Figure = 0.0
-    """Mean distance from the usual figure, without floors. Of normal noise it is 0.8 of the standard deviation."""
+    """Mean distance from the baseline, without floors. Of normal noise it is 0.8 of the standard deviation."""
     learned: Number = 0
     """Of how many minutes."""
     first: Annotated[tuple[Figure, ...], Field(max_length=START)] = ()
@@ -100,7 +99,7 @@ def learned(level: Level, measure: Measure, value: float, calls: int) -> Level:
 
 
 def deviation_of(level: Level, measure: Measure, calls: int) -> float:
-    """The usual deviation of a minute with so many calls: never less than its floors, so never zero.
+    """The expected deviation of a minute with so many calls: never less than its floors, so never zero.
 
     Of an error rate it is also never less than chance alone makes it: of the ten calls of a minute at night one that
     fails is 10 %, while the thousands by day, from which most is learned, are steady.
@@ -112,11 +111,11 @@ def deviation_of(level: Level, measure: Measure, calls: int) -> float:
 
 
 NEW_NORMAL = 360
-"""Minutes of an anomaly after which it is what is usual: six hours, in which somebody should have seen it."""
+"""Minutes after which an anomaly becomes the baseline: six hours, time enough for an operator to see it."""
 LAPSE = 120
 """Minutes without a figure after which an anomaly is over. Twice an hour, so that it goes on for what runs hourly."""
 HABIT = 3
-"""So many peaks are a habit: a batch each night is news for three nights."""
+"""So many peaks are a habit: a batch each night is an anomaly for three nights."""
 HABIT_WITHIN = 7 * 24 * 60
 """Minutes of the clock, in which they must have been."""
 HIGHER = 1.5
@@ -157,7 +156,7 @@ class Track:
 
     level: Level = UNKNOWN
     candidate: Level = UNKNOWN
-    """What is usual of far minutes. It stays when figures cease to come, as they may be far again in the morning."""
+    """The baseline of far minutes. It is kept when activity ends, as it may be far again in the morning."""
     peak: Peak = Peak()
     """The one that it is in, from its first far minute on."""
     peaks: Annotated[tuple[Peak, ...], Field(max_length=HABIT)] = ()
@@ -173,7 +172,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What is usual of an agent, and what is not at the moment."""
+    """The learned baseline of an agent, with the anomalies that last."""
 
     version: Literal[1] = 1
     error_rate: Track = Track()
@@ -194,7 +193,7 @@ class Baseline:
 
     @staticmethod
     def from_json(data: bytes) -> Baseline | None:
-        """The inverse. None for what another version wrote, or is damaged: the agent is learned anew."""
+        """The inverse. None for what another version wrote, or is damaged: learning restarts."""
         try:
             return _STORED.validate_json(data)
         except ValidationError:
@@ -206,7 +205,7 @@ _STORED = TypeAdapter(Baseline)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An anomaly began; or it is over: it recovered, is accepted as what is usual, or there are no more figures."""
+    """An anomaly began; or it is over: it recovered, is accepted as the new baseline, or there are no more figures."""
 
     measure: Measure
     change: Literal["began", "recovered", "accepted", "lapsed"]
@@ -217,9 +216,9 @@ class Verdict:
     value: float | None
     """Of the minute that decided it; None where it lapsed."""
     baseline: float
-    """What was usual before; of an accepted one, what is usual now."""
+    """The baseline before; of an accepted anomaly, the new one."""
     deviation: float
-    """The usual one, with its floors. Never zero."""
+    """The expected one, with its floors. Never zero."""
     calls: int
 
 
@@ -254,7 +253,7 @@ def lapse(baseline: Baseline, number: int) -> tuple[Baseline, tuple[Verdict, ...
         if not track.anomalous or number <= over:
             continue
         if track.announced:
-            # As of when it lapsed, and not of when that was seen: so it is the same whoever sees it.
+            # As of when it lapsed, and not of when that was seen: so every reader gets the same.
             level, deviation = track.level, deviation_of(track.level, measure, 0)
             verdicts.append(Verdict(measure, "lapsed", over, track.peak.since, None, level.baseline, deviation, 0))
         changed[measure] = replace(_passed(track, track.minute), candidate=track.candidate)
@@ -282,7 +281,7 @@ def _observe(
         after, change = _before(track, measure, value, minute, far, rules)
     if change is None:
         return after, None
-    # What is over is told as it was, and of an accepted one what it has come to.
+    # An anomaly that ended is reported as it was; an accepted one with its new baseline.
     baseline = after.level.baseline if change == "accepted" else track.level.baseline
     since = after.peak.since if change == "began" else track.peak.since
     return after, Verdict(measure, change, minute.number, since, value, baseline, deviation, minute.calls)

@@ -1,4 +1,4 @@
-"""What people are told of an agent whose figures are far from its own."""
+"""The texts of anomaly alerts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ADVICE: Mapping[Measure, str] = {
 
 
 def signals(agent: str, verdicts: Iterable[Verdict]) -> tuple[Signal, ...]:
-    """The incidents that begin or end with these verdicts. Told again, they are the same."""
+    """The incidents that begin or end with these verdicts. The same verdicts give the same incidents."""
     return tuple(_signal(agent, verdict) for verdict in verdicts)
 
 

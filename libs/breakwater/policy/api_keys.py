@@ -1,7 +1,7 @@
 """API keys: `bw_<id>_<secret>`. Who holds the secret may call what the key is for; only its digest is ever stored.
 
 The digest is plain SHA-256. Slow hashes protect what people choose and others can guess; a secret of 256 random bits
-can't be guessed at any speed, and a slow hash on every request would only make the door easy to jam.
+can't be guessed at any speed, and a slow hash on every request would only make the API easy to overload.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def split(text: str) -> tuple[str, str] | None:
 
 
 def opens(key: ApiKey, secret: str) -> bool:
-    """Whether the secret is the key's, in a time that tells nothing of how much of it was right."""
+    """Whether the secret is the key's, compared in constant time."""
     return hmac.compare_digest(key.sha256, _digest(secret))
 
 
@@ -87,8 +87,8 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScop
     Args:
         method: HTTP's, in capitals.
         path: of something that takes a key, decoded, as it is routed.
-        sent: the path as it came, encoded still; the same where it is left out. It tells the progress of the job `a`,
-            `a/progress`, from the job `a/progress`, which is sent as `a%2Fprogress`.
+        sent: the path as it came, encoded still; the same where it is left out. It distinguishes the progress of
+            the job `a`, `a/progress`, from the job `a/progress`, which is sent as `a%2Fprogress`.
 
     Returns:
         At least one; the one that opens the least comes first.

@@ -190,7 +190,7 @@ class Breaker:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an attempt's event tells the breaker. `failed` is None where the outcome says nothing about the model."""
+    """An attempt as the breaker counts it. `failed` is None where the outcome says nothing about the model."""
 
     sequence: int
     attempt_id: str
@@ -251,7 +251,7 @@ def observe(
 
 
 def isolate(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: int) -> tuple[Breaker, Change | None]:
-    """Forces it open until somebody resets it. Nothing changes where it is so already."""
+    """Forces it open until an operator resets it. Nothing changes where it is isolated already."""
     if breaker.state == "isolated":
         return breaker, None
     reason = _operator_reason("isolated", by, why)
@@ -437,7 +437,7 @@ def _with_failure(breaker: Breaker, seen: Observation, rules: BreakerRules, now_
 def _needed(failures: Sequence[Failure], last_success: int, rules: BreakerRules, now_ms: int) -> tuple[Failure, ...]:
     """The newest, from the first on that is in a row or in the window.
 
-    Also where no rule asks for these: transitions tell how many there are.
+    Also where no rule asks for these: transitions report how many there are.
     """
     since = now_ms - _window_ms(rules)
     for place, failure in enumerate(failures):

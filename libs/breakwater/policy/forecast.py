@@ -1,7 +1,7 @@
 """Where a budget is going: what its period will have cost in the end, and when its cap is reached.
 
-Two paces are told from what was spent. That of the whole period so far is steady, and late to notice a change; that of
-its last part notices, and takes every busy hour for the rest of the month. Each is followed half the way. Both are
+Two rates are derived from what was spent. That of the whole period so far is steady, and late to notice a change; that
+of its last part notices, and takes every busy hour for the rest of the month. Each is followed half the way. Both are
 lines: no weekday or night is known of, so this is no promise, and is worded as one of a pace.
 """
 
@@ -15,7 +15,7 @@ RECENT_PARTS = 8
 """The last part is an eighth of the period: three hours of a day, nearly four days of a month."""
 
 LEAST_PARTS = 24
-"""Nothing is told before this part of a period is over: an hour of a day, thirty hours of a month."""
+"""There is no forecast before this part of a period is over: an hour of a day, thirty hours of a month."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ _OF_THE_REQUEST: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", 
 def failed(attempt: Attempt) -> bool | None:
     """Whether a call speaks against its model's health; None where it says nothing of it.
 
-    Wider than what a breaker counts: a key that is refused stops nobody's calls, and yet none succeeds.
+    Wider than what a breaker counts: a refused key opens no breaker, and yet no call succeeds.
     """
     if attempt.outcome == "success":
         return False

@@ -1,8 +1,8 @@
 """What becomes of an incident: opened once, repeated, acknowledged, reminded of, resolved.
 
-An incident is the newest alert that has its id. Every decision takes that, and gives the next one; or None, where
-nothing is to be told. So whoever reads ALERTS from its beginning knows every incident, and two who decide at the same
-time can't both be heard, as the second one's alert is refused by the stream.
+An incident is the newest alert that has its id. Every decision takes that and returns the next one; or None, where
+nothing changes. So a reader of ALERTS from its beginning knows every incident. Of two concurrent decisions, the stream
+refuses the second one's alert.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from breakwater.policy.signals import Firing, Resolved, Signal
 
 @dataclass(frozen=True, slots=True)
 class IncidentRules:
-    """What becomes an incident, and what of it is told."""
+    """What becomes an incident, and when it is escalated or reminded of."""
 
     on_events: Collection[AlertEvent]
     quiet_s: float
     escalate: Collection[str]
-    """Events whose incidents stay pending until a person acts."""
+    """Events whose incidents stay pending until an operator acts."""
     reminders: Reminders
 
     @property
@@ -43,8 +43,8 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
         rules: of the config.
 
     Returns:
-        The next alert of the incident, or the first one of a new incident. None where the event says nothing new: it
-        was heard before, or there is nothing that it could end.
+        The next alert of the incident, or the first one of a new incident. None where the event changes nothing: it
+        was handled before, or there is no incident to resolve.
     """
     if current is not None and current.last_event_id == signal.source_id:
         return None
@@ -83,7 +83,7 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
 
 
 def acknowledge(current: Alert, by: str, reason: str | None, at: datetime) -> Alert | None:
-    """A person looks after it: no more reminders. None where somebody does already, or it is over."""
+    """Acknowledges an incident: no more reminders. None where it is acknowledged or resolved already."""
     if current.status not in {"firing", "pending"}:
         return None
     return _next(
@@ -100,7 +100,7 @@ def acknowledge(current: Alert, by: str, reason: str | None, at: datetime) -> Al
 
 
 def resolve(current: Alert, by: str, reason: str | None, at: datetime) -> Alert | None:
-    """A person says that it is over. None where it is."""
+    """Resolves an incident on behalf of an operator. None where it is resolved already."""
     if current.status == "resolved":
         return None
     # Nothing is mended by it: a stopped task stays stopped.
@@ -111,7 +111,7 @@ def resolve(current: Alert, by: str, reason: str | None, at: datetime) -> Alert 
 def due(current: Alert, now: datetime, rules: IncidentRules) -> Alert | None:
     """What becomes of an incident by the passing of time: it resolves by itself, or people are reminded of it.
 
-    What waits for a person is ended by a person: its end only counts once somebody has acknowledged it.
+    An incident that is pending resolves only once an operator has acknowledged it.
     """
     if current.status == "resolved":
         return None
@@ -244,7 +244,7 @@ def _ends(signal: Firing, rules: IncidentRules) -> datetime | None:
 
 
 def _later(one: datetime | None, other: datetime | None) -> datetime | None:
-    # Events of one incident may be heard in another order than they happened in.
+    # Events of one incident may arrive in another order than they happened in.
     return other if one is None or other is None else max(one, other)
 
 

@@ -20,7 +20,7 @@ class Figures:
         spent: what they cost, as far as that is known.
         calls: how many called.
         unpriced: of those, whose cost is not known.
-        gauged: calls that succeeded and whose worst case was held, which tell how good the estimates are.
+        gauged: calls that succeeded and whose worst case was held, which show how good the estimates are.
         foreseen: what was held for those.
         measured: what those cost.
         exceeded: how many of those cost more than was held.

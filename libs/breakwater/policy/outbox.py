@@ -1,9 +1,9 @@
-"""What a channel is told next, of all the alerts that wait for it.
+"""Which message a channel is sent next, of all the alerts that wait for it.
 
-People are told of an incident, not of each change of it: of what waits, the newest alert of an incident speaks for the
-older ones. A recovery waits until it has lasted, unless the channel can change what it has said. What comes in quiet
-hours, or faster than the channel's rate limit, waits and is told in one digest. Nothing is dropped without a reason: an
-alert is told, told by a newer one, part of a digest, or not for this channel.
+Notifications are per incident, not per change: of the alerts that wait, the newest of an incident replaces the older
+ones. A recovery waits until it has lasted, unless the channel can update its messages. What comes in quiet hours, or
+faster than the channel's rate limit, waits and is sent in one digest. Nothing is dropped without a reason: an alert is
+sent, replaced by a newer one, part of a digest, or not for this channel.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from breakwater.policy.alert_rules import SEVERITIES, UNDELIVERABLE, QuietHours,
 Message = Alert | AlertDigest
 
 _NEWS = frozenset({"reopened", "acknowledged", "reminded", "resolved"})
-"""Changes that are worth a message where `opened` has been told."""
+"""Changes that are worth a message where `opened` has been sent."""
 
 UPDATE_EVERY = timedelta(seconds=60)
-"""How often a message is changed for nothing else but that it happened again."""
+"""How often a message is updated if nothing but its count has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Held:
     """An alert that waits for a channel."""
 
     sequence: int
-    """Of the message in ALERTS; it tells the alerts apart."""
+    """Of the message in ALERTS; unique among them."""
     alert: Alert
     stored_at: datetime
     """When ALERTS took it: long after it happened, where alerters were away."""
@@ -41,15 +41,15 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class ChannelRules:
-    """What decides on what a channel is told."""
+    """A channel's rules, which decide what it is sent."""
 
     route: Route
     quiet_s: float
-    """How long a recovery must last before it is told."""
+    """How long a recovery must last before it is sent."""
     on_events: Collection[str] | None = None
-    """What people want to be told of at all; None for everything."""
+    """The events that become notifications; None for all."""
     every_change: bool = False
-    """Whether the channel can change what it has said."""
+    """Whether the channel is sent every change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Next:
 
 
 def message_id(message: Message) -> str:
-    """What tells a message from others: the same at every try."""
+    """The unique id of a message, the same for every try."""
     return message.alert_id if isinstance(message, Alert) else message.digest_id
 
 
@@ -81,7 +81,7 @@ def next_message(
     sent: Sequence[datetime] = (),
     updatable: Mapping[str, datetime] | None = None,
 ) -> Next:
-    """Decides what a channel is told next.
+    """Decides what a channel is sent next.
 
     Args:
         held: the alerts that wait, in the order of ALERTS.
@@ -127,14 +127,14 @@ def next_message(
         message, covers = chosen
         return Next(tuple(skip), message, covers)
     if updates:
-        # What nobody has heard of comes first; of what they have, the worst.
+        # The most severe first.
         update = min(updates, key=_urgency)
         return Next(tuple(skip), update.newest, update.sequences, counts=False)
     return Next(tuple(skip), at=min(later, default=None))
 
 
 def quiet_until(hours: QuietHours | None, alert: Alert, at: datetime) -> datetime | None:
-    """When the quiet hours end in which an alert would be told at this time; None where it is told at once."""
+    """When the quiet hours end that hold back an alert at this time; None where it is sent at once."""
     if hours is None or (hours.but is not None and _severity(alert) >= SEVERITIES.index(hours.but)):
         return None
     local = at.astimezone(ZoneInfo(hours.timezone))
@@ -167,21 +167,21 @@ class _Candidate:
         self.superseded = tuple(one.sequence for one in changes if one.sequence not in kept)
 
     @property
-    def unheard(self) -> bool:
-        """Whether nobody was told of the incident at all."""
+    def unannounced(self) -> bool:
+        """Whether nothing was sent of the incident yet."""
         return "opened" in self._changes
 
     @property
     def news(self) -> bool:
-        """Whether it is worth a message. What was over and came back before anybody was told is none."""
+        """Whether it is worth a message. One that was resolved and reopened before either was sent is not."""
         came_back = {"resolved", "reopened"} <= self._changes and self.newest.status != "resolved"
-        return self.unheard or bool(self._changes & (_NEWS - {"resolved", "reopened"} if came_back else _NEWS))
+        return self.unannounced or bool(self._changes & (_NEWS - {"resolved", "reopened"} if came_back else _NEWS))
 
     def wanted(self, rules: ChannelRules) -> bool:
-        """Whether people want to be told of what is so now, or of what it began with where they have not heard."""
+        """Whether the channel takes its current event, or the one it began with where nothing was sent yet."""
         if self.newest.key.startswith(UNDELIVERABLE):
             return True
-        events = {self.newest.event, *((began_with(self.newest),) if self.unheard else ())}
+        events = {self.newest.event, *((began_with(self.newest),) if self.unannounced else ())}
         return any(
             (rules.on_events is None or event in rules.on_events)
             and (rules.route.events is None or event in rules.route.events)
@@ -189,11 +189,11 @@ class _Candidate:
         )
 
     def ready(self, rules: ChannelRules, now: datetime) -> datetime:
-        """From when on it may be told."""
+        """From when on it may be sent."""
         recovered = self.newest.status == "resolved" and self.newest.resolved_by is None
         if not recovered or rules.every_change:
             return now
-        # From when on we know of it: else of a backlog every recovery would be told that has long been undone.
+        # Counted from when it was known here: otherwise a backlog would send recoveries that were undone long ago.
         return self._known_since + timedelta(seconds=rules.quiet_s)
 
     def update_ready(self, changed_at: datetime) -> datetime:

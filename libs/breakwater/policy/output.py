@@ -1,4 +1,4 @@
-"""Output guardrails: whether an answer satisfies the agent's schema, and what the model is told when it does not."""
+"""Output guardrails: whether an answer satisfies the agent's schema, and the feedback to the model when it does not."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ def _compiled(pattern: str) -> Any:
 
 
 def _any_of(validator: Any, forms: Sequence[Any], instance: Any, schema: Any) -> _Found:  # noqa: ARG001
-    # The usual check looks for every mistake in every form, and in a tree that doubles the work at each level.
+    # The library's check looks for every mistake in every form, and in a tree that doubles the work at each level.
     mistakes = [next(validator.descend(instance, form), None) for form in forms]
     if None not in mistakes:
         yield ValidationError("", context=cast(Any, mistakes))
@@ -273,13 +273,13 @@ def _one_of(validator: Any, forms: Sequence[Any], instance: Any, schema: Any) ->
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> _Found:  # noqa: ARG001
-    # The usual engine could be kept busy for ever by an answer that is made for it.
+    # Python's `re` could be kept busy endlessly by a crafted answer.
     if isinstance(instance, str) and not _compiled(pattern).search(instance):
         yield ValidationError("")
 
 
 def _unique_items(validator: Any, wanted: bool, instance: Any, schema: Any) -> _Found:  # noqa: ARG001
-    # The usual check compares objects each with each.
+    # The library's check compares each object with each other one.
     if wanted and isinstance(instance, list):
         items = cast(list[Any], instance)
         if len({_identity(item) for item in items}) < len(items):

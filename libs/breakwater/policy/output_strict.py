@@ -1,4 +1,4 @@
-"""A JSON schema to the letter: objects with no other properties than it names."""
+"""A JSON schema in strict form: objects with no other properties than it names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a call costs, in integer nano-dollars, and a high estimate of the input tokens of one that is not yet made.
 
-The estimate is what a hard budget must have room for. What is sent is first measured by what tokenizers tell apart
+The estimate is what a hard budget must have room for. What is sent is first measured by what tokenizers distinguish
 (`InputSize`), and then counted by the rules of a provider. An estimate must not be below what the provider will count,
 and is settled by that as soon as it is known. So it is taken from the least favourable of what providers document and
 of what has been measured of their tokenizers, which the plane does not have. Of English it makes two to three times the

@@ -106,7 +106,7 @@ class Redactor:
         """A copy without secrets, in its texts, its keys and the JSON that stands in texts.
 
         Numbers and booleans stay what they are unless their field is secret or a pattern matches them as they are
-        written; `null` always stays. Keys that become the same are told apart by a number.
+        written; `null` always stays. Keys that become the same are distinguished by a number.
         """
         return self.documents.redacted(value, Work())
 

@@ -50,7 +50,7 @@ HARMLESS_VALUES = frozenset(
 )
 """What follows `password:` in type annotations and empty fields."""
 
-# Also behind what escaping leaves of a line break in a text: the n of \\n is no letter of the secret.
+# Also behind an escaped line break in a text: the n of \\n is not part of the secret.
 _FORM_EDGE = r"(?:\b|_|\\[abfnrtv])"
 
 SECRET_FORMS = (
@@ -72,7 +72,7 @@ SECRET_FORMS = (
     (r"(?i:basic)[\s+]", r"[\s+]*[A-Za-z0-9+/]{8,}={1,2}"),
     (r"[0-9]{3}-[0-9]{2}-[0-9]{4}", r"\b"),  # US social security numbers
 )
-"""How secrets begin, and how they go on. The first alone is looked for: counting along in every run of letters would
+"""How secrets begin, and how they go on. The first alone is looked for: counting along in every word would
 multiply the states of the automaton, and adversarial texts would find them all."""
 
 PRIVATE_KEY_START = r"-----BEGIN "

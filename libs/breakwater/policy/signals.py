@@ -1,9 +1,9 @@
 """What an event says of an incident: that it begins or goes on, or that it is over; and in which words.
 
-A breaker's incident begins when it opens, by a rule or by hand, and ends when it closes; what happens in between
-(half-open, a probe that fails, a person who isolates it) is the same incident and says nothing new. A task's incident
-begins when its guard stops it, and ends when a person resets it. A budget's incident is one threshold in one period. An
-agent's jobs that end without an answer are one incident, however many they are, until no more do.
+A breaker's incident begins when it opens, by a rule or an operator, and ends when it closes; what happens in between
+(half-open, a probe that fails, an operator who isolates it) is the same incident and says nothing new. A task's
+incident begins when its guard stops it, and ends when an operator resets it. A budget's incident is one threshold in
+one period. An agent's jobs that end without an answer are one incident, however many they are, until no more do.
 
 The texts are for the people who look after the plane: reasons have their figures and limits. No prompt and no answer
 stands in them.
@@ -49,7 +49,7 @@ class _Signal:
 
 @dataclass(frozen=True, slots=True)
 class Firing(_Signal):
-    """Something happened that people must know: it opens an incident, or repeats the one that is open."""
+    """Something happened that operators must know: it opens an incident, or repeats the one that is open."""
 
     agent: str | None = None
     model: str | None = None
@@ -234,12 +234,12 @@ def _spent(event: BudgetEvent, kind: AlertEvent, who: str, limit: int) -> str:
 
 
 def of_execution(execution: Execution, costly: int | None, long_ms: int | None) -> tuple[Firing, ...]:
-    """What the end of a job says: that it got no answer, or that it cost or took more than is usual.
+    """What the end of a job says: that it got no answer, or that its cost or duration is above the limit.
 
     Args:
         execution: its record.
-        costly: nano-dollars, beyond which it is told; None for never.
-        long_ms: milliseconds, beyond which it is told; None for never.
+        costly: nano-dollars, above which it is reported; None for never.
+        long_ms: milliseconds, above which it is reported; None for never.
     """
     if execution.dry_run:
         return ()
@@ -301,15 +301,15 @@ def _of_job(
 
 
 def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Firing, ...]:
-    """What a dead letter says that belongs to no execution: a job that can't be read, a row that no table takes.
+    """The incident of a dead letter that belongs to no execution: a job that can't be read, a row that no table takes.
 
     `source_id`: its `ce-id`.
     """
     if dead_letter.execution_id is not None and dead_letter.stream == "JOBS":
-        return ()  # its record tells
+        return ()  # reported by its record
     channel = dead_letter.headers.get(Header.CHANNEL)
     if channel is not None:
-        return _unheard(dead_letter, source_id, channel)
+        return _undeliverable(dead_letter, source_id, channel)
     agent = dead_letter.agent if dead_letter.agent != "unknown" and is_identifier(dead_letter.agent or "") else None
     key = key_of("job_dead_lettered", agent, dead_letter.reason)
     title = f"Dead letters: {dead_letter.reason}" + (f" ({agent})" if agent else "")
@@ -322,9 +322,9 @@ def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Firing, ...
     return (Firing(key, "job_dead_lettered", title, text, *origin, agent=agent, fades=True),)
 
 
-def _unheard(dead_letter: DeadLetter, source_id: str, channel: str) -> tuple[Firing, ...]:
+def _undeliverable(dead_letter: DeadLetter, source_id: str, channel: str) -> tuple[Firing, ...]:
     if dead_letter.headers.get(Header.INCIDENT, "").startswith(UNDELIVERABLE):
-        # That a channel is dead did not reach another dead one: they would tell each other for ever.
+        # It reports a dead channel to another one that is dead, too: the two would report each other endlessly.
         return ()
     test, replay = command("alerts", "test", channel), command("alerts", "replay", channel=channel)
     key, title = f"{UNDELIVERABLE}{encode_token(channel)}", f"Alerts are not delivered: channel {channel}"

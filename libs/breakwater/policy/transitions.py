@@ -1,4 +1,4 @@
-"""A breaker's change as the event that tells of it, and what an event tells of a breaker."""
+"""Breaker transitions as events, and breakers restored from such events."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def transition(key: BreakerKey, change: Change, rules: BreakerRules, now_ms: int
 
 
 def half_opened(key: BreakerKey, half_open: Breaker, rules: BreakerRules, now_ms: int) -> BreakerTransition:
-    """The event of a breaker that let a probe pass. Told twice, it has the same id, by the end of its cool-down."""
+    """The event of a breaker that let a probe pass. Its id, made from the end of the cool-down, is stable."""
     before = replace(half_open, state="open", probe=None, probe_until_ms=0, version=half_open.version - 1)
     in_a_row, errors = consecutive_failures(before), errors_within(before, rules, now_ms)
     change = Change(before, half_open, None, "the cool-down has ended; one probe is admitted", in_a_row, errors)

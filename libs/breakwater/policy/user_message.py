@@ -1,4 +1,4 @@
-"""What a parent agent or an end user is told of an error: its type, its status and what can be done.
+"""Errors as parent agents and end users see them: type, status and what can be done.
 
 Never the provider's own text, and no class name that is not ours: both may hold keys, paths, limits or the request.
 """

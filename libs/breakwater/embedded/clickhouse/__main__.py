@@ -16,7 +16,7 @@ from breakwater.embedded.clickhouse.http import application
 from breakwater.embedded.clickhouse.request import Credentials
 
 _STOP_SECONDS = 3.0  # for answers to be finished
-_ENGINE_STOP_SECONDS = 0.5  # for statements nobody waits for any more
+_ENGINE_STOP_SECONDS = 0.5  # for statements whose client is gone
 _LONGEST_URL = 1 << 20  # a server's http_max_uri_size
 _LONGEST_HEADER = 1 << 17
 _OPEN_FILES = 8192  # the engine holds three for each of its threads, and those of the parts it reads

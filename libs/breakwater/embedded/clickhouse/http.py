@@ -289,7 +289,7 @@ class Face:
             return await self._run(request, ask, form, headers)
         except ClickHouseError as error:
             return self._refusal(error, headers)
-        except ConnectionError:  # the client left in the middle of its answer; nobody reads this one
+        except ConnectionError:  # the client disconnected in the middle of its answer, and reads no other
             return web.Response(status=499)
         except Exception as error:  # noqa: BLE001  # the edge: a fault of ours is an answer too, and is logged
             _log_failure(headers["X-ClickHouse-Query-Id"])
@@ -434,7 +434,7 @@ async def _read_text(query: str, body: Body | None) -> tuple[Statement, bytes]:
 def _log_failure(query_id: str) -> None:
     import structlog  # it brings rich with it: a fifth of the start time, for a line that should never be written
 
-    # To stderr: stdout says when the process is ready, and nobody may be reading it after that.
+    # To stderr: stdout says when the process is ready, and may not be read after that.
     structlog.wrap_logger(structlog.WriteLogger(sys.stderr)).exception("clickhouse_request_failed", query_id=query_id)
 
 

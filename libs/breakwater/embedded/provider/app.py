@@ -105,7 +105,7 @@ class SimulatedProvider:
         return time.monotonic() - self._clock_zero
 
     def use(self, script: ProviderScript | Mapping[str, object]) -> None:
-        """Replaces the script: the clock and the request numbers start anew, the ledger stays.
+        """Replaces the script: the clock and the request numbers restart, the ledger stays.
 
         Raises:
             ScriptError: the script has mistakes; the old one stays.
@@ -310,7 +310,7 @@ _ROUTES: dict[tuple[str, str], Callable[[SimulatedProvider, web.BaseRequest], Aw
 
 
 def refusal(status: int, message: str | None = None) -> web.Response:
-    """An error outside any call; without a message, with the status' usual one."""
+    """An error outside any call; without a message, with the status' default one."""
     error = None if message is None else ErrorText(message=message)
     return web.Response(status=status, body=wire.write_error(status, error), content_type=JSON)
 

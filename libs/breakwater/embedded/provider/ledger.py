@@ -65,7 +65,7 @@ class Journal:
                 raise LedgerFileError(f"{self._path}, line {number}, is not JSON: is this a ledger file?") from error
         torn = content[whole:]
         if torn and not any(start.startswith(torn[: len(start)]) for start in LINE_STARTS):
-            # Somebody's text without a last line feed must not be taken for a torn line and lost.
+            # A text without a final line feed must not be taken for a torn line and lost.
             raise LedgerFileError(f"{self._path} does not end as a ledger file does: is this one?")
         self._file.truncate(whole)
         return records

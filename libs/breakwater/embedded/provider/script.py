@@ -153,7 +153,7 @@ class ToolCall(_Part):
 
 
 class ErrorText(_Part):
-    """The body of an error; what is left out comes from the status' usual error."""
+    """The body of an error; what is left out comes from the status' default error."""
 
     type: str | None = None
     code: str | None = None

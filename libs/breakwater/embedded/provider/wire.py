@@ -14,7 +14,7 @@ from breakwater.embedded.provider.script import BrokenKind, ErrorText, ToolCall
 
 JSON_FORMATS = frozenset({"json_object", "json_schema"})
 CHARS_PER_TOKEN = 4
-"""The usual rule of thumb; a simulated model has no tokenizer."""
+"""A common rule of thumb; a simulated model has no tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
