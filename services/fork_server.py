@@ -32,7 +32,7 @@ _DESCRIPTORS = 2
 
 
 class ServiceForker:
-    """Forks services for whoever holds the other end of a socket."""
+    """Forks services for the process at the other end of a socket."""
 
     def __init__(self, requests: socket.socket, run: Callable[[str], int]) -> None:
         """Takes what a fork does with the name of its service; its exit code is what that returns."""
@@ -85,7 +85,7 @@ class ServiceForker:
                 self._become(request, log, pipe)
             self._pipes[pid] = pipe
             if not _write(pipe, pid):
-                os.kill(pid, signal.SIGKILL)  # whoever asked for it has gone
+                os.kill(pid, signal.SIGKILL)  # the process that asked for it is gone
         os.close(log)
 
     def _reap(self) -> None:
@@ -155,7 +155,7 @@ def _wake_up(_number: int, _frame: object) -> None:
 
 
 def _write(pipe: int, number: int) -> bool:
-    """Reports a number; False where nobody reads it any more."""
+    """Reports a number; False where the reader is gone."""
     try:
         os.write(pipe, b"%d\n" % number)
     except BrokenPipeError:

@@ -101,7 +101,7 @@ class KeyRing:
         self._outage = Outage("api_keys_file")
 
     def holder(self, text: str) -> ApiKey | None:
-        """Whose key this is, or None where it is nobody's."""
+        """The key that was sent, or None where it is unknown."""
         self._refresh()
         parts = split(text)
         if parts is None:
@@ -117,7 +117,7 @@ class KeyRing:
         try:
             keys = list_keys(self._path)
         except ApiKeysError as error:
-            # Half-edited by hand: the keys that were right stay right, and the file is tried again.
+            # In the middle of an edit: the keys that were right stay right, and the file is tried again.
             self._outage.failed(error)
             return
         self._outage.worked()

@@ -1,4 +1,4 @@
-"""Publishing the transitions that are saved with a breaker in Redis, by whoever finds them unpublished."""
+"""Publishing the transitions that are saved with a breaker in Redis, by any process that finds them unpublished."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def publish_saved(
 
     Raises:
         BusUnavailable: they may not be published yet.
-        StateUnavailable: they are published, and not marked: whoever finds them publishes them once more.
+        StateUnavailable: they are published, and not marked: the next process that finds them publishes them once more.
     """
     transitions = tuple(_TRANSITIONS.validate_json(saved))
     subject = subjects.breaker(key.agent, key.model)

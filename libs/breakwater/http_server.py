@@ -1,4 +1,4 @@
-"""Serving: the socket, the signals, and an end that leaves nobody without an answer."""
+"""The HTTP server of a service: its socket, its signals, and a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from starlette.types import ASGIApp
 
 BACKLOG = 2048
 _WRITE_S = 2.0
-"""For the last answers to get out, once nobody waits any longer."""
+"""Seconds for the last responses to be sent, once all waiting requests were released."""
 
 
 class PortTakenError(Exception):
-    """The service can't listen where it was told to; its text says why and what to do."""
+    """The service can't listen on its port; the text says why and what to do."""
 
 
 def listen(host: str, port: int, *, variables: str = "BREAKWATER_HTTP_HOST and BREAKWATER_HTTP_PORT") -> socket.socket:
@@ -70,7 +70,7 @@ class Server(uvicorn.Server):
         Args:
             app: what is served.
             drain_s: for how long requests may finish.
-            release: called when that time is up, for whoever still waits.
+            release: called when that time is up, for requests that still wait.
             stopping: called when it begins, for what would not finish by itself.
         """
         super().__init__(
@@ -83,7 +83,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                # Longer than clients keep an idle connection: whoever closes first must not be us, as a job that is
+                # Longer than clients keep an idle connection: the client must close it first, as a job that is
                 # just being sent would meet a closed connection.
                 timeout_keep_alive=KEEP_ALIVE_S,
             )
@@ -109,7 +109,7 @@ class Server(uvicorn.Server):
                     await self._wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends serving. Whoever still waits after the drain time is told that the job is accepted."""
+        """Ends serving. Requests that still wait after the drain time are answered 202."""
         self._stopping()
         timer = asyncio.get_running_loop().call_later(self._drain_s, self._release)
         try:
@@ -151,7 +151,7 @@ class Server(uvicorn.Server):
 
 
 class _Watched(set[Any]):
-    """A set that wakes whoever waits for it to be empty."""
+    """A set that can be awaited to be empty."""
 
     def __init__(self, woken: asyncio.Event) -> None:
         super().__init__()

@@ -124,7 +124,7 @@ class WorkerMetrics:
         if attempt.short_circuited:
             self._short_circuits[agent, model, kind].inc()
             return
-        if attempt.outcome != "worker_lost":  # nobody knows how long that call took
+        if attempt.outcome != "worker_lost":  # the call's duration is unknown
             self._attempt_seconds[agent, model].observe(attempt.duration_ms / 1000)
         if attempt.input_tokens is not None:
             self._tokens[agent, model, "input"].inc(attempt.input_tokens)
@@ -152,7 +152,7 @@ class WorkerMetrics:
                 self._retries[agent, model, kind].inc()
 
     def breaker_service_alive(self, alive: bool) -> None:
-        """Whether anybody looks after the breakers; without a series until somebody has looked."""
+        """Sets whether a breaker service is running; there is no series before the first call."""
         what = "Whether a breaker service is at work (1), so that failing models are not called on and on."
         _plain_gauge(self._registry, "breaker_service_alive", what).set(alive)
 
@@ -161,7 +161,7 @@ class WorkerMetrics:
         self._in_progress[(agent,)].inc()
 
     def ended(self, agent: str) -> None:
-        """It no longer is: decided, put to sleep, or given up to somebody else."""
+        """It no longer is: decided, put to sleep, or lost to another worker."""
         self._in_progress[(agent,)].dec()
 
 

@@ -156,7 +156,7 @@ class Outages:
 
     def _answered(self, failed_on: set[str]) -> None:
         for server in failed_on:
-            # Over when nobody fails because of it any more: until then, one answer may be luck.
+            # Over when no caller fails because of it any more: until then, one success may be luck.
             if self._failing[server] == 1:
                 self._outages[server].worked()
                 self._report(server, False)

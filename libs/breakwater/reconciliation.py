@@ -3,7 +3,7 @@
 The record is in two places: ClickHouse has it up to what the sink has stored for sure, EVENTS from there on. Both say
 the same of every attempt, which is on the log once, so the sums are exact to the nano-dollar.
 
-ClickHouse may have lost rows: restored from an old backup, or made anew. So some of what EVENTS still has is looked up
+ClickHouse may have lost rows: restored from an old backup, or recreated. So some of what EVENTS still has is looked up
 there first, and where any of it is missing, all that EVENTS has is read from EVENTS.
 """
 
@@ -51,7 +51,7 @@ class StoredSpend:
         counted: events up to this one were counted in Redis, and acknowledged.
         upto: events up to this one are part of `figures`; the rest is to be read from the log.
         figures: by period and scope.
-        events: what was told of budgets.
+        events: the budget events of the log.
     """
 
     log: Facts
@@ -135,7 +135,7 @@ class RecordedSpend:
         return not await spend(self._analytics, periods, log_created=stored.log.created, upto=0)
 
     async def _has_all(self, log: Facts, upto: int) -> bool:
-        """Whether ClickHouse has what EVENTS has up to a sequence, as far as some looks can tell."""
+        """Whether ClickHouse has what EVENTS has up to a sequence, by a few samples."""
         first = max(log.first, 1)
         step = max((upto - first) // SAMPLES, 1)
         places = range(first, upto + 1, step)[: SAMPLES + 1]
@@ -174,7 +174,7 @@ class RecordedSpend:
         return LoggedSpend(upto, dict(sums))
 
     async def notes(self, stored: StoredSpend, periods: Sequence[Period]) -> dict[str, Notes]:
-        """What was told of budgets, and which caps people raised, by the period's name. Raises BusUnavailable."""
+        """The announced thresholds and the raised caps of budgets, by the period's name. Raises BusUnavailable."""
         events = {event.event_id: event for event in stored.events}
         async with aclosing(scan(self._connection, Stream.EVENTS, "bw.budgets.>")) as found:
             async for message in found:

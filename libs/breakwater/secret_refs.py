@@ -31,7 +31,7 @@ class SecretRef(Message):
         return self
 
     def read(self) -> str:
-        """The secret itself, read anew at each call. A command may take up to 10 s.
+        """The secret itself, read again at each call. A command may take up to 10 s.
 
         Raises:
             ConfigError: the variable is not set, the file can't be read, the command fails, or there is nothing in it.

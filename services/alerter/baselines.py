@@ -1,4 +1,4 @@
-"""What is usual of every agent, from the records of its executions; and what is unusual now."""
+"""The baseline of every agent, learned from the records of its executions, and its anomalies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Counts:
     def add(self, execution: Execution) -> None:
         failed = execution.status == "dead_lettered" and execution.reason in _FAILURES
         called = failed or execution.status == "succeeded"
-        # Also what was cancelled has spent. But a refusal's zero must not make it usual to spend nothing.
+        # Also what was cancelled has spent. But a refusal's zero must not make the baseline zero.
         if execution.total_cost is not None and (called or execution.total_cost):
             self.cost = (self.cost or 0) + execution.total_cost
         if not called:
@@ -81,7 +81,7 @@ class Baselines:
         self._rules = rules
         self._most_agents = most_agents
         self._agents: dict[str, _Agent] = {}
-        """The one that was heard of last is the last."""
+        """In the order of their latest executions."""
         self._open: dict[int, dict[str, _Counts]] = {}
         """By minute and agent."""
         self._closed = -1
@@ -137,8 +137,8 @@ class Baselines:
                 found += _take(name, agent, *lapse(agent.baseline, closed))
         return tuple(found)
 
-    def unusual(self, agent: str) -> frozenset[Measure]:
-        """What is unusual of an agent now, as far as it was told."""
+    def anomalies(self, agent: str) -> frozenset[Measure]:
+        """The measures of an agent with an anomaly that was announced and lasts."""
         known = self._agents.get(agent)
         return frozenset() if known is None else known.anomalies
 
@@ -146,7 +146,7 @@ class Baselines:
         """What is to be saved, by agent; the next call takes it for saved.
 
         Each agent's figures every five minutes at most, but at once when an anomaly began or ended: what is restored
-        must know of every anomaly that was told, or nobody would tell its end.
+        must know of every anomaly that was announced, or its end would not be.
         """
         due: dict[str, bytes] = {}
         for name, agent in self._agents.items():
@@ -159,17 +159,17 @@ class Baselines:
         return due
 
     def restore(self, agent: str, data: bytes) -> None:
-        """Takes up what was saved of an agent. What can't be read is learned anew."""
+        """Takes up what was saved of an agent. What can't be read is dropped, and learning restarts."""
         baseline = Baseline.from_json(data)
         if baseline is None:
-            structlog.get_logger().warning("usual_figures_unreadable", agent=agent, bytes=len(data))
+            structlog.get_logger().warning("baseline_unreadable", agent=agent, bytes=len(data))
             return
         self._agents[agent] = _Agent(baseline)
         self._forget_oldest()
 
     def _forget_oldest(self) -> None:
         while len(self._agents) > self._most_agents:
-            # One with an anomaly is forgotten last: nobody would tell that it is over.
+            # One with an anomaly is forgotten last: its end would not be announced.
             calm = (name for name, agent in self._agents.items() if not agent.anomalies)
             name = next(calm, next(iter(self._agents)))
             del self._agents[name]

@@ -42,7 +42,7 @@ class AlertSender(Protocol):
     updates: bool
     """Whether it keeps an incident's message up to date, and so wants every change of it."""
     fingerprint: str
-    """Tells this receiver from another that the config may name later; a hash, from which no secret is learnt."""
+    """Identifies the receiver, as the config may name another one later; a hash that reveals no secret."""
 
     async def open(self) -> None:
         """Makes ready to send."""
@@ -128,13 +128,11 @@ def no_answer(error: Exception) -> SendError:
                 f"the receiver answered {error.status}; redirects are not followed: set the final URL", permanent=True
             )
         case aiohttp.InvalidURL():
-            return SendError(
-                "its URL is none that can be connected to; write its host in the usual way", permanent=True
-            )
+            return SendError("its URL is invalid; write its host as a name or a standard IP address", permanent=True)
         case _:
             return SendError(f"no usable answer ({type(error).__name__})")
 
 
 def fingerprint(*of: str) -> str:
-    """Tells receivers apart by what they are reached by: 16 characters, from which no secret is learnt."""
+    """A hash of a receiver's address: 16 characters that reveal no secret."""
     return hashlib.sha256("\n".join(of).encode()).hexdigest()[:16]

@@ -37,7 +37,7 @@ TEST = "test_"
 """How the ids of tests begin, which are no incidents."""
 
 TEST_TIMEOUT_S = 15.0
-"""Whoever asks waits for 20 s."""
+"""Seconds. The client of a channel test waits for 20 s."""
 
 
 def channels_of(

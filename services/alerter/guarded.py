@@ -117,5 +117,5 @@ def usable_url(url: str, setting: str) -> str:
 async def _refuse_redirect(
     _session: aiohttp.ClientSession, _context: SimpleNamespace, redirect: aiohttp.TraceRequestRedirectParams
 ) -> None:
-    # slack-sdk can't be told not to follow, and a POST that was followed as a GET would pass for a delivery.
+    # slack-sdk has no option not to follow redirects, and a POST that was followed as a GET would pass for a delivery.
     raise Redirected(redirect.response.status)

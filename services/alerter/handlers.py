@@ -132,7 +132,7 @@ class Grouping:
             try:
                 firing = [signal for signal in signals(delivery) if signal.event in self._rules.on_events]
             except ValidationError as error:
-                # The sink, or whoever keeps what can't be read, has it: it is no alert.
+                # The sink keeps what can't be read as a dead letter: it is no alert.
                 structlog.get_logger().warning("event_unreadable", subject=delivery.subject, error=error.title)
                 firing = []
             event = _Unrecorded(delivery, len(firing))
@@ -249,7 +249,7 @@ class Sweep:
         if began_with(alert) != "agent_anomaly" or alert.ends_at is not None:
             return None
         agent, measure = alert.key.split("/")[1:3]
-        if measure in self._baselines.unusual(decode_token(agent)):
+        if measure in self._baselines.anomalies(decode_token(agent)):
             return None
         return Resolved(
             key=alert.key,

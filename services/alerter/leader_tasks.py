@@ -162,7 +162,7 @@ async def _hand_over(delivery: Delivery, notifiers: Mapping[str, Notifier]) -> N
 
 
 async def _lasting(name: str, part: Callable[[], Awaitable[None]]) -> None:
-    """Runs a task until cancelled: one that fails in a way that nobody foresaw is started again, and ends no other."""
+    """Runs a task until cancelled: one that fails unexpectedly is started again, and ends no other."""
     while True:
         task = asyncio.ensure_future(part())
         try:

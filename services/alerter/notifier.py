@@ -1,4 +1,4 @@
-"""Takes alerts to one channel: each until it has arrived, is covered by another message, or is in the dead letters.
+"""Delivers alerts to one channel: each until it has arrived, is covered by another message, or is in the dead letters.
 
 What waits is not acknowledged, so that the next leader has it too. A message that was composed once is sent unchanged
 at every try, with the same id, until it is delivered or given up.
@@ -137,7 +137,7 @@ class Notifier:
         return len(self._held) + sum(len(one.deliveries) for one in self._on_the_way if not one.replay)
 
     def replay(self, delivery: Delivery, message: Message) -> None:
-        """Takes a message that was given up, and that somebody wants to be sent once more."""
+        """Takes a message that was given up and is to be sent again."""
         for composed in self._on_the_way:
             if composed.replay and message_id(composed.message) == message_id(message):
                 composed.deliveries = {message_id(message): delivery}  # delivered again, while it waits here
@@ -208,7 +208,7 @@ class Notifier:
         pause_s = self._not_before - self._clock()
         if pause_s > 0:
             return pause_s
-        # Replays come after what nobody has received yet, and within the channel's rate limit.
+        # Replays come after what was not sent yet, and within the channel's rate limit.
         composed = (None if disabled else self._due() or await self._compose()) or self._due(replay=True)
         if composed is None:
             waits = [one.not_before - self._clock() for one in self._on_the_way if not one.replay]
@@ -281,7 +281,7 @@ class Notifier:
         except (SendError, BusError):
             raise
         except Exception as error:
-            # What nobody foresaw of one message must not hold up all others for ever.
+            # An unexpected error with one message must not block all others.
             structlog.get_logger().exception("alert_not_sent", channel=self._channel.name, alert_id=message_id(message))
             raise SendError(f"it can't be sent ({type(error).__name__})", permanent=True) from error
 
@@ -412,9 +412,9 @@ def _incidents(message: Message) -> tuple[str, ...]:
 
 
 def _about(composed: _Composed) -> str:
-    """The key of the incident that nobody was notified of; of a digest, only if all of it is of dead channels."""
+    """The key of the incident that was not delivered; of a digest, only if all of it is of dead channels."""
     if composed.replay:
-        return UNDELIVERABLE  # somebody replayed it, and knows
+        return UNDELIVERABLE  # an operator replayed it, and knows
     if isinstance(composed.message, Alert):
         return composed.message.key
     return UNDELIVERABLE if all(one.key.startswith(UNDELIVERABLE) for one in composed.message.alerts) else ""

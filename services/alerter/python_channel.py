@@ -65,7 +65,7 @@ class PythonCallable:
 
 
 def _look(ended: asyncio.Future[Any]) -> None:
-    # Of one that fails after its time nobody else asks, and asyncio would log that.
+    # Of one that fails after its timeout asyncio would log an exception that was never retrieved.
     if not ended.cancelled():
         ended.exception()
 
@@ -102,7 +102,7 @@ def _in_thread(notify: Notify, event: str, payload: dict[str, JsonValue]) -> asy
             failure = RuntimeError(f"the callable tried to exit with {error.code!r}")
         except StopIteration as error:
             failure = RuntimeError(f"StopIteration: {error}")  # a future takes none
-        except Exception as error:  # noqa: BLE001  the operator's own code may raise anything; it is told
+        except Exception as error:  # noqa: BLE001  the operator's own code may raise anything; it is reported
             failure = error
         if not loop.is_closed():
             loop.call_soon_threadsafe(end, failure)

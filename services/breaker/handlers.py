@@ -99,7 +99,7 @@ class BreakerHandler:
             for one, stands in zip(changed, saved, strict=True):
                 if stands and one.unpublished is not None:
                     await self._publish(one.key, one.unpublished)
-            # Somebody else saved first: decide again, on what they saved.
+            # Another writer saved first: decide again, on what it saved.
             again = {one.key for one, stands in zip(changed, saved, strict=True) if not stands}
             waiting = {key: seen for key, seen in waiting.items() if key in again}
 
@@ -112,7 +112,7 @@ class BreakerHandler:
         return Saving(key, before, breaker, dumped(transitions))
 
     async def publish_pending(self) -> None:
-        """Publishes what was saved and then not published, as whoever saved it died in between.
+        """Publishes what was saved and then not published, as the process that saved it crashed in between.
 
         Raises StateUnavailable, BusUnavailable; may be repeated.
         """
@@ -131,7 +131,7 @@ def _parse(delivery: Delivery) -> Attempt | None:
     try:
         return Attempt.model_validate_json(delivery.data)
     except ValidationError as error:
-        # Kept for whoever wrote it; the sink stores its own dead letter, so this one only says that it was skipped.
+        # The sink stores its own dead letter, so this one only says that it was skipped.
         structlog.get_logger().warning("attempt_unreadable", sequence=delivery.sequence, problems=error.error_count())
         return None
 

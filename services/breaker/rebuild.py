@@ -113,7 +113,7 @@ class Rebuild:
         return list(zip(keys, await self._breakers.load(keys) if keys else [], strict=True))
 
     async def _recall(self, key: BreakerKey, latest: BreakerTransition, sequence: int, loaded: Loaded) -> bool:
-        # One that is isolated, or not published yet, is somebody's latest word, whatever its version.
+        # One that is isolated, or not published yet, is the latest decision, whatever its version.
         while loaded.breaker.version < latest.version and not (
             loaded.unpublished or loaded.breaker.state == "isolated"
         ):
@@ -185,7 +185,7 @@ class Rebuild:
 
 
 class Heartbeat:
-    """Looks after the breakers: fills them where Redis is empty, and tells workers that somebody is at work."""
+    """Fills the breakers where Redis is empty, and signals the workers that a breaker service is alive."""
 
     def __init__(self, handler: BreakerHandler, breakers: Breakers, rebuild: Rebuild, lookup: Lookup) -> None:
         self._handler, self._breakers, self._rebuild, self._lookup = handler, breakers, rebuild, lookup
@@ -196,9 +196,9 @@ class Heartbeat:
         self._looked = asyncio.Event()
 
     async def filled(self) -> None:
-        """Waits until the breakers are what the log tells: no outcome is to meet an empty one before.
+        """Waits until the breakers are derived from the log: no outcome may be counted on an empty one before.
 
-        Asked for each batch: one that met the breakers just lost could open one anew that somebody has isolated.
+        Asked for each batch: an outcome on breakers that were just lost could open one that an operator has isolated.
         """
         while self._log is None or await self._outages.retry_while_unavailable(self._breakers.filled_from) != self._log:
             self._looked.clear()
@@ -213,7 +213,7 @@ class Heartbeat:
                 await self._tried(self._publishing, self._handler.publish_pending)
                 # Redis may have come back with what it knew a moment before it died.
                 await self._tried(self._filling, self._rebuild.recall_breakers)
-                with suppress(BusUnavailable):  # told by whoever waits for it
+                with suppress(BusUnavailable):  # logged by the caller that waits for it
                     self._log = await self._lookup.identity(Stream.EVENTS)
             looks += 1
             await asyncio.sleep(LOOK_EVERY_S)
@@ -221,7 +221,7 @@ class Heartbeat:
     async def _tried(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> None:
         """Does what may be repeated; what fails for other reasons than an outage is logged, and tried at the next look.
 
-        Nobody is let at empty breakers in silence: as long as filling fails, workers find nobody at work, and say so.
+        While filling fails there is no heartbeat, so workers log that no breaker service is alive.
         """
         await outage.survived(lambda: self._outages.retry_while_unavailable(work), expected=BusError)
 
@@ -229,7 +229,7 @@ class Heartbeat:
         """Fills what is lost. Raises StateUnavailable, BusUnavailable; may be repeated."""
         known = await self._breakers.filled_from()
         if known is None or known != self._log:
-            # Asked anew: another breaker service may have seen before us that the log is another.
+            # Read again: another breaker service may have seen before us that the log is another.
             self._log = await self._lookup.identity(Stream.EVENTS)
             if known != self._log:
                 await self._rebuild.fill(self._log, known)

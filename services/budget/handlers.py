@@ -78,7 +78,7 @@ class BudgetHandler:
     async def charge_lapsed(self, log: str) -> None:
         """Charges reservations whose lease has ended and that the log says nothing of.
 
-        Waits for nothing: whoever calls this is who looks after the counters.
+        Never waits for the counters: its caller is the one that fills them.
 
         Raises:
             NotFilled: the counters are not those of this log.

@@ -28,7 +28,7 @@ from breakwater.state.budgets import NotFilled
 
 LOOK_EVERY_S = 1.0
 GRACE_S = 3.0
-"""How long workers get to hold anew what calls under way held: they look every second."""
+"""How long workers get to restore the reservations of calls under way: they check every second."""
 
 SWEEP_EVERY_S = 15.0
 
@@ -62,7 +62,7 @@ class Reconciler:
         self._looked = asyncio.Event()
 
     async def filled(self, lost: bool) -> str:
-        """Waits until the counters are what the log tells, and returns the log's identity.
+        """Waits until the counters are derived from the log, and returns the log's identity.
 
         Args:
             lost: they were found not to be: what was known before is not believed.
@@ -158,7 +158,7 @@ class Reconciler:
     async def _look(self) -> None:
         known = await self._counters.filled()
         if self._log is None or not self._is_ours(known):
-            # Asked anew: another budget service may have seen before us that the log is another.
+            # Read again: another budget service may have seen before us that the log is another.
             await self._look_at_log()
             if not self._is_ours(known):
                 self._metrics.filled(yes=False)

@@ -87,7 +87,7 @@ def routes(context: PageContext) -> list[Route]:
         incident_id = fields.get("incident_id")
         body = {"incident_id": incident_id, "reason": reason_of(fields)}
         if (result := await act(session, dict[str, Any], f"alerts/{action}", body)) is not None:
-            already = "Somebody else was faster: nothing was changed. The present state is below."
+            already = "Another operator was faster: nothing was changed. The current state is below."
             session.notify(already if "unchanged" in result else f"The incident {outcome}.")
         return back_to(f"/alerts/{segment(incident_id)}" if fields.get("from") == "one" else "/alerts")
 

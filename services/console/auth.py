@@ -34,7 +34,7 @@ _WHY = {
 
 
 class RequireSignIn:
-    """ASGI middleware that redirects whoever is not signed in to the sign-in page."""
+    """ASGI middleware that redirects users who are not signed in to the sign-in page."""
 
     def __init__(
         self, app: ASGIApp, sign_ins: SignIns, pages: PageRenderer, clock: Callable[[], float] = time.monotonic

@@ -24,12 +24,12 @@ from services.console import words
 from services.console.pages import Fetched, fetched, problems_of
 
 Tone = Literal["", "good", "warn", "bad"]
-"""The empty one says neither that all is well nor that somebody must act."""
+"""The empty one says neither that all is well nor that an operator must act."""
 
 BEHIND = 1_000
 """A service with more waiting messages than this is behind."""
 FEW_FAIL, SOME_FAIL, MANY_FAIL = 0.01, 0.05, 0.2
-"""Shares of executions. Below the first all is well; below the second nobody has to act."""
+"""Shares of executions. Below the first all is well; below the second no operator has to act."""
 MUCH_WASTED = 0.2
 """A share of spend."""
 MOST_INCIDENTS = 1_000
@@ -100,7 +100,7 @@ def overall_health(totals: WindowTotals | None, live: Live, when: str, failed: s
     remarks = tuple(sorted(found, key=lambda one: one.tone != "bad"))
     if remarks:
         return OverallHealth("bad" if remarks[0].tone == "bad" else "warn", remarks, "")
-    # If a part is missing, the page says so; nobody may claim then that all is well.
+    # If a part is missing, the page says so, and does not claim that all is well.
     if totals is None or live.problems:
         return OverallHealth("warn", (), "No problems are known, but not everything could be checked.")
     share, wasted = shares(totals)

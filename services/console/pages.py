@@ -69,7 +69,7 @@ class PageRenderer:
         known["version"] = hashlib.sha256(sources).hexdigest()[:12]
 
     def render(self, request: Request, template: str, *, status: int = 200, **values: object) -> Response:
-        """A page, for whoever is signed in.
+        """A page, for the user who is signed in.
 
         Args:
             request: the request that it answers.
@@ -78,7 +78,7 @@ class PageRenderer:
             values: the template's variables.
         """
         session: Session | None = request.scope.get(SESSION)
-        # A page that refreshes itself, perhaps in another tab, must not use up notices: nobody would read them.
+        # A page that refreshes itself, perhaps in another tab, must not use up notices: they would not be read.
         notices = () if session is None or "x-refresh" in request.headers else session.take_notices()
         html = self._templates.get_template(template).render(
             request=request, session=session, notices=notices, path=request.url.path, **values

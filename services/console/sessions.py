@@ -21,7 +21,7 @@ LASTS_S = 12 * 3600.0
 """A working day."""
 MOST = 1_000
 MOST_OF_A_KEY = 20
-"""Beyond these the oldest sessions end: first those of the same key, so that nobody can sign others out."""
+"""Beyond these the oldest sessions end: first those of the same key, so that no key can sign others out."""
 MOST_WATCHED = 10
 """How many jobs one session may watch at the same time."""
 SESSION = "breakwater.session"
@@ -40,7 +40,7 @@ class Notice:
 
 @dataclass(slots=True)
 class Session:
-    """Somebody who is signed in."""
+    """The session of a signed-in user."""
 
     api: ApiClient
     """The HTTP API, used with their key."""
@@ -88,7 +88,7 @@ class SignIns:
         self._clock = clock
 
     def begin(self, api: ApiClient, key: KeyDetails) -> str:
-        """Signs somebody in, and returns the token for their browser."""
+        """Signs a user in, and returns the token for their browser."""
         same = [digest for digest, one in self._known.items() if one.key.id == key.id]
         for digest in same[: max(len(same) - MOST_OF_A_KEY + 1, 0)]:
             del self._known[digest]
@@ -107,7 +107,7 @@ class SignIns:
         return session
 
     def end(self, token: str) -> None:
-        """Signs somebody out."""
+        """Signs a user out."""
         self._known.pop(_digest(token), None)
 
 

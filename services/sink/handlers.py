@@ -1,7 +1,7 @@
 """Stores what happened: parse, insert, and only then acknowledge.
 
 A message that is delivered twice makes the same row, which replaces the first. One that can't be stored goes to DLQ and
-holds up nobody. While ClickHouse or the bus is away the batch is held, and nothing is dropped.
+blocks no other message. While ClickHouse or the bus is away the batch is held, and nothing is dropped.
 """
 
 from __future__ import annotations

@@ -118,4 +118,4 @@ def test_a_reservation_that_was_not_given_back_is_a_difference() -> None:
 def test_an_unknown_cost_is_never_taken_for_zero() -> None:
     rows = (replace(ROWS[0], cost=None, cost_basis="unknown"), *ROWS[1:])
     comparison = compared(rows=rows)
-    assert comparison.differences == ("nobody knows what 1 calls cost: job-1:1",)
+    assert comparison.differences == ("the cost of 1 calls is unknown: job-1:1",)

@@ -286,10 +286,10 @@ async def test_what_was_replayed_before_an_outage_is_said(run: Run, stub: Stub) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["replay"], "which dead letters is not said"),
+        (["replay"], "no dead letters were chosen"),
         (["replay", "17", "--all"], "name dead letters, or choose them by --reason, --agent, --all and --since"),
         (["replay", "17", "--since", "2h"], "name dead letters, or choose them"),
-        (["replay", "--since", "2h"], "which dead letters is not said"),
+        (["replay", "--since", "2h"], "no dead letters were chosen"),
         (["replay", "0"], "should be greater than or equal to 1"),
         (["replay", "--all", "--since", "soon"], "--since 'soon' is neither a duration nor a time"),
         (["list", "--since", "soon"], "--since 'soon' is neither a duration nor a time"),

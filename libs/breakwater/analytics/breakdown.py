@@ -1,7 +1,7 @@
 """What went wrong in a window of time, and with whom: errors of calls, and how providers did.
 
-Calls count by when they began. How the tables are read is told in `overview.py`. Money is in nano-dollars, None where
-nothing of it is known.
+Calls count by when they began. How the tables are read is explained in `overview.py`. Money is in nano-dollars, None
+where nothing of it is known.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ErrorLine:
     """That failed with it. Those that were refused before they called are left out."""
     cost: int | None
     unknown_costs: int
-    """Calls whose cost nobody knows; `cost` is a lower bound where there are any."""
+    """Calls whose cost is unknown; `cost` is a lower bound where there are any."""
     agents: tuple[str, ...]
     models: tuple[str, ...]
     last_at: datetime
@@ -116,14 +116,14 @@ class ProviderLine:
     p95_ms: int | None
     spend: int | None
     unknown_costs: int
-    """Calls whose cost nobody knows; `spend` is a lower bound where there are any."""
+    """Calls whose cost is unknown; `spend` is a lower bound where there are any."""
     last_error_at: datetime | None
     """When the latest call that failed began."""
     last_error: str | None
 
     @property
     def available_share(self) -> float:
-        """From 0 to 1, as the view `provider_health` tells it: calls that did not fail by the provider's own fault."""
+        """From 0 to 1, as in the view `provider_health`: calls that did not fail by the provider's own fault."""
         return 1 - (self.server_errors + self.timeouts + self.lost_connections) / self.calls
 
     @property
@@ -217,7 +217,7 @@ class RefusalLine:
 
     agent: str
     kind: str
-    """`breakwater.contracts.execution.ErrorKind`; empty where it was not told."""
+    """`breakwater.contracts.execution.ErrorKind`; empty where it is unknown."""
     by: str | None
     """The budget or the limit that had no room, such as `agent:writer/daily`; None where it was neither."""
     called: bool

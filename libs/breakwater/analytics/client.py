@@ -219,7 +219,8 @@ class Analytics:
     async def stream(self, sql: str, settings: Mapping[str, object] | None = None) -> AsyncGenerator[ResultSet]:
         """Runs a statement that gives rows, and hands them out as they come, in blocks.
 
-        Closed before its end, it stops the statement. Whoever may leave early closes it with `contextlib.aclosing`.
+        Closed before its end, it stops the statement. A caller that may leave early closes it with
+        `contextlib.aclosing`.
 
         Args:
             sql: without placeholders.
@@ -245,7 +246,8 @@ class Analytics:
     ) -> AsyncGenerator[bytes]:
         """Runs a statement that names its `FORMAT`, and hands out what ClickHouse writes, as it comes.
 
-        Closed before its end, it stops the statement. Whoever may leave early closes it with `contextlib.aclosing`.
+        Closed before its end, it stops the statement. A caller that may leave early closes it with
+        `contextlib.aclosing`.
 
         Args:
             sql: with placeholders such as `{agent:String}`.
@@ -296,7 +298,7 @@ class Analytics:
             await self.execute(f"SYSTEM SYNC REPLICA {quoted(table.name)} LIGHTWEIGHT")
 
     async def create_database(self, on_cluster: str = "") -> bool:
-        """Creates the database where it is missing; tells whether it was. Raises as `query` does.
+        """Creates the database where it is missing; returns whether it was. Raises as `query` does.
 
         Args:
             on_cluster: `Layout.on_cluster`, for every server of a cluster.
@@ -345,7 +347,7 @@ class Analytics:
     def _tried(self, connecting: asyncio.Task[AsyncClient]) -> None:
         if self._connecting is connecting:
             self._connecting = None
-        # Looked at even where everybody has gone: asyncio would log an exception that nobody has seen.
+        # Retrieved even where no caller waits any more: asyncio would log an exception that was never retrieved.
         if not connecting.cancelled() and connecting.exception() is None:
             self._client = connecting.result()
 

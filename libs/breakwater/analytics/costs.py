@@ -1,7 +1,7 @@
 """What a window of time cost: what was paid for nothing, whether retrying helped, and who spent what.
 
-Executions count by when they ended, calls by when they began; dry runs are left out. How the tables are read is told in
-`overview.py`. Money is in nano-dollars, None where nothing of it is known.
+Executions count by when they ended, calls by when they began; dry runs are left out. `overview.py` explains how
+the tables are read. Money is in nano-dollars, None where nothing of it is known.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SELECT
 FROM executions FINAL{ENDED}
 {SETTINGS}"""  # noqa: S608  of constants
 
-# The column is a name of ours, from `Spender`: never what somebody typed.
+# The column is a name of ours, from `Spender`: never user input.
 SPEND_BY = f"""
 SELECT
     %s AS key,
@@ -103,7 +103,7 @@ class SpendLine:
     """What calls that did not succeed cost."""
     calls: int
     unknown_costs: int
-    """Calls whose cost nobody knows; `spend` is a lower bound where there are any."""
+    """Calls whose cost is unknown; `spend` is a lower bound where there are any."""
     unknown_waste: int
     """Those of them that did not succeed; the same of `wasted`."""
 

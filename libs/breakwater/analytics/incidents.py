@@ -42,7 +42,7 @@ class Incident:
     duration_ms: int | None
     """None until it is over."""
     time_to_acknowledge_ms: int | None
-    """None where nobody did."""
+    """None where it was not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ def _record(layout: Layout) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MissingObject:
-    """What of the schema a database lacks, though the migrations ran: somebody took it away."""
+    """What of the schema a database lacks, though the migrations ran: it was dropped."""
 
     what: str
     statement: str
@@ -152,7 +152,7 @@ _KEPT = re.compile(r"\bTTL .*?\btoIntervalDay\((\d+)\)")
 
 
 async def retention(analytics: Analytics) -> dict[str, int | None]:
-    """For how many days each table keeps its rows; None for ever, or by a rule of somebody else's.
+    """For how many days each table keeps its rows; None for unlimited, or where another rule is set.
 
     Raises as `Analytics.query` does.
     """
@@ -202,7 +202,7 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
 
 
 async def _refuse_single(analytics: Analytics, layout: Layout) -> None:
-    """Half of the servers would have tables that the other half never hears of."""
+    """Refuses a single server's layout on a cluster's database: only some servers would have the tables."""
     if layout.cluster is None or not await analytics.has_database():
         return
     single = (
@@ -220,7 +220,7 @@ async def _refuse_single(analytics: Analytics, layout: Layout) -> None:
 
 
 def script(database: str, layout: Layout) -> Iterator[str]:
-    """All that `migrate` may run, for those whose administrators do it by hand: lines of SQL.
+    """All that `migrate` may run, for administrators who apply it themselves: lines of SQL.
 
     It brings a new database, and one of any earlier version, to this one. Only a changed retention is left out of it,
     as comments: those statements are for when it was changed.

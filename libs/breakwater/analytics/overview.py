@@ -1,10 +1,10 @@
 """How the plane did in a window of time: in all, step by step, and by agent.
 
-What that is made of is told by `breakdown` (errors, providers) and `costs` (waste, retries, who spent what).
+Its breakdowns are in `breakdown` (errors, providers) and `costs` (waste, retries, who spent what).
 
 Executions count by when they ended, calls by when they began; dry runs are left out. What was spent is the cost of
-calls. What was wasted is told by executions, as only their end says what each call was good for: what `waste` tells by
-cause adds up to it. Money is in nano-dollars, None where nothing of it is known.
+calls. What was wasted is counted by executions, as only their end says what each call was good for: the causes of
+`waste` add up to it. Money is in nano-dollars, None where nothing of it is known.
 
 Everything is read with FINAL. What leaves much out stands in PREWHERE, which is applied before rows are replaced: that
 is right, as all versions of a row are the same message, stored twice. So is replacing within a partition only.
@@ -91,9 +91,9 @@ class WindowTotals:
     spend: int | None
     wasted: int | None
     unknown_costs: int
-    """Calls whose cost nobody knows; `spend` is a lower bound where there are any."""
+    """Calls whose cost is unknown; `spend` is a lower bound where there are any."""
     unknown_waste: int
-    """Executions that wasted what nobody knows; `wasted` is a lower bound where there are any."""
+    """Executions that wasted an unknown amount; `wasted` is a lower bound where there are any."""
 
     @property
     def decided(self) -> int:

@@ -79,7 +79,7 @@ class AgentSummary:
     fallbacks: int
     short_circuits: int
     unknown_costs: int
-    """Calls whose cost nobody knows; `spend` is a lower bound where there are any."""
+    """Calls whose cost is unknown; `spend` is a lower bound where there are any."""
     spend: int | None
     wasted: int | None
     """What calls that did not succeed cost; 0 where all did."""

@@ -12,7 +12,7 @@ has something to compare only where they meet, and what is old costs no more tha
 part overlaps with every other. Tables from before keep their order, and are right, but slower over long times.
 
 `event_sequence`, the message's place in its stream, is the version: of two rows with one key the later message stays.
-It begins again at 1 when the stream is made anew; `stored_at`, by the NATS server's clock, tells which one it is of.
+It begins again at 1 when the stream is recreated; `stored_at`, by the NATS server's clock, says which one it is of.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ EXECUTIONS = Table(
     time="completed_at",
     monthly=True,
     find_by=("execution_id", "parent_execution_id"),
-    # For what is asked by its minute or its day, as views are: the key tells hours only.
+    # For what is asked by its minute or its day, as views are: the key has hours only.
     ranges={"completed_at": "completed_at"},
 )
 
@@ -141,7 +141,7 @@ ATTEMPTS = Table(
     find_by=("execution_id",),
     # As above; and the moment that a call is charged at: which hour, day and month of a budget it counts in.
     ranges={"started_at": "started_at", "charged_at": "ifNull(reserved_at, started_at)"},
-    # An attempt is published when it is over. That is by another clock, a worker's, but as near as can be told now.
+    # An attempt is published when it is over. That is by another clock, a worker's, but the nearest there is.
     earlier={"stored_at": "completed_at"},
 )
 
@@ -262,7 +262,7 @@ ALERTS = Table(
     },
     order_by=("alert_id",),
     time="at",
-    # Before there were incidents, each alert stood alone. What it was of was not told: its key is empty.
+    # Before there were incidents, each alert stood alone. Its key is unknown, so it is empty.
     earlier={
         "incident_id": "alert_id",
         "change": "'opened'",

@@ -4,7 +4,7 @@ Pages are found by key and not by number, so the last page of a million takes no
 for in slices of time, the nearest first, each 24 times as long as the one before: a page of common ones is found in
 a fraction of the table, and rare ones after having read all of it once. Only then are the lines of a page read.
 
-Filters stand in PREWHERE, which is right as told in `overview.py`.
+Filters stand in PREWHERE, which is right as explained in `overview.py`.
 """
 
 from __future__ import annotations

@@ -39,17 +39,17 @@ _CHARGED = """ifNull(reserved_at, started_at) >= fromUnixTimestamp64Milli({start
 
 # The figures have other names than the columns they are made of: ClickHouse would take a column for the sum.
 SPEND = f"""
-WITH outcome = 'success' AND cost_basis = 'billed' AND cost IS NOT NULL AND reserved IS NOT NULL AS tells
+WITH outcome = 'success' AND cost_basis = 'billed' AND cost IS NOT NULL AND reserved IS NOT NULL AS comparable
 SELECT
     agent,
     tenant,
     sum(cost) AS spent,
     count() AS calls,
     countIf(cost IS NULL) AS unpriced,
-    countIf(tells) AS gauged,
-    sumIf(reserved, tells) AS foreseen,
-    sumIf(cost, tells) AS measured,
-    countIf(tells AND cost > reserved) AS exceeded
+    countIf(comparable) AS gauged,
+    sumIf(reserved, comparable) AS foreseen,
+    sumIf(cost, comparable) AS measured,
+    countIf(comparable AND cost > reserved) AS exceeded
 FROM attempts FINAL
 WHERE NOT short_circuited AND {_STARTED} AND {_CHARGED}
     AND (stored_at < fromUnixTimestamp64Milli({{log_created_ms:Int64}}) OR event_sequence <= {{upto:UInt64}})
@@ -87,7 +87,7 @@ async def spend(
         analytics: the database.
         periods: one query each; a call counts in all that hold the moment it is charged at.
         log_created: when EVENTS as it is now was made, by the NATS server's clock.
-        upto: rows of that log with a higher sequence are left out, as the log itself tells of them.
+        upto: rows of that log with a higher sequence are left out, as those are read from the log itself.
 
     Returns:
         Figures by a period's name and a scope's key; nothing for a budget without a call.
@@ -186,7 +186,7 @@ class Burn:
     """A moment and what was spent by then, in nano-dollars: at the period's beginning, after each hour of a day or each
     day of a month, and now."""
     unknown_costs: int
-    """Calls whose cost nobody knows: the sums are lower bounds where there are any."""
+    """Calls whose cost is unknown: the sums are lower bounds where there are any."""
 
     @property
     def spent(self) -> int:

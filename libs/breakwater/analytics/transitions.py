@@ -1,4 +1,4 @@
-"""What breakers did in a window of time: their changes of state, how long each was open, and what people did by hand.
+"""What breakers did in a window of time: their changes of state, how long each was open, and operator actions.
 
 All is read with FINAL: a change that was stored twice counts once. These tables are small, as a breaker that works
 changes rarely.
@@ -15,7 +15,7 @@ from breakwater.analytics.window import Window
 from breakwater.contracts.types import ms_from_time
 
 MOST = 200
-"""How many changes, or acts by hand, are told of at once: the latest."""
+"""How many changes, or operator actions, are returned at most: the latest."""
 
 TRANSITIONS = """
 SELECT from_state, to_state, rule, reason, by, health, consecutive_failures, errors, open_until, version, at
@@ -94,7 +94,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """What somebody did about a breaker or a stopped task."""
+    """An operator action on a breaker or a stopped task."""
 
     at: datetime
     by: str

@@ -139,7 +139,7 @@ async def execution_tree(analytics: Analytics, execution_id: str) -> Tree | None
 async def _path_up(analytics: Analytics, execution_id: str) -> dict[str, TreeExecution | None]:
     """The execution, its parent, and so on to the root, or to where the way grew too long or came round to itself.
 
-    Only the last one can be None: whose parent it is, nobody knows.
+    Only the last one can be None: its children are unknown.
     """
     path: dict[str, TreeExecution | None] = {}
     current: str | None = execution_id

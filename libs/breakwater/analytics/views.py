@@ -138,7 +138,7 @@ HAVING countIf(to_state != 'closed') > 0
 """One row for each time that a breaker opened or was isolated, with why. What it did until it closed, such as probes
 that failed, is part of it; one that is open is so until now, and `closed_at` is NULL.
 
-A tuple of rule and reason, as `argMin` alone passes over NULL and would tell the rule of a later change."""
+A tuple of rule and reason, as `argMin` alone passes over NULL and would return the rule of a later change."""
 
 PROVIDER_HEALTH = """
 SELECT
@@ -173,7 +173,7 @@ WHERE outcome = 'success' AND cost_basis = 'billed'
     AND attempts.cost IS NOT NULL AND attempts.reserved IS NOT NULL
 GROUP BY day, agent, model
 """
-"""What was held in the budgets for calls against what they cost. Only calls that were answered and billed tell."""
+"""What was held in the budgets for calls against what they cost. Only calls that were answered and billed count."""
 
 SPEND_PER_HOUR = """
 SELECT
@@ -226,8 +226,8 @@ ORDER BY incident_id, version DESC
 LIMIT 1 BY incident_id
 """
 """What is known of each incident: its newest change. An incident that was reopened was acknowledged when it was for the
-first time; it has no duration until it is resolved again. Alerts from before there were incidents are left out: nothing
-tells whether what they were of is over.
+first time; it has no duration until it is resolved again. Alerts from before there were incidents are left out: it is
+unknown whether they were resolved.
 
 Not `argMax` of each column: it passes over NULL, and would give a reopened incident the end that it had before."""
 
@@ -247,5 +247,5 @@ VIEWS = {
 
 
 def create_view(name: str, layout: Layout = PLAIN) -> str:
-    """The statement that makes a view, or makes it anew as it is here."""
+    """The statement that makes a view, or replaces it by this version."""
     return f"CREATE OR REPLACE VIEW {name}{layout.on_cluster} AS{VIEWS[name]}"

@@ -1,4 +1,4 @@
-"""`breakwater alerts`: incidents, acknowledging and resolving them, and alerts that reached nobody."""
+"""`breakwater alerts`: incidents, acknowledging and resolving them, and undelivered alerts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def list_(
 ) -> None:
     """List the unresolved incidents, the newest first.
 
-    One that is `pending` needs an operator: reminders are sent until somebody acknowledges or resolves it.
+    One that is `pending` needs an operator: reminders are sent until an operator acknowledges or resolves it.
     The column `count` shows how often it happened.
 
     For example:

@@ -161,7 +161,7 @@ def replay(
         raise wrong_usage("name dead letters, or choose them by --reason, --agent, --all and --since", "Not both.")
     if not dead_letters and not chosen:
         raise wrong_usage(
-            "which dead letters is not said",
+            "no dead letters were chosen",
             "Name them, or choose by --reason, --agent or --all; `breakwater dlq` lists them.",
         )
     if dead_letters:
@@ -239,7 +239,7 @@ def _so_far(replays: DeadLetterReplays) -> str:
 
 
 def _note_counts(counts: Sequence[DeadLetterCount]) -> None:
-    """Notes how many dead letters are kept, the most first."""
+    """Prints how many dead letters are kept, the most first."""
     if not counts:
         return
     named = [f"{one.count:,} {one.reason} of {one.agent}" for one in counts[:MOST_COUNTS]]

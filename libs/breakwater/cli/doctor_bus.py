@@ -137,7 +137,7 @@ def stands_still(before: ConsumerProgress | None, after: ConsumerProgress | None
 async def _stuck(client: Client, consumers: list[ConsumerFound]) -> set[str]:
     """The consumers whose service takes messages and finishes none.
 
-    Without the workers': a call of a model takes longer than a doctor may, and is nobody's fault.
+    Without the workers': a call of a model takes longer than a doctor may, and is no fault.
     """
     at_work = [one for one in consumers if one.in_progress and not one.name.startswith("worker-")]
     if not at_work:

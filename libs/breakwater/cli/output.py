@@ -94,7 +94,7 @@ def json_line(value: Any) -> None:
 
 
 def write(text: str) -> None:
-    """Prints a line at once: whoever reads a pipe sees it when it happens."""
+    """Prints a line at once: the reader of a pipe sees it when it happens."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -139,7 +139,7 @@ async def _print(url: str, statement: str, form: Format, limit: int | None, time
 
 
 async def _settings(analytics: Analytics, timeout_s: float, *, write: bool) -> dict[str, object]:
-    """What keeps a statement from changing anything and from running on for nobody, as far as the user may set it."""
+    """Settings that make a statement read-only and end it with its client, as far as the user may set them."""
     bounds: dict[str, object] = {
         "max_execution_time": timeout_s,
         # Left early, the statement ends. Only for those that read.

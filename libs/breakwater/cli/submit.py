@@ -87,7 +87,7 @@ def submit(
 ) -> None:
     """Submit a job, and wait for its answer.
 
-    The answer goes to stdout, everything else to stderr. A job that was accepted is decided even if nobody waits:
+    The answer goes to stdout, everything else to stderr. A job that was accepted is decided even if no client waits:
     `breakwater executions JOB_ID` shows how it ended.
 
     For example:

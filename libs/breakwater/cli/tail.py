@@ -270,7 +270,7 @@ def _alert(event: Mapping[str, Any]) -> _Parts:
     times = f"{count:,} times" if count > 1 else ""
     status = str(event.get("status", ""))
     by = event.get("resolved_by") if status == "resolved" else event.get("acknowledged_by")
-    # An incident that was acknowledged is acknowledged; of the other changes the status tells more.
+    # An incident that was acknowledged is acknowledged; for the other changes the status says more.
     stands = "" if status == change else status
     return (event["severity"], event["event"]), [
         change,

@@ -1,4 +1,4 @@
-"""Who is told what, and how: incidents, channels, templates."""
+"""The settings of alerting: incidents, channels, templates."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def _long_enough(days: int) -> int:
     return days
 
 
-# Of longer times, the last day that a table can tell is beyond what ClickHouse's times hold.
+# With more, the last day of a table's rows would be beyond what ClickHouse's times hold.
 Days = Annotated[int, Field(ge=1, le=10_000)]
 DaysForBudgets = Annotated[
     int, AfterValidator(_long_enough), Field(le=10_000, json_schema_extra={"minimum": LEAST_FOR_BUDGETS})
@@ -348,7 +348,7 @@ class Config(Message):
                     break
 
     def provider_name(self, agent: Agent, model: str) -> str | None:
-        """Which provider serves a model of an agent; None where that can't be told.
+        """Which provider serves a model of an agent; None where the config doesn't say.
 
         The one set for the model, the one that its id begins with (`provider/model`), the agent's, or the only one.
         """

@@ -1,4 +1,4 @@
-"""What people are told: incidents, each change of one, and what was held back of them."""
+"""Alerts: every change of an incident, and digests of those that were held back."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Channel:
     parameters: Mapping[str, str]
     message: type[BaseModel]
     stream: Stream | None
-    """None for core NATS: whoever listens hears it, and it is not stored."""
+    """None for core NATS: received by current subscribers only, and not stored."""
     action: Literal["receive", "send"]
     """What Breakwater does there."""
     summary: str

@@ -1,4 +1,4 @@
-"""What the plane tells: breaker transitions, task guards, budget crossings, dead letters."""
+"""Events of the plane: breaker transitions, task guards, budget crossings, dead letters."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def message_schema(message: type[BaseModel]) -> dict[str, Any]:
     """One message: a job as it is read, all others as they are written."""
     schema = message.model_json_schema(mode="validation" if message is Job else "serialization", by_alias=True)
     if message is Job:
-        # pydantic can't tell this of a validator; without it a generated client would learn it from the dead letters.
+        # pydantic can't derive this from a validator; without it a generated client could send invalid jobs.
         schema["oneOf"] = [
             {"required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
             {"required": ["messages"], "properties": {"messages": {"type": "array"}}},

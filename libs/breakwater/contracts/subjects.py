@@ -158,7 +158,7 @@ def dead_letter(reason: str, agent: str) -> str:
 
 
 def replayed(dead_letter_id: int) -> str:
-    """Where a replay of a dead letter's job is noted (DLQ). Internal. `dead_letter_id`: its sequence in DLQ."""
+    """Where a replay of a dead letter's job is recorded (DLQ). Internal. `dead_letter_id`: its sequence in DLQ."""
     return f"bw.replayed.{dead_letter_id}"
 
 

@@ -257,7 +257,7 @@ def _said(message: Mapping[str, Any]) -> list[Block]:
 
 def _called(function: Mapping[str, Any]) -> dict[str, Any]:
     # Models do write arguments that are no JSON. Anthropic takes objects only, and the tool's result, which follows,
-    # already tells the model what came of it.
+    # already shows the model what came of it.
     try:
         arguments: Any = orjson.loads(function.get("arguments") or "{}")
     except orjson.JSONDecodeError:  # also where it is no text

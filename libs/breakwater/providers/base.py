@@ -1,4 +1,4 @@
-"""What every provider offers, how it tells that a call failed, and what can be set for it."""
+"""The interface of all providers: what a call takes and returns, how failures are reported, and the settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Call:
         task_id: of the job.
         input: of a job for a process or python agent.
         output_schema: the JSON schema that the answer must satisfy, for providers that can be held to one.
-        strict_output: whether the provider should be held to it to the letter.
+        strict_output: whether the provider should be held to it strictly.
     """
 
     attempt_id: str

@@ -112,7 +112,7 @@ class Child:
             async with asyncio.timeout(_REAP_S):
                 await _until_ended(self._process)
         if self._process.poll() is None:
-            # It runs as somebody else, or waits for a disk. `subprocess` reaps it with a later start.
+            # It runs as another user, or waits for a disk. `subprocess` reaps it with a later start.
             structlog.get_logger().warning("child_not_reaped", pid=self.pid, waited_s=_REAP_S)
 
     def _kill_group(self) -> None:
@@ -208,7 +208,7 @@ async def _until_ended(process: subprocess.Popen[bytes]) -> None:
     try:
         await _until_readable(os.pidfd_open(process.pid))
     except (AttributeError, OSError):  # macOS has none; or no descriptor is left, or it has been reaped meanwhile
-        while not _has_ended(process):  # noqa: ASYNC110  nothing else tells of it
+        while not _has_ended(process):  # noqa: ASYNC110  there is no notification
             await asyncio.sleep(_POLL_S)
 
 

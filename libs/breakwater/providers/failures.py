@@ -208,7 +208,7 @@ def transport_failure(error: BaseException) -> TransportFailure:
     """What an error means that came instead of an answer: a timeout, or a failure of the network, named by its cause.
 
     Args:
-        error: of the operating system or of aiohttp, which is told by its names: nothing of it is imported here.
+        error: of the operating system or of aiohttp, which is recognized by name: it is not imported here.
     """
     name = type(error).__name__
     cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
@@ -236,7 +236,7 @@ def _class_of(name: str, cause: BaseException) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """The error's text, save where that is a URL, which may hold what is nobody's business."""
+    """The error's text, save where that is a URL, which may hold secrets."""
     if hasattr(error, "request_info"):
         return str(getattr(error, "message", ""))[:MAX_ERROR_TEXT]
     if any(parent.__name__ == "InvalidURL" for parent in type(error).__mro__):

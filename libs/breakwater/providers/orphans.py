@@ -63,7 +63,7 @@ class OrphanGuard:
             try:
                 self._write(self._process, line)
             except OSError:
-                self.close()  # somebody has killed it
+                self.close()  # it was killed from outside
             else:
                 return
         self._process = self._spawn()

@@ -151,7 +151,7 @@ class PythonProvider:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # of one that was left to itself nobody else will ask
+            task.exception()  # of an abandoned one, which asyncio would log otherwise
 
     def _answer(self, returned: Any) -> Answer:
         reply = returned if isinstance(returned, Reply) else Reply(returned)

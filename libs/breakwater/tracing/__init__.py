@@ -1,7 +1,7 @@
 """Traces: spans that follow a job from its caller to the model, sent by OTLP. Off until an endpoint is named.
 
-`start` once in a process, then `begin` wherever something takes time, and `end` on what it gave. There is no current
-span in the background: whoever begins one says what its parent is, as a W3C traceparent that also crosses NATS.
+`start` once in a process, then `begin` wherever something takes time, and `end` on what it gave. There is no implicit
+current span: the caller passes the parent, as a W3C traceparent that also crosses NATS.
 
 What is put on a span leaves the plane: names, counts and classes, never a prompt, an answer or a key.
 """

@@ -143,7 +143,7 @@ async def test_somebody_acknowledges_and_resolves(console: Console):
     page = await console.submit("/alerts/inc_i1", "/alerts/resolve", **fields)
     assert ("POST alerts/resolve", {"incident_id": "inc_i1"}) in console.interface.asked
     assert page.url.endswith("/alerts/inc_i1")
-    assert "Somebody else was faster" in page.words
+    assert "Another operator was faster" in page.words
 
 
 async def test_what_did_not_arrive_is_tried_again(console: Console):

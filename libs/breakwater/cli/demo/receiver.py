@@ -1,4 +1,4 @@
-"""A receiver of alerts, as somebody would write one: it checks every signature by the Standard Webhooks package."""
+"""A receiver of alerts, as a user would write one: it checks every signature with the Standard Webhooks package."""
 
 from __future__ import annotations
 

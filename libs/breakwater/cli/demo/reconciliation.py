@@ -163,7 +163,7 @@ def _between_agents(by_agent: Mapping[str, RedisCounters], recorded: Sequence[Re
 
 def _unknown(recorded: Sequence[RecordedCall]) -> Iterable[str]:
     if unknown := sorted(call.attempt_id for call in recorded if call.cost is None):
-        yield f"nobody knows what {len(unknown)} calls cost: {_few(unknown)}"
+        yield f"the cost of {len(unknown)} calls is unknown: {_few(unknown)}"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -92,7 +92,7 @@ def trouble_at(seconds: float) -> tuple[str, ...]:
 def config(surroundings: Surroundings, jobs: int) -> dict[str, Any]:
     """The plane's config, as the document of a config file: the example's, with agents and a provider of its own.
 
-    The example's breakers cool down for seconds here, as nobody watches a demo for minutes.
+    The example's breakers cool down for seconds here, as a demo should not take minutes.
     """
     document = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     key = {"file": str(surroundings.provider_key)}
