@@ -61,7 +61,7 @@ def test_retry_after_is_read_whatever_its_case(value: str, expected: float | Non
 @pytest.mark.parametrize(
     ("error", "words", "permanent"),
     [
-        (aiohttp.InvalidURL("https://hooks.example/s3cret"), "its URL is none that can be connected to", True),
+        (aiohttp.InvalidURL("https://hooks.example/s3cret"), "its URL is invalid", True),
         (TimeoutError(), "no answer in time", False),
         (aiohttp.ServerTimeoutError("s3cret"), "no answer in time", False),
         (Redirected(302), "the receiver answered 302; redirects are not followed", True),
