@@ -17,7 +17,7 @@ import structlog
 import uvloop
 from pydantic import ValidationError
 
-from breakwater import metrics, tracing
+from breakwater import metrics, prctl, tracing
 from breakwater.config import Config, ConfigError, load_config
 from breakwater.settings import Settings
 from breakwater.telemetry import configure_logging
@@ -48,6 +48,7 @@ class ServiceModule(Protocol):
 
 def main() -> int:
     """Entry point. Exit code 2 for a wrong call, 78 (EX_CONFIG) for a wrong config, which no restart can mend."""
+    prctl.hide_memory()
     match sys.argv[1:]:
         case ["fork-server", descriptor] if descriptor.isdecimal():
             fork_server.serve(int(descriptor), NAMES, run_service)
@@ -61,7 +62,7 @@ def main() -> int:
 
 def run_service(name: str) -> int:
     """Runs a service as its environment says, and returns its exit code, as `main` does."""
-    fork_server.set_process_name(f"bw-{name}")
+    prctl.set_name(f"bw-{name}")
     try:
         settings = Settings()
         configure_logging(name, level=settings.log_level, as_json=settings.log_json)

@@ -4,15 +4,15 @@ Importing a service takes 0.7 s of CPU and 75 MB. This process imports all of th
 it, ready in a fraction of that and sharing the memory of what was imported. The client is
 `breakwater.embedded.fork_server`.
 
-DESCRIPTOR is a Unix stream socket. A request is one line of JSON, `{"service", "environment", "directory"}`, with two
-descriptors: where the service's stdout and stderr go, and a pipe. The pid is written to the pipe as text, and on
-another line the exit code when the service has ended (negative: the signal that killed it). The end of the socket's
-stream, or of this process, is the end of every service.
+DESCRIPTOR is a Unix stream socket. A request is one byte with three descriptors: where the service's stdout and stderr
+go, a pipe, and a file of JSON, `{"service", "environment", "directory"}`. The fork itself reads that file: what one
+service's environment holds is never in this process' memory, and so in no other service's. The pid is written to the
+pipe as text, and on another line the exit code when the service has ended (negative: the signal that killed it). The
+end of the socket's stream, or of this process, is the end of every service.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
@@ -22,13 +22,13 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # linux/prctl.h
-_MOST_BYTES = 1 << 20
-_DESCRIPTORS = 2
+from breakwater import prctl
+
+_DESCRIPTORS = 3
 
 
 class ServiceForker:
@@ -52,8 +52,6 @@ class ServiceForker:
         # What was imported is not garbage: a collection would copy its pages into each service.
         gc.collect()
         gc.freeze()
-        buffered = b""
-        descriptors: list[int] = []
         while True:
             readable, _, _ = select.select([self._requests, self._ended], [], [])
             if self._ended in readable:
@@ -61,20 +59,14 @@ class ServiceForker:
                     os.read(self._ended, 4096)
                 self._reap()
             if self._requests in readable:
-                data, received, _, _ = socket.recv_fds(self._requests, _MOST_BYTES, _DESCRIPTORS)
+                data, descriptors, _, _ = socket.recv_fds(self._requests, 1, _DESCRIPTORS)
                 if not data:
                     break
-                buffered += data
-                descriptors += received
-                while b"\n" in buffered:
-                    # Several may have come at once: a client need not wait for the pid before it asks again.
-                    line, _, buffered = buffered.partition(b"\n")
-                    self._fork(json.loads(line), *descriptors[:_DESCRIPTORS])
-                    del descriptors[:_DESCRIPTORS]
+                self._fork(*descriptors)
         for pid in self._pipes:
             _kill_group(pid)
 
-    def _fork(self, request: Mapping[str, Any], log: int, pipe: int) -> None:
+    def _fork(self, log: int, pipe: int, request: int) -> None:
         try:
             pid = os.fork()
         except OSError:
@@ -82,11 +74,12 @@ class ServiceForker:
             os.close(pipe)  # with no pid on it, which says that there is no process
         else:
             if pid == 0:
-                self._become(request, log, pipe)
+                self._become(log, pipe, request)
             self._pipes[pid] = pipe
             if not _write(pipe, pid):
                 os.kill(pid, signal.SIGKILL)  # the process that asked for it is gone
         os.close(log)
+        os.close(request)
 
     def _reap(self) -> None:
         while self._pipes and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
@@ -97,10 +90,12 @@ class ServiceForker:
             _write(pipe, os.waitstatus_to_exitcode(status))
             os.close(pipe)
 
-    def _become(self, request: Mapping[str, Any], log: int, pipe: int) -> NoReturn:
+    def _become(self, log: int, pipe: int, file: int) -> NoReturn:
         code = 1
         try:
             self._leave_server(log, pipe)
+            with open(file, "rb") as opened:
+                request = json.load(opened)
             environment: dict[str, str] = request["environment"]
             os.environ.clear()
             os.environ.update(environment)
@@ -122,8 +117,7 @@ class ServiceForker:
     def _leave_server(self, log: int, pipe: int) -> None:
         """Makes a fork a process of its own, tied to the server's life."""
         os.setsid()
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl.end_with_parent()
         if os.getppid() != self._pid:
             sys.exit("the fork server ended while it started this")
         signal.set_wakeup_fd(-1)
@@ -142,12 +136,6 @@ def serve(descriptor: int, names: tuple[str, ...], run: Callable[[str], int]) ->
         importlib.import_module(f"services.{name}.app")
     with socket.socket(fileno=descriptor) as requests:
         ServiceForker(requests, run).serve()
-
-
-def set_process_name(name: str) -> None:
-    """Names the process in `ps -e` and `top` (15 bytes at most are shown); forks would all be `python` there."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def _wake_up(_number: int, _frame: object) -> None:

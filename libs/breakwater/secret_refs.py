@@ -7,12 +7,14 @@ import subprocess
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from breakwater.contracts.types import Message
 from breakwater.errors import ConfigError
 
 COMMAND_TIMEOUT_S = 10.0
+
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class SecretRef(Message):

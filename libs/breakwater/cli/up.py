@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from breakwater import prctl
 from breakwater.cli import connect, output
 from breakwater.cli.errors import wrong_usage
 from breakwater.cli.plane import DEFAULT_DATA
@@ -148,6 +149,7 @@ async def start_stack(
     from breakwater.config import load_config
     from breakwater.settings import Settings
 
+    prctl.hide_memory()  # the secrets of all services are in its environment
     (data.path / "alive").mkdir(mode=0o700, exist_ok=True)
     await supervisor.start([*beside, *stack.servers], together=True)
     values: Mapping[str, Any] = {

@@ -9,6 +9,7 @@ from breakwater.config.load import (
     parse_config,
     unreadable_secrets,
     unusable_programs,
+    variables_of,
 )
 from breakwater.config.models import (
     Agent,
@@ -48,4 +49,5 @@ __all__ = [
     "parse_config",
     "unreadable_secrets",
     "unusable_programs",
+    "variables_of",
 ]

@@ -178,6 +178,25 @@ def named_secrets(config: Config) -> Iterator[tuple[str, SecretRef]]:
     yield from config.alerts.secrets()
 
 
+def variables_of(config: Config, service: str) -> frozenset[str]:
+    """The environment variables that a service reads because of the config: its secrets, and what `environment` names.
+
+    Secrets of providers are the worker's, those of alerts the alerter's; `request` checks the links in alerts.
+    """
+    named: Iterable[tuple[str, SecretRef]]
+    match service:
+        case "worker":
+            named = (secret for secret in named_secrets(config) if secret[0].startswith("providers."))
+        case "alerter":
+            named = config.alerts.secrets()
+        case "request" if config.alerts.links is not None:
+            named = (("alerts.links.secret", config.alerts.links.secret),)
+        case _:
+            named = ()
+    secrets = {secret.env for _, secret in named if secret.env is not None}
+    return frozenset(secrets.union(*(names for name, names in config.environment.items() if name == service)))
+
+
 def objection(config: Config, job: Job) -> FieldError | None:
     """Why a job that is valid by itself can't be run by its (configured) agent; None where it can."""
     agent = config.agents[job.agent]

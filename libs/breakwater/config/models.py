@@ -22,6 +22,7 @@ from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.redact import RedactionRules
 from breakwater.policy.retry import RetryBudgetRules, RetryPolicy
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
+from breakwater.secret_refs import EnvName
 
 RESERVED_PARAMS = {
     "model": "has a place of its own in a job",
@@ -272,6 +273,11 @@ class Config(Message):
     )
     redaction: RedactionRules = RedactionRules()
     clickhouse: ClickHouse = ClickHouse()
+    environment: dict[Literal["worker", "alerter", "request"], tuple[EnvName, ...]] = Field(
+        default_factory=dict,
+        description="Environment variables that `breakwater up` hands to a service besides those it needs itself: what "
+        "your Python callables and the commands of secrets read.",
+    )
     limits: Limits = Limits()
 
     @model_validator(mode="before")

@@ -115,10 +115,13 @@ class ForkServer:
         ours, its = os.pipe()
         # It is closed with the object, whatever comes of the request.
         reports = io.FileIO(ours)
+        # In memory; read by the fork, and not by the server (see there).
+        file = os.memfd_create("request")
         try:
-            line = json.dumps(request).encode() + b"\n"
-            sent = socket.send_fds(self._requests, [line], [log, its])
-            self._requests.sendall(line[sent:])
+            os.write(file, json.dumps(request).encode())
+            os.lseek(file, 0, os.SEEK_SET)
+            socket.send_fds(self._requests, [b"+"], [log, its, file])
         finally:
             os.close(its)
+            os.close(file)
         return reports

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from breakwater.embedded.environment import for_program
 from breakwater.embedded.probes import Probe
 
 _CHILD = Path(__file__).with_name("child.py")
@@ -50,7 +51,7 @@ class ProcessSpec:
         argv: Program and arguments. Anyone on the machine can read them: no secret belongs here.
         log_file: Where stdout and stderr go.
         ready: Answers whether the process does its work now. Called repeatedly; must not raise for "not yet".
-        env: Added to this process' own environment.
+        env: Added to what every program gets (see environment.py).
         cwd: Working directory; the supervisor's own when None.
         stop_signal: Asks the process to end.
         stop_timeout_s: How long it may take over that before its group is killed.
@@ -74,7 +75,7 @@ class ProcessSpec:
     @property
     def environment(self) -> dict[str, str]:
         """All of its environment."""
-        return {**os.environ, **self.env}
+        return {**for_program(os.environ), **self.env}
 
 
 class Process(Protocol):

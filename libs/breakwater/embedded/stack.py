@@ -11,8 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from breakwater.bus.permissions import GRANTS
+from breakwater.config import load_config
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.endpoints import Endpoints
+from breakwater.embedded.environment import for_service, settings_of
 from breakwater.embedded.ports import PortInUseError, choose_port, is_free
 from breakwater.embedded.probes import Probe, http_ready
 from breakwater.embedded.process import ProcessSpec
@@ -35,9 +37,6 @@ METRICS_PORT = 9464
 CLICKHOUSE_USER = "breakwater"
 DATABASE = "breakwater"
 SERVICES = ("worker", "breaker", "budget", "alerter", "sink", "request", "console")
-
-_NOT_FOR = {"console": ("BREAKWATER_REDIS_URL", "BREAKWATER_API_KEYS_FILE")}
-"""What a service needs nothing of: the console asks the HTTP interface for what is live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +75,16 @@ def plan_stack(
         config_file: What the services read.
         workers: How many worker processes to run.
         environment: Where `BREAKWATER_NATS_URL`, `BREAKWATER_REDIS_URL` and `BREAKWATER_CLICKHOUSE_URL` may name
-            servers that are already there.
+            servers that are already there. The services get of it what each needs (see environment.py).
         http_port: Where the API listens; the standard port or the next free one when None.
         console_port: Where the console listens, likewise.
         port: Returns the port of a server, given its standard one.
 
     Raises:
         PortInUseError: `http_port` or `console_port` is in use, or so are all ports after a standard one.
+        ConfigError: The config can't be read, or is wrong.
     """
+    config = load_config(config_file)
     for chosen in (http_port, console_port):
         if chosen is not None and not is_free(chosen):
             raise PortInUseError(chosen, LOOPBACK)
@@ -147,7 +148,8 @@ def plan_stack(
                 data,
                 name,
                 process,
-                {variable: value for variable, value in common.items() if variable not in _NOT_FOR.get(name, ())}
+                for_service(name, environment, config)
+                | settings_of(name, common)
                 | ({} if name == "console" else {"BREAKWATER_NATS_URL": nats_for(name)})
                 | {
                     "BREAKWATER_METRICS_HOST": LOOPBACK,

@@ -82,6 +82,7 @@ class OrphanGuard:
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
                 cwd="/",
+                env={},  # it needs nothing, and its environment can be read by the programs that it watches
                 start_new_session=True,
             )
         finally:

@@ -22,13 +22,12 @@ from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, P
 from breakwater.providers.child import STDERR_KEPT, Child
 from breakwater.providers.local import Spent, failure_of_code, first_problem, request_of, shown
 from breakwater.providers.orphans import OrphanGuard
-from breakwater.secret_refs import SecretRef
+from breakwater.secret_refs import EnvName, SecretRef
 
 INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")
 MIB = 1024 * 1024
 
 NoNul = StringConstraints(pattern=r"^[^\x00]*$")
-EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 def _text_or_secret(value: object) -> object:

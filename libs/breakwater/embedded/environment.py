@@ -1,0 +1,45 @@
+"""Which environment variables the processes of a stack get: those they need, and no secrets of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from breakwater.config import Config, variables_of
+
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+_ALL = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TZDIR", "TMPDIR", "LD_LIBRARY_PATH"}
+    | {"SSL_CERT_FILE", "SSL_CERT_DIR", *_PROXIES, *(name.lower() for name in _PROXIES)}
+)
+_ALL_BEGIN = ("LC_", "PYTHON")
+_SERVICES = frozenset({"BREAKWATER_LOG_LEVEL", "BREAKWATER_LOG_JSON"})
+_SERVICES_BEGIN = ("OTEL_", "PROMETHEUS_")
+
+_SETTINGS = {
+    "worker": ("REDIS_URL",),
+    "breaker": ("REDIS_URL",),
+    "budget": ("REDIS_URL", "CLICKHOUSE_URL"),
+    "alerter": (),
+    "sink": ("CLICKHOUSE_URL",),
+    "request": ("REDIS_URL", "CLICKHOUSE_URL", "API_KEYS_FILE", "HTTP_HOST", "HTTP_PORT"),
+    "console": ("CLICKHOUSE_URL", "CONSOLE_HOST", "CONSOLE_PORT", "REQUEST_URL"),
+}
+"""What each service reads of `BREAKWATER_*`, beside what all of them read."""
+
+
+def for_program(environment: Mapping[str, str]) -> dict[str, str]:
+    """What any program may need: where programs and files are, language, time zone, proxies, Python's settings."""
+    return {name: value for name, value in environment.items() if name in _ALL or name.startswith(_ALL_BEGIN)}
+
+
+def for_service(service: str, environment: Mapping[str, str], config: Config) -> dict[str, str]:
+    """What a service gets: the secrets of its own part of the config, and settings of logs, traces and metrics."""
+    named = _SERVICES | variables_of(config, service)
+    return {
+        name: value for name, value in environment.items() if name in named or name.startswith(_SERVICES_BEGIN)
+    } | for_program(environment)
+
+
+def settings_of(service: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Those of the stack's `BREAKWATER_*` variables that a service reads."""
+    return {f"BREAKWATER_{name}": settings[f"BREAKWATER_{name}"] for name in ("CONFIG", *_SETTINGS[service])}

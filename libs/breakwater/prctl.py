@@ -1,0 +1,33 @@
+"""What a process asks the kernel for about itself. Linux only; elsewhere each of these does nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME = 1, 4, 15  # linux/prctl.h
+
+
+def hide_memory() -> None:
+    """Keeps other processes of the same user from reading this one's environment and memory, and debugging it.
+
+    Root, and whoever has CAP_SYS_PTRACE, still can. The kernel writes no core dump then. Forks inherit it; a program
+    that is executed starts without it.
+    """
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def end_with_parent() -> None:
+    """Has this process killed when the thread that forked it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def set_name(name: str) -> None:
+    """Names the process in `ps -e` and `top` (15 bytes at most are shown); forks would all be `python` there."""
+    _prctl(_PR_SET_NAME, name.encode())
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
