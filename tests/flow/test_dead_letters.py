@@ -22,7 +22,7 @@ ILL = {"models": {"sim/m": model({"status": 500})}}
 WELL = {"models": {"sim/m": model(answer="here it is")}}
 
 
-class Door:
+class HttpApi:
     """The HTTP interface, asked with a key."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
@@ -47,9 +47,9 @@ class Door:
 
 
 @asynccontextmanager
-async def with_a_door(
+async def with_api(
     start_plane: StartPlane, directory: Path, script: Mapping[str, Any], agents: Mapping[str, Any]
-) -> AsyncGenerator[tuple[Plane, Door]]:
+) -> AsyncGenerator[tuple[Plane, HttpApi]]:
     port, keys = free_port(), directory / "keys.json"
     key = create_key(keys, "ops")
     environment = {"BREAKWATER_HTTP_PORT": str(port), "BREAKWATER_API_KEYS_FILE": str(keys)}
@@ -57,9 +57,9 @@ async def with_a_door(
         start_plane(script["models"], agents, services=("worker", "request"), environment=environment) as plane,
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as http,
     ):
-        door = Door(http, f"http://127.0.0.1:{port}")
-        await until(door.ready, what="the request service")
-        yield plane, door
+        api = HttpApi(http, f"http://127.0.0.1:{port}")
+        await until(api.ready, what="the request service")
+        yield plane, api
 
 
 async def test_a_job_that_was_given_up_is_run_again_once_and_linked_to_the_first(
@@ -67,17 +67,17 @@ async def test_a_job_that_was_given_up_is_run_again_once_and_linked_to_the_first
 ) -> None:
     agents = {"writer": {"model": "sim/m", **ONE_TRY}}
     job = {"agent": "writer", "job_id": "j1", "prompt": "mail ann@example.com", "tenant": "acme", "task_id": "t1"}
-    async with with_a_door(start_plane, tmp_path, ILL, agents) as (plane, door):
+    async with with_api(start_plane, tmp_path, ILL, agents) as (plane, api):
         await plane.publish(job, **{"Nats-Msg-Id": "j1"})
         failed = await plane.result("j1")
         assert (failed["status"], failed["reason"]) == ("dead_lettered", "error")
-        [dead_letter] = (await door.get("dlq"))["dead_letters"]
+        [dead_letter] = (await api.get("dlq"))["dead_letters"]
         assert (dead_letter["kind"], dead_letter["execution_id"], dead_letter["replayable"]) == ("job", "j1", True)
-        assert (await door.get(f"dlq/{dead_letter['dead_letter_id']}"))["payload"]["prompt"] == "mail [REDACTED]"
+        assert (await api.get(f"dlq/{dead_letter['dead_letter_id']}"))["payload"]["prompt"] == "mail [REDACTED]"
 
         plane.sim.use(WELL)
         answers = await asyncio.gather(
-            *(door.replay(dead_letters=[dead_letter["dead_letter_id"]], why="the provider is back") for _ in range(3))
+            *(api.replay(dead_letters=[dead_letter["dead_letter_id"]], why="the provider is back") for _ in range(3))
         )
         [replayed] = [one for answer in answers for one in answer["replayed"]]
         assert sum(answer["already"] for answer in answers) == 2
@@ -87,10 +87,10 @@ async def test_a_job_that_was_given_up_is_run_again_once_and_linked_to_the_first
         [record] = await plane.messages("EVENTS", subjects.execution("writer", replayed["execution_id"]), at_least=1)
         assert record["metadata"] == {"replay_of": "j1"}
         # Once, however often it is asked for after that.
-        assert (await door.replay(reason="error"))["already"] == 1
+        assert (await api.replay(reason="error"))["already"] == 1
         assert plane.sim.ledger.totals.calls == 2
         assert (await plane.result("j1"))["status"] == "dead_lettered"
-        [dead_letter] = (await door.get("dlq"))["dead_letters"]
+        [dead_letter] = (await api.get("dlq"))["dead_letters"]
         assert (dead_letter["replayed_as"], dead_letter["replay_status"]) == (replayed["execution_id"], "succeeded")
 
 
@@ -98,16 +98,16 @@ async def test_a_replay_that_fails_again_is_another_dead_letter_that_can_be_repl
     start_plane: StartPlane, tmp_path: Path
 ) -> None:
     agents = {"writer": {"model": "sim/m", **ONE_TRY}}
-    async with with_a_door(start_plane, tmp_path, ILL, agents) as (plane, door):
+    async with with_api(start_plane, tmp_path, ILL, agents) as (plane, api):
         await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "x"})
         await plane.result("j1")
-        [first] = (await door.replay(all=True))["replayed"]
+        [first] = (await api.replay(all=True))["replayed"]
         assert (await plane.result(first["execution_id"]))["status"] == "dead_lettered"
-        second, old = (await door.get("dlq"))["dead_letters"]
+        second, old = (await api.get("dlq"))["dead_letters"]
         assert (old["replay_status"], old["replayable"]) == ("dead_lettered", False)
         assert (second["execution_id"], second["replayable"]) == (first["execution_id"], True)
         plane.sim.use(WELL)
-        told = await door.replay(all=True)
+        told = await api.replay(all=True)
         [third] = told["replayed"]
         assert (third["dead_letter_id"], told["already"]) == (second["dead_letter_id"], 1)
         again = await plane.result(third["execution_id"])
@@ -116,12 +116,12 @@ async def test_a_replay_that_fails_again_is_another_dead_letter_that_can_be_repl
 
 async def test_what_is_no_job_is_not_replayed_and_said_why(start_plane: StartPlane, tmp_path: Path) -> None:
     agents = {"writer": {"model": "sim/m", **ONE_TRY}}
-    async with with_a_door(start_plane, tmp_path, WELL, agents) as (plane, door):
+    async with with_api(start_plane, tmp_path, WELL, agents) as (plane, api):
         await plane.publish(b'{"agent": "writer"', "writer", **{"Nats-Msg-Id": "broken"})
         await plane.publish({"agent": "other", "job_id": "j2", "prompt": "x"}, "writer")
         for job_id in ("broken", "j2"):
             assert (await plane.result(job_id))["reason"] == "invalid"
-        told = await door.replay(reason="invalid")
+        told = await api.replay(reason="invalid")
         assert told["replayed"] == []
         assert [one["why"].partition(":")[0] for one in told["skipped"]] == [
             "this is not a job",

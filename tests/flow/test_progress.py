@@ -22,7 +22,7 @@ from tests.helpers import until
 AGENT = {"model": "sim/m", "retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0.01}, "breaker": "off"}
 
 
-class Door:
+class HttpApi:
     """The HTTP interface of a plane."""
 
     def __init__(self, plane: Plane, http: aiohttp.ClientSession, url: str, key: str) -> None:
@@ -49,9 +49,9 @@ class Door:
 
 
 @asynccontextmanager
-async def door_of(
+async def api_of(
     start_plane: StartPlane, tmp_path: Path, models: dict[str, Any], *services: str
-) -> AsyncGenerator[Door]:
+) -> AsyncGenerator[HttpApi]:
     port, keys = free_port(), tmp_path / "keys.json"
     key = create_key(keys, "test")
     environment = {"BREAKWATER_HTTP_PORT": str(port), "BREAKWATER_API_KEYS_FILE": str(keys)}
@@ -61,30 +61,30 @@ async def door_of(
         start_plane(models, agents, services=("request", *services), environment=environment) as plane,
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}, timeout=timeout) as http,
     ):
-        door = Door(plane, http, f"http://127.0.0.1:{port}", key)
+        api = HttpApi(plane, http, f"http://127.0.0.1:{port}", key)
 
         async def ready() -> bool:
             try:
-                async with http.get(f"{door.url}/readyz") as response:
+                async with http.get(f"{api.url}/readyz") as response:
                     return response.status == 200
             except aiohttp.ClientError:
                 return False
 
         await until(ready, what="the request service")
-        yield door
+        yield api
 
 
 async def test_a_job_is_followed_from_queued_over_a_retry_to_its_success(
     start_plane: StartPlane, tmp_path: Path
 ) -> None:
-    async with door_of(start_plane, tmp_path, {"sim/m": model({"requests": [1, 1], "status": 503})}) as door:
-        await door.submit({"agent": "content-writer", "job_id": "j1", "prompt": "hello"})
+    async with api_of(start_plane, tmp_path, {"sim/m": model({"requests": [1, 1], "status": 503})}) as api:
+        await api.submit({"agent": "content-writer", "job_id": "j1", "prompt": "hello"})
         told: list[tuple[str, Any]] = []
-        async with aclosing(door.follow("j1")) as events:
+        async with aclosing(api.follow("j1")) as events:
             async for event in events:
                 told.append(event)
                 if len(told) == 1:
-                    door.plane.start("worker")
+                    api.plane.start("worker")
         steps = [(data["state"], data["event"], data["attempt"]) for name, data in told if name == "progress"]
         assert steps == [
             ("queued", None, None),
@@ -99,7 +99,7 @@ async def test_a_job_is_followed_from_queued_over_a_retry_to_its_success(
         assert told[-1] == ("decided", {"execution_id": "j1", "status": "succeeded", "reason": None})
         assert {data["execution_id"] for _, data in told} == {"j1"}
         # And again, when it is over: the same attempts, as they are recorded.
-        async with aclosing(door.follow("j1")) as events:
+        async with aclosing(api.follow("j1")) as events:
             again = [event async for event in events]
         heard = [data for name, data in told if data.get("event") in {"agent.attempt.error", "agent.attempt.finish"}]
         assert [data | {"at": None} for _, data in again[:-1]] == [data | {"at": None} for data in heard]
@@ -107,14 +107,14 @@ async def test_a_job_is_followed_from_queued_over_a_retry_to_its_success(
 
 
 async def test_who_joins_while_a_call_is_under_way_is_told_which(start_plane: StartPlane, tmp_path: Path) -> None:
-    async with door_of(start_plane, tmp_path, {"sim/m": model({"hang_s": 600})}, "worker") as door:
-        await door.submit({"agent": "content-writer", "job_id": "j1", "prompt": "hello"})
+    async with api_of(start_plane, tmp_path, {"sim/m": model({"hang_s": 600})}, "worker") as api:
+        await api.submit({"agent": "content-writer", "job_id": "j1", "prompt": "hello"})
 
         async def called() -> bool:
-            return door.plane.sim.ledger.totals.in_progress == 1
+            return api.plane.sim.ledger.totals.in_progress == 1
 
         await until(called, what="a call")
-        async with asyncio.timeout(120), aclosing(door.follow("j1")) as events:
+        async with asyncio.timeout(120), aclosing(api.follow("j1")) as events:
             first, second = [(await anext(events))[1] for _ in range(2)]
         assert first["state"] == "dispatched"
         assert (second["event"], second["attempt"], second["model"]) == ("agent.attempt.start", 1, "sim/m")
@@ -123,11 +123,11 @@ async def test_who_joins_while_a_call_is_under_way_is_told_which(start_plane: St
 
 async def test_the_documented_commands_follow_a_job_to_its_end(start_plane: StartPlane, tmp_path: Path) -> None:
     [shown] = [block.text for block in blocks(ROOT / "docs" / "observability.md") if "/progress" in block.text]
-    async with door_of(start_plane, tmp_path, {"sim/m": model()}, "worker") as door:
+    async with api_of(start_plane, tmp_path, {"sim/m": model()}, "worker") as api:
         secret = tmp_path / ".breakwater" / "secrets" / "api-key"
         secret.parent.mkdir(parents=True)
-        secret.write_text(f"{door.key}\n")
-        command = ["sh", "-eu", "-c", shown.replace("http://127.0.0.1:8080", door.url)]
+        secret.write_text(f"{api.key}\n")
+        command = ["sh", "-eu", "-c", shown.replace("http://127.0.0.1:8080", api.url)]
         ran = await asyncio.to_thread(
             subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
         )

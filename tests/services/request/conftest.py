@@ -82,7 +82,7 @@ alerts:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class HttpApi:
     """A running request service."""
 
     url: str
@@ -154,19 +154,19 @@ def settings_for(nats_url: str, redis_url: str, directory: Path) -> Settings:
 
 
 @asynccontextmanager
-async def calling(settings: Settings, key: str, stop: Callable[[], Awaitable[None]]) -> AsyncGenerator[Door]:
+async def calling(settings: Settings, key: str, stop: Callable[[], Awaitable[None]]) -> AsyncGenerator[HttpApi]:
     """Whoever calls a running HTTP API, with connections of its own to it and to the bus."""
     bus = await nats.connect(settings.nats_url.get_secret_value(), max_reconnect_attempts=-1, reconnect_time_wait=0.1)
     try:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}, connector=connector) as http:
-            yield Door(f"http://127.0.0.1:{settings.http_port}", http, bus, settings, stop)
+            yield HttpApi(f"http://127.0.0.1:{settings.http_port}", http, bus, settings, stop)
     finally:
         await bus.close()
 
 
 @asynccontextmanager
-async def running(settings: Settings, config: Config, key: str) -> AsyncGenerator[Door]:
+async def running(settings: Settings, config: Config, key: str) -> AsyncGenerator[HttpApi]:
     service = build(settings, config)
     serving = asyncio.create_task(service.run())
 
@@ -175,63 +175,63 @@ async def running(settings: Settings, config: Config, key: str) -> AsyncGenerato
         await serving
 
     try:
-        async with calling(settings, key, stop) as door:
-            await until_ready(door)
-            yield door
+        async with calling(settings, key, stop) as api:
+            await until_ready(api)
+            yield api
     finally:
         await stop()
 
 
 @asynccontextmanager
-async def new_door(nats_url: str, redis_url: str, directory: Path, config: str) -> AsyncGenerator[Door]:
+async def new_api(nats_url: str, redis_url: str, directory: Path, config: str) -> AsyncGenerator[HttpApi]:
     """An HTTP API of its own, on a bus that is set up for its config."""
     parsed = parse_config(config)
     await provision(nats_url, bus_plan(parsed))
     settings = settings_for(nats_url, redis_url, directory)
-    async with running(settings, parsed, create_key(settings.api_keys_file, "tests")) as door:
-        yield door
+    async with running(settings, parsed, create_key(settings.api_keys_file, "tests")) as api:
+        yield api
 
 
-async def until_ready(door: Door, status: int = 200) -> None:
+async def until_ready(api: HttpApi, status: int = 200) -> None:
     async def ready() -> bool:
         try:
-            return (await door.ask("GET", "/readyz")).status == status
+            return (await api.ask("GET", "/readyz")).status == status
         except aiohttp.ClientError:
             return False
 
     await until(ready)
 
 
-async def lose_nats(door: Door, server: RunningServer) -> None:
+async def lose_nats(api: HttpApi, server: RunningServer) -> None:
     """Kills NATS, and waits until the HTTP API has noticed."""
     server.kill()
-    await until_ready(door, 503)
+    await until_ready(api, 503)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     share_event_loop(items, Path(__file__).parent)
 
 
-OpenDoor = Callable[[str], AbstractAsyncContextManager[Door]]
+StartApi = Callable[[str], AbstractAsyncContextManager[HttpApi]]
 """Opens the HTTP API of a plane with this config."""
 
 
 @dataclass(frozen=True, slots=True)
-class SharedDoor:
+class SharedApi:
     """What tests share, and what of it is put back before each of them."""
 
-    door: Door
+    api: HttpApi
     plan: Plan
     keys: str
     """The file of API keys."""
 
     @asynccontextmanager
-    async def visit(self) -> AsyncGenerator[Door]:
-        key = self.door.http.headers["Authorization"].removeprefix("Bearer ")
-        async with calling(self.door.settings, key, self.door.stop) as door:
-            await renew_streams(door.bus, self.plan)
-            self.door.settings.api_keys_file.write_text(self.keys)
-            yield door
+    async def visit(self) -> AsyncGenerator[HttpApi]:
+        key = self.api.http.headers["Authorization"].removeprefix("Bearer ")
+        async with calling(self.api.settings, key, self.api.stop) as api:
+            await renew_streams(api.bus, self.plan)
+            self.api.settings.api_keys_file.write_text(self.keys)
+            yield api
 
 
 async def renew_streams(bus: Client, plan: Plan) -> None:
@@ -250,43 +250,43 @@ async def renew_streams(bus: Client, plan: Plan) -> None:
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def shared_door(
+async def shared_api(
     servers: Servers, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Callable[[str, str], Awaitable[SharedDoor]]]:
+) -> AsyncGenerator[Callable[[str, str], Awaitable[SharedApi]]]:
     """The HTTP API for a config and the URL of a Redis, which is started when it is first asked for."""
-    running_doors: dict[tuple[str, str], SharedDoor] = {}
+    running_apis: dict[tuple[str, str], SharedApi] = {}
     async with AsyncExitStack() as stack:
 
-        async def share(config: str, redis_url: str) -> SharedDoor:
+        async def share(config: str, redis_url: str) -> SharedApi:
             which = config, redis_url
-            if which not in running_doors:
+            if which not in running_apis:
                 server = servers.nats()
                 stack.callback(server.stop)
-                opening = new_door(server.url, redis_url, tmp_path_factory.mktemp("door"), config)
-                door = await stack.enter_async_context(opening)
-                keys = door.settings.api_keys_file.read_text()
-                running_doors[which] = SharedDoor(door, bus_plan(parse_config(config)), keys)
-            return running_doors[which]
+                opening = new_api(server.url, redis_url, tmp_path_factory.mktemp("api"), config)
+                api = await stack.enter_async_context(opening)
+                keys = api.settings.api_keys_file.read_text()
+                running_apis[which] = SharedApi(api, bus_plan(parse_config(config)), keys)
+            return running_apis[which]
 
         yield share
 
 
 @pytest.fixture
-def open_door(
+def start_api(
     request: pytest.FixtureRequest,
-    shared_door: Callable[[str, str], Awaitable[SharedDoor]],
+    shared_api: Callable[[str, str], Awaitable[SharedApi]],
     redis_server: RunningServer,
     tmp_path: Path,
-) -> OpenDoor:
+) -> StartApi:
     @asynccontextmanager
-    async def opened(config: str) -> AsyncGenerator[Door]:
+    async def opened(config: str) -> AsyncGenerator[HttpApi]:
         if "own_nats_server" in request.fixturenames:
             server: RunningServer = request.getfixturevalue("own_nats_server")
-            opening = new_door(server.url, redis_server.url, tmp_path, config)
+            opening = new_api(server.url, redis_server.url, tmp_path, config)
         else:
-            opening = (await shared_door(config, redis_server.url)).visit()
-        async with opening as door:
-            yield door
+            opening = (await shared_api(config, redis_server.url)).visit()
+        async with opening as api:
+            yield api
 
     return opened
 
@@ -298,9 +298,9 @@ def drain_s() -> float:
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def door(open_door: OpenDoor, drain_s: float) -> AsyncGenerator[Door]:
-    async with open_door(CONFIG.replace("drain_s: 1", f"drain_s: {drain_s}")) as door:
-        yield door
+async def api(start_api: StartApi, drain_s: float) -> AsyncGenerator[HttpApi]:
+    async with start_api(CONFIG.replace("drain_s: 1", f"drain_s: {drain_s}")) as api:
+        yield api
 
 
 @pytest_asyncio.fixture(loop_scope="package")
@@ -313,10 +313,10 @@ async def redis(redis_server: RunningServer) -> AsyncGenerator[Redis]:
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def governed(open_door: OpenDoor, redis: Redis) -> AsyncGenerator[Door]:
+async def governed(start_api: StartApi, redis: Redis) -> AsyncGenerator[HttpApi]:
     """A plane with a target for each action of operators and breakers of every kind, whose Redis was empty before."""
-    async with open_door(GOVERNED) as door:
-        yield door
+    async with start_api(GOVERNED) as api:
+        yield api
 
 
 @pytest.fixture(scope="package")
@@ -327,24 +327,24 @@ def lost_redis(servers: Servers) -> RunningServer:
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def redis_away(
-    shared_door: Callable[[str, str], Awaitable[SharedDoor]], lost_redis: RunningServer
-) -> AsyncGenerator[Door]:
+    shared_api: Callable[[str, str], Awaitable[SharedApi]], lost_redis: RunningServer
+) -> AsyncGenerator[HttpApi]:
     """The same plane, whose Redis has died."""
-    shared = await shared_door(GOVERNED, lost_redis.url)
+    shared = await shared_api(GOVERNED, lost_redis.url)
     lost_redis.kill()
-    async with shared.visit() as door:
-        yield door
+    async with shared.visit() as api:
+        yield api
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def alerting(open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Door]:
+async def alerting(start_api: StartApi, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[HttpApi]:
     """A plane with two channels, and links in its messages."""
     monkeypatch.setenv("LINK_SECRET", LINK_SECRET)
-    async with open_door(ALERTING) as door:
-        yield door
+    async with start_api(ALERTING) as api:
+        yield api
 
 
-async def tell(door: Door, key: str = "guard_tripped/acme/t1", *, times: int = 1, **fields: Any) -> Alert:
+async def tell(api: HttpApi, key: str = "guard_tripped/acme/t1", *, times: int = 1, **fields: Any) -> Alert:
     """An incident that has just begun, as an alerter tells of it. `fields`: of the alert, or of what raised it."""
     said = {name: fields.pop(name) for name in ("agent", "model", "tenant", "title", "text") if name in fields}
     event: AlertEvent = fields.pop("event", key.partition("/")[0])
@@ -353,13 +353,13 @@ async def tell(door: Door, key: str = "guard_tripped/acme/t1", *, times: int = 1
     signal = Firing(key=key, event=event, source_id=uuid.uuid4().hex, at=at, times=times, **what)
     alert = decide(signal, None, IncidentRules(get_args(AlertEvent), 600, ("guard_tripped",), Reminders()))
     assert alert is not None
-    return await tell_again(door, alert, **fields)
+    return await tell_again(api, alert, **fields)
 
 
-async def tell_again(door: Door, alert: Alert, **changed: Any) -> Alert:
+async def tell_again(api: HttpApi, alert: Alert, **changed: Any) -> Alert:
     """Publishes an alert, with other fields."""
     alert = alert.model_copy(update=changed)
-    publisher = Publisher(lambda: door.bus, "tests")
+    publisher = Publisher(lambda: api.bus, "tests")
     await publisher.event(subjects.alert(alert.event), alert, id=alert.alert_id, at=alert.at)
     return alert
 

@@ -7,10 +7,10 @@ from breakwater.policy.breaker import Breaker
 from breakwater.state.connection import Redis
 from breakwater.state.health import EndedCall, Healths
 from services.request.openapi import document
-from tests.services.request.conftest import Door, put_breaker, redis_ms
+from tests.services.request.conftest import HttpApi, put_breaker, redis_ms
 
 
-async def test_every_agent_is_told_with_its_health_in_a_bare_array(governed: Door, redis: Redis) -> None:
+async def test_every_agent_is_told_with_its_health_in_a_bare_array(governed: HttpApi, redis: Redis) -> None:
     now = await redis_ms(redis)
     await put_breaker(redis, "reader", "m", Breaker(state="open", open_until_ms=now + 60_000, version=1))
     calls = [EndedCall(1, now - 2000, False), EndedCall(2, now - 1000, True)]
@@ -47,7 +47,7 @@ async def test_every_agent_is_told_with_its_health_in_a_bare_array(governed: Doo
     assert by_id["writer"]["last_success_at"] == format_time(time_from_ms(now - 2000))
 
 
-async def test_other_methods_are_refused_by_name(governed: Door) -> None:
+async def test_other_methods_are_refused_by_name(governed: HttpApi) -> None:
     for method, path in [
         ("POST", "agents"),
         ("GET", "breakers/isolate"),

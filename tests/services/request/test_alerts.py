@@ -12,32 +12,32 @@ from breakwater.api_keys import create_key
 from breakwater.contracts.alerts import Alert
 from breakwater.policy.incidents import resolve
 from services.request.openapi import document as openapi
-from tests.services.request.conftest import Door, tell, tell_again
+from tests.services.request.conftest import HttpApi, tell, tell_again
 
 T0 = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 
 
-async def listed(door: Door, query: str = "") -> list[str]:
-    answer = await door.ask("GET", f"/api/v1/alerts{query}")
+async def listed(api: HttpApi, query: str = "") -> list[str]:
+    answer = await api.ask("GET", f"/api/v1/alerts{query}")
     assert answer.status == 200, answer.body
     return [alert["key"] for alert in answer.json["alerts"]]
 
 
-async def some(door: Door) -> dict[str, Alert]:
+async def some(api: HttpApi) -> dict[str, Alert]:
     """Four incidents: one pending, one firing, one acknowledged, one over."""
-    tripped = await tell(door, "guard_tripped/-/t", agent="reader", at=T0)
-    failed = await tell(door, "retries_exhausted/writer/error", agent="writer", at=T0 + timedelta(minutes=1))
-    cap = await tell(door, "budget_hard_cap/global/daily", at=T0 + timedelta(minutes=2))
-    await door.act("alerts/ack", incident_id=cap.incident_id)
-    opened = await tell(door, "breaker_open/writer/m", agent="writer", model="m", at=T0 + timedelta(minutes=3))
+    tripped = await tell(api, "guard_tripped/-/t", agent="reader", at=T0)
+    failed = await tell(api, "retries_exhausted/writer/error", agent="writer", at=T0 + timedelta(minutes=1))
+    cap = await tell(api, "budget_hard_cap/global/daily", at=T0 + timedelta(minutes=2))
+    await api.act("alerts/ack", incident_id=cap.incident_id)
+    opened = await tell(api, "breaker_open/writer/m", agent="writer", model="m", at=T0 + timedelta(minutes=3))
     closed = resolve(opened, "ops", None, T0 + timedelta(minutes=4))
     assert closed is not None
-    closed = await tell_again(door, closed, event="breaker_closed")
+    closed = await tell_again(api, closed, event="breaker_closed")
     return {"tripped": tripped, "failed": failed, "cap": cap, "closed": closed}
 
 
 async def test_incidents_are_listed_the_newest_first_and_those_that_are_over_only_when_asked_for(
-    alerting: Door,
+    alerting: HttpApi,
 ) -> None:
     answer = await alerting.ask("GET", "/api/v1/alerts")
     assert (answer.status, answer.headers["Content-Type"], answer.json) == (
@@ -65,14 +65,14 @@ async def test_incidents_are_listed_the_newest_first_and_those_that_are_over_onl
         assert await listed(alerting, query) == keys, query
 
 
-async def test_there_is_more_than_the_limit_where_that_is_so(alerting: Door) -> None:
+async def test_there_is_more_than_the_limit_where_that_is_so(alerting: HttpApi) -> None:
     await some(alerting)
     for limit, more in ((2, True), (3, False), (1000, False)):
         answer = await alerting.ask("GET", f"/api/v1/alerts?limit={limit}")
         assert (len(answer.json["alerts"]), answer.json["more"]) == (min(limit, 3), more)
 
 
-async def test_a_parameter_that_is_wrong_is_told_what_is(alerting: Door) -> None:
+async def test_a_parameter_that_is_wrong_is_told_what_is(alerting: HttpApi) -> None:
     await tell(alerting, agent="gone")
     for query, path, words in [
         ("?status=solved", "status", "'pending'"),
@@ -91,7 +91,7 @@ async def test_a_parameter_that_is_wrong_is_told_what_is(alerting: Door) -> None
     assert len(await listed(alerting, "?agent=gone")) == 1  # which the config does not know any more
 
 
-async def test_one_is_acknowledged_and_everybody_is_told(alerting: Door) -> None:
+async def test_one_is_acknowledged_and_everybody_is_told(alerting: HttpApi) -> None:
     alert = await tell(alerting)
     assert alert.status == "pending"
     with structlog.testing.capture_logs() as logs:
@@ -109,7 +109,7 @@ async def test_one_is_acknowledged_and_everybody_is_told(alerting: Door) -> None
     assert noted["incident_id"] == alert.incident_id
 
 
-async def test_one_is_resolved_and_stays_so(alerting: Door) -> None:
+async def test_one_is_resolved_and_stays_so(alerting: HttpApi) -> None:
     alert = await tell(alerting)
     await alerting.act("alerts/ack", incident_id=alert.incident_id)
     answer = await alerting.act("alerts/resolve", incident_id=alert.incident_id, reason="mended")
@@ -122,7 +122,7 @@ async def test_one_is_resolved_and_stays_so(alerting: Door) -> None:
     assert len(await alerting.alerts()) == 3
 
 
-async def test_of_many_who_acknowledge_it_at_once_one_does_and_the_others_are_told_who(alerting: Door) -> None:
+async def test_of_many_who_acknowledge_it_at_once_one_does_and_the_others_are_told_who(alerting: HttpApi) -> None:
     alert = await tell(alerting)
     other = {"Authorization": f"Bearer {create_key(alerting.settings.api_keys_file, 'other')}"}
     body = json.dumps({"incident_id": alert.incident_id}).encode()
@@ -138,17 +138,17 @@ async def test_of_many_who_acknowledge_it_at_once_one_does_and_the_others_are_to
     assert (await alerting.alerts())[1:] == [won]
 
 
-async def test_who_decides_on_what_somebody_else_has_just_changed_is_told_how_it_is(alerting: Door) -> None:
+async def test_who_decides_on_what_somebody_else_has_just_changed_is_told_how_it_is(alerting: HttpApi) -> None:
     alert = await tell(alerting)
     await listed(alerting)  # this process knows it as pending
-    ended = resolve(alert, "another door", None, T0)
+    ended = resolve(alert, "another API", None, T0)
     assert ended is not None
     await tell_again(alerting, ended)
     answer = await alerting.act("alerts/ack", incident_id=alert.incident_id)
-    assert (answer.json["unchanged"], answer.json["resolved_by"]) == (True, "another door")
+    assert (answer.json["unchanged"], answer.json["resolved_by"]) == (True, "another API")
 
 
-async def test_no_secret_of_a_reason_is_kept(alerting: Door) -> None:
+async def test_no_secret_of_a_reason_is_kept(alerting: HttpApi) -> None:
     alert = await tell(alerting)
     reason = "the key sk-proj-" + "a1B2" * 12 + " is revoked, password=hunter2"
     with structlog.testing.capture_logs() as logs:
@@ -159,7 +159,7 @@ async def test_no_secret_of_a_reason_is_kept(alerting: Door) -> None:
     assert "[REDACTED]" in answer.json["reason"]
 
 
-async def test_the_beginning_of_an_id_is_enough_where_no_other_one_begins_so(alerting: Door) -> None:
+async def test_the_beginning_of_an_id_is_enough_where_no_other_one_begins_so(alerting: HttpApi) -> None:
     one = await tell(alerting, "guard_tripped/-/a", incident_id="inc_aaaaaa111111")
     other = await tell(alerting, "guard_tripped/-/b", incident_id="inc_aaaaaa222222", title="The other")
     assert (await alerting.ask("GET", "/api/v1/alerts/inc_aaaaaa1")).json["key"] == one.key
@@ -175,7 +175,7 @@ async def test_the_beginning_of_an_id_is_enough_where_no_other_one_begins_so(ale
         assert len(messages) == 2
 
 
-async def test_what_nobody_knows_is_answered_with_how_incidents_are_named(alerting: Door) -> None:
+async def test_what_nobody_knows_is_answered_with_how_incidents_are_named(alerting: HttpApi) -> None:
     await tell(alerting, "guard_tripped/-/a", incident_id="inc_aaaaaa111111")
     for name, words in {
         "inc_bbbbbb": "alerts list --status all",
@@ -194,7 +194,7 @@ async def test_what_nobody_knows_is_answered_with_how_incidents_are_named(alerti
     assert len(await alerting.alerts()) == 1
 
 
-async def test_a_body_that_is_wrong_is_told_what_is(alerting: Door) -> None:
+async def test_a_body_that_is_wrong_is_told_what_is(alerting: HttpApi) -> None:
     wrong: list[tuple[dict[str, Any] | bytes, int, str, list[str]]] = [
         (b"incident_id=x", 400, "not_json", []),
         ({}, 422, "invalid_request", ["incident_id"]),

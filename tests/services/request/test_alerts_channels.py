@@ -30,17 +30,19 @@ from breakwater.embedded.ports import free_port
 from services.request import alert_channels
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import ALERTING, LINK_SECRET, Door, running, settings_for, tell
+from tests.services.request.conftest import ALERTING, LINK_SECRET, HttpApi, running, settings_for, tell
 
 NOW = datetime(2026, 11, 21, 11, 0, 3, tzinfo=UTC)
 
 
-async def give_up(door: Door, channel: str | None, message: Event, *, error: str = "the receiver answered 500") -> int:
+async def give_up(
+    api: HttpApi, channel: str | None, message: Event, *, error: str = "the receiver answered 500"
+) -> int:
     """What an alerter does with a message that can't be delivered. Returns the dead letter's sequence."""
-    return await put_dead_letter(door, channel, message.json_bytes(), error)
+    return await put_dead_letter(api, channel, message.json_bytes(), error)
 
 
-async def put_dead_letter(door: Door, channel: str | None, payload: bytes, error: str) -> int:
+async def put_dead_letter(api: HttpApi, channel: str | None, payload: bytes, error: str) -> int:
     dead_letter = DeadLetter(
         reason="undeliverable",
         error=f"{channel}: {error}",
@@ -51,28 +53,28 @@ async def put_dead_letter(door: Door, channel: str | None, payload: bytes, error
         payload_base64=base64.b64encode(payload).decode(),
         at=NOW,
     )
-    stored = await Publisher(lambda: door.bus, "alerter").raw(
+    stored = await Publisher(lambda: api.bus, "alerter").raw(
         subjects.dead_letter("undeliverable", "unknown"), dead_letter.json_bytes(), {}
     )
     return stored.sequence
 
 
-async def again(door: Door) -> list[tuple[str, str | None, bytes]]:
+async def again(api: HttpApi) -> list[tuple[str, str | None, bytes]]:
     """What lies ready to be tried again: where, for which channel, and what."""
     return [
         (found.subject, found.headers.get(Header.CHANNEL.value), found.data)
-        async for found in scan(lambda: door.bus, Stream.ALERTER, "bw.alerter.replays.>")
+        async for found in scan(lambda: api.bus, Stream.ALERTER, "bw.alerter.replays.>")
     ]
 
 
-async def undelivered(door: Door, query: str = "") -> Any:
-    answer = await door.ask("GET", f"/api/v1/alerts/undelivered{query}")
+async def undelivered(api: HttpApi, query: str = "") -> Any:
+    answer = await api.ask("GET", f"/api/v1/alerts/undelivered{query}")
     assert answer.status == 200, answer.json
     return answer.json["undelivered"]
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def alert(alerting: Door) -> Alert:
+async def alert(alerting: HttpApi) -> Alert:
     return await tell(alerting)
 
 
@@ -84,7 +86,9 @@ async def listen(bus: Client, answer: Callable[[Msg], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("channel", ["ops", "second line"])
-async def test_a_test_message_is_sent_by_an_alerter_and_what_came_of_it_is_told(alerting: Door, channel: str) -> None:
+async def test_a_test_message_is_sent_by_an_alerter_and_what_came_of_it_is_told(
+    alerting: HttpApi, channel: str
+) -> None:
     heard: list[str] = []
 
     async def refuse(message: Msg) -> None:
@@ -97,14 +101,14 @@ async def test_a_test_message_is_sent_by_an_alerter_and_what_came_of_it_is_told(
     assert heard == [subjects.channel_test(channel)]
 
 
-async def test_without_an_alerter_nobody_waits_for_one(alerting: Door) -> None:
+async def test_without_an_alerter_nobody_waits_for_one(alerting: HttpApi) -> None:
     answer = await alerting.act("alerts/test", channel="ops")
     assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "no_alerter", "1")
     assert "no alerter is running" in answer.message
 
 
 async def test_an_alerter_that_does_not_answer_is_told_from_none(
-    alerting: Door, monkeypatch: pytest.MonkeyPatch
+    alerting: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alert_channels, "TEST_TIMEOUT_S", 0.1)
 
@@ -116,7 +120,7 @@ async def test_an_alerter_that_does_not_answer_is_told_from_none(
     assert "whether it was sent is not known: no answer came on bw.alerter.test.ops within 0.1 s" in answer.message
 
 
-async def test_a_channel_that_the_config_has_not_is_answered_with_those_that_it_has(alerting: Door) -> None:
+async def test_a_channel_that_the_config_has_not_is_answered_with_those_that_it_has(alerting: HttpApi) -> None:
     for path in ("test", "replay"):
         for channel, hint in {
             "opss": "did you mean 'ops'? known are ops, second line",
@@ -127,7 +131,7 @@ async def test_a_channel_that_the_config_has_not_is_answered_with_those_that_it_
             assert answer.message == f"there is no channel {channel!r}; {hint}"
 
 
-async def test_what_did_not_arrive_is_listed_the_latest_first(alerting: Door, alert: Alert) -> None:
+async def test_what_did_not_arrive_is_listed_the_latest_first(alerting: HttpApi, alert: Alert) -> None:
     assert await undelivered(alerting) == []
     held = [HeldBack.model_validate(alert.model_dump())]
     digest = AlertDigest(
@@ -168,7 +172,7 @@ async def test_what_did_not_arrive_is_listed_the_latest_first(alerting: Door, al
     assert (wrong.status, wrong.code, wrong.paths) == (422, "invalid_query", ["limit"])
 
 
-async def test_each_is_tried_again_once_with_the_bytes_that_were_kept(alerting: Door, alert: Alert) -> None:
+async def test_each_is_tried_again_once_with_the_bytes_that_were_kept(alerting: HttpApi, alert: Alert) -> None:
     payload = json.dumps({"of": "a later version"}).encode()
     dead_letters = [
         await give_up(alerting, "ops", alert),
@@ -202,7 +206,7 @@ async def test_each_is_tried_again_once_with_the_bytes_that_were_kept(alerting: 
     assert await again(alerting) == wanted
 
 
-async def test_only_those_of_a_channel_are_tried_again_where_it_is_named(alerting: Door, alert: Alert) -> None:
+async def test_only_those_of_a_channel_are_tried_again_where_it_is_named(alerting: HttpApi, alert: Alert) -> None:
     await give_up(alerting, "ops", alert)
     dead_letter = await give_up(alerting, "second line", alert)
     answer = await alerting.act("alerts/replay", channel="second line")
@@ -210,7 +214,7 @@ async def test_only_those_of_a_channel_are_tried_again_where_it_is_named(alertin
     assert [where for where, _, _ in await again(alerting)] == [subjects.alert_replay("second line", dead_letter)]
 
 
-async def test_one_that_is_named_is_tried_once_more(alerting: Door, alert: Alert) -> None:
+async def test_one_that_is_named_is_tried_once_more(alerting: HttpApi, alert: Alert) -> None:
     dead_letter = await give_up(alerting, "ops", alert)
     other = await give_up(alerting, "ops", alert)
     stored = set[int]()
@@ -226,7 +230,7 @@ async def test_one_that_is_named_is_tried_once_more(alerting: Door, alert: Alert
     assert other > dead_letter
 
 
-async def test_a_dead_letter_that_is_not_there_is_said_so(alerting: Door, alert: Alert) -> None:
+async def test_a_dead_letter_that_is_not_there_is_said_so(alerting: HttpApi, alert: Alert) -> None:
     other = await Publisher(lambda: alerting.bus, "worker").raw("bw.dlq.invalid.writer", b"{}", {})
     mine = await give_up(alerting, "ops", alert)
     gone = await give_up(alerting, "gone", alert)
@@ -243,7 +247,7 @@ async def test_a_dead_letter_that_is_not_there_is_said_so(alerting: Door, alert:
     assert await again(alerting) == []
 
 
-async def test_many_who_replay_at_once_replay_each_once(alerting: Door, alert: Alert) -> None:
+async def test_many_who_replay_at_once_replay_each_once(alerting: HttpApi, alert: Alert) -> None:
     for _ in range(10):
         await give_up(alerting, "ops", alert)
     answers = await asyncio.gather(*(alerting.act("alerts/replay") for _ in range(4)))
@@ -253,7 +257,7 @@ async def test_many_who_replay_at_once_replay_each_once(alerting: Door, alert: A
 
 
 async def test_one_request_looks_at_a_part_of_them_and_says_where_to_go_on(
-    alerting: Door, alert: Alert, monkeypatch: pytest.MonkeyPatch
+    alerting: HttpApi, alert: Alert, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alert_channels, "MOST_DEAD_LETTERS", 3)
     for _ in range(4):
@@ -271,8 +275,8 @@ async def test_one_request_looks_at_a_part_of_them_and_says_where_to_go_on(
 @pytest_asyncio.fixture(loop_scope="package")
 async def guarded_bus(
     redis_server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncGenerator[tuple[Door, Client]]:
-    """A door that may do on the bus what `request` may, and an alerter that may do what `alerter` may."""
+) -> AsyncGenerator[tuple[HttpApi, Client]]:
+    """An API that may do on the bus what `request` may, and an alerter that may do what `alerter` may."""
     monkeypatch.setenv("LINK_SECRET", LINK_SECRET)
     folder, port = tmp_path / "nats", free_port()
     folder.mkdir()
@@ -288,23 +292,23 @@ async def guarded_bus(
     alerter = await nats.connect(url_of("alerter"), inbox_prefix=inbox_prefix("alerter"))
     surroundings = settings_for(url_of("request"), redis_server.url, tmp_path)
     key = create_key(surroundings.api_keys_file, "tests")
-    async with running(surroundings, config, key) as door:
-        yield door, alerter
+    async with running(surroundings, config, key) as api:
+        yield api, alerter
     await alerter.close()
     server.stop()
 
 
-async def test_what_the_users_of_the_bus_may_do_is_enough_for_all_of_it(guarded_bus: tuple[Door, Client]) -> None:
-    door, alerter = guarded_bus
+async def test_what_the_users_of_the_bus_may_do_is_enough_for_all_of_it(guarded_bus: tuple[HttpApi, Client]) -> None:
+    api, alerter = guarded_bus
 
     async def arrive(message: Msg) -> None:
         await message.respond(ChannelTest(channel="ops", delivered=True).json_bytes())
 
     await listen(alerter, arrive)
-    as_alerter = Door(door.url, door.http, alerter, door.settings, door.stop)
+    as_alerter = HttpApi(api.url, api.http, alerter, api.settings, api.stop)
     alert = await tell(as_alerter)
     await give_up(as_alerter, "ops", alert)
-    assert (await door.act("alerts/test", channel="ops")).json["delivered"] is True
-    assert (await door.act("alerts/ack", incident_id=alert.incident_id)).json["acknowledged_by"] == "tests"
-    assert (await door.act("alerts/replay")).json["replayed"] == 1
-    assert [one["replayed"] for one in await undelivered(door)] == [True]
+    assert (await api.act("alerts/test", channel="ops")).json["delivered"] is True
+    assert (await api.act("alerts/ack", incident_id=alert.incident_id)).json["acknowledged_by"] == "tests"
+    assert (await api.act("alerts/replay")).json["replayed"] == 1
+    assert [one["replayed"] for one in await undelivered(api)] == [True]

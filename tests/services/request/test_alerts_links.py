@@ -23,9 +23,9 @@ from tests.services.request.conftest import (
     ALERTING,
     LINK_SECRET,
     Answer,
-    Door,
+    HttpApi,
     lose_nats,
-    new_door,
+    new_api,
     settings_for,
     tell,
 )
@@ -48,20 +48,20 @@ def link(incident_id: str, *, valid: timedelta = WEEK, secret: str = LINK_SECRET
 class Person:
     """Whoever has the link, and no API key."""
 
-    def __init__(self, door: Door, http: aiohttp.ClientSession) -> None:
-        self._door = replace(door, http=http)
+    def __init__(self, api: HttpApi, http: aiohttp.ClientSession) -> None:
+        self._api = replace(api, http=http)
 
     async def open(self, path: str, method: str = "GET") -> Answer:
-        return await self._door.ask(method, path, allow_redirects=False)
+        return await self._api.ask(method, path, allow_redirects=False)
 
     async def send(self, path: str, fields: dict[str, str] | bytes) -> Answer:
         data = fields if isinstance(fields, bytes) else urlencode(fields).encode()
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        return await self._door.ask("POST", path, data=data, headers=headers, allow_redirects=False)
+        return await self._api.ask("POST", path, data=data, headers=headers, allow_redirects=False)
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def person(alerting: Door) -> AsyncGenerator[Person]:
+async def person(alerting: HttpApi) -> AsyncGenerator[Person]:
     async with aiohttp.ClientSession() as http:
         yield Person(alerting, http)
 
@@ -86,7 +86,7 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-async def test_a_link_shows_the_incident_and_what_may_be_done(alerting: Door, person: Person) -> None:
+async def test_a_link_shows_the_incident_and_what_may_be_done(alerting: HttpApi, person: Person) -> None:
     alert = await tell(
         alerting,
         title="Task stopped: t1",
@@ -119,7 +119,7 @@ async def test_a_link_shows_the_incident_and_what_may_be_done(alerting: Door, pe
     assert page.all("form") == [{"method": "post"}]
 
 
-async def test_a_page_runs_and_loads_nothing_and_tells_nobody_its_address(alerting: Door, person: Person) -> None:
+async def test_a_page_runs_and_loads_nothing_and_tells_nobody_its_address(alerting: HttpApi, person: Person) -> None:
     alert = await tell(alerting)
     for path in (link(alert.incident_id), f"/alerts/{alert.incident_id}"):
         answer = await person.open(path)
@@ -142,7 +142,7 @@ async def test_a_page_runs_and_loads_nothing_and_tells_nobody_its_address(alerti
         assert "prefers-color-scheme: dark" in style[1]
 
 
-async def test_looking_changes_nothing_however_it_is_done(alerting: Door, person: Person) -> None:
+async def test_looking_changes_nothing_however_it_is_done(alerting: HttpApi, person: Person) -> None:
     alert = await tell(alerting)
     path = link(alert.incident_id)
     for method, status in (("GET", 200), ("HEAD", 200), ("OPTIONS", 405), ("PUT", 405), ("DELETE", 405)):
@@ -151,7 +151,7 @@ async def test_looking_changes_nothing_however_it_is_done(alerting: Door, person
     assert [one["change"] for one in await alerting.alerts()] == ["opened"]
 
 
-async def test_the_form_acknowledges_and_the_page_says_who_did_it(alerting: Door, person: Person) -> None:
+async def test_the_form_acknowledges_and_the_page_says_who_did_it(alerting: HttpApi, person: Person) -> None:
     alert = await tell(alerting)
     path = link(alert.incident_id)
     answer = await person.send(path, {"name": " Ada L. ", "reason": "looking at it", "action": "acknowledge"})
@@ -172,7 +172,7 @@ async def test_the_form_acknowledges_and_the_page_says_who_did_it(alerting: Door
     assert (await alerting.alerts())[-1]["reason"] is None
 
 
-async def test_of_two_at_once_one_is_told_who_was_quicker(alerting: Door, person: Person) -> None:
+async def test_of_two_at_once_one_is_told_who_was_quicker(alerting: HttpApi, person: Person) -> None:
     alert = await tell(alerting)
     path = link(alert.incident_id)
     answers = await asyncio.gather(
@@ -185,7 +185,7 @@ async def test_of_two_at_once_one_is_told_who_was_quicker(alerting: Door, person
     assert f"Acknowledged by {told['acknowledged_by']}" in late.text
 
 
-async def test_a_form_that_is_wrong_is_shown_again_with_what_was_written(alerting: Door, person: Person) -> None:
+async def test_a_form_that_is_wrong_is_shown_again_with_what_was_written(alerting: HttpApi, person: Person) -> None:
     alert = await tell(alerting)
     path = link(alert.incident_id)
     for fields, words in [
@@ -210,7 +210,7 @@ async def test_a_form_that_is_wrong_is_shown_again_with_what_was_written(alertin
     assert len(await alerting.alerts()) == 1
 
 
-async def test_a_link_is_good_for_its_incident_and_its_time_only(alerting: Door, person: Person) -> None:
+async def test_a_link_is_good_for_its_incident_and_its_time_only(alerting: HttpApi, person: Person) -> None:
     alert, other = await tell(alerting), await tell(alerting, "guard_tripped/-/other")
     good = link(alert.incident_id)
     query = urlsplit(good).query
@@ -252,7 +252,7 @@ async def test_an_incident_that_is_forgotten_has_a_page_that_says_so(person: Per
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>${style}&lt;"
 
 
-async def test_nothing_that_others_wrote_becomes_part_of_the_page(alerting: Door, person: Person) -> None:
+async def test_nothing_that_others_wrote_becomes_part_of_the_page(alerting: HttpApi, person: Person) -> None:
     alert = await tell(
         alerting, title=HOSTILE, text=f"`{HOSTILE}` {HOSTILE}", agent=HOSTILE, model=HOSTILE, tenant=HOSTILE
     )
@@ -271,7 +271,7 @@ async def test_nothing_that_others_wrote_becomes_part_of_the_page(alerting: Door
     assert HOSTILE in {one.get("value") for one in Page(shown[1]).all("input")}
 
 
-async def test_no_secret_that_somebody_types_is_kept(alerting: Door, person: Person) -> None:
+async def test_no_secret_that_somebody_types_is_kept(alerting: HttpApi, person: Person) -> None:
     alert = await tell(alerting)
     await person.send(
         link(alert.incident_id),
@@ -282,7 +282,7 @@ async def test_no_secret_that_somebody_types_is_kept(alerting: Door, person: Per
     assert "[REDACTED]" in told["acknowledged_by"]
 
 
-async def test_without_nats_the_page_says_so(alerting: Door, person: Person, own_nats_server: RunningServer) -> None:
+async def test_without_nats_the_page_says_so(alerting: HttpApi, person: Person, own_nats_server: RunningServer) -> None:
     alert = await tell(alerting)
     await lose_nats(alerting, own_nats_server)
     for answer in (
@@ -294,7 +294,7 @@ async def test_without_nats_the_page_says_so(alerting: Door, person: Person, own
     assert (await person.open("/alerts/x?expires=1&signature=2")).status == 403  # which needs nobody
 
 
-async def test_metrics_have_the_route_and_no_signature(alerting: Door, person: Person) -> None:
+async def test_metrics_have_the_route_and_no_signature(alerting: HttpApi, person: Person) -> None:
     alert = await tell(alerting)
     await person.open(link(alert.incident_id))
     shown = (await alerting.ask("GET", "/metrics")).body.decode()
@@ -307,9 +307,9 @@ async def test_without_links_in_the_config_there_are_no_pages(
     own_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path
 ) -> None:
     config = "\n".join(line for line in ALERTING.splitlines() if "links:" not in line)
-    async with new_door(own_nats_server.url, redis_server.url, tmp_path, config) as door:
-        alert = await tell(door)
-        answer = await door.ask("GET", link(alert.incident_id))
+    async with new_api(own_nats_server.url, redis_server.url, tmp_path, config) as api:
+        alert = await tell(api)
+        answer = await api.ask("GET", link(alert.incident_id))
         assert (answer.status, answer.code) == (404, "not_found")
 
 

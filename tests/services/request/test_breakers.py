@@ -11,7 +11,7 @@ from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Failure
 from breakwater.policy.transitions import half_opened
 from breakwater.state.breakers import UNSAVED, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
-from tests.services.request.conftest import Door, put_breaker, redis_ms
+from tests.services.request.conftest import HttpApi, put_breaker, redis_ms
 
 WRITER_M = {"agent": "writer", "model": "m"}
 SUBJECT = subjects.breaker("writer", "m")
@@ -22,7 +22,7 @@ async def load(redis: Redis, agent: str = "writer", model: str = "m") -> Loaded:
     return loaded
 
 
-async def test_breakers_are_listed_with_whether_the_breaker_service_is_alive(governed: Door, redis: Redis) -> None:
+async def test_breakers_are_listed_with_whether_the_breaker_service_is_alive(governed: HttpApi, redis: Redis) -> None:
     now = await redis_ms(redis)
     await put_breaker(redis, "writer", "m", Breaker(state="open", open_until_ms=now, version=1, reason="why"))
     await put_breaker(redis, "gone", "old", Breaker(version=3))
@@ -36,7 +36,7 @@ async def test_breakers_are_listed_with_whether_the_breaker_service_is_alive(gov
     assert (await governed.ask("GET", "/api/v1/breakers")).json["alive"] is True
 
 
-async def test_a_breaker_is_forced_open_before_it_ever_failed(governed: Door, redis: Redis) -> None:
+async def test_a_breaker_is_forced_open_before_it_ever_failed(governed: HttpApi, redis: Redis) -> None:
     answer = await governed.act("breakers/isolate", **WRITER_M, reason=" the provider has an incident ")
     assert answer.status == 200
     told = BreakerTransition.model_validate_json(answer.body)
@@ -52,7 +52,7 @@ async def test_a_breaker_is_forced_open_before_it_ever_failed(governed: Door, re
     assert [one["reason"] for one in listed if one["state"] == "isolated"] == [told.reason]
 
 
-async def test_one_that_is_forced_open_already_stays_as_it_is_and_nothing_is_published(governed: Door) -> None:
+async def test_one_that_is_forced_open_already_stays_as_it_is_and_nothing_is_published(governed: HttpApi) -> None:
     first = await governed.act("breakers/isolate", **WRITER_M, reason="first")
     second = await governed.act("breakers/isolate", **WRITER_M, reason="second")
     assert (second.status, second.json["unchanged"], second.json["state"]) == (200, True, "isolated")
@@ -61,7 +61,7 @@ async def test_one_that_is_forced_open_already_stays_as_it_is_and_nothing_is_pub
     assert await governed.events(SUBJECT) == [first.json]
 
 
-async def test_a_reset_closes_it_and_forgets_what_was_counted(governed: Door, redis: Redis) -> None:
+async def test_a_reset_closes_it_and_forgets_what_was_counted(governed: HttpApi, redis: Redis) -> None:
     now = await redis_ms(redis)
     failures = tuple(Failure(number, now - 1000, "aaaaaaaa") for number in (1, 2, 3))
     opened = Breaker(state="open", failures=failures, open_until_ms=now + 60_000, version=4, total_failures=3)
@@ -75,14 +75,14 @@ async def test_a_reset_closes_it_and_forgets_what_was_counted(governed: Door, re
     assert await governed.events(SUBJECT) == [answer.json]
 
 
-async def test_a_reset_of_what_counted_nothing_is_no_event(governed: Door, redis: Redis) -> None:
+async def test_a_reset_of_what_counted_nothing_is_no_event(governed: HttpApi, redis: Redis) -> None:
     answer = await governed.act("breakers/reset", **WRITER_M)
     assert (answer.status, answer.json["unchanged"], answer.json["state"]) == (200, True, "closed")
     assert await governed.events("bw.breakers.>") == []
     assert (await load(redis)).revision == UNSAVED
 
 
-async def test_shared_breakers_are_named_by_stars(governed: Door, redis: Redis) -> None:
+async def test_shared_breakers_are_named_by_stars(governed: HttpApi, redis: Redis) -> None:
     for model, scope in (("shared", "model"), ("local/*", "provider")):
         answer = await governed.act("breakers/isolate", agent="*", model=model)
         assert (answer.status, answer.json["scope"], answer.json["reason"]) == (200, scope, "isolated by tests")
@@ -92,14 +92,14 @@ async def test_shared_breakers_are_named_by_stars(governed: Door, redis: Redis) 
     assert cooldown == 7  # by the rules of the agents that share it
 
 
-async def test_one_that_only_redis_knows_can_be_reset(governed: Door, redis: Redis) -> None:
+async def test_one_that_only_redis_knows_can_be_reset(governed: HttpApi, redis: Redis) -> None:
     await put_breaker(redis, "gone", "old", Breaker(state="isolated", version=1))
     assert (await governed.act("breakers/reset", agent="gone", model="old")).json["to_state"] == "closed"
     await put_breaker(redis, "*", "old/*", Breaker(state="isolated", version=1))
     assert (await governed.act("breakers/reset", agent="*", model="old/*")).json["scope"] == "provider"
 
 
-async def test_a_model_that_jobs_may_ask_for_has_a_breaker_too(governed: Door) -> None:
+async def test_a_model_that_jobs_may_ask_for_has_a_breaker_too(governed: HttpApi) -> None:
     assert (await governed.act("breakers/isolate", agent="writer", model="allowed")).status == 200
 
 
@@ -113,7 +113,7 @@ UNKNOWN = [
 ]
 
 
-async def test_what_nobody_knows_is_answered_with_what_may_be_meant(governed: Door, redis: Redis) -> None:
+async def test_what_nobody_knows_is_answered_with_what_may_be_meant(governed: HttpApi, redis: Redis) -> None:
     for path in ("breakers/isolate", "breakers/reset"):
         for agent, model, field, hint in UNKNOWN:
             answer = await governed.act(path, agent=agent, model=model)
@@ -136,7 +136,7 @@ WRONG = [
 ]
 
 
-async def test_a_body_that_is_wrong_is_told_what_is_and_changes_nothing(governed: Door, redis: Redis) -> None:
+async def test_a_body_that_is_wrong_is_told_what_is_and_changes_nothing(governed: HttpApi, redis: Redis) -> None:
     for body, status, code, paths in WRONG:
         answer = await governed.ask("POST", "/api/v1/breakers/isolate", data=body)
         assert (answer.status, answer.code, sorted(answer.paths)) == (status, code, paths), (body[:60], answer.json)
@@ -144,7 +144,7 @@ async def test_a_body_that_is_wrong_is_told_what_is_and_changes_nothing(governed
     assert (await load(redis)).revision == UNSAVED
 
 
-async def test_of_two_who_force_it_open_at_once_one_does_and_the_other_is_told(governed: Door, redis: Redis) -> None:
+async def test_of_two_who_force_it_open_at_once_one_does_and_the_other_is_told(governed: HttpApi, redis: Redis) -> None:
     other = f"Bearer {create_key(governed.settings.api_keys_file, 'somebody else')}"
     posting = [
         governed.ask(
@@ -163,7 +163,7 @@ async def test_of_two_who_force_it_open_at_once_one_does_and_the_other_is_told(g
     assert (await load(redis)).breaker.version == 1
 
 
-async def test_a_reset_meanwhile_loses_no_change(governed: Door, redis: Redis) -> None:
+async def test_a_reset_meanwhile_loses_no_change(governed: HttpApi, redis: Redis) -> None:
     await governed.act("breakers/isolate", **WRITER_M)
     acts = ["isolate", "reset"] * 10
     answers = await asyncio.gather(*(governed.act(f"breakers/{act}", **WRITER_M) for act in acts))
@@ -176,7 +176,7 @@ async def test_a_reset_meanwhile_loses_no_change(governed: Door, redis: Redis) -
     assert (await load(redis)).breaker.state == states[len(told)]["to_state"]
 
 
-async def test_what_somebody_saved_and_could_not_publish_is_published_before(governed: Door, redis: Redis) -> None:
+async def test_what_somebody_saved_and_could_not_publish_is_published_before(governed: HttpApi, redis: Redis) -> None:
     key, rules, now = BreakerKey("writer", "m"), BreakerRules(), await redis_ms(redis)
     half_open = Breaker(state="half_open", probe="x:1", probe_until_ms=now + 60_000, open_until_ms=now, version=2)
     left = half_opened(key, half_open, rules, now)
@@ -198,7 +198,7 @@ def replace_id(told: BreakerTransition, text: str) -> str:
     return told.model_copy(update={"transition_id": text}).model_dump_json()
 
 
-async def test_every_act_is_on_record_and_no_secret_is(governed: Door, redis: Redis) -> None:
+async def test_every_act_is_on_record_and_no_secret_is(governed: HttpApi, redis: Redis) -> None:
     secret = "sk-proj-" + "a1B2c3D4" * 6
     key_id = str(governed.http.headers["Authorization"]).split("_")[1]
     with structlog.testing.capture_logs() as logs:
@@ -218,7 +218,7 @@ async def test_every_act_is_on_record_and_no_secret_is(governed: Door, redis: Re
 
 
 async def test_a_change_that_could_not_be_published_is_told_so_and_waits_for_a_breaker_service(
-    governed: Door, redis: Redis
+    governed: HttpApi, redis: Redis
 ) -> None:
     await governed.bus.jetstream().delete_stream("EVENTS")
     answer = await governed.act("breakers/isolate", **WRITER_M)

@@ -25,7 +25,7 @@ from breakwater.state.connection import Redis, StateUnavailable
 from services.request.budgets import BudgetRoutes
 from services.request.openapi import document
 from services.request.problems import Problem
-from tests.services.request.conftest import Door, OpenDoor
+from tests.services.request.conftest import HttpApi, StartApi
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ASKED: Any = None  # a request without parameters is not looked at
@@ -46,10 +46,10 @@ SUBJECT = subjects.budget("agent", "daily")
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def capped(open_door: OpenDoor, redis: Redis) -> AsyncGenerator[Door]:
+async def capped(start_api: StartApi, redis: Redis) -> AsyncGenerator[HttpApi]:
     """A plane whose agents have caps, and whose Redis was empty before."""
-    async with open_door(CONFIG) as door:
-        yield door
+    async with start_api(CONFIG) as api:
+        yield api
 
 
 def periods() -> Periods:
@@ -61,8 +61,8 @@ async def fill(redis: Redis, figures: Ledger | None = None, log: str = "log") ->
     assert await counters.fill(await counters.filled(), log, 0, counters.periods(datetime.now(UTC)), figures or {}, {})
 
 
-async def standing(door: Door, budget: str = "agent:writer/daily") -> dict[str, Any]:
-    listed = (await door.ask("GET", "/api/v1/budgets")).json["budgets"]
+async def standing(api: HttpApi, budget: str = "agent:writer/daily") -> dict[str, Any]:
+    listed = (await api.ask("GET", "/api/v1/budgets")).json["budgets"]
     [one] = [one for one in listed if one["budget"] == budget]
     return one
 
@@ -73,7 +73,7 @@ async def noted(redis: Redis, key: str = "agent:writer") -> CapRaise | None:
     return found.notes.raises.get(key)
 
 
-async def test_budgets_are_listed_with_whether_their_counters_are_there(capped: Door, redis: Redis) -> None:
+async def test_budgets_are_listed_with_whether_their_counters_are_there(capped: HttpApi, redis: Redis) -> None:
     answer = await capped.ask("GET", "/api/v1/budgets")
     assert (answer.status, answer.json["filled"]) == (200, False)
     await fill(redis, {(periods().day.name, "agent:writer"): Figures(spent=4 * NANO_PER_USD, calls=3)})
@@ -95,7 +95,7 @@ async def test_budgets_are_listed_with_whether_their_counters_are_there(capped: 
     assert (writer["enforcement"], writer["calls"], writer["raised"], writer["estimate"]) == ("hard", 3, None, None)
 
 
-async def test_what_a_call_is_held_against_can_be_asked_for(capped: Door, redis: Redis) -> None:
+async def test_what_a_call_is_held_against_can_be_asked_for(capped: HttpApi, redis: Redis) -> None:
     await fill(redis, {(periods().month.name, "agent:gone"): Figures(calls=1)})
     for query, keys in [
         ("agent=writer", ["global", "agent:writer"]),
@@ -115,7 +115,7 @@ async def test_what_a_call_is_held_against_can_be_asked_for(capped: Door, redis:
     assert (new["tenant"], new["limit"], new["remaining"]) == ("new", "1.000000000", "1.000000000")
 
 
-async def test_a_name_that_nobody_has_is_no_filter(capped: Door) -> None:
+async def test_a_name_that_nobody_has_is_no_filter(capped: HttpApi) -> None:
     answer = await capped.ask("GET", "/api/v1/budgets?agent=writr")
     assert (answer.status, answer.code, answer.paths) == (404, "unknown_agent", ["agent"])
     assert answer.message == "no agent 'writr' is known; did you mean 'writer'?"
@@ -124,7 +124,7 @@ async def test_a_name_that_nobody_has_is_no_filter(capped: Door) -> None:
         assert (answer.status, answer.code, answer.paths) == (422, "invalid_query", [path])
 
 
-async def test_a_cap_is_raised_until_its_day_ends_with_who_and_why_on_record(capped: Door, redis: Redis) -> None:
+async def test_a_cap_is_raised_until_its_day_ends_with_who_and_why_on_record(capped: HttpApi, redis: Redis) -> None:
     await fill(redis, {(periods().day.name, "agent:writer"): Figures(spent=NANO_PER_USD * 9, calls=3)})
     day, key_id = periods().day, str(capped.http.headers["Authorization"]).split("_")[1]
     with structlog.testing.capture_logs() as logs:
@@ -161,7 +161,7 @@ async def test_a_cap_is_raised_until_its_day_ends_with_who_and_why_on_record(cap
     ]
 
 
-async def test_budgets_of_all_agents_and_of_tenants_can_be_raised(capped: Door, redis: Redis) -> None:
+async def test_budgets_of_all_agents_and_of_tenants_can_be_raised(capped: HttpApi, redis: Redis) -> None:
     await fill(redis)
     for budget, limit, agent, tenant in [
         ("global/daily", 200, None, None),
@@ -176,7 +176,7 @@ async def test_budgets_of_all_agents_and_of_tenants_can_be_raised(capped: Door, 
     assert [(event["previous"], event["limit"]) for event in month] == [("20.000000000", "30.000000000")]
 
 
-async def test_to_raise_it_again_to_the_same_changes_nothing(capped: Door, redis: Redis) -> None:
+async def test_to_raise_it_again_to_the_same_changes_nothing(capped: HttpApi, redis: Redis) -> None:
     await fill(redis)
     first = await capped.act("budgets/raise", **RAISE)
     again = await capped.act("budgets/raise", **RAISE | {"reason": "another"})
@@ -185,7 +185,7 @@ async def test_to_raise_it_again_to_the_same_changes_nothing(capped: Door, redis
     assert await capped.events(SUBJECT) == [first.json]
 
 
-async def test_a_raise_is_changed_or_taken_back_by_another(capped: Door, redis: Redis) -> None:
+async def test_a_raise_is_changed_or_taken_back_by_another(capped: HttpApi, redis: Redis) -> None:
     await fill(redis)
     for limit in ("50", "20", "10"):
         assert (await capped.act("budgets/raise", **RAISE | {"limit_usd": limit})).status == 200
@@ -202,7 +202,7 @@ async def test_a_raise_is_changed_or_taken_back_by_another(capped: Door, redis: 
     assert (nothing_to_take_back.status, nothing_to_take_back.json["unchanged"]) == (200, True)
 
 
-async def test_of_many_who_raise_it_at_once_all_are_on_record_and_the_last_holds(capped: Door, redis: Redis) -> None:
+async def test_of_many_who_raise_it_at_once_all_are_on_record_and_the_last_holds(capped: HttpApi, redis: Redis) -> None:
     await fill(redis)
     asked = [capped.act("budgets/raise", **RAISE | {"limit_usd": str(20 + number)}) for number in range(8)]
     answers = await asyncio.gather(*asked)
@@ -226,7 +226,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize(("budget", "hint"), UNKNOWN)
 async def test_a_budget_that_is_not_there_is_answered_with_what_may_be_meant(
-    capped: Door, redis: Redis, budget: str, hint: str
+    capped: HttpApi, redis: Redis, budget: str, hint: str
 ) -> None:
     await fill(redis)
     answer = await capped.act("budgets/raise", **RAISE | {"budget": budget})
@@ -235,7 +235,7 @@ async def test_a_budget_that_is_not_there_is_answered_with_what_may_be_meant(
     assert await capped.events("bw.budgets.>") == []
 
 
-async def test_what_can_not_be_raised_is_refused_and_nothing_is_told(capped: Door, redis: Redis) -> None:
+async def test_what_can_not_be_raised_is_refused_and_nothing_is_told(capped: HttpApi, redis: Redis) -> None:
     await fill(redis, {(periods().day.name, "agent:gone"): Figures(calls=1)})
     for budget, where in [
         ("agent:reader/daily", "agents.reader.budget.daily_usd"),
@@ -252,7 +252,7 @@ async def test_what_can_not_be_raised_is_refused_and_nothing_is_told(capped: Doo
     assert await capped.events("bw.budgets.>") == []
 
 
-async def test_a_body_that_is_wrong_is_told_what_is(capped: Door, redis: Redis) -> None:
+async def test_a_body_that_is_wrong_is_told_what_is(capped: HttpApi, redis: Redis) -> None:
     await fill(redis)
     for change, paths in [
         ({"reason": " "}, ["reason"]),
@@ -270,7 +270,7 @@ async def test_a_body_that_is_wrong_is_told_what_is(capped: Door, redis: Redis) 
     assert await capped.events("bw.budgets.>") == []
 
 
-async def test_secrets_in_a_reason_stay_here(capped: Door, redis: Redis) -> None:
+async def test_secrets_in_a_reason_stay_here(capped: HttpApi, redis: Redis) -> None:
     await fill(redis)
     secret = "sk-abcdefghijklmnopqrstuvwx"
     answer = await capped.act("budgets/raise", **RAISE | {"reason": f"key {secret} leaked"})
@@ -279,7 +279,7 @@ async def test_secrets_in_a_reason_stay_here(capped: Door, redis: Redis) -> None
     assert secret not in str(await noted(redis))
 
 
-async def test_nothing_is_raised_while_the_counters_are_not_there(capped: Door, redis: Redis) -> None:
+async def test_nothing_is_raised_while_the_counters_are_not_there(capped: HttpApi, redis: Redis) -> None:
     answer = await capped.act("budgets/raise", **RAISE)
     assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "not_filled", "1")
     assert await capped.events("bw.budgets.>") == []
@@ -288,7 +288,7 @@ async def test_nothing_is_raised_while_the_counters_are_not_there(capped: Door, 
 
 @pytest.mark.parametrize("filled_anew", [False, True])
 async def test_a_raise_that_meets_a_loss_of_the_counters_is_to_be_asked_for_again(
-    capped: Door, redis: Redis, monkeypatch: pytest.MonkeyPatch, filled_anew: bool
+    capped: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch, filled_anew: bool
 ) -> None:
     await fill(redis)
     publishing = Publisher.event
@@ -311,7 +311,7 @@ async def test_a_raise_that_meets_a_loss_of_the_counters_is_to_be_asked_for_agai
 
 
 async def test_one_that_is_published_but_not_noted_is_noted_when_it_is_asked_for_again(
-    capped: Door, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    capped: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(redis)
 

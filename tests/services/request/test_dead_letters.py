@@ -35,7 +35,7 @@ from tests.services.request.conftest import (
     CONFIG,
     ODD_AGENT,
     Answer,
-    Door,
+    HttpApi,
     publish_result,
     result_of,
     running,
@@ -48,7 +48,7 @@ JOB: dict[str, Any] = {"agent": "writer", "job_id": "order-1", "prompt": "a haik
 
 
 async def give_up(
-    door: Door,
+    api: HttpApi,
     payload: Any = JOB,
     *,
     reason: str = "error",
@@ -75,45 +75,45 @@ async def give_up(
         at=at,
     )
     ce = {Header.CE_ID.value: f"dlq/{stream}/{sequence}"}
-    stored = await Publisher(lambda: door.bus, "worker").raw(
+    stored = await Publisher(lambda: api.bus, "worker").raw(
         subjects.dead_letter(reason, agent or "unknown"), dead_letter.json_bytes(), ce
     )
     return stored.sequence
 
 
-async def listed(door: Door, query: str = "") -> list[Any]:
-    answer = await door.ask("GET", f"/api/v1/dlq{query}")
+async def listed(api: HttpApi, query: str = "") -> list[Any]:
+    answer = await api.ask("GET", f"/api/v1/dlq{query}")
     assert answer.status == 200, answer.json
     return answer.json["dead_letters"]
 
 
-async def replay(door: Door, **body: Any) -> Any:
-    answer = await door.act("dlq/replay", **body)
+async def replay(api: HttpApi, **body: Any) -> Any:
+    answer = await api.act("dlq/replay", **body)
     assert answer.status == 200, answer.json
     return answer.json
 
 
-async def jobs(door: Door) -> list[Any]:
+async def jobs(api: HttpApi) -> list[Any]:
     """What JOBS holds, each with its subject and headers."""
     return [
         {**json.loads(found.data), "_subject": found.subject, "_headers": found.headers}
-        async for found in scan(lambda: door.bus, Stream.JOBS, "bw.jobs.>")
+        async for found in scan(lambda: api.bus, Stream.JOBS, "bw.jobs.>")
     ]
 
 
-async def record(door: Door, execution_id: str, agent: str = "writer", **more: Any) -> None:
+async def record(api: HttpApi, execution_id: str, agent: str = "writer", **more: Any) -> None:
     """The record of an execution, as a worker writes it."""
     result = result_of(execution_id, agent).model_dump() | more
     one = Execution.model_validate({name: result[name] for name in Execution.model_fields})
-    await door.bus.jetstream().publish(subjects.execution(agent, execution_id), one.json_bytes())
+    await api.bus.jetstream().publish(subjects.execution(agent, execution_id), one.json_bytes())
 
 
-async def test_dead_letters_are_listed_the_latest_first_with_what_is_kept_in_all(door: Door) -> None:
-    assert (await door.ask("GET", "/api/v1/dlq")).json == {"dead_letters": [], "more": False, "counts": []}
-    first = await give_up(door)
-    second = await give_up(door, {"agent": ODD_AGENT, "prompt": "x"}, agent=ODD_AGENT, reason="timeout")
-    third = await give_up(door, execution_id="order-3")
-    answer = (await door.ask("GET", "/api/v1/dlq")).json
+async def test_dead_letters_are_listed_the_latest_first_with_what_is_kept_in_all(api: HttpApi) -> None:
+    assert (await api.ask("GET", "/api/v1/dlq")).json == {"dead_letters": [], "more": False, "counts": []}
+    first = await give_up(api)
+    second = await give_up(api, {"agent": ODD_AGENT, "prompt": "x"}, agent=ODD_AGENT, reason="timeout")
+    third = await give_up(api, execution_id="order-3")
+    answer = (await api.ask("GET", "/api/v1/dlq")).json
     assert [one["dead_letter_id"] for one in answer["dead_letters"]] == [third, second, first]
     assert answer["dead_letters"][2] == {
         "dead_letter_id": first,
@@ -132,16 +132,16 @@ async def test_dead_letters_are_listed_the_latest_first_with_what_is_kept_in_all
         {"reason": "error", "agent": "writer", "count": 2},
         {"reason": "timeout", "agent": ODD_AGENT, "count": 1},
     ]
-    part = (await door.ask("GET", "/api/v1/dlq?limit=2")).json
+    part = (await api.ask("GET", "/api/v1/dlq?limit=2")).json
     assert ([one["dead_letter_id"] for one in part["dead_letters"]], part["more"]) == ([third, second], True)
-    assert [one["dead_letter_id"] for one in await listed(door, "?limit=3")] == [third, second, first]
+    assert [one["dead_letter_id"] for one in await listed(api, "?limit=3")] == [third, second, first]
 
 
-async def test_only_those_that_are_meant_are_listed(door: Door) -> None:
-    error = await give_up(door)
-    invalid = await give_up(door, reason="invalid")
-    other = await give_up(door, agent="reader", execution_id="order-2")
-    nobodys = await give_up(door, b"?", agent=None, reason="unreadable", stream="EVENTS", execution_id=None)
+async def test_only_those_that_are_meant_are_listed(api: HttpApi) -> None:
+    error = await give_up(api)
+    invalid = await give_up(api, reason="invalid")
+    other = await give_up(api, agent="reader", execution_id="order-2")
+    nobodys = await give_up(api, b"?", agent=None, reason="unreadable", stream="EVENTS", execution_id=None)
     for query, expected in {
         "?reason=error": [other, error],
         "?agent=writer": [invalid, error],
@@ -151,35 +151,35 @@ async def test_only_those_that_are_meant_are_listed(door: Door) -> None:
         "?execution_id=order-2": [other],
         "?execution_id=order-1&agent=writer": [invalid, error],
     }.items():
-        assert [one["dead_letter_id"] for one in await listed(door, query)] == expected, query
+        assert [one["dead_letter_id"] for one in await listed(api, query)] == expected, query
 
 
 async def test_the_last_seven_days_are_listed_or_those_since_a_time(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = await give_up(door)
+    before = await give_up(api)
     await asyncio.sleep(0.01)
-    message = await door.bus.jetstream().get_msg("DLQ", await give_up(door))
+    message = await api.bus.jetstream().get_msg("DLQ", await give_up(api))
     assert message.time is not None
     since = message.time.astimezone(UTC).isoformat().replace("+00:00", "Z")
-    assert [one["dead_letter_id"] for one in await listed(door, f"?since={since}")] == [message.seq]
-    assert [one["dead_letter_id"] for one in await listed(door)] == [message.seq, before]
+    assert [one["dead_letter_id"] for one in await listed(api, f"?since={since}")] == [message.seq]
+    assert [one["dead_letter_id"] for one in await listed(api)] == [message.seq, before]
     monkeypatch.setattr(routes, "SHOWN_DAYS", -1)
-    assert await listed(door) == []
-    assert len(await listed(door, "?since=2020-01-01T00:00:00Z")) == 2
+    assert await listed(api) == []
+    assert len(await listed(api, "?since=2020-01-01T00:00:00Z")) == 2
 
 
-async def test_times_long_ago_and_far_away_mean_what_they_say(door: Door) -> None:
-    dead_letter = await give_up(door)
+async def test_times_long_ago_and_far_away_mean_what_they_say(api: HttpApi) -> None:
+    dead_letter = await give_up(api)
     for since, found in {
         "0001-01-01": [dead_letter],
         "1600-01-01": [dead_letter],
         "2300-01-01": [],
         "9999-12-31": [],
     }.items():
-        assert [one["dead_letter_id"] for one in await listed(door, f"?since={since}T00:00:00Z")] == found, since
-    assert (await replay(door, all=True, since="9999-12-31T00:00:00Z"))["replayed"] == []
-    assert len((await replay(door, all=True, since="1600-01-01T00:00:00Z"))["replayed"]) == 1
+        assert [one["dead_letter_id"] for one in await listed(api, f"?since={since}T00:00:00Z")] == found, since
+    assert (await replay(api, all=True, since="9999-12-31T00:00:00Z"))["replayed"] == []
+    assert len((await replay(api, all=True, since="1600-01-01T00:00:00Z"))["replayed"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -194,41 +194,41 @@ async def test_times_long_ago_and_far_away_mean_what_they_say(door: Door) -> Non
         ("?why=1", "why"),
     ],
 )
-async def test_a_parameter_that_is_wrong_is_said_so(door: Door, query: str, path: str) -> None:
-    answer = await door.ask("GET", f"/api/v1/dlq{query}")
+async def test_a_parameter_that_is_wrong_is_said_so(api: HttpApi, query: str, path: str) -> None:
+    answer = await api.ask("GET", f"/api/v1/dlq{query}")
     assert (answer.status, answer.code, answer.paths) == (422, "invalid_query", [path])
 
 
-async def test_what_is_no_dead_letter_is_passed_over(door: Door) -> None:
-    dead_letter = await give_up(door)
-    js = door.bus.jetstream()
+async def test_what_is_no_dead_letter_is_passed_over(api: HttpApi) -> None:
+    dead_letter = await give_up(api)
+    js = api.bus.jetstream()
     unreadable = [await js.publish("bw.dlq.error.writer", body) for body in (b"{}", b"\xff")]
-    assert [one["dead_letter_id"] for one in await listed(door)] == [dead_letter]
-    assert (await door.ask("GET", f"/api/v1/dlq/{unreadable[0].seq}")).code == "unknown_dead_letter"
-    told = await replay(door, dead_letters=[dead_letter, unreadable[0].seq, 999])
+    assert [one["dead_letter_id"] for one in await listed(api)] == [dead_letter]
+    assert (await api.ask("GET", f"/api/v1/dlq/{unreadable[0].seq}")).code == "unknown_dead_letter"
+    told = await replay(api, dead_letters=[dead_letter, unreadable[0].seq, 999])
     assert [one["dead_letter_id"] for one in told["replayed"]] == [dead_letter]
     assert told["skipped"] == [
         {"dead_letter_id": unreadable[0].seq, "why": "there is no such dead letter"},
         {"dead_letter_id": 999, "why": "there is no such dead letter"},
     ]
-    told = await replay(door, all=True)
+    told = await replay(api, all=True)
     assert (told["replayed"], told["already"], len(told["skipped"])) == ([], 1, 2)
 
 
-async def test_one_dead_letter_is_shown_without_its_secrets(door: Door) -> None:
+async def test_one_dead_letter_is_shown_without_its_secrets(api: HttpApi) -> None:
     job = {
         **JOB,
         "prompt": "mail ann@example.com, the key is sk-proj-0123456789abcdefghijklmnop",
         "metadata": {"api_key": "hunter2hunter2"},
     }
     headers = {"Nats-Msg-Id": "order-1", "Authorization": "Bearer hunter2hunter2"}
-    dead_letter = await give_up(door, job, headers=headers, error="refused ann@example.com")
+    dead_letter = await give_up(api, job, headers=headers, error="refused ann@example.com")
     for path in (f"/api/v1/dlq/{dead_letter}", "/api/v1/dlq"):
-        answer = await door.ask("GET", path)
+        answer = await api.ask("GET", path)
         for secret in (b"ann@example", b"sk-proj", b"hunter2"):
             assert secret not in answer.body, path
             assert base64.b64encode(json.dumps(job).encode())[:40] not in answer.body
-    shown = (await door.ask("GET", f"/api/v1/dlq/{dead_letter}")).json
+    shown = (await api.ask("GET", f"/api/v1/dlq/{dead_letter}")).json
     assert shown["payload"]["agent"] == "writer"
     assert shown["payload"]["metadata"] == {"api_key": "[REDACTED]"}
     assert shown["payload"]["prompt"].startswith("mail [REDACTED]")
@@ -238,43 +238,43 @@ async def test_one_dead_letter_is_shown_without_its_secrets(door: Door) -> None:
     assert (shown["replayable"], shown["replayed_by"], shown["replayed_at"]) == (True, None, None)
 
 
-async def test_what_is_no_json_is_shown_as_a_text_without_its_secrets(door: Door) -> None:
-    cut_off = await give_up(door, b'{"agent": "writer", "password": "hunter2hunter2", "prompt": "ann@example.com')
-    shown = (await door.ask("GET", f"/api/v1/dlq/{cut_off}")).json
+async def test_what_is_no_json_is_shown_as_a_text_without_its_secrets(api: HttpApi) -> None:
+    cut_off = await give_up(api, b'{"agent": "writer", "password": "hunter2hunter2", "prompt": "ann@example.com')
+    shown = (await api.ask("GET", f"/api/v1/dlq/{cut_off}")).json
     assert shown["payload"].startswith('{"agent": "writer"')
     assert "hunter2" not in shown["payload"]
     assert "ann@" not in shown["payload"]
-    binary = await give_up(door, b"\xff\x00NaN")
-    shown = (await door.ask("GET", f"/api/v1/dlq/{binary}")).json
+    binary = await give_up(api, b"\xff\x00NaN")
+    shown = (await api.ask("GET", f"/api/v1/dlq/{binary}")).json
     assert (shown["payload"], shown["payload_cut"]) == ("\ufffd\x00NaN", False)
     assert shown["why_not"].startswith("this is not a job: the body is not UTF-8")
 
 
-async def test_a_long_dead_letter_is_cut_and_says_so(door: Door) -> None:
+async def test_a_long_dead_letter_is_cut_and_says_so(api: HttpApi) -> None:
     messages = [{"role": "user", "content": f"{'é' * 1000} password=hunter2hunter2 {number}"} for number in range(100)]
-    dead_letter = await give_up(door, {"agent": "writer", "messages": messages})
-    answer = await door.ask("GET", f"/api/v1/dlq/{dead_letter}")
+    dead_letter = await give_up(api, {"agent": "writer", "messages": messages})
+    answer = await api.ask("GET", f"/api/v1/dlq/{dead_letter}")
     shown = answer.json
     assert shown["payload_cut"] is True
     assert isinstance(shown["payload"], str)
     assert 65_000 < len(shown["payload"].encode()) <= routes.MOST_PAYLOAD
     assert shown["payload_bytes"] > 100_000
     assert "hunter2" not in shown["payload"]
-    text = await give_up(door, b"no json: " + b"x" * 30_000)
-    shown = (await door.ask("GET", f"/api/v1/dlq/{text}")).json
+    text = await give_up(api, b"no json: " + b"x" * 30_000)
+    shown = (await api.ask("GET", f"/api/v1/dlq/{text}")).json
     assert shown["payload_cut"] is True
     assert len(shown["payload"]) < 30_000
 
 
 @pytest.mark.parametrize("number", ["999", "0", "-1", "x", "%D9%A3", "9" * 30, "9" * 5_000, "replay"])
-async def test_a_dead_letter_that_is_not_there_is_said_so(door: Door, number: str) -> None:
-    await give_up(door)
-    answer = await door.ask("GET", f"/api/v1/dlq/{number}")
+async def test_a_dead_letter_that_is_not_there_is_said_so(api: HttpApi, number: str) -> None:
+    await give_up(api)
+    answer = await api.ask("GET", f"/api/v1/dlq/{number}")
     assert (answer.status, answer.code, answer.paths) == (404, "unknown_dead_letter", ["dead_letter_id"])
     assert "breakwater dlq list" in answer.message
 
 
-async def test_a_replay_is_the_same_job_under_an_id_of_its_own(door: Door) -> None:
+async def test_a_replay_is_the_same_job_under_an_id_of_its_own(api: HttpApi) -> None:
     job = {
         "agent": "writer",
         "job_id": "order-1",
@@ -287,9 +287,9 @@ async def test_a_replay_is_the_same_job_under_an_id_of_its_own(door: Door) -> No
         "metadata": {"order": 1},
         "skip_cache": True,
     }
-    dead_letter = await give_up(door, job, headers={"Nats-Msg-Id": "writer/order-1"})
-    [told] = (await replay(door, dead_letters=[dead_letter, dead_letter]))["replayed"]
-    [queued] = await jobs(door)
+    dead_letter = await give_up(api, job, headers={"Nats-Msg-Id": "writer/order-1"})
+    [told] = (await replay(api, dead_letters=[dead_letter, dead_letter]))["replayed"]
+    [queued] = await jobs(api)
     assert told == {"dead_letter_id": dead_letter, "execution_id": queued["job_id"]}
     assert queued["job_id"].startswith("rpl_")
     headers = queued.pop("_headers")
@@ -297,60 +297,60 @@ async def test_a_replay_is_the_same_job_under_an_id_of_its_own(door: Door) -> No
     assert Header.UNIQUE_ID.value not in headers
     wanted = {**job, "job_id": queued["job_id"], "metadata": {"order": 1, "replay_of": "order-1"}}
     assert queued == {**wanted, "_subject": "bw.jobs.writer"}
-    assert (await door.ask("GET", f"/api/v1/jobs/{queued['job_id']}")).json["status"] == "accepted"
+    assert (await api.ask("GET", f"/api/v1/jobs/{queued['job_id']}")).json["status"] == "accepted"
 
 
-async def test_a_dead_letter_is_replayed_once_however_often_and_by_whom(door: Door) -> None:
-    dead_letters = [await give_up(door, sequence=number) for number in range(1, 11)]
-    answers = await asyncio.gather(*(replay(door, dead_letters=dead_letters) for _ in range(4)))
+async def test_a_dead_letter_is_replayed_once_however_often_and_by_whom(api: HttpApi) -> None:
+    dead_letters = [await give_up(api, sequence=number) for number in range(1, 11)]
+    answers = await asyncio.gather(*(replay(api, dead_letters=dead_letters) for _ in range(4)))
     assert sum(len(one["replayed"]) for one in answers) == 10
     assert all(len(one["replayed"]) + one["already"] == 10 for one in answers)
-    assert len(await jobs(door)) == 10
+    assert len(await jobs(api)) == 10
     # Neither JOBS' memory for ids, nor a record, is what it goes by.
-    js = door.bus.jetstream()
+    js = api.bus.jetstream()
     await js.purge_stream("JOBS")
     info = await js.stream_info("JOBS")
     await js.update_stream(info.config.evolve(duplicate_window=0.1))
     await asyncio.sleep(0.3)
-    told = await replay(door, reason="error")
+    told = await replay(api, reason="error")
     assert (told["replayed"], told["already"], told["skipped"]) == ([], 10, [])
-    assert await jobs(door) == []
+    assert await jobs(api) == []
 
 
-async def test_a_replay_that_was_not_noted_is_the_same_job(door: Door) -> None:
-    dead_letter = await give_up(door)
-    [first] = (await replay(door, dead_letters=[dead_letter]))["replayed"]
-    await door.bus.jetstream().purge_stream("DLQ", subject=subjects.replayed(dead_letter))
-    told = await replay(door, dead_letters=[dead_letter])
+async def test_a_replay_that_was_not_noted_is_the_same_job(api: HttpApi) -> None:
+    dead_letter = await give_up(api)
+    [first] = (await replay(api, dead_letters=[dead_letter]))["replayed"]
+    await api.bus.jetstream().purge_stream("DLQ", subject=subjects.replayed(dead_letter))
+    told = await replay(api, dead_letters=[dead_letter])
     assert (told["replayed"], told["already"]) == ([], 1)
-    [queued] = await jobs(door)
+    [queued] = await jobs(api)
     assert queued["job_id"] == first["execution_id"]
-    assert (await listed(door))[0]["replayed_as"] == first["execution_id"]
+    assert (await listed(api))[0]["replayed_as"] == first["execution_id"]
 
 
-async def test_dead_letters_of_the_same_place_at_other_times_are_other_replays(door: Door) -> None:
-    dead_letters = [await give_up(door), await give_up(door, at=NOW + timedelta(seconds=1))]
-    told = await replay(door, dead_letters=dead_letters)
+async def test_dead_letters_of_the_same_place_at_other_times_are_other_replays(api: HttpApi) -> None:
+    dead_letters = [await give_up(api), await give_up(api, at=NOW + timedelta(seconds=1))]
+    told = await replay(api, dead_letters=dead_letters)
     assert len({one["execution_id"] for one in told["replayed"]}) == 2
 
 
-async def test_how_a_replay_stands_is_told(door: Door) -> None:
-    dead_letters = [await give_up(door, sequence=number, execution_id=f"order-{number}") for number in range(1, 5)]
-    again = [one["execution_id"] for one in (await replay(door, dead_letters=dead_letters[:3]))["replayed"]]
-    await record(door, again[1])
-    await publish_result(door.bus, result_of(again[2], "writer").model_copy(update={"status": "dead_lettered"}))
-    found = list(reversed(await listed(door)))
+async def test_how_a_replay_stands_is_told(api: HttpApi) -> None:
+    dead_letters = [await give_up(api, sequence=number, execution_id=f"order-{number}") for number in range(1, 5)]
+    again = [one["execution_id"] for one in (await replay(api, dead_letters=dead_letters[:3]))["replayed"]]
+    await record(api, again[1])
+    await publish_result(api.bus, result_of(again[2], "writer").model_copy(update={"status": "dead_lettered"}))
+    found = list(reversed(await listed(api)))
     assert [one["replay_status"] for one in found] == ["accepted", "succeeded", "dead_lettered", None]
     assert [one["replayed_as"] for one in found] == [*again, None]
     assert [one["replayable"] for one in found] == [False, False, False, True]
     assert found[0]["why_not"] == f"it was replayed before, as {again[0]}"
-    shown = (await door.ask("GET", f"/api/v1/dlq/{dead_letters[0]}")).json
+    shown = (await api.ask("GET", f"/api/v1/dlq/{dead_letters[0]}")).json
     assert (shown["replayed_by"], shown["replay_status"]) == ("tests", "accepted")
     assert abs(datetime.fromisoformat(shown["replayed_at"]) - datetime.now(UTC)) < timedelta(hours=1)
 
 
-async def test_a_replay_whose_record_has_aged_out_is_not_called_accepted(door: Door) -> None:
-    dead_letter = await give_up(door)
+async def test_a_replay_whose_record_has_aged_out_is_not_called_accepted(api: HttpApi) -> None:
+    dead_letter = await give_up(api)
     note = {
         "dead_letter_id": dead_letter,
         "execution_id": "rpl_1",
@@ -358,8 +358,8 @@ async def test_a_replay_whose_record_has_aged_out_is_not_called_accepted(door: D
         "by": "ops",
         "at": format_time(NOW - timedelta(hours=73)),
     }
-    await door.bus.jetstream().publish(subjects.replayed(dead_letter), json.dumps(note).encode())
-    [found] = await listed(door)
+    await api.bus.jetstream().publish(subjects.replayed(dead_letter), json.dumps(note).encode())
+    [found] = await listed(api)
     assert (found["replayed_as"], found["replay_status"]) == ("rpl_1", None)
 
 
@@ -405,48 +405,48 @@ CANT_RUN: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", CANT_RUN)
-async def test_what_cannot_run_is_skipped_with_the_reason(door: Door, case: str) -> None:
+async def test_what_cannot_run_is_skipped_with_the_reason(api: HttpApi, case: str) -> None:
     payload, more, why = CANT_RUN[case]
-    bad = await give_up(door, payload, **more)
-    good = await give_up(door)
-    [_, found] = await listed(door)
+    bad = await give_up(api, payload, **more)
+    good = await give_up(api)
+    [_, found] = await listed(api)
     assert found["kind"] == {"ALERTS": "alert", "EVENTS": "event"}.get(more.get("stream", ""), "job")
     assert found["replayable"] is False
     assert found["why_not"].startswith(why)
-    for told in (await replay(door, dead_letters=[bad]), await replay(door, all=True)):
+    for told in (await replay(api, dead_letters=[bad]), await replay(api, all=True)):
         assert told["skipped"] == [{"dead_letter_id": bad, "why": found["why_not"]}]
-    assert [job["job_id"] for job in await jobs(door)] == [(await listed(door))[0]["replayed_as"]]
+    assert [job["job_id"] for job in await jobs(api)] == [(await listed(api))[0]["replayed_as"]]
     assert good > bad
 
 
-async def test_what_keeps_a_job_from_running_is_told_without_its_secrets(door: Door) -> None:
-    await give_up(door, {"agent": "ann@example.com", "prompt": "x"}, agent="ann@example.com")
-    [found] = await listed(door)
+async def test_what_keeps_a_job_from_running_is_told_without_its_secrets(api: HttpApi) -> None:
+    await give_up(api, {"agent": "ann@example.com", "prompt": "x"}, agent="ann@example.com")
+    [found] = await listed(api)
     assert "ann@" not in found["why_not"]
 
 
-async def test_a_job_that_succeeded_after_all_is_not_run_again(door: Door) -> None:
-    dead_letter = await give_up(door)
-    await record(door, "order-1")
-    [found] = await listed(door)
+async def test_a_job_that_succeeded_after_all_is_not_run_again(api: HttpApi) -> None:
+    dead_letter = await give_up(api)
+    await record(api, "order-1")
+    [found] = await listed(api)
     assert (found["replayable"], found["replayed_as"]) == (False, None)
     assert found["why_not"] == "its job succeeded after all, by another worker: there is nothing to replay"
-    assert (await replay(door, dead_letters=[dead_letter]))["skipped"] == [
+    assert (await replay(api, dead_letters=[dead_letter]))["skipped"] == [
         {"dead_letter_id": dead_letter, "why": found["why_not"]}
     ]
-    assert await jobs(door) == []
+    assert await jobs(api) == []
 
 
-async def test_a_job_that_failed_is_run_again_though_it_has_a_record(door: Door) -> None:
-    dead_letter = await give_up(door)
-    await record(door, "order-1", status="dead_lettered")
-    assert len((await replay(door, dead_letters=[dead_letter]))["replayed"]) == 1
+async def test_a_job_that_failed_is_run_again_though_it_has_a_record(api: HttpApi) -> None:
+    dead_letter = await give_up(api)
+    await record(api, "order-1", status="dead_lettered")
+    assert len((await replay(api, dead_letters=[dead_letter]))["replayed"]) == 1
 
 
-async def test_a_job_that_was_given_up_while_it_slept_can_be_replayed(door: Door) -> None:
+async def test_a_job_that_was_given_up_while_it_slept_can_be_replayed(api: HttpApi) -> None:
     """Its agent was taken out of the config, and has come back."""
     parked = {**JOB, "job_id": None}
-    js = door.bus.jetstream()
+    js = api.bus.jetstream()
     headers = {
         Header.EXECUTION_ID.value: "e1",
         Header.DUE.value: format_time(NOW - timedelta(hours=1)),
@@ -459,13 +459,13 @@ async def test_a_job_that_was_given_up_while_it_slept_can_be_replayed(door: Door
     from breakwater.bus.delivery import Delivery
 
     [message] = await subscription.fetch(1, timeout=60)
-    await Waker(Publisher(lambda: door.bus, "worker"), ()).handle(Delivery(message))
+    await Waker(Publisher(lambda: api.bus, "worker"), ()).handle(Delivery(message))
     await js.update_stream(info.config)
-    [found] = await listed(door)
+    [found] = await listed(api)
     assert (found["kind"], found["reason"], found["execution_id"]) == ("job", "unknown_agent", "e1")
     assert found["replayable"] is True
-    await replay(door, all=True)
-    [queued] = await jobs(door)
+    await replay(api, all=True)
+    [queued] = await jobs(api)
     assert queued["metadata"] == {"replay_of": "e1"}
     assert not {Header.EXECUTION_ID.value, Header.QUEUED_AT.value, Header.DUE.value} & set(queued["_headers"])
 
@@ -474,54 +474,54 @@ def _without(config: StreamConfig, subject: str) -> StreamConfig:
     return config.evolve(subjects=[one for one in config.subjects or [] if one != subject])
 
 
-async def test_many_are_replayed_a_part_at_a_time(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_are_replayed_a_part_at_a_time(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "MOST_DEAD_LETTERS", 3)
     monkeypatch.setattr(routes, "AT_ONCE", 2)
     for number in range(1, 9):
-        await give_up(door, sequence=number)
-        await give_up(door, sequence=100 + number, reason="invalid")
+        await give_up(api, sequence=number)
+        await give_up(api, sequence=100 + number, reason="invalid")
     parts: list[int] = []
     more: dict[str, Any] = {}
     while True:
-        told = await replay(door, reason="error", why="the provider is back", **more)
+        told = await replay(api, reason="error", why="the provider is back", **more)
         parts.append(len(told["replayed"]))
         # What fails again meanwhile is not meant.
-        await give_up(door, sequence=1_000 + len(parts))
+        await give_up(api, sequence=1_000 + len(parts))
         if told["continue_after"] is None:
             assert told["up_to"] is None
             break
         more = {"after": told["continue_after"], "up_to": told["up_to"]}
     assert parts == [3, 3, 2]
-    assert len(await jobs(door)) == 8
+    assert len(await jobs(api)) == 8
 
 
 async def test_a_request_that_takes_long_is_answered_with_what_is_done(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "REPLAY_S", 0.0)
-    dead_letters = [await give_up(door, sequence=number) for number in range(1, 4)]
-    told = await replay(door, all=True)
+    dead_letters = [await give_up(api, sequence=number) for number in range(1, 4)]
+    told = await replay(api, all=True)
     assert ([one["dead_letter_id"] for one in told["replayed"]], told["continue_after"]) == (
         dead_letters[:1],
         dead_letters[0],
     )
 
 
-async def test_only_those_that_are_meant_are_replayed(door: Door) -> None:
-    await give_up(door, {"agent": "reader", "prompt": "x"}, agent="reader", sequence=1)
-    mine = await give_up(door, sequence=2)
-    await give_up(door, sequence=3, reason="timeout")
-    told = await replay(door, reason="error", agent="writer")
+async def test_only_those_that_are_meant_are_replayed(api: HttpApi) -> None:
+    await give_up(api, {"agent": "reader", "prompt": "x"}, agent="reader", sequence=1)
+    mine = await give_up(api, sequence=2)
+    await give_up(api, sequence=3, reason="timeout")
+    told = await replay(api, reason="error", agent="writer")
     assert [one["dead_letter_id"] for one in told["replayed"]] == [mine]
-    assert await replay(door, agent="nobody") == {
+    assert await replay(api, agent="nobody") == {
         "replayed": [],
         "already": 0,
         "skipped": [],
         "continue_after": None,
         "up_to": None,
     }
-    assert (await replay(door, all=True, since=format_time(NOW + timedelta(days=1))))["replayed"] == []
-    assert len(await jobs(door)) == 1
+    assert (await replay(api, all=True, since=format_time(NOW + timedelta(days=1))))["replayed"] == []
+    assert len(await jobs(api)) == 1
 
 
 @pytest.mark.parametrize(
@@ -543,36 +543,36 @@ async def test_only_those_that_are_meant_are_replayed(door: Door) -> None:
         ({"reason": "error", "dead_letter_id": 1}, "did you mean 'dead_letters'?"),
     ],
 )
-async def test_a_request_that_does_not_say_which_is_refused(door: Door, body: dict[str, Any], said: str) -> None:
-    await give_up(door)
-    answer = await door.act("dlq/replay", **body)
+async def test_a_request_that_does_not_say_which_is_refused(api: HttpApi, body: dict[str, Any], said: str) -> None:
+    await give_up(api)
+    answer = await api.act("dlq/replay", **body)
     assert (answer.status, answer.code) == (422, "invalid_request")
     assert said in answer.message
-    assert await jobs(door) == []
+    assert await jobs(api) == []
 
 
-async def test_a_thousand_numbers_fit_into_a_request(door: Door) -> None:
-    told = await replay(door, dead_letters=[10**10 + number for number in range(MOST_DEAD_LETTERS)])
+async def test_a_thousand_numbers_fit_into_a_request(api: HttpApi) -> None:
+    told = await replay(api, dead_letters=[10**10 + number for number in range(MOST_DEAD_LETTERS)])
     assert len(told["skipped"]) == 1_000
 
 
-async def test_when_jobs_are_full_nothing_is_lost_and_asking_again_goes_on(door: Door) -> None:
-    dead_letters = [await give_up(door, sequence=number) for number in range(1, 6)]
-    js = door.bus.jetstream()
+async def test_when_jobs_are_full_nothing_is_lost_and_asking_again_goes_on(api: HttpApi) -> None:
+    dead_letters = [await give_up(api, sequence=number) for number in range(1, 6)]
+    js = api.bus.jetstream()
     config = (await js.stream_info("JOBS")).config
     await js.update_stream(config.evolve(max_msgs=2))
-    answer: Answer = await door.act("dlq/replay", dead_letters=dead_letters)
+    answer: Answer = await api.act("dlq/replay", dead_letters=dead_letters)
     assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "refused", "1")
     assert "2 were replayed before this happened, and asking again replays none of them twice" in answer.message
     await js.update_stream(config)
-    told = await replay(door, dead_letters=dead_letters)
+    told = await replay(api, dead_letters=dead_letters)
     assert (len(told["replayed"]), told["already"]) == (3, 2)
-    assert len(await jobs(door)) == 5
+    assert len(await jobs(api)) == 5
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def guarded_bus(redis_server: RunningServer, tmp_path: Path) -> AsyncGenerator[tuple[Door, Door]]:
-    """A door that may do on the bus what `request` may; and the same, whose bus may do what `worker` may."""
+async def guarded_bus(redis_server: RunningServer, tmp_path: Path) -> AsyncGenerator[tuple[HttpApi, HttpApi]]:
+    """An API that may do on the bus what `request` may; and the same, whose bus may do what `worker` may."""
     folder, port = tmp_path / "nats", free_port()
     folder.mkdir()
     settings = f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}" }}\n'
@@ -587,18 +587,18 @@ async def guarded_bus(redis_server: RunningServer, tmp_path: Path) -> AsyncGener
     worker = await nats.connect(url_of("worker"), inbox_prefix=inbox_prefix("worker"))
     surroundings = settings_for(url_of("request"), redis_server.url, tmp_path)
     key = create_key(surroundings.api_keys_file, "tests")
-    async with running(surroundings, config, key) as door:
-        yield door, Door(door.url, door.http, worker, door.settings, door.stop)
+    async with running(surroundings, config, key) as api:
+        yield api, HttpApi(api.url, api.http, worker, api.settings, api.stop)
     await worker.close()
     server.stop()
 
 
-async def test_what_the_user_of_the_bus_may_do_is_enough_for_all_of_it(guarded_bus: tuple[Door, Door]) -> None:
-    door, as_worker = guarded_bus
+async def test_what_the_user_of_the_bus_may_do_is_enough_for_all_of_it(guarded_bus: tuple[HttpApi, HttpApi]) -> None:
+    api, as_worker = guarded_bus
     dead_letter = await give_up(as_worker)
-    [told] = (await replay(door, all=True))["replayed"]
+    [told] = (await replay(api, all=True))["replayed"]
     await record(as_worker, told["execution_id"])
-    answer = (await door.ask("GET", "/api/v1/dlq")).json
+    answer = (await api.ask("GET", "/api/v1/dlq")).json
     assert answer["counts"] == [{"reason": "error", "agent": "writer", "count": 1}]
     assert [one["replay_status"] for one in answer["dead_letters"]] == ["succeeded"]
-    assert (await door.ask("GET", f"/api/v1/dlq/{dead_letter}")).json["replayed_by"] == "tests"
+    assert (await api.ask("GET", f"/api/v1/dlq/{dead_letter}")).json["replayed_by"] == "tests"

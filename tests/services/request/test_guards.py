@@ -13,7 +13,7 @@ from breakwater.contracts.types import time_from_ms
 from breakwater.policy.guard import Task, Trip
 from breakwater.state.connection import Redis, StateUnavailable
 from breakwater.state.tasks import JobOutcome, TaskKey, Tasks, Tripped
-from tests.services.request.conftest import Door
+from tests.services.request.conftest import HttpApi
 
 KEY = TaskKey("acme", "research 4711")
 OF_ACME = {"task_id": "research 4711", "tenant": "acme"}
@@ -28,7 +28,7 @@ async def trip(redis: Redis, key: TaskKey = KEY, agent: str = "writer") -> Tripp
     return await tasks.trip(key, Trip("max_iterations", "1 iteration (limit: 1)"), agent=agent, execution_id="x")
 
 
-async def test_stopped_tasks_are_listed_in_the_order_in_which_they_were(governed: Door, redis: Redis) -> None:
+async def test_stopped_tasks_are_listed_in_the_order_in_which_they_were(governed: HttpApi, redis: Redis) -> None:
     assert (await governed.ask("GET", "/api/v1/guards")).json == {"stopped": []}
     first = await trip(redis)
     await Tasks(redis).restore(
@@ -52,7 +52,7 @@ async def test_stopped_tasks_are_listed_in_the_order_in_which_they_were(governed
     ]
 
 
-async def test_a_task_that_is_reset_goes_on_and_everybody_is_told(governed: Door, redis: Redis) -> None:
+async def test_a_task_that_is_reset_goes_on_and_everybody_is_told(governed: HttpApi, redis: Redis) -> None:
     tripped = await trip(redis)
     key_id = str(governed.http.headers["Authorization"]).split("_")[1]
     with structlog.testing.capture_logs() as logs:
@@ -88,7 +88,9 @@ async def test_a_task_that_is_reset_goes_on_and_everybody_is_told(governed: Door
     }
 
 
-async def test_a_reset_whose_answer_was_lost_is_answered_again_and_published_once(governed: Door, redis: Redis) -> None:
+async def test_a_reset_whose_answer_was_lost_is_answered_again_and_published_once(
+    governed: HttpApi, redis: Redis
+) -> None:
     await trip(redis)
     first = await governed.act("guards/reset", **OF_ACME)
     again = await governed.act("guards/reset", **OF_ACME)
@@ -97,7 +99,7 @@ async def test_a_reset_whose_answer_was_lost_is_answered_again_and_published_onc
     assert await governed.events("bw.guards.>") == [first.json]
 
 
-async def test_many_who_reset_it_at_once_are_each_on_record_once(governed: Door, redis: Redis) -> None:
+async def test_many_who_reset_it_at_once_are_each_on_record_once(governed: HttpApi, redis: Redis) -> None:
     await trip(redis)
     other = {"Authorization": f"Bearer {create_key(governed.settings.api_keys_file, 'other')}"}
     body = b'{"task_id": "research 4711", "tenant": "acme"}'
@@ -111,7 +113,7 @@ async def test_many_who_reset_it_at_once_are_each_on_record_once(governed: Door,
     assert sorted(event["by"] for event in await governed.events("bw.guards.>")) == ["other", "tests"]
 
 
-async def test_a_task_that_trips_anew_can_be_reset_anew(governed: Door, redis: Redis) -> None:
+async def test_a_task_that_trips_anew_can_be_reset_anew(governed: HttpApi, redis: Redis) -> None:
     first = await trip(redis)
     await governed.act("guards/reset", **OF_ACME)
     while (await trip(redis)).at_ms == first.at_ms:
@@ -121,7 +123,7 @@ async def test_a_task_that_trips_anew_can_be_reset_anew(governed: Door, redis: R
     assert len({event["event_id"] for event in told}) == len(told) == 2
 
 
-async def test_a_task_that_is_not_stopped_may_be_given_a_fresh_start(governed: Door, redis: Redis) -> None:
+async def test_a_task_that_is_not_stopped_may_be_given_a_fresh_start(governed: HttpApi, redis: Redis) -> None:
     await redis.run([Tasks(redis).enter_call(TaskKey(None, "t"), "x")])
     answer = await governed.act("guards/reset", task_id="t", reason="wants more turns")
     assert (answer.status, answer.json["agent"], answer.json["rule"]) == (200, "*", None)
@@ -130,7 +132,7 @@ async def test_a_task_that_is_not_stopped_may_be_given_a_fresh_start(governed: D
     assert await Tasks(redis).load(TaskKey(None, "t")) == (Task(), None)
 
 
-async def test_what_nobody_knows_is_answered_with_what_may_be_meant(governed: Door, redis: Redis) -> None:
+async def test_what_nobody_knows_is_answered_with_what_may_be_meant(governed: HttpApi, redis: Redis) -> None:
     nothing = await governed.act("guards/reset", task_id="t")
     assert (nothing.status, nothing.code, nothing.paths) == (404, "unknown_task", ["task_id"])
     assert nothing.message == "nothing is known of a task 't'; no task is stopped"
@@ -145,7 +147,7 @@ async def test_what_nobody_knows_is_answered_with_what_may_be_meant(governed: Do
     assert await governed.events("bw.guards.>") == []
 
 
-async def test_a_body_that_is_wrong_is_told_what_is(governed: Door) -> None:
+async def test_a_body_that_is_wrong_is_told_what_is(governed: HttpApi) -> None:
     for body, status, code, paths in [
         (b"task_id=t", 400, "not_json", []),
         (b"{}", 422, "invalid_request", ["task_id"]),
@@ -157,7 +159,7 @@ async def test_a_body_that_is_wrong_is_told_what_is(governed: Door) -> None:
 
 
 async def test_one_that_is_published_but_not_done_is_published_once_when_it_is_done(
-    governed: Door, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    governed: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await trip(redis)
 
@@ -175,7 +177,7 @@ async def test_one_that_is_published_but_not_done_is_published_once_when_it_is_d
 
 
 async def test_a_trip_that_a_reset_meets_on_its_way_is_told_as_reset_too(
-    governed: Door, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    governed: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await redis.run([Tasks(redis).enter_call(KEY, "x")])
     resetting, tripped = Tasks.reset, list[Tripped]()

@@ -1,18 +1,18 @@
-"""What the door counts, and who may see it."""
+"""What the API counts, and who may see it."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from breakwater.api_keys import revoke_key
-from tests.services.request.conftest import Door, new_id
+from tests.services.request.conftest import HttpApi, new_id
 
 JOB = {"agent": "writer", "prompt": "x"}
 REQUESTS = "breakwater_http_requests_total"
 SECONDS = "breakwater_http_request_duration_seconds_count"
 
 
-async def samples(door: Door) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    answer = await door.ask("GET", "/metrics")
+async def samples(api: HttpApi) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    answer = await api.ask("GET", "/metrics")
     assert answer.status == 200
     assert answer.headers["Content-Type"].startswith("text/plain; version=")
     families = list(text_string_to_metric_families(answer.body.decode()))
@@ -23,30 +23,30 @@ def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
     return name, frozenset(labels.items())
 
 
-async def test_metrics_are_for_who_has_a_key(door: Door) -> None:
+async def test_metrics_are_for_who_has_a_key(api: HttpApi) -> None:
     for path in ("/metrics", "/metrics/", "/metrics/x", "/%6Detrics"):
         for header in ("", "Bearer bw_0123456789ab_x"):
-            answer = await door.ask("GET", path, headers={"Authorization": header}, allow_redirects=False)
+            answer = await api.ask("GET", path, headers={"Authorization": header}, allow_redirects=False)
             assert (answer.status, answer.code) == (401, "unauthorized"), path
             assert b"breakwater_" not in answer.body
-    assert (await door.ask("GET", "/metrics")).status == 200
-    assert (await door.ask("POST", "/metrics")).status == 405
-    revoke_key(door.settings.api_keys_file, door.http.headers["Authorization"].split("_")[1])
-    assert (await door.ask("GET", "/metrics")).status == 401
+    assert (await api.ask("GET", "/metrics")).status == 200
+    assert (await api.ask("POST", "/metrics")).status == 405
+    revoke_key(api.settings.api_keys_file, api.http.headers["Authorization"].split("_")[1])
+    assert (await api.ask("GET", "/metrics")).status == 401
 
 
-async def test_requests_are_counted_by_route_method_and_status(door: Door) -> None:
-    before = await samples(door)
-    await door.post(JOB)
-    await door.post(JOB)
-    await door.post(b"nonsense")
-    await door.ask("POST", "/api/v1/jobs", json=JOB, headers={"Authorization": ""})
-    await door.ask("GET", f"/api/v1/jobs/{new_id()}")
-    await door.ask("GET", f"/api/v1/jobs/a/b%2F{new_id()}")
-    await door.ask("DELETE", "/api/v1/jobs")
-    await door.ask("PROPFIND", "/api/v1/jobs")
-    await door.ask("GET", "/nothing/here")
-    after = await samples(door)
+async def test_requests_are_counted_by_route_method_and_status(api: HttpApi) -> None:
+    before = await samples(api)
+    await api.post(JOB)
+    await api.post(JOB)
+    await api.post(b"nonsense")
+    await api.ask("POST", "/api/v1/jobs", json=JOB, headers={"Authorization": ""})
+    await api.ask("GET", f"/api/v1/jobs/{new_id()}")
+    await api.ask("GET", f"/api/v1/jobs/a/b%2F{new_id()}")
+    await api.ask("DELETE", "/api/v1/jobs")
+    await api.ask("PROPFIND", "/api/v1/jobs")
+    await api.ask("GET", "/nothing/here")
+    after = await samples(api)
 
     def grown(name: str, **labels: str) -> float:
         return after.get(key(name, **labels), 0.0) - before.get(key(name, **labels), 0.0)
@@ -63,32 +63,32 @@ async def test_requests_are_counted_by_route_method_and_status(door: Door) -> No
     assert grown(REQUESTS, route="/metrics", method="GET", status="200") == 1
 
 
-async def test_nothing_that_a_caller_chooses_becomes_a_label(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_that_a_caller_chooses_becomes_a_label(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("breakwater.state.accepted.LINGER_S", 0.0)  # jobs that are not known are looked for twice
     job_id = new_id()
 
     async def ask(number: int) -> None:
-        await door.post(JOB | {"job_id": job_id, "tenant": "a tenant"}, query="?wait_s=0.01")
-        await door.ask("GET", f"/api/v1/jobs/{job_id}-{number}")
-        await door.ask("GET", f"/{job_id}-{number}")
+        await api.post(JOB | {"job_id": job_id, "tenant": "a tenant"}, query="?wait_s=0.01")
+        await api.ask("GET", f"/api/v1/jobs/{job_id}-{number}")
+        await api.ask("GET", f"/{job_id}-{number}")
 
     await ask(0)  # the first of a kind makes labels
-    before = len(await samples(door))
+    before = len(await samples(api))
     for number in range(1, 20):
         await ask(number)
-    text = (await door.ask("GET", "/metrics")).body.decode()
+    text = (await api.ask("GET", "/metrics")).body.decode()
     assert job_id not in text
     assert "a tenant" not in text
-    assert len(await samples(door)) - before < 40
+    assert len(await samples(api)) - before < 40
 
 
-async def test_the_process_itself_is_measured_too(door: Door) -> None:
-    names = {name for name, _ in await samples(door)}
+async def test_the_process_itself_is_measured_too(api: HttpApi) -> None:
+    names = {name for name, _ in await samples(api)}
     assert {"process_cpu_seconds_total", "process_resident_memory_bytes", "python_info"} <= names
     assert not [name for name in names if name.endswith("_created")]
 
 
-async def test_openmetrics_is_given_to_who_accepts_it(door: Door) -> None:
-    answer = await door.ask("GET", "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+async def test_openmetrics_is_given_to_who_accepts_it(api: HttpApi) -> None:
+    answer = await api.ask("GET", "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
     assert answer.body.endswith(b"# EOF\n")

@@ -14,7 +14,7 @@ from tests.helpers import until
 from tests.operator_cases import OPERATOR_CASES, OperatorCase
 from tests.server_sources import RunningServer
 from tests.services.request import test_alerts_channels, test_dead_letters
-from tests.services.request.conftest import Answer, Door, OpenDoor, lose_nats, tell
+from tests.services.request.conftest import Answer, HttpApi, StartApi, lose_nats, tell
 from tests.services.request.test_budgets import fill, noted, standing
 from tests.services.request.test_guards import trip
 
@@ -28,8 +28,8 @@ REFUSED_IF_UNKNOWN = [case for case in OPERATOR_CASES if case.action != "dlq/rep
 THAT_NEED_REDIS = [case for case in OPERATOR_CASES if case.action.startswith(("breakers/", "guards/", "budgets/"))]
 
 
-async def done_by(door: Door, case: OperatorCase) -> Answer:
-    return await door.act(case.action, **case.body)
+async def done_by(api: HttpApi, case: OperatorCase) -> Answer:
+    return await api.act(case.action, **case.body)
 
 
 def is_unavailable(answer: Answer) -> bool:
@@ -37,15 +37,15 @@ def is_unavailable(answer: Answer) -> bool:
 
 
 @pytest.mark.parametrize("case", REFUSED_IF_UNKNOWN, ids=str)
-async def test_an_unknown_target_is_refused(open_door: OpenDoor, redis: Redis, case: OperatorCase) -> None:
+async def test_an_unknown_target_is_refused(start_api: StartApi, redis: Redis, case: OperatorCase) -> None:
     await fill(redis)
-    async with open_door(WITHOUT_TARGETS) as door:
-        answer = await done_by(door, case)
+    async with start_api(WITHOUT_TARGETS) as api:
+        answer = await done_by(api, case)
         assert (answer.status, answer.code) == (404, case.unknown), answer.body
-        assert await door.events("bw.>") == []
+        assert await api.events("bw.>") == []
 
 
-async def test_without_a_key_or_its_scope_nothing_is_done(governed: Door, redis: Redis) -> None:
+async def test_without_a_key_or_its_scope_nothing_is_done(governed: HttpApi, redis: Redis) -> None:
     looks = create_key(governed.settings.api_keys_file, "looks", ("read", "submit"))
     for case in OPERATOR_CASES:
         for header, status, code in (("", 401, "unauthorized"), (f"Bearer {looks}", 403, "forbidden")):
@@ -56,7 +56,7 @@ async def test_without_a_key_or_its_scope_nothing_is_done(governed: Door, redis:
     assert await governed.queued() == 0
 
 
-async def test_without_redis_nothing_is_claimed_and_nothing_done(redis_away: Door) -> None:
+async def test_without_redis_nothing_is_claimed_and_nothing_done(redis_away: HttpApi) -> None:
     for path in ("agents", "breakers", "guards", "budgets"):
         assert is_unavailable(await redis_away.ask("GET", f"/api/v1/{path}")), path
     for case in THAT_NEED_REDIS:
@@ -65,7 +65,7 @@ async def test_without_redis_nothing_is_claimed_and_nothing_done(redis_away: Doo
 
 
 async def test_without_nats_nothing_is_done_and_however_often_it_is_asked_for_later_it_is_done_once(
-    governed: Door, redis: Redis, own_nats_server: RunningServer
+    governed: HttpApi, redis: Redis, own_nats_server: RunningServer
 ) -> None:
     await trip(redis, TaskKey("acme", "t2"))
     await fill(redis)

@@ -13,9 +13,9 @@ from tests.helpers import until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import (
     CONFIG,
-    Door,
+    HttpApi,
     lose_nats,
-    new_door,
+    new_api,
     new_id,
     publish_result,
     result_of,
@@ -27,30 +27,30 @@ JOB = {"agent": "writer", "prompt": "x"}
 
 
 async def test_without_nats_nothing_is_accepted_and_with_it_everything_is_again(
-    door: Door, own_nats_server: RunningServer
+    api: HttpApi, own_nats_server: RunningServer
 ) -> None:
-    await lose_nats(door, own_nats_server)
+    await lose_nats(api, own_nats_server)
     took: list[float] = []
-    answer = await door.post(JOB)
-    for _ in range(3):  # what a busy machine adds to one of them is not the door's
+    answer = await api.post(JOB)
+    for _ in range(3):  # what a busy machine adds to one of them is not the API's
         begun = time.monotonic()
-        answer = await door.post(JOB)
+        answer = await api.post(JOB)
         took.append(time.monotonic() - begun)
     assert min(took) < 1, took
     assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
-    shown = await door.ask("GET", "/api/v1/jobs/x")
+    shown = await api.ask("GET", "/api/v1/jobs/x")
     assert (shown.status, shown.code) == (503, "unavailable")
-    assert (await door.ask("GET", "/healthz")).status == 200
+    assert (await api.ask("GET", "/healthz")).status == 200
     await own_nats_server.restart_async()
-    await until_ready(door)
-    assert (await door.post(JOB)).status == 202
+    await until_ready(api)
+    assert (await api.post(JOB)).status == 202
 
 
 async def test_a_job_that_is_under_way_when_nats_dies_is_accepted_for_sure_or_refused(
-    door: Door, own_nats_server: RunningServer
+    api: HttpApi, own_nats_server: RunningServer
 ) -> None:
     job_ids = [new_id() for _ in range(200)]
-    posting = [asyncio.create_task(door.post(JOB | {"job_id": job_id})) for job_id in job_ids]
+    posting = [asyncio.create_task(api.post(JOB | {"job_id": job_id})) for job_id in job_ids]
     await asyncio.wait(posting, return_when=asyncio.FIRST_COMPLETED)
     own_nats_server.kill()
     answers = await asyncio.gather(*posting)
@@ -58,39 +58,39 @@ async def test_a_job_that_is_under_way_when_nats_dies_is_accepted_for_sure_or_re
     accepted = sum(answer.status == 202 for answer in answers)
     assert accepted > 0
     await own_nats_server.restart_async()
-    await until_ready(door)
-    assert await door.queued() >= accepted
+    await until_ready(api)
+    assert await api.queued() >= accepted
 
 
 async def test_a_result_that_came_while_the_connection_was_lost_still_reaches_who_waits(
-    door: Door, own_nats_server: RunningServer
+    api: HttpApi, own_nats_server: RunningServer
 ) -> None:
     job_id = new_id()
-    waiting = asyncio.create_task(door.post(JOB | {"job_id": job_id}, query="?wait_s=120"))
+    waiting = asyncio.create_task(api.post(JOB | {"job_id": job_id}, query="?wait_s=120"))
 
     async def queued() -> bool:
-        return await door.queued() == 1
+        return await api.queued() == 1
 
     await until(queued)
     own_nats_server.kill()
     await own_nats_server.restart_async()
 
     async def back() -> bool:
-        return door.bus.is_connected
+        return api.bus.is_connected
 
-    # The publisher is back long before the door's connection, which tries once a second: the news is missed.
+    # The publisher is back long before the API's connection, which tries once a second: the news is missed.
     await until(back)
-    await publish_result(door.bus, result_of(job_id, "writer"))
+    await publish_result(api.bus, result_of(job_id, "writer"))
     answer = await waiting
     assert (answer.status, answer.json["job_id"]) == (200, job_id)
 
 
-async def test_a_full_queue_refuses_and_says_so(door: Door) -> None:
-    jetstream = door.bus.jetstream()
+async def test_a_full_queue_refuses_and_says_so(api: HttpApi) -> None:
+    jetstream = api.bus.jetstream()
     config = (await jetstream.stream_info("JOBS")).config
     await jetstream.update_stream(config.evolve(max_msgs=1))
-    assert (await door.post(JOB)).status == 202
-    answer = await door.post(JOB)
+    assert (await api.post(JOB)).status == 202
+    answer = await api.post(JOB)
     assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "refused", "1")
     assert "maximum messages exceeded" in answer.message
 
@@ -98,7 +98,7 @@ async def test_a_full_queue_refuses_and_says_so(door: Door) -> None:
 async def test_a_service_that_starts_before_nats_answers_and_accepts_once_it_is_there(
     own_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path
 ) -> None:
-    async with new_door(own_nats_server.url, redis_server.url, tmp_path, CONFIG) as first:
+    async with new_api(own_nats_server.url, redis_server.url, tmp_path, CONFIG) as first:
         await first.stop()
         own_nats_server.kill()
         service = build(first.settings, parse_config(CONFIG))
@@ -122,11 +122,11 @@ async def test_without_redis_jobs_are_accepted_and_what_is_not_known_is_not_clai
     own_nats_server: RunningServer, own_redis_server: RunningServer, tmp_path: Path
 ) -> None:
     with structlog.testing.capture_logs() as logs:
-        async with new_door(own_nats_server.url, own_redis_server.url, tmp_path, CONFIG) as door:
+        async with new_api(own_nats_server.url, own_redis_server.url, tmp_path, CONFIG) as api:
             own_redis_server.kill()
-            job_ids = [(await door.post(JOB)).json["job_id"] for _ in range(3)]
-            assert (await door.ask("GET", f"/api/v1/jobs/{job_ids[0]}")).status == 202
-            unknown = await door.ask("GET", f"/api/v1/jobs/{new_id()}")
+            job_ids = [(await api.post(JOB)).json["job_id"] for _ in range(3)]
+            assert (await api.ask("GET", f"/api/v1/jobs/{job_ids[0]}")).status == 202
+            unknown = await api.ask("GET", f"/api/v1/jobs/{new_id()}")
             assert (unknown.status, unknown.code) == (503, "unavailable")
 
             async def told() -> bool:
@@ -139,7 +139,7 @@ async def test_without_redis_jobs_are_accepted_and_what_is_not_known_is_not_clai
                 return any(log["event"] == "available_again" for log in logs)
 
             await until(known_again)
-            assert (await door.ask("GET", f"/api/v1/jobs/{new_id()}")).status == 404
+            assert (await api.ask("GET", f"/api/v1/jobs/{new_id()}")).status == 404
     assert [log["event"] for log in logs if log.get("what") == "redis"] == ["unavailable", "available_again"]
 
 

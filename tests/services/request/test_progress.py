@@ -21,7 +21,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, ErrorInfo, Progress
 from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, new_id, publish_result, result_of
+from tests.services.request.conftest import HttpApi, new_id, publish_result, result_of
 from tests.services.request.test_metrics import REQUESTS, SECONDS, key, samples
 
 JOB = {"agent": "writer", "prompt": "x"}
@@ -66,10 +66,10 @@ class Follower:
 
 
 @asynccontextmanager
-async def following(door: Door, job_id: str, path: str = "", **headers: str) -> AsyncGenerator[Follower]:
-    url = URL(door.url + (path or f"/api/v1/jobs/{quote(job_id, safe='')}/progress"), encoded=True)
+async def following(api: HttpApi, job_id: str, path: str = "", **headers: str) -> AsyncGenerator[Follower]:
+    url = URL(api.url + (path or f"/api/v1/jobs/{quote(job_id, safe='')}/progress"), encoded=True)
     timeout = aiohttp.ClientTimeout(total=120)
-    async with door.http.get(url, timeout=timeout, headers=headers) as response:
+    async with api.http.get(url, timeout=timeout, headers=headers) as response:
         assert response.status == 200, await response.read()
         yield Follower(response)
 
@@ -92,27 +92,27 @@ def attempt_of(job_id: str, number: int, *, fails: bool = False) -> Attempt:
     )
 
 
-async def record(door: Door, attempt: Attempt) -> None:
+async def record(api: HttpApi, attempt: Attempt) -> None:
     subject = subjects.attempt("writer", attempt.execution_id, attempt.number)
-    await door.bus.jetstream(timeout=60).publish(subject, attempt.json_bytes())
+    await api.bus.jetstream(timeout=60).publish(subject, attempt.json_bytes())
 
 
-async def tell(door: Door, job_id: str, state: str, **more: Any) -> None:
+async def tell(api: HttpApi, job_id: str, state: str, **more: Any) -> None:
     fields = {"execution_id": job_id, "agent": "writer", "state": state, "at": NOW, **more}
-    await Publisher(lambda: door.bus, "tests").transient(
+    await Publisher(lambda: api.bus, "tests").transient(
         subjects.progress("writer", job_id), Progress.model_validate(fields)
     )
 
 
-async def submitted(door: Door, job_id: str | None = None) -> str:
-    answer = await door.post(JOB | {"job_id": job_id or new_id()})
+async def submitted(api: HttpApi, job_id: str | None = None) -> str:
+    answer = await api.post(JOB | {"job_id": job_id or new_id()})
     assert answer.status == 202
     return answer.json["job_id"]
 
 
-async def test_who_joins_before_it_begins_is_told_everything_in_its_order(door: Door) -> None:
-    job_id = await submitted(door)
-    async with following(door, job_id) as reader:
+async def test_who_joins_before_it_begins_is_told_everything_in_its_order(api: HttpApi) -> None:
+    job_id = await submitted(api)
+    async with following(api, job_id) as reader:
         assert reader.response.headers["Content-Type"] == "text/event-stream"
         assert reader.response.headers["Cache-Control"] == "no-store"
         assert reader.response.headers["X-Accel-Buffering"] == "no"
@@ -121,26 +121,26 @@ async def test_who_joins_before_it_begins_is_told_everything_in_its_order(door: 
         queued = Progress.model_validate(event[1])
         assert (queued.execution_id, queued.agent, queued.state) == (job_id, "writer", "queued")
         assert abs(datetime.now(UTC) - queued.at) < timedelta(hours=1)
-        await tell(door, job_id, "dispatched")
+        await tell(api, job_id, "dispatched")
         assert await reader.step() == ("dispatched", None, None)
-        await tell(door, job_id, "in_progress", event="agent.attempt.start", attempt=1, model="m")
+        await tell(api, job_id, "in_progress", event="agent.attempt.start", attempt=1, model="m")
         assert await reader.step() == ("in_progress", "agent.attempt.start", 1)
-        await record(door, attempt_of(job_id, 1))
-        await tell(door, job_id, "in_progress", event="agent.attempt.finish", attempt=1, model="m")
+        await record(api, attempt_of(job_id, 1))
+        await tell(api, job_id, "in_progress", event="agent.attempt.finish", attempt=1, model="m")
         assert await reader.step() == ("in_progress", "agent.attempt.finish", 1)
-        await publish_result(door.bus, result_of(job_id, "writer", "a secret answer"))
-        await tell(door, job_id, "succeeded")
+        await publish_result(api.bus, result_of(job_id, "writer", "a secret answer"))
+        await tell(api, job_id, "succeeded")
         assert await reader.step() == ("succeeded", None, None)
         decided = {"execution_id": job_id, "status": "succeeded", "reason": None}
         assert await reader.rest() == [("decided", decided)]
         assert reader.ids == list(range(1, 7))
 
 
-async def test_who_joins_in_the_middle_is_told_what_is_recorded_and_then_what_happens_each_once(door: Door) -> None:
-    job_id = await submitted(door)
-    await record(door, attempt_of(job_id, 1, fails=True))
-    await record(door, attempt_of(job_id, 2, fails=True))
-    async with following(door, job_id) as reader:
+async def test_who_joins_in_the_middle_is_told_what_is_recorded_and_then_what_happens_each_once(api: HttpApi) -> None:
+    job_id = await submitted(api)
+    await record(api, attempt_of(job_id, 1, fails=True))
+    await record(api, attempt_of(job_id, 2, fails=True))
+    async with following(api, job_id) as reader:
         event = await reader.next()
         assert event is not None
         failed = event[1]
@@ -152,54 +152,54 @@ async def test_who_joins_in_the_middle_is_told_what_is_recorded_and_then_what_ha
         assert (failed["error_class"], failed["error_type"], failed["status_code"]) == ("ServerError", "Server", 503)
         assert await reader.step() == ("in_progress", "agent.attempt.error", 2)
         # Heard late, and recorded already.
-        await tell(door, job_id, "in_progress", event="agent.attempt.start", attempt=2)
-        await tell(door, job_id, "in_progress", event="agent.attempt.error", attempt=2)
-        await tell(door, job_id, "queued")
+        await tell(api, job_id, "in_progress", event="agent.attempt.start", attempt=2)
+        await tell(api, job_id, "in_progress", event="agent.attempt.error", attempt=2)
+        await tell(api, job_id, "queued")
         for _ in range(2):
-            await tell(door, job_id, "retried", event="llm_retry_attempt", attempt=2, delay_ms=5)
-            await tell(door, job_id, "in_progress", event="agent.attempt.start", attempt=3)
+            await tell(api, job_id, "retried", event="llm_retry_attempt", attempt=2, delay_ms=5)
+            await tell(api, job_id, "in_progress", event="agent.attempt.start", attempt=3)
         assert await reader.step() == ("retried", "llm_retry_attempt", 2)
         assert await reader.step() == ("in_progress", "agent.attempt.start", 3)
-        await publish_result(door.bus, result_of(job_id, "writer"))
-        await tell(door, job_id, "succeeded")
+        await publish_result(api.bus, result_of(job_id, "writer"))
+        await tell(api, job_id, "succeeded")
         assert await reader.step() == ("succeeded", None, None)
 
 
-async def test_who_joins_after_the_end_is_told_what_was_and_how_it_ended(door: Door) -> None:
-    job_id = new_id()  # published to NATS: the door has never heard of it
-    await record(door, attempt_of(job_id, 1))
+async def test_who_joins_after_the_end_is_told_what_was_and_how_it_ended(api: HttpApi) -> None:
+    job_id = new_id()  # published to NATS: the API has never heard of it
+    await record(api, attempt_of(job_id, 1))
     result = result_of(job_id, "writer").model_copy(update={"status": "dead_lettered", "reason": "timeout"})
-    await publish_result(door.bus, result)
-    async with following(door, job_id) as reader:
+    await publish_result(api.bus, result)
+    async with following(api, job_id) as reader:
         assert await reader.step() == ("in_progress", "agent.attempt.finish", 1)
         decided = {"execution_id": job_id, "status": "dead_lettered", "reason": "timeout"}
         assert await reader.rest() == [("decided", decided)]
 
 
 async def test_attempts_and_a_decision_that_nobody_heard_of_are_looked_up(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.request.progress.LOOK_S", 0.05)
-    job_id = await submitted(door)
-    async with following(door, job_id) as reader:
+    job_id = await submitted(api)
+    async with following(api, job_id) as reader:
         assert await reader.step() == ("queued", None, None)
-        await record(door, attempt_of(job_id, 1, fails=True))
+        await record(api, attempt_of(job_id, 1, fails=True))
         assert await reader.step() == ("in_progress", "agent.attempt.error", 1)
-        await record(door, attempt_of(job_id, 2))
-        await publish_result(door.bus, result_of(job_id, "writer"))
+        await record(api, attempt_of(job_id, 2))
+        await publish_result(api.bus, result_of(job_id, "writer"))
         assert await reader.step() == ("in_progress", "agent.attempt.finish", 2)
         assert [event for event, _ in await reader.rest()] == ["decided"]
 
 
-async def test_a_job_that_a_worker_has_is_told_from_its_checkpoint(door: Door, redis_server: RunningServer) -> None:
-    job_id = await submitted(door)
+async def test_a_job_that_a_worker_has_is_told_from_its_checkpoint(api: HttpApi, redis_server: RunningServer) -> None:
+    job_id = await submitted(api)
     checkpoint = {
         "dispatched_at": "2026-11-21T10:00:00.000Z",
         "in_flight": {"number": 1, "model": "m", "started_at": "2026-11-21T10:00:00.500Z"},
     }
     client = redis.asyncio.Redis.from_url(redis_server.url)
     await client.hset(f"bw:execution:{{{job_id}}}", mapping={"owner": "1", "checkpoint": json.dumps(checkpoint)})
-    async with following(door, job_id) as reader:
+    async with following(api, job_id) as reader:
         assert await reader.step() == ("dispatched", None, None)
         event = await reader.next()
         assert event is not None
@@ -208,8 +208,8 @@ async def test_a_job_that_a_worker_has_is_told_from_its_checkpoint(door: Door, r
     later = datetime.now(UTC) + timedelta(hours=1)
     waiting = {"dispatched_at": "2026-11-21T10:00:00.000Z", "resume_at": later.isoformat()}
     await client.hset(f"bw:execution:{{{job_id}}}", "checkpoint", json.dumps(waiting))
-    await record(door, attempt_of(job_id, 1, fails=True))
-    async with following(door, job_id) as reader:
+    await record(api, attempt_of(job_id, 1, fails=True))
+    async with following(api, job_id) as reader:
         assert await reader.step() == ("in_progress", "agent.attempt.error", 1)
         event = await reader.next()
         assert event is not None
@@ -219,92 +219,92 @@ async def test_a_job_that_a_worker_has_is_told_from_its_checkpoint(door: Door, r
 
 
 async def test_a_job_that_came_over_nats_and_has_no_attempt_yet_is_followed_all_the_same(
-    door: Door, redis_server: RunningServer
+    api: HttpApi, redis_server: RunningServer
 ) -> None:
     job_id = new_id()
     client = redis.asyncio.Redis.from_url(redis_server.url)
     await client.hset(f"bw:execution:{{{job_id}}}", "owner", "1")
     await client.aclose()
-    async with following(door, job_id) as reader:
-        await tell(door, job_id, "in_progress", event="agent.attempt.start", attempt=1)
+    async with following(api, job_id) as reader:
+        await tell(api, job_id, "in_progress", event="agent.attempt.start", attempt=1)
         assert await reader.step() == ("in_progress", "agent.attempt.start", 1)
 
 
-async def test_that_a_job_is_queued_is_told_on_the_bus_once(door: Door) -> None:
-    subscription = await door.bus.subscribe("bw.progress.>")
-    await door.bus.jetstream().account_info()
+async def test_that_a_job_is_queued_is_told_on_the_bus_once(api: HttpApi) -> None:
+    subscription = await api.bus.subscribe("bw.progress.>")
+    await api.bus.jetstream().account_info()
     job_id = new_id()
     for _ in range(2):
-        await door.post(JOB | {"job_id": job_id, "parent_execution_id": "above"})
-    await door.post(JOB | {"job_id": "the next"})
+        await api.post(JOB | {"job_id": job_id, "parent_execution_id": "above"})
+    await api.post(JOB | {"job_id": "the next"})
     told = [Progress.model_validate_json((await subscription.next_msg(timeout=60)).data) for _ in range(2)]
     assert [(step.execution_id, step.state) for step in told] == [(job_id, "queued"), ("the next", "queued")]
     assert told[0].parent_execution_id == "above"
 
 
-async def test_an_unknown_job_is_not_found(door: Door) -> None:
+async def test_an_unknown_job_is_not_found(api: HttpApi) -> None:
     for job_id in ("nobody-knows-it", "a%00b", ""):
-        answer = await door.ask("GET", f"/api/v1/jobs/{job_id}/progress")
+        answer = await api.ask("GET", f"/api/v1/jobs/{job_id}/progress")
         assert (answer.status, answer.code) == (404, "unknown_job")
-    assert (await door.ask("POST", "/api/v1/jobs/x/progress")).status == 405
+    assert (await api.ask("POST", "/api/v1/jobs/x/progress")).status == 405
 
 
-async def test_ids_with_slashes_are_followed_and_a_job_that_is_called_progress_is_still_shown(door: Door) -> None:
+async def test_ids_with_slashes_are_followed_and_a_job_that_is_called_progress_is_still_shown(api: HttpApi) -> None:
     unique = new_id()
     for job_id in (f"a/b {unique}", f"{unique}/progress", f"{unique}/progress/progress", "progress"):
-        await submitted(door, job_id)
-        async with following(door, job_id) as reader:
+        await submitted(api, job_id)
+        async with following(api, job_id) as reader:
             event = await reader.next()
             assert event is not None
             assert (event[1]["execution_id"], event[1]["state"]) == (job_id, "queued")
-        shown = await door.ask("GET", f"/api/v1/jobs/{quote(job_id, safe='')}")
+        shown = await api.ask("GET", f"/api/v1/jobs/{quote(job_id, safe='')}")
         assert (shown.status, shown.json["job_id"]) == (202, job_id)
     # Unescaped, the last name is what is asked for and all before it is the job.
-    async with following(door, "", f"/api/v1/jobs/{unique}/progress/progress") as reader:
+    async with following(api, "", f"/api/v1/jobs/{unique}/progress/progress") as reader:
         event = await reader.next()
         assert event is not None
         assert event[1]["execution_id"] == f"{unique}/progress"
-    async with following(door, "", f"/api/v1/jobs/{unique}%2Fprogress/%70rogress") as reader:
+    async with following(api, "", f"/api/v1/jobs/{unique}%2Fprogress/%70rogress") as reader:
         event = await reader.next()
         assert event is not None
         assert event[1]["execution_id"] == f"{unique}/progress"
 
 
-async def test_an_encoded_slash_does_not_open_an_answer_to_a_key_that_may_see_progress_only(door: Door) -> None:
+async def test_an_encoded_slash_does_not_open_an_answer_to_a_key_that_may_see_progress_only(api: HttpApi) -> None:
     job_id = f"{new_id()}/progress"
-    await publish_result(door.bus, result_of(job_id, "writer", "a secret answer"))
-    header = {"Authorization": f"Bearer {create_key(door.settings.api_keys_file, 'reader', scopes=('read',))}"}
-    shown = await door.ask("GET", f"/api/v1/jobs/{quote(job_id, safe='')}", headers=header)
+    await publish_result(api.bus, result_of(job_id, "writer", "a secret answer"))
+    header = {"Authorization": f"Bearer {create_key(api.settings.api_keys_file, 'reader', scopes=('read',))}"}
+    shown = await api.ask("GET", f"/api/v1/jobs/{quote(job_id, safe='')}", headers=header)
     assert (shown.status, shown.code) == (403, "forbidden")
-    followed = await door.ask("GET", f"/api/v1/jobs/{quote(job_id, safe='')}/progress", headers=header)
+    followed = await api.ask("GET", f"/api/v1/jobs/{quote(job_id, safe='')}/progress", headers=header)
     assert followed.status == 200
     assert b"a secret answer" not in followed.body
 
 
 async def test_a_stream_ends_once_its_key_is_revoked_and_those_of_other_keys_go_on(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.request.progress.KEY_LOOK_S", 0.05)
-    revoked = create_key(door.settings.api_keys_file, "leaving", scopes=("read",))
-    job_id = await submitted(door)
-    async with following(door, job_id) as stays, following(door, job_id, Authorization=f"Bearer {revoked}") as reader:
+    revoked = create_key(api.settings.api_keys_file, "leaving", scopes=("read",))
+    job_id = await submitted(api)
+    async with following(api, job_id) as stays, following(api, job_id, Authorization=f"Bearer {revoked}") as reader:
         assert await stays.step() == await reader.step() == ("queued", None, None)
-        revoke_key(door.settings.api_keys_file, revoked.split("_")[1])
+        revoke_key(api.settings.api_keys_file, revoked.split("_")[1])
         async with asyncio.timeout(60):
             assert await reader.rest() == []
         assert reader.comments[-1] == "this API key is not known any more"
-        await tell(door, job_id, "dispatched")
+        await tell(api, job_id, "dispatched")
         assert await stays.step() == ("dispatched", None, None)
 
 
 async def test_a_stream_ends_once_its_key_may_not_see_progress_any_more(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.request.progress.KEY_LOOK_S", 0.05)
-    path = door.settings.api_keys_file
+    path = api.settings.api_keys_file
     narrowed = create_key(path, "narrowed", scopes=("read",))
-    job_id = await submitted(door)
-    async with following(door, job_id, Authorization=f"Bearer {narrowed}") as reader:
+    job_id = await submitted(api)
+    async with following(api, job_id, Authorization=f"Bearer {narrowed}") as reader:
         assert await reader.step() == ("queued", None, None)
         document = json.loads(path.read_text())
         document["keys"][-1]["scopes"] = ["operate"]
@@ -314,49 +314,51 @@ async def test_a_stream_ends_once_its_key_may_not_see_progress_any_more(
         assert reader.comments[-1] == "this API key may not see this any more"
 
 
-async def test_head_answers_at_once(door: Door) -> None:
-    answer = await door.ask("HEAD", f"/api/v1/jobs/{await submitted(door)}/progress")
+async def test_head_answers_at_once(api: HttpApi) -> None:
+    answer = await api.ask("HEAD", f"/api/v1/jobs/{await submitted(api)}/progress")
     assert (answer.status, answer.headers["Content-Type"]) == (200, "text/event-stream")
 
 
-async def test_there_are_so_many_streams_and_who_leaves_makes_room(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_are_so_many_streams_and_who_leaves_makes_room(
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("services.request.progress.MOST_STREAMS", 2)
-    job_id = await submitted(door)
+    job_id = await submitted(api)
     path = f"/api/v1/jobs/{job_id}/progress"
-    async with following(door, job_id) as first, following(door, job_id):
+    async with following(api, job_id) as first, following(api, job_id):
         assert await first.step() == ("queued", None, None)
-        refused = await door.ask("GET", path)
+        refused = await api.ask("GET", path)
         assert (refused.status, refused.code) == (503, "too_many_streams")
         assert int(refused.headers["Retry-After"]) > 0
-        assert (await door.ask("GET", f"/api/v1/jobs/{job_id}")).status == 202
+        assert (await api.ask("GET", f"/api/v1/jobs/{job_id}")).status == 202
         first.response.close()
 
         async def room() -> bool:
-            async with door.http.get(door.url + path) as response:
+            async with api.http.get(api.url + path) as response:
                 return response.status == 200
 
         await until(room)
 
 
-async def test_a_client_that_goes_away_ends_its_subscription(door: Door) -> None:
-    job_id = await submitted(door)
+async def test_a_client_that_goes_away_ends_its_subscription(api: HttpApi) -> None:
+    job_id = await submitted(api)
 
     async def subscribed() -> bool:
-        return await _listeners(door, job_id) > 0
+        return await _listeners(api, job_id) > 0
 
     async def forgotten() -> bool:
-        return await _listeners(door, job_id) == 0
+        return await _listeners(api, job_id) == 0
 
-    async with following(door, job_id) as reader:
+    async with following(api, job_id) as reader:
         assert await reader.step() == ("queued", None, None)
         assert await subscribed()
     await until(forgotten)
 
 
-async def _listeners(door: Door, job_id: str) -> int:
+async def _listeners(api: HttpApi, job_id: str) -> int:
     """Whether anybody hears the job's progress: who asks where nobody does is told so by the server."""
     try:
-        await door.bus.request(subjects.progress("writer", job_id), b"{}", timeout=0.2)
+        await api.bus.request(subjects.progress("writer", job_id), b"{}", timeout=0.2)
     except nats.errors.NoRespondersError:
         return 0
     except TimeoutError:
@@ -366,123 +368,125 @@ async def _listeners(door: Door, job_id: str) -> int:
 
 @pytest.mark.usefixtures("own_nats_server")
 @pytest.mark.parametrize("drain_s", [600])
-async def test_a_stopping_service_ends_streams_at_once_and_says_why(door: Door) -> None:
-    job_id = await submitted(door)
-    async with following(door, job_id) as reader:
+async def test_a_stopping_service_ends_streams_at_once_and_says_why(api: HttpApi) -> None:
+    job_id = await submitted(api)
+    async with following(api, job_id) as reader:
         assert await reader.step() == ("queued", None, None)
-        stopping = asyncio.create_task(door.stop())
+        stopping = asyncio.create_task(api.stop())
         assert await reader.rest() == []
         assert "the service stops; connect again" in reader.comments
     async with asyncio.timeout(120):
         await stopping
 
 
-async def test_a_lost_connection_ends_no_stream(door: Door, own_nats_server: RunningServer) -> None:
-    job_id = await submitted(door)
-    async with following(door, job_id) as reader:
+async def test_a_lost_connection_ends_no_stream(api: HttpApi, own_nats_server: RunningServer) -> None:
+    job_id = await submitted(api)
+    async with following(api, job_id) as reader:
         assert await reader.step() == ("queued", None, None)
         own_nats_server.kill()
         await own_nats_server.restart_async()
 
         async def back() -> bool:
-            return door.bus.is_connected
+            return api.bus.is_connected
 
         await until(back)
-        # The tests are back long before the door's connection, which tries once a second: this is not heard.
-        await record(door, attempt_of(job_id, 1, fails=True))
+        # The tests are back long before the API's connection, which tries once a second: this is not heard.
+        await record(api, attempt_of(job_id, 1, fails=True))
         assert await reader.step() == ("in_progress", "agent.attempt.error", 1)
 
         async def heard_again() -> bool:
-            return await _listeners(door, job_id) > 0
+            return await _listeners(api, job_id) > 0
 
         await until(heard_again)
-        await tell(door, job_id, "in_progress", event="agent.attempt.start", attempt=2)
+        await tell(api, job_id, "in_progress", event="agent.attempt.start", attempt=2)
         assert await reader.step() == ("in_progress", "agent.attempt.start", 2)
-        await publish_result(door.bus, result_of(job_id, "writer"))
-        await tell(door, job_id, "succeeded")
+        await publish_result(api.bus, result_of(job_id, "writer"))
+        await tell(api, job_id, "succeeded")
         assert [event for event, _ in await reader.rest()] == ["progress", "decided"]
 
 
-async def test_a_stream_that_is_silent_is_kept_alive(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_is_silent_is_kept_alive(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.request.progress.KEEP_ALIVE_S", 0.05)
-    job_id = await submitted(door)
-    async with following(door, job_id) as reader:
+    job_id = await submitted(api)
+    async with following(api, job_id) as reader:
         reading = asyncio.create_task(reader.rest())
 
         async def commented() -> bool:
             return reader.comments.count("still here") >= 3
 
         await until(commented)
-        await publish_result(door.bus, result_of(job_id, "writer"))
-        await tell(door, job_id, "succeeded")
+        await publish_result(api.bus, result_of(job_id, "writer"))
+        await tell(api, job_id, "succeeded")
         assert [event for event, _ in await reading][-1] == "decided"
 
 
-async def test_a_reader_that_is_too_slow_is_told_to_connect_again(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_that_is_too_slow_is_told_to_connect_again(
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("services.request.progress.MOST_UNSENT", 3)
-    job_id = await submitted(door)
-    async with following(door, job_id) as reader:
+    job_id = await submitted(api)
+    async with following(api, job_id) as reader:
         assert await reader.step() == ("queued", None, None)
-        # It reads nothing, until all buffers on the way are full and the door can send no more.
+        # It reads nothing, until all buffers on the way are full and the API can send no more.
         detail = "x" * 100_000
         told = 0
 
         async def forgotten() -> bool:
             nonlocal told
             for _ in range(20):
-                await tell(door, job_id, "waiting", detail=detail)
+                await tell(api, job_id, "waiting", detail=detail)
             told += 20
-            return await _listeners(door, job_id) == 0
+            return await _listeners(api, job_id) == 0
 
         await until(forgotten)
         with suppress(aiohttp.ClientPayloadError):
             assert len(await reader.rest()) < told
-    async with following(door, job_id) as again:
+    async with following(api, job_id) as again:
         assert await again.step() == ("queued", None, None)
 
 
-async def test_what_is_no_progress_is_passed_over(door: Door) -> None:
-    job_id = await submitted(door)
-    async with following(door, job_id) as reader:
+async def test_what_is_no_progress_is_passed_over(api: HttpApi) -> None:
+    job_id = await submitted(api)
+    async with following(api, job_id) as reader:
         assert await reader.step() == ("queued", None, None)
-        await door.bus.publish(subjects.progress("writer", job_id), b'{"output": "x"}')
-        await tell(door, job_id, "dispatched")
+        await api.bus.publish(subjects.progress("writer", job_id), b'{"output": "x"}')
+        await tell(api, job_id, "dispatched")
         assert await reader.step() == ("dispatched", None, None)
 
 
-async def test_a_stream_is_counted_when_it_begins_and_its_length_is_no_latency(door: Door) -> None:
-    job_id = await submitted(door)
-    before = await samples(door)
+async def test_a_stream_is_counted_when_it_begins_and_its_length_is_no_latency(api: HttpApi) -> None:
+    job_id = await submitted(api)
+    before = await samples(api)
     counted = key(REQUESTS, route=ROUTE, method="GET", status="200")
-    async with following(door, job_id) as reader:
+    async with following(api, job_id) as reader:
         assert await reader.step() == ("queued", None, None)
-        during = await samples(door)
+        during = await samples(api)
         assert during[counted] - before.get(counted, 0) == 1
-        await publish_result(door.bus, result_of(job_id, "writer"))
-        await tell(door, job_id, "succeeded")
+        await publish_result(api.bus, result_of(job_id, "writer"))
+        await tell(api, job_id, "succeeded")
         await reader.rest()
-    after = await samples(door)
+    after = await samples(api)
     seconds = key(SECONDS, route=ROUTE, method="GET")
     total = key(SECONDS.replace("_count", "_sum"), route=ROUTE, method="GET")
     assert after[counted] == during[counted]
     assert (after[seconds], after[total]) == (during[seconds], during[total])
     shown = key(REQUESTS, route="/api/v1/jobs/{job_id}", method="GET", status="404")
-    await door.ask("GET", f"/api/v1/jobs/{new_id()}%2Fprogress")
-    assert (await samples(door)).get(shown, 0) - before.get(shown, 0) == 1
+    await api.ask("GET", f"/api/v1/jobs/{new_id()}%2Fprogress")
+    assert (await samples(api)).get(shown, 0) - before.get(shown, 0) == 1
 
 
-async def test_without_nats_no_stream_begins(door: Door, own_nats_server: RunningServer) -> None:
-    job_id = await submitted(door)
+async def test_without_nats_no_stream_begins(api: HttpApi, own_nats_server: RunningServer) -> None:
+    job_id = await submitted(api)
     own_nats_server.kill()
 
     async def refused() -> bool:
-        answer = await door.ask("GET", f"/api/v1/jobs/{job_id}/progress")
+        answer = await api.ask("GET", f"/api/v1/jobs/{job_id}/progress")
         return answer.status == 503 and answer.code == "unavailable"
 
     await until(refused)
 
 
-async def test_without_redis_what_is_not_known_is_not_claimed(redis_away: Door) -> None:
+async def test_without_redis_what_is_not_known_is_not_claimed(redis_away: HttpApi) -> None:
     answer = await redis_away.ask("GET", f"/api/v1/jobs/{new_id()}/progress")
     assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "unavailable", "1")
     job_id = await submitted(redis_away)

@@ -24,7 +24,7 @@ def test_that_it_is_queued_is_no_news_once_anything_is_known() -> None:
     assert not told.news(step("queued"))
     begun = SentSteps()
     assert begun.news(step("dispatched"))
-    assert not begun.news(step("queued")), "the worker was faster than the door"
+    assert not begun.news(step("queued")), "the worker was faster than the API"
 
 
 def test_that_a_worker_has_it_may_be_news_again_but_not_from_before_what_is_recorded() -> None:

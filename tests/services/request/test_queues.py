@@ -14,7 +14,7 @@ from services.request.openapi import document
 from services.request.queues import KEPT_S, QueueRoutes
 from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import ODD_AGENT, Answer, Door
+from tests.services.request.conftest import ODD_AGENT, Answer, HttpApi
 
 
 async def put(bus: Client, subject: str, times: int) -> None:
@@ -28,36 +28,36 @@ async def take(bus: Client, stream: str, durable: str, times: int) -> None:
     assert len(await subscription.fetch(times, timeout=60)) == times
 
 
-async def queues_when(door: Door, condition: Any) -> Any:
+async def queues_when(api: HttpApi, condition: Any) -> Any:
     """What waits, once it is as it should be: answers are up to a second old."""
     answers: list[Answer] = []
 
     async def so() -> bool:
-        answers.append(await door.ask("GET", "/api/v1/queues"))
+        answers.append(await api.ask("GET", "/api/v1/queues"))
         return answers[-1].status == 200 and condition(answers[-1].json)
 
     await until(so)
     return answers[-1].json
 
 
-async def test_every_agent_is_told_with_the_jobs_that_wait_and_those_in_work(door: Door) -> None:
-    await put(door.bus, subjects.job("writer"), 5)
-    await put(door.bus, subjects.job(ODD_AGENT), 2)
-    await take(door.bus, "JOBS", worker_consumer("writer"), 3)
-    told = await queues_when(door, lambda queues: sum(one["in_progress"] for one in queues["agents"]) == 3)
+async def test_every_agent_is_told_with_the_jobs_that_wait_and_those_in_work(api: HttpApi) -> None:
+    await put(api.bus, subjects.job("writer"), 5)
+    await put(api.bus, subjects.job(ODD_AGENT), 2)
+    await take(api.bus, "JOBS", worker_consumer("writer"), 3)
+    told = await queues_when(api, lambda queues: sum(one["in_progress"] for one in queues["agents"]) == 3)
     by_name = {one["agent"]: (one["waiting"], one["in_progress"]) for one in told["agents"]}
     assert by_name == {"writer": (2, 3), "reader": (0, 0), ODD_AGENT: (2, 0)}
     assert {one["concurrency"] for one in told["agents"]} == {16}
 
 
-async def test_parked_jobs_count_whether_or_not_a_worker_has_them_in_mind(door: Door) -> None:
-    await put(door.bus, "bw.parked.writer.e1", 3)
-    await take(door.bus, "PARKED", "worker-parked", 2)
-    told = await queues_when(door, lambda queues: queues["parked"] == 3)
+async def test_parked_jobs_count_whether_or_not_a_worker_has_them_in_mind(api: HttpApi) -> None:
+    await put(api.bus, "bw.parked.writer.e1", 3)
+    await take(api.bus, "PARKED", "worker-parked", 2)
+    told = await queues_when(api, lambda queues: queues["parked"] == 3)
     assert sum(one["waiting"] + one["in_progress"] for one in told["agents"]) == 0
 
 
-async def test_how_far_services_and_alert_channels_are_behind(alerting: Door) -> None:
+async def test_how_far_services_and_alert_channels_are_behind(alerting: HttpApi) -> None:
     await put(alerting.bus, "bw.attempts.writer.e1.a1", 4)
     await put(alerting.bus, "bw.alerts.breaker_open", 1)
     await take(alerting.bus, "EVENTS", "sink-events", 3)
@@ -80,21 +80,21 @@ async def test_how_far_services_and_alert_channels_are_behind(alerting: Door) ->
 
 
 @pytest.mark.usefixtures("own_nats_server")
-async def test_a_queue_that_was_never_made_is_not_told_as_an_empty_one(door: Door) -> None:
-    await door.bus.jetstream().delete_consumer("JOBS", worker_consumer("reader"))
+async def test_a_queue_that_was_never_made_is_not_told_as_an_empty_one(api: HttpApi) -> None:
+    await api.bus.jetstream().delete_consumer("JOBS", worker_consumer("reader"))
     with pytest.raises(NotFoundError):
-        await door.bus.jetstream().consumer_info("JOBS", worker_consumer("reader"))
-    told = await queues_when(door, lambda queues: queues["agents"][1]["waiting"] is None)
+        await api.bus.jetstream().consumer_info("JOBS", worker_consumer("reader"))
+    told = await queues_when(api, lambda queues: queues["agents"][1]["waiting"] is None)
     assert [one["in_progress"] is None for one in told["agents"]] == [False, True, False]
 
 
-async def test_an_answer_serves_everybody_for_a_second_and_no_longer(door: Door) -> None:
+async def test_an_answer_serves_everybody_for_a_second_and_no_longer(api: HttpApi) -> None:
     seconds, connections = 100.0, 0
 
     def connection() -> Client:
         nonlocal connections
         connections += 1
-        return door.bus
+        return api.bus
 
     routes = QueueRoutes({"writer": 8}, (), connection, lambda: seconds)
 
@@ -105,7 +105,7 @@ async def test_an_answer_serves_everybody_for_a_second_and_no_longer(door: Door)
     asked_once = connections
     assert asked_once > 0
     assert others == [first] * 19
-    await put(door.bus, subjects.job("writer"), 1)
+    await put(api.bus, subjects.job("writer"), 1)
     seconds += KEPT_S * 0.9
     assert await ask() == first
     assert connections == asked_once
@@ -114,13 +114,13 @@ async def test_an_answer_serves_everybody_for_a_second_and_no_longer(door: Door)
     assert connections == 2 * asked_once
 
 
-async def test_without_nats_nothing_is_claimed(own_nats_server: RunningServer, door: Door) -> None:
-    assert (await door.ask("GET", "/api/v1/queues")).status == 200
+async def test_without_nats_nothing_is_claimed(own_nats_server: RunningServer, api: HttpApi) -> None:
+    assert (await api.ask("GET", "/api/v1/queues")).status == 200
     own_nats_server.kill()
     answers: list[Answer] = []
 
     async def refused() -> bool:
-        answers.append(await door.ask("GET", "/api/v1/queues"))
+        answers.append(await api.ask("GET", "/api/v1/queues"))
         return answers[-1].status != 200
 
     await until(refused)

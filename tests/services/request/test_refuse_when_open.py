@@ -5,7 +5,7 @@ import pytest
 from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
-from tests.services.request.conftest import Door, new_id, publish_result, put_breaker, redis_ms, result_of
+from tests.services.request.conftest import HttpApi, new_id, publish_result, put_breaker, redis_ms, result_of
 
 ISOLATED = Breaker(state="isolated", version=1)
 
@@ -14,7 +14,7 @@ async def opened(redis: Redis, for_ms: int) -> Breaker:
     return Breaker(state="open", open_until_ms=await redis_ms(redis) + for_ms, version=1)
 
 
-async def test_a_job_is_refused_until_the_first_of_its_models_may_be_probed(governed: Door, redis: Redis) -> None:
+async def test_a_job_is_refused_until_the_first_of_its_models_may_be_probed(governed: HttpApi, redis: Redis) -> None:
     await put_breaker(redis, "writer", "m", await opened(redis, 90_000))
     assert (await governed.post({"agent": "writer", "prompt": "x"})).status == 202
     await put_breaker(redis, "writer", "other/n", await opened(redis, 30_000))
@@ -28,7 +28,7 @@ async def test_a_job_is_refused_until_the_first_of_its_models_may_be_probed(gove
     assert await governed.queued() == 1
 
 
-async def test_it_is_the_jobs_own_models_that_count(governed: Door, redis: Redis) -> None:
+async def test_it_is_the_jobs_own_models_that_count(governed: HttpApi, redis: Redis) -> None:
     for model in ("m", "other/n"):
         await put_breaker(redis, "writer", model, await opened(redis, 90_000))
     assert (await governed.post({"agent": "writer", "prompt": "x", "model": "allowed"})).status == 202
@@ -39,7 +39,7 @@ async def test_it_is_the_jobs_own_models_that_count(governed: Door, redis: Redis
     assert 80 <= int(alone.headers["Retry-After"]) <= 90
 
 
-async def test_one_that_was_forced_open_gives_no_time_to_wait_for(governed: Door, redis: Redis) -> None:
+async def test_one_that_was_forced_open_gives_no_time_to_wait_for(governed: HttpApi, redis: Redis) -> None:
     await put_breaker(redis, "reader", "m", ISOLATED)
     answer = await governed.post({"agent": "reader", "prompt": "x"})
     assert (answer.status, answer.code) == (503, "agent_unavailable")
@@ -54,7 +54,7 @@ async def test_one_that_was_forced_open_gives_no_time_to_wait_for(governed: Door
 
 
 async def test_a_probe_under_way_refuses_and_one_that_is_due_is_left_to_the_worker(
-    governed: Door, redis: Redis
+    governed: HttpApi, redis: Redis
 ) -> None:
     lease = await redis_ms(redis) + 10_000
     probing = Breaker(state="half_open", probe="x:1", probe_until_ms=lease, version=2)
@@ -72,7 +72,7 @@ async def test_a_probe_under_way_refuses_and_one_that_is_due_is_left_to_the_work
         assert (after.breaker, after.revision) == (before.breaker, before.revision)
 
 
-async def test_less_than_a_second_is_a_second(governed: Door, redis: Redis) -> None:
+async def test_less_than_a_second_is_a_second(governed: HttpApi, redis: Redis) -> None:
     # Long enough to be asked within: it is put back as long as it was over before the answer.
     answer = None
     while answer is None or answer.status == 202:
@@ -83,25 +83,25 @@ async def test_less_than_a_second_is_a_second(governed: Door, redis: Redis) -> N
 
 @pytest.mark.parametrize(("agent", "key"), [("by-model", ("*", "shared")), ("by-provider", ("*", "local/*"))])
 async def test_shared_breakers_refuse_for_all_who_share_them(
-    governed: Door, redis: Redis, agent: str, key: tuple[str, str]
+    governed: HttpApi, redis: Redis, agent: str, key: tuple[str, str]
 ) -> None:
     await put_breaker(redis, *key, await opened(redis, 30_000))
     answer = await governed.post({"agent": agent, "prompt": "x"})
     assert (answer.status, answer.code) == (503, "agent_unavailable")
 
 
-async def test_agents_that_do_not_ask_for_it_are_never_refused(governed: Door, redis: Redis) -> None:
+async def test_agents_that_do_not_ask_for_it_are_never_refused(governed: HttpApi, redis: Redis) -> None:
     for agent in ("patient", "unguarded"):
         await put_breaker(redis, agent, "m", ISOLATED)
         assert (await governed.post({"agent": agent, "prompt": "x"})).status == 202
 
 
-async def test_a_dry_run_calls_nothing_and_is_not_refused(governed: Door, redis: Redis) -> None:
+async def test_a_dry_run_calls_nothing_and_is_not_refused(governed: HttpApi, redis: Redis) -> None:
     await put_breaker(redis, "reader", "m", ISOLATED)
     assert (await governed.post({"agent": "reader", "prompt": "x", "dry_run": True})).status == 202
 
 
-async def test_a_job_that_was_accepted_or_decided_before_is_not_refused(governed: Door, redis: Redis) -> None:
+async def test_a_job_that_was_accepted_or_decided_before_is_not_refused(governed: HttpApi, redis: Redis) -> None:
     accepted, decided, new = new_id(), new_id(), new_id()
     assert (await governed.post({"agent": "reader", "prompt": "x", "job_id": accepted})).status == 202
     await publish_result(governed.bus, result_of(decided, "reader"))
@@ -116,17 +116,17 @@ async def test_a_job_that_was_accepted_or_decided_before_is_not_refused(governed
     assert (shown.status, shown.code) == (404, "unknown_job")
 
 
-async def test_without_redis_jobs_are_accepted_and_the_worker_decides(redis_away: Door) -> None:
+async def test_without_redis_jobs_are_accepted_and_the_worker_decides(redis_away: HttpApi) -> None:
     assert (await redis_away.post({"agent": "reader", "prompt": "x"})).status == 202
 
 
-async def test_what_is_no_job_is_told_so_first(governed: Door, redis: Redis) -> None:
+async def test_what_is_no_job_is_told_so_first(governed: HttpApi, redis: Redis) -> None:
     await put_breaker(redis, "reader", "m", ISOLATED)
     answer = await governed.post({"agent": "reader", "prompt": "x", "model": "forbidden"})
     assert (answer.status, answer.paths) == (422, ["model"])
 
 
-async def test_a_reset_by_hand_lets_jobs_in_again(governed: Door, redis: Redis) -> None:
+async def test_a_reset_by_hand_lets_jobs_in_again(governed: HttpApi, redis: Redis) -> None:
     await governed.act("breakers/isolate", agent="reader", model="m")
     assert (await governed.post({"agent": "reader", "prompt": "x"})).code == "agent_unavailable"
     await governed.act("breakers/reset", agent="reader", model="m")

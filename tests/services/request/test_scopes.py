@@ -1,4 +1,4 @@
-"""What a key opens: the door, the document, and what is said to a key that may not."""
+"""What a key opens: the API, the document, and what is said to a key that may not."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from breakwater.api_keys import create_key, revoke_key
 from breakwater.contracts.api import KEY_SCOPES, KeyScope
 from services.request.openapi import document as openapi
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, answer_jobs, lose_nats, new_id
+from tests.services.request.conftest import HttpApi, answer_jobs, lose_nats, new_id
 
 JOB = {"agent": "writer", "prompt": "x"}
 METHODS = ("get", "post", "put", "patch", "delete")
 
 
-def header(door: Door, *scopes: KeyScope, name: str = "scoped") -> dict[str, str]:
-    return {"Authorization": f"Bearer {create_key(door.settings.api_keys_file, name, scopes or KEY_SCOPES)}"}
+def header(api: HttpApi, *scopes: KeyScope, name: str = "scoped") -> dict[str, str]:
+    return {"Authorization": f"Bearer {create_key(api.settings.api_keys_file, name, scopes or KEY_SCOPES)}"}
 
 
 def operations() -> list[tuple[str, str, dict[str, Any]]]:
@@ -26,14 +26,14 @@ def operations() -> list[tuple[str, str, dict[str, Any]]]:
     return [(method, path, path_item[method]) for path, path_item in paths for method in METHODS if method in path_item]
 
 
-async def status(door: Door, method: str, path: str, headers: dict[str, str]) -> int:
-    """How the door answers; what it answers may have no end."""
-    url = URL(door.url + path, encoded=True)
-    async with door.http.request(method, url, headers=headers, data=b"") as response:
+async def status(api: HttpApi, method: str, path: str, headers: dict[str, str]) -> int:
+    """How the API answers; what it answers may have no end."""
+    url = URL(api.url + path, encoded=True)
+    async with api.http.request(method, url, headers=headers, data=b"") as response:
         return response.status
 
 
-async def test_the_door_lets_each_key_do_what_the_document_says_and_nothing_else(alerting: Door) -> None:
+async def test_the_api_lets_each_key_do_what_the_document_says_and_nothing_else(alerting: HttpApi) -> None:
     keys = {scope: header(alerting, scope) for scope in KEY_SCOPES}
     guarded = 0
     for method, path, operation in operations():
@@ -77,10 +77,10 @@ FORBIDDEN = [
 
 @pytest.mark.parametrize(("has", "method", "path", "needed"), FORBIDDEN)
 async def test_a_key_that_may_not_is_told_what_it_has_what_it_takes_and_what_to_do(
-    door: Door, has: KeyScope, method: str, path: str, needed: str
+    api: HttpApi, has: KeyScope, method: str, path: str, needed: str
 ) -> None:
-    sent = header(door, has, name="on call")
-    answer = await door.ask(method, path, headers=sent, json=JOB)
+    sent = header(api, has, name="on call")
+    answer = await api.ask(method, path, headers=sent, json=JOB)
     assert (answer.status, answer.code) == (403, "forbidden")
     assert f"with the scope {needed};" in answer.message
     assert f"the key 'on call' has the scope {has};" in answer.message
@@ -90,7 +90,7 @@ async def test_a_key_that_may_not_is_told_what_it_has_what_it_takes_and_what_to_
     assert sent["Authorization"].split("_", 2)[2] not in answer.body.decode()
 
 
-async def test_a_key_that_only_looks_changes_nothing(governed: Door) -> None:
+async def test_a_key_that_only_looks_changes_nothing(governed: HttpApi) -> None:
     sent = header(governed, "read", "submit")
     body = {"agent": "writer", "model": "m"}
     for path in ("/api/v1/breakers/isolate", "/%61pi/v1/breakers/isolate", "/api/v1/breakers%2Fisolate"):
@@ -100,24 +100,24 @@ async def test_a_key_that_only_looks_changes_nothing(governed: Door) -> None:
     assert await governed.queued() == 0
 
 
-async def test_only_who_submits_reads_the_answer_whatever_the_job_is_called(door: Door) -> None:
-    await answer_jobs(door.bus)
+async def test_only_who_submits_reads_the_answer_whatever_the_job_is_called(api: HttpApi) -> None:
+    await answer_jobs(api.bus)
     for job_id in (new_id(), f"{new_id()}/x", "progress", f"{new_id()}%2Fx", f"{new_id()}%2Fprogress"):
-        decided = await door.post(JOB | {"job_id": job_id.replace("%2F", "/")}, query="?wait_s=60")
+        decided = await api.post(JOB | {"job_id": job_id.replace("%2F", "/")}, query="?wait_s=60")
         assert (decided.status, decided.json["output"]) == (200, "answer to x")
         path = f"/api/v1/jobs/{job_id}"
-        assert (await door.ask("GET", path, headers=header(door, "submit"))).json["output"] == "answer to x"
+        assert (await api.ask("GET", path, headers=header(api, "submit"))).json["output"] == "answer to x"
         for method in ("GET", "HEAD"):
-            answer = await door.ask(method, path, headers=header(door, "read", "operate"))
+            answer = await api.ask(method, path, headers=header(api, "read", "operate"))
             assert answer.status == 403, (method, path)
             assert b"answer to x" not in answer.body
 
 
-async def test_no_spelling_of_a_path_opens_an_answer(door: Door) -> None:
-    await answer_jobs(door.bus)
+async def test_no_spelling_of_a_path_opens_an_answer(api: HttpApi) -> None:
+    await answer_jobs(api.bus)
     job_id = new_id()
-    await door.post(JOB | {"job_id": f"{job_id}/progress"}, query="?wait_s=60")
-    sent = header(door, "read", "operate")
+    await api.post(JOB | {"job_id": f"{job_id}/progress"}, query="?wait_s=60")
+    sent = header(api, "read", "operate")
     for path in (
         f"/api/v1/jobs/{job_id}%2fprogress",
         f"/api/v1/jobs/{job_id}%2Fpro%67ress",
@@ -126,11 +126,11 @@ async def test_no_spelling_of_a_path_opens_an_answer(door: Door) -> None:
         f"/%61pi/v1/jobs/{job_id}%2Fprogress",
         f"/api/v1/jobs//{job_id}%2Fprogress",
     ):
-        answer = await door.ask("GET", path, headers=sent)
+        answer = await api.ask("GET", path, headers=sent)
         assert (answer.status, answer.code) == (403, "forbidden"), path
 
 
-async def test_a_key_may_have_several_scopes(governed: Door) -> None:
+async def test_a_key_may_have_several_scopes(governed: HttpApi) -> None:
     sent = header(governed, "read", "operate")
     assert (await governed.ask("GET", "/api/v1/agents", headers=sent)).status == 200
     body = {"agent": "writer", "model": "m"}
@@ -138,11 +138,11 @@ async def test_a_key_may_have_several_scopes(governed: Door) -> None:
     assert (await governed.ask("POST", "/api/v1/jobs", headers=sent, json=JOB)).status == 403
 
 
-async def test_each_key_is_shown_itself_and_no_other(door: Door) -> None:
-    header(door, name="another")
+async def test_each_key_is_shown_itself_and_no_other(api: HttpApi) -> None:
+    header(api, name="another")
     for scopes in (("submit",), ("read",), ("operate",), ("read", "operate")):
-        sent = header(door, *scopes, name="me")
-        answer = await door.ask("GET", "/api/v1/key", headers=sent)
+        sent = header(api, *scopes, name="me")
+        answer = await api.ask("GET", "/api/v1/key", headers=sent)
         assert answer.status == 200
         shown = answer.json
         assert shown.pop("created_at").endswith("Z")
@@ -150,30 +150,30 @@ async def test_each_key_is_shown_itself_and_no_other(door: Door) -> None:
         assert shown == {"id": key_id, "name": "me", "scopes": list(scopes)}
 
 
-async def test_nobody_is_shown_without_a_key_that_is_known(door: Door) -> None:
-    sent = header(door, "read")
-    revoke_key(door.settings.api_keys_file, sent["Authorization"].split("_")[1])
+async def test_nobody_is_shown_without_a_key_that_is_known(api: HttpApi) -> None:
+    sent = header(api, "read")
+    revoke_key(api.settings.api_keys_file, sent["Authorization"].split("_")[1])
     for one in (sent, {"Authorization": ""}):
-        answer = await door.ask("GET", "/api/v1/key", headers=one)
+        answer = await api.ask("GET", "/api/v1/key", headers=one)
         assert (answer.status, answer.code) == (401, "unauthorized")
 
 
-async def test_a_key_is_shown_while_nats_is_away(door: Door, own_nats_server: RunningServer) -> None:
-    await lose_nats(door, own_nats_server)
-    assert (await door.ask("GET", "/api/v1/key")).status == 200
+async def test_a_key_is_shown_while_nats_is_away(api: HttpApi, own_nats_server: RunningServer) -> None:
+    await lose_nats(api, own_nats_server)
+    assert (await api.ask("GET", "/api/v1/key")).status == 200
 
 
-async def test_what_is_not_there_is_not_found_by_any_key(door: Door) -> None:
+async def test_what_is_not_there_is_not_found_by_any_key(api: HttpApi) -> None:
     for scope in KEY_SCOPES:
         for path in ("/api", "/api/nothing", "/api/v2/jobs"):
-            assert (await door.ask("GET", path, headers=header(door, scope))).status == 404
-    assert (await door.ask("GET", "/api/v1/nothing", headers=header(door, "read"))).status == 404
+            assert (await api.ask("GET", path, headers=header(api, scope))).status == 404
+    assert (await api.ask("GET", "/api/v1/nothing", headers=header(api, "read"))).status == 404
 
 
-async def test_a_scope_that_is_taken_away_is_missed_by_the_next_request(door: Door) -> None:
-    sent, file = header(door, "read", name="me"), door.settings.api_keys_file
-    assert (await door.ask("GET", "/api/v1/agents", headers=sent)).status == 200
+async def test_a_scope_that_is_taken_away_is_missed_by_the_next_request(api: HttpApi) -> None:
+    sent, file = header(api, "read", name="me"), api.settings.api_keys_file
+    assert (await api.ask("GET", "/api/v1/agents", headers=sent)).status == 200
     # The fixture's own key, which has all scopes, comes first in the file.
     before, _, after = file.read_text().rpartition('"read"')
     file.write_text(f'{before}"submit"{after}')
-    assert (await door.ask("GET", "/api/v1/agents", headers=sent)).status == 403
+    assert (await api.ask("GET", "/api/v1/agents", headers=sent)).status == 403

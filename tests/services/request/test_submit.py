@@ -9,18 +9,18 @@ import pytest
 
 from breakwater.contracts import subjects
 from breakwater.contracts.job import Job
-from tests.services.request.conftest import ODD_AGENT, Door, new_id
+from tests.services.request.conftest import ODD_AGENT, HttpApi, new_id
 
 JOB = {"agent": "writer", "prompt": "x"}
 
 
-async def test_an_accepted_job_is_on_the_bus_as_any_client_could_have_published_it(door: Door) -> None:
-    answer = await door.post(JOB | {"params": {"temperature": 0.5}})
+async def test_an_accepted_job_is_on_the_bus_as_any_client_could_have_published_it(api: HttpApi) -> None:
+    answer = await api.post(JOB | {"params": {"temperature": 0.5}})
     assert answer.status == 202
     job_id = answer.json["job_id"]
     assert answer.json == {"job_id": job_id, "execution_id": job_id, "status": "accepted", "duplicate": False}
     assert answer.headers["Location"] == f"/api/v1/jobs/{job_id}"
-    message = await door.last_job()
+    message = await api.last_job()
     job = Job.model_validate_json(message.data)
     assert (job.agent, job.prompt, job.params, job.job_id) == ("writer", "x", {"temperature": 0.5}, job_id)
     assert message.headers is not None
@@ -29,40 +29,40 @@ async def test_an_accepted_job_is_on_the_bus_as_any_client_could_have_published_
     assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-01", message.headers["traceparent"])
 
 
-async def test_an_id_of_the_senders_own_is_not_called_unique(door: Door) -> None:
+async def test_an_id_of_the_senders_own_is_not_called_unique(api: HttpApi) -> None:
     job_id = new_id()
-    assert (await door.post(JOB | {"job_id": job_id})).json["job_id"] == job_id
-    message = await door.last_job()
+    assert (await api.post(JOB | {"job_id": job_id})).json["job_id"] == job_id
+    message = await api.last_job()
     assert message.headers is not None
     assert "Breakwater-Unique-Id" not in message.headers
 
 
-async def test_the_id_comes_from_the_idempotency_key_where_the_body_has_none(door: Door) -> None:
+async def test_the_id_comes_from_the_idempotency_key_where_the_body_has_none(api: HttpApi) -> None:
     key = f"order {new_id()}"
-    answer = await door.post(JOB, **{"Idempotency-Key": key})
+    answer = await api.post(JOB, **{"Idempotency-Key": key})
     assert answer.json["job_id"] == key
-    assert json.loads((await door.last_job()).data)["job_id"] == key
+    assert json.loads((await api.last_job()).data)["job_id"] == key
     assert answer.headers["Location"] == "/api/v1/jobs/" + key.replace(" ", "%20")
 
 
-async def test_a_trace_context_is_passed_on_and_nonsense_in_its_place_is_not(door: Door) -> None:
+async def test_a_trace_context_is_passed_on_and_nonsense_in_its_place_is_not(api: HttpApi) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    await door.post(JOB, traceparent=trace)
-    assert ((await door.last_job()).headers or {})["traceparent"] == trace
-    await door.post(JOB, traceparent="nonsense")
-    assert ((await door.last_job()).headers or {})["traceparent"] != "nonsense"
+    await api.post(JOB, traceparent=trace)
+    assert ((await api.last_job()).headers or {})["traceparent"] == trace
+    await api.post(JOB, traceparent="nonsense")
+    assert ((await api.last_job()).headers or {})["traceparent"] != "nonsense"
 
 
-async def test_a_model_id_of_any_form_is_accepted(door: Door) -> None:
+async def test_a_model_id_of_any_form_is_accepted(api: HttpApi) -> None:
     for model in ("gpt-4.1", "org/model:free", "a b", "*", ">", "模型 4.1"):
-        assert (await door.post(JOB | {"model": model, "fallback_models": [model]})).status == 202
-        assert json.loads((await door.last_job()).data)["model"] == model
+        assert (await api.post(JOB | {"model": model, "fallback_models": [model]})).status == 202
+        assert json.loads((await api.last_job()).data)["model"] == model
 
 
-async def test_an_agent_name_of_any_form_is_accepted(door: Door) -> None:
-    answer = await door.post({"agent": ODD_AGENT, "prompt": "x", "job_id": f"./* é {new_id()}"})
+async def test_an_agent_name_of_any_form_is_accepted(api: HttpApi) -> None:
+    answer = await api.post({"agent": ODD_AGENT, "prompt": "x", "job_id": f"./* é {new_id()}"})
     assert answer.status == 202
-    message = await door.last_job(ODD_AGENT)
+    message = await api.last_job(ODD_AGENT)
     assert subjects.agent_of_job(message.subject) == ODD_AGENT
 
 
@@ -78,24 +78,24 @@ NO_JOBS = [
 ]
 
 
-async def test_what_is_no_job_is_refused_and_not_queued(door: Door) -> None:
+async def test_what_is_no_job_is_refused_and_not_queued(api: HttpApi) -> None:
     for body, status, code, paths in NO_JOBS:
-        answer = await door.post(body)
+        answer = await api.post(body)
         assert (answer.status, answer.code, answer.paths) == (status, code, paths), body
-    assert await door.queued() == 0
+    assert await api.queued() == 0
 
 
-async def test_an_unknown_agent_is_answered_with_the_known_ones(door: Door) -> None:
-    answer = await door.post({"agent": "writr", "prompt": "x"})
+async def test_an_unknown_agent_is_answered_with_the_known_ones(api: HttpApi) -> None:
+    answer = await api.post({"agent": "writr", "prompt": "x"})
     assert answer.message == "agent 'writr' is not configured; did you mean 'writer'?"
     assert answer.json["error"]["details"][0]["message"] == f"configured are reader, writer, {ODD_AGENT}"
 
 
-async def test_a_wrong_query_is_refused_by_name(door: Door) -> None:
+async def test_a_wrong_query_is_refused_by_name(api: HttpApi) -> None:
     for query in ("wait_s=0", "wait_s=-1", "wait_s=301", "wait_s=nan", "wait_s=soon", "wait_s=", "wait=5"):
-        answer = await door.post(JOB, query=f"?{query}")
+        answer = await api.post(JOB, query=f"?{query}")
         assert (answer.status, answer.code, answer.paths) == (422, "invalid_query", [query.partition("=")[0]])
-    assert await door.queued() == 0
+    assert await api.queued() == 0
 
 
 async def chunks(size: int) -> AsyncGenerator[bytes]:
@@ -103,19 +103,19 @@ async def chunks(size: int) -> AsyncGenerator[bytes]:
         yield b" " * 100_000
 
 
-async def test_a_body_over_the_limit_is_refused_by_its_content_length(door: Door) -> None:
-    answer = await door.post(b" " * 10_000_000)
+async def test_a_body_over_the_limit_is_refused_by_its_content_length(api: HttpApi) -> None:
+    answer = await api.post(b" " * 10_000_000)
     assert (answer.status, answer.code) == (413, "body_too_large")
     assert "1,000,000 bytes" in answer.message
 
 
-async def test_a_chunked_body_over_the_limit_is_refused_while_it_comes(door: Door) -> None:
-    answer = await door.ask("POST", "/api/v1/jobs", data=chunks(10_000_000))
+async def test_a_chunked_body_over_the_limit_is_refused_while_it_comes(api: HttpApi) -> None:
+    answer = await api.ask("POST", "/api/v1/jobs", data=chunks(10_000_000))
     assert (answer.status, answer.code) == (413, "body_too_large")
-    assert (await door.post(JOB)).status == 202
+    assert (await api.post(JOB)).status == 202
 
 
-async def test_a_body_at_the_limit_is_accepted_also_in_chunks(door: Door) -> None:
+async def test_a_body_at_the_limit_is_accepted_also_in_chunks(api: HttpApi) -> None:
     body = json.dumps(JOB | {"prompt": ""}).encode()
     body = body.replace(b'""', b'"' + b"x" * (1_000_000 - len(body)) + b'"')
 
@@ -123,40 +123,40 @@ async def test_a_body_at_the_limit_is_accepted_also_in_chunks(door: Door) -> Non
         yield body[:500_000]
         yield body[500_000:]
 
-    assert (await door.post(body)).status == 202
-    assert (await door.ask("POST", "/api/v1/jobs", data=halves())).status == 202
-    assert (await door.post(body + b" ")).status == 413
+    assert (await api.post(body)).status == 202
+    assert (await api.ask("POST", "/api/v1/jobs", data=halves())).status == 202
+    assert (await api.post(body + b" ")).status == 413
 
 
-async def test_a_client_that_asks_before_it_sends_too_much_need_not_send_it(door: Door) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", door.settings.http_port)
-    key = door.http.headers["Authorization"]
+async def test_a_client_that_asks_before_it_sends_too_much_need_not_send_it(api: HttpApi) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.settings.http_port)
+    key = api.http.headers["Authorization"]
     head = f"POST /api/v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\n"
     writer.write(f"{head}Content-Length: 99000000\r\nExpect: 100-continue\r\n\r\n".encode())
     assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 413")
     writer.close()
 
 
-async def test_a_client_that_leaves_in_the_middle_of_its_body_does_no_harm(door: Door) -> None:
-    _, writer = await asyncio.open_connection("127.0.0.1", door.settings.http_port)
-    key = door.http.headers["Authorization"]
+async def test_a_client_that_leaves_in_the_middle_of_its_body_does_no_harm(api: HttpApi) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", api.settings.http_port)
+    key = api.http.headers["Authorization"]
     writer.write(
         f"POST /api/v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: 99\r\n\r\n{{".encode()
     )
     await writer.drain()
     writer.close()
-    assert (await door.post(JOB)).status == 202
-    assert await door.queued() == 1
+    assert (await api.post(JOB)).status == 202
+    assert await api.queued() == 1
 
 
-async def test_every_error_has_the_one_shape(door: Door) -> None:
+async def test_every_error_has_the_one_shape(api: HttpApi) -> None:
     for method, path, status, code in [
         ("GET", "/api/v1/nothing", 404, "not_found"),
         ("GET", "/nothing", 404, "not_found"),
         ("DELETE", "/api/v1/jobs", 405, "method_not_allowed"),
         ("POST", "/healthz", 405, "method_not_allowed"),
     ]:
-        answer = await door.ask(method, path)
+        answer = await api.ask(method, path)
         assert (answer.status, answer.code) == (status, code)
         assert answer.headers["Content-Type"] == "application/json"
         assert set(answer.json["error"]) == {"code", "message", "details"}
@@ -164,12 +164,12 @@ async def test_every_error_has_the_one_shape(door: Door) -> None:
 
 
 async def test_a_bug_is_answered_in_the_one_shape_and_tells_nothing_of_itself(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: bytes) -> Job:
         raise RuntimeError("the secret inside")
 
     monkeypatch.setattr("services.request.jobs.read_job", fail)
-    answer = await door.post(JOB)
+    answer = await api.post(JOB)
     assert (answer.status, answer.code) == (500, "internal")
     assert b"secret" not in answer.body

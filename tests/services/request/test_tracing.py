@@ -6,19 +6,19 @@ import pytest
 
 from breakwater.contracts.subjects import Header
 from tests.otlp import collecting, tracing_to
-from tests.services.request.conftest import ODD_AGENT, Door, new_id
+from tests.services.request.conftest import ODD_AGENT, HttpApi, new_id
 
 JOB = {"agent": "writer", "prompt": "the prompt"}
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 NAME = "POST /api/v1/jobs"
 
 
-async def test_the_job_carries_on_the_span_of_its_submission(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_job_carries_on_the_span_of_its_submission(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = new_id()
     async with collecting() as collector:
         async with tracing_to(collector, monkeypatch):
-            assert (await door.post(JOB | {"job_id": job_id}, traceparent=PARENT)).status == 202
-            carried = ((await door.last_job()).headers or {})[Header.TRACEPARENT.value]
+            assert (await api.post(JOB | {"job_id": job_id}, traceparent=PARENT)).status == 202
+            carried = ((await api.last_job()).headers or {})[Header.TRACEPARENT.value]
         span = await collector.named(NAME)
     assert carried == span.traceparent
     assert span.parent == PARENT.split("-")[2]
@@ -32,23 +32,23 @@ async def test_the_job_carries_on_the_span_of_its_submission(door: Door, monkeyp
     }
 
 
-async def test_what_is_no_trace_context_is_ignored(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_no_trace_context_is_ignored(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
     async with collecting() as collector:
         async with tracing_to(collector, monkeypatch):
-            await door.post(JOB | {"agent": ODD_AGENT}, traceparent=f"00-{'0' * 32}-{'0' * 16}-01")
+            await api.post(JOB | {"agent": ODD_AGENT}, traceparent=f"00-{'0' * 32}-{'0' * 16}-01")
         assert (await collector.named(NAME)).parent == ""
 
 
-async def test_a_refusal_is_no_error_of_ours_and_an_outage_is(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_is_no_error_of_ours_and_an_outage_is(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: bytes) -> None:
         raise RuntimeError("sk-secret")
 
     async with collecting() as collector:
         async with tracing_to(collector, monkeypatch):
-            assert (await door.ask("POST", "/api/v1/jobs", json=JOB, headers={"Authorization": ""})).status == 401
-            await door.post(JOB | {"agent": "nobody"})
+            assert (await api.ask("POST", "/api/v1/jobs", json=JOB, headers={"Authorization": ""})).status == 401
+            await api.post(JOB | {"agent": "nobody"})
             monkeypatch.setattr("services.request.jobs.read_job", fail)
-            await door.post(JOB)
+            await api.post(JOB)
         async with asyncio.timeout(60):
             while len(collector.spans) < 2:
                 await asyncio.sleep(0.01)

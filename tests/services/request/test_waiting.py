@@ -14,170 +14,170 @@ from breakwater.state.accepted import recent_keys
 from services.request.results import ResultReader
 from tests.helpers import until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import Door, answer_jobs, new_id, publish_result, result_of
+from tests.services.request.conftest import HttpApi, answer_jobs, new_id, publish_result, result_of
 
 JOB = {"agent": "writer", "prompt": "x"}
 
 
-async def test_who_waits_gets_the_result_byte_for_byte(door: Door) -> None:
-    await answer_jobs(door.bus)
-    answer = await door.post(JOB, query="?wait_s=60")
+async def test_who_waits_gets_the_result_byte_for_byte(api: HttpApi) -> None:
+    await answer_jobs(api.bus)
+    answer = await api.post(JOB, query="?wait_s=60")
     assert answer.status == 200
-    published = await door.bus.jetstream().get_last_msg("RESULTS", subjects.result(answer.json["job_id"]))
+    published = await api.bus.jetstream().get_last_msg("RESULTS", subjects.result(answer.json["job_id"]))
     assert answer.body == published.data
     assert answer.json["output"] == "answer to x"
 
 
-async def test_who_waits_in_vain_is_told_that_the_job_is_accepted(door: Door) -> None:
+async def test_who_waits_in_vain_is_told_that_the_job_is_accepted(api: HttpApi) -> None:
     async with asyncio.timeout(60):
-        answer = await door.post(JOB, query="?wait_s=0.2")
+        answer = await api.post(JOB, query="?wait_s=0.2")
     assert (answer.status, answer.json["status"]) == (202, "accepted")
 
 
-async def test_a_job_that_was_decided_long_ago_is_answered_at_once(door: Door) -> None:
+async def test_a_job_that_was_decided_long_ago_is_answered_at_once(api: HttpApi) -> None:
     job_id = new_id()
-    await publish_result(door.bus, result_of(job_id, "writer", "from before"))
+    await publish_result(api.bus, result_of(job_id, "writer", "from before"))
     begun = time.monotonic()
-    answer = await door.post(JOB | {"job_id": job_id}, query="?wait_s=60")
+    answer = await api.post(JOB | {"job_id": job_id}, query="?wait_s=60")
     assert (answer.status, answer.json["output"]) == (200, "from before")
     assert time.monotonic() - begun < 30
 
 
-async def test_fifty_submissions_of_one_job_are_one_job_and_fifty_equal_answers(door: Door) -> None:
-    await answer_jobs(door.bus, delay_s=0.2)
+async def test_fifty_submissions_of_one_job_are_one_job_and_fifty_equal_answers(api: HttpApi) -> None:
+    await answer_jobs(api.bus, delay_s=0.2)
     job = JOB | {"job_id": new_id()}
-    answers = await asyncio.gather(*(door.post(job, query="?wait_s=60") for _ in range(50)))
+    answers = await asyncio.gather(*(api.post(job, query="?wait_s=60") for _ in range(50)))
     assert {answer.status for answer in answers} == {200}
     assert len({answer.body for answer in answers}) == 1
-    assert await door.queued() == 1
+    assert await api.queued() == 1
 
 
-async def test_fifty_submissions_that_do_not_wait_are_one_accepted_job_and_49_duplicates(door: Door) -> None:
+async def test_fifty_submissions_that_do_not_wait_are_one_accepted_job_and_49_duplicates(api: HttpApi) -> None:
     job = JOB | {"job_id": new_id()}
-    answers = await asyncio.gather(*(door.post(job) for _ in range(50)))
+    answers = await asyncio.gather(*(api.post(job) for _ in range(50)))
     assert {answer.status for answer in answers} == {202}
     assert [answer.json["duplicate"] for answer in answers].count(False) == 1
-    assert await door.queued() == 1
+    assert await api.queued() == 1
 
 
-async def test_a_second_body_under_the_same_id_is_answered_from_the_first(door: Door) -> None:
-    await answer_jobs(door.bus)
+async def test_a_second_body_under_the_same_id_is_answered_from_the_first(api: HttpApi) -> None:
+    await answer_jobs(api.bus)
     job_id = new_id()
-    first = await door.post({"agent": "writer", "prompt": "one", "job_id": job_id}, query="?wait_s=60")
-    second = await door.post({"agent": "writer", "prompt": "two", "job_id": job_id}, query="?wait_s=60")
+    first = await api.post({"agent": "writer", "prompt": "one", "job_id": job_id}, query="?wait_s=60")
+    second = await api.post({"agent": "writer", "prompt": "two", "job_id": job_id}, query="?wait_s=60")
     assert first.json["output"] == "answer to one"
     assert second.body == first.body
 
 
-async def test_an_id_that_belongs_to_another_agent_is_refused_and_its_answer_kept_from_the_asker(door: Door) -> None:
-    await answer_jobs(door.bus)
+async def test_an_id_that_belongs_to_another_agent_is_refused_and_its_answer_kept_from_the_asker(api: HttpApi) -> None:
+    await answer_jobs(api.bus)
     job_id = new_id()
-    await door.post({"agent": "writer", "prompt": "one", "job_id": job_id}, query="?wait_s=60")
-    refused = await door.post({"agent": "reader", "prompt": "two", "job_id": job_id}, query="?wait_s=60")
+    await api.post({"agent": "writer", "prompt": "one", "job_id": job_id}, query="?wait_s=60")
+    refused = await api.post({"agent": "reader", "prompt": "two", "job_id": job_id}, query="?wait_s=60")
     assert (refused.status, refused.code) == (409, "id_taken")
     assert b"answer to" not in refused.body
 
 
 @pytest.mark.parametrize("reconnects", [0, 1])
 async def test_a_result_that_nobody_heard_of_is_looked_up(
-    door: Door, monkeypatch: pytest.MonkeyPatch, reconnects: int
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch, reconnects: int
 ) -> None:
     monkeypatch.setattr("services.request.results.CHECK_S", 0.02)
     monkeypatch.setattr("services.request.results.FIRST_LOOK_S", 60 if reconnects else 0.02)
     count = iter([0])
-    answers = ResultReader(Lookup(lambda: door.bus), lambda: next(count, reconnects))
+    answers = ResultReader(Lookup(lambda: api.bus), lambda: next(count, reconnects))
     nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     unheard: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
     result = result_of(new_id(), "writer")
     deadline = time.monotonic() + 60
-    await publish_result(door.bus, result)
+    await publish_result(api.bus, result)
     found = await answers.wait(result.job_id, unheard, nothing, deadline, look_now=False)
     assert found == result.json_bytes()
 
 
 @pytest.mark.usefixtures("own_nats_server")
-async def test_a_client_that_leaves_is_waited_for_no_longer(door: Door) -> None:
+async def test_a_client_that_leaves_is_waited_for_no_longer(api: HttpApi) -> None:
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.3), door.http.post(f"{door.url}/api/v1/jobs?wait_s=200", json=JOB):
+        async with asyncio.timeout(0.3), api.http.post(f"{api.url}/api/v1/jobs?wait_s=200", json=JOB):
             pass
     async with asyncio.timeout(30):  # the drain waits for up to a minute while somebody waits
-        await door.stop()
+        await api.stop()
 
 
 @pytest.mark.usefixtures("own_nats_server")
 @pytest.mark.parametrize("drain_s", [1])
-async def test_a_stopping_service_tells_who_still_waits_that_the_job_is_accepted(door: Door) -> None:
-    waiting = asyncio.create_task(door.post(JOB, query="?wait_s=200"))
+async def test_a_stopping_service_tells_who_still_waits_that_the_job_is_accepted(api: HttpApi) -> None:
+    waiting = asyncio.create_task(api.post(JOB, query="?wait_s=200"))
 
     async def queued() -> bool:
-        return await door.queued() == 1
+        return await api.queued() == 1
 
     await until(queued)
-    await door.stop()
+    await api.stop()
     answer = await waiting
     assert (answer.status, answer.json["status"]) == (202, "accepted")
     with pytest.raises(aiohttp.ClientConnectionError):
-        await door.post(JOB)
+        await api.post(JOB)
 
 
 @pytest.mark.usefixtures("own_nats_server")
-async def test_a_stopping_service_lets_a_result_arrive(door: Door) -> None:
+async def test_a_stopping_service_lets_a_result_arrive(api: HttpApi) -> None:
     job_id = new_id()
-    waiting = asyncio.create_task(door.post(JOB | {"job_id": job_id}, query="?wait_s=200"))
+    waiting = asyncio.create_task(api.post(JOB | {"job_id": job_id}, query="?wait_s=200"))
 
     async def queued() -> bool:
-        return await door.queued() == 1
+        return await api.queued() == 1
 
     async def closed() -> bool:
         try:
-            _, writer = await asyncio.open_connection("127.0.0.1", door.settings.http_port)
+            _, writer = await asyncio.open_connection("127.0.0.1", api.settings.http_port)
         except ConnectionRefusedError:
             return True
         writer.close()
         return False
 
     await until(queued)
-    stopping = asyncio.create_task(door.stop())
+    stopping = asyncio.create_task(api.stop())
     await until(closed)
-    await publish_result(door.bus, result_of(job_id, "writer"))
+    await publish_result(api.bus, result_of(job_id, "writer"))
     await stopping
     assert (await waiting).status == 200
 
 
-async def test_a_job_is_shown_as_accepted_and_then_with_its_result(door: Door) -> None:
-    job_id = (await door.post(JOB)).json["job_id"]
-    shown = await door.ask("GET", f"/api/v1/jobs/{job_id}")
+async def test_a_job_is_shown_as_accepted_and_then_with_its_result(api: HttpApi) -> None:
+    job_id = (await api.post(JOB)).json["job_id"]
+    shown = await api.ask("GET", f"/api/v1/jobs/{job_id}")
     assert (shown.status, shown.json) == (202, {"job_id": job_id, "execution_id": job_id, "status": "accepted"})
     result = result_of(job_id, "writer")
-    await publish_result(door.bus, result)
-    shown = await door.ask("GET", f"/api/v1/jobs/{job_id}")
+    await publish_result(api.bus, result)
+    shown = await api.ask("GET", f"/api/v1/jobs/{job_id}")
     assert (shown.status, shown.body) == (200, result.json_bytes())
 
 
-async def test_a_job_is_shown_by_the_address_that_was_given_whatever_its_id_is(door: Door) -> None:
-    accepted = await door.post(JOB | {"job_id": f"a/b ?#%41.é{new_id()}"})
-    shown = await door.ask("GET", accepted.headers["Location"])
+async def test_a_job_is_shown_by_the_address_that_was_given_whatever_its_id_is(api: HttpApi) -> None:
+    accepted = await api.post(JOB | {"job_id": f"a/b ?#%41.é{new_id()}"})
+    shown = await api.ask("GET", accepted.headers["Location"])
     assert (shown.status, shown.json["job_id"]) == (202, accepted.json["job_id"])
 
 
-async def test_a_job_whose_result_has_aged_out_is_shown_from_its_record(door: Door) -> None:
+async def test_a_job_whose_result_has_aged_out_is_shown_from_its_record(api: HttpApi) -> None:
     result = result_of(new_id(), "writer", "from the record")
     record = Execution.model_validate(result.model_dump(exclude={"job_id"}))
-    await door.bus.jetstream().publish(subjects.execution("writer", result.job_id), record.json_bytes())
-    shown = await door.ask("GET", f"/api/v1/jobs/{result.job_id}")
+    await api.bus.jetstream().publish(subjects.execution("writer", result.job_id), record.json_bytes())
+    shown = await api.ask("GET", f"/api/v1/jobs/{result.job_id}")
     assert (shown.status, shown.json["job_id"], shown.json["output"]) == (200, result.job_id, "from the record")
 
 
-async def test_a_job_that_a_worker_has_is_known_however_it_came(door: Door, redis_server: RunningServer) -> None:
+async def test_a_job_that_a_worker_has_is_known_however_it_came(api: HttpApi, redis_server: RunningServer) -> None:
     job_id = new_id()
     client = redis.asyncio.Redis.from_url(redis_server.url)
     await client.hset(f"bw:execution:{{{job_id}}}", "owner", "1")
     await client.aclose()
-    assert (await door.ask("GET", f"/api/v1/jobs/{job_id}")).status == 202
+    assert (await api.ask("GET", f"/api/v1/jobs/{job_id}")).status == 202
 
 
-async def test_an_accepted_job_is_known_to_every_other_door_too(door: Door, redis_server: RunningServer) -> None:
-    job_id = (await door.post(JOB)).json["job_id"]
+async def test_an_accepted_job_is_known_to_every_other_process_too(api: HttpApi, redis_server: RunningServer) -> None:
+    job_id = (await api.post(JOB)).json["job_id"]
     client = redis.asyncio.Redis.from_url(redis_server.url)
 
     async def saved() -> bool:
@@ -188,6 +188,6 @@ async def test_an_accepted_job_is_known_to_every_other_door_too(door: Door, redi
     await client.aclose()
 
 
-async def test_an_unknown_job_is_not_found(door: Door) -> None:
-    shown = await door.ask("GET", "/api/v1/jobs/nobody-knows-it")
+async def test_an_unknown_job_is_not_found(api: HttpApi) -> None:
+    shown = await api.ask("GET", "/api/v1/jobs/nobody-knows-it")
     assert (shown.status, shown.code) == (404, "unknown_job")

@@ -11,42 +11,42 @@ from breakwater.api_keys import create_key, revoke_key
 from services.request.openapi import document as openapi
 from tests.helpers import start_service, wait_until
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import CONFIG, Door, settings_for
+from tests.services.request.conftest import CONFIG, HttpApi, settings_for
 
 JOB = {"agent": "writer", "prompt": "x"}
 
 
-async def test_nobody_gets_in_without_a_key(door: Door) -> None:
+async def test_nobody_gets_in_without_a_key(api: HttpApi) -> None:
     for path in ("/api/v1/jobs", "/api/v1/jobs/x", "/api", "/api/nothing", "/%61pi/v1/jobs"):
         for header in ("", "bw_0_x", "Bearer", "Bearer bw_0123456789ab_x", "Basic Yjpi", "Bearer é"):
-            answer = await door.ask("POST", path, json=JOB, headers={"Authorization": header})
+            answer = await api.ask("POST", path, json=JOB, headers={"Authorization": header})
             assert (answer.status, answer.code) == (401, "unauthorized")
             assert answer.headers["WWW-Authenticate"].startswith("Bearer")
-    assert await door.queued() == 0
+    assert await api.queued() == 0
 
 
-async def test_a_key_opens_from_its_creation_to_its_revocation(door: Door) -> None:
-    path = door.settings.api_keys_file
+async def test_a_key_opens_from_its_creation_to_its_revocation(api: HttpApi) -> None:
+    path = api.settings.api_keys_file
     key = create_key(path, "late")
-    assert (await door.post(JOB, Authorization=f"bearer {key}")).status == 202
+    assert (await api.post(JOB, Authorization=f"bearer {key}")).status == 202
     revoke_key(path, key.split("_")[1])
-    assert (await door.post(JOB, Authorization=f"Bearer {key}")).status == 401
+    assert (await api.post(JOB, Authorization=f"Bearer {key}")).status == 401
 
 
-async def test_health_and_documentation_are_open(door: Door) -> None:
+async def test_health_and_documentation_are_open(api: HttpApi) -> None:
     static = "/docs/assets/swagger_bundle.js"
     for path in ("/healthz", "/readyz", "/docs", "/redoc", "/openapi.json", static):
-        assert (await door.ask("GET", path, headers={"Authorization": ""})).status == 200
+        assert (await api.ask("GET", path, headers={"Authorization": ""})).status == 200
 
 
-async def test_the_documentation_page_needs_no_other_host(door: Door) -> None:
+async def test_the_documentation_page_needs_no_other_host(api: HttpApi) -> None:
     for path in ("/docs", "/redoc"):
-        page = (await door.ask("GET", path)).body.decode()
+        page = (await api.ask("GET", path)).body.decode()
         assert "https://" not in page
 
 
-async def test_the_document_is_the_one_that_is_generated_without_a_server(door: Door) -> None:
-    assert (await door.ask("GET", "/openapi.json")).json == openapi()
+async def test_the_document_is_the_one_that_is_generated_without_a_server(api: HttpApi) -> None:
+    assert (await api.ask("GET", "/openapi.json")).json == openapi()
 
 
 def test_the_document_is_valid_and_complete() -> None:
@@ -63,11 +63,11 @@ def test_the_document_is_valid_and_complete() -> None:
     assert document["paths"]["/healthz"]["get"]["security"] == []
 
 
-async def test_what_the_document_says_of_paths_is_what_is_served_and_to_nobody_without_a_key(door: Door) -> None:
+async def test_what_the_document_says_of_paths_is_what_is_served_and_to_nobody_without_a_key(api: HttpApi) -> None:
     for path, operations in openapi()["paths"].items():
         for method, operation in operations.items():
             asked = path.format(job_id="x", incident_id="inc_3f9a1c07", dead_letter_id=1)
-            answer = await door.ask(method.upper(), asked, headers={"Authorization": ""})
+            answer = await api.ask(method.upper(), asked, headers={"Authorization": ""})
             assert answer.status == (401 if operation["security"] else 200), path
             assert answer.status == 200 or answer.code == "unauthorized"
 
