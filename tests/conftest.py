@@ -34,7 +34,7 @@ def _keep_files_in_memory() -> None:
 
 
 def _cache_bytecode() -> Path | None:
-    """Lets the processes of the tests compile a module once, and not each anew, where bytecode must not be written."""
+    """Lets the processes of the tests compile a module once, and not each again, where bytecode must not be written."""
     if "PYTHONDONTWRITEBYTECODE" not in os.environ:
         return None
     del os.environ["PYTHONDONTWRITEBYTECODE"]

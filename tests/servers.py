@@ -7,7 +7,7 @@ Fixtures, each giving a `RunningServer` with `.url`, `.kill()` (SIGKILL) and `.r
 - `own_nats_server`, `own_redis_server`: empty, and for this test alone (about 0.1 s). For tests that kill servers, or
   that need fixed stream names or an empty Redis.
 
-Where they come from is told by `BREAKWATER_TEST_SERVERS`:
+Where they come from is reported by `BREAKWATER_TEST_SERVERS`:
 
 - `embedded`: the programs that `breakwater up` runs: nats-server, valkey-server and the ClickHouse engine behind its
   own HTTP protocol, on free ports of loopback, with their data in the test's temporary directory.

@@ -1,4 +1,4 @@
-"""The client of the HTTP API, against a server that answers as told."""
+"""The client of the HTTP API, against a server that answers as configured."""
 
 from __future__ import annotations
 

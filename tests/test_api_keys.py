@@ -94,7 +94,7 @@ def test_without_the_file_nobody_gets_in_any_more(path: Path) -> None:
     assert ring.holder(key) is None
 
 
-def test_a_file_that_is_broken_by_hand_keeps_the_keys_that_were_read_before(path: Path) -> None:
+def test_a_file_that_is_broken_by_an_edit_keeps_the_keys_that_were_read_before(path: Path) -> None:
     key = create_key(path, "ci")
     ring = KeyRing(path)
     assert ring.holder(key) is not None
@@ -153,7 +153,7 @@ def test_a_name_that_can_name_nothing_is_refused(path: Path, name: str) -> None:
     assert list_keys(path) == ()
 
 
-def test_a_directory_that_is_a_file_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_is_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ApiKeysError, match="can't be written"):
         create_key(tmp_path / "file" / "api_keys.json", "ci")
@@ -199,7 +199,7 @@ def test_a_file_of_before_there_were_scopes_opens_everything_still(path: Path) -
 
 
 @pytest.mark.parametrize("scopes", [[], ["read", "root"], None, "operate"])
-def test_scopes_that_are_broken_by_hand_open_nothing_more(path: Path, scopes: Any) -> None:
+def test_scopes_that_are_broken_by_an_edit_open_nothing_more(path: Path, scopes: Any) -> None:
     key = create_key(path, "ci", ("read",))
     ring, document = KeyRing(path), json.loads(path.read_text())
     assert ring.holder(key) is not None
@@ -213,7 +213,7 @@ def test_scopes_that_are_broken_by_hand_open_nothing_more(path: Path, scopes: An
         list_keys(path)
 
 
-def test_scopes_that_are_changed_by_hand_hold_at_once(path: Path) -> None:
+def test_scopes_that_are_edited_hold_at_once(path: Path) -> None:
     key = create_key(path, "ci", ("read",))
     ring = KeyRing(path)
     assert ring.holder(key) is not None

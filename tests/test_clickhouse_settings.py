@@ -11,7 +11,7 @@ from breakwater.config import ConfigError, RetentionDays, parse_config
 PLAIN = "providers: {p: {base_url: 'http://x'}}\nagents: {a: {model: m}}\n"
 
 
-def test_every_table_has_its_retention_and_keeps_rows_for_400_days_unless_told() -> None:
+def test_every_table_has_its_retention_and_keeps_rows_for_400_days_unless_configured() -> None:
     assert RetentionDays().model_dump() == {table.name: RETENTION_DAYS for table in TABLES}
     assert layout(parse_config(PLAIN)).cluster is None
 

@@ -82,7 +82,7 @@ def test_a_mistake_is_named_by_its_path_and_what_would_be_right(old: str, new: s
     assert "sk-1234567890" not in str(caught.value)
 
 
-def test_all_mistakes_are_told_at_once_and_one_in_the_defaults_only_once() -> None:
+def test_all_mistakes_are_reported_at_once_and_one_in_the_defaults_only_once() -> None:
     wrong = GOOD.replace("max_attempts", "max_atempts").replace("daily_usd", "dayly_usd")
     with pytest.raises(ConfigError) as caught:
         parse_config(wrong)
@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load_config(tmp_path)
 
 
-def test_a_secret_is_read_from_its_place_and_its_absence_is_told(
+def test_a_secret_is_read_from_its_place_and_its_absence_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_KEY", "value")
@@ -147,7 +147,7 @@ def test_the_channels_that_the_example_shows_are_right_without_their_hash() -> N
     ]
 
 
-def test_what_is_told_by_default_protects_too() -> None:
+def test_the_default_protects_too() -> None:
     found = alerts("{}")
     assert set(found.on_events) == set(get_args(AlertEvent))
     assert found.escalate == ("guard_tripped",)

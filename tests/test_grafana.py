@@ -217,7 +217,7 @@ def test_what_is_set_for_a_column_or_a_series_is_set_for_one_that_is_there(twice
     check([one for one in panels() if one.panel["type"] in ("table", "timeseries")], is_there)
 
 
-def test_a_table_tells_only_of_what_is_chosen(twice: Database) -> None:
+def test_a_table_counts_only_what_is_chosen(twice: Database) -> None:
     def only_of_what_is_chosen(query: Query) -> None:
         everything = twice.asked(query)
         for name, of_all in nothing_chosen(query.dashboard).items():
@@ -375,9 +375,9 @@ def test_what_is_provisioned_holds_no_secret_and_finds_its_dashboards() -> None:
     assert all(re.fullmatch(r"\$BW_GRAFANA_\w+", one) for one in given)
     (provider,) = read["dashboards"]["providers"]
     assert provider["type"] == "file"
-    told = (GRAFANA / "README.md").read_text()
+    reported = (GRAFANA / "README.md").read_text()
     for needed in (*(one.removeprefix("$") for one in given), provider["options"]["path"]):
-        assert needed in told
+        assert needed in reported
 
 
 def reader() -> ElementTree.Element:
@@ -409,8 +409,8 @@ def test_the_reader_reads_and_sees_no_prompt_nor_answer() -> None:
 
 
 def test_the_readme_names_every_dashboard_and_no_other() -> None:
-    told = (GRAFANA / "README.md").read_text()
-    assert set(re.findall(r"dashboards/(\w+)\.json", told)) == set(DASHBOARDS)
+    reported = (GRAFANA / "README.md").read_text()
+    assert set(re.findall(r"dashboards/(\w+)\.json", reported)) == set(DASHBOARDS)
 
 
 def blocks(language: str) -> list[str]:

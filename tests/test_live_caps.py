@@ -37,7 +37,7 @@ def daily(caps: LiveCaps) -> int | None:
 
 
 def looked(caps: LiveCaps) -> list[Any]:
-    """What is told when a file that changes no more was seen twice."""
+    """What is reported when a file that changes no more was seen twice."""
     with capture_logs() as logs:
         caps.look()
         caps.look()
@@ -58,7 +58,7 @@ def test_a_cap_that_is_raised_or_lowered_in_the_file_holds(file: Path, cap: str,
 @pytest.mark.parametrize(
     "text", [TEXT.replace("daily_usd: 1", "dayly_usd: 1"), "agents: {", "", TEXT.replace("Europe/Berlin", "UTC")]
 )
-def test_a_file_that_is_wrong_or_moves_the_days_changes_nothing_and_is_told_once(file: Path, text: str) -> None:
+def test_a_file_that_is_wrong_or_moves_the_days_changes_nothing_and_is_reported_once(file: Path, text: str) -> None:
     caps = LiveCaps(load_config(file), file)
     before = caps()
     write(file, text)
@@ -70,7 +70,7 @@ def test_a_file_that_is_wrong_or_moves_the_days_changes_nothing_and_is_told_once
     assert daily(caps) == 3 * USD
 
 
-def test_what_else_has_changed_is_told_to_need_a_restart(file: Path) -> None:
+def test_what_else_has_changed_is_reported_to_need_a_restart(file: Path) -> None:
     caps = LiveCaps(load_config(file), file)
     write(file, TEXT.replace("daily_usd: 1", "daily_usd: 2").replace("model: m,", "model: m2,"))
     assert looked(caps) == [("caps_changed", "info"), ("config_changed", "warning")]

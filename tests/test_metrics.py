@@ -64,7 +64,7 @@ def attempt(
     outcome: Outcome = "success", kind: ErrorKind | None = None, *, cause: Cause = "first", **fields: Any
 ) -> Attempt:
     error = None if kind is None else ErrorInfo(kind=kind, class_="SomeError", message="sk-secret")
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "attempt_id": "job-1:1",
         "execution_id": "job-1",
         "agent": "writer",
@@ -80,11 +80,11 @@ def attempt(
         "error": error,
         "cause": cause,
     }
-    return Attempt.model_validate(told | fields)
+    return Attempt.model_validate(reported | fields)
 
 
 def result(**fields: Any) -> Result:
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "job_id": "job-1",
         "execution_id": "job-1",
         "agent": "writer",
@@ -95,7 +95,7 @@ def result(**fields: Any) -> Result:
         "completed_at": NOW,
         "duration_ms": 2500,
     }
-    return Result.model_validate(told | fields)
+    return Result.model_validate(reported | fields)
 
 
 # What is counted
@@ -308,7 +308,7 @@ def scrape(process: ServiceProcess, url: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["worker", "request", "sink"])
-def test_a_service_serves_its_metrics_where_it_is_told(tmp_path: Path, name: str) -> None:
+def test_a_service_serves_its_metrics_where_it_is_configured(tmp_path: Path, name: str) -> None:
     port = str(free_port())
     with service(name, environment_for(tmp_path, BREAKWATER_METRICS_PORT=port), tmp_path / "log") as process:
         names = scrape(process, f"http://127.0.0.1:{port}/metrics")
@@ -333,7 +333,7 @@ def a_sink(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_port_that_is_taken_is_told_and_no_restart_is_asked_for(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_reported_and_no_restart_is_asked_for(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         environment = environment_for(tmp_path, BREAKWATER_METRICS_PORT=str(port))
@@ -345,7 +345,7 @@ def test_a_port_that_is_taken_is_told_and_no_restart_is_asked_for(tmp_path: Path
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
-def test_an_address_that_cannot_be_had_is_told(tmp_path: Path, host: str) -> None:
+def test_an_address_that_cannot_be_had_is_reported(tmp_path: Path, host: str) -> None:
     environment = environment_for(tmp_path, BREAKWATER_METRICS_PORT=str(free_port()), BREAKWATER_METRICS_HOST=host)
     ran = a_sink(environment)
     assert ran.returncode == os.EX_CONFIG

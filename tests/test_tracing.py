@@ -74,7 +74,7 @@ async def test_spans_follow_each_other_by_what_they_pass_on(
     assert [span.wire.kind for span in (first, second, third)] == kinds
 
 
-async def test_a_failure_is_told_by_its_class_alone(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failure_is_reported_by_its_class_alone(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     async with tracing_to(collector, monkeypatch):
         tracing.begin("failed", parent=None).end(error="RateLimitError")
     received = await collector.named("failed")
@@ -239,7 +239,9 @@ async def test_a_collector_that_hangs_holds_up_no_end(collector: Collector) -> N
     assert took_s < 60
 
 
-async def test_an_outage_is_told_once_and_so_is_its_end(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_outage_is_reported_once_and_so_is_its_end(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def sent(name: str) -> None:
         before = collector.requests
         tracing.begin(name, parent=None).end()
@@ -253,14 +255,14 @@ async def test_an_outage_is_told_once_and_so_is_its_end(collector: Collector, mo
             await sent("lost 2")
             collector.status = 200
             await sent("there")
-    told = [line for line in logs if line["event"] in {"unavailable", "available_again", "tracing", "spans_lost"}]
-    assert [line["event"] for line in told] == ["unavailable", "available_again"]
-    assert told[0]["what"] == "otlp"
-    assert "400" in told[0]["error"]
+    reported = [line for line in logs if line["event"] in {"unavailable", "available_again", "tracing", "spans_lost"}]
+    assert [line["event"] for line in reported] == ["unavailable", "available_again"]
+    assert reported[0]["what"] == "otlp"
+    assert "400" in reported[0]["error"]
     assert [span.name for span in collector.spans] == ["there"]
 
 
-async def test_a_setting_that_the_sdk_does_not_understand_is_told(
+async def test_a_setting_that_the_sdk_does_not_understand_is_reported(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with structlog.testing.capture_logs() as logs:
@@ -272,7 +274,7 @@ async def test_a_setting_that_the_sdk_does_not_understand_is_told(
     await collector.named("sent all the same")
 
 
-def test_a_service_that_is_told_to_speak_grpc_says_so_and_ends(tmp_path: Path) -> None:
+def test_a_service_that_is_asked_to_speak_grpc_says_so_and_ends(tmp_path: Path) -> None:
     config = tmp_path / "breakwater.yaml"
     config.write_text('providers: {p: {base_url: "http://127.0.0.1:9/v1"}}\nagents: {a: {model: m}}\n')
     environment = {
@@ -344,7 +346,7 @@ def test_names_are_those_of_the_semantic_conventions() -> None:
     assert len(said) == 17
 
 
-def test_an_attempt_is_told_with_what_is_known_of_it() -> None:
+def test_an_attempt_is_reported_with_what_is_known_of_it() -> None:
     assert tracing.outcome_attributes(attempt_that_failed()) == {
         "gen_ai.usage.input_tokens": 10,
         "gen_ai.usage.output_tokens": 0,

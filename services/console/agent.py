@@ -114,7 +114,7 @@ def helped(figures: RetryFigures, when: str) -> tuple[str, ...]:
         figures: what happened.
         when: such as `in the last 24h`.
     """
-    if not figures.retried and not figures.fell_back and not figures.untold:
+    if not figures.retried and not figures.fell_back and not figures.unrecorded:
         return (f"Nothing was retried {when}.",)
     sentences: list[str] = []
     if figures.retried:
@@ -124,9 +124,9 @@ def helped(figures: RetryFigures, when: str) -> tuple[str, ...]:
     if figures.fell_back:
         outcome = _outcome(figures.saved_by_fallback, figures.fell_back, "fell back", figures.fallback_rate)
         sentences.append(f"{_verdict('Falling back to another model', figures.fallback_rate)}: {outcome}.")
-    if figures.untold:
-        are = "is" if figures.untold == 1 else "are"
-        sentences.append(f"{counted(figures.untold, 'execution')} from before the upgrade {are} left out.")
+    if figures.unrecorded:
+        are = "is" if figures.unrecorded == 1 else "are"
+        sentences.append(f"{counted(figures.unrecorded, 'execution')} from before the upgrade {are} left out.")
     return tuple(sentences)
 
 

@@ -38,24 +38,24 @@ async def test_a_day_grows_hour_by_hour_until_now(analytics: Analytics):
         call(4, hour(3.25)),
         call(4, hour(3.25)),  # delivered twice
     )
-    told = await burn(analytics, DAY, "global", UTC_ZONE, hour(3.5))
-    assert told.points == (
+    figures = await burn(analytics, DAY, "global", UTC_ZONE, hour(3.5))
+    assert figures.points == (
         (hour(0), 0),
         (hour(1), CENT),
         (hour(2), 3 * CENT),
         (hour(3), 3 * CENT),
         (hour(3.5), 4 * CENT),
     )
-    assert told.spent == 4 * CENT
-    assert told.unknown_costs == 0
+    assert figures.spent == 4 * CENT
+    assert figures.unknown_costs == 0
 
 
-async def test_a_day_that_is_over_is_told_whole_and_one_without_calls_is_flat(analytics: Analytics):
+async def test_a_day_that_is_over_is_reported_whole_and_one_without_calls_is_flat(analytics: Analytics):
     await store(analytics, call(1, hour(23.999)))
-    told = await burn(analytics, DAY, "global", UTC_ZONE, hour(30))
-    assert len(told.points) == 25
-    assert told.points[-1] == (hour(24), CENT)
-    assert told.points[-2] == (hour(23), 0)
+    figures = await burn(analytics, DAY, "global", UTC_ZONE, hour(30))
+    assert len(figures.points) == 25
+    assert figures.points[-1] == (hour(24), CENT)
+    assert figures.points[-2] == (hour(23), 0)
     empty = await burn(analytics, DAY, "agent:nobody", UTC_ZONE, hour(1.5))
     assert [spent for _, spent in empty.points] == [0, 0, 0]
 
@@ -67,8 +67,8 @@ async def test_a_call_counts_when_it_is_charged_and_not_when_it_begins(analytics
         call(1, late, reserved=CENT, reserved_at=early),
         call(2, early, reserved=CENT, reserved_at=late, attempt_id="e1:2b"),
     )
-    told = await burn(analytics, DAY, "global", UTC_ZONE, hour(1))
-    assert told.spent == CENT
+    figures = await burn(analytics, DAY, "global", UTC_ZONE, hour(1))
+    assert figures.spent == CENT
     assert (await spent_since(analytics, hour(0), hour(1)))["global"] == CENT
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong is told apart: the rows, the statement, or the server."""
+"""What goes wrong is reported by its kind: the rows, the statement, or the server."""
 
 import asyncio
 import subprocess
@@ -117,7 +117,7 @@ async def test_one_client_works_on_after_the_server_was_killed(
     assert found.rows == (("after",), ("before",))
 
 
-async def test_a_wrong_statement_is_told_with_its_code_and_without_the_grammar(analytics: Analytics) -> None:
+async def test_a_wrong_statement_is_reported_with_its_code_and_without_the_grammar(analytics: Analytics) -> None:
     with pytest.raises(QueryFailed) as refusal:
         await analytics.query("SELEC 1")
     assert refusal.value.code == 62

@@ -81,27 +81,27 @@ async def test_the_printed_statements_make_what_setup_makes(analytics: Analytics
 
 
 class Replicated(Analytics):
-    """Tells that a table is replicated, and keeps what it is told to do."""
+    """Says that a table is replicated, and records the statements it is sent."""
 
     def __init__(self, engine: str) -> None:
         super().__init__("http", "127.0.0.1", 1, "nobody", "", "bw")
         self.engine = engine
         self.asked = 0
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     async def query(self, *_: object) -> ResultSet:
         self.asked += 1
         return ResultSet(("engine",), ((self.engine,),) if self.engine else ())
 
     async def execute(self, sql: str, *_: object) -> None:
-        self.told.append(sql)
+        self.reported.append(sql)
 
 
 async def test_a_replica_catches_up_before_money_is_counted() -> None:
     replica = Replicated("ReplicatedReplacingMergeTree")
     await replica.catch_up(ATTEMPTS)
     await replica.catch_up(ATTEMPTS)
-    assert replica.told == ["SYSTEM SYNC REPLICA `attempts` LIGHTWEIGHT"] * 2
+    assert replica.reported == ["SYSTEM SYNC REPLICA `attempts` LIGHTWEIGHT"] * 2
     assert replica.asked == 1
 
 
@@ -109,7 +109,7 @@ async def test_a_replica_catches_up_before_money_is_counted() -> None:
 async def test_what_is_not_replicated_has_nothing_to_catch_up_with(engine: str) -> None:
     single = Replicated(engine)
     await single.catch_up(ATTEMPTS)
-    assert single.told == []
+    assert single.reported == []
 
 
 async def test_catching_up_on_one_server_is_nothing(analytics: Analytics) -> None:

@@ -24,7 +24,7 @@ def analytics(brand_new_analytics: Analytics) -> Analytics:
     return brand_new_analytics
 
 
-async def test_a_new_database_is_told_of_and_a_second_run_does_nothing(clickhouse_server: RunningServer) -> None:
+async def test_a_new_database_is_reported_and_a_second_run_does_nothing(clickhouse_server: RunningServer) -> None:
     analytics = connect(samples.new_database_url(clickhouse_server.url))
     done = await migrate(analytics)
     assert done[0] == f"created database {analytics.database}"
@@ -183,7 +183,7 @@ async def test_a_database_of_version_3_gets_the_guards_and_keeps_its_rows(clickh
     for table in schema.TABLES:
         found = await analytics.query(f"DESCRIBE TABLE {table.name}")
         assert [(row[0], row[1]) for row in found.rows] == list(table.columns.items())
-    # What was not told then is unknown now; only the scope is known, as there was but one.
+    # What was not reported then is unknown now; only the scope is known, as there was but one.
     unknown = dict.fromkeys(ADDED_BY_4["breaker_transitions"], None)
     earlier = {**transition.model_dump(), **unknown, "scope": "agent_model", "event_sequence": 1}
     assert list((await analytics.query("SELECT * FROM breaker_transitions")).named()) == [earlier]
@@ -268,8 +268,8 @@ async def test_a_service_of_version_4_goes_on_storing_its_rows(analytics: Analyt
 async def test_a_database_of_version_5_gets_incidents_and_keeps_its_alerts(clickhouse_server: RunningServer) -> None:
     analytics = connect(samples.new_database_url(clickhouse_server.url))
     await migrate(analytics)
-    told = samples.alert("alert_old", at=samples.NOON)
-    await put_back(analytics, schema.ALERTS, before_6(schema.ALERTS), rows.alert_row(told, 1))
+    reported = samples.alert("alert_old", at=samples.NOON)
+    await put_back(analytics, schema.ALERTS, before_6(schema.ALERTS), rows.alert_row(reported, 1))
     await analytics.execute("DROP VIEW incidents")
     await forget_from(analytics, 6)
 
@@ -280,7 +280,7 @@ async def test_a_database_of_version_5_gets_incidents_and_keeps_its_alerts(click
     found = await analytics.query("DESCRIBE TABLE alerts")
     assert [(row[0], row[1]) for row in found.rows] == list(schema.ALERTS.columns.items())
     earlier = {
-        **told.model_dump(exclude={"remind_at", "last_event_id"}),
+        **reported.model_dump(exclude={"remind_at", "last_event_id"}),
         "payload": '{"failures":3}',
         "event_sequence": 1,
         "incident_id": "alert_old",
@@ -293,7 +293,7 @@ async def test_a_database_of_version_5_gets_incidents_and_keeps_its_alerts(click
 
     later = samples.full_alert()
     await analytics.insert(schema.ALERTS, [rows.alert_row(later, 2)])
-    # Whether what the old one told is over, nothing tells.
+    # Whether the incident of the old one is over is unknown.
     assert (await analytics.query("SELECT incident_id FROM incidents")).rows == ((later.incident_id,),)
     await analytics.execute(f"DROP DATABASE {analytics.database}")
     await analytics.close()
@@ -329,11 +329,11 @@ async def described(analytics: Analytics) -> dict[str, str]:
         " WHERE database = {database:String} AND name != 'schema_migrations'",
         {"database": analytics.database},
     )
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     for name, ddl in found.rows:
         head, word, settings = ddl.partition(" SETTINGS ")
-        told[name] = head + word + ", ".join(sorted(settings.split(", ")))  # in whatever order they were given
-    return told
+        reported[name] = head + word + ", ".join(sorted(settings.split(", ")))  # in whatever order they were given
+    return reported
 
 
 async def test_a_database_of_version_6_becomes_like_a_new_one_and_keeps_its_rows(
@@ -400,7 +400,7 @@ async def test_a_sink_of_version_6_goes_on_storing_its_executions(analytics: Ana
     assert kept.rows == ((3, {}),)
 
 
-async def test_changed_retention_is_applied_and_told_once(analytics: Analytics) -> None:
+async def test_changed_retention_is_applied_and_reported_once(analytics: Analytics) -> None:
     await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.full_attempt(), 1)])
     shorter = Layout(retention_days={"attempts": 90, "alerts": 1})
     assert await migrate(analytics, shorter) == (

@@ -130,7 +130,7 @@ async def test_errors_are_counted_by_what_they_are(filled: Analytics, history: M
     assert await breakdown.errors(filled, SOME, agent=agent, limit=3) == lines[:3]
 
 
-async def test_a_provider_is_as_available_as_its_view_tells(analytics: Analytics) -> None:
+async def test_a_provider_is_as_available_as_its_view_reports(analytics: Analytics) -> None:
     kinds = ("server", "timeout", "network", "rate_limit", "logic", "context_overflow", "client")
     calls = [
         attempt("e1", number, outcome="error", error=RATE_LIMITED.model_copy(update={"kind": kind}))
@@ -144,7 +144,7 @@ async def test_a_provider_is_as_available_as_its_view_tells(analytics: Analytics
     assert (line.rate_limited, line.others, line.succeeded, line.calls) == (1, 3, 1, 8)
 
 
-async def test_waste_is_told_by_agent_and_cause(filled: Analytics, history: Made) -> None:
+async def test_waste_is_reported_by_agent_and_cause(filled: Analytics, history: Made) -> None:
     cost, executions = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for one in history.ended(SOME):
         for cause, nano in one.wasted_by_cause.items():
@@ -208,7 +208,9 @@ async def test_retries_are_judged_by_how_executions_ended(filled: Analytics, his
 
 
 @pytest.mark.parametrize("by", ["agent", "tenant", "model"])
-async def test_who_spent_what_is_told_the_dearest_first(filled: Analytics, history: Made, by: costs.Spender) -> None:
+async def test_who_spent_what_is_reported_the_dearest_first(
+    filled: Analytics, history: Made, by: costs.Spender
+) -> None:
     groups: dict[str | None, list[Attempt]] = defaultdict(list)
     for one in history.called(SOME):
         if not one.short_circuited:
@@ -241,7 +243,7 @@ async def test_facets_are_what_there_is_the_most_frequent_first(filled: Analytic
     assert found.error_kinds == counted([one.error.kind if one.error else None for one in seen])
 
 
-async def test_nothing_happened_is_told_as_zero(filled: Analytics) -> None:
+async def test_nothing_happened_is_reported_as_zero(filled: Analytics) -> None:
     found = await overview.totals(filled, EMPTY)
     assert (found.executions, found.calls, found.spend, found.wasted) == (0, 0, 0, 0)
     assert (found.p50_ms, found.p95_ms, found.success_rate) == (None, None, None)
@@ -309,7 +311,7 @@ async def test_executions_stored_before_their_calls_were_counted_tell_nothing_of
     refused = attempt("e2", 1, outcome="short_circuited", short_circuited=True, cost=None)
     records = [
         execution("e1", attempts=tries, attempts_count=2),
-        # It called nothing, so there is nothing to be told of it.
+        # It called nothing, so nothing is reported of it.
         execution("e2", attempts=[refused], attempts_count=1, started_at=None, **FAILED),
         execution("e3", attempts_count=0, started_at=None, cache_hit=True),
     ]
@@ -317,11 +319,11 @@ async def test_executions_stored_before_their_calls_were_counted_tell_nothing_of
     values = [dict(zip(schema.EXECUTIONS.columns, rows.execution_row(one, 1), strict=True)) for one in records]
     window = Window(END, END + timedelta(hours=1), 60)
     await analytics.insert(old, [[row[name] for name in old.columns] for row in values])
-    assert await costs.retries(analytics, window) == costs.RetryFigures(0, 0, 0, 0, 0, untold=1)
+    assert await costs.retries(analytics, window) == costs.RetryFigures(0, 0, 0, 0, 0, unrecorded=1)
     again = [rows.execution_row(one, 2) for one in records]
     await analytics.insert(schema.EXECUTIONS, again)
     found = await costs.retries(analytics, window)
-    assert (found.retried, found.saved, found.untold) == (1, 1, 0)
+    assert (found.retried, found.saved, found.unrecorded) == (1, 1, 0)
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Each question against a small set of rows whose answer was computed by hand."""
+"""Each question against a small set of rows whose answer was computed beforehand."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -118,7 +118,7 @@ async def test_the_latest_executions_come_first_and_can_be_filtered(filled: Anal
     assert await ids(agent="nobody") == []
 
 
-async def test_a_line_of_the_list_tells_cost_and_error(filled: Analytics) -> None:
+async def test_a_line_of_the_list_reports_cost_and_error(filled: Analytics) -> None:
     (line,) = (await search.search(filled, search.Filters(status="dead_lettered"))).lines
     assert (line.total_cost, line.cost_basis, line.reason, line.duration_ms) == (7, "billed", "error", 9_000)
     assert (line.error_message, line.completed_at) == (RATE_LIMITED.message, NOON)

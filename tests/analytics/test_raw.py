@@ -1,4 +1,4 @@
-"""Answers that are files: what goes wrong in the middle of one is told, and what only looks like an error is not."""
+"""Answers that are files: what goes wrong in the middle of one is reported, what only looks like one is not."""
 
 from collections.abc import AsyncIterator
 
@@ -23,14 +23,14 @@ async def test_what_clickhouse_writes_is_handed_out_whole(analytics: Analytics) 
     assert data == b"".join(b"%d\n" % number for number in range(7, 100_007))
 
 
-async def test_an_error_before_the_first_row_is_told(analytics: Analytics) -> None:
+async def test_an_error_before_the_first_row_is_reported(analytics: Analytics) -> None:
     with pytest.raises(QueryFailed) as refused:
         [chunk async for chunk in analytics.raw_stream("SELECT 1 FROM nowhere FORMAT Parquet")]
     assert refused.value.code == 60
 
 
 @pytest.mark.parametrize("form", ["TSVRaw", "Parquet"])
-async def test_an_error_after_many_rows_is_told_with_its_code(analytics: Analytics, form: str) -> None:
+async def test_an_error_after_many_rows_is_reported_with_its_code(analytics: Analytics, form: str) -> None:
     sql = f"SELECT toString(number), throwIf(number = 5000000, 'no more') FROM numbers(6000000) FORMAT {form}"
     got = 0
 
@@ -46,7 +46,7 @@ async def test_an_error_after_many_rows_is_told_with_its_code(analytics: Analyti
 
 
 @pytest.mark.parametrize("size", [1, 1000, 1 << 20])
-async def test_an_error_as_old_servers_write_it_is_told(size: int) -> None:
+async def test_an_error_as_old_servers_write_it_is_reported(size: int) -> None:
     rows = b'{"a":1}\n' * 5_000
     error = b"Code: 241. DB::Exception: Memory limit exceeded. (MEMORY_LIMIT_EXCEEDED) (version 24.3.1.1)\n"
     with pytest.raises(BrokenOffError, match="Memory limit"):

@@ -1,4 +1,4 @@
-"""What held calls back, against rows whose answer was computed by hand."""
+"""What held calls back, against rows whose answer was computed beforehand."""
 
 from datetime import timedelta
 
@@ -23,7 +23,7 @@ ATTEMPTS = [
     # Called, and refused by the provider.
     attempt("a1", 1, cost=0, outcome="error", error=RATE_LIMITED),
     attempt("a2", 1, cost=0, outcome="error", error=RATE_LIMITED, started_at=NOON + timedelta(minutes=3)),
-    # Refused by a limit and a budget of the plane: the same kind of error as above is told apart from it.
+    # Refused by a limit and a budget of the plane: distinguished from the same kind of error above.
     refused("a3", "rate_limit", "provider:openai"),
     refused("a4", "budget_exceeded", "agent:writer/daily"),
     refused("a5", "breaker_open"),

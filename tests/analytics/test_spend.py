@@ -89,7 +89,7 @@ async def test_what_is_stored_adds_up_to_the_ledger_of_the_same_attempts(analyti
         counted = [one for one, sequence, at in stored if at < LOG_CREATED or sequence <= upto]
         expected = of_periods(ledger(counted, BERLIN), SOME_PERIODS)
         assert await spend(analytics, SOME_PERIODS, log_created=LOG_CREATED, upto=upto) == expected
-    # The sample must be one that could tell a mistake.
+    # The sample must be one that would show a mistake.
     total = expected["2026-10", "global"]
     assert total.spent > 10**18
     assert all(value for _, value in total.items())
@@ -158,7 +158,7 @@ async def test_notes_are_those_of_the_periods_in_their_order(analytics: Analytic
     assert await budget_notes(analytics, []) == []
 
 
-async def test_a_database_without_tables_is_told_of(analytics: Analytics) -> None:
+async def test_a_database_without_tables_is_reported(analytics: Analytics) -> None:
     await analytics.execute("DROP TABLE attempts")
     with pytest.raises(QueryFailed, match="attempts"):
         await stored_upto(analytics, log_created=LOG_CREATED)

@@ -60,7 +60,7 @@ async def test_every_member_shows_the_whole_tree_in_the_order_of_queueing(analyt
     assert (found.execution_id, found.cut, found.circular) == (asked, (), False)
 
 
-async def test_a_node_tells_what_its_record_tells_and_the_sums_below(analytics: Analytics) -> None:
+async def test_a_node_reports_what_its_record_reports_and_the_sums_below(analytics: Analytics) -> None:
     await store(analytics, FAMILY)
     root = (await found_tree(analytics, "leaf")).root
     assert root.subtree == Subtree(executions=4, total_cost=321, wasted_cost=5, unknown_costs=1)
@@ -69,9 +69,14 @@ async def test_a_node_tells_what_its_record_tells_and_the_sums_below(analytics: 
     assert late.subtree == Subtree(executions=1, total_cost=20, wasted_cost=5, unknown_costs=0)
     (leaf,) = early.children
     assert leaf.subtree == Subtree(executions=1, total_cost=None, wasted_cost=None, unknown_costs=1)
-    told = leaf.execution
-    assert told is not None
-    assert (told.status, told.reason, told.chosen_model, told.total_cost) == ("dead_lettered", "timeout", None, None)
+    reported = leaf.execution
+    assert reported is not None
+    assert (reported.status, reported.reason, reported.chosen_model, reported.total_cost) == (
+        "dead_lettered",
+        "timeout",
+        None,
+        None,
+    )
     assert late.execution is not None
     assert (late.execution.agent, late.execution.duration_ms, late.execution.completed_at) == ("tagger", 1_000, NOON)
 

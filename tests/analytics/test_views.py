@@ -1,4 +1,4 @@
-"""Every view tells what Python makes of the same messages, though all of them are stored twice, in other batches."""
+"""Every view gives what Python computes from the same messages, though they are stored twice, in other batches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Messages:
         picked, moment = self._picked, self._moment()
         outcome = picked.choice(("success", "success", "error", "error", "short_circuited", "worker_lost"))
         kind = picked.choice(get_args(ErrorKind))
-        error = ErrorInfo(kind=kind, class_="AnyError", message=f"{kind}, told {number} of {execution_id}")
+        error = ErrorInfo(kind=kind, class_="AnyError", message=f"{kind}, attempt {number} of {execution_id}")
         tokens = [picked.choice((None, 0, picked.randrange(2**40))) for _ in range(3)]
         return samples.attempt(
             execution_id,
@@ -114,8 +114,8 @@ async def filled(analytics: Analytics, messages: Messages) -> Analytics:
     return analytics
 
 
-async def told(analytics: Analytics, view: str, keys: int, where: str = "") -> Figures:
-    """What a view tells, by the columns that it groups by."""
+async def figures_of(analytics: Analytics, view: str, keys: int, where: str = "") -> Figures:
+    """What a view reports, by the columns that it groups by."""
     found = await analytics.query(f"SELECT * FROM {view} {where}")
     figures: Figures = {}
     for row in found.rows:
@@ -163,10 +163,10 @@ async def test_views_tell_what_the_messages_say_however_often_they_are_stored(
         expected[name] = (keys, of_attempts(messages.attempts))
     for name, (keys, figures) in expected.items():
         assert len(figures) > 3, name
-        same(await told(filled, name, keys), figures)
+        same(await figures_of(filled, name, keys), figures)
     await merged(filled, "executions", "attempts")
     for name, (keys, figures) in expected.items():
-        same(await told(filled, name, keys), figures)
+        same(await figures_of(filled, name, keys), figures)
 
 
 TIMES = {name: time for name, (_, time, _) in (OF_EXECUTIONS | OF_ATTEMPTS).items()}
@@ -175,8 +175,8 @@ TIMES = {name: time for name, (_, time, _) in (OF_EXECUTIONS | OF_ATTEMPTS).item
 @pytest.mark.parametrize("view", TIMES)
 async def test_a_condition_on_the_time_gives_the_rows_that_it_is_true_of(filled: Analytics, view: str) -> None:
     keys, time = {name: (keys, time) for name, (keys, time, _) in (OF_EXECUTIONS | OF_ATTEMPTS).items()}[view]
-    everything = await told(filled, view, keys)
-    later = await told(filled, view, keys, f"WHERE {time} >= {since(view, '2026-11-01')}")
+    everything = await figures_of(filled, view, keys)
+    later = await figures_of(filled, view, keys, f"WHERE {time} >= {since(view, '2026-11-01')}")
     edge: Any = MIDNIGHT.date() if time == "day" else MIDNIGHT
     at = list(filled_columns(view)).index(time)
     assert later == {key: figures for key, figures in everything.items() if key[at] >= edge}
@@ -227,11 +227,11 @@ def some_story(picked: random.Random) -> Story:
     return story
 
 
-def openings(told: Sequence[BreakerTransition]) -> list[tuple[Any, ...]]:
+def openings(figures_of: Sequence[BreakerTransition]) -> list[tuple[Any, ...]]:
     """By walking along."""
     found: list[tuple[Any, ...]] = []
     opened: BreakerTransition | None = None
-    for one in told:
+    for one in figures_of:
         if one.to_state != "closed":
             opened = opened or one
         elif opened is not None:
@@ -247,16 +247,16 @@ async def test_breaker_openings_are_those_that_one_finds_by_walking_along(analyt
     everything: list[BreakerTransition] = []
     expected: list[tuple[Any, ...]] = []
     for number in range(150):
-        at, before, told_of = samples.NOON, "closed", []
+        at, before, reported_of = samples.NOON, "closed", []
         for version, (state, reason, rule) in enumerate(some_story(picked), 1):
             # Some within one millisecond: their order is that of their versions.
             at += MS * picked.choice((0, 1, picked.randrange(10**7)))
             fields = {"from_state": before, "to_state": state, "reason": reason, "rule": rule, "at": at}
             name = f"breaker {number}"
-            told_of.append(samples.transition(version, transition_id=f"{name}#{version}", agent=name, **fields))
+            reported_of.append(samples.transition(version, transition_id=f"{name}#{version}", agent=name, **fields))
             before = state
-        everything += told_of
-        expected += openings(told_of)
+        everything += reported_of
+        expected += openings(reported_of)
     assert len(expected) > 100
     await store_twice(
         analytics,
@@ -304,7 +304,7 @@ def test_every_view_is_tested() -> None:
 
 
 async def test_a_condition_on_the_minute_skips_what_lies_within_the_same_month(analytics: Analytics) -> None:
-    """The sorting key begins with the hour, which ClickHouse can't tell from a minute; an index can."""
+    """The sorting key begins with the hour, which ClickHouse can't derive from a minute; an index can."""
     ddl = schema.ATTEMPTS.ddl().replace("attempts", "fine", 1).replace("SETTINGS ", "SETTINGS index_granularity = 16, ")
     await analytics.execute(ddl)
     many = schema.Table("fine", schema.ATTEMPTS.columns, order_by=("attempt_id",), time="started_at")

@@ -1,4 +1,4 @@
-"""What the views must tell, worked out in Python from the messages that were stored."""
+"""What the views must return, worked out in Python from the messages that were stored."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def errors_per_minute(attempts: Iterable[Attempt]) -> Figures:
 
     figures: Figures = {}
     for names, all_ in groups(failed, key).items():
-        told = [one for one in all_ if one.error is not None]
-        latest = max(told, key=lambda one: (one.started_at, one.attempt_id), default=None)
+        reported = [one for one in all_ if one.error is not None]
+        latest = max(reported, key=lambda one: (one.started_at, one.attempt_id), default=None)
         figures[names] = {
             "errors": len(all_),
             "cost": known(one.cost for one in all_),
@@ -183,7 +183,9 @@ def estimate_accuracy(attempts: Iterable[Attempt]) -> Figures:
         if one.cost is not None and one.reserved is not None
     ]
     figures: Figures = {}
-    for key, all_ in groups(telling, lambda told: (told[0].started_at.date(), told[0].agent, told[0].model)).items():
+    for key, all_ in groups(
+        telling, lambda reported: (reported[0].started_at.date(), reported[0].agent, reported[0].model)
+    ).items():
         cost, reserved = sum(cost for _, cost, _ in all_), sum(reserved for _, _, reserved in all_)
         figures[key] = {
             "calls": len(all_),

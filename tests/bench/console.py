@@ -73,7 +73,7 @@ class Timed:
 
 
 async def loaded(analytics: Analytics, executions: int) -> None:
-    """Loads the history and tells how long that took."""
+    """Loads the history and reports how long that took."""
     began = time.monotonic()
     counts = await load(analytics, History(executions, DAYS, END))
     took = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""What the generated history tells beside its jobs: breakers, stopped tasks, budgets, and the incidents of these."""
+"""What the generated history reports beside its jobs: breakers, stopped tasks, budgets, and the incidents of these."""
 
 from __future__ import annotations
 
@@ -92,7 +92,15 @@ class Events:
         self._transition(agent, model, "half_open", "closed", at_ms, "the probe succeeded", 0)
 
     def _transition(
-        self, agent: Agent, model: Model, before: str, after: str, at_ms: int, reason: str, failures: int, **told: str
+        self,
+        agent: Agent,
+        model: Model,
+        before: str,
+        after: str,
+        at_ms: int,
+        reason: str,
+        failures: int,
+        **published: str,
     ) -> None:
         self._versions[agent.name, model.name] += 1
         version = self._versions[agent.name, model.name]
@@ -116,7 +124,7 @@ class Events:
                 "last_failure_at": at if failures else None,
                 "version": version,
                 "at": at,
-                **told,
+                **published,
             }
         )
         self._keep(schema.BREAKER_TRANSITIONS, rows.transition_row(event, self._next_sequence()))
@@ -154,8 +162,8 @@ class Events:
         if self._rng.random() < 0.6:
             at = time_from_ms(done.completed_ms + self._rng.randint(60_000, 5_000_000))
             by = self._rng.choice(PEOPLE)
-            told = {"kind": "reset", "by": by, "reason": f"reset by {by}: the prompt is mended", "at": at}
-            reset = tripped.model_copy(update={**told, "event_id": f"{tripped.event_id}#reset"})
+            published = {"kind": "reset", "by": by, "reason": f"reset by {by}: the prompt is mended", "at": at}
+            reset = tripped.model_copy(update={**published, "event_id": f"{tripped.event_id}#reset"})
             self._keep(schema.GUARD_EVENTS, rows.guard_row(reset, self._next_sequence()))
             self._hear(reset)
 
@@ -200,13 +208,13 @@ class Events:
 
     def _hear(self, event: BreakerTransition | GuardEvent | BudgetEvent) -> None:
         for signal in signals_of(event):
-            told = decide(signal, self._incidents.get(signal.key), RULES)
-            if told is None:
+            published = decide(signal, self._incidents.get(signal.key), RULES)
+            if published is None:
                 continue
-            self._tell(told)
-            if told.change == "opened" and self._rng.random() < 0.3:
-                at = time_from_ms(int(told.at.timestamp() * 1000) + self._rng.randint(30_000, 400_000))
-                seen = acknowledge(told, self._rng.choice(PEOPLE), None, at)
+            self._tell(published)
+            if published.change == "opened" and self._rng.random() < 0.3:
+                at = time_from_ms(int(published.at.timestamp() * 1000) + self._rng.randint(30_000, 400_000))
+                seen = acknowledge(published, self._rng.choice(PEOPLE), None, at)
                 if seen is not None:
                     self._tell(seen)
                     if event.at.minute < 20 and (over := resolve(seen, "ops: Jun", "looked into", at)) is not None:

@@ -38,7 +38,7 @@ class Agent:
     keeps_prompts: bool = True
     at_night: bool = False
     daily_cap: float | None = None
-    """How many times its usual spend of a day its budget is."""
+    """How many times its average spend of a day its budget is."""
     hard: bool = False
 
 
@@ -106,13 +106,13 @@ def failure(
     rng: random.Random, kind: ErrorKind, class_name: str, status: int | None, again: bool, text: str, weight: float
 ) -> Failure:
     """Some wordings of an error; `#` in its text stands for a number."""
-    told = [
+    reported = [
         Classification(
             kind, class_name, _numbered(rng, text), status, retryable=again, counts_for_breaker=again
         ).error_info()
         for _ in range(8)
     ]
-    cells = tuple((e.kind, e.class_, e.message, e.status_code, e.retryable, e.hash, e.user_message) for e in told)
+    cells = tuple((e.kind, e.class_, e.message, e.status_code, e.retryable, e.hash, e.user_message) for e in reported)
     read = user_message(kind, class_name, status)
     return Failure(kind, weight, cells, tuple((*one[:6], read) for one in cells))
 

@@ -153,13 +153,13 @@ class Jobs:
         chance = self._rng.random()
         if chance < (0.72 if down else 0.008):
             until = format_time(time_from_ms(at_ms + 60_000))
-            told = f"the breaker for {model.name} is open until {until}; no call was made"
+            reported = f"the breaker for {model.name} is open until {until}; no call was made"
             read = "This agent is paused for now. Please try again later."
-            return "breaker_open", ("breaker_open", "CircuitBreakerOpenError", told, None, False, None, read), None
+            return "breaker_open", ("breaker_open", "CircuitBreakerOpenError", reported, None, False, None, read), None
         if chance > 0.994 and model.input_nano is not None:
-            told = "the daily budget of agent has no room for this call until tomorrow"
+            reported = "the daily budget of agent has no room for this call until tomorrow"
             read = "This agent's budget is used up. Please try again tomorrow."
-            cells: ErrorCells = ("budget_exceeded", "BudgetExceededError", told, None, False, None, read)
+            cells: ErrorCells = ("budget_exceeded", "BudgetExceededError", reported, None, False, None, read)
             return "budget_exceeded", cells, "global/daily"
         return None
 

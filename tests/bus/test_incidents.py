@@ -64,7 +64,7 @@ async def stored(client: Client) -> list[Alert]:
     return [Alert.model_validate_json(message.data or b"") for message in messages]
 
 
-async def test_what_one_tells_the_others_know(client: Client, log_of: Callable[[], IncidentLog]) -> None:
+async def test_what_one_reports_the_others_know(client: Client, log_of: Callable[[], IncidentLog]) -> None:
     one, other = log_of(), log_of()
     [opened] = await one.apply(raised(), RULES)
     known = (await other.catch_up()).of("breaker_open/writer/1")
@@ -82,9 +82,9 @@ async def test_many_who_hear_of_the_same_things_at_once_tell_them_once(
 ) -> None:
     logs = [log_of() for _ in range(5)]
     await asyncio.gather(*(log.apply(raised(number), RULES) for number in range(40) for log in logs))
-    told = await stored(client)
-    assert [alert.change for alert in told] == ["opened"] * 40
-    assert len({alert.incident_id for alert in told}) == 40
+    reported = await stored(client)
+    assert [alert.change for alert in reported] == ["opened"] * 40
+    assert len({alert.incident_id for alert in reported}) == 40
 
 
 async def test_of_two_who_acknowledge_at_once_one_does(client: Client, log_of: Callable[[], IncidentLog]) -> None:
@@ -144,7 +144,7 @@ async def test_no_secret_gets_into_an_alert(client: Client, log_of: Callable[[],
         assert key not in alert.model_dump_json()
 
 
-async def test_the_log_goes_on_where_alerts_were_deleted_or_the_stream_was_made_anew(
+async def test_the_log_goes_on_where_alerts_were_deleted_or_the_stream_was_made_again(
     client: Client, own_nats_server: RunningServer, log_of: Callable[[], IncidentLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(incidents_module, "REPLICA_LAG_S", 0.1)
@@ -190,14 +190,14 @@ async def test_without_nats_nothing_is_decided(
         await log.apply(raised(2), RULES)
     await own_nats_server.restart_async()
 
-    async def told() -> bool:
+    async def reported() -> bool:
         try:
             return bool(await log.apply(raised(2), RULES))
         except BusUnavailable:
             return False
 
     deadline = asyncio.get_running_loop().time() + 60
-    while not await told():
+    while not await reported():
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.1)
     assert len(await stored(client)) == 2

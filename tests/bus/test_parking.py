@@ -126,8 +126,8 @@ async def test_a_parked_job_comes_back_when_it_is_due_and_as_it_was(url: str, cl
     assert timedelta(0) <= at - due.replace(microsecond=due.microsecond // 1000 * 1000) < timedelta(seconds=ACK_WAIT_S)
     assert job.data == b"\x00bytes"
     assert parked_execution(job.headers) == EXECUTION
-    told = queued_at(job.headers, job.published_at)
-    assert abs(told - original.published_at) < timedelta(milliseconds=1)
+    reported = queued_at(job.headers, job.published_at)
+    assert abs(reported - original.published_at) < timedelta(milliseconds=1)
     assert {"traceparent": "00-a-b-01", "own": "wörth keeping"}.items() <= dict(job.headers).items()
     assert Header.DUE.value not in job.headers
 
@@ -348,7 +348,7 @@ async def test_a_job_whose_agent_is_configured_waits_for_its_queue_to_be_there_a
     assert await count(client, Stream.DLQ) == 0
 
 
-async def test_a_job_that_can_not_be_parked_is_told_to_whoever_tries(
+async def test_a_job_that_can_not_be_parked_is_reported_to_whoever_tries(
     client: Client, publisher: Publisher, own_nats_server: RunningServer
 ) -> None:
     jetstream = client.jetstream()

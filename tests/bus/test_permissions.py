@@ -155,7 +155,7 @@ async def connected(url_of: UrlOf, user: str) -> AsyncGenerator[tuple[Client, li
 
 
 async def refused(client: Client, refusals: list[str]) -> set[str]:
-    """The subjects of all refusals so far. nats-py reports them in tasks; a last one tells that all are in."""
+    """The subjects of all refusals so far. nats-py reports them in tasks; a last one shows that all are in."""
     await client.publish("the.last", b"")
     async with asyncio.timeout(60):
         while not any('"the.last"' in refusal for refusal in refusals):
@@ -240,11 +240,11 @@ async def test_the_alerter_takes_a_channels_alerts_and_reads_what_it_remembered(
         for channel in PLAN.alert_channels:
             bound = await alerter.jetstream().pull_subscribe_bind(alert_consumer(channel), "ALERTS")
             sequence = 0
-            while sequence < stored.seq:  # other tests told some before
-                [told] = await bound.fetch(1, timeout=60)
-                sequence = told.metadata.sequence.stream
-                await told.ack_sync(timeout=60)
-            assert told.data == b"acknowledged"
+            while sequence < stored.seq:  # other tests reported some before
+                [reported] = await bound.fetch(1, timeout=60)
+                sequence = reported.metadata.sequence.stream
+                await reported.ack_sync(timeout=60)
+            assert reported.data == b"acknowledged"
         for note in (b"old", b"new"):
             await alerter.jetstream().publish(sent_message("ops", "inc_1"), note)
         found = await Lookup(lambda: alerter).last(Stream.ALERTER, sent_message("ops", "inc_1"))
@@ -264,7 +264,7 @@ async def test_an_alerter_answers_whoever_tests_a_channel(url_of: UrlOf) -> None
         assert (await request.request(channel_test("ops"), b"", timeout=60)).data == b"delivered"
 
 
-async def test_a_service_that_publishes_what_is_not_its_own_is_told_by_its_publisher(url_of: UrlOf) -> None:
+async def test_a_service_that_publishes_what_is_not_its_own_is_reported_by_its_publisher(url_of: UrlOf) -> None:
     async with connected(url_of, "sink") as (client, refusals):
         publisher = Publisher(lambda: client, "sink")
         with pytest.raises(BusUnavailable):

@@ -73,7 +73,7 @@ async def test_a_message_over_the_servers_limit_is_refused(client: Client) -> No
         await Publisher(lambda: client, "request").raw("bw.jobs.a", b"x" * (client.max_payload + 1), {})
 
 
-async def test_a_server_that_is_away_is_told_as_such_and_nothing_is_sent_later(
+async def test_a_server_that_is_away_is_reported_as_such_and_nothing_is_sent_later(
     client: Client, own_nats_server: RunningServer
 ) -> None:
     publisher = Publisher(lambda: client, "request")

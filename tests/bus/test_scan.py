@@ -158,7 +158,7 @@ async def test_the_newest_of_every_subject(client: Client, subjects: int) -> Non
     assert [message.data for message in found] == [b"%d" % number for number in range(3_000 - subjects, 3_000)]
 
 
-async def test_a_missing_stream_is_told(own_nats_server: RunningServer) -> None:
+async def test_a_missing_stream_is_reported(own_nats_server: RunningServer) -> None:
     async with await nats.connect(own_nats_server.url) as client:
         with pytest.raises(BusUnavailable, match=r"no server holds the stream EVENTS.*breakwater setup"):
             await read(client)
@@ -175,7 +175,7 @@ async def test_a_stream_that_goes_on_the_way_is_no_end(client: Client) -> None:
             _ = [message async for message in messages]
 
 
-async def test_a_server_that_falls_silent_on_the_way_is_told(
+async def test_a_server_that_falls_silent_on_the_way_is_reported(
     client: Client, own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan_module, "LOOKUP_TIMEOUT_S", 0.5)

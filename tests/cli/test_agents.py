@@ -135,7 +135,7 @@ async def test_figures_that_nobody_knows_are_said_to_be_missing(
     assert ran.out.splitlines()[1].split()[:2] == ["writer", "degraded"]
 
 
-async def test_what_the_interface_refuses_is_told_in_its_words(run: Run, stub: Stub) -> None:
+async def test_what_the_interface_refuses_is_reported_in_its_words(run: Run, stub: Stub) -> None:
     ran = await in_thread(run, "agents", "--api-key", "bw_no_no", "--json")
     assert (ran.code, ran.error["code"]) == (ExitCode.FAILED, "unauthorized")
     stub.answers["GET agents"] = (503, problem("unavailable", "the state cannot be read now: Redis is away"))
@@ -145,7 +145,7 @@ async def test_what_the_interface_refuses_is_told_in_its_words(run: Run, stub: S
 
 
 @pytest.mark.parametrize("answer", [(200, "<html>"), (200, {"agents": []}), (200, [{"agent_id": "x"}]), (502, "bad")])
-async def test_something_else_that_listens_there_is_told_from_a_plane(
+async def test_something_else_that_listens_there_is_distinguished_from_a_plane(
     run: Run, stub: Stub, answer: tuple[int, Any]
 ) -> None:
     stub.answers["GET agents"] = answer
@@ -154,7 +154,7 @@ async def test_something_else_that_listens_there_is_told_from_a_plane(
     assert "is it the right URL?" in ran.err
 
 
-async def test_a_service_that_is_down_is_told_with_its_address_and_what_to_do(run: Run, stub: Stub) -> None:
+async def test_a_service_that_is_down_is_reported_with_its_address_and_what_to_do(run: Run, stub: Stub) -> None:
     ran = await in_thread(run, "agents", "--url", "http://127.0.0.1:9")
     assert ran.code == ExitCode.UNREACHABLE
     assert "nothing answers at http://127.0.0.1:9" in ran.err

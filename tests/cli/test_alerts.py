@@ -162,7 +162,7 @@ async def test_undelivered_alerts_fit_the_terminal_with_title_and_error(
             assert words in ran.out
 
 
-def test_ids_are_as_long_as_tells_them_apart() -> None:
+def test_ids_are_as_long_as_distinguishes_them() -> None:
     assert short_ids([ID, ID]) == {ID: "inc_3f9a1c07"}
     alike = ["inc_aaaaaaaaaa11", "inc_aaaaaaaaaa22", "inc_b"]
     assert list(short_ids(alike).values()) == ["inc_aaaaaaaaaa1", "inc_aaaaaaaaaa2", "inc_b"]
@@ -174,8 +174,8 @@ async def test_all_of_one_is_shown(run: Run, stub: Stub) -> None:
     assert (ran.code, ran.err) == (ExitCode.OK, "")
     head, *facts = ran.out.splitlines()
     assert head == f"{CAP['incident_id']}  {CAP['title']}"
-    told = {line[2:16].strip(): line[16:].strip() for line in facts}
-    assert told == {
+    reported = {line[2:16].strip(): line[16:].strip() for line in facts}
+    assert reported == {
         "status": "acknowledged",
         "severity": "critical",
         "event": "budget_hard_cap",
@@ -292,8 +292,8 @@ async def test_one_dead_letter_is_replayed_by_its_number(run: Run, stub: Stub) -
     ran = await in_thread(run, "alerts", "replay", "--dead-letter", "17")
     assert stub.asked == [("POST alerts/replay", {"dead_letter_id": 17})]
     assert (ran.out, ran.err) == ("1 alert will be sent again: 1 on ops\n", "")
-    told = (await in_thread(run, "alerts", "replay", "--dead-letter", "17", "--json")).json
-    assert told == {"replayed": 1, "already": 0, "skipped": 0, "channels": {"ops": 1}}
+    reported = (await in_thread(run, "alerts", "replay", "--dead-letter", "17", "--json")).json
+    assert reported == {"replayed": 1, "already": 0, "skipped": 0, "channels": {"ops": 1}}
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ async def test_one_dead_letter_is_replayed_by_its_number(run: Run, stub: Stub) -
         (["replay", "--dead-letter", "0"], "--dead-letter"),
     ],
 )
-def test_wrong_usage_is_told_before_anything_is_asked(run: Run, arguments: list[str], said: str) -> None:
+def test_wrong_usage_is_reported_before_anything_is_asked(run: Run, arguments: list[str], said: str) -> None:
     ran = run("alerts", *arguments)
     assert ran.code == ExitCode.USAGE
     assert said in ran.err

@@ -76,7 +76,7 @@ async def test_breakers_that_are_not_closed_come_first(run: Run, stub: Stub, com
 
 
 @pytest.mark.parametrize("command", [["breakers", "--json"], ["breakers", "list", "--json"]], ids=" ".join)
-async def test_json_is_what_the_interface_told(run: Run, stub: Stub, command: list[str]) -> None:
+async def test_json_is_what_the_interface_reported(run: Run, stub: Stub, command: list[str]) -> None:
     stub.answers["GET breakers"] = (200, {"breakers": BREAKERS, "alive": False})
     ran = await in_thread(run, *command)
     assert ran.json == {"breakers": BREAKERS, "alive": False}
@@ -90,7 +90,7 @@ async def test_that_no_breaker_service_is_alive_is_said_in_one_line(run: Run, st
     assert len(ran.out.splitlines()) == 4
 
 
-async def test_no_breakers_are_told_from_no_answer(run: Run, stub: Stub) -> None:
+async def test_no_breakers_are_distinguished_from_no_answer(run: Run, stub: Stub) -> None:
     stub.answers["GET breakers"] = (200, {"breakers": [], "alive": True})
     ran = await in_thread(run, "breakers")
     assert (ran.code, ran.out) == (ExitCode.OK, "")
@@ -108,12 +108,12 @@ async def test_one_is_forced_open_and_it_is_said_for_how_long(run: Run, stub: St
 
 
 async def test_one_is_reset_and_programs_get_the_transition(run: Run, stub: Stub) -> None:
-    told = TRANSITION | {"agent": "*", "model": "b/*", "to_state": "closed", "reason": "reset by ops"}
-    stub.answers["POST breakers/reset"] = (200, told)
+    reported = TRANSITION | {"agent": "*", "model": "b/*", "to_state": "closed", "reason": "reset by ops"}
+    stub.answers["POST breakers/reset"] = (200, reported)
     ran = await in_thread(run, "breakers", "reset", "*", "b/*")
     assert stub.asked == [("POST breakers/reset", {"agent": "*", "model": "b/*"})]
     assert (ran.out, ran.err) == ("* on b/* was open, is now closed: reset by ops\n", "")
-    assert (await in_thread(run, "breakers", "reset", "*", "b/*", "--json")).json == told
+    assert (await in_thread(run, "breakers", "reset", "*", "b/*", "--json")).json == reported
 
 
 async def test_what_to_type_to_undo_it_can_be_pasted_into_a_shell(run: Run, stub: Stub) -> None:
@@ -138,7 +138,7 @@ async def test_where_there_was_nothing_to_do_that_is_said(run: Run, stub: Stub) 
         (["--nope"], "No such option"),
     ],
 )
-def test_wrong_usage_is_told_before_anything_is_asked(run: Run, arguments: list[str], said: str) -> None:
+def test_wrong_usage_is_reported_before_anything_is_asked(run: Run, arguments: list[str], said: str) -> None:
     ran = run("breakers", *arguments)
     assert ran.code == ExitCode.USAGE
     assert said in ran.err

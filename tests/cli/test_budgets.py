@@ -139,7 +139,7 @@ async def test_budgets_are_listed_with_what_is_left_of_them(run: Run, stub: Stub
 
 
 @pytest.mark.parametrize("command", [["budgets", "--json"], ["budgets", "list", "--json"]], ids=" ".join)
-async def test_json_is_what_the_interface_told(run: Run, stub: Stub, command: list[str]) -> None:
+async def test_json_is_what_the_interface_reported(run: Run, stub: Stub, command: list[str]) -> None:
     stub.answers["GET budgets"] = listed(*BUDGETS, filled=False)
     ran = await in_thread(run, *command)
     assert (ran.json, ran.err) == ({"filled": False, "budgets": BUDGETS}, "")
@@ -227,7 +227,7 @@ async def test_counters_that_differ_by_a_nano_dollar_end_it_with_an_error(run: R
     assert (as_json.code, as_json.json, as_json.err) == (ExitCode.FAILED, reconciliation, "")
 
 
-async def test_what_else_can_differ_is_told(run: Run, stub: Stub) -> None:
+async def test_what_else_can_differ_is_reported(run: Run, stub: Stub) -> None:
     for change, said in [
         ({"reserved": "0.130000000"}, "$0.13 reserved for calls that hold $0.12"),
         ({"budgets": [EQUAL | {"counted_calls": 13}]}, "global/daily of 2026-11-21"),
@@ -297,7 +297,7 @@ async def test_where_the_cap_is_that_already_it_is_said_who_raised_it(run: Run, 
         (["--nope"], "No such option"),
     ],
 )
-def test_wrong_usage_is_told_before_anything_is_asked(run: Run, arguments: list[str], said: str) -> None:
+def test_wrong_usage_is_reported_before_anything_is_asked(run: Run, arguments: list[str], said: str) -> None:
     ran = run("budgets", *arguments)
     assert ran.code == ExitCode.USAGE
     assert said in ran.err

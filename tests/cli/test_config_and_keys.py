@@ -135,7 +135,7 @@ def test_the_help_says_what_each_scope_is_for(run: Run) -> None:
         assert f"{scope}: " in said
 
 
-def test_a_name_that_is_taken_is_told_of(run: Run) -> None:
+def test_a_name_that_is_taken_is_reported(run: Run) -> None:
     first = run("keys", "create", "billing", "--json").json["key"].split("_")[1]
     again = run("keys", "create", "billing")
     assert again.code == ExitCode.OK

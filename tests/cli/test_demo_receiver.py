@@ -59,7 +59,7 @@ DIGEST = AlertDigest(
 )
 
 
-async def tell(receiver: Receiver, message: Alert | AlertDigest, secret: str = SECRET) -> int:
+async def deliver(receiver: Receiver, message: Alert | AlertDigest, secret: str = SECRET) -> int:
     body, now = envelope(message, None).decode(), datetime.now(UTC)
     message_id = message.digest_id if isinstance(message, AlertDigest) else message.alert_id
     headers = {
@@ -74,7 +74,7 @@ async def tell(receiver: Receiver, message: Alert | AlertDigest, secret: str = S
 async def test_changes_of_an_incident_are_received_and_a_message_that_comes_again_counts_once() -> None:
     async with Receiver(SECRET) as receiver:
         for alert in (ALERT, ALERT, CLOSED):
-            assert await tell(receiver, alert) == 204
+            assert await deliver(receiver, alert) == 204
     assert [(alert.alert_id, alert.incident_id, alert.event, alert.status) for alert in receiver.alerts] == [
         ("alert_1_1", "inc_1", "breaker_open", "firing"),
         ("alert_1_2", "inc_1", "breaker_closed", "resolved"),
@@ -83,10 +83,10 @@ async def test_changes_of_an_incident_are_received_and_a_message_that_comes_agai
     assert (receiver.repeated, receiver.refused) == (1, 0)
 
 
-async def test_a_digest_tells_of_each_of_its_incidents() -> None:
+async def test_a_digest_lists_each_of_its_incidents() -> None:
     async with Receiver(SECRET) as receiver:
         for _ in range(2):
-            assert await tell(receiver, DIGEST) == 204
+            assert await deliver(receiver, DIGEST) == 204
     assert [(alert.alert_id, alert.incident_id, alert.status) for alert in receiver.alerts] == [
         ("alert_2_1", "inc_2", "pending"),
         ("alert_3_1", "inc_3", "pending"),
@@ -96,7 +96,7 @@ async def test_a_digest_tells_of_each_of_its_incidents() -> None:
 
 async def test_an_alert_that_somebody_else_signed_is_refused_and_counted() -> None:
     async with Receiver(SECRET) as receiver:
-        assert await tell(receiver, ALERT, OTHER) == 401
+        assert await deliver(receiver, ALERT, OTHER) == 401
         assert receiver.alerts == ()
-        assert await tell(receiver, ALERT) == 204
+        assert await deliver(receiver, ALERT) == 204
     assert (len(receiver.alerts), receiver.refused) == (1, 1)

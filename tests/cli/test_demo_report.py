@@ -149,7 +149,7 @@ def test_a_job_that_was_not_accepted_fails() -> None:
         (Delivered(ALERTS[:1]), "1 incidents were not announced; none of breaker_closed, budget_soft_cap"),
         (Delivered(ALERTS[:2]), "none of breaker_closed"),
     ],
-    ids=["signature", "twice", "not told", "no recovery"],
+    ids=["signature", "twice", "missing", "no recovery"],
 )
 def test_what_is_wrong_with_alerts_is_said(delivered: Delivered, words: str) -> None:
     assert failed(delivered=delivered) == ["alerts"]

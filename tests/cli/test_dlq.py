@@ -143,7 +143,7 @@ async def test_which_ones_are_meant_is_asked_for(run: Run, stub: Stub) -> None:
         (["--reason", "timeout", "--agent", "writer"], ""),
     ],
 )
-async def test_a_reason_or_an_agent_that_no_dead_letter_has_is_told(
+async def test_a_reason_or_an_agent_that_no_dead_letter_has_is_reported(
     run: Run, stub: Stub, options: list[str], added: str
 ) -> None:
     kept = [("error", "unknown", 3), ("error", "writer", 2), ("timeout", "unknown", 1)]
@@ -223,9 +223,9 @@ async def test_dead_letters_are_replayed_by_their_numbers(run: Run, stub: Stub) 
         "skipped dead letters 5, 8: no job",
         "skipped dead letters 6, 7: `breakwater alerts replay` tries it again",
     ]
-    told = (await in_thread(run, "dlq", "replay", "17", "--json")).json
-    assert told["replayed"][0] == {"dead_letter_id": 17, "execution_id": "rpl_17"}
-    assert set(told) == {"replayed", "already", "skipped"}
+    reported = (await in_thread(run, "dlq", "replay", "17", "--json")).json
+    assert reported["replayed"][0] == {"dead_letter_id": 17, "execution_id": "rpl_17"}
+    assert set(reported) == {"replayed", "already", "skipped"}
 
 
 async def test_where_none_could_run_the_exit_code_says_so(run: Run, stub: Stub) -> None:

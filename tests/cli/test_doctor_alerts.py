@@ -1,4 +1,4 @@
-"""The doctor tells a channel that holds alerts back on purpose from one whose receiver is away."""
+"""The doctor distinguishes a channel that holds alerts back on purpose from one whose receiver is away."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def look(client: Client) -> Finding:
 
 
 async def hold(client: Client, alerts: int) -> None:
-    """Takes alerts and does not acknowledge them, as a channel that tells them later."""
+    """Takes alerts and does not acknowledge them, as a channel that sends them later."""
     for _ in range(alerts):
         await client.jetstream().publish("bw.alerts.breaker_open", b"{}")
     subscription = await client.jetstream().pull_subscribe_bind(alert_consumer("ops"), "ALERTS")

@@ -10,7 +10,7 @@ from breakwater.embedded.ports import free_port
 from tests.cli.api_stub import KEY, Stub, problem, serving
 
 
-async def told(stub: Stub, monkeypatch: pytest.MonkeyPatch, key: str = KEY) -> list[tuple[str, str]]:
+async def reported(stub: Stub, monkeypatch: pytest.MonkeyPatch, key: str = KEY) -> list[tuple[str, str]]:
     monkeypatch.setenv("BREAKWATER_URL", stub.url)
     monkeypatch.setenv("BREAKWATER_API_KEY", key)
     # Asked without a key, as it is of an interface of ours.
@@ -18,10 +18,10 @@ async def told(stub: Stub, monkeypatch: pytest.MonkeyPatch, key: str = KEY) -> l
     return [(one.verdict, one.text) for one in await api_findings(PlaneLocation(None)) if "ready" not in one.text]
 
 
-async def test_what_the_key_may_do_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_key_may_do_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as stub:
         stub.answers["GET key"] = (200, {"id": "0", "name": "laptop", "scopes": ["submit", "read"]})
-        assert await told(stub, monkeypatch) == [("ok", "the API key 'laptop' may submit, read")]
+        assert await reported(stub, monkeypatch) == [("ok", "the API key 'laptop' may submit, read")]
 
 
 @pytest.mark.parametrize(
@@ -32,16 +32,16 @@ async def test_what_the_key_may_do_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         (KEY, (404, problem("not_found", "no")), "warn", "what the API key may do is not known (404)"),
     ],
 )
-async def test_a_key_that_does_not_open_is_told(
+async def test_a_key_that_does_not_open_is_reported(
     monkeypatch: pytest.MonkeyPatch, key: str, answer: Any, verdict: str, words: str
 ) -> None:
     async with serving() as stub:
         if answer is not None:
             stub.answers["GET key"] = answer
-        assert await told(stub, monkeypatch, key) == [(verdict, words)]
+        assert await reported(stub, monkeypatch, key) == [(verdict, words)]
 
 
-async def test_a_console_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_console_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setattr(PlaneLocation, "console_url", nowhere)
     [finding] = await console_findings(PlaneLocation(None))

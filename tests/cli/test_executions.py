@@ -38,20 +38,20 @@ total  4 executions, $0.00000102+, of it $0.000000005 wasted
 """
 
 
-async def test_waste_is_told_with_its_causes(run: Run, analytics: Analytics) -> None:
+async def test_waste_is_reported_with_its_causes(run: Run, analytics: Analytics) -> None:
     wasted = {"fallback": 700_000, "retry": 1_400_000, "worker_lost": 0}
     await store(analytics, [execution(total_cost=3_000_000, wasted_cost=2_100_000, wasted_by_cause=wasted)])
     shown = (await in_thread(run, "executions", "e1")).out
     assert "  cost          $0.003\n  wasted        $0.0021 (retry $0.0014, fallback $0.0007)\n" in shown
-    told = (await in_thread(run, "executions", "e1", "--json")).json
-    assert told["wasted_by_cause"] == {
+    reported = (await in_thread(run, "executions", "e1", "--json")).json
+    assert reported["wasted_by_cause"] == {
         "fallback": "0.000700000",
         "retry": "0.001400000",
         "worker_lost": "0.000000000",
     }
 
 
-async def test_waste_of_before_its_causes_were_kept_is_told_without_them(run: Run, analytics: Analytics) -> None:
+async def test_waste_of_before_its_causes_were_kept_is_reported_without_them(run: Run, analytics: Analytics) -> None:
     await store(analytics, [execution(wasted_cost=2_100_000)])
     assert "  wasted        $0.0021\n" in (await in_thread(run, "executions", "e1")).out
 
@@ -64,7 +64,7 @@ async def test_an_answer_from_the_cache_names_its_source(run: Run, analytics: An
     assert "wasted" not in shown
 
 
-async def test_what_a_call_left_out_is_told(run: Run, analytics: Analytics) -> None:
+async def test_what_a_call_left_out_is_reported(run: Run, analytics: Analytics) -> None:
     attempts = (
         attempt(number=1, outcome="error", error=RATE_LIMITED),
         attempt(number=2, cause="context_trim", dropped_messages=1, started_at=NOON + timedelta(seconds=1)),
@@ -112,8 +112,8 @@ async def test_a_parent_that_still_runs_is_shown_and_what_is_missing_is_said(run
     ran = await in_thread(run, "executions", "running", "--tree")
     assert ran.out.startswith("running  not recorded, or not yet  with those below $0.001000001\n└── child  ")
     assert ran.out.endswith("total  1 execution, $0.001000001\n")
-    told = (await in_thread(run, "executions", "child", "--tree", "--json")).json
-    assert (told["root"]["recorded"], "agent" in told["root"]) == (False, False)
+    reported = (await in_thread(run, "executions", "child", "--tree", "--json")).json
+    assert (reported["root"]["recorded"], "agent" in reported["root"]) == (False, False)
 
     await store(analytics, [execution("egg", parent_execution_id="hen"), execution("hen", parent_execution_id="egg")])
     circular = await in_thread(run, "executions", "egg", "--tree")

@@ -125,10 +125,10 @@ async def test_executions_as_lines_of_json_are_as_on_the_wire(run: Run, analytic
     assert (ran.code, ran.json["rows"], ran.json["file"]) == (ExitCode.OK, 2, "executions.jsonl")
     file = Path("executions.jsonl")
     assert ran.json["bytes"] == file.stat().st_size
-    told = lines(file, "execution_id")
+    reported = lines(file, "execution_id")
     for record in (full, bare):
         wire = json.loads(record.json_bytes())
-        line = told[record.execution_id]
+        line = reported[record.execution_id]
         assert list(line) == list(schema.EXECUTIONS.columns)
         error = wire.pop("error") or {}
         for name, value in wire.items():
@@ -136,10 +136,10 @@ async def test_executions_as_lines_of_json_are_as_on_the_wire(run: Run, analytic
                 assert line[name] == value, name
         for name in ("kind", "class", "message", "status_code", "retryable", "hash", "user_message"):
             assert line[f"error_{name}"] == error.get(name)
-    assert told["e-full"]["total_cost"] == "999999999.999999999"
-    assert told["e-full"]["wasted_by_cause"]["worker_lost"] == "0.000000001"
-    assert told["e-full"]["messages"][0]["content"] == "Grüße"
-    assert told["e-bare"]["total_cost"] is None
+    assert reported["e-full"]["total_cost"] == "999999999.999999999"
+    assert reported["e-full"]["wasted_by_cause"]["worker_lost"] == "0.000000001"
+    assert reported["e-full"]["messages"][0]["content"] == "Grüße"
+    assert reported["e-bare"]["total_cost"] is None
 
 
 async def test_attempts_as_lines_of_json_are_as_on_the_wire(run: Run, analytics: Analytics) -> None:
@@ -247,7 +247,7 @@ async def test_a_server_that_falls_silent_is_given_up_and_leaves_no_file(
     assert list(Path().iterdir()) == []
 
 
-async def test_a_parquet_file_tells_whether_it_is_whole(run: Run, analytics: Analytics) -> None:
+async def test_a_parquet_file_reports_whether_it_is_whole(run: Run, analytics: Analytics) -> None:
     def whole(data: bytes) -> bool:
         progress = export.ExportProgress(export.What.EXECUTIONS, export.Form.PARQUET, 77)
         for start in range(0, len(data), 1_000):
@@ -278,7 +278,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_asked(run: Run, optio
     assert why in ran.err
 
 
-async def test_a_file_that_cannot_be_written_is_told(run: Run, analytics: Analytics) -> None:
+async def test_a_file_that_cannot_be_written_is_reported(run: Run, analytics: Analytics) -> None:
     await store(analytics, [execution()])
     ran = await in_thread(run, "executions", "export", "--format", "jsonl", "--output", "nowhere/x.jsonl", "--json")
     assert ran.code == ExitCode.FAILED

@@ -213,7 +213,7 @@ async def test_agents_shows_health_runs_and_spend_as_they_are_now(run: Run, plan
     assert [line.split()[1] for line in lines if line.startswith("breaking")] == ["unhealthy", "2"]
 
 
-async def test_a_breaker_is_forced_open_and_reset_by_hand(run: Run, plane: Plane) -> None:
+async def test_a_breaker_is_forced_open_and_reset_by_an_operator(run: Run, plane: Plane) -> None:
     breaker = ("forced", "sim/good")
     assert (await in_thread(run, "submit", "forced", "x")).code == ExitCode.OK
     forced = await in_thread(run, "breakers", "isolate", *breaker, "--reason", "garbled")
@@ -224,8 +224,8 @@ async def test_a_breaker_is_forced_open_and_reset_by_hand(run: Run, plane: Plane
     assert (await in_thread(run, "submit", "forced", "x")).code == ExitCode.JOB_FAILED
     listed = (await in_thread(run, "breakers")).out.splitlines()
     assert ["forced", "sim/good", "isolated"] in [line.split()[:3] for line in listed]
-    told = (await in_thread(run, "breakers", "--json")).json
-    assert told["alive"]
+    reported = (await in_thread(run, "breakers", "--json")).json
+    assert reported["alive"]
     reset = await in_thread(run, "breakers", "reset", *breaker)
     assert "was isolated, is now closed: reset by tests" in reset.out, reset.err
     assert (await in_thread(run, "submit", "forced", "x")).code == ExitCode.OK
@@ -362,8 +362,8 @@ async def test_history_of_more_than_a_batch_is_read_whole_and_in_order(run: Run,
         await jetstream.publish(f"bw.guards.{number % 7}", json.dumps(event).encode())
     await client.close()
     ran = await in_thread(run, "tail", "--since", "1h", "--no-follow", "--events", "guards", "--json")
-    told = [json.loads(line)["data"] for line in ran.out.splitlines()]
-    assert [one["n"] for one in told if one["agent"] == "crowd"] == list(range(1100))
+    reported = [json.loads(line)["data"] for line in ran.out.splitlines()]
+    assert [one["n"] for one in reported if one["agent"] == "crowd"] == list(range(1100))
 
 
 async def test_a_reader_that_goes_away_ends_tail_quietly(run: Run, plane: Plane) -> None:

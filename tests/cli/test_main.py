@@ -116,7 +116,7 @@ def test_wrong_usage_is_code_2_and_names_the_help(run: Run, arguments: list[str]
         (["up", "--workers", "0"], "'--workers': should be greater than or equal to 1\n"),
     ],
 )
-def test_a_wrong_option_is_told_in_plain_words(run: Run, arguments: list[str], said: str) -> None:
+def test_a_wrong_option_is_reported_in_plain_words(run: Run, arguments: list[str], said: str) -> None:
     ran = run(*arguments)
     assert ran.code == ExitCode.USAGE
     assert said in ran.err
@@ -129,7 +129,7 @@ def test_a_statement_that_changes_something_needs_to_be_meant(run: Run) -> None:
     assert run("query", "DROP TABLE executions", "--write").code == ExitCode.UNREACHABLE
 
 
-def test_a_stack_that_was_killed_is_told_from_one_that_runs(run: Run, tmp_path: Path) -> None:
+def test_a_stack_that_was_killed_is_distinguished_from_one_that_runs(run: Run, tmp_path: Path) -> None:
     data = DataDir(tmp_path / "data")
     data.create()
     data.write_endpoints(endpoints(tmp_path))
@@ -142,7 +142,7 @@ def test_a_stack_that_was_killed_is_told_from_one_that_runs(run: Run, tmp_path: 
     assert ran.code == ExitCode.UNREACHABLE
 
 
-def test_data_given_by_hand_wins_over_the_environment(
+def test_data_given_explicitly_wins_over_the_environment(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", "not an address")

@@ -33,7 +33,9 @@ async def test_a_lost_response_says_how_to_find_out(run: Run, stub: Stub, case: 
 
 
 @each_action
-async def test_the_exit_code_tells_a_wrong_call_from_an_outage(run: Run, stub: Stub, case: OperatorCase) -> None:
+async def test_the_exit_code_distinguishes_a_wrong_call_from_an_outage(
+    run: Run, stub: Stub, case: OperatorCase
+) -> None:
     for status, exit_code in (
         (403, ExitCode.FAILED),
         (409, ExitCode.FAILED),

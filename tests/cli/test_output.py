@@ -123,7 +123,7 @@ COLUMNS = [
 ROW = ("content-writer", "$0.000042", ("an error that takes its room", "red"))
 
 
-def test_a_narrow_terminal_gets_the_columns_that_matter_and_is_told_of_the_rest(on_terminal: Show) -> None:
+def test_a_narrow_terminal_gets_the_columns_that_matter_and_names_the_rest(on_terminal: Show) -> None:
     shown = on_terminal(lambda: output.table(COLUMNS, [ROW]))
     assert "content-writer" in shown
     assert "$0.000042" in shown

@@ -1,4 +1,4 @@
-"""`breakwater setup --print-sql`: told, and not done."""
+"""`breakwater setup --print-sql`: printed, and not executed."""
 
 from __future__ import annotations
 

@@ -133,12 +133,12 @@ def test_what_is_no_text_is_said_with_its_place(
     assert said in ran.err
 
 
-def test_a_value_that_is_no_json_is_told_to_be_taken_as_text(run: Run, sent: Sent) -> None:
+def test_a_value_that_is_no_json_is_reported_and_taken_as_text(run: Run, sent: Sent) -> None:
     ran = run("submit", "writer", "hi", "--param", "stream=tru", "--param", "seed=1", "--no-wait")
     assert ran.err == "--param stream: 'tru' is not JSON, and is taken as text\naccepted\n"
 
 
-def test_an_answer_from_the_record_is_told_from_a_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_from_the_record_is_distinguished_from_a_new_one(capsys: pytest.CaptureFixture[str]) -> None:
     now = datetime(2026, 11, 21, 10, 0, 5, tzinfo=UTC)
     for second in (4, 5, 6):
         note_if_recorded({"execution_id": "j", "queued_at": f"2026-11-21T10:00:0{second}.500Z"}, now)
@@ -199,7 +199,7 @@ def test_a_job_that_nobody_waited_for_shows_its_id(run: Run, sent: Sent) -> None
         (502, "<html>", "http", 1, "502"),
     ],
 )
-def test_a_refusal_is_told_in_the_interfaces_own_words(
+def test_a_refusal_is_reported_in_the_interfaces_own_words(
     status: int, body: Any, code: str, exit_code: int, said: str
 ) -> None:
     error = refused(status, body)

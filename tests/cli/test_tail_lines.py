@@ -119,7 +119,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ),
     (
         "alerts",
-        # As a program of an earlier version told it, which stands in the stream for a while.
+        # As a program of an earlier version reported it, which stands in the stream for a while.
         {"agent": "writer", "event": "breaker_open", "severity": "critical", "title": "writer is failing", "at": AT},
         ["alert", "breaker_open", "writer is failing"],
         ["None", "times"],

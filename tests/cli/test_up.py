@@ -72,7 +72,7 @@ class Up:
             data=json.dumps({"agent": "support-triage", "prompt": prompt}).encode(),
             headers={"Authorization": f"Bearer {key}"},
         )
-        while True:  # a program does as it is told: 503 with Retry-After while NATS comes back
+        while True:  # a program does as the response says: 503 with Retry-After while NATS comes back
             try:
                 with urllib.request.urlopen(request, timeout=70) as response:
                     return json.loads(response.read())
@@ -104,10 +104,10 @@ def up(tmp_path: Path) -> Generator[Callable[..., Up]]:
 @pytest.mark.long
 def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data(up: Callable[..., Up]) -> None:
     first = up("--simulate")
-    told = first.ready()
-    assert told["first_api_key"].startswith("bw_")
+    ready_event = first.ready()
+    assert ready_event["first_api_key"].startswith("bw_")
     assert (first.data / "endpoints.json").stat().st_mode & 0o777 == 0o600
-    assert told["first_api_key"] not in (first.data / "api_keys.json").read_text()
+    assert ready_event["first_api_key"] not in (first.data / "api_keys.json").read_text()
     assert first.ask("before")["status"] == "succeeded"
 
     for name in ("worker", "nats", "clickhouse"):
@@ -152,12 +152,12 @@ def test_a_channel_of_alerts_can_be_tested_and_says_why_nothing_arrives(up: Call
     one.ready()
     command = [sys.executable, "-m", "breakwater.cli", "alerts", "test", "ops", "--data", str(one.data), "--json"]
 
-    def told() -> dict[str, Any] | None:
+    def ready_event() -> dict[str, Any] | None:
         # The alerter may still be starting.
         answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         return json.loads(answer.stdout) if answer.returncode == 1 else None
 
-    answer = wait_until(told, "what is told")
+    answer = wait_until(ready_event, "the reported events")
     assert (answer["channel"], answer["delivered"]) == ("ops", False)
     assert "alerts.allow_networks" in answer["error"]
     assert one.stop() == 143
@@ -193,8 +193,8 @@ def test_servers_that_are_given_are_used_and_not_started(
     up: Callable[..., Up], own_nats_server: RunningServer, own_redis_server: RunningServer
 ) -> None:
     one = up("--simulate", BREAKWATER_NATS_URL=own_nats_server.url, BREAKWATER_REDIS_URL=own_redis_server.url)
-    told = one.ready()
-    assert (told["nats_url"], told["redis_url"]) == (own_nats_server.url, own_redis_server.url)
+    ready_event = one.ready()
+    assert (ready_event["nats_url"], ready_event["redis_url"]) == (own_nats_server.url, own_redis_server.url)
     names = {event.get("process") for event in one.events}
     assert "clickhouse" in names
     assert not names & {"nats", "redis"}
@@ -207,7 +207,7 @@ def refused(data: Path, *arguments: str, config: Path = EXAMPLE, **environment: 
     return one.process.wait(120), one.log.read_text()
 
 
-def test_a_wrong_config_is_told_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_wrong_config_is_reported_before_anything_is_made(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(EXAMPLE.read_text().replace("max_attempts", "max_atempts", 1))
     code, text = refused(tmp_path / "data", config=wrong)
@@ -232,7 +232,7 @@ def test_a_missing_secret_stops_the_stack_with_its_name(tmp_path: Path) -> None:
     assert "Traceback" not in text
 
 
-def test_a_data_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+def test_a_data_directory_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     code, text = refused(tmp_path / "file", "--simulate")
     assert code == 1
@@ -240,7 +240,7 @@ def test_a_data_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     assert "Traceback" not in text
 
 
-def test_a_taken_port_that_was_asked_for_is_told(tmp_path: Path) -> None:
+def test_a_taken_port_that_was_asked_for_is_reported(tmp_path: Path) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

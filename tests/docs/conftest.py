@@ -1,4 +1,4 @@
-"""The stack that README.md tells a newcomer to start, in an empty directory and on free ports."""
+"""The stack that README.md has a newcomer start, in an empty directory and on free ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every query of docs/analytics.md runs as it stands there, on the real engine, and tells something."""
+"""Every query of docs/analytics.md runs as it stands there, on the real engine, and returns something."""
 
 from __future__ import annotations
 
@@ -172,9 +172,9 @@ def test_all_tables_and_views_are_named_with_their_time() -> None:
 
 
 async def test_a_view_has_the_columns_that_it_is_said_to_have(analytics: Analytics) -> None:
-    for view, by, tells in table_rows(PAGE, "view"):
+    for view, by, reports in table_rows(PAGE, "view"):
         found = await analytics.query(f"DESCRIBE TABLE {view.strip('`')}")
-        named = re.findall(r"`(\w+)`", f"{by} {tells}")
+        named = re.findall(r"`(\w+)`", f"{by} {reports}")
         assert set(named) <= {row[0] for row in found.rows}, view
 
 

@@ -1,4 +1,4 @@
-"""What README.md shows runs as it stands there, on the stack that it tells people to start."""
+"""What README.md shows runs as it stands there, on the stack that it says to start."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def watch_an_incident(checkout: Checkout, *watcher: str) -> None:
         ran = checkout.run("breakwater", "submit", "content-writer", "Is anybody there?")
         assert ran.returncode == 0, ran.stderr
         assert "gpt-4o-mini · 4 attempts" in ran.stderr  # three failures, and the fallback
-        # Soon after an earlier test the incident is the same one; and what that test did last may still be told here.
+        # Soon after an earlier test the incident is the same one; and what that test did last may still be reported
+        # here.
         wanted = [r"content-writer on gpt-4o: open, 3 consecutive failures"]
         wanted += [r"critical, (opened|reopened): Breaker open: content-writer on gpt-4o\."]
         lines: list[str] = []

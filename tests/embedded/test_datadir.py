@@ -99,8 +99,8 @@ def test_a_directory_of_another_user_is_refused_with_the_permission_that_is_miss
     with tempfile.TemporaryDirectory() as foreign:
         Path(foreign).chmod(0o755)
         command = [sys.executable, "-c", CREATE_AS_ANOTHER_USER, foreign]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert told.startswith(f"{foreign}: no permission. Give its owner write permission")
+        reported = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert reported.startswith(f"{foreign}: no permission. Give its owner write permission")
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
     assert mask_url(url) == shown
 
 
-def test_endpoints_that_are_missing_or_strange_are_told_apart(data: DataDir) -> None:
+def test_endpoints_that_are_missing_or_strange_are_distinguished(data: DataDir) -> None:
     with pytest.raises(NotRunningError, match="breakwater up"):
         read_endpoints(data.path)
     (data.path / "endpoints.json").write_text('{"nats_url": 1}')

@@ -1,4 +1,4 @@
-"""Services that are forked: processes of their own, ended with the fork server, and started anew if that has died."""
+"""Services that are forked: processes of their own, ended with the fork server, and started again if that has died."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ async def test_a_conversation_means_the_same_over_both_interfaces(session: aioht
         assert (asked["stop_reason"], block["name"], block["input"]) == ("tool_use", "f", {"a": 1})
         result = {"type": "tool_result", "tool_use_id": block["id"], "content": [{"type": "text", "text": "four"}]}
         turns = [USER, {"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
-        _, told, _ = await post(session, f"{sim.url}/messages", message(*turns, tools=TOOLS, system="be brief"))
-        assert told["content"] == [{"type": "text", "text": "hello"}]
+        _, reported, _ = await post(session, f"{sim.url}/messages", message(*turns, tools=TOOLS, system="be brief"))
+        assert reported["content"] == [{"type": "text", "text": "hello"}]
         function = {"name": "f", "arguments": "{}"}
         chat = {
             "model": "claude",
@@ -92,7 +92,7 @@ async def test_a_conversation_means_the_same_over_both_interfaces(session: aioht
         }
         _, same, _ = await post(session, f"{sim.url}/chat/completions", chat)
     assert same["choices"][0]["message"]["content"] == "hello"
-    assert same["usage"]["prompt_tokens"] == told["usage"]["input_tokens"]
+    assert same["usage"]["prompt_tokens"] == reported["usage"]["input_tokens"]
 
 
 @pytest.mark.parametrize(

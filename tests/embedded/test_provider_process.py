@@ -106,14 +106,14 @@ async def test_keys_come_from_a_file_and_the_seed_from_an_option(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [("models: {}", "models: "), ("models: [", "readable as YAML"), ("", "script: "), (None, "can't read")],
 )
-def test_a_mistake_in_a_script_file_names_the_file(tmp_path: Path, text: str | None, told: str) -> None:
+def test_a_mistake_in_a_script_file_names_the_file(tmp_path: Path, text: str | None, reported: str) -> None:
     path = tmp_path / "script.yaml"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ScriptError, match=told) as raised:
+    with pytest.raises(ScriptError, match=reported) as raised:
         load_script(path)
     assert str(path) in str(raised.value)
 

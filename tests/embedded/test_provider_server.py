@@ -309,7 +309,7 @@ async def test_the_ledger_is_read_over_http_with_and_without_calls(session: aioh
     assert full["calls_left_out"] == 0
 
 
-async def test_a_new_script_starts_numbers_and_clock_anew_and_keeps_the_ledger(session: aiohttp.ClientSession) -> None:
+async def test_a_new_script_starts_numbers_and_clock_again_and_keeps_the_ledger(session: aiohttp.ClientSession) -> None:
     async with SimulatedProvider(script()) as sim:
         await post(session, sim.url)
         new = script({"requests": [1, 1], "status": 503})

@@ -47,7 +47,7 @@ class Connection:
         self.refused = refused
 
     async def refusals(self, number: int) -> list[str]:
-        """Wait until so many were told; the client tells them in a task of its own."""
+        """Wait until so many were reported; the client reports them in a task of its own."""
         await self.client.flush()
         async with asyncio.timeout(60):
             while len(self.refused) < number:

@@ -122,7 +122,9 @@ async def test_a_killed_process_comes_back_with_a_new_pid(tmp_path: Path, heard:
     assert waiting.delay_s == 0.2
 
 
-async def test_a_process_that_dies_again_and_again_waits_longer_and_is_told_once(tmp_path: Path, heard: Heard) -> None:
+async def test_a_process_that_dies_again_and_again_waits_longer_and_is_reported_once(
+    tmp_path: Path, heard: Heard
+) -> None:
     policy = RestartPolicy(first_s=0.01, cap_s=0.05)
     flapping = replace(python_spec(tmp_path, "flapping", "raise SystemExit(3)"), restart=policy)
     async with Supervisor(on_event=heard.append) as supervisor:
@@ -134,7 +136,7 @@ async def test_a_process_that_dies_again_and_again_waits_longer_and_is_told_once
     assert not heard.of("gave_up")
 
 
-async def test_health_resets_the_wait_and_a_new_outage_is_told_again(tmp_path: Path, heard: Heard) -> None:
+async def test_health_resets_the_wait_and_a_new_outage_is_reported_again(tmp_path: Path, heard: Heard) -> None:
     policy = RestartPolicy(first_s=0.01, reset_after_s=0.0)
     flapping = replace(python_spec(tmp_path, "flapping", "raise SystemExit(3)"), restart=policy)
     async with Supervisor(on_event=heard.append) as supervisor:

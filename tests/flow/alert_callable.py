@@ -1,4 +1,4 @@
-"""Callables that alerts are told to in tests."""
+"""Callables that are notified of alerts in tests."""
 
 import time
 

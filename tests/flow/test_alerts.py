@@ -78,7 +78,7 @@ class Alerters:
         return found
 
     async def done(self, *channels: str, alerts: int) -> None:
-        """Waits until all alerts are told on the channels, or need not be."""
+        """Waits until all alerts are sent to the channels, or need not be."""
 
         async def there() -> bool:
             state = (await self.client.jetstream().stream_info("ALERTS")).state
@@ -89,7 +89,7 @@ class Alerters:
                 info.num_pending == 0 and info.num_ack_pending == 0 for info in infos
             )
 
-        await until(there, "all alerts told")
+        await until(there, "all alerts to be sent")
 
 
 @asynccontextmanager
@@ -130,7 +130,7 @@ def breaker(to_state: str, version: int, model: str = "openai/gpt-4.1") -> Break
 
 
 class Hook:
-    """A receiver of webhooks that checks signatures, and behaves as told."""
+    """A receiver of webhooks that checks signatures, and behaves as configured."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -227,7 +227,7 @@ async def test_a_breaker_that_flaps_fifty_times_before_three_alerters_is_one_mes
         "A breaker that flaps 50 times, with 3 alerters",
         ["", "messages", "updates", "replies in its thread"],
         [
-            ("told on ALERTS", "1 incident", f"{len(alerts)} changes", ""),
+            ("published on ALERTS", "1 incident", f"{len(alerts)} changes", ""),
             ("Slack, bot", counted["posts"], counted["updates"], counted["replies"]),
             ("webhook", len(hook.accepted), "", ""),
         ],
@@ -283,7 +283,7 @@ async def test_five_hundred_incidents_at_once_reach_a_slack_that_refuses_and_an_
     gaps = [later.at - earlier.at for earlier, later in zip(slack.calls, slack.calls[1:], strict=False)]
     show(
         "500 incidents at once, a Slack that refuses every fourth request, an alerter killed 5 times",
-        ["told singly", "told twice", "in the digest", "missing", "refused", "least between two requests"],
+        ["sent singly", "sent twice", "in the digest", "missing", "refused", "least between two requests"],
         [
             (
                 len(singles),
@@ -365,7 +365,7 @@ async def test_one_channel_that_fails_holds_up_no_other(
 
 
 @pytest.mark.long
-async def test_another_alerter_goes_on_when_the_one_that_delivers_is_stopped_and_no_alert_is_told_twice(
+async def test_another_alerter_goes_on_when_the_one_that_delivers_is_stopped_and_no_alert_is_reported_twice(
     tmp_path: Path, own_nats_server: RunningServer, hook: Hook
 ) -> None:
     channels = {"pager": webhook(hook) | {"rate_limit": "off"}}

@@ -46,7 +46,7 @@ async def test_calls_stop_when_the_breaker_opens_and_one_probe_at_a_time_finds_t
     well = {"models": {"sim/m": model(latency_ms=CALL_S * 1000)}}
     ill = {"models": {"sim/m": model({"status": 503}, latency_ms=FAILED_CALL_S * 1000)}}
     well_again = {"models": {"sim/m": model(latency_ms=RECOVERED_CALL_S * 1000)}}
-    # Old calls that succeed and new ones that fail end side by side for a while: only a count can tell.
+    # Old calls that succeed and new ones that fail end side by side for a while: only a count can show.
     rules = {"errors": 20, "consecutive_failures": "off", "same_error": "off", "cooldown_s": COOLDOWN_S}
     agents = {"writer": {"model": "sim/m", **ONE_TRY, "breaker": rules, "concurrency": 400, "timeout_s": 60}}
     async with start_plane(well["models"], agents, services=("breaker",)) as plane:
@@ -162,12 +162,13 @@ async def test_the_probe_of_a_killed_worker_passes_on_with_the_redelivery_of_its
         assert {outcome for outcome, _ in outcomes[refusals:]} <= {"short_circuited", "success"}
         assert plane.sim.ledger.totals.by_status["500"] == 3
 
-        told_at = lost["attempts"][0]["completed_at"]
+        reported_at = lost["attempts"][0]["completed_at"]
         probed_at = next(a["started_at"] for result in results for a in result["attempts"] if a["cause"] == "probe")
         since = format_time(killed)
         print(
-            f"\nfrom the kill to worker_lost: {seconds_between(since, told_at):.1f} s (redelivery after {ACK_WAIT_S:g} "
-            f"s without a sign of life)\nto the next probe: {seconds_between(since, probed_at):.1f} s\n"
+            f"\nfrom the kill to worker_lost: {seconds_between(since, reported_at):.1f} s "
+            f"(redelivery after {ACK_WAIT_S:g} s without a sign of life)\n"
+            f"to the next probe: {seconds_between(since, probed_at):.1f} s\n"
             f"to the closing: {seconds_between(since, transitions[-1]['at']):.1f} s; {refusals} jobs refused meanwhile"
         )
 

@@ -54,15 +54,17 @@ async def test_an_empty_redis_is_filled_with_what_was_open_stopped_and_counted(
         assert await reason_of(plane, "g0", "guarded", task_id="t") is None
         assert await reason_of(plane, "g1", "guarded", task_id="t") == "guard_tripped"
         assert [await reason_of(plane, f"r{number}", "running", task_id="r") for number in range(2)] == [None, None]
-        await until(lambda: _told(plane, ISOLATED), what="the isolation's event")  # the breaker service publishes it
+        await until(
+            lambda: _reported(plane, ISOLATED), what="the isolation's event"
+        )  # the breaker service publishes it
         await until(lambda: _counted(breakers, 2), what="two failures to be counted")
         [failing, isolated] = [loaded.breaker for loaded in await breakers.load([FAILING, ISOLATED])]
         fillings = plane.log("breaker").count('"breakers_filled"')
 
         await redis.client.flushall()
         for number in range(3):
-            # At once: they must not meet the empty breaker and open it, or that would be the last that is told of it.
-            await tell(plane, ISOLATED, f"late{number}", "error")
+            # At once: they must not meet the empty breaker and open it, or that would be its last event.
+            await publish_attempt(plane, ISOLATED, f"late{number}", "error")
         if crash:
             own_redis_server.kill()
             await own_redis_server.restart_async()
@@ -81,20 +83,20 @@ async def test_an_empty_redis_is_filled_with_what_was_open_stopped_and_counted(
         assert await reason_of(plane, "r3", "running", task_id="r") == "guard_tripped"
         assert await reason_of(plane, "c2", "counting") == "error"
         await until(lambda: _stands(breakers, COUNTING, "open"), what="the third failure to open it")
-        [told] = await plane.messages("EVENTS", subjects.breaker("counting", "sim/m"))
-        assert told["reason"] == "3 consecutive failures (threshold: 3)"
+        [reported] = await plane.messages("EVENTS", subjects.breaker("counting", "sim/m"))
+        assert reported["reason"] == "3 consecutive failures (threshold: 3)"
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
 @pytest.mark.long
-async def test_breakers_count_anew_when_the_log_is_another(
+async def test_breakers_count_again_when_the_log_is_another(
     start_plane: StartPlane, own_nats_server: RunningServer, restarted: bool
 ) -> None:
     agents = {"counting": {"model": "sim/m", "breaker": RULES}}
     async with start_plane({"sim/m": model()}, agents, services=("breaker",)) as plane, redis_of(plane) as redis:
         breakers = Breakers(redis)
         for number in range(10):
-            await tell(plane, COUNTING, f"old{number}", "error" if number % 2 else "success")
+            await publish_attempt(plane, COUNTING, f"old{number}", "error" if number % 2 else "success")
         await until(lambda: _counted(breakers, 5), what="the failures in the old log to be counted")
         # Killed while it fills for the first time, it would not have noted yet what from.
         await until(lambda: _logged(plane, "breakers_filled", 1), what="the breakers to be filled")
@@ -104,13 +106,13 @@ async def test_breakers_count_anew_when_the_log_is_another(
         await provision(own_nats_server.url, bus_plan(load_config(Path(plane.environment["BREAKWATER_CONFIG"]))))
         for number in range(3):
             # Their sequences, 1 to 3, are those of outcomes that were counted in the old one.
-            await tell(plane, COUNTING, f"new{number}", "error")
+            await publish_attempt(plane, COUNTING, f"new{number}", "error")
         if restarted:
             plane.start("breaker")
         await until(lambda: _stands(breakers, COUNTING, "open"), what="the breaker to open")
         assert plane.log("breaker").count('"log_replaced"') == 1
-        [told] = await plane.messages("EVENTS", subjects.breaker("counting", "sim/m"))
-        assert told["reason"] == "3 consecutive failures (threshold: 3)"
+        [reported] = await plane.messages("EVENTS", subjects.breaker("counting", "sim/m"))
+        assert reported["reason"] == "3 consecutive failures (threshold: 3)"
 
 
 @asynccontextmanager
@@ -136,7 +138,7 @@ async def force_open(breakers: Breakers) -> None:
     assert all(await breakers.save([Saving(ISOLATED, before, after, f"[{event.model_dump_json(by_alias=True)}]")]))
 
 
-async def tell(plane: Plane, key: BreakerKey, name: str, outcome: str) -> None:
+async def publish_attempt(plane: Plane, key: BreakerKey, name: str, outcome: str) -> None:
     attempt: dict[str, Any] = {
         "attempt_id": f"{name}:1", "execution_id": name, "agent": key.agent, "number": 1, "model": key.model,
         "provider": "sim", "started_at": MOMENT, "completed_at": MOMENT, "duration_ms": 0, "outcome": outcome,
@@ -159,7 +161,7 @@ async def _counted(breakers: Breakers, failures: int) -> bool:
     return loaded.breaker.total_failures == failures
 
 
-async def _told(plane: Plane, key: BreakerKey) -> bool:
+async def _reported(plane: Plane, key: BreakerKey) -> bool:
     return await plane.last("EVENTS", subjects.breaker(key.agent, key.model)) is not None
 
 

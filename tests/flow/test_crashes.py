@@ -89,7 +89,7 @@ async def test_a_stopping_worker_gives_its_jobs_back_at_once(start_plane: StartP
 
 
 @pytest.mark.long
-async def test_outages_of_redis_and_nats_lose_nothing_and_are_told_once(
+async def test_outages_of_redis_and_nats_lose_nothing_and_are_reported_once(
     start_plane: StartPlane, own_nats_server: RunningServer, own_redis_server: RunningServer
 ) -> None:
     agents = {"writer": {"model": "sim/m", "concurrency": 8, "breaker": "off"}}

@@ -107,9 +107,9 @@ async def test_a_replay_that_fails_again_is_another_dead_letter_that_can_be_repl
         assert (old["replay_status"], old["replayable"]) == ("dead_lettered", False)
         assert (second["execution_id"], second["replayable"]) == (first["execution_id"], True)
         plane.sim.use(WELL)
-        told = await api.replay(all=True)
-        [third] = told["replayed"]
-        assert (third["dead_letter_id"], told["already"]) == (second["dead_letter_id"], 1)
+        reported = await api.replay(all=True)
+        [third] = reported["replayed"]
+        assert (third["dead_letter_id"], reported["already"]) == (second["dead_letter_id"], 1)
         again = await plane.result(third["execution_id"])
         assert (again["status"], again["metadata"]) == ("succeeded", {"replay_of": first["execution_id"]})
 
@@ -121,9 +121,9 @@ async def test_what_is_no_job_is_not_replayed_and_said_why(start_plane: StartPla
         await plane.publish({"agent": "other", "job_id": "j2", "prompt": "x"}, "writer")
         for job_id in ("broken", "j2"):
             assert (await plane.result(job_id))["reason"] == "invalid"
-        told = await api.replay(reason="invalid")
-        assert told["replayed"] == []
-        assert [one["why"].partition(":")[0] for one in told["skipped"]] == [
+        reported = await api.replay(reason="invalid")
+        assert reported["replayed"] == []
+        assert [one["why"].partition(":")[0] for one in reported["skipped"]] == [
             "this is not a job",
             "agent 'other' is not configured; known are writer",
         ]

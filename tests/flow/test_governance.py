@@ -48,7 +48,7 @@ async def test_a_breaker_opens_stops_calls_probes_once_and_closes(start_plane: S
         assert states == ["open", "half_open", "closed"]
 
 
-async def test_a_hard_budget_is_never_overrun_and_each_threshold_is_told_once(start_plane: StartPlane) -> None:
+async def test_a_hard_budget_is_never_overrun_and_each_threshold_is_reported_once(start_plane: StartPlane) -> None:
     agents = {
         "writer": {
             "model": "sim/m",
@@ -71,14 +71,14 @@ async def test_a_hard_budget_is_never_overrun_and_each_threshold_is_told_once(st
         assert refused[0]["attempts"][0]["error"]["class"] == "BudgetExceededError"
         assert "resets at" in refused[0]["error"]["message"]
 
-        async def told() -> list:
+        async def reported() -> list:
             return await plane.messages("EVENTS", "bw.budgets.agent.daily")
 
-        async def cap_told() -> bool:
-            return any(event["kind"] == "hard_cap" for event in await told())
+        async def cap_reported() -> bool:
+            return any(event["kind"] == "hard_cap" for event in await reported())
 
-        await until(cap_told, what="the hard cap's event")
-        thresholds = [(event["kind"], event["threshold_percent"]) for event in await told()]
+        await until(cap_reported, what="the hard cap's event")
+        thresholds = [(event["kind"], event["threshold_percent"]) for event in await reported()]
         assert thresholds == [("soft_cap", 50), ("hard_cap", 100)]
         assert refused[0]["attempts"][0]["refused_by"] == "agent:writer/daily"
 
@@ -108,14 +108,14 @@ async def test_a_tenants_hard_cap_refuses_its_jobs_alone_and_says_when_it_resets
         assert "It can be used again after" in refused[0]["error"]["user_message"]
         assert "0.0003" not in refused[0]["error"]["user_message"]
 
-        async def told() -> list:
+        async def reported() -> list:
             return await plane.messages("EVENTS", "bw.budgets.tenant.daily")
 
-        async def cap_told() -> bool:
-            return any(event["kind"] == "hard_cap" for event in await told())
+        async def cap_reported() -> bool:
+            return any(event["kind"] == "hard_cap" for event in await reported())
 
-        await until(cap_told, what="the hard cap's event")
-        assert {(event["tenant"], event["agent"]) for event in await told()} == {("acme", "writer")}
+        await until(cap_reported, what="the hard cap's event")
+        assert {(event["tenant"], event["agent"]) for event in await reported()} == {("acme", "writer")}
 
 
 async def test_where_a_cap_has_no_room_the_next_model_is_tried_or_the_job_ends_as_the_budget_says(

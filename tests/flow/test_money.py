@@ -223,14 +223,14 @@ async def test_all_records_of_spend_agree_to_the_nano_dollar_when_worker_budget_
         billed = {name: cost for name, (cost, basis) in rows.items() if basis == "billed"}
         estimated = {name: cost for name, (cost, basis) in rows.items() if basis == "estimated"}
         budgets = {one.budget: one for one in compared.reconciliation().budgets if one.budget.endswith("monthly")}
-        total, told = budgets["global/monthly"], sum(one.cost or 0 for one in events)
+        total, reported = budgets["global/monthly"], sum(one.cost or 0 for one in events)
         show(
             f"Money after {len(results)} jobs, with two workers, two budget services and redis killed in turn",
             ["", "calls", "of known bill", f"{len(estimated)} that nobody heard of", "all"],
             [
                 ("provider", len(theirs), *bills(theirs, billed, estimated, theirs)),
                 ("ClickHouse", len(rows), *bills({**billed, **estimated}, billed, estimated, rows)),
-                ("EVENTS", sum(not one.short_circuited for one in events), "", "", dollars(told)),
+                ("EVENTS", sum(not one.short_circuited for one in events), "", "", dollars(reported)),
                 ("Redis", total.counted_calls, "", "", dollars(total.counted)),
             ],
         )
@@ -303,7 +303,7 @@ async def test_after_a_flush_no_call_is_made_before_the_budgets_are_rebuilt_and_
         load = Load(plane, lambda _: {"agent": "writer", "prompt": PROMPT}, every_s=0.025)
         await plane.result("j1")
         await load.more(150)
-        told_before = await plane.messages("EVENTS", "bw.budgets.>", at_least=1)
+        reported_before = await plane.messages("EVENTS", "bw.budgets.>", at_least=1)
         await until(all_held, what="three calls under way")
         await money.redis.client.flushall()
         flushed_at = datetime.now(UTC)
@@ -355,13 +355,13 @@ async def test_after_a_flush_no_call_is_made_before_the_budgets_are_rebuilt_and_
         assert refused > 0
         assert spent == counted <= cap
         assert _daily(compared, "agent:held") == 3 * HELD_NANO
-        # What had been told stays told.
-        events_told = await plane.messages("EVENTS", "bw.budgets.>")
-        day = f"agent:writer/daily/{told_before[0]['period']}"
+        # What had been reported stays reported.
+        events_reported = await plane.messages("EVENTS", "bw.budgets.>")
+        day = f"agent:writer/daily/{reported_before[0]['period']}"
         # Where many calls were held at once, a first one was refused before the flush already.
-        assert told_before[0]["event_id"] == f"{day}/10/{cap}"
-        assert [one["event_id"] for one in events_told] == [f"{day}/10/{cap}", f"{day}/100/{cap}"]
-        assert not [one for one in events_told if one["kind"] == "repaired"]
+        assert reported_before[0]["event_id"] == f"{day}/10/{cap}"
+        assert [one["event_id"] for one in events_reported] == [f"{day}/10/{cap}", f"{day}/100/{cap}"]
+        assert not [one for one in events_reported if one["kind"] == "repaired"]
 
 
 def _daily(compared: BudgetComparison, key: str) -> int:
@@ -373,7 +373,9 @@ def _daily(compared: BudgetComparison, key: str) -> int:
     return spent
 
 
-async def test_counters_that_are_wrong_are_repaired_from_the_record_and_the_repair_is_told(start_money: Any) -> None:
+async def test_counters_that_are_wrong_are_repaired_from_the_record_and_the_repair_is_reported(
+    start_money: Any,
+) -> None:
     agents = {"writer": {"model": "sim/m", "budget": {"daily_usd": 1, "enforcement": "hard"}}}
     async with start_money({"sim/m": model()}, agents, budgets={"timezone": ZONE.key}) as money:
         plane: Plane = money.plane
@@ -393,12 +395,12 @@ async def test_counters_that_are_wrong_are_repaired_from_the_record_and_the_repa
         for name in BUDGET_SERVICES:
             plane.start("budget", name)
 
-        async def told() -> list[dict[str, Any]]:
+        async def reported() -> list[dict[str, Any]]:
             events = await plane.messages("EVENTS", "bw.budgets.>")
             found = [event for event in events if event["kind"] == "repaired"]
             return found if len(found) == 2 else []
 
-        repaired = await until(told, timeout_s=100, what="a repair")
+        repaired = await until(reported, timeout_s=100, what="a repair")
         assert {(one["scope"], one["reason"]) for one in repaired} == {
             ("agent", "$0.000000007 too much was counted"),
             ("global", "$0.000000005 too much was held"),

@@ -95,53 +95,55 @@ def subscriber(node: str, data: Path, *arguments: str) -> Generator[subprocess.P
         program.wait()
 
 
-async def tell_everything(client: Client) -> list[Alert]:
+async def publish_everything(client: Client) -> list[Alert]:
     """All that becomes of incidents: opened, repeated, acknowledged, reminded, resolved, reopened."""
     log = IncidentLog(lambda: client, Publisher(lambda: client, "alerter"), Redactor.compile(RedactionRules()))
-    told: list[Alert | None] = []
+    received: list[Alert | None] = []
     for signal in signals():
-        told.append(
+        received.append(
             await log.decide(lambda known, signal=signal: incidents.decide(signal, known.of(signal.key), RULES))
         )
     again = samples.transition(3, transition_id="writer/gpt-4.1#e.3", at=samples.NOON + timedelta(seconds=30))
     repeated = samples.execution("e2", status="dead_lettered", reason="error", attempts_count=3)
     stopped = samples.guard_event("/task-8@1", task_id="task-8")
     for signal in (*signals_of(again), *of_execution(repeated, None, None), *signals_of(stopped)):
-        told.append(
+        received.append(
             await log.decide(lambda known, signal=signal: incidents.decide(signal, known.of(signal.key), RULES))
         )
     for current in log.incidents.unresolved():
-        told.append(await log.decide(lambda _, one=current: incidents.due(one, FOREVER, RULES)))
+        received.append(await log.decide(lambda _, one=current: incidents.due(one, FOREVER, RULES)))
     for current in log.incidents.unresolved():
-        told.append(await log.decide(lambda _, one=current: incidents.acknowledge(one, "ops: Zoë", "seen", FOREVER)))
+        received.append(
+            await log.decide(lambda _, one=current: incidents.acknowledge(one, "ops: Zoë", "seen", FOREVER))
+        )
     for current in log.incidents.unresolved():
-        told.append(await log.decide(lambda _, one=current: incidents.resolve(one, "ops", None, FOREVER)))
-    return [alert for alert in told if alert is not None]
+        received.append(await log.decide(lambda _, one=current: incidents.resolve(one, "ops", None, FOREVER)))
+    return [alert for alert in received if alert is not None]
 
 
 async def test_every_alert_is_valid_for_a_program_in_another_language(node: str, data: Path) -> None:
     async with alerter(data) as client:
         with subscriber(node, data) as program:
-            told = await tell_everything(client)
+            received = await publish_everything(client)
             assert program.stdout is not None
-            shown = [await asyncio.to_thread(program.stdout.readline) for _ in told]
+            shown = [await asyncio.to_thread(program.stdout.readline) for _ in received]
             assert program.poll() is None
-    assert {alert.change for alert in told} == {
+    assert {alert.change for alert in received} == {
         *("opened", "repeated", "reopened", "acknowledged", "reminded", "resolved")
     }
-    for alert, line in zip(told, shown, strict=True):
+    for alert, line in zip(received, shown, strict=True):
         assert f"{alert.severity} {alert.change}: {alert.title} ({alert.incident_id}, {alert.status})" in line
 
 
 async def test_the_program_ends_after_as_many_alerts_as_it_was_asked_for(node: str, data: Path) -> None:
     async with alerter(data) as client:
         with subscriber(node, data, "--count", "2") as program:
-            await tell_everything(client)
+            await publish_everything(client)
             out, err = await asyncio.to_thread(program.communicate, timeout=60)
     assert (program.returncode, len(out.splitlines()), err) == (0, 2, "")
 
 
-async def test_an_alert_that_is_none_is_told_and_ends_the_program_with_a_failure(node: str, data: Path) -> None:
+async def test_an_alert_that_is_none_is_reported_and_ends_the_program_with_a_failure(node: str, data: Path) -> None:
     wrong = {**json.loads(samples.alert().json_bytes()), "status": "over", "at": "yesterday"}
     del wrong["incident_id"]
     async with alerter(data) as client:

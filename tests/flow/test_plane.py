@@ -238,13 +238,13 @@ async def test_a_secret_never_reaches_an_event_a_log_a_dead_letters_reason_or_cl
         dead_letters = [dead_letter | {"payload_base64": ""} for dead_letter in await plane.messages("DLQ", "bw.>")]
         assert len(dead_letters) == count - 1
         rows = [await whole.analytics.query(f"SELECT * FROM {table.name}") for table in TABLES]
-        told = [answer["error"]["user_message"] for answer in answers.values() if answer["error"]]
+        reported = [answer["error"]["user_message"] for answer in answers.values() if answer["error"]]
         places = {
             "events": json.dumps(events),
             "alerts": json.dumps(alerts),
             "dead letters": json.dumps(dead_letters),
             "ClickHouse": str([table.rows for table in rows]),
-            "messages to users": json.dumps([*told, answers["bad"]["output"]]),
+            "messages to users": json.dumps([*reported, answers["bad"]["output"]]),
             "logs": "".join(plane.log(name) for name in ALL),
         }
     assert len(events) >= 2 * len(agents)

@@ -79,13 +79,13 @@ async def test_a_job_is_followed_from_queued_over_a_retry_to_its_success(
 ) -> None:
     async with api_of(start_plane, tmp_path, {"sim/m": model({"requests": [1, 1], "status": 503})}) as api:
         await api.submit({"agent": "content-writer", "job_id": "j1", "prompt": "hello"})
-        told: list[tuple[str, Any]] = []
+        received: list[tuple[str, Any]] = []
         async with aclosing(api.follow("j1")) as events:
             async for event in events:
-                told.append(event)
-                if len(told) == 1:
+                received.append(event)
+                if len(received) == 1:
                     api.plane.start("worker")
-        steps = [(data["state"], data["event"], data["attempt"]) for name, data in told if name == "progress"]
+        steps = [(data["state"], data["event"], data["attempt"]) for name, data in received if name == "progress"]
         assert steps == [
             ("queued", None, None),
             ("dispatched", None, None),
@@ -96,17 +96,19 @@ async def test_a_job_is_followed_from_queued_over_a_retry_to_its_success(
             ("in_progress", "agent.attempt.finish", 2),
             ("succeeded", None, None),
         ]
-        assert told[-1] == ("decided", {"execution_id": "j1", "status": "succeeded", "reason": None})
-        assert {data["execution_id"] for _, data in told} == {"j1"}
+        assert received[-1] == ("decided", {"execution_id": "j1", "status": "succeeded", "reason": None})
+        assert {data["execution_id"] for _, data in received} == {"j1"}
         # And again, when it is over: the same attempts, as they are recorded.
         async with aclosing(api.follow("j1")) as events:
             again = [event async for event in events]
-        heard = [data for name, data in told if data.get("event") in {"agent.attempt.error", "agent.attempt.finish"}]
+        heard = [
+            data for name, data in received if data.get("event") in {"agent.attempt.error", "agent.attempt.finish"}
+        ]
         assert [data | {"at": None} for _, data in again[:-1]] == [data | {"at": None} for data in heard]
-        assert again[-1] == told[-1]
+        assert again[-1] == received[-1]
 
 
-async def test_who_joins_while_a_call_is_under_way_is_told_which(start_plane: StartPlane, tmp_path: Path) -> None:
+async def test_who_joins_while_a_call_is_under_way_receives_which(start_plane: StartPlane, tmp_path: Path) -> None:
     async with api_of(start_plane, tmp_path, {"sim/m": model({"hang_s": 600})}, "worker") as api:
         await api.submit({"agent": "content-writer", "job_id": "j1", "prompt": "hello"})
 

@@ -1,4 +1,4 @@
-"""Guards of tasks on a whole plane: what they stop, what they tell, and what lets a task go on."""
+"""Guards of tasks on a whole plane: what they stop, what they report, and what lets a task go on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def events(plane: Plane) -> list[dict[str, Any]]:
     return await plane.messages("EVENTS", subjects.guard("writer"))
 
 
-async def test_a_task_that_loops_is_stopped_and_told_once(start_plane: StartPlane) -> None:
+async def test_a_task_that_loops_is_stopped_and_reported_once(start_plane: StartPlane) -> None:
     agents = {"writer": {"model": "sim/m", "fallback_models": ["sim/n"], "guard": {"max_iterations": 3}}}
     async with start_plane({"sim/m": model(), "sim/n": model()}, agents, services=("worker", "breaker")) as plane:
         for number in range(3):

@@ -1,4 +1,4 @@
-"""A trace from the client over NATS and the worker to who performs the call, and what Prometheus is told of it."""
+"""A trace from the client over NATS and the worker to who performs the call, and its metrics in Prometheus."""
 
 from __future__ import annotations
 

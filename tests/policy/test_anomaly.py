@@ -70,17 +70,17 @@ def changes(verdicts: Iterable[Verdict]) -> list[tuple[str, int]]:
     return [(verdict.change, verdict.minute - FIRST) for verdict in verdicts]
 
 
-def noisy(usual: float, deviation: float, seed: int) -> Iterator[float]:
+def noisy(normal: float, deviation: float, seed: int) -> Iterator[float]:
     numbers = random.Random(seed)
     while True:
-        yield max(0.0, numbers.gauss(usual, deviation))
+        yield max(0.0, numbers.gauss(normal, deviation))
 
 
 def first(count: int, values: Iterator[float]) -> list[float]:
     return [next(values) for _ in range(count)]
 
 
-# --- What is usual ---------------------------------------------------------------------------------------------------
+# --- What is normal ---------------------------------------------------------------------------------------------------
 
 
 def test_of_normal_noise_the_mean_and_four_fifths_of_the_standard_deviation_are_learned() -> None:
@@ -98,7 +98,7 @@ def test_half_of_a_step_within_its_clip_is_learned_in_three_days() -> None:
     assert level.baseline == pytest.approx(1100, abs=1)
 
 
-def test_odd_first_minutes_are_not_what_is_usual() -> None:
+def test_odd_first_minutes_are_not_the_baseline() -> None:
     level = Level()
     for value in (60_000, 45_000, 1000, 1001, 999):
         level = learned(level, "latency", value, 100)
@@ -106,7 +106,7 @@ def test_odd_first_minutes_are_not_what_is_usual() -> None:
     assert level.first == ()
 
 
-def test_an_outlier_moves_what_is_usual_by_little_however_far_out_it_is() -> None:
+def test_an_outlier_moves_the_baseline_by_little_however_far_out_it_is() -> None:
     before = Level(baseline=1000, spread=100, learned=5 * DAY)
     far, farther = (learned(before, "latency", value, 100) for value in (10_000, 10_000_000_000))
     assert far.baseline == farther.baseline < 1000.1
@@ -129,7 +129,7 @@ def test_figures_that_are_often_much_higher_alarm_nobody_in_10_days() -> None:
 
 
 @pytest.mark.parametrize("share", [0.005, 0.05, 0.2])
-def test_failures_at_their_usual_rate_alarm_nobody_in_10_days_though_nights_have_few_calls(share: float) -> None:
+def test_failures_at_their_normal_rate_alarm_nobody_in_10_days_though_nights_have_few_calls(share: float) -> None:
     numbers, baseline = random.Random(4), Baseline()
     for number in range(10 * DAY):
         calls = 10 if number % DAY < DAY / 3 else 60
@@ -140,15 +140,15 @@ def test_failures_at_their_usual_rate_alarm_nobody_in_10_days_though_nights_have
 
 def test_a_few_failures_among_few_calls_are_chance_where_among_many_they_are_not() -> None:
     steady, _ = played([0.05] * DAY, "error_rate")
-    for calls, failures, told in ((10, 2, False), (10, 5, True), (1000, 200, True)):
+    for calls, failures, reported in ((10, 2, False), (10, 5, True), (1000, 200, True)):
         baseline, found = steady, list[Verdict]()
         for number in range(DAY, DAY + 3):
             baseline, verdicts = judge(baseline, Minute(FIRST + number, calls, failures, None, None), RULES)
             found += verdicts
-        assert bool(found) is told, (calls, failures)
+        assert bool(found) is reported, (calls, failures)
 
 
-def test_a_step_is_told_in_its_third_minute_with_its_figures() -> None:
+def test_a_step_is_reported_in_its_third_minute_with_its_figures() -> None:
     steady = first(2 * DAY, noisy(1000, 50, seed=5))
     _, (began,) = played([*steady, 4000, 4100, 4200])
     assert (began.change, began.measure, began.value) == ("began", "latency", 4200)
@@ -157,7 +157,7 @@ def test_a_step_is_told_in_its_third_minute_with_its_figures() -> None:
     assert began.deviation == pytest.approx(100, abs=2), "the floor, a tenth of what is usual"
 
 
-def test_what_recovers_is_told_in_the_third_calm_minute() -> None:
+def test_what_recovers_is_reported_in_the_third_calm_minute() -> None:
     steady = noisy(1000, 50, seed=6)
     values = [*first(DAY, steady), *[4000.0] * 10, *first(30, steady)]
     _, verdicts = played(values)
@@ -170,7 +170,7 @@ def test_between_far_and_calm_an_anomaly_goes_on() -> None:
     assert changes(verdicts) == [("began", DAY + 2), ("recovered", DAY + 28)]
 
 
-def test_two_minutes_that_are_far_are_told_to_nobody() -> None:
+def test_two_minutes_that_are_far_are_reported_to_nobody() -> None:
     values = [*[1000.0] * DAY, 90_000, 90_000, *[1000.0] * DAY, 90_000, 90_000, 1000, 90_000, 90_000, 1000]
     assert played(values)[1] == []
 
@@ -183,7 +183,7 @@ def test_a_slow_drift_is_learned() -> None:
     assert baseline.latency.level.baseline > 2000
 
 
-def test_a_daily_cycle_is_learned_and_what_is_far_above_its_top_is_told() -> None:
+def test_a_daily_cycle_is_learned_and_what_is_far_above_its_top_is_reported() -> None:
     noise = noisy(1, 0.1, seed=8)
     cycle = [100 * CENT * (1.2 + math.sin(number / DAY * 2 * math.pi)) * next(noise) for number in range(14 * DAY)]
     baseline, verdicts = played(cycle, "spend_rate")
@@ -202,7 +202,7 @@ def test_monday_is_no_news_after_a_quiet_weekend() -> None:
     assert played(values, "spend_rate")[1] == []
 
 
-def test_nights_without_calls_neither_change_what_is_usual_nor_alarm_in_the_morning() -> None:
+def test_nights_without_calls_neither_change_the_baseline_nor_alarm_in_the_morning() -> None:
     noise = noisy(10 * CENT, CENT, seed=10)
     values = [next(noise) if 8 * 60 <= number % DAY < 18 * 60 else None for number in range(14 * DAY)]
     baseline, verdicts = played(values, "spend_rate")
@@ -216,8 +216,8 @@ def test_figures_without_any_variance_alarm_at_nothing_small() -> None:
         ("spend_rate", 0.0, 6 * CENT),
         ("latency", 10.0, 310.0),
     )
-    for measure, usual, small in cases:
-        steady, _ = played([usual] * DAY, measure)
+    for measure, normal, small in cases:
+        steady, _ = played([normal] * DAY, measure)
         assert played([small] * 10, measure, steady, start=DAY)[1] == []
         assert played([small * 1.3] * 3, measure, steady, start=DAY)[1] != []
 
@@ -228,12 +228,12 @@ def test_fewer_errors_less_spending_and_faster_answers_are_no_news() -> None:
         ("spend_rate", 1000 * CENT),
         ("latency", 100_000.0),
     )
-    for measure, usual in cases:
-        steady, _ = played([usual] * DAY, measure)
+    for measure, normal in cases:
+        steady, _ = played([normal] * DAY, measure)
         assert played([0.0] * 100, measure, steady, start=DAY)[1] == []
 
 
-def test_what_stays_is_what_is_usual_after_six_hours() -> None:
+def test_what_stays_is_the_baseline_after_six_hours() -> None:
     steady, high = noisy(1000, 50, seed=11), noisy(4000, 200, seed=12)
     baseline, verdicts = played([*first(2 * DAY, steady), *first(2 * DAY, high)])
     assert changes(verdicts) == [("began", 2 * DAY + 2), ("accepted", 2 * DAY + 2 + NEW_NORMAL)]
@@ -262,7 +262,7 @@ def nightly(nights: int, height: float = 2000 * CENT, length: int = 30) -> list[
     return values
 
 
-def test_a_batch_each_night_is_told_three_times_and_then_only_if_it_is_higher_or_longer() -> None:
+def test_a_batch_each_night_is_reported_three_times_and_then_only_if_it_is_higher_or_longer() -> None:
     habit, verdicts = played(nightly(14), "spend_rate")
     assert [verdict.change for verdict in verdicts] == ["began", "recovered"] * HABIT
     assert verdicts[-1].minute - FIRST < 4 * DAY
@@ -272,7 +272,7 @@ def test_a_batch_each_night_is_told_three_times_and_then_only_if_it_is_higher_or
     assert played(nightly(1, 2200 * CENT, 45), "spend_rate", habit, start=14 * DAY)[1] == []
 
 
-def test_a_habit_that_ends_as_the_agent_stops_is_told_to_nobody() -> None:
+def test_a_habit_that_ends_as_the_agent_stops_is_reported_to_nobody() -> None:
     habit, _ = played(nightly(4), "spend_rate")
     silent, verdicts = played([2000.0 * CENT] * 10, "spend_rate", habit, start=4 * DAY)
     assert (verdicts, silent.spend_rate.anomalous, silent.anomalies()) == ([], True, frozenset())
@@ -345,7 +345,7 @@ def test_unknown_costs_are_not_zero() -> None:
     assert baseline.spend_rate.level == Level()
 
 
-def test_a_minute_that_is_told_again_or_late_changes_nothing() -> None:
+def test_a_minute_that_is_reported_again_or_late_changes_nothing() -> None:
     baseline, _ = played([1000.0] * DAY)
     assert judge(baseline, minute(DAY - 1, "latency", 9000.0), RULES) == (baseline, ())
     assert judge(baseline, minute(5, "latency", 9000.0), RULES) == (baseline, ())
@@ -422,9 +422,9 @@ def test_property_each_anomaly_begins_and_then_ends(given_: Given) -> None:
 def test_property_what_is_stored_is_small_and_goes_on_where_it_was(given_: Given) -> None:
     kept = stored = Baseline()
     for one in minutes(given_):
-        kept, told = judge(kept, one, FAST)
+        kept, reported = judge(kept, one, FAST)
         stored, again = judge(stored, one, FAST)
-        assert told == again
+        assert reported == again
         data = stored.to_json()
         assert len(data) < 4000
         restored = Baseline.from_json(data)
@@ -462,7 +462,7 @@ BEGAN = Verdict("error_rate", "began", FIRST + 2, FIRST, 0.425, 0.01, 0.02, 40)
 SINCE = time_from_ms(FIRST * 60_000)
 
 
-def test_unusual_errors_are_told_with_figures_and_a_command_that_lists_them() -> None:
+def test_unusual_errors_are_reported_with_figures_and_a_command_that_lists_them() -> None:
     (raised,) = signals("wri ter", [BEGAN])
     assert isinstance(raised, Firing)
     assert (raised.key, raised.source_id) == ("agent_anomaly/wri%20ter/error_rate", f"wri%20ter/error_rate/{FIRST + 2}")
@@ -492,7 +492,7 @@ def test_unusual_errors_are_told_with_figures_and_a_command_that_lists_them() ->
     }
 
 
-def test_money_is_told_in_dollars_and_stored_as_decimal_text() -> None:
+def test_money_is_reported_in_dollars_and_stored_as_decimal_text() -> None:
     verdict = Verdict("spend_rate", "began", FIRST, FIRST, 4.2e9, 3e8 + 0.4, 1e8, 1)
     (raised,) = signals("writer", [verdict])
     assert "writer spent $4.20 on 1 call; the baseline is $0.30, give or take $0.10." in raised.text

@@ -56,7 +56,7 @@ def seen(
     return Observation(sequence, attempt or f"a{sequence}", at_ms, failed, error, version)
 
 
-def told(*errors: str | None) -> list[Observation]:
+def reported(*errors: str | None) -> list[Observation]:
     """One call after the other, by their errors; None succeeds."""
     return [seen(number, error is not None, error or "") for number, error in enumerate(errors, 1)]
 
@@ -122,8 +122,8 @@ def test_each_rule_opens_it_when_it_is_due_and_says_so(
     limits: BreakerRules, errors: list[str | None], rule: str, reason: str
 ) -> None:
     last = max(place for place, error in enumerate(errors, 1) if error is not None)
-    assert opened_at(told(*errors), limits) == last
-    breaker, [change] = fold(Breaker(), told(*errors), limits)
+    assert opened_at(reported(*errors), limits) == last
+    breaker, [change] = fold(Breaker(), reported(*errors), limits)
     assert (change.rule, change.reason, breaker.reason) == (rule, reason, reason)
     assert (change.before.state, change.after, change.after.version) == ("closed", breaker, 1)
     assert (breaker.state, breaker.open_until_ms, breaker.changed_ms) == ("open", NOW + 60_000, NOW)
@@ -136,7 +136,7 @@ def test_each_rule_opens_it_when_it_is_due_and_says_so(
 )
 def test_each_rule_can_be_switched_off(name: str, threshold: float, off: object) -> None:
     other = "errors" if name != "errors" else "same_error"
-    failing = told(*[A] * 20)
+    failing = reported(*[A] * 20)
     assert opened_at(failing, rules(**{name: threshold, other: 1000})) in {4, 10}
     assert opened_at(failing, rules(**{name: off, other: 1000})) is None
 
@@ -153,11 +153,11 @@ def test_rules_without_a_rule_are_refused() -> None:
 
 
 def test_an_error_that_is_not_known_is_the_same_as_no_other() -> None:
-    assert opened_at(told(*[""] * 50), rules(same_error=2)) is None
+    assert opened_at(reported(*[""] * 50), rules(same_error=2)) is None
 
 
 def test_a_success_clears_what_came_in_a_row_and_no_error() -> None:
-    breaker, changes = fold(Breaker(), told(A, B, None, A, A), BreakerRules())
+    breaker, changes = fold(Breaker(), reported(A, B, None, A, A), BreakerRules())
     assert not changes
     assert (consecutive_failures(breaker), errors_within(breaker, BreakerRules(), NOW)) == (2, 4)
 
@@ -166,14 +166,14 @@ def test_a_success_clears_what_came_in_a_row_and_no_error() -> None:
 def test_a_share_that_is_reached_exactly_is_reached(share: float, of: int) -> None:
     failed = round(share * of)
     limits = rules(failure_rate=share, minimum_calls=of)
-    assert opened_at(told(*[None] * (of - failed), *[A] * failed), limits) == of
-    assert opened_at(told(*[None] * (of - failed + 1), *[A] * (failed - 1)), limits) is None
+    assert opened_at(reported(*[None] * (of - failed), *[A] * failed), limits) == of
+    assert opened_at(reported(*[None] * (of - failed + 1), *[A] * (failed - 1)), limits) is None
 
 
 def test_a_failure_rate_needs_calls() -> None:
     limits = rules(failure_rate=0.1, minimum_calls=10)
-    assert opened_at(told(*[A] * 9), limits) is None
-    assert opened_at(told(*[A] * 9, None, A), limits) == 11  # a success opens nothing
+    assert opened_at(reported(*[A] * 9), limits) is None
+    assert opened_at(reported(*[A] * 9, None, A), limits) == 11  # a success opens nothing
 
 
 def test_breakers_are_shared_as_far_as_their_scope_says() -> None:
@@ -199,9 +199,9 @@ def test_breakers_are_shared_as_far_as_their_scope_says() -> None:
     ],
 )
 def test_presets_open_at_the_figures_of_their_table(preset: Preset, in_a_row: int, same: int) -> None:
-    different = told(*[f"{number:08x}" for number in range(10)])
+    different = reported(*[f"{number:08x}" for number in range(10)])
     assert opened_at(different, BreakerRules(preset=preset)) == in_a_row
-    now_and_then = told(*[A, None] * 10)
+    now_and_then = reported(*[A, None] * 10)
     assert opened_at(now_and_then, BreakerRules(preset=preset, consecutive_failures=None)) == 2 * same - 1
 
 
@@ -212,14 +212,14 @@ def test_what_is_set_beside_a_preset_wins() -> None:
     assert (limits.consecutive_failures, limits.same_error, limits.errors) == (1, None, 7)
 
 
-def test_a_preset_that_is_not_known_is_told_with_those_that_are() -> None:
-    with pytest.raises(ConfigError) as told_so:
+def test_a_preset_that_is_not_known_is_reported_with_those_that_are() -> None:
+    with pytest.raises(ConfigError) as reported_so:
         parse_config("""
             providers: {sim: {kind: openai, base_url: "http://127.0.0.1:1/v1"}}
             agents: {writer: {model: sim/m, breaker: {preset: migrations}}}
         """)
-    assert "agents.writer.breaker.preset: should be 'feature', 'tdd-red-green', 'refactor'" in str(told_so.value)
-    assert "(found 'migrations')" in str(told_so.value)
+    assert "agents.writer.breaker.preset: should be 'feature', 'tdd-red-green', 'refactor'" in str(reported_so.value)
+    assert "(found 'migrations')" in str(reported_so.value)
 
 
 # The examples of seed 002
@@ -227,7 +227,7 @@ def test_a_preset_that_is_not_known_is_told_with_those_that_are() -> None:
 
 def test_the_iterations_of_the_seed_count_as_its_table_says() -> None:
     breaker, changes, figures = Breaker(), list[Change](), list[tuple[int, int]]()
-    for outcome in told(None, A, A, A):
+    for outcome in reported(None, A, A, A):
         breaker, some = fold(breaker, [outcome], BreakerRules())
         changes += some
         figures.append((consecutive_failures(breaker), sum(failure.error == A for failure in breaker.failures)))
@@ -236,7 +236,7 @@ def test_the_iterations_of_the_seed_count_as_its_table_says() -> None:
 
 
 def test_two_failures_a_success_and_two_more_are_two_in_a_row_and_four_of_the_same() -> None:
-    breaker, changes = fold(Breaker(), told(A, A, None, A, A), BreakerRules())
+    breaker, changes = fold(Breaker(), reported(A, A, None, A, A), BreakerRules())
     assert not changes
     assert consecutive_failures(breaker) == 2
     assert sum(failure.error == A for failure in breaker.failures) == 4
@@ -264,11 +264,11 @@ def test_two_failures_a_success_and_two_more_are_two_in_a_row_and_four_of_the_sa
 def test_the_settings_of_the_seed_open_it_where_the_seed_says(
     given: dict[str, Any], errors: list[str | None], at: int | None
 ) -> None:
-    assert opened_at(told(*errors), BreakerRules.model_validate(given)) == at
+    assert opened_at(reported(*errors), BreakerRules.model_validate(given)) == at
 
 
 def test_the_stats_of_the_seed_are_three_in_a_row_of_five_and_two_different_ones() -> None:
-    breaker, [change] = fold(Breaker(), told(A, B, None, A, B, A), BreakerRules())
+    breaker, [change] = fold(Breaker(), reported(A, B, None, A, B, A), BreakerRules())
     assert (change.consecutive_failures, change.errors) == (3, 5)
     assert (breaker.total_failures, breaker.errors_seen) == (5, (B, A))
 
@@ -278,7 +278,7 @@ def test_errors_that_differ_in_their_lines_only_are_the_same_error() -> None:
         f"TypeError: Cannot read property 'id' of undefined at UserController (/src/controllers/user.ts:{place})"
         for place in ("42:15", "87:22")
     )
-    assert opened_at(told(error_identity(first), None, error_identity(second)), rules(same_error=2)) == 3
+    assert opened_at(reported(error_identity(first), None, error_identity(second)), rules(same_error=2)) == 3
 
 
 def half_open(breaker: Breaker, probe: str = "probe") -> Breaker:
@@ -286,7 +286,7 @@ def half_open(breaker: Breaker, probe: str = "probe") -> Breaker:
     return replace(breaker, state="half_open", probe=probe, probe_until_ms=NOW + 150_000, version=breaker.version + 1)
 
 
-OPEN, _ = fold(Breaker(), told(A, B, A), BreakerRules(cooldown_s=30))
+OPEN, _ = fold(Breaker(), reported(A, B, A), BreakerRules(cooldown_s=30))
 HALF_OPEN = half_open(OPEN)
 
 
@@ -295,7 +295,7 @@ def test_a_probe_that_succeeds_closes_it_with_a_clean_history() -> None:
     closed, [change] = fold(HALF_OPEN, [seen(9, False, attempt="probe", version=2)], BreakerRules())
     assert (closed.state, closed.failures, closed.version, closed.openings) == ("closed", (), 3, 0)
     assert (change.before.state, change.rule, change.reason) == ("half_open", None, "the half-open probe succeeded")
-    assert (closed.total_failures, closed.errors_seen) == (3, (B, A))  # those are told until somebody resets it
+    assert (closed.total_failures, closed.errors_seen) == (3, (B, A))  # those are reported until somebody resets it
     assert (consecutive_failures(closed), closed.last_success_ms) == (0, NOW)
 
 
@@ -357,7 +357,7 @@ def test_each_probe_that_fails_lengthens_the_next_cooldown_until_one_succeeds() 
 # The rolling window
 
 STEPS = st.lists(st.tuples(st.integers(0, 4_000), st.booleans(), st.integers(0, 3_000)), max_size=60)
-"""Of each call: how long it ended after the one before, whether it failed, and how much later it is told (ms)."""
+"""Of each call: how long it ended after the one before, whether it failed, and how much later it is reported (ms)."""
 
 
 @given(steps=STEPS, threshold=st.integers(1, 8), window_ms=st.integers(1, 20_000))
@@ -410,7 +410,7 @@ def test_errors_that_have_left_the_window_do_not_count_but_in_a_row() -> None:
 def test_calls_that_were_counted_under_another_window_say_nothing() -> None:
     for before_s, after_s in ((60, 600), (600, 60), (60, 61), (60, 60.1)):
         before, after = (rules(failure_rate=0.5, minimum_calls=10, within_s=window) for window in (before_s, after_s))
-        breaker, _ = fold(Breaker(), told(*[None] * 500), before)
+        breaker, _ = fold(Breaker(), reported(*[None] * 500), before)
         later = NOW + 600_001
         assert calls_within(breaker, after, later) == (0, 0)
         failing = [seen(sequence, at_ms=later) for sequence in range(501, 511)]
@@ -429,7 +429,7 @@ def test_a_log_whose_clock_is_ahead_lengthens_no_window() -> None:
     assert (errors_within(breaker, limits, later), calls_within(breaker, limits, later)) == (0, (0, 0))
 
 
-# What is told late, again or out of order
+# What is reported late, again or out of order
 
 
 @given(
@@ -463,7 +463,7 @@ def test_order_and_repetition_change_no_figure_beyond_the_window_either(
     assert consecutive_failures(one) == consecutive_failures(other)
 
 
-def test_a_failure_that_is_told_again_opens_nothing_though_the_successes_have_left_the_window() -> None:
+def test_a_failure_that_is_reported_again_opens_nothing_though_the_successes_have_left_the_window() -> None:
     limits = rules(failure_rate=0.5, minimum_calls=10, within_s=10)
     early = [seen(number, False, at_ms=NOW - 9_000) for number in range(1, 21)]
     failures = [seen(number, at_ms=NOW) for number in range(21, 36)]
@@ -508,7 +508,7 @@ def test_an_outcome_of_another_version_changes_nothing(results: list[Observation
     assert fold(breaker, results, BreakerRules(consecutive_failures=1)) == (breaker, [])
 
 
-def test_what_the_log_told_before_it_closed_is_over_also_when_it_is_told_again() -> None:
+def test_what_the_log_reported_before_it_closed_is_over_also_when_it_is_reported_again() -> None:
     limits = rules(errors=3)
     closed, _ = fold(HALF_OPEN, [seen(9, False, attempt="probe")], limits)
     assert fold(closed, [seen(1), seen(2), seen(3), seen(8)], limits) == (closed, [])
@@ -520,7 +520,7 @@ def test_what_the_log_told_before_it_closed_is_over_also_when_it_is_told_again()
 
 
 def in_state(state: BreakerState) -> Breaker:
-    closed, _ = fold(Breaker(), told(A, B), BreakerRules())
+    closed, _ = fold(Breaker(), reported(A, B), BreakerRules())
     return {"closed": closed, "open": OPEN, "half_open": HALF_OPEN, "isolated": ISOLATED}[state]
 
 
@@ -551,7 +551,7 @@ def test_it_can_be_reset_from_every_state_and_forgets_what_was_counted(state: Br
     assert (change.consecutive_failures, change.errors) == (consecutive_failures(before), len(before.failures))
     assert (after.last_failure_ms, after.openings, after.probe) == (NOW, 0, None)
     # Neither what it forgot nor calls that were under way count for it.
-    old = [*told(A, B), seen(50, version=before.version), seen(51, attempt="probe", version=before.version)]
+    old = [*reported(A, B), seen(50, version=before.version), seen(51, attempt="probe", version=before.version)]
     assert fold(after, old, BreakerRules(consecutive_failures=1)) == (after, [])
 
 
@@ -567,7 +567,7 @@ def test_what_was_dropped_from_memory_is_over_after_a_reset_too() -> None:
 # Memory
 
 
-def test_memory_is_bounded_whatever_is_told() -> None:
+def test_memory_is_bounded_whatever_is_reported() -> None:
     limits = rules(failure_rate=1, minimum_calls=1_000_000, within_s=3600)
     breaker, now_ms = Breaker(), NOW
     for sequence in range(1, 2_600):

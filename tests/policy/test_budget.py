@@ -100,12 +100,12 @@ def test_thresholds_are_reached_to_the_nano_dollar() -> None:
     ]  # fmt: skip
 
 
-def test_a_soft_budget_tells_exactly_the_thresholds_that_it_was_given() -> None:
+def test_a_soft_budget_reports_exactly_the_thresholds_that_it_was_given() -> None:
     assert reached(daily(soft_at_percent=(80, 50, 80)), 1_000, 1_000) == (50, 80)
     assert reached(daily(soft_at_percent=()), 1_000, 1_000) == ()
 
 
-def test_a_hard_cap_tells_also_that_it_is_reached() -> None:
+def test_a_hard_cap_reports_also_that_it_is_reached() -> None:
     assert reached(daily(soft_at_percent=(50,), enforcement="hard"), 1_000, 1_000) == (50, 100)
     assert reached(daily(soft_at_percent=(), enforcement="hard"), 1_000, 999) == ()
 

@@ -54,7 +54,7 @@ def test_what_an_error_carries_goes_first() -> None:
     assert user_message_for(info) == "Say what to do."
 
 
-def test_kinds_that_look_alike_are_told_apart() -> None:
+def test_kinds_that_look_alike_are_distinguished() -> None:
     assert len({user_message(kind, "", None) for kind in KINDS}) == len(KINDS)
 
 

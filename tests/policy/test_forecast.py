@@ -59,11 +59,11 @@ def test_a_period_that_is_over_or_not_begun_has_no_forecast() -> None:
         assert forecast(DAY, moment, spent=USD, recent=USD, limit=None) is None
 
 
-def test_a_month_is_told_of_from_its_second_day_on() -> None:
+def test_a_month_is_reported_from_its_second_day_on() -> None:
     day_ms = 24 * HOUR_MS
     assert forecast(MONTH, MONTH.start_ms + day_ms, spent=USD, recent=USD, limit=None) is None
-    told = forecast(MONTH, MONTH.start_ms + 3 * day_ms, spent=3 * USD, recent=3 * USD, limit=20 * USD)
-    assert told == Forecast(30 * USD, MONTH.start_ms + 20 * day_ms)
+    predicted = forecast(MONTH, MONTH.start_ms + 3 * day_ms, spent=3 * USD, recent=3 * USD, limit=20 * USD)
+    assert predicted == Forecast(30 * USD, MONTH.start_ms + 20 * day_ms)
 
 
 def test_recent_is_an_eighth_of_the_period_and_never_before_it() -> None:
@@ -78,25 +78,25 @@ AMOUNTS = st.integers(min_value=0, max_value=10**18)
 @given(PERIODS, st.floats(min_value=0, max_value=1), AMOUNTS, AMOUNTS, st.none() | AMOUNTS)
 def test_whatever_was_spent(of: Period, share: float, spent: int, recent: int, limit: int | None) -> None:
     now_ms = of.start_ms + int((of.end_ms - of.start_ms) * share)
-    told = forecast(of, now_ms, spent=spent, recent=recent, limit=limit)
-    if told is None:
+    predicted = forecast(of, now_ms, spent=spent, recent=recent, limit=limit)
+    if predicted is None:
         return
-    assert told.total >= spent
+    assert predicted.total >= spent
     if limit is None or limit <= spent:
-        assert told.reaches_ms is None
+        assert predicted.reaches_ms is None
     else:
-        assert (told.reaches_ms is not None) == (told.total >= limit)
-    if told.reaches_ms is not None:
-        assert now_ms <= told.reaches_ms <= of.end_ms
+        assert (predicted.reaches_ms is not None) == (predicted.total >= limit)
+    if predicted.reaches_ms is not None:
+        assert now_ms <= predicted.reaches_ms <= of.end_ms
     more = forecast(of, now_ms, spent=spent, recent=recent + 1_000, limit=limit)
     assert more is not None
-    assert more.total >= told.total, "spending faster lately never promises less"
+    assert more.total >= predicted.total, "spending faster lately never promises less"
     if limit is not None:
         dearer = forecast(of, now_ms, spent=spent, recent=recent, limit=limit + 1_000)
         assert dearer is not None
-        assert dearer.total == told.total, "the cap changes nothing but when it is reached"
-        if dearer.reaches_ms is not None and told.reaches_ms is not None:
-            assert dearer.reaches_ms >= told.reaches_ms
+        assert dearer.total == predicted.total, "the cap changes nothing but when it is reached"
+        if dearer.reaches_ms is not None and predicted.reaches_ms is not None:
+            assert dearer.reaches_ms >= predicted.reaches_ms
 
 
 @given(PERIODS, st.floats(min_value=0.2, max_value=0.9), st.integers(min_value=10**6, max_value=10**15))
@@ -104,5 +104,5 @@ def test_a_pace_that_does_not_change_is_followed_exactly(of: Period, share: floa
     length = of.end_ms - of.start_ms
     now_ms = of.start_ms + int(length * share)
     spent, recent = per_part * (now_ms - of.start_ms), per_part * (now_ms - recent_from(of, now_ms))
-    told = forecast(of, now_ms, spent=spent, recent=recent, limit=None)
-    assert told == Forecast(per_part * length, None)
+    predicted = forecast(of, now_ms, spent=spent, recent=recent, limit=None)
+    assert predicted == Forecast(per_part * length, None)

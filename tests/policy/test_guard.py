@@ -79,7 +79,7 @@ def test_the_caps_nobody_set_let_ten_jobs_two_hundred_thousand_tokens_and_ten_do
         ({"max_cost_usd": "0.0015"}, "$0.0015 spent (limit: $0.0015)"),
     ],
 )
-def test_a_cap_is_told_as_people_write_it(settings: dict[str, Any], reason: str) -> None:
+def test_a_cap_is_reported_as_people_write_it(settings: dict[str, Any], reason: str) -> None:
     trip = before_call(Task(tokens=1, cost=1_500_000), 2, rules(**settings), tokens=0, cost=0)
     assert isinstance(trip, Trip)
     assert trip.reason == reason

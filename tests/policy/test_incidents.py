@@ -63,7 +63,7 @@ def test_the_same_event_again_says_nothing_new() -> None:
     assert decide(raised(), opened(), RULES) is None
 
 
-def test_what_nobody_wants_to_be_told_opens_nothing_and_its_end_is_no_news() -> None:
+def test_what_nobody_wants_to_be_notified_of_opens_nothing_and_its_end_is_no_news() -> None:
     rules = IncidentRules(("budget_soft_cap",), 600, (), Reminders())
     assert decide(raised(), None, rules) is None
     assert decide(over(), None, rules) is None
@@ -132,7 +132,7 @@ def test_who_acknowledged_it_is_asked_again_when_it_comes_back() -> None:
     assert (back.status, back.acknowledged_by) == ("firing", None)
 
 
-def test_somebody_resolves_it_by_hand() -> None:
+def test_an_operator_resolves_it() -> None:
     alert = then(resolve(opened(), "ann", "false alarm", after(minutes=2)))
     assert (alert.change, alert.status, alert.event, alert.resolved_by, alert.reason) == (
         "resolved",
@@ -195,7 +195,7 @@ def test_a_failure_that_happens_again_is_over_later() -> None:
 
 @settings(max_examples=100, stateful_step_count=40, deadline=None)
 class Incident(RuleBasedStateMachine):
-    """One key, whatever happens to it: its incidents stay in order, and nobody is told of the same thing twice."""
+    """One key, whatever happens to it: its incidents stay in order, and nobody is notified of the same thing twice."""
 
     sources = Bundle("sources")
 
@@ -203,28 +203,28 @@ class Incident(RuleBasedStateMachine):
         super().__init__()
         self.now = AT
         self.number = 0
-        self.told: list[Alert] = []
+        self.reported: list[Alert] = []
         self.happened = 0
 
     @property
     def current(self) -> Alert | None:
-        return self.told[-1] if self.told else None
+        return self.reported[-1] if self.reported else None
 
-    def tell(self, alert: Alert | None) -> None:
+    def apply(self, alert: Alert | None) -> None:
         if alert is not None:
-            self.told.append(alert)
+            self.reported.append(alert)
 
     @rule(seconds=st.integers(0, 1000))
     def time_passes(self, seconds: int) -> None:
         self.now += timedelta(seconds=seconds)
         if self.current is not None:
-            self.tell(due(self.current, self.now, RULES))
+            self.apply(due(self.current, self.now, RULES))
 
     @rule(target=sources, times=st.integers(1, 5), event=st.just("guard_tripped"))
     def it_happens(self, times: int, event: AlertEvent) -> Firing:
         self.number += 1
         signal = raised(f"e{self.number}", self.now, event, times=times)
-        self.tell(decide(signal, self.current, RULES))
+        self.apply(decide(signal, self.current, RULES))
         self.happened += times
         return signal
 
@@ -237,20 +237,20 @@ class Incident(RuleBasedStateMachine):
     def it_is_over(self) -> None:
         self.number += 1
         signal = over(f"e{self.number}", self.now, "guard_tripped", key="guard_tripped/writer/gpt", by="ann")
-        self.tell(decide(signal, self.current, RULES))
+        self.apply(decide(signal, self.current, RULES))
 
     @rule(who=st.sampled_from(["ann", "bob"]), ends=st.booleans())
     def somebody_acts(self, who: str, ends: bool) -> None:
         if self.current is not None:
-            self.tell((resolve if ends else acknowledge)(self.current, who, None, self.now))
+            self.apply((resolve if ends else acknowledge)(self.current, who, None, self.now))
 
     @invariant()
     def every_alert_is_another_one(self) -> None:
-        assert len({alert.alert_id for alert in self.told}) == len(self.told)
+        assert len({alert.alert_id for alert in self.reported}) == len(self.reported)
 
     @invariant()
     def versions_follow_each_other(self) -> None:
-        for before, alert in zip(self.told, self.told[1:], strict=False):
+        for before, alert in zip(self.reported, self.reported[1:], strict=False):
             if alert.incident_id == before.incident_id:
                 assert alert.version == before.version + 1
                 assert alert.change != "opened"
@@ -259,7 +259,7 @@ class Incident(RuleBasedStateMachine):
 
     @invariant()
     def nothing_that_happened_is_uncounted(self) -> None:
-        last = {alert.incident_id: alert.count for alert in self.told}
+        last = {alert.incident_id: alert.count for alert in self.reported}
         assert sum(last.values()) == self.happened
 
     @invariant()

@@ -1,4 +1,4 @@
-"""What a channel is told next."""
+"""What a channel is sent next."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def changes(*given: AlertChange, **more: Any) -> list[Held]:
     return held(*(alert("a", change, version, **more) for version, change in enumerate(given, start=1)))
 
 
-def told(decided: Next) -> str | None:
+def message_of(decided: Next) -> str | None:
     return None if decided.message is None else message_id(decided.message)
 
 
-def test_an_incident_that_opens_is_told_at_once() -> None:
+def test_an_incident_that_opens_is_reported_at_once() -> None:
     decided = next_message(changes("opened"), rules(), AT)
-    assert (told(decided), decided.covers, decided.skip, decided.counts) == ("alert_a_1", (1,), (), True)
+    assert (message_of(decided), decided.covers, decided.skip, decided.counts) == ("alert_a_1", (1,), (), True)
 
 
 def test_nothing_to_tell_of_nothing() -> None:
@@ -88,12 +88,12 @@ def test_the_newest_alert_of_an_incident_speaks_for_the_older_ones(
     waiting: tuple[AlertChange, ...], newest: str
 ) -> None:
     decided = next_message(changes(*waiting), rules(), AT)
-    assert told(decided) == newest
+    assert message_of(decided) == newest
     assert sorted(decided.covers + decided.skip) == list(range(1, len(waiting) + 1))
 
 
 def later(*waiting: AlertChange) -> list[Held]:
-    """Changes of an incident that was told when it was opened."""
+    """Changes of an incident whose opening was sent."""
     return held(*(alert("a", change, version) for version, change in enumerate(waiting, start=2)))
 
 
@@ -112,24 +112,24 @@ def later(*waiting: AlertChange) -> list[Held]:
         (("resolved", "reopened", "acknowledged"), "alert_a_4", 0),
     ],
 )
-def test_of_an_incident_that_was_told_only_news_are(
+def test_of_an_incident_that_was_reported_only_news_are(
     waiting: tuple[AlertChange, ...], message: str | None, skipped: int
 ) -> None:
     decided = next_message(later(*waiting), rules(), AT)
-    assert (told(decided), len(decided.skip)) == (message, skipped)
+    assert (message_of(decided), len(decided.skip)) == (message, skipped)
 
 
 def test_a_recovery_waits_until_it_has_lasted() -> None:
     waiting = later("resolved")
     early = next_message(waiting, rules(), AT + timedelta(seconds=QUIET_S - 1))
     assert (early.message, early.skip, early.at) == (None, (), AT + timedelta(seconds=QUIET_S))
-    assert told(next_message(waiting, rules(), AT + timedelta(seconds=QUIET_S))) == "alert_a_2"
+    assert message_of(next_message(waiting, rules(), AT + timedelta(seconds=QUIET_S))) == "alert_a_2"
 
 
-def test_what_was_over_before_anybody_was_told_is_told_when_it_has_lasted() -> None:
+def test_what_was_over_before_anybody_was_notified_is_reported_when_it_has_lasted() -> None:
     assert next_message(changes("opened", "resolved"), rules(), AT).message is None
     lasted = next_message(changes("opened", "resolved"), rules(), AT + timedelta(seconds=QUIET_S))
-    assert (told(lasted), lasted.covers) == ("alert_a_2", (1, 2))
+    assert (message_of(lasted), lasted.covers) == ("alert_a_2", (1, 2))
 
 
 def test_a_recovery_of_a_backlog_must_last_from_when_it_is_known() -> None:
@@ -139,15 +139,15 @@ def test_a_recovery_of_a_backlog_must_last_from_when_it_is_known() -> None:
     assert (early.message, early.at) == (None, AT + timedelta(hours=2, seconds=QUIET_S))
 
 
-def test_what_a_person_resolved_is_told_at_once() -> None:
-    assert told(next_message(held(alert("a", "resolved", 2, resolved_by="ann")), rules(), AT)) == "alert_a_2"
+def test_what_a_person_resolved_is_reported_at_once() -> None:
+    assert message_of(next_message(held(alert("a", "resolved", 2, resolved_by="ann")), rules(), AT)) == "alert_a_2"
 
 
 def test_a_channel_that_keeps_its_messages_up_to_date_hears_every_change_without_delay_and_without_limit() -> None:
     bot = rules(every_change=True, rate_limit={"messages": 1})
     for change in ("repeated", "reopened", "acknowledged", "resolved"):
         decided = next_message(later(change), bot, AT, sent=[AT], updatable={"inc_a": AT - timedelta(minutes=1)})
-        assert (told(decided), decided.counts) == ("alert_a_2", False)
+        assert (message_of(decided), decided.counts) == ("alert_a_2", False)
     # Where there is nothing to change it would be a new message, for which the limit holds.
     assert next_message(later("repeated"), bot, AT, sent=[AT]).message is None
 
@@ -168,7 +168,7 @@ def test_a_channel_that_keeps_its_messages_up_to_date_hears_every_change_without
         ({"severity": "warning"}, {"key": "budget_soft_cap/x", "event": "budget_soft_cap"}, True),
     ],
 )
-def test_a_channel_is_told_what_is_routed_to_it(route: dict[str, Any], more: dict[str, Any], takes: bool) -> None:
+def test_a_channel_receives_what_is_routed_to_it(route: dict[str, Any], more: dict[str, Any], takes: bool) -> None:
     decided = next_message(changes("opened", **more), rules(**route), AT)
     assert ((decided.message is not None), decided.skip) == (takes, () if takes else (1,))
 
@@ -188,7 +188,7 @@ def test_beyond_the_rate_limit_the_last_message_is_a_digest_of_all_the_others() 
     limited = rules(rate_limit={"messages": 3, "within_s": 300})
     waiting = held(*(alert(f"i{number}") for number in range(10)))
     first = next_message(waiting, limited, AT)
-    assert told(first) == "alert_i0_1"
+    assert message_of(first) == "alert_i0_1"
     last = next_message(waiting[2:], limited, AT, sent=[AT, AT])
     assert isinstance(last.message, AlertDigest)
     assert (last.message.why, last.message.counts, last.covers) == (
@@ -200,12 +200,12 @@ def test_beyond_the_rate_limit_the_last_message_is_a_digest_of_all_the_others() 
     none = next_message(waiting, limited, AT + timedelta(seconds=10), sent=[AT, AT, AT])
     assert (none.message, none.at) == (None, AT + timedelta(seconds=300))
     free = next_message(waiting[:1], limited, AT + timedelta(seconds=300), sent=[AT, AT, AT])
-    assert told(free) == "alert_i0_1"
+    assert message_of(free) == "alert_i0_1"
 
 
 def test_the_worst_comes_first() -> None:
     mild = alert("mild", key="budget_soft_cap/x", event="budget_soft_cap")
-    assert told(next_message(held(mild, alert("bad")), rules(), AT)) == "alert_bad_1"
+    assert message_of(next_message(held(mild, alert("bad")), rules(), AT)) == "alert_bad_1"
 
 
 def test_a_breaker_that_flaps_is_one_message_also_where_recoveries_are_not_wanted() -> None:
@@ -236,23 +236,23 @@ def test_what_nobody_has_heard_of_comes_before_what_is_only_changed() -> None:
     bot = rules(every_change=True)
     updatable = dict.fromkeys(("inc_a", "inc_b"), AT - timedelta(hours=1))
     waiting = held(alert("a", "repeated", 2), alert("b", "resolved", 2), alert("new"))
-    assert told(next_message(waiting, bot, AT, updatable=updatable)) == "alert_new_1"
+    assert message_of(next_message(waiting, bot, AT, updatable=updatable)) == "alert_new_1"
     # That it happened again changes a message once a minute, and all else at once.
     updatable = dict.fromkeys(("inc_a", "inc_b"), AT)
     decided = next_message(waiting[:2], bot, AT, updatable=updatable)
-    assert told(decided) == "alert_b_2"
+    assert message_of(decided) == "alert_b_2"
     assert next_message(waiting[:1], bot, AT, updatable=updatable).at == AT + timedelta(minutes=1)
 
 
-def test_that_alerts_do_not_arrive_is_told_on_every_channel() -> None:
+def test_that_alerts_do_not_arrive_is_reported_on_every_channel() -> None:
     dead = alert(key="job_dead_lettered//undeliverable/ops", event="job_dead_lettered", agent=None)
     for route in ({"severity": "critical"}, {"agents": ["tagger"]}, {"events": ["breaker_open"]}):
-        assert told(next_message(held(dead), rules(**route), AT)) == "alert_a_1"
+        assert message_of(next_message(held(dead), rules(**route), AT)) == "alert_a_1"
 
 
 def test_a_clock_that_is_ahead_delays_nothing() -> None:
     early = alert("a", at=AT + timedelta(minutes=10))
-    assert told(next_message(held(early), rules(), AT)) == "alert_a_1"
+    assert message_of(next_message(held(early), rules(), AT)) == "alert_a_1"
 
 
 NIGHT = QuietHours.model_validate({"start": "22:00", "end": "07:00", "timezone": "Europe/Berlin"})
@@ -292,8 +292,8 @@ def test_what_came_in_quiet_hours_is_one_digest_in_the_morning() -> None:
     awake = next_message(held(*mild), quiet, morning)
     assert isinstance(awake.message, AlertDigest)
     assert (awake.message.why, len(awake.message.alerts), awake.covers) == ("quiet_hours", 3, (1, 2, 3))
-    assert told(next_message(held(*mild, alert("bad", at=night)), quiet, night)) == "alert_bad_1"
-    assert told(next_message(held(mild[0]), quiet, morning)) == "alert_m0_1"
+    assert message_of(next_message(held(*mild, alert("bad", at=night)), quiet, night)) == "alert_bad_1"
+    assert message_of(next_message(held(mild[0]), quiet, morning)) == "alert_m0_1"
 
 
 CHANGES: Sequence[AlertChange] = ("repeated", "reopened", "acknowledged", "reminded", "resolved")
@@ -306,7 +306,7 @@ CHANGES: Sequence[AlertChange] = ("repeated", "reopened", "acknowledged", "remin
     st.booleans(),
     st.booleans(),
 )
-def test_everything_that_waits_is_told_or_skipped_in_the_end_and_the_limit_holds(
+def test_everything_that_waits_is_reported_or_skipped_in_the_end_and_the_limit_holds(
     given_changes: list[tuple[int, AlertChange]], messages: int, every_change: bool, quiet: bool
 ) -> None:
     versions: dict[int, int] = {}

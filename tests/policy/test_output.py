@@ -115,7 +115,7 @@ def test_braces_and_fences_within_strings_are_text() -> None:
         ("[" * 102 + "]" * 102, "is nested deeper than 100 levels"),
     ],
 )
-def test_what_is_no_json_is_told(said: str, words: str) -> None:
+def test_what_is_no_json_is_reported(said: str, words: str) -> None:
     [problem] = problems(LOOSE.check(said))
     assert problem.startswith(f"$: {words}")
 
@@ -240,7 +240,7 @@ def test_a_problem_names_the_place_and_what_would_be_right(schema: Any, value: A
     assert found == Valid(value) if problem is None else problem in problems(found)[0]
 
 
-def test_at_most_ten_problems_are_told_and_each_once() -> None:
+def test_at_most_ten_problems_are_reported_and_each_once() -> None:
     found = guard({"items": {"type": "string"}}).check(list(range(50)))
     assert problems(found) == tuple(f"$[{index}]: should be string, is number" for index in range(10))
     both = guard({"type": "object", "required": ["a", "b"]}).check({})

@@ -50,7 +50,9 @@ def refused(model: str = "m") -> Attempt:
         ([], False, {}),
     ],
 )
-def test_waste_is_told_by_what_came_of_it(attempts: list[Attempt], ended_well: bool, wasted: dict[str, int]) -> None:
+def test_waste_is_reported_by_what_came_of_it(
+    attempts: list[Attempt], ended_well: bool, wasted: dict[str, int]
+) -> None:
     assert totals(attempts, answered=ended_well).wasted_by_cause == wasted
 
 

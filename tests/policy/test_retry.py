@@ -136,7 +136,7 @@ def test_what_is_recovered_from_is_no_failure() -> None:
     assert failures_on("sim/m", attempts) == {"server": 1}
 
 
-def test_a_refused_credential_that_was_read_anew_is_no_failure() -> None:
+def test_a_refused_credential_that_was_read_again_is_no_failure() -> None:
     refreshed = [attempt(1, "client"), attempt(2, "server", cause="credential_refresh")]
     assert failures_on("sim/m", refreshed) == {"server": 1}
     assert failures_on("sim/m", [*refreshed, attempt(3, "client")]) == {"server": 1, "client": 1}

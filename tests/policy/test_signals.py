@@ -16,7 +16,7 @@ AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 UNTIL = datetime(2026, 11, 21, 10, 1, 0, tzinfo=UTC)
 
 
-def told(event: BreakerTransition | GuardEvent | BudgetEvent) -> Firing | Resolved | None:
+def signal_of(event: BreakerTransition | GuardEvent | BudgetEvent) -> Firing | Resolved | None:
     said = signals_of(event)
     assert len(said) <= 1
     return said[0] if said else None
@@ -104,10 +104,10 @@ def crossing(**fields: Any) -> BudgetEvent:
         ("isolated", "closed", ("breaker_closed", Resolved)),
     ],
 )
-def test_an_incident_is_told_when_it_begins_and_when_it_ends_and_not_between(
+def test_an_incident_is_reported_when_it_begins_and_when_it_ends_and_not_between(
     from_state: BreakerState, to_state: BreakerState, expected: tuple[str, type] | None
 ) -> None:
-    alert = told(transition(from_state, to_state))
+    alert = signal_of(transition(from_state, to_state))
     assert (alert and (alert.event, type(alert))) == expected
 
 
@@ -116,7 +116,7 @@ def test_an_incident_is_told_when_it_begins_and_when_it_ends_and_not_between(
     [("soft_cap", "budget_soft_cap"), ("hard_cap", "budget_hard_cap")],
 )
 def test_a_budget_crossing_is_an_incident_of_its_kind_until_the_period_ends(kind: str, expected: str) -> None:
-    alert = told(crossing(kind=kind, resets_at=UNTIL))
+    alert = signal_of(crossing(kind=kind, resets_at=UNTIL))
     assert isinstance(alert, Firing)
     assert (alert.event, alert.ends_at, alert.key) == (
         expected,
@@ -127,10 +127,10 @@ def test_a_budget_crossing_is_an_incident_of_its_kind_until_the_period_ends(kind
 
 def test_what_an_incident_is_of_has_no_name_of_somebody_else_in_it() -> None:
     keys = [
-        told(transition(agent="a/b", model="c")),
-        told(transition(agent="a", model="b/c")),
-        told(stopped(tenant=None, task_id="t")),
-        told(stopped(tenant="t", task_id="t")),
+        signal_of(transition(agent="a/b", model="c")),
+        signal_of(transition(agent="a", model="b/c")),
+        signal_of(stopped(tenant=None, task_id="t")),
+        signal_of(stopped(tenant="t", task_id="t")),
     ]
     assert [one.key for one in keys if one] == [
         "breaker_open/a%2Fb/c",
@@ -141,7 +141,7 @@ def test_what_an_incident_is_of_has_no_name_of_somebody_else_in_it() -> None:
 
 
 def test_a_breaker_alert_carries_the_figures() -> None:
-    alert = told(transition())
+    alert = signal_of(transition())
     assert alert is not None
     assert alert.payload == {
         "agent": "writer",
@@ -163,7 +163,7 @@ def test_a_breaker_alert_carries_the_figures() -> None:
 
 
 def test_a_budget_alert_carries_the_figures_with_money_as_exact_text() -> None:
-    alert = told(crossing(total="4.000000001"))
+    alert = signal_of(crossing(total="4.000000001"))
     assert alert is not None
     assert alert.payload == {
         "scope": "agent",
@@ -180,23 +180,23 @@ def test_a_budget_alert_carries_the_figures_with_money_as_exact_text() -> None:
     }
 
 
-def test_a_budget_of_a_tenant_or_of_all_is_told_as_theirs_with_the_agent_that_reached_it() -> None:
-    tenant = told(crossing(scope="tenant", tenant="acme"))
+def test_a_budget_of_a_tenant_or_of_all_is_reported_as_theirs_with_the_agent_that_reached_it() -> None:
+    tenant = signal_of(crossing(scope="tenant", tenant="acme"))
     assert isinstance(tenant, Firing)
     assert tenant.title == "Budget at 80 %: tenant acme, daily"
     assert "spent by tenant acme in 2026-11-21, last by agent writer, as of" in tenant.text
     assert (tenant.agent, tenant.payload["agent"], tenant.payload["tenant"]) == (None, "writer", "acme")
-    everyone = told(crossing(scope="global", threshold_percent=100))
+    everyone = signal_of(crossing(scope="global", threshold_percent=100))
     assert everyone is not None
     assert (everyone.event, everyone.title) == ("budget_soft_cap", "Budget used up: all agents, daily")
-    refusing = told(crossing(kind="hard_cap", threshold_percent=100))
+    refusing = signal_of(crossing(kind="hard_cap", threshold_percent=100))
     assert refusing is not None
     assert refusing.title == "Budget refuses calls: writer, daily"
 
 
 @pytest.mark.parametrize("kind", ["raise_ended", "repaired"])
 def test_what_people_and_services_did_to_a_budget_alerts_nobody(kind: str) -> None:
-    assert told(crossing(kind=kind, previous="4", by="ops", reason="launch day")) is None
+    assert signal_of(crossing(kind=kind, previous="4", by="ops", reason="launch day")) is None
 
 
 def test_a_raised_cap_ends_the_incidents_of_what_is_above_the_spend_now() -> None:
@@ -214,8 +214,8 @@ def test_a_raised_cap_ends_the_incidents_of_what_is_above_the_spend_now() -> Non
     assert hard.text == "Raised by ops: launch day. $5.00 of $8.00 are spent. Nothing to do."
 
 
-def test_an_open_breaker_is_told_with_what_where_since_when_and_what_to_do() -> None:
-    alert = told(transition())
+def test_an_open_breaker_is_reported_with_what_where_since_when_and_what_to_do() -> None:
+    alert = signal_of(transition())
     assert alert is not None
     assert alert.title == "Breaker open: writer on gpt-4.1:mini"
     assert alert.text == (
@@ -227,14 +227,14 @@ def test_an_open_breaker_is_told_with_what_where_since_when_and_what_to_do() -> 
 
 
 def test_a_breaker_without_a_known_end_promises_no_probe() -> None:
-    alert = told(transition(open_until=None))
+    alert = signal_of(transition(open_until=None))
     assert alert is not None
     assert "probe" not in alert.text
     assert alert.payload["open_until"] is None
 
 
 def test_a_breaker_forced_open_says_by_whom_and_how_it_ends_and_promises_no_probe() -> None:
-    alert = told(isolated(open_until=UNTIL))
+    alert = signal_of(isolated(open_until=UNTIL))
     assert alert is not None
     assert alert.title == "Breaker open: writer on gpt-4.1:mini"
     assert alert.text == (
@@ -246,7 +246,7 @@ def test_a_breaker_forced_open_says_by_whom_and_how_it_ends_and_promises_no_prob
 
 
 def test_a_breaker_that_was_reset_says_by_whom() -> None:
-    alert = told(transition("isolated", "closed", reason="reset by ann: answers are fine", by="ann"))
+    alert = signal_of(transition("isolated", "closed", reason="reset by ann: answers are fine", by="ann"))
     assert alert is not None
     assert alert.title == "Breaker closed: writer on gpt-4.1:mini"
     assert alert.text.startswith("Reset by ann: answers are fine. Since 2026-11-21 10:00:00 UTC calls of writer go to")
@@ -256,11 +256,11 @@ def test_a_breaker_that_was_reset_says_by_whom() -> None:
 @pytest.mark.parametrize(
     ("scope", "model", "named"), [("model", "gpt-4", "gpt-4"), ("provider", "openai/*", "provider openai")]
 )
-def test_a_breaker_that_agents_share_is_told_as_theirs(scope: str, model: str, named: str) -> None:
+def test_a_breaker_that_agents_share_is_reported_as_theirs(scope: str, model: str, named: str) -> None:
     shared: dict[str, Any] = {"scope": scope, "agent": "*", "model": model}
-    opened = told(transition(**shared))
-    forced = told(isolated(**shared))
-    closed = told(transition("half_open", "closed", reason="the half-open probe succeeded", **shared))
+    opened = signal_of(transition(**shared))
+    forced = signal_of(isolated(**shared))
+    closed = signal_of(transition("half_open", "closed", reason="the half-open probe succeeded", **shared))
     assert opened is not None
     assert forced is not None
     assert closed is not None
@@ -279,13 +279,13 @@ def test_a_breaker_that_agents_share_is_told_as_theirs(scope: str, model: str, n
 
 
 def test_an_agent_of_any_name_is_not_taken_for_all_of_them() -> None:
-    alert = told(transition(agent="*", model="openai/*"))
+    alert = signal_of(transition(agent="*", model="openai/*"))
     assert alert is not None
     assert alert.title == "Breaker open: * on openai/*"
 
 
-def test_a_stopped_task_is_told_with_what_where_since_when_why_and_what_to_do() -> None:
-    alert = told(stopped())
+def test_a_stopped_task_is_reported_with_what_where_since_when_why_and_what_to_do() -> None:
+    alert = signal_of(stopped())
     assert alert is not None
     assert isinstance(alert, Firing)
     assert (alert.agent, alert.tenant, alert.model, alert.at) == ("writer", "acme", None, AT)
@@ -299,7 +299,7 @@ def test_a_stopped_task_is_told_with_what_where_since_when_why_and_what_to_do() 
 
 
 def test_a_guard_alert_carries_the_figures() -> None:
-    alert = told(stopped())
+    alert = signal_of(stopped())
     assert alert is not None
     assert alert.payload == {
         "agent": "writer",
@@ -316,7 +316,7 @@ def test_a_guard_alert_carries_the_figures() -> None:
 
 
 def test_a_task_without_a_tenant_names_none() -> None:
-    alert = told(stopped(tenant=None, iterations=1))
+    alert = signal_of(stopped(tenant=None, iterations=1))
     assert alert is not None
     assert "tenant" not in alert.text
     assert "so far 1 iteration, " in alert.text
@@ -325,7 +325,7 @@ def test_a_task_without_a_tenant_names_none() -> None:
 
 
 def test_a_task_that_may_go_on_ends_its_incident_whoever_tripped_it() -> None:
-    over, trip = told(stopped(kind="reset", agent="*", reason="reset by ann", by="ann")), told(stopped())
+    over, trip = signal_of(stopped(kind="reset", agent="*", reason="reset by ann", by="ann")), signal_of(stopped())
     assert isinstance(over, Resolved)
     assert trip is not None
     assert (over.key, over.by) == (trip.key, "ann")
@@ -335,7 +335,7 @@ def test_a_task_that_may_go_on_ends_its_incident_whoever_tripped_it() -> None:
 @pytest.mark.parametrize("tenant", ["acme", "a b; x"])
 @pytest.mark.parametrize("task_id", ["t1", "nightly; rm -rf $HOME", "it's `mine`", "--url=http://x", "задача"])
 def test_the_command_of_an_alert_resets_that_task_whatever_it_is_called(task_id: str, tenant: str) -> None:
-    alert = told(stopped(task_id=task_id, tenant=tenant))
+    alert = signal_of(stopped(task_id=task_id, tenant=tenant))
     assert alert is not None
     shown = alert.text.partition("executions; `")[2].removesuffix("` resumes it.")
     end = ["--"] if task_id.startswith("-") else []
@@ -343,7 +343,7 @@ def test_the_command_of_an_alert_resets_that_task_whatever_it_is_called(task_id:
 
 
 def test_a_closed_breaker_says_that_nothing_is_to_be_done() -> None:
-    alert = told(transition("half_open", "closed", reason="the half-open probe succeeded"))
+    alert = signal_of(transition("half_open", "closed", reason="the half-open probe succeeded"))
     assert alert is not None
     assert alert.title == "Breaker closed: writer on gpt-4.1:mini"
     assert alert.text == (
@@ -383,14 +383,14 @@ def test_a_closed_breaker_says_that_nothing_is_to_be_done() -> None:
         ),
     ],
 )
-def test_a_budget_is_told_with_its_spend_and_what_follows(fields: dict[str, Any], title: str, text: str) -> None:
-    alert = told(crossing(**fields))
+def test_a_budget_is_reported_with_its_spend_and_what_follows(fields: dict[str, Any], title: str, text: str) -> None:
+    alert = signal_of(crossing(**fields))
     assert alert is not None
     assert (alert.title, alert.text) == (title, text)
 
 
 def test_a_share_is_never_rounded_up_to_the_whole() -> None:
-    alert = told(crossing(total="4.999999999"))
+    alert = signal_of(crossing(total="4.999999999"))
     assert alert is not None
     assert alert.text.startswith("$4.99 of $5.00 (99 %)")
 
@@ -459,7 +459,9 @@ def test_jobs_that_end_without_an_answer_are_one_incident_of_their_agent_and_rea
     assert all(one.fades for one in said)
 
 
-def test_a_failed_job_is_told_with_its_kind_of_error_its_cost_and_where_to_look_and_not_with_its_error_text() -> None:
+def test_a_failed_job_is_reported_with_its_kind_of_error_its_cost_and_where_to_look_and_not_with_its_error_text() -> (
+    None
+):
     [said] = of_execution(ended(), None, None)
     assert said.text == (
         "Job e11 of writer: no answer after 3 attempts (server 503). They cost $0.50. "
@@ -493,7 +495,7 @@ def dead_letter(**fields: Any) -> DeadLetter:
     return DeadLetter.model_validate(given | fields)
 
 
-def test_a_dead_letter_without_a_record_is_an_incident_and_one_with_a_record_is_told_by_that() -> None:
+def test_a_dead_letter_without_a_record_is_an_incident_and_one_with_a_record_is_reported_by_that() -> None:
     [said] = of_dead_letter(dead_letter(), "dlq/JOBS/7")
     assert (said.key, said.source_id) == ("job_dead_lettered//unreadable", "dlq/JOBS/7")
     assert "eyJ" not in str(said)
@@ -513,6 +515,6 @@ def test_alerts_that_do_not_arrive_are_an_incident_of_their_channel_of_which_it_
         assert of_dead_letter(unsent.model_copy(update={"headers": dead}), "z") == ()
 
 
-def test_a_dead_letter_of_an_agent_that_can_not_be_one_is_told_all_the_same() -> None:
+def test_a_dead_letter_of_an_agent_that_can_not_be_one_is_reported_all_the_same() -> None:
     [said] = of_dead_letter(dead_letter(agent="x" * 129), "y")
     assert said.agent is None

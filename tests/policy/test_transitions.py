@@ -17,7 +17,9 @@ KEY = BreakerKey("writer", "gpt-4.1:mini")
 RULES = BreakerRules(cooldown_s=30)
 
 
-def told(breaker: Breaker, *errors: str | None, attempt: str = "a", first: int = 1) -> tuple[Breaker, Change | None]:
+def reported(
+    breaker: Breaker, *errors: str | None, attempt: str = "a", first: int = 1
+) -> tuple[Breaker, Change | None]:
     """The breaker after calls with these errors, one second apart; None succeeds. And its last change."""
     change: Change | None = None
     for number, error in enumerate(errors, first):
@@ -26,12 +28,12 @@ def told(breaker: Breaker, *errors: str | None, attempt: str = "a", first: int =
     return breaker, change
 
 
-CLOSED, _ = told(Breaker(), A, B, None, A, B)
-OPEN, OPENING = told(CLOSED, A, first=6)
+CLOSED, _ = reported(Breaker(), A, B, None, A, B)
+OPEN, OPENING = reported(CLOSED, A, first=6)
 HALF_OPEN = replace(OPEN, state="half_open", probe="probe", probe_until_ms=NOW + 190_000, version=2)
 PROBED = NOW + 40_000
-_, CLOSING = told(HALF_OPEN, None, attempt="probe", first=40)
-_, REOPENING = told(HALF_OPEN, A, attempt="probe", first=40)
+_, CLOSING = reported(HALF_OPEN, None, attempt="probe", first=40)
+_, REOPENING = reported(HALF_OPEN, A, attempt="probe", first=40)
 
 
 def event_of(change: Change | None, now_ms: int) -> BreakerTransition:
@@ -67,7 +69,7 @@ OPENED_AGAIN = event_of(REOPENING, PROBED)
         (by_hand(HALF_OPEN)[1], ("half_open", "closed", 3), (3, 5, 2, 5)),
     ],
 )
-def test_every_transition_tells_what_was_counted(
+def test_every_transition_reports_what_was_counted(
     event: BreakerTransition, steps: tuple[object, ...], stats: Sequence[int]
 ) -> None:
     assert (event.from_state, event.to_state, event.version) == steps
@@ -97,7 +99,7 @@ def test_the_health_is_that_from_then_on() -> None:
     assert [event.health for event in events] == ["unhealthy"] * 4 + ["healthy"] * 2
 
 
-def test_the_same_error_is_told_by_its_hash() -> None:
+def test_the_same_error_is_reported_by_its_hash() -> None:
     rules = BreakerRules(preset="tdd-red-green")
     breaker, change = Breaker(), None
     for number, error in enumerate((A, B, A, A), 1):
@@ -108,7 +110,7 @@ def test_the_same_error_is_told_by_its_hash() -> None:
     assert event.reason == "Same error repeated 3 times (threshold: 3)"
 
 
-def test_a_half_open_one_told_twice_has_one_id_and_each_cooldown_another() -> None:
+def test_a_half_open_one_reported_twice_has_one_id_and_each_cooldown_another() -> None:
     again = half_opened(KEY, replace(HALF_OPEN, probe="other"), RULES, PROBED + 700)
     assert again.transition_id == HALF_OPENED.transition_id
     other = half_opened(KEY, replace(HALF_OPEN, open_until_ms=NOW + 99_000), RULES, PROBED)
@@ -124,7 +126,7 @@ def test_a_half_open_one_told_twice_has_one_id_and_each_cooldown_another() -> No
         (CLOSED_AGAIN, {"state": "closed", "openings": 0, "total_failures": 5, "last_success_ms": PROBED}),
         (OPENED_AGAIN, {"state": "open", "open_until_ms": PROBED + 30_000, "total_failures": 6}),
         (FORCED_OPEN, {"state": "isolated", "open_until_ms": 0, "total_failures": 5}),
-        # Its event tells what was counted before it, and that is forgotten.
+        # Its event reports what was counted before it, and that is forgotten.
         (RESET, {"state": "closed", "total_failures": 0, "last_failure_ms": NOW + 6_000}),
     ],
 )
@@ -137,7 +139,7 @@ def test_a_lost_breaker_is_recalled_from_its_latest_transition(
     assert time_from_ms(breaker.changed_ms) == event.at
 
 
-def test_what_was_told_before_the_transition_counts_for_no_recalled_one() -> None:
+def test_what_was_reported_before_the_transition_counts_for_no_recalled_one() -> None:
     breaker = recalled(CLOSED_AGAIN, sequence=77)
     for sequence in (1, 6, 77):
         assert observe(breaker, Observation(sequence, "a", NOW, True, A), RULES, NOW) == (breaker, None)

@@ -56,8 +56,8 @@ async def failure(chosen: HttpSettings, asked: Call | None = None) -> CallFailed
     """The failure of a call; the planted key stands nowhere in it."""
     with pytest.raises(CallFailed) as caught:
         await perform(chosen, asked)
-    told = "".join((*traceback.format_exception(caught.value), repr(caught.value), repr(caught.value.failure)))
-    assert KEY not in told
+    reported = "".join((*traceback.format_exception(caught.value), repr(caught.value), repr(caught.value.failure)))
+    assert KEY not in reported
     return caught.value
 
 

@@ -67,7 +67,7 @@ async def test_a_source_that_changed_gives_a_newer_version_and_one_that_did_not_
 
 
 @pytest.mark.parametrize("kind", ["env", "file", "command"])
-async def test_a_source_that_fails_is_told_once_and_the_key_stays(
+async def test_a_source_that_fails_is_reported_once_and_the_key_stays(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Source(kind, tmp_path, monkeypatch.setenv)
@@ -155,6 +155,6 @@ async def test_a_key_that_no_header_can_carry_is_refused(value: str, tmp_path: P
     assert credential.value == OLD
 
 
-def test_a_missing_key_is_told_at_once() -> None:
+def test_a_missing_key_is_reported_at_once() -> None:
     with pytest.raises(ConfigError, match="NO_SUCH_KEY is not set"):
         Credential(SecretRef(env="NO_SUCH_KEY"))

@@ -131,7 +131,7 @@ async def gone(pids: list[int]) -> None:
 
 
 def a_family(file: Path, then: str) -> str:
-    """A program that tells its pid and that of a process it starts, which would run for ever."""
+    """A program that reports its pid and that of a process it starts, which would run for ever."""
     return f"sleep 3600 & echo $$ $! > {file}.new; mv {file}.new {file}; {then}"
 
 
@@ -497,7 +497,7 @@ async def test_a_program_has_an_empty_directory_of_its_own_until_it_is_closed(op
     assert look_into(directory) is None
 
 
-async def test_a_program_runs_where_it_is_told_and_is_found_from_there(opened: Opener, tmp_path: Path) -> None:
+async def test_a_program_runs_where_it_is_configured_and_is_found_from_there(opened: Opener, tmp_path: Path) -> None:
     program_in(tmp_path, "agent.sh", """printf '{"status":"success","code":0,"result":"%s"}' "$PWD" """)
     answer = await opened("./agent.sh", cwd=tmp_path).perform(call())
     assert answer.output == str(tmp_path)
@@ -636,7 +636,7 @@ sys.stdin.read()
 """
 
 
-def test_a_guard_that_was_killed_is_replaced_and_told_what_runs() -> None:
+def test_a_guard_that_was_killed_is_replaced_and_reported_what_runs() -> None:
     worker = subprocess.Popen([sys.executable, "-c", GUARDED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with worker:
         assert worker.stdout is not None

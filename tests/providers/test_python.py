@@ -246,21 +246,21 @@ async def hang(request: Request) -> Any:
 async def test_a_callable_that_hangs_is_cancelled(opened: Opener) -> None:
     cancelled = asyncio.Event()
 
-    async def hang_and_tell(request: Request) -> Any:
+    async def hang_and_report(request: Request) -> Any:
         try:
             await hang(request)
         finally:
             cancelled.set()
 
     started = time.monotonic()
-    failed = await failure(opened(hang_and_tell), timeout_s=0.2)
+    failed = await failure(opened(hang_and_report), timeout_s=0.2)
     assert 0.2 <= time.monotonic() - started < 20
     assert verdict(failed) == Classification("timeout", "TimeoutError", "no answer within 0.2 s", None, True, True)
     assert failed.maybe_billed
     assert cancelled.is_set()
 
 
-async def test_a_callable_that_ignores_being_cancelled_is_left_to_itself_and_told_again_in_the_end(
+async def test_a_callable_that_ignores_being_cancelled_is_left_to_itself_and_reported_again_in_the_end(
     opened: Opener,
 ) -> None:
     ended = asyncio.Event()
@@ -296,14 +296,14 @@ async def test_an_answer_that_comes_after_the_timeout_is_none(opened: Opener) ->
 async def test_a_call_that_is_cancelled_cancels_its_callable(opened: Opener) -> None:
     running, ended = asyncio.Event(), asyncio.Event()
 
-    async def hang_and_tell(request: Request) -> Any:
+    async def hang_and_report(request: Request) -> Any:
         running.set()
         try:
             await hang(request)
         finally:
             ended.set()
 
-    task = asyncio.create_task(opened(hang_and_tell).perform(call()))
+    task = asyncio.create_task(opened(hang_and_report).perform(call()))
     await running.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -66,8 +66,8 @@ def test_a_provider_is_of_the_kind_it_names_or_openai_compatible(provider: str, 
 def test_a_mistake_is_named_by_its_place_in_the_file_and_by_what_its_kind_has(provider: str, lines: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(BASE + provider)
-    told = [line.strip().removeprefix("providers.") for line in str(caught.value).splitlines()[1:]]
-    assert told[: len(lines)] == lines
+    reported = [line.strip().removeprefix("providers.") for line in str(caught.value).splitlines()[1:]]
+    assert reported[: len(lines)] == lines
 
 
 def test_a_secret_in_place_of_its_reference_is_not_repeated() -> None:

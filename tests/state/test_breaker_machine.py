@@ -48,7 +48,7 @@ class Model:
     probe: str | None = None
     probe_until_ms: int = 0
     over: int = 0
-    """What the log told up to here counts no more."""
+    """Events up to here count no more."""
     failed: dict[int, bool] = field(default_factory=dict[int, bool])
     """Outcomes that were taken into account since, by their sequence."""
 
@@ -249,7 +249,7 @@ class Fleet(RedisMachine):
     def a_call_ends(self, which: int, failed: bool | None, skew_ms: int, of_old_release: int) -> None:
         attempt = self.pick(which, passed=True)
         if of_old_release:
-            self.calls[attempt].version = None  # its worker tells no version
+            self.calls[attempt].version = None  # its worker reports no version
         self.end(attempt, failed, skew_ms)
 
     def end(self, attempt: str, failed: bool | None, skew_ms: int = 0) -> Observation:
@@ -258,11 +258,11 @@ class Fleet(RedisMachine):
         return self.log[-1]
 
     @precondition(any_passed)
-    @rule(which=ANY, is_told=st.booleans())
-    def a_worker_dies_with_its_call(self, which: int, is_told: bool) -> None:
+    @rule(which=ANY, is_reported=st.booleans())
+    def a_worker_dies_with_its_call(self, which: int, is_reported: bool) -> None:
         attempt = self.pick(which, passed=True)
         self.calls[attempt].version = None  # its checkpoint is older than its admission
-        if is_told:
+        if is_reported:
             self.end(attempt, None)
         else:
             self.calls.pop(attempt)
@@ -326,14 +326,14 @@ class Fleet(RedisMachine):
 
     @precondition(any_passed)
     @rule(which=ANY, failed=OUTCOMES, times=st.integers(1, 2))
-    def a_call_ends_late_and_is_told_at_once(self, which: int, failed: bool | None, times: int) -> None:
+    def a_call_ends_late_and_is_reported_at_once(self, which: int, failed: bool | None, times: int) -> None:
         outcome = self.end(self.pick(which, passed=True), failed)
         for _ in range(times):
             assert self.carry_out(self.decision(outcome))
             self.check()
 
     @rule(outcomes=st.lists(OUTCOMES, min_size=1, max_size=4))
-    def calls_end_and_are_told_at_once(self, outcomes: list[bool | None]) -> None:
+    def calls_end_and_are_reported_at_once(self, outcomes: list[bool | None]) -> None:
         for failed in outcomes[:1] if self.model.state != "closed" else outcomes:
             self.number += 1
             attempt = f"job-{self.number}:1"

@@ -103,7 +103,7 @@ async def test_a_probe_that_is_given_back_may_be_taken_at_once_but_only_by_its_h
     assert isinstance(await admit(redis, "two:1"), BreakerAdmitted)
 
 
-async def test_asking_again_for_the_probe_gives_it_again_and_tells_of_the_change_again(redis: Redis) -> None:
+async def test_asking_again_for_the_probe_gives_it_again_and_reports_the_change_again(redis: Redis) -> None:
     await put(redis, OPEN)
     first = await admit(redis, "one:1")
     half_open = (await load(redis)).breaker
@@ -114,7 +114,7 @@ async def test_asking_again_for_the_probe_gives_it_again_and_tells_of_the_change
     assert await admit(redis, "two:1") == BreakerAdmitted(probe=True, version=2, became_half_open=False)
 
 
-async def test_the_wait_that_is_told_ends_with_the_lease_of_the_probe(redis: Redis) -> None:
+async def test_the_wait_that_is_reported_ends_with_the_lease_of_the_probe(redis: Redis) -> None:
     await put(redis, OPEN)
     await admit(redis, "one:1", lease_ms=40_000)
     refused = await admit(redis, "two:1")
@@ -211,7 +211,7 @@ async def test_nothing_is_left_of_a_note_upon_a_breaker_that_is_forgotten(redis:
     assert await redis.client.dbsize() == 0
 
 
-async def test_a_redis_that_is_away_is_told_as_such() -> None:
+async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     away = Redis("redis://127.0.0.1:1/0")
     breakers = Breakers(away)
     saving = Saving(KEY, Loaded(Breaker(), "0", 0, None), OPEN, None)

@@ -58,13 +58,13 @@ async def test_an_event_is_known_to_be_counted_wherever_its_bit_lies_and_its_nei
     assert [one for one in around if found.counts(one)] == [sequence]
 
 
-async def test_counted_events_are_told_exactly_across_the_borders_of_blocks(redis: Redis) -> None:
+async def test_counted_events_are_reported_exactly_across_the_borders_of_blocks(redis: Redis) -> None:
     counters = await filled(redis, upto=65_530)
     border, next_border = BLOCK, 2 * BLOCK
-    told = [65_531, border - 1, border, border + 1, border + 300, next_border - 1, next_border, next_border + 9]
-    await Budgets(redis, ZONE).settle([settlement(f"j{sequence}:1", sequence, 1) for sequence in told], LOG)
+    reported = [65_531, border - 1, border, border + 1, border + 300, next_border - 1, next_border, next_border + 9]
+    await Budgets(redis, ZONE).settle([settlement(f"j{sequence}:1", sequence, 1) for sequence in reported], LOG)
     found = await counters.snapshot((), LOG, 65_520, next_border + 20)
-    assert [one for one in range(65_531, next_border + 21) if found.counts(one)] == told
+    assert [one for one in range(65_531, next_border + 21) if found.counts(one)] == reported
     assert all(found.counts(one) for one in range(65_520, 65_531))
 
 
@@ -293,7 +293,7 @@ async def test_counters_that_were_lost_or_filled_since_are_not_repaired(redis: R
 # What stands beside the counters
 
 
-async def test_raised_caps_and_told_thresholds_come_back_and_survive_a_filling(redis: Redis) -> None:
+async def test_raised_caps_and_reported_thresholds_come_back_and_survive_a_filling(redis: Redis) -> None:
     counters = await filled(redis)
     day, month = current()
     await counters.note_raise(day, "tenant:Zoë|:%", RAISE)
@@ -304,8 +304,8 @@ async def test_raised_caps_and_told_thresholds_come_back_and_survive_a_filling(r
     assert await counters.announced(month, asked) == [True, True, False, False, False, False]
     found = await counters.snapshot((day, month))
     notes = {one.period.name: one.notes for one in found.periods}
-    told = frozenset({"agent:a@15@50", "agent:a@15@80"})
-    assert notes == {day.name: Notes({"tenant:Zoë|:%": RAISE}), month.name: Notes({}, told)}
+    reported = frozenset({"agent:a@15@50", "agent:a@15@80"})
+    assert notes == {day.name: Notes({"tenant:Zoë|:%": RAISE}), month.name: Notes({}, reported)}
     await redis.client.flushall()
     assert await counters.fill(None, LOG, 0, (day, month), {}, notes)
     assert (await counters.snapshot((day, month))).periods == found.periods

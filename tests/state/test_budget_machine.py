@@ -2,7 +2,7 @@
 
 Whatever happens in whatever order and how often, the counters in the real Redis must be what simple sums in Python say,
 and what is committed (spent and reserved) passes a hard cap by nothing but what calls cost beyond what was held for
-them, what is held anew after a loss, or a cap that somebody lowered.
+them, what is held again after a loss, or a cap that somebody lowered.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Money(RedisMachine):
         self.caps = {key: Caps.model_construct(daily_usd=150, monthly_usd=200, enforcement="hard") for key in KEYS}
         self.calls: list[Call] = []
         self.log: list[Attempt] = []
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
         # What Redis must have.
         self.filled = False
         self.counted: set[int] = set()
@@ -198,25 +198,29 @@ class Money(RedisMachine):
         if not held.charged:
             del self.held[call.attempt_id]
 
-    @precondition(lambda self: set(self.held) - self.told)
+    @precondition(lambda self: set(self.held) - self.reported)
     @rule(
         which=WHICH,
         percent=st.sampled_from([0, 10, 50, 100, 100, 150, None]),
         outcome=st.sampled_from(["success", "success", "error", "worker_lost"]),
     )
-    def one_is_told(self, which: int, percent: int | None, outcome: str) -> None:
-        untold = [held for name, held in self.held.items() if name not in self.told]
-        held = untold[-1 - which % len(untold)]
+    def one_is_reported(self, which: int, percent: int | None, outcome: str) -> None:
+        unreported = [held for name, held in self.held.items() if name not in self.reported]
+        held = unreported[-1 - which % len(unreported)]
         cost = None if percent is None else held.amount * percent // 100
-        self.tell(held.call, cost, outcome, held.at, reserved=held.amount)
+        self.record_call(held.call, cost, outcome, held.at, reserved=held.amount)
 
     @rule(owner=st.sampled_from(OWNERS), cost=st.one_of(st.none(), AMOUNTS), days=st.integers(0, 2))
-    def one_is_told_that_nothing_was_held_for(self, owner: tuple[str, str | None], cost: int | None, days: int) -> None:
+    def one_is_reported_that_nothing_was_held_for(
+        self, owner: tuple[str, str | None], cost: int | None, days: int
+    ) -> None:
         agent, tenant = owner
-        self.tell(Call(f"x|{len(self.log)}:1", agent, tenant), cost, "error", self.now() - timedelta(days=days), None)
+        self.record_call(
+            Call(f"x|{len(self.log)}:1", agent, tenant), cost, "error", self.now() - timedelta(days=days), None
+        )
 
-    def tell(self, call: Call, cost: int | None, outcome: str, at: datetime, reserved: int | None) -> None:
-        self.told.add(call.attempt_id)
+    def record_call(self, call: Call, cost: int | None, outcome: str, at: datetime, reserved: int | None) -> None:
+        self.reported.add(call.attempt_id)
         self.log.append(
             attempt(
                 attempt_id=call.attempt_id,
@@ -231,7 +235,7 @@ class Money(RedisMachine):
             )
         )
 
-    # Budget services: what is told comes in any order, late, and again
+    # Budget services: what is reported comes in any order, late, and again
 
     @precondition(lambda self: self.log)
     @rule(which=st.lists(WHICH | st.integers(0, 60), min_size=1, max_size=6))
@@ -401,7 +405,7 @@ class Money(RedisMachine):
         self.committed, self.grants, self.beyond, self.anew = committed, set(), Tally(), False
 
     def teardown(self) -> None:
-        """When everything has ended and was told, the counters are the sums of the log."""
+        """When everything has ended and was reported, the counters are the sums of the log."""
         if not self.filled:
             self.fill(len(self.log) // 2)
         if self.log:

@@ -91,7 +91,7 @@ async def test_what_is_held_before_midnight_and_settled_after_it_counts_before(r
         assert one.reserved_at is not None
         await hold(redis, one.attempt_id, amount, one.reserved_at)
     assert await sums(redis) == (expected(held), {})
-    # All of them are told after the last midnight, the latest first.
+    # All of them are reported after the last midnight, the latest first.
     events = [Settlement.of(sequence, one) for sequence, one in enumerate(attempts, 1)]
     await Budgets(redis, BERLIN).settle(events[::-1], LOG)
     reserved, figures = await sums(redis)
@@ -165,7 +165,7 @@ async def test_a_day_and_a_month_that_end_while_calls_are_made_have_each_what_is
     refused: list[OverBudget] = []
 
     async def worker(name: str, behind: timedelta) -> int:
-        """Asks until the new day's cap is reached, by a clock that is slow; returns how often it was told so."""
+        """Asks until the new day's cap is reached, by a clock that is slow; returns how often the answer said so."""
         one, elsewhen, number = Budgets(redis, BERLIN), 0, 0
         while not (refused and refused[-1].resets_at_ms == new.day.end_ms):
             now = datetime.now(UTC) - behind
@@ -182,8 +182,8 @@ async def test_a_day_and_a_month_that_end_while_calls_are_made_have_each_what_is
 
     async with asyncio.timeout(60):
         workers = (worker(f"w{minutes}-", timedelta(minutes=minutes)) for minutes in (5, 10, 20))
-        told = await asyncio.gather(*workers)
-    assert told == [1, 1, 1]
+        reported = await asyncio.gather(*workers)
+    assert reported == [1, 1, 1]
     by_day = {one.name: [name for name, at in granted.items() if one.holds(at)] for one in (old.day, new.day)}
     assert {name: len(attempts) for name, attempts in by_day.items()} == {"the last day": room, "the first day": room}
     assert {over.resets_at_ms for over in refused} == {midnight, new.day.end_ms}

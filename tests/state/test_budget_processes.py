@@ -1,7 +1,7 @@
 """Four processes that reserve, settle, release and are killed, against one Redis: no overrun, no leak, exact sums.
 
 Run as a program, this is one of the processes. What it settles stands in a log first, here a list in Redis: as with the
-real one, what was told before a process died is settled by others, and every event may be settled again and again.
+real one, what was reported before a process died is settled by others, and every event may be settled again and again.
 """
 
 from __future__ import annotations
@@ -197,10 +197,10 @@ class Fleet:
         """Charges what has lapsed, as the budget service does."""
         for attempt_id in await self._budgets.lapsed(datetime.now(UTC)):
             [held] = await self._budgets.reservations([attempt_id])
-            told = {event["id"]: place for place, event in enumerate(await self.events(), 1)}
+            reported = {event["id"]: place for place, event in enumerate(await self.events(), 1)}
             if held is None:
                 await self._budgets.forget_lease(attempt_id)
-            elif (sequence := told.get(attempt_id)) is not None:
+            elif (sequence := reported.get(attempt_id)) is not None:
                 await self._budgets.settle([settlement(sequence, self._events[sequence - 1])], LOG)
             else:
                 await self._budgets.charge_estimate(held)

@@ -176,7 +176,7 @@ async def test_any_budget_without_room_refuses_and_none_is_held_against(
     assert isinstance(await ask(redis, "k:1", 3, counters), Reserved)
 
 
-async def test_a_refusal_tells_spend_and_reservations_apart_and_when_the_period_ends(redis: Redis) -> None:
+async def test_a_refusal_reports_spend_and_reservations_apart_and_when_the_period_ends(redis: Redis) -> None:
     await filled(redis)
     await granted(redis, "i:1", 5)
     await Budgets(redis, ZONE).settle([settlement("i:1", 1, 2)], LOG)
@@ -299,7 +299,7 @@ async def test_a_call_that_is_free_passes_a_cap_that_is_reached_but_not_one_that
 
 
 @pytest.mark.parametrize("days", [-1, 1, -45, 45])
-async def test_a_clock_that_is_off_is_told_once_and_corrected_from_then_on(redis: Redis, days: int) -> None:
+async def test_a_clock_that_is_off_is_reported_once_and_corrected_from_then_on(redis: Redis, days: int) -> None:
     await filled(redis)
     budgets, counters = Budgets(redis, ZONE), against(caps(10))
     answers = [
@@ -312,7 +312,7 @@ async def test_a_clock_that_is_off_is_told_once_and_corrected_from_then_on(redis
     assert await same_in_both_windows(redis) == in_all("reserved", 3)
 
 
-async def test_what_redis_has_lost_is_held_anew_where_it_was_and_whatever_the_caps_are(redis: Redis) -> None:
+async def test_what_redis_has_lost_is_held_again_where_it_was_and_whatever_the_caps_are(redis: Redis) -> None:
     yesterday = now().replace(microsecond=0) - timedelta(days=1)
     for _ in range(2):
         answer = await ask(redis, "j:1", 7, against(caps(1, 1), caps(1, 1)), at=yesterday)
@@ -369,13 +369,13 @@ async def test_events_that_many_services_settle_at_once_are_counted_once(redis: 
     assert (await same_in_both_windows(redis))["spent:global"] == sum(range(1, 101))
 
 
-async def test_a_settlement_tells_the_cap_that_a_person_raised(redis: Redis) -> None:
+async def test_a_settlement_reports_the_cap_that_a_person_raised(redis: Redis) -> None:
     all_counters = await filled(redis)
     raised = CapRaise(limit=2**53, configured=2**52, by="ops", reason="a sale", at=now())
     await all_counters.note_raise(period("monthly", now(), ZONE), "tenant:t", raised)
     [totals] = await Budgets(redis, ZONE).settle([settlement("j:1", 5, 4)], LOG)
-    told = {(total.period.window, total.key): total.raised for total in totals if total.raised is not None}
-    assert told == {("monthly", "tenant:t"): (2**53, 2**52)}
+    settlements = {(total.period.window, total.key): total.raised for total in totals if total.raised is not None}
+    assert settlements == {("monthly", "tenant:t"): (2**53, 2**52)}
 
 
 async def test_a_cost_without_a_reservation_counts_in_the_day_that_it_belongs_to(redis: Redis) -> None:
@@ -408,35 +408,35 @@ async def test_a_call_counts_in_the_day_and_month_where_its_reservation_is(redis
     await filled(redis)
     reserved_at = now() - timedelta(days=days) if days > 0 else now()
     await granted(redis, "j:1", 7, at=reserved_at)
-    told = settlement("j:1", 5, 4, at=reserved_at + timedelta(days=days))
+    settlements = settlement("j:1", 5, 4, at=reserved_at + timedelta(days=days))
     neighbour = settlement("k:1", 6, 2, at=reserved_at)
-    totals, others = await Budgets(redis, ZONE).settle([told, neighbour], LOG)
+    totals, others = await Budgets(redis, ZONE).settle([settlements, neighbour], LOG)
     for window, one, other in zip(WINDOWS, totals[::3], others[::3], strict=True):
         assert one.period == period(window, reserved_at, ZONE)
         assert (one.spent, other.spent) in ({(4, 6), (6, 2)} if days < 40 else {(0, 0)})
     assert await Budgets(redis, ZONE).reservations(["j:1"]) == [None]
-    await Budgets(redis, ZONE).settle([told], LOG)
+    await Budgets(redis, ZONE).settle([settlements], LOG)
     expected = {**in_all("spent", 6), **in_all("calls", 2)} if days < 40 else {}
     assert await same_in_both_windows(redis) == expected
 
 
 async def test_nothing_is_counted_until_the_counters_are_those_of_the_log(redis: Redis) -> None:
     budgets, at = Budgets(redis, ZONE), await granted(redis, "j:1", 7)
-    told = [settlement("j:1", 1, 4, at=at), settlement("k:1", 2, 5)]
+    settlements = [settlement("j:1", 1, 4, at=at), settlement("k:1", 2, 5)]
     with pytest.raises(NotFilled):
-        await budgets.settle(told, LOG)
+        await budgets.settle(settlements, LOG)
     await filled(redis, log="yesterday's")
     with pytest.raises(NotFilled):
-        await budgets.settle(told, LOG)
+        await budgets.settle(settlements, LOG)
     await filled(redis)
     with pytest.raises(NotFilled):
-        await Budgets(redis, ZoneInfo("Europe/Berlin")).settle(told, LOG)
+        await Budgets(redis, ZoneInfo("Europe/Berlin")).settle(settlements, LOG)
     assert await same_in_both_windows(redis) == in_all("reserved", 7)
-    await budgets.settle(told, LOG)
+    await budgets.settle(settlements, LOG)
     assert await same_in_both_windows(redis) == {**in_all("spent", 9), **in_all("calls", 2)}
 
 
-async def test_a_new_log_begins_to_count_anew(redis: Redis) -> None:
+async def test_a_new_log_begins_to_count_again(redis: Redis) -> None:
     await filled(redis, log="yesterday's")
     await Budgets(redis, ZONE).settle([settlement("j:1", 1, 4)], "yesterday's")
     await filled(redis, log="today's", figures={(f"{now():%Y-%m}", "global"): Figures(spent=4, calls=1)})
@@ -537,13 +537,13 @@ async def test_those_that_lapsed_first_are_found_first_and_only_so_many(redis: R
 async def test_a_reservation_under_an_attempt_that_was_counted_already_is_void(redis: Redis) -> None:
     await filled(redis)
     budgets, at = Budgets(redis, ZONE), await granted(redis, "j:1", 7)
-    told = [settlement("j:1", 5, 4, at=at)]
-    await budgets.settle(told, LOG)
+    settlements = [settlement("j:1", 5, 4, at=at)]
+    await budgets.settle(settlements, LOG)
     for lapses in (False, True):
         await granted(redis, "j:1", 9, lease_ms=1)
         if lapses:
             await charge(redis, "j:1")
-        await budgets.settle(told, LOG)
+        await budgets.settle(settlements, LOG)
         assert await same_in_both_windows(redis) == {**in_all("spent", 4), **in_all("calls", 1)}
         assert await budgets.lapsed(now() + timedelta(days=1)) == []
 

@@ -58,10 +58,10 @@ async def test_of_fifty_that_ask_at_once_one_leads_and_all_get_its_answer(redis:
     caches = [AnswerCache(redis) for _ in range(5)]
     holders = [f"e{number}" for number in range(50)]
     asked = await asyncio.gather(*(caches[n % 5].ask(KEY, holder, LEASE_MS) for n, holder in enumerate(holders)))
-    [leader] = [holder for holder, told in zip(holders, asked, strict=True) if told == Leader()]
-    followers = [told for told in asked if isinstance(told, Follower)]
+    [leader] = [holder for holder, reported in zip(holders, asked, strict=True) if reported == Leader()]
+    followers = [reported for reported in asked if isinstance(reported, Follower)]
     assert len(followers) == 49
-    assert all(0 < told.for_ms <= LEASE_MS for told in followers)
+    assert all(0 < reported.for_ms <= LEASE_MS for reported in followers)
     await caches[0].put(KEY, answer(execution_id=leader), 60, leader)
     again = await asyncio.gather(*(caches[n % 5].ask(KEY, holder, LEASE_MS) for n, holder in enumerate(holders)))
     assert again == [answer(execution_id=leader)] * 50
@@ -72,9 +72,9 @@ async def test_a_leader_that_asks_again_leads_on_and_renews_its_lease(redis: Red
     cache = AnswerCache(redis)
     assert await cache.ask(KEY, "e1", 1_000) == Leader()
     assert await cache.ask(KEY, "e1", LEASE_MS) == Leader()
-    told = await cache.ask(KEY, "e2", LEASE_MS)
-    assert isinstance(told, Follower)
-    assert told.for_ms > 1_000
+    reported = await cache.ask(KEY, "e2", LEASE_MS)
+    assert isinstance(reported, Follower)
+    assert reported.for_ms > 1_000
 
 
 async def test_when_a_leader_dies_its_lease_ends_and_one_of_the_followers_leads(redis: Redis) -> None:
@@ -144,7 +144,7 @@ async def test_questions_do_not_meet(redis: Redis) -> None:
     assert await cache.ask("c", "e2", LEASE_MS) == Leader()
 
 
-async def test_a_redis_that_is_away_is_told_as_such() -> None:
+async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     away = Redis("redis://127.0.0.1:1/0")
     cache = AnswerCache(away)
     for asked in (cache.get(KEY), cache.ask(KEY, "e1", 1), cache.put(KEY, answer(), 1, "e1"), cache.leave(KEY, "e1")):

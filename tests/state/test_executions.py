@@ -72,7 +72,7 @@ async def test_scripts_are_learned_again_by_a_server_that_forgot_them(redis: Red
     assert await executions.claim(Claim("b", 2, 1)) == Claimed(None)
 
 
-async def test_a_redis_that_is_away_is_told_as_such() -> None:
+async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     away = Redis("redis://127.0.0.1:1/0")
     with pytest.raises(StateUnavailable, match="did not answer"):
         await Executions(away).claim(Claim("j", 1, 1))

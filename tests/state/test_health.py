@@ -59,10 +59,10 @@ async def test_what_never_happened_is_not_known(redis: Redis) -> None:
     }
 
 
-async def test_what_is_told_again_changes_nothing(redis: Redis) -> None:
-    told = {MODEL: calls(True, False, True, True)}
+async def test_what_is_reported_again_changes_nothing(redis: Redis) -> None:
+    reported = {MODEL: calls(True, False, True, True)}
     for _ in range(3):
-        await note(redis, told)
+        await note(redis, reported)
     await note(redis, {MODEL: calls(False)})
     assert (await lately(redis))[MODEL] == Lately(2, 1_040, 1_020)
 
@@ -102,7 +102,7 @@ async def test_of_a_long_batch_only_what_leaves_a_trace_is_sent() -> None:
     assert len(call.arguments) == 1 + 2 * (2 + 3 * 3)
 
 
-async def test_agents_are_told_apart_and_forgotten_by_name_or_when_nothing_was_heard_for_long(redis: Redis) -> None:
+async def test_agents_are_distinguished_and_forgotten_by_name_or_when_nothing_was_heard_for_long(redis: Redis) -> None:
     await note(redis, {MODEL: calls(True)}, "one")
     await note(redis, {MODEL: calls(False)}, "two")
     for key in await redis.client.keys("*"):
@@ -116,7 +116,7 @@ async def test_agents_are_told_apart_and_forgotten_by_name_or_when_nothing_was_h
     assert [bool(found) for found in await Healths(redis).of(["one", "two"])] == [False, True]
 
 
-async def test_a_redis_that_is_away_is_told_as_such() -> None:
+async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     away = Redis("redis://127.0.0.1:1/0")
     for work in (lambda: note(away, {MODEL: calls(True)}), lambda: lately(away), lambda: Healths(away).forget(["a"])):
         with pytest.raises(StateUnavailable, match="did not answer"):

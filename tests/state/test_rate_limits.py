@@ -166,7 +166,7 @@ async def test_unknown_usage_leaves_the_worst_case_and_known_usage_corrects_it_l
 
 
 @pytest.mark.parametrize("tokens", [5, 0])
-async def test_a_released_call_leaves_no_trace_and_may_be_asked_for_anew(redis: Redis, tokens: int) -> None:
+async def test_a_released_call_leaves_no_trace_and_may_be_asked_for_again(redis: Redis, tokens: int) -> None:
     limits = (Limited(AGENT, RateLimit(requests_per_minute=1, tokens_per_minute=5, concurrent_calls=1)), rpm(1, MODEL))
     for _ in range(2):
         assert await admit(redis, "j", *limits, tokens=tokens) is None
@@ -202,7 +202,7 @@ async def test_a_changed_limit_holds_from_the_next_question_on_also_where_there_
     assert await admit(redis, "l", at_once(8), tokens=10) is None
 
 
-async def test_names_are_told_apart(redis: Redis) -> None:
+async def test_names_are_distinguished(redis: Redis) -> None:
     for name in ("agent:x", "model:x", "agent:X", "agent:x/y"):
         assert await admit(redis, f"j:{name}", rpm(1, name)) is None
         assert await admit(redis, f"k:{name}", rpm(1, name)) is not None
@@ -251,10 +251,10 @@ async def test_the_wait_for_a_window_is_what_is_left_of_it(redis: Redis, limited
     await admit(redis, "j", limited, tokens=10)
     counted = await clock_ms(redis)
     refused = await admit(redis, "k", limited, tokens=1)
-    told = await clock_ms(redis)
+    reported = await clock_ms(redis)
     assert refused is not None
     assert refused.wait_ms is not None
-    assert before + WINDOW_MS < told + refused.wait_ms
+    assert before + WINDOW_MS < reported + refused.wait_ms
     assert refused.wait_ms <= counted - before + WINDOW_MS + SLICE_MS
 
 
@@ -264,7 +264,7 @@ async def test_a_call_that_is_more_than_a_minute_allows_never_fits(redis: Redis)
     assert await admit(redis, "k", *limits, tokens=11) == OverLimit(MODEL, "tokens_per_minute", None)
 
 
-async def test_of_several_that_refuse_the_longest_is_told_and_concurrency_last(redis: Redis) -> None:
+async def test_of_several_that_refuse_the_longest_is_reported_and_concurrency_last(redis: Redis) -> None:
     both = (at_once(1), rpm(1, MODEL))
     await admit(redis, "j", *both, lease_ms=600_000)
     refused = await admit(redis, "k", *both)
@@ -305,7 +305,7 @@ async def test_no_true_window_ever_holds_more_than_the_limit_and_no_refusal_is_w
         assert late - early >= window_ms
 
 
-async def test_the_wait_told_is_the_moment_from_which_it_fits(redis: Redis) -> None:
+async def test_the_wait_reported_is_the_moment_from_which_it_fits(redis: Redis) -> None:
     window_ms, refused, before, after = 400, None, 0, 0
     while refused is None:  # again, where the machine stood still for a window
         await redis.client.flushall()
@@ -324,10 +324,10 @@ async def test_the_wait_told_is_the_moment_from_which_it_fits(redis: Redis) -> N
 
 
 async def test_what_is_settled_or_released_after_its_slice_is_over_changes_nothing(redis: Redis) -> None:
-    window_ms, asked, told = 100, 0, 100
+    window_ms, asked, reported = 100, 0, 100
     held: dict[str, str] = {}
     figures: list[tuple[int, int, int]] = []
-    while told - asked >= window_ms:  # again, where the machine stood still for a window
+    while reported - asked >= window_ms:  # again, where the machine stood still for a window
         await redis.client.flushall()
         for attempt in ("settled", "released"):
             await admit(redis, attempt, tpm(20), tokens=10, window_ms=window_ms)
@@ -340,7 +340,7 @@ async def test_what_is_settled_or_released_after_its_slice_is_over_changes_nothi
         await settle(redis, "settled", [tpm(20)], 1)
         await release(redis, "released", [tpm(20)])
         held, figures = await redis.client.hgetall(keys_of(AGENT)[0]), await used(redis, AGENT)
-        told = await clock_ms(redis)
+        reported = await clock_ms(redis)
     assert (held["requests"], held["tokens"]) == ("1", "15")
     assert figures == [(1, 15, 1)]
 
@@ -367,7 +367,7 @@ async def test_memory_stays_the_same_as_time_passes_and_nothing_outlives_its_use
 
 
 @pytest.mark.parametrize(("slices", "counts"), [(3, True), (10_000, False)])
-async def test_a_clock_set_back_stays_strict_and_one_set_back_by_more_than_a_window_begins_anew(
+async def test_a_clock_set_back_stays_strict_and_one_set_back_by_more_than_a_window_begins_again(
     redis: Redis, slices: int, counts: bool
 ) -> None:
     ahead = await clock_ms(redis) // SLICE_MS + slices
@@ -495,9 +495,9 @@ def test_the_counts_stay_right_whatever_is_asked_in_whatever_order(redis_server:
         runner.run(Limits.redis.close())
 
 
-async def test_a_redis_that_is_away_is_told_as_such() -> None:
+async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     away = Redis("redis://127.0.0.1:1/0")
-    with pytest.raises(StateUnavailable, match="did not answer") as told:
+    with pytest.raises(StateUnavailable, match="did not answer") as reported:
         await admit(away, "j", rpm(1))
-    assert isinstance(told.value.__cause__, Away)
+    assert isinstance(reported.value.__cause__, Away)
     await away.close()

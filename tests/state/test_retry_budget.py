@@ -119,11 +119,11 @@ async def test_without_rules_every_retry_is_granted_and_nothing_is_counted(redis
     assert await redis.client.dbsize() == 0
 
 
-async def test_a_redis_that_is_away_is_told_as_such() -> None:
+async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     away = Redis("redis://127.0.0.1:1/0")
-    with pytest.raises(StateUnavailable, match="did not answer") as told:
+    with pytest.raises(StateUnavailable, match="did not answer") as reported:
         await RetryBudgets(away, RetryBudgetRules()).may_retry(MODEL, "e:2")
-    assert isinstance(told.value.__cause__, Away)
+    assert isinstance(reported.value.__cause__, Away)
     await away.close()
 
 

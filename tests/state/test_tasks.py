@@ -190,7 +190,7 @@ async def test_what_was_under_way_when_a_task_tripped_is_counted_all_the_same(re
     assert (await tasks.load(KEY))[1] == tripped
 
 
-async def test_a_trip_is_told_once_it_was(redis: Redis) -> None:
+async def test_a_trip_is_reported_once_it_was(redis: Redis) -> None:
     tasks = Tasks(redis)
     tripped = await stop(tasks)
     await tasks.mark_published(KEY)
@@ -538,7 +538,7 @@ async def test_the_same_error_trips_across_successes_as_the_table_says(redis: Re
     assert trips == [*[None] * 6, Trip("same_error", "Same error repeated 5 times (threshold: 5)")]
 
 
-async def test_a_redis_that_is_away_is_told_as_such() -> None:
+async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     away = Redis("redis://127.0.0.1:1/0")
     tasks = Tasks(away)
     for call in (tasks.load(KEY), tasks.record(KEY, "a", FINE), stop(tasks), tasks.reset(KEY), tasks.tripped()):

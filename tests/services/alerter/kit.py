@@ -1,4 +1,4 @@
-"""What the alerter's tests stand on: a bus, events, and receivers that answer as told."""
+"""What the alerter's tests stand on: a bus, events, and receivers that answer as configured."""
 
 import asyncio
 import base64
@@ -144,7 +144,7 @@ class Bus:
         await jetstream.delete_consumer(stream, durable)
         await jetstream.add_consumer(stream, config.evolve(deliver_policy=DeliverPolicy.ALL))
 
-    async def told(self, change: str, times: int = 1) -> None:
+    async def reported(self, change: str, times: int = 1) -> None:
         """Waits until ALERTS has so many alerts of a change."""
         deadline = asyncio.get_running_loop().time() + DEADLINE_S
         while sum(alert.change == change for alert in await self.alerts()) < times:
@@ -216,7 +216,7 @@ class Seen:
 
 
 class Receiver:
-    """An HTTP server that answers as told, and 200 after that."""
+    """An HTTP server that answers as configured, and 200 after that."""
 
     def __init__(self) -> None:
         self.port = free_port()

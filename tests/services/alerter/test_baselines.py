@@ -58,7 +58,7 @@ def stored(baselines: Baselines, now: datetime = AT + timedelta(days=1), agent: 
 FAILED: dict[str, Any] = {"status": "dead_lettered", "reason": "error"}
 
 
-def test_an_agent_that_begins_to_fail_is_told_in_the_third_minute_and_again_when_it_recovers() -> None:
+def test_an_agent_that_begins_to_fail_is_reported_in_the_third_minute_and_again_when_it_recovers() -> None:
     baselines = Baselines(RULES)
     assert work(baselines, AT, 20) == []
     assert work(baselines, AT + 20 * MINUTE, 2, **FAILED) == []
@@ -215,7 +215,7 @@ def test_what_begins_or_ends_is_saved_at_once() -> None:
     assert stored(baselines, now + SECOND).anomalies() == set()
 
 
-def test_a_restored_agent_goes_on_where_it_was_and_what_is_told_again_changes_nothing() -> None:
+def test_a_restored_agent_goes_on_where_it_was_and_what_is_reported_again_changes_nothing() -> None:
     before = Baselines(RULES)
     work(before, AT, 20)
     (raised,) = work(before, AT + 20 * MINUTE, 3, **FAILED)
@@ -228,7 +228,7 @@ def test_a_restored_agent_goes_on_where_it_was_and_what_is_told_again_changes_no
     assert over.key == raised.key
 
 
-def test_what_can_not_be_read_is_learned_anew() -> None:
+def test_what_can_not_be_read_is_learned_again() -> None:
     baselines = Baselines(RULES)
     for data in (b"", b"{}x", b'{"version": 99}'):
         baselines.restore("writer", data)

@@ -1,4 +1,4 @@
-"""What an answer means, and what of an error is told."""
+"""What an answer means, and what of an error is reported."""
 
 import errno
 from datetime import UTC, datetime

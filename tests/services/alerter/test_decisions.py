@@ -98,7 +98,7 @@ async def test_a_breaker_forced_open_is_an_incident_until_somebody_resets_it(own
         opened(1, to_state="isolated", reason="isolated by ann: outage", **shared),
         opened(2, from_state="isolated", to_state="closed", reason="reset by ann", **shared),
         opened(3, from_state="closed", to_state="closed", reason="reset by ann", **shared),
-        # It was told of when it opened; by hand it only stays so.
+        # It was reported when it opened; an operator only keeps it open.
         opened(4),
         opened(5, from_state="open", to_state="isolated", reason="isolated by ann"),
         opened(6, from_state="isolated", to_state="closed", reason="reset by ann"),
@@ -255,7 +255,7 @@ async def test_a_failure_that_stays_away_is_over_by_itself(own_nats_server: Runn
     config = config_of(quiet_s=2)
     async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config, processes=2):
         await publish_executions(bus, ended(1))
-        await bus.told("resolved")
+        await bus.reported("resolved")
         first, last = await bus.alerts()
     assert (first.change, last.change, last.resolved_by) == ("opened", "resolved", None)
     assert last.reason is not None
@@ -266,7 +266,7 @@ async def test_who_does_not_answer_is_reminded(own_nats_server: RunningServer) -
     config = config_of(reminders={"first_s": 1, "max_s": 1})
     async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config, processes=2):
         await bus.publish(stopped(at=datetime.now(UTC)))
-        await bus.told("reminded", times=2)
+        await bus.reported("reminded", times=2)
         alerts = await bus.alerts()
     assert [alert.reminders for alert in alerts][:3] == [0, 1, 2]
 
@@ -281,12 +281,12 @@ async def test_an_anomaly_whose_figures_are_lost_does_not_stay_open_for_ever(own
             signal = Firing(key, "agent_anomaly", "Unusual", "It is.", measure, datetime.now(UTC), fades=fades)
             await log.apply(signal, rules)
         async with alerter(bus, config):
-            await bus.told("resolved")
+            await bus.reported("resolved")
         last = (await bus.alerts())[-1]
     assert (last.key, last.status) == ("agent_anomaly/writer/latency", "resolved")
 
 
-async def test_an_execution_that_costs_too_much_is_told_though_it_succeeds(own_nats_server: RunningServer) -> None:
+async def test_an_execution_that_costs_too_much_is_reported_though_it_succeeds(own_nats_server: RunningServer) -> None:
     config = config_of(anomalies={"execution_cost_usd": "0.10", "execution_duration_s": 5})
     good = {"status": "succeeded", "reason": None, "error": None}
     async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):

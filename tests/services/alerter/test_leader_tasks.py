@@ -1,4 +1,4 @@
-"""What an alerter does beside telling of events: tests of channels, second tries, and what is usual of agents."""
+"""What an alerter does besides reporting events: tests of channels, second tries, and the agents' baselines."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ async def test_a_test_message_says_what_came_of_it(own_nats_server: RunningServe
         unknown = await ask_test(bus, "öps.*")
         assert (unknown.channel, unknown.delivered) == ("öps.*", False)
         assert await bus.alerts() == []
-    told = receiver.seen[-1].verified()["data"]
-    assert told["title"] == "Test of channel ops"
-    assert told["payload"] == {"test": True}
+    reported = receiver.seen[-1].verified()["data"]
+    assert reported["title"] == "Test of channel ops"
+    assert reported["payload"] == {"test": True}
 
 
-async def test_a_receiver_that_was_gone_is_told_again_once_a_test_has_reached_it(
+async def test_a_receiver_that_was_gone_is_reported_again_once_a_test_has_reached_it(
     own_nats_server: RunningServer, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifier_module, "DISABLED_LOOK_S", 0.1)
@@ -88,7 +88,7 @@ async def test_what_was_given_up_is_sent_when_somebody_asks_for_it(
     assert seen.headers["webhook-id"] == "alert_a_1"
 
 
-async def test_what_is_usual_of_an_agent_outlives_the_process(
+async def test_the_baseline_of_an_agent_outlives_the_process(
     own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leader_tasks, "SAVE_S", 0.1)

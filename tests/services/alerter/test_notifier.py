@@ -45,7 +45,7 @@ AT_ONCE = Schedule(first_s=0.01, max_s=0.05, give_up_s=0.5)
 
 
 class Recorder:
-    """A channel that keeps what it is sent, and fails as told."""
+    """A channel that keeps what it is sent, and fails as configured."""
 
     name = "ops"
     interval_s = 0.0
@@ -247,7 +247,7 @@ async def test_what_is_held_back_stays_with_who_holds_it_and_goes_to_the_next_on
     assert second.ids == ["alert_a_2"]
 
 
-async def test_an_alert_that_is_delivered_twice_is_told_once(bus: Bus) -> None:
+async def test_an_alert_that_is_delivered_twice_is_reported_once(bus: Bus) -> None:
     channel = Recorder()
     async with delivering(bus, channel):
         await publish(bus, alert("a"))
@@ -337,7 +337,7 @@ async def test_second_tries_wait_for_the_rate_limit_and_for_what_nobody_has_hear
     assert fresh.ids == ["alert_new_1", "alert_old0_1"]
 
 
-async def test_a_second_try_tells_an_incident_as_it_is_now(bus: Bus) -> None:
+async def test_a_second_try_reports_an_incident_as_it_is_now(bus: Bus) -> None:
     channel = Recorder()
     newer = alert("a", "resolved", 3, at=datetime.now(UTC))
     [delivery] = await again(bus, alert("a"))
@@ -401,12 +401,12 @@ async def test_a_channel_whose_alerts_did_not_arrive_is_an_incident_until_one_ar
     async with delivering(bus, channel) as notifier:
         await notifier._incidents.catch_up()
         await publish(bus, alert("a"))
-        await bus.told("resolved")
+        await bus.reported("resolved")
     last = (await bus.alerts())[-1]
     assert (last.key, last.title) == (raised.key, "Alerts are delivered again: channel ops")
 
 
-async def test_a_stream_that_was_made_anew_begins_again_at_one_and_loses_no_alert(bus: Bus) -> None:
+async def test_a_stream_that_was_made_again_begins_again_at_one_and_loses_no_alert(bus: Bus) -> None:
     channel = Recorder()
     async with delivering(bus, channel):
         await publish(bus, *(alert(f"old{number}") for number in range(5)))

@@ -48,7 +48,7 @@ def test_a_missing_secret_ends_the_process_as_a_wrong_config(tmp_path: Path, mon
     )
 
 
-async def test_the_process_delivers_and_ends_quietly_when_told(
+async def test_the_process_delivers_and_ends_quietly_when_asked_to(
     own_nats_server: RunningServer, receiver: Receiver, tmp_path: Path
 ) -> None:
     channel = {"webhook": {"url": receiver.url, "secret": {"env": "HOOK_SECRET"}}}

@@ -23,11 +23,11 @@ Make = Callable[..., AlertSender]
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Make:
-    """Makes a channel of the lines of a module; `tell` is the callable."""
+    """Makes a channel of the lines of a module; `notify` is the callable."""
     name = f"ours_{abs(hash(request.node.nodeid))}"
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def made(code: str, called: str = "tell", timeout_s: float = 5.0) -> AlertSender:
+    def made(code: str, called: str = "notify", timeout_s: float = 5.0) -> AlertSender:
         (tmp_path / f"{name}.py").write_text(f"import asyncio, threading, time\ntold = []\n{code}\n")
         setting = {"callable": f"{name}:{called}", "timeout_s": timeout_s}
         config = config_of(channels={"own": {"python": setting}})
@@ -38,19 +38,19 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     return made
 
 
-def told(make: Make) -> list[Any]:
-    return make.module().told  # type: ignore[attr-defined]
+def received(make: Make) -> list[Any]:
+    return make.module().received  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("word", ["def", "async def"])
-async def test_a_callable_is_told_the_event_and_all_there_is(make: Make, word: str) -> None:
-    one = make(f"{word} tell(event, payload):\n    told.append((event, payload))")
+async def test_a_callable_is_given_the_event_and_all_there_is(make: Make, word: str) -> None:
+    one = make(f"{word} notify(event, payload):\n    received.append((event, payload))")
     assert (one.name, one.updates, one.interval_s) == ("own", False, 0.0)
     await one.open()
     await one.send(alert())
     await one.send(digest([held(1)]))
     await one.close()
-    assert told(make) == [
+    assert received(make) == [
         ("breaker_open", alert().model_dump(mode="json")),
         ("digest", digest([held(1)]).model_dump(mode="json")),
     ]
@@ -58,23 +58,24 @@ async def test_a_callable_is_told_the_event_and_all_there_is(make: Make, word: s
 
 @pytest.mark.parametrize("kind", ["def __call__", "async def __call__"])
 async def test_an_object_that_can_be_called_is_a_callable(make: Make, kind: str) -> None:
-    one = make(f"class Tell:\n    {kind}(self, event, payload):\n        told.append(event)\ntell = Tell()")
+    one = make(f"class Tell:\n    {kind}(self, event, payload):\n        received.append(event)\ntell = Tell()")
     await one.send(alert())
-    assert told(make) == ["breaker_open"]
+    assert received(make) == ["breaker_open"]
 
 
 async def test_a_method_is_found_by_its_path(make: Make) -> None:
     one = make(
-        "class Tell:\n    @staticmethod\n    def now(event, payload):\n        told.append(event)", called="Tell.now"
+        "class Tell:\n    @staticmethod\n    def now(event, payload):\n        received.append(event)",
+        called="Tell.now",
     )
     await one.send(alert())
-    assert told(make) == ["breaker_open"]
+    assert received(make) == ["breaker_open"]
 
 
 async def test_a_plain_callable_does_not_hold_up_the_alerter(make: Make) -> None:
-    one = make("def tell(event, payload):\n    told.append(threading.current_thread().name)")
+    one = make("def notify(event, payload):\n    received.append(threading.current_thread().name)")
     await one.send(alert())
-    assert told(make) != [threading.current_thread().name]
+    assert received(make) != [threading.current_thread().name]
 
 
 @pytest.mark.parametrize("word", ["def", "async def"])
@@ -88,8 +89,8 @@ async def test_a_plain_callable_does_not_hold_up_the_alerter(make: Make) -> None
         ("return 1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )
-async def test_what_it_raises_is_told_and_worth_another_try(make: Make, word: str, line: str, words: str) -> None:
-    one = make(f"{word} tell(event, payload):\n    {line}")
+async def test_what_it_raises_is_reported_and_worth_another_try(make: Make, word: str, line: str, words: str) -> None:
+    one = make(f"{word} notify(event, payload):\n    {line}")
     with pytest.raises(SendError) as caught:
         await one.send(alert())
     assert str(caught.value).startswith(words)
@@ -105,8 +106,8 @@ async def test_a_plain_callable_that_returns_a_coroutine_is_no_delivery(make: Ma
 @pytest.mark.parametrize(
     "code",
     [
-        "async def tell(event, payload):\n    told.append(event)\n    await asyncio.sleep(60)",
-        "def tell(event, payload):\n    told.append(event)\n    time.sleep(1)",
+        "async def notify(event, payload):\n    received.append(event)\n    await asyncio.sleep(60)",
+        "def notify(event, payload):\n    received.append(event)\n    time.sleep(1)",
     ],
 )
 async def test_one_that_does_not_return_is_not_waited_for(make: Make, code: str) -> None:
@@ -121,37 +122,38 @@ async def test_one_that_does_not_return_is_not_waited_for(make: Make, code: str)
 
 async def test_one_that_hangs_is_not_called_again_while_it_does(make: Make) -> None:
     one = make(
-        "gate = threading.Event()\ndef tell(event, payload):\n    told.append(event)\n    gate.wait(20)", timeout_s=0.1
+        "gate = threading.Event()\ndef notify(event, payload):\n    received.append(event)\n    gate.wait(20)",
+        timeout_s=0.1,
     )
     with pytest.raises(SendError, match="did not return"):
         await one.send(alert())
     with pytest.raises(SendError, match="still runs since an earlier try"):
         await one.send(alert())
-    assert told(make) == ["breaker_open"]
+    assert received(make) == ["breaker_open"]
     make.module().gate.set()  # type: ignore[attr-defined]
     await until(lambda: not [t for t in threading.enumerate() if t.name == "alert-callable"], "the thread")
     await asyncio.sleep(0)
     await one.send(alert())
-    assert told(make) == ["breaker_open"] * 2
+    assert received(make) == ["breaker_open"] * 2
 
 
 async def test_its_payload_is_its_own(make: Make) -> None:
-    one = make("def tell(event, payload):\n    told.append(dict(payload)); payload.clear()")
+    one = make("def notify(event, payload):\n    received.append(dict(payload)); payload.clear()")
     message = alert()
     await one.send(message)
     await one.send(message)
-    assert told(make)[0] == told(make)[1]
+    assert received(make)[0] == received(make)[1]
     assert message.payload
 
 
 @pytest.mark.parametrize(
     ("code", "called", "words"),
     [
-        ("", "tell", "has no tell"),
-        ("tell = 7", "tell", "is int, and can't be called"),
+        ("", "notify", "has no notify"),
+        ("notify = 7", "notify", "is int, and can't be called"),
         ("class A: ...", "A.b", "has no A.b"),
-        ("raise RuntimeError('not today')", "tell", "can't be imported: RuntimeError: not today"),
-        ("def tell(:", "tell", "can't be imported: SyntaxError"),
+        ("raise RuntimeError('not today')", "notify", "can't be imported: RuntimeError: not today"),
+        ("def notify(:", "notify", "can't be imported: SyntaxError"),
     ],
 )
 def test_a_callable_that_can_not_be_loaded_is_named_by_its_setting(
@@ -164,9 +166,10 @@ def test_a_callable_that_can_not_be_loaded_is_named_by_its_setting(
 
 
 def test_a_module_that_is_not_there_is_named() -> None:
-    config = config_of(channels={"own": {"python": {"callable": "nothing.of.ours:tell"}}})
+    config = config_of(channels={"own": {"python": {"callable": "nothing.of.ours:notify"}}})
     with pytest.raises(
-        ConfigError, match=r"alerts\.channels\.own\.python\.callable: the callable 'nothing\.of\.ours:tell': the module"
+        ConfigError,
+        match=r"alerts\.channels\.own\.python\.callable: the callable 'nothing\.of\.ours:notify': the module",
     ):
         channels_of(config.alerts, sent_messages=_none, now=lambda: AT)
 

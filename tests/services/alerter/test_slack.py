@@ -39,7 +39,7 @@ async def refused(channel: AlertSender) -> SendError:
     return caught.value
 
 
-async def test_an_alert_is_read_as_it_is_told(double: SlackDouble, channel: SlackWebhook) -> None:
+async def test_an_alert_is_read_as_it_is_reported(double: SlackDouble, channel: SlackWebhook) -> None:
     await channel.send(alert())
     [call] = double.calls
     assert call.body == slack_message(Wording().alert(alert()))
@@ -158,7 +158,7 @@ def test_a_url_that_is_missing_or_none_is_named_by_its_setting(monkeypatch: pyte
     assert HOOK not in str(caught.value)
 
 
-def test_a_fingerprint_tells_urls_apart_and_hides_them() -> None:
+def test_a_fingerprint_distinguishes_urls_and_hides_them() -> None:
     one, same, other = (
         SlackWebhook("ops", url, Wording(), (), lambda: AT) for url in ("https://a", "https://a", "https://b")
     )

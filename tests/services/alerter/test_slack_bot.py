@@ -110,7 +110,9 @@ async def test_each_incident_has_a_message_of_its_own(double: SlackDouble, bot: 
 
 
 @pytest.mark.parametrize("change", ["repeated", "reopened", "reminded"])
-async def test_what_is_heard_of_again_is_told_in_the_thread(double: SlackDouble, bot: SlackBot, change: str) -> None:
+async def test_what_is_heard_of_again_is_reported_in_the_thread(
+    double: SlackDouble, bot: SlackBot, change: str
+) -> None:
     await bot.send(stopped_task())
     await bot.send(stopped_task().model_copy(update={"change": change, "count": 2, "reminders": 1}))
     assert double.counted() == {"posts": 1, "updates": 1, "replies": 1, "refused": 0}
@@ -139,7 +141,7 @@ async def test_an_incident_whose_message_is_not_known_is_posted_as_it_is_now(
     assert list(posts.ts) == [alert().incident_id]
 
 
-async def test_a_message_that_somebody_deleted_is_posted_anew_and_kept_up_to_date(
+async def test_a_message_that_somebody_deleted_is_posted_again_and_kept_up_to_date(
     double: SlackDouble, bot: SlackBot
 ) -> None:
     await bot.send(alert())
@@ -152,7 +154,7 @@ async def test_a_message_that_somebody_deleted_is_posted_anew_and_kept_up_to_dat
 
 
 @pytest.mark.parametrize("code", ["message_not_found", "cant_update_message", "edit_window_closed"])
-async def test_a_message_that_can_not_be_updated_any_more_is_posted_anew(
+async def test_a_message_that_can_not_be_updated_any_more_is_posted_again(
     double: SlackDouble, bot: SlackBot, code: str
 ) -> None:
     await bot.send(alert())
@@ -171,7 +173,7 @@ async def test_a_message_of_somebody_else_is_not_touched(double: SlackDouble, bo
     assert posts.ts[alert().incident_id] == double.posts[1].ts
 
 
-async def test_a_reply_that_failed_is_told_at_the_next_try(double: SlackDouble, bot: SlackBot) -> None:
+async def test_a_reply_that_failed_is_reported_at_the_next_try(double: SlackDouble, bot: SlackBot) -> None:
     await bot.send(alert())
     double.refuse["chat.postMessage"] = ["ratelimited:7"]
     with pytest.raises(SendError) as caught:
@@ -228,7 +230,7 @@ async def test_a_refusal_says_what_to_do(
     assert len(double.calls) == 1  # slack-sdk does not retry by itself
 
 
-async def test_a_wrong_token_and_an_unknown_channel_are_told_by_slack_itself(
+async def test_a_wrong_token_and_an_unknown_channel_are_reported_by_slack_itself(
     double: SlackDouble, posts: Remembered
 ) -> None:
     for fields, code in (({"token": "xoxb-wrong"}, "invalid_auth"), ({"channel": "C999"}, "channel_not_found")):
@@ -316,7 +318,7 @@ def test_a_token_that_is_missing_or_none_is_named_by_its_setting(
     assert "evil" not in str(caught.value)
 
 
-def test_a_fingerprint_tells_tokens_and_channels_apart_and_hides_them(posts: Remembered) -> None:
+def test_a_fingerprint_distinguishes_tokens_and_channels_and_hides_them(posts: Remembered) -> None:
     bots = [
         bot_of("https://slack.com/api/", posts, **fields) for fields in ({}, {"token": "xoxb-2"}, {"channel": "C9"})
     ]

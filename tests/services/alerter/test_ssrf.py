@@ -554,7 +554,7 @@ async def test_secrets_are_in_no_log_and_no_error(
     caplog.set_level(logging.DEBUG)
     caplog.set_level(logging.WARNING, "aiohttp.access")  # of the receiver, which knows what it is sent
     await receiver.start()
-    told: list[str] = []
+    reported: list[str] = []
     allowed = ["127.0.0.1/32"]
     answers = [Answer(), Answer(500), Answer(404), Answer(302, headers={"Location": receiver.url}), Answer(429)]
     answers.append(Answer(200, body="not json", headers={"Content-Type": "application/json"}))
@@ -571,21 +571,21 @@ async def test_secrets_are_in_no_log_and_no_error(
             for plan in plans:
                 receiver.answers = [plan]
                 async with channel_of(kind, url, monkeypatch, allowed) as channel:
-                    told.append(repr(channel))
-                    told.append(channel.fingerprint)
+                    reported.append(repr(channel))
+                    reported.append(channel.fingerprint)
                     try:
                         await channel.send(alert())
                     except SendError as failure:
-                        told += [str(failure), repr(failure), *traceback.format_exception(failure)]
+                        reported += [str(failure), repr(failure), *traceback.format_exception(failure)]
         for broken in (f"hooks.example/{path}", f"http:///{path}", f"http://[::1/{path}"):
             with pytest.raises((ConfigError, SendError)) as caught:
                 async with channel_of(kind, broken, monkeypatch, allowed) as channel:
                     await channel.send(alert())
             if kind == "slack webhook":  # the other URLs stand in the config, and are shown with the mistake in them
-                told += traceback.format_exception(caught.value)
-    assert len(told) > 100
+                reported += traceback.format_exception(caught.value)
+    assert len(reported) > 100
     captured = capfd.readouterr()
-    everything = "\n".join([*told, caplog.text, captured.out, captured.err])
+    everything = "\n".join([*reported, caplog.text, captured.out, captured.err])
     for secret in secrets:
         assert secret not in everything, everything[max(0, everything.find(secret) - 400) :][:800]
     # The search works: it is in what was sent.

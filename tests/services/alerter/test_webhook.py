@@ -66,11 +66,11 @@ async def test_an_alert_is_signed_and_whole(receiver: Receiver, channel: SignedW
 
 
 async def test_a_digest_is_signed_and_whole(receiver: Receiver, channel: SignedWebhook) -> None:
-    told = digest([held(1), held(2, event="agent_anomaly", severity="warning")])
-    await channel.send(told)
+    reported = digest([held(1), held(2, event="agent_anomaly", severity="warning")])
+    await channel.send(reported)
     [seen] = receiver.seen
     assert seen.verified()["type"] == "digest"
-    assert AlertDigest.model_validate(seen.json["data"]) == told
+    assert AlertDigest.model_validate(seen.json["data"]) == reported
     assert seen.headers["webhook-id"] == "digest_1"
 
 
@@ -243,7 +243,7 @@ def test_links_need_a_secret_of_some_length(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(channels_of(config.alerts, sent_messages=_none, now=now)) == 1
 
 
-def test_a_fingerprint_tells_urls_apart_and_not_keys() -> None:
+def test_a_fingerprint_distinguishes_urls_and_not_keys() -> None:
     one = channel_of("https://a.example/")
     assert one.fingerprint == channel_of("https://a.example/", secrets=(OLD_SECRET,)).fingerprint
     assert one.fingerprint != channel_of("https://b.example/").fingerprint

@@ -33,14 +33,14 @@ WORDS = Wording()
 LINKED = Wording(link=link)
 
 
-def texts_of(told: Worded) -> list[str]:
-    message = slack_message(told)
+def texts_of(reported: Worded) -> list[str]:
+    message = slack_message(reported)
     return [message["text"], *(block["text"]["text"] for block in message["blocks"])]
 
 
 def test_an_alert_says_what_how_bad_where_since_when_what_to_do_and_where_to_click() -> None:
-    told = plain(LINKED.alert(alert()))
-    title, state, where, since, text, click = told.split("\n")
+    reported = plain(LINKED.alert(alert()))
+    title, state, where, since, text, click = reported.split("\n")
     assert title == "[critical] Breaker open: writer on gpt-4.1"
     assert state == "Critical, firing"
     assert where == "Agent writer, model gpt-4.1"
@@ -73,24 +73,24 @@ def test_what_comes_back_says_so() -> None:
 
 
 def test_an_acknowledged_alert_says_by_whom_and_why() -> None:
-    told = plain(WORDS.alert(acknowledged(alert())))
-    assert told.startswith("[acknowledged] Breaker open: writer on gpt-4.1\nCritical, acknowledged\n")
-    assert told.endswith("\nAcknowledged by anna at 2026-11-21 10:02:00 UTC: calling the provider")
+    reported = plain(WORDS.alert(acknowledged(alert())))
+    assert reported.startswith("[acknowledged] Breaker open: writer on gpt-4.1\nCritical, acknowledged\n")
+    assert reported.endswith("\nAcknowledged by anna at 2026-11-21 10:02:00 UTC: calling the provider")
 
 
 def test_a_resolved_alert_says_by_whom_and_how_long_it_took() -> None:
-    told = plain(LINKED.alert(resolved(acknowledged(alert()))))
-    assert told.startswith("[resolved] Breaker open: writer on gpt-4.1\nResolved\n")
-    assert "From 2026-11-21 10:00:00 UTC to 2026-11-21 10:30:00 UTC, 30 min" in told
-    assert "\nAcknowledged by anna at 2026-11-21 10:02:00 UTC\nResolved by ben: the key was renewed\n" in told
-    assert "\nSee the incident: https://" in told
+    reported = plain(LINKED.alert(resolved(acknowledged(alert()))))
+    assert reported.startswith("[resolved] Breaker open: writer on gpt-4.1\nResolved\n")
+    assert "From 2026-11-21 10:00:00 UTC to 2026-11-21 10:30:00 UTC, 30 min" in reported
+    assert "\nAcknowledged by anna at 2026-11-21 10:02:00 UTC\nResolved by ben: the key was renewed\n" in reported
+    assert "\nSee the incident: https://" in reported
 
 
 def test_what_is_over_by_itself_says_so_once() -> None:
-    told = plain(WORDS.alert(closed(alert())))
-    assert told.startswith("[resolved] Breaker closed: writer on gpt-4.1\nResolved\n")
-    assert ", 1 h 5 min" in told
-    assert told.count("robe succeeded") == 1
+    reported = plain(WORDS.alert(closed(alert())))
+    assert reported.startswith("[resolved] Breaker closed: writer on gpt-4.1\nResolved\n")
+    assert ", 1 h 5 min" in reported
+    assert reported.count("robe succeeded") == 1
     faded = resolved(alert()).model_copy(update={"resolved_by": None, "reason": "the period has ended"})
     assert plain(WORDS.alert(faded)).endswith("\nResolved by itself: the period has ended")
 
@@ -100,15 +100,15 @@ def test_a_shared_breaker_is_of_all_agents() -> None:
 
 
 def test_a_global_budget_has_no_place_and_no_empty_line() -> None:
-    told = plain(WORDS.alert(alert(agent=None, model=None, tenant=None)))
-    assert "\n\n" not in told
-    assert told.split("\n")[2].startswith("Since ")
+    reported = plain(WORDS.alert(alert(agent=None, model=None, tenant=None)))
+    assert "\n\n" not in reported
+    assert reported.split("\n")[2].startswith("Since ")
 
 
 def test_a_template_replaces_the_words_and_nothing_else() -> None:
     template = AlertTemplate(title="${agent} is in trouble", text="Call 555, ${count} times. See ${link}.")
-    told = plain(Wording({"breaker_open": template}, link).alert(alert()))
-    assert told.split("\n") == [
+    reported = plain(Wording({"breaker_open": template}, link).alert(alert()))
+    assert reported.split("\n") == [
         "[critical] writer is in trouble",
         "Critical, firing",
         "Agent writer, model gpt-4.1",
@@ -130,12 +130,12 @@ def test_a_template_may_have_a_title_alone_also_in_threads() -> None:
 
 def test_names_can_neither_mention_people_nor_make_links() -> None:
     name = "<!channel> & <https://evil.example|ok> @here"
-    for told in (
+    for reported in (
         LINKED.alert(alert(title=name, text=name, agent=name, reason=name, acknowledged_by=name)),
         LINKED.again(repeated(alert()).model_copy(update={"title": name})),
         LINKED.digest(digest([held(1, title=name, agent=name)])),
     ):
-        for text in texts_of(told):
+        for text in texts_of(reported):
             assert "<!" not in text
             assert "<https://evil" not in text
     message = slack_message(WORDS.alert(alert(title=name)))
@@ -144,18 +144,18 @@ def test_names_can_neither_mention_people_nor_make_links() -> None:
 
 
 def test_a_bar_in_a_link_does_not_end_it() -> None:
-    told = Wording(link=lambda *_: "https://bw.example/a|b>c").alert(alert())
-    assert texts_of(told)[-1] == "<https://bw.example/a%7Cb&gt;c|Acknowledge or resolve it>"
+    reported = Wording(link=lambda *_: "https://bw.example/a|b>c").alert(alert())
+    assert texts_of(reported)[-1] == "<https://bw.example/a%7Cb&gt;c|Acknowledge or resolve it>"
 
 
 def test_characters_that_are_not_to_be_seen_are_removed() -> None:
     assert clean("a\x00b\x1b[31mc\u202ed\u2066e\r\nf\u2028g\ud800h") == "a b [31mcde\nf\ng h"
-    told = WORDS.alert(alert(title="one\ntwo\x07", text="three\nfour", reason="five\x1b"))
-    assert told.title == ("[critical] ", "one two ")
-    assert "three\nfour" in plain(told)
+    reported = WORDS.alert(alert(title="one\ntwo\x07", text="three\nfour", reason="five\x1b"))
+    assert reported.title == ("[critical] ", "one two ")
+    assert "three\nfour" in plain(reported)
 
 
-def test_a_stopped_task_with_long_ids_is_told_whole_with_the_command_that_lets_it_go_on() -> None:
+def test_a_stopped_task_with_long_ids_is_reported_whole_with_the_command_that_lets_it_go_on() -> None:
     task_id, tenant = f"task-{uuid4()}", f"tenant-{uuid4()}"
     drift = "confidence fell through 12 answers: ..., " + ", ".join(f"0.{digits}" for digits in range(9123, 9023, -10))
     found = stopped_task(task_id=task_id, tenant=tenant, agent="a" * 40, reason=drift)
@@ -172,8 +172,8 @@ def test_the_longest_texts_fit_into_what_slack_takes() -> None:
     assert all(not text.endswith(("&", "&a", "&am", "&amp", "&l", "&lt", "&g", "&gt")) for text in shown)
 
 
-def check_limits(told: Worded) -> None:
-    message = slack_message(told)
+def check_limits(reported: Worded) -> None:
+    message = slack_message(reported)
     assert 1 <= len(message["blocks"]) <= 50
     assert len(message["text"]) <= 4000
     assert all(1 <= len(block["text"]["text"]) <= 3000 for block in message["blocks"])
@@ -186,9 +186,9 @@ WORD = st.text(max_size=400)
 @given(title=WORD, text=WORD, agent=WORD, reason=WORD, by=WORD)
 def test_no_text_of_anybody_breaks_a_message(title: str, text: str, agent: str, reason: str, by: str) -> None:
     found = alert(title=title, text=text, agent=agent, reason=reason, acknowledged_by=by, status="acknowledged")
-    told = Wording(link=link).alert(found)
-    check_limits(told)
-    for shown in texts_of(told):
+    reported = Wording(link=link).alert(found)
+    check_limits(reported)
+    for shown in texts_of(reported):
         without_links = shown.replace("<https://breakwater.example/", "")
         assert "<" not in without_links
 
@@ -224,12 +224,12 @@ def test_a_digest_of_one_night_has_its_dates_and_its_links() -> None:
         held_from=AT - timedelta(hours=12),
         held_until=AT,
     )
-    told = LINKED.digest(night)
-    title, _, *titles = plain(told).split("\n")
+    reported = LINKED.digest(night)
+    title, _, *titles = plain(reported).split("\n")
     assert title == "2 alerts were held back between 2026-11-20 22:00 and 2026-11-21 10:00 UTC (quiet hours)"
     assert titles[0].startswith("[warning, firing] Breaker open: number 2: https://breakwater.example/alerts/inc_2?")
     assert titles[1].startswith("[resolved] Breaker open: number 1: https://")
-    assert "|Breaker open: number 2>" in texts_of(told)[-1]
+    assert "|Breaker open: number 2>" in texts_of(reported)[-1]
 
 
 def test_a_digest_of_one_alert_says_when() -> None:
@@ -253,9 +253,9 @@ def test_a_digest_of_one_alert_says_when() -> None:
     )
 )
 def test_the_figures_of_a_digest_sum_up(alerts: list[Any]) -> None:
-    told = WORDS.digest(digest(alerts))
-    check_limits(told)
-    title, figures, *titles = plain(told).split("\n")
+    reported = WORDS.digest(digest(alerts))
+    check_limits(reported)
+    title, figures, *titles = plain(reported).split("\n")
     assert int(title.split()[0]) == len(alerts)
     events, agents = [int(word) for word in _top_level(figures)], 0
     assert sum(events) == len(alerts)

@@ -16,7 +16,7 @@ MOMENT = "2026-11-21T10:00:00.000Z"
 KEY = BreakerKey("writer", "sim/m")
 
 
-async def tell(plane: Plane, name: str, outcome: str, *, counted: bool = True, model: str = "sim/m") -> None:
+async def publish_attempt(plane: Plane, name: str, outcome: str, *, counted: bool = True, model: str = "sim/m") -> None:
     attempt: dict[str, Any] = {
         "attempt_id": f"{name}:1", "execution_id": name, "agent": "writer", "number": 1, "model": model,
         "provider": "sim", "started_at": MOMENT, "completed_at": MOMENT, "duration_ms": 0, "outcome": outcome,
@@ -38,13 +38,13 @@ async def handled(plane: Plane) -> bool:
 async def test_only_failures_that_say_something_of_the_model_count(start_plane: StartPlane) -> None:
     async with start_plane({"sim/m": model()}, AGENTS, services=("breaker",)) as plane:
         for number in range(5):
-            await tell(plane, f"client-{number}", "error", counted=False)
-            await tell(plane, f"lost-{number}", "worker_lost")
-            await tell(plane, f"other-{number}", "error", model="sim/other")
+            await publish_attempt(plane, f"client-{number}", "error", counted=False)
+            await publish_attempt(plane, f"lost-{number}", "worker_lost")
+            await publish_attempt(plane, f"other-{number}", "error", model="sim/other")
         await until(lambda: handled(plane), what="all attempts handled")
         assert await transitions(plane) == []
         for number in range(3):
-            await tell(plane, f"server-{number}", "error")
+            await publish_attempt(plane, f"server-{number}", "error")
         await until(lambda: transitions(plane), what="a transition")
         assert await transitions(plane) == [("closed", "open")]
 
@@ -52,7 +52,7 @@ async def test_only_failures_that_say_something_of_the_model_count(start_plane: 
 async def test_events_that_are_delivered_again_open_it_once(start_plane: StartPlane) -> None:
     async with start_plane({"sim/m": model()}, AGENTS, services=()) as plane:
         for number in range(3):
-            await tell(plane, f"server-{number}", "error")
+            await publish_attempt(plane, f"server-{number}", "error")
         # Somebody took them and died before acknowledging.
         subscription = await plane.jetstream.pull_subscribe_bind("breaker", "EVENTS")
         for delivery in await subscription.fetch(3, timeout=60):
@@ -69,7 +69,7 @@ async def test_a_transition_that_was_saved_and_not_published_is_published_with_t
 ) -> None:
     async with start_plane({"sim/m": model()}, AGENTS, services=("breaker",)) as plane:
         for number in range(3):
-            await tell(plane, f"server-{number}", "error")
+            await publish_attempt(plane, f"server-{number}", "error")
         await until(lambda: transitions(plane), what="a transition")
         await until(lambda: handled(plane), what="all attempts handled")
         [opened] = await plane.messages("EVENTS", subjects.breaker("writer", "sim/m"))
@@ -79,18 +79,18 @@ async def test_a_transition_that_was_saved_and_not_published_is_published_with_t
         lost = opened | {"transition_id": "the crash came here"}
         await client.hset(f"bw:breaker:{{{KEY.name}}}", "unpublished", json.dumps([lost]))
         await client.aclose()
-        await tell(plane, "late", "error")
+        await publish_attempt(plane, "late", "error")
         [found] = await until(
             lambda: plane.messages("EVENTS", subjects.breaker("writer", "sim/m")), what="the lost transition"
         )
         assert found["transition_id"] == "the crash came here"
 
 
-async def test_an_unreadable_attempt_is_passed_over_and_told(start_plane: StartPlane) -> None:
+async def test_an_unreadable_attempt_is_passed_over_and_reported(start_plane: StartPlane) -> None:
     async with start_plane({"sim/m": model()}, AGENTS, services=("breaker",)) as plane:
         await plane.jetstream.publish("bw.attempts.writer.x.1", b"not json")
         for number in range(3):
-            await tell(plane, f"server-{number}", "error")
+            await publish_attempt(plane, f"server-{number}", "error")
         await until(lambda: transitions(plane), what="a transition")
         await until(lambda: handled(plane), what="all attempts handled")
         assert "attempt_unreadable" in plane.log("breaker")

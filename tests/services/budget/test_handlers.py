@@ -15,7 +15,7 @@ from tests.helpers import until
 AGENTS = {"writer": {"model": "sim/m", "budget": {"daily_usd": 1, "enforcement": "soft", "soft_at_percent": [50, 80]}}}
 
 
-async def tell(plane: Plane, name: str, nano: int | None, *, outcome: str = "success") -> None:
+async def publish_attempt(plane: Plane, name: str, nano: int | None, *, outcome: str = "success") -> None:
     now = format_time(datetime.now(UTC))
     attempt: dict[str, Any] = {
         "attempt_id": f"{name}:1", "execution_id": name, "agent": "writer", "number": 1, "model": "sim/m",
@@ -26,7 +26,7 @@ async def tell(plane: Plane, name: str, nano: int | None, *, outcome: str = "suc
     await plane.jetstream.publish(subjects.attempt("writer", name, 1), json.dumps(attempt).encode())
 
 
-async def told(plane: Plane) -> list[tuple[str, int, str]]:
+async def reported(plane: Plane) -> list[tuple[str, int, str]]:
     found = await plane.messages("EVENTS", "bw.budgets.>")
     return [(event["kind"], event["threshold_percent"], event["total"]) for event in found]
 
@@ -44,33 +44,33 @@ async def field(plane: Plane, name: str) -> int:
     return int(value or 0)
 
 
-async def test_each_threshold_is_told_once_and_a_jump_tells_all_it_passes(start_plane: StartPlane) -> None:
+async def test_each_threshold_is_reported_once_and_a_jump_reports_all_it_passes(start_plane: StartPlane) -> None:
     async with start_plane({"sim/m": model()}, AGENTS, services=("budget",)) as plane:
-        await tell(plane, "a", 490_000_000)
+        await publish_attempt(plane, "a", 490_000_000)
         await until(lambda: handled(plane), what="the first settlement")
-        assert await told(plane) == []
-        await tell(plane, "b", 20_000_000)
-        await until(lambda: told(plane), what="the first threshold")
-        await tell(plane, "c", 600_000_000)
-        await tell(plane, "d", 600_000_000)
+        assert await reported(plane) == []
+        await publish_attempt(plane, "b", 20_000_000)
+        await until(lambda: reported(plane), what="the first threshold")
+        await publish_attempt(plane, "c", 600_000_000)
+        await publish_attempt(plane, "d", 600_000_000)
 
-        async def all_told() -> bool:
-            return len(await told(plane)) >= 2
+        async def all_reported() -> bool:
+            return len(await reported(plane)) >= 2
 
-        await until(all_told, what="all thresholds")
+        await until(all_reported, what="all thresholds")
         await until(lambda: handled(plane), what="all settlements")
-        assert [(kind, percent) for kind, percent, _ in await told(plane)] == [
+        assert [(kind, percent) for kind, percent, _ in await reported(plane)] == [
             ("soft_cap", 50),
             ("soft_cap", 80),
         ]
-        assert (await told(plane))[0][2] == "0.510000000"
+        assert (await reported(plane))[0][2] == "0.510000000"
         assert await field(plane, "spent:agent:writer") == 1_710_000_000
 
 
 async def test_events_that_are_delivered_again_are_paid_once_by_any_number_of_services(start_plane: StartPlane) -> None:
     async with start_plane({"sim/m": model()}, AGENTS, services=()) as plane:
         for number in range(100):
-            await tell(plane, f"j{number}", 7_000_000)
+            await publish_attempt(plane, f"j{number}", 7_000_000)
         subscription = await plane.jetstream.pull_subscribe_bind("budget", "EVENTS")
         for delivery in await subscription.fetch(100, timeout=60):
             await delivery.nak()
@@ -79,15 +79,15 @@ async def test_events_that_are_delivered_again_are_paid_once_by_any_number_of_se
         await until(lambda: handled(plane), what="all settlements")
         assert await field(plane, "spent:global") == 700_000_000
         assert await field(plane, "calls:global") == 100
-        assert [percent for _, percent, _ in await told(plane)] == [50]
+        assert [percent for _, percent, _ in await reported(plane)] == [50]
 
 
 async def test_an_attempt_that_made_no_call_costs_nothing_and_an_unknown_cost_is_no_zero(
     start_plane: StartPlane,
 ) -> None:
     async with start_plane({"sim/m": model()}, AGENTS, services=("budget",)) as plane:
-        await tell(plane, "refused", 0, outcome="short_circuited")
-        await tell(plane, "unknown", None, outcome="error")
+        await publish_attempt(plane, "refused", 0, outcome="short_circuited")
+        await publish_attempt(plane, "unknown", None, outcome="error")
         await until(lambda: handled(plane), what="all settlements")
         assert await field(plane, "calls:global") == 1
         assert await field(plane, "unpriced:agent:writer") == 1

@@ -112,10 +112,10 @@ class BudgetPlane:
         async with self.kept(reconciler):
             return await reconciler.filled(False)
 
-    async def tell(self, cost: int) -> int:
+    async def publish_attempt(self, cost: int) -> int:
         """An attempt, on the log; gives its sequence."""
         name, at = f"j{len(self.attempts) + 1}", now()
-        told = attempt(
+        published = attempt(
             attempt_id=f"{name}:1",
             execution_id=name,
             agent="writer",
@@ -124,18 +124,18 @@ class BudgetPlane:
             started_at=at,
             completed_at=at,
         )
-        self.attempts.append(told)
-        ack = await self.client.jetstream().publish(subjects.attempt("writer", name, 1), told.json_bytes())
+        self.attempts.append(published)
+        ack = await self.client.jetstream().publish(subjects.attempt("writer", name, 1), published.json_bytes())
         return ack.seq
 
     async def spend(self, *costs: int, stored: bool = True) -> None:
         """Attempts as the budget service and the sink handle them: counted, stored, and acknowledged."""
         log = await self.lookup.identity(Stream.EVENTS)
         for cost in costs:
-            sequence, told = await self.tell(cost), self.attempts[-1]
-            await self.budgets.settle([Settlement.of(sequence, told)], log)
+            sequence, published = await self.publish_attempt(cost), self.attempts[-1]
+            await self.budgets.settle([Settlement.of(sequence, published)], log)
             if stored:
-                await self.analytics.insert(schema.ATTEMPTS, [attempt_row(told, sequence, now())])
+                await self.analytics.insert(schema.ATTEMPTS, [attempt_row(published, sequence, now())])
         for consumer in ("budget", "sink-events"):
             subscription = await self.client.jetstream().pull_subscribe_bind(consumer, "EVENTS")
             for message in await subscription.fetch(len(costs), timeout=60):
@@ -148,12 +148,12 @@ class BudgetPlane:
         await self.client.jetstream().purge_stream("EVENTS", seq=facts.last - kept + 1)
 
     async def new_log(self) -> None:
-        """EVENTS is deleted, and made anew."""
+        """EVENTS is deleted, and made again."""
         await self.client.jetstream().delete_stream("EVENTS")
         await provision(self.nats_url, PLAN)
 
     async def change(self, add: int, key: str = "agent:writer") -> None:
-        """Somebody changes a counter of the month by hand."""
+        """A counter of the month is edited."""
         month = self.month
         await self.redis.client.hincrby(period_key("monthly", month.name), f"spent:{key}", add)
 
@@ -169,7 +169,7 @@ class BudgetPlane:
     async def compared(self) -> BudgetComparison:
         return await compare(self.record(), self.counters, now())
 
-    async def told(self) -> list[BudgetEvent]:
+    async def published(self) -> list[BudgetEvent]:
         found = [one async for one in scan(lambda: self.client, Stream.EVENTS, "bw.budgets.>")]
         return [BudgetEvent.model_validate_json(one.data) for one in found]
 
@@ -213,7 +213,7 @@ async def test_a_clickhouse_that_was_emptied_takes_nothing_away_while_the_log_ha
     assert found is not None
     assert found.reconciliation().equal
     assert await plane.spent() == sum(COSTS) + (600_000 if since else 0)
-    assert await plane.told() == []
+    assert await plane.published() == []
 
 
 async def test_counters_are_made_from_the_log_where_clickhouse_lacks_what_the_log_has(plane: BudgetPlane) -> None:
@@ -228,7 +228,7 @@ async def test_counters_are_made_from_the_log_where_clickhouse_lacks_what_the_lo
     assert events_of(logs, "clickhouse_lacks_rows")
 
 
-async def test_what_neither_the_log_nor_clickhouse_has_any_more_stays_spent_and_is_told(plane: BudgetPlane) -> None:
+async def test_what_neither_the_log_nor_clickhouse_has_any_more_stays_spent_and_is_reported(plane: BudgetPlane) -> None:
     await plane.fill()
     await plane.spend(*COSTS)
     await plane.analytics.execute("TRUNCATE TABLE attempts")
@@ -250,7 +250,7 @@ async def test_what_neither_the_log_nor_clickhouse_has_any_more_stays_spent_and_
             for window in ("daily", "monthly")
         }
     assert await plane.spent() == await plane.spent("global") == sum(COSTS)
-    assert await plane.told() == []
+    assert await plane.published() == []
 
 
 async def test_what_clickhouse_has_of_a_log_that_was_trimmed_is_no_difference(plane: BudgetPlane) -> None:
@@ -266,7 +266,7 @@ async def test_what_clickhouse_has_of_a_log_that_was_trimmed_is_no_difference(pl
 
 
 @pytest.mark.parametrize("off", [7, -7])
-async def test_of_a_young_plane_counters_are_repaired_in_both_directions_and_it_is_told_once(
+async def test_of_a_young_plane_counters_are_repaired_in_both_directions_and_it_is_reported_once(
     plane: BudgetPlane, off: int
 ) -> None:
     await plane.fill()
@@ -275,8 +275,8 @@ async def test_of_a_young_plane_counters_are_repaired_in_both_directions_and_it_
     for _ in range(2):
         await plane.reconciler().reconcile()
     assert await plane.spent() == sum(COSTS)
-    [told] = await plane.told()
-    assert (told.kind, told.previous, told.total) == ("repaired", sum(COSTS) + off, sum(COSTS))
+    [published] = await plane.published()
+    assert (published.kind, published.previous, published.total) == ("repaired", sum(COSTS) + off, sum(COSTS))
     assert (await plane.compared()).reconciliation().equal
 
 
@@ -340,7 +340,7 @@ async def test_while_clickhouse_is_away_too_a_new_log_changes_no_counter_and_the
     await plane.spend(*COSTS[:3])
     await plane.spend(*COSTS[3:], stored=False)  # which the log alone had
     await plane.new_log()
-    await plane.tell(600_000)  # counted by nobody yet
+    await plane.publish_attempt(600_000)  # counted by nobody yet
     before = await plane.counters.filled()
     assert before is not None
     nowhere = connect(NOWHERE)
@@ -417,8 +417,8 @@ class Losing(Lookup):
 
 
 async def sweeper(plane: BudgetPlane, reconciler: Reconciler, lookup: Lookup) -> BudgetHandler:
-    """A budget service, and a call whose lease has ended though the log tells of it."""
-    await plane.tell(40)
+    """A budget service, and a call whose lease has ended though the log reports it."""
+    await plane.publish_attempt(40)
     publisher, counters = Publisher(lambda: plane.client, "budget"), CAPS.counters("writer", None)
     call = plane.budgets.reserve_call("j1:1", "writer", None, 90, counters, now=now(), lease_ms=1)
     await plane.redis.run([call])

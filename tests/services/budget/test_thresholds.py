@@ -1,4 +1,4 @@
-"""Which thresholds are told of a budget: by what is spent, and by what is refused."""
+"""Which thresholds of a budget are announced: by what is spent, and by what is refused."""
 
 from __future__ import annotations
 
@@ -80,16 +80,16 @@ class Service:
         assert all(one.is_acked for one in batch)
 
     async def spends(self, nano: int) -> list[int]:
-        """A call that costs so much; gives what is told of it."""
-        return await self._told([self._attempt(cost=nano, cost_basis="billed")])
+        """A call that costs so much; returns what is announced of it."""
+        return await self._reported([self._attempt(cost=nano, cost_basis="billed")])
 
     async def refuses(self, cap: int | None, times: int = 1) -> list[int]:
-        """The cap refuses calls, which made none; gives what is told of them."""
+        """The cap refuses calls, which made none; returns what is announced of them."""
         refused = {"outcome": "short_circuited", "short_circuited": True, "cost": 0, "cost_basis": "billed"}
         by = {"refused_by": "agent:writer/daily", "refused_cap": cap}
-        return await self._told([self._attempt(**refused, **by) for _ in range(times)])
+        return await self._reported([self._attempt(**refused, **by) for _ in range(times)])
 
-    async def _told(self, attempts: Sequence[Attempt]) -> list[int]:
+    async def _reported(self, attempts: Sequence[Attempt]) -> list[int]:
         before = len(self._heard.events)
         await self.handle(attempts)
         return [event.threshold_percent or 0 for event in self._heard.events[before:]]
@@ -119,13 +119,15 @@ async def started(redis: Redis, caps: Callable[[], Caps] = lambda: hard(10 * USD
     return service
 
 
-async def test_a_call_that_never_fits_tells_nothing_and_silences_nothing(redis: Redis) -> None:
+async def test_a_call_that_never_fits_reports_nothing_and_silences_nothing(redis: Redis) -> None:
     service = await started(redis)
     assert await service.refuses(None) == []
     assert [await service.spends(nano * USD) for nano in (6, 3, 1)] == [[50], [80], [100]]
 
 
-async def test_a_cap_that_refuses_is_told_once_and_the_thresholds_below_it_when_they_are_spent(redis: Redis) -> None:
+async def test_a_cap_that_refuses_is_reported_once_and_the_thresholds_below_it_when_they_are_spent(
+    redis: Redis,
+) -> None:
     service = await started(redis)
     assert await service.refuses(10 * USD, times=3) == [100]
     assert (service.last.kind, service.last.limit, service.last.total) == ("hard_cap", 10 * USD, 0)
@@ -134,7 +136,7 @@ async def test_a_cap_that_refuses_is_told_once_and_the_thresholds_below_it_when_
 
 
 @pytest.mark.parametrize("by", ["a person", "the config"])
-async def test_a_refusal_by_a_cap_that_was_raised_since_tells_nothing(redis: Redis, by: str) -> None:
+async def test_a_refusal_by_a_cap_that_was_raised_since_reports_nothing(redis: Redis, by: str) -> None:
     limit = 10 * USD
     service = await started(redis, lambda: hard(limit))
     assert await service.spends(10 * USD) == [50, 80, 100]
@@ -147,14 +149,14 @@ async def test_a_refusal_by_a_cap_that_was_raised_since_tells_nothing(redis: Red
     assert await service.refuses(100 * USD) == []
 
 
-async def test_a_refusal_by_a_raised_cap_tells_that_one(redis: Redis) -> None:
+async def test_a_refusal_by_a_raised_cap_reports_that_one(redis: Redis) -> None:
     service = await started(redis)
     await service.raise_to(20 * USD, 10 * USD)
     assert await service.refuses(20 * USD) == [100]
     assert service.last.limit == 20 * USD
 
 
-async def test_a_cap_of_nothing_tells_that_it_refuses(redis: Redis) -> None:
+async def test_a_cap_of_nothing_reports_that_it_refuses(redis: Redis) -> None:
     service = await started(redis, lambda: hard(0))
     assert await service.spends(USD) == []
     assert await service.refuses(0) == [100]

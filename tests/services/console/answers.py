@@ -120,7 +120,7 @@ def answer(
     parked: "int | None" = 0,
     services: "Iterable[dict[str, Any]]" = (),
 ) -> None:
-    """Has the interface tell this."""
+    """Has the HTTP API return this."""
     interface.answers |= {
         "GET agents": (200, list(agents)),
         "GET breakers": (200, {"breakers": list(breakers), "alive": alive}),

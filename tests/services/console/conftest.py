@@ -63,7 +63,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Console:
-    """A running console. `interface.answers` says what the HTTP interface tells it."""
+    """A running console. `interface.answers` says what the HTTP API returns."""
 
     url: str
     http: aiohttp.ClientSession
@@ -95,7 +95,7 @@ class Console:
 
 
 def key_with(*scopes: str, name: str = "ops") -> "tuple[int, dict[str, Any]]":
-    """What the interface tells of the key that asks."""
+    """What the HTTP API returns about the key that asks."""
     created = "2026-11-21T10:00:00.000Z"
     return 200, {"id": "0123456789ab", "name": name, "scopes": list(scopes), "created_at": created}
 

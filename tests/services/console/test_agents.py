@@ -79,10 +79,10 @@ async def test_pages_tell_when_their_window_really_begins(console: Console):
     for path in ("/", "/agents", "/agents/writer"):
         page = await console.get(f"{path}?window=24h")
         # A step of 24 hours is 15 minutes.
-        told = re.search(r"since (\w{3} \d\d \d\d:(?:00|15|30|45)) UTC, without dry runs", page.words)
-        assert told, path
+        reported = re.search(r"since (\w{3} \d\d \d\d:(?:00|15|30|45)) UTC, without dry runs", page.words)
+        assert reported, path
         day_ago = datetime.now(UTC) - timedelta(hours=24)
-        assert datetime.strptime(f"{day_ago.year} {told[1]} +0000", "%Y %b %d %H:%M %z") <= day_ago
+        assert datetime.strptime(f"{day_ago.year} {reported[1]} +0000", "%Y %b %d %H:%M %z") <= day_ago
     assert re.search(r"\d\d:\d\d to \w{3} \d\d \d\d:\d\d UTC", (await console.get("/?window=yesterday")).words)
 
 
@@ -191,7 +191,7 @@ def test_yesterday_is_the_last_whole_day_as_budgets_count_days(now: str, zone: s
     assert window.at(window.buckets) == window.end
 
 
-async def test_one_agent_is_told_whole(console: Console):
+async def test_one_agent_is_reported_whole(console: Console):
     answer(
         console.interface,
         agents=[health("writer", "unhealthy", model("gpt-4.1", "open", "unhealthy"), model("free", None)), health("x")],
@@ -232,7 +232,7 @@ async def test_one_agent_is_told_whole(console: Console):
     )
     page = await console.get("/agents/writer")
     assert page.status == 200
-    for told in (
+    for reported in (
         "writer unhealthy",
         "Success rate 100 % 1 execution, 0 failed",
         "Spend $3.00 2 calls",
@@ -249,7 +249,7 @@ async def test_one_agent_is_told_whole(console: Console):
         "monthly $9.00 none",
         "w/1 succeeded gpt-4.1 2 $0.001 1.0 s",
     ):
-        assert told in page.words, told
+        assert reported in page.words, reported
     for others in ("of another agent", "x is down", "x1", "$8.00", "$7.00", "$15.00"):
         assert others not in page.words
     for address in (
@@ -266,7 +266,7 @@ async def test_one_agent_is_told_whole(console: Console):
     assert asked == {"agent": "writer"}
 
 
-async def test_what_is_not_known_of_an_agent_is_not_told_as_nothing(console: Console):
+async def test_what_is_not_known_of_an_agent_is_not_reported_as_nothing(console: Console):
     answer(console.interface, agents=[health("writer")])
     unknown = {"cost": None, "cost_basis": "unknown", "outcome": "error", "error": broken("it is down")}
     lost = {"status": "dead_lettered", "total_cost": None, "wasted_cost": None, "cost_basis": "unknown"}
@@ -296,7 +296,7 @@ async def test_what_is_not_known_of_an_agent_is_not_told_as_nothing(console: Con
     assert "writer healthy 0 % 2 1.0 s 0 $5.00 at least $5.00 at least" in agents.words
 
 
-async def test_what_ended_before_the_upgrade_is_not_told_as_never_tried_again(console: Console):
+async def test_what_ended_before_the_upgrade_is_not_reported_as_never_tried_again(console: Console):
     answer(console.interface, agents=[health("writer")])
     tries = (tried("w1", 1, 5, outcome="error", error=broken("it is down")), tried("w1", 2, 5, cause="retry"))
     await store(console, ended("w1", 5, attempts_count=2), *tries)
@@ -326,7 +326,7 @@ async def test_an_agent_of_any_name_has_its_page(console: Console):
             assert name in one.words
 
 
-async def test_one_that_is_known_to_nobody_is_told_so(console: Console):
+async def test_one_that_is_unknown_is_reported_so(console: Console):
     answer(console.interface, agents=[health("writer")])
     for path in ("budgets", "alerts"):
         console.interface.answers[f"GET {path}"] = (404, problem("unknown_agent", "no agent 'ghost' is known"))
@@ -345,13 +345,13 @@ async def test_one_that_never_ran_says_what_would_appear(console: Console):
     answer(console.interface, agents=[health("new")])
     page = await console.get("/agents/new")
     assert page.status == 200
-    for told in ("Nothing ran", "Nothing was wasted", "Nothing was retried", "No call failed", "Nothing ended"):
-        assert f"{told} in the last 24h" in page.words
+    for reported in ("Nothing ran", "Nothing was wasted", "Nothing was retried", "No call failed", "Nothing ended"):
+        assert f"{reported} in the last 24h" in page.words
     assert "breakwater submit --agent new" in page.words
     assert "agents.new.budget" in page.words
 
 
-async def test_what_can_not_be_had_is_told_once_and_the_rest_is_shown(interface: Stub):
+async def test_what_can_not_be_had_is_reported_once_and_the_rest_is_shown(interface: Stub):
     answer(interface, agents=[health("writer", "degraded")], queues=[queue("writer", 7, 2)])
     nowhere = f"http://127.0.0.1:{free_port()}/breakwater"
     async with visiting(interface, nowhere, connect(nowhere)) as visitor:
@@ -368,7 +368,7 @@ async def test_what_can_not_be_had_is_told_once_and_the_rest_is_shown(interface:
     assert "Jobs waiting now – unknown now" in without_both.words
 
 
-NOTHING = RetryFigures(retried=0, saved=0, cost=0, fell_back=0, saved_by_fallback=0, untold=0)
+NOTHING = RetryFigures(retried=0, saved=0, cost=0, fell_back=0, saved_by_fallback=0, unrecorded=0)
 
 
 @pytest.mark.parametrize(
@@ -410,7 +410,7 @@ NOTHING = RetryFigures(retried=0, saved=0, cost=0, fell_back=0, saved_by_fallbac
         ),
     ],
 )
-def test_whether_trying_again_helped_is_told_in_words(figures: RetryFigures, said: "list[str]"):
+def test_whether_trying_again_helped_is_reported_in_words(figures: RetryFigures, said: "list[str]"):
     assert list(helped(figures, "in the last 24h")) == said
 
 
@@ -428,5 +428,5 @@ def test_whether_trying_again_helped_is_told_in_words(figures: RetryFigures, sai
         ("", None, False, "the plane"),
     ],
 )
-def test_what_held_a_call_back_is_told_in_words(kind: str, by: str | None, called: bool, expected: str):
+def test_what_held_a_call_back_is_reported_in_words(kind: str, by: str | None, called: bool, expected: str):
     assert refused_by(RefusalLine("writer", kind, by, called, 1, datetime.now(UTC))) == expected

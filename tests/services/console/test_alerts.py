@@ -98,7 +98,7 @@ async def test_the_history_is_filtered_and_turned_over(console: Console):
         assert (await console.get(f"/alerts?{wrong}")).status == 200
 
 
-async def test_one_incident_tells_all_that_became_of_it(console: Console):
+async def test_one_incident_reports_all_that_became_of_it(console: Console):
     budget = {"scope": "agent", "agent": "wri/ter", "window": "daily", "execution_id": "e/1"}
     given: dict[str, Any] = {"event": "budget_hard_cap", "payload": budget, "agent": "wri/ter"}
     opened = incident(**given, text=f"Spent {EVIL}. To do: `breakwater budgets`.")
@@ -152,8 +152,8 @@ async def test_what_did_not_arrive_is_tried_again(console: Console):
         200,
         {"undelivered": [lost(7, error=EVIL), lost(4, replayed=True)], "more": False},
     )
-    told = {"replayed": 1, "already": 0, "skipped": 0, "channels": {"ops": 1}, "continue_after": None}
-    console.interface.answers["POST alerts/replay"] = 200, told
+    reported = {"replayed": 1, "already": 0, "skipped": 0, "channels": {"ops": 1}, "continue_after": None}
+    console.interface.answers["POST alerts/replay"] = 200, reported
     page = await console.submit("/alerts", "/alerts/replay", dead_letter_id="7", reason="")
     assert ("POST alerts/replay", {"dead_letter_id": 7}) in console.interface.asked
     assert "1 will be retried (1 by ops)." in page.words

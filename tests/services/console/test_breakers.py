@@ -108,7 +108,7 @@ async def test_a_breaker_that_nobody_knows(console: Console):
         assert "Breaker not found" in page.words
 
 
-async def test_a_reset_is_done_with_the_reason_and_told(console: Console):
+async def test_a_reset_is_done_with_the_reason_and_reported(console: Console):
     console.interface.answers["GET breakers"] = listed(breaker(**OPEN))
     console.interface.answers["POST breakers/reset"] = 200, {}
     fields = {"agent": "writer", "model": "gpt-4.1", "reason": " deployed\ta fix "}
@@ -118,7 +118,7 @@ async def test_a_reset_is_done_with_the_reason_and_told(console: Console):
     )
     assert page.url.endswith("/breakers")
     assert "The breaker of writer on gpt-4.1 was reset." in page.words
-    assert "was reset, as asked" not in (await console.get("/breakers")).words, "told once"
+    assert "was reset, as asked" not in (await console.get("/breakers")).words, "shown once"
 
 
 async def test_the_axis_of_how_long_it_was_open_is_exact(console: Console):
@@ -136,7 +136,7 @@ async def test_the_axis_of_how_long_it_was_open_is_exact(console: Console):
     assert "closed; last opened" in page.words
 
 
-async def test_what_was_done_is_told_and_not_how_it_is(console: Console):
+async def test_what_was_done_is_reported_and_not_how_it_is(console: Console):
     console.interface.answers["GET breakers"] = listed(breaker())
     console.interface.answers["POST breakers/isolate"] = 200, {}
     page = await console.submit(

@@ -58,7 +58,7 @@ USD = NANO_PER_USD
 
 
 @pytest.mark.parametrize(
-    ("of", "told", "expected"),
+    ("of", "reported", "expected"),
     [
         (status(), Forecast(2 * USD, None), "at this pace the day ends at $2.00 of $10.00"),
         (status(limit=None), Forecast(2 * USD, None), "at this pace the day ends at $2.00"),
@@ -73,13 +73,13 @@ USD = NANO_PER_USD
         (status(), None, "too early in the day to forecast"),
     ],
 )
-def test_an_outlook_in_words(of: BudgetStatus, told: Forecast | None, expected: str):
-    assert outlook(of, told, known=True, zone=UTC_ZONE) == expected
+def test_an_outlook_in_words(of: BudgetStatus, reported: Forecast | None, expected: str):
+    assert outlook(of, reported, known=True, zone=UTC_ZONE) == expected
 
 
 def test_an_outlook_names_the_time_of_the_budgets_zone():
-    told = outlook(status(), Forecast(20 * USD, TUESDAY_2PM_MS), known=True, zone=ZoneInfo("Asia/Tokyo"))
-    assert told.endswith("at 23:00 JST")
+    reported = outlook(status(), Forecast(20 * USD, TUESDAY_2PM_MS), known=True, zone=ZoneInfo("Asia/Tokyo"))
+    assert reported.endswith("at 23:00 JST")
 
 
 def test_a_line_follows_the_pace_and_warns_in_time():
@@ -170,7 +170,7 @@ async def test_a_cap_is_raised_with_a_reason(console: Console):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ("2,50", "'2,50' contains a comma: write 2.50, with a decimal point"),
         ("1,250.50", "contains a comma: write 2.50"),
@@ -180,13 +180,13 @@ async def test_a_cap_is_raised_with_a_reason(console: Console):
         ("", "'' is not an amount in USD"),
     ],
 )
-async def test_an_amount_that_might_be_meant_otherwise_raises_nothing(console: Console, given: str, told: str):
+async def test_an_amount_that_might_be_meant_otherwise_raises_nothing(console: Console, given: str, reported: str):
     console.interface.answers["GET budgets"] = listed(budget("agent:writer/daily", limit="1"))
     console.interface.answers["POST budgets/raise"] = 200, {}
     page = await console.submit(HERE, HERE, limit_usd=given, reason=f'launch "{EVIL}')
     assert page.status == 422
     assert "The cap was not raised: " in page.words
-    assert told in page.words
+    assert reported in page.words
     assert raises(console) == []
     form = page.text.split('<details class="act" open')[1].split("</form>")[0]
     assert f'value="{given}"' in form.replace("&#39;", "'"), "it is filled in again"
@@ -210,7 +210,7 @@ async def test_more_than_ten_times_the_cap_is_asked_for_twice(console: Console):
     assert [one["limit_usd"] for one in raises(console)] == ["250", "20"], "ten times are done at once"
 
 
-async def test_what_the_interface_refuses_is_told_in_the_form_which_stays_filled(console: Console):
+async def test_what_the_interface_refuses_is_reported_in_the_form_which_stays_filled(console: Console):
     console.interface.answers["GET budgets"] = listed(budget("agent:writer/daily"))
     refusal = "a cap can't be below what the config says ($10.00)"
     console.interface.answers["POST budgets/raise"] = 422, problem("below_cap", refusal)
@@ -228,10 +228,10 @@ async def test_what_the_interface_refuses_is_told_in_the_form_which_stays_filled
     console.interface.answers["GET budgets"] = 503, problem("unavailable", "Redis does not answer")
     page = await console.post(HERE, {"csrf": page.csrf, "limit_usd": "12", "reason": "launch"})
     assert "Redis does not answer" in page.words
-    assert len(raises(console)) == 1, "what the cap is now could not be told"
+    assert len(raises(console)) == 1, "what the cap is now could not be shown"
 
 
-async def test_who_may_only_look_is_told_so(visited: Console):
+async def test_who_may_only_look_is_refused_with_the_reason(visited: Console):
     visited.interface.answers["GET key"] = key_with("read", name="viewer")
     assert (await visited.sign_in()).status == 303
     visited.interface.answers["GET budgets"] = listed(budget("agent:writer/daily"))

@@ -38,8 +38,8 @@ def listed(*dead_letters: dict[str, Any], more: bool = False) -> tuple[int, Any]
 def outcome(*replayed: int, already: int = 0, skipped: int = 0, after: int | None = None) -> tuple[int, Any]:
     done = [{"dead_letter_id": number, "execution_id": f"e/{number}~r"} for number in replayed]
     left = [{"dead_letter_id": 1_000 + number, "why": "its payload is no job"} for number in range(skipped)]
-    told = {"replayed": done, "already": already, "skipped": left}
-    return 200, told | {"continue_after": after, "up_to": None if after is None else 5_000}
+    reported = {"replayed": done, "already": already, "skipped": left}
+    return 200, reported | {"continue_after": after, "up_to": None if after is None else 5_000}
 
 
 def asked(console: Console) -> dict[str, Any]:
@@ -182,11 +182,11 @@ async def test_a_script_is_answered_in_figures_until_there_are_no_more(console: 
     fields = {"csrf": csrf, "all": "1", "reason": "", "agent": "", "after": "0", "since": "", "why": ""}
     console.interface.answers["POST dlq/replay"] = outcome(1, 2, already=3, skipped=1, after=400)
     first = await console.post("/dead-letters/replay", fields, **AS_JSON)
-    told = json.loads(first.text)
-    assert told == {"replayed": 2, "already": 3, "skipped": 1, "continue_after": "400-5000"}
+    reported = json.loads(first.text)
+    assert reported == {"replayed": 2, "already": 3, "skipped": 1, "continue_after": "400-5000"}
     assert asked(console) == {"all": True}
     console.interface.answers["POST dlq/replay"] = outcome(3)
-    last = await console.post("/dead-letters/replay", fields | {"after": told["continue_after"]}, **AS_JSON)
+    last = await console.post("/dead-letters/replay", fields | {"after": reported["continue_after"]}, **AS_JSON)
     assert json.loads(last.text)["continue_after"] is None
     assert asked(console) == {"all": True, "after": 400, "up_to": 5_000}
 
@@ -216,7 +216,7 @@ async def test_what_can_be_no_place_and_no_time_is_left_out(console: Console, wr
         ((401, problem("unauthorized", "the API key is missing or wrong")), 401, "the API key is missing or wrong"),
     ],
 )
-async def test_a_script_is_told_why_in_words(console: Console, answer: tuple[int, Any], status: int, words: str):
+async def test_a_script_gets_the_reason_in_words(console: Console, answer: tuple[int, Any], status: int, words: str):
     console.interface.answers["GET dlq"] = listed(dead_letter(7))
     csrf = (await console.get("/dead-letters")).csrf
     console.interface.answers["POST dlq/replay"] = answer

@@ -66,13 +66,20 @@ def refused(execution_id: str = "e1", **fields: Any) -> Execution:
     )
 
 
-async def test_every_attempt_is_told_with_its_wait_its_cost_and_its_error(console: Console):
+async def test_every_attempt_is_reported_with_its_wait_its_cost_and_its_error(console: Console):
     await store(console, refused())
     page = await console.get("/executions/e1")
     assert page.status == 200
     assert page.text.count("<tr>") >= 2
-    for told in ("rate limit 429", "zu viele Anfragen", "2.0 s", "estimated", "dead lettered", "The model is busy."):
-        assert told in page.words, told
+    for reported in (
+        "rate limit 429",
+        "zu viele Anfragen",
+        "2.0 s",
+        "estimated",
+        "dead lettered",
+        "The model is busy.",
+    ):
+        assert reported in page.words, reported
     assert "$0.0015" in page.words
     # Waits and calls stand in the drawing, each attempt on a line of its own.
     assert page.text.count('class="wait"') >= 2
@@ -80,7 +87,7 @@ async def test_every_attempt_is_told_with_its_wait_its_cost_and_its_error(consol
     assert 'href="/agents/writer"' in page.text
 
 
-async def test_what_was_redacted_is_told_by_place(console: Console):
+async def test_what_was_redacted_is_reported_by_place(console: Console):
     await store(
         console,
         execution(
@@ -160,7 +167,7 @@ async def test_a_replay_leads_to_the_new_execution(console: Console):
     assert query["execution_id"] == "e1"
 
 
-async def test_why_a_replay_was_not_done_is_told_on_the_page(console: Console):
+async def test_why_a_replay_was_not_done_is_reported_on_the_page(console: Console):
     await store(console, refused())
     console.interface.answers["GET dlq"] = (200, {"dead_letters": [], "more": False, "counts": []})
     assert "this job has no dead letter any more" in (await console.submit("/executions/e1", "/replay/e1")).words
@@ -175,10 +182,10 @@ async def test_why_a_replay_was_not_done_is_told_on_the_page(console: Console):
     console.interface.answers["POST dlq/replay"] = (503, problem("unavailable", "JOBS is full"))
     page = await console.submit("/executions/e1", "/replay/e1")
     assert "The action failed: JOBS is full" in page.words
-    assert "JOBS is full" not in (await console.get("/executions/e1")).words, "it is told once"
+    assert "JOBS is full" not in (await console.get("/executions/e1")).words, "it is shown once"
 
 
-async def test_who_may_only_look_is_told_what_is_missing(visited: Console):
+async def test_who_may_only_look_is_refused_with_what_is_missing(visited: Console):
     visited.interface.answers["GET key"] = key_with("read")
     await visited.sign_in()
     await store(visited, refused())
@@ -188,7 +195,7 @@ async def test_who_may_only_look_is_told_what_is_missing(visited: Console):
     assert not any(asked.startswith("POST") for asked, _ in visited.interface.asked)
 
 
-async def test_a_replay_without_clickhouse_is_told_on_the_page(console: Console):
+async def test_a_replay_without_clickhouse_is_reported_on_the_page(console: Console):
     await store(console, refused())
     form = await console.get("/executions/e1")
     await console.analytics.execute("RENAME TABLE executions TO hidden")
@@ -256,9 +263,9 @@ async def test_somebody_watches_ten_jobs_at_once_at_most(console: Console, monke
 
         for number in range(MOST_WATCHED):
             assert await (await watch(number)).content.readline() == b"event: restart\n"
-        told = (await (await watch(99)).content.read()).decode()
-        assert "event: stopped" in told
-        assert "close one" in told
+        reported = (await (await watch(99)).content.read()).decode()
+        assert "event: stopped" in reported
+        assert "close one" in reported
 
 
 def sse(*events: "tuple[str, str]") -> bytes:

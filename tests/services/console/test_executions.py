@@ -52,7 +52,7 @@ async def test_all_are_paged_through_and_none_twice(console: Console):
     assert "job-051" in (await console.get(newer)).text
 
 
-async def test_filters_are_kept_and_told(console: Console):
+async def test_filters_are_kept_and_reported(console: Console):
     broken = ErrorInfo(kind="server", class_="ServerError", message="the cable is cut", status_code=503)
     await store(
         console,
@@ -89,7 +89,7 @@ async def test_filters_are_kept_and_told(console: Console):
         ("before=12x.e", "milliseconds"),
     ],
 )
-async def test_what_is_wrong_with_an_address_is_told(console: Console, query: str, said: str):
+async def test_what_is_wrong_with_an_address_is_reported(console: Console, query: str, said: str):
     page = await console.get(f"/executions?{query}")
     assert page.status == 200
     assert said in page.words

@@ -121,7 +121,7 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
         ),
         (QUIET, live(breakers=[breaker("a", "m", "isolated")]), "bad", "1 breaker is isolated."),
         (QUIET, live(alive=False), "bad", "no breaker service is running, so failures open no breaker."),
-        # While counters are rebuilt, their figures tell nothing.
+        # While counters are rebuilt, their figures mean nothing.
         (
             QUIET,
             live(filled=False, budgets=[budget("global/daily", "5")]),
@@ -160,7 +160,7 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
         (None, FINE, "warn", "No problems are known, but not everything could be checked."),
     ],
 )
-def test_what_is_amiss_is_told_in_one_line(totals: WindowTotals | None, now: Live, tone: str, text: str | None):
+def test_what_is_amiss_is_reported_in_one_line(totals: WindowTotals | None, now: Live, tone: str, text: str | None):
     found = summary(totals, now)
     assert found[0] == tone
     if text is not None:
@@ -211,7 +211,7 @@ def test_every_remark_leads_to_where_one_acts():
         (replace(ended(1), spend=10, wasted=11), (0.0, None)),
     ],
 )
-def test_shares_are_told_where_they_mean_something(
+def test_shares_are_reported_where_they_mean_something(
     totals: WindowTotals | None, expected: tuple[float | None, float | None]
 ):
     assert shares(totals) == expected

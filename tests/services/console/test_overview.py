@@ -1,4 +1,4 @@
-"""The first page: each of its questions answered from what is stored and from what the interface tells."""
+"""The first page: each of its questions answered from what is stored and from what the HTTP API returns."""
 
 import pytest
 
@@ -17,7 +17,7 @@ async def test_a_plane_where_nothing_ran_says_so_and_what_would_appear(console: 
     page = await console.get("/")
     assert page.status == 200
     assert "All is well: nothing ran in the last 24h, and there are no problems." in page.words
-    for told in (
+    for reported in (
         "Nothing ran",
         "No call failed",
         "Nothing was held back",
@@ -25,7 +25,7 @@ async def test_a_plane_where_nothing_ran_says_so_and_what_would_appear(console: 
         "Nothing was spent",
         "No model was called",
     ):
-        assert f"{told} in the last 24h" in page.words
+        assert f"{reported} in the last 24h" in page.words
     assert "Success rate – 0 executions, 0 failed" in page.words
 
 
@@ -109,7 +109,7 @@ async def test_a_provider_is_not_blamed_for_our_mistakes_and_its_columns_add_up(
     assert page.text.count("bad-text") == 1
 
 
-async def test_what_was_lost_is_told_though_nothing_is_open(console: Console):
+async def test_what_was_lost_is_reported_though_nothing_is_open(console: Console):
     answer(console.interface)
     lost = ended("w0", 5, status="dead_lettered")
     await store(console, lost, *(ended(f"w{number}", 5) for number in range(1, 50)))
@@ -118,7 +118,7 @@ async def test_what_was_lost_is_told_though_nothing_is_open(console: Console):
     assert "All is well" not in page.words
 
 
-async def test_who_spends_is_told_by_agent_tenant_and_model(console: Console):
+async def test_who_spends_is_reported_by_agent_tenant_and_model(console: Console):
     answer(console.interface)
     await store(
         console,
@@ -138,7 +138,7 @@ async def test_who_spends_is_told_by_agent_tenant_and_model(console: Console):
     assert "big 1 $2.00 $0 small 2 $1.00 at least $1.00" in by_model.words
 
 
-async def test_what_is_not_known_is_told_neither_as_nothing_nor_as_all(console: Console):
+async def test_what_is_not_known_is_reported_neither_as_nothing_nor_as_all(console: Console):
     answer(console.interface)
     unknown = {"cost": None, "cost_basis": "unknown", "outcome": "error", "error": broken("it is down")}
     lost = {"status": "dead_lettered", "total_cost": None, "wasted_cost": None, "cost_basis": "unknown"}
@@ -148,8 +148,8 @@ async def test_what_is_not_known_is_told_neither_as_nothing_nor_as_all(console: 
     assert "Wasted unknown 1 of 1 execution wasted an unknown amount" in page.words
     assert "Waste in the last 24h is unknown" in page.words
     assert "writer 1 unknown unknown" in page.words
-    for told in ("nothing was spent", "Nothing was wasted", "at least"):
-        assert told not in page.words, told
+    for reported in ("nothing was spent", "Nothing was wasted", "at least"):
+        assert reported not in page.words, reported
     await store(
         console,
         ended(
@@ -180,7 +180,7 @@ async def test_what_is_not_known_is_told_neither_as_nothing_nor_as_all(console: 
         (2_000_000_000, 500_000_000, "Wasted $0.50 25 % of spend"),
     ],
 )
-async def test_waste_is_told_as_a_share_of_what_is_known_to_be_spent(
+async def test_waste_is_reported_as_a_share_of_what_is_known_to_be_spent(
     console: Console, cost: "int | None", wasted: int, said: str
 ):
     answer(console.interface)
@@ -188,7 +188,7 @@ async def test_waste_is_told_as_a_share_of_what_is_known_to_be_spent(
     assert said in (await console.get("/")).words
 
 
-async def test_a_share_of_what_is_spent_is_told_as_the_most_it_can_be(console: Console):
+async def test_a_share_of_what_is_spent_is_reported_as_the_most_it_can_be(console: Console):
     answer(console.interface)
     calls = tried("w1", 1, 5, cost=2_000_000_000), tried("w1", 2, 5, cost=None, cost_basis="unknown")
     await store(console, ended("w1", 5, *calls, wasted_cost=2_000_000_000))

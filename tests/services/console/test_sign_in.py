@@ -51,7 +51,7 @@ async def test_a_form_without_a_session_does_nothing_and_says_so(visited: Consol
     assert not any(asked.startswith("POST") for asked, _ in visited.interface.asked)
 
 
-async def test_a_wrong_key_is_refused_and_told_how_to_get_one(visited: Console):
+async def test_a_wrong_key_is_refused_and_the_page_says_how_to_get_one(visited: Console):
     page = await visited.sign_in("bw_000000000000_wrong")
     assert page.status == 403
     assert "Set-Cookie" not in page.headers
@@ -67,7 +67,7 @@ async def test_what_is_no_key_is_refused_in_words(visited: Console, key: str):
     assert 'role="alert"' in page.text
 
 
-async def test_a_key_that_may_not_read_is_told_which_scope_it_lacks(visited: Console):
+async def test_a_key_that_may_not_read_is_refused_with_the_scope_it_lacks(visited: Console):
     visited.interface.answers["GET key"] = key_with("submit")
     page = await visited.sign_in()
     assert page.status == 403
@@ -114,7 +114,7 @@ async def test_an_odd_address_to_go_to_is_no_error(visited: Console, odd: str):
         ({"Origin": "http://["}, False),
         ({"Origin": "null"}, False),
         ({"Origin": "https://evil.example"}, False),
-        # A proxy that tells us another host than the browser asked for.
+        # A proxy that passes another host than the browser asked for.
         ({"Origin": "https://console.example", "Sec-Fetch-Site": "same-origin"}, True),
         ({"Origin": "https://console.example", "Sec-Fetch-Site": "same-site"}, False),
     ],
@@ -124,9 +124,9 @@ async def test_a_sign_in_comes_from_our_page(visited: Console, headers: "dict[st
     assert page.status == (303 if let_in else 403)
 
 
-async def test_of_several_proxies_the_first_tells_how_the_browser_came(visited: Console):
-    for told, secure in (("https, http", True), ("http, https", False)):
-        page = await visited.post("/sign-in", {"key": KEY}, follow=False, **{"X-Forwarded-Proto": told})
+async def test_of_several_proxies_the_first_reports_how_the_browser_came(visited: Console):
+    for reported, secure in (("https, http", True), ("http, https", False)):
+        page = await visited.post("/sign-in", {"key": KEY}, follow=False, **{"X-Forwarded-Proto": reported})
         assert ("Secure" in page.headers["Set-Cookie"]) is secure
 
 

@@ -50,9 +50,9 @@ def test_a_share_that_is_not_all_does_not_look_like_it(share: "float | None", te
     ],
 )
 def test_how_long_ago(before: timedelta, text: str):
-    told = words.ago(NOW - before, NOW)
-    assert f">{text}</time>" in told
-    assert f'datetime="{(NOW - before).isoformat(timespec="milliseconds").replace("+00:00", "Z")}"' in told
+    reported = words.ago(NOW - before, NOW)
+    assert f">{text}</time>" in reported
+    assert f'datetime="{(NOW - before).isoformat(timespec="milliseconds").replace("+00:00", "Z")}"' in reported
 
 
 def test_commands_in_a_message_are_set_apart_and_the_rest_is_escaped():

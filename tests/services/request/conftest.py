@@ -65,7 +65,7 @@ agents:
   unguarded: {breaker: off}
   by-model: {model: shared, breaker: {scope: model}}
   by-provider: {model: any, breaker: {scope: provider, cooldown_s: 7}}
-alerts: {channels: {ops: {python: {callable: "ours:tell"}}}}
+alerts: {channels: {ops: {python: {callable: "ours:notify"}}}}
 """
 
 LINK_SECRET = "a secret of thirty-two characters"
@@ -76,8 +76,8 @@ agents: {writer: {}, reader: {}}
 alerts:
   links: {base_url: "https://plane.example/breakwater", secret: {env: LINK_SECRET}}
   channels:
-    ops: {python: {callable: "ours:tell"}}
-    "second line": {python: {callable: "ours:tell"}}
+    ops: {python: {callable: "ours:notify"}}
+    "second line": {python: {callable: "ours:notify"}}
 """
 
 
@@ -344,8 +344,8 @@ async def alerting(start_api: StartApi, monkeypatch: pytest.MonkeyPatch) -> Asyn
         yield api
 
 
-async def tell(api: HttpApi, key: str = "guard_tripped/acme/t1", *, times: int = 1, **fields: Any) -> Alert:
-    """An incident that has just begun, as an alerter tells of it. `fields`: of the alert, or of what raised it."""
+async def publish_alert(api: HttpApi, key: str = "guard_tripped/acme/t1", *, times: int = 1, **fields: Any) -> Alert:
+    """An incident that has just begun, as an alerter reports it. `fields`: of the alert, or of what raised it."""
     said = {name: fields.pop(name) for name in ("agent", "model", "tenant", "title", "text") if name in fields}
     event: AlertEvent = fields.pop("event", key.partition("/")[0])
     at: datetime = fields.pop("at", datetime(2026, 11, 21, 10, 0, tzinfo=UTC))
@@ -353,10 +353,10 @@ async def tell(api: HttpApi, key: str = "guard_tripped/acme/t1", *, times: int =
     signal = Firing(key=key, event=event, source_id=uuid.uuid4().hex, at=at, times=times, **what)
     alert = decide(signal, None, IncidentRules(get_args(AlertEvent), 600, ("guard_tripped",), Reminders()))
     assert alert is not None
-    return await tell_again(api, alert, **fields)
+    return await publish_change(api, alert, **fields)
 
 
-async def tell_again(api: HttpApi, alert: Alert, **changed: Any) -> Alert:
+async def publish_change(api: HttpApi, alert: Alert, **changed: Any) -> Alert:
     """Publishes an alert, with other fields."""
     alert = alert.model_copy(update=changed)
     publisher = Publisher(lambda: api.bus, "tests")

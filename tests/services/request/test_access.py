@@ -87,7 +87,7 @@ def environment(nats_server: RunningServer, redis_server: RunningServer, tmp_pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_process_ends_in_order_when_it_is_told_to(
+def test_the_process_ends_in_order_when_it_is_asked_to(
     environment: dict[str, str], tmp_path: Path, number: signal.Signals
 ) -> None:
     log = tmp_path / "log"
@@ -100,7 +100,7 @@ def test_the_process_ends_in_order_when_it_is_told_to(
         process.kill()
 
 
-def test_a_port_that_is_taken_is_told_and_ends_the_process(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_reported_and_ends_the_process(environment: dict[str, str], tmp_path: Path) -> None:
     port, log = int(environment["BREAKWATER_HTTP_PORT"]), tmp_path / "log"
     with socket.create_server(("127.0.0.1", port)):
         process = start_service("request", environment, log)

@@ -10,7 +10,7 @@ from services.request.openapi import document
 from tests.services.request.conftest import HttpApi, put_breaker, redis_ms
 
 
-async def test_every_agent_is_told_with_its_health_in_a_bare_array(governed: HttpApi, redis: Redis) -> None:
+async def test_every_agent_is_reported_with_its_health_in_a_bare_array(governed: HttpApi, redis: Redis) -> None:
     now = await redis_ms(redis)
     await put_breaker(redis, "reader", "m", Breaker(state="open", open_until_ms=now + 60_000, version=1))
     calls = [EndedCall(1, now - 2000, False), EndedCall(2, now - 1000, True)]
@@ -59,7 +59,7 @@ async def test_other_methods_are_refused_by_name(governed: HttpApi) -> None:
         assert (answer.status, answer.code) == (405, "method_not_allowed")
 
 
-async def test_the_document_tells_every_status_and_its_examples_are_what_they_are_examples_of() -> None:
+async def test_the_document_reports_every_status_and_its_examples_are_what_they_are_examples_of() -> None:
     paths, schemas = document()["paths"], document()["components"]["schemas"]
     for path in ("agents", "breakers", "guards"):
         assert set(paths[f"/api/v1/{path}"]["get"]["responses"]) == {"200", "401", "403", "503", "default"}

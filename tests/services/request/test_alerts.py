@@ -1,4 +1,4 @@
-"""Incidents by hand, over HTTP: which are told, who looks after them, and what is on record."""
+"""Operator actions on incidents, over HTTP: which are reported, who looks after them, and what is on record."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from breakwater.api_keys import create_key
 from breakwater.contracts.alerts import Alert
 from breakwater.policy.incidents import resolve
 from services.request.openapi import document as openapi
-from tests.services.request.conftest import HttpApi, tell, tell_again
+from tests.services.request.conftest import HttpApi, publish_alert, publish_change
 
 T0 = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 
@@ -25,14 +25,14 @@ async def listed(api: HttpApi, query: str = "") -> list[str]:
 
 async def some(api: HttpApi) -> dict[str, Alert]:
     """Four incidents: one pending, one firing, one acknowledged, one over."""
-    tripped = await tell(api, "guard_tripped/-/t", agent="reader", at=T0)
-    failed = await tell(api, "retries_exhausted/writer/error", agent="writer", at=T0 + timedelta(minutes=1))
-    cap = await tell(api, "budget_hard_cap/global/daily", at=T0 + timedelta(minutes=2))
+    tripped = await publish_alert(api, "guard_tripped/-/t", agent="reader", at=T0)
+    failed = await publish_alert(api, "retries_exhausted/writer/error", agent="writer", at=T0 + timedelta(minutes=1))
+    cap = await publish_alert(api, "budget_hard_cap/global/daily", at=T0 + timedelta(minutes=2))
     await api.act("alerts/ack", incident_id=cap.incident_id)
-    opened = await tell(api, "breaker_open/writer/m", agent="writer", model="m", at=T0 + timedelta(minutes=3))
+    opened = await publish_alert(api, "breaker_open/writer/m", agent="writer", model="m", at=T0 + timedelta(minutes=3))
     closed = resolve(opened, "ops", None, T0 + timedelta(minutes=4))
     assert closed is not None
-    closed = await tell_again(api, closed, event="breaker_closed")
+    closed = await publish_change(api, closed, event="breaker_closed")
     return {"tripped": tripped, "failed": failed, "cap": cap, "closed": closed}
 
 
@@ -45,8 +45,8 @@ async def test_incidents_are_listed_the_newest_first_and_those_that_are_over_onl
         "application/json",
         {"alerts": [], "more": False},
     )
-    told = await some(alerting)
-    tripped, failed, cap, closed = (told[name].key for name in ("tripped", "failed", "cap", "closed"))
+    shown = await some(alerting)
+    tripped, failed, cap, closed = (shown[name].key for name in ("tripped", "failed", "cap", "closed"))
     for query, keys in {
         "": [cap, failed, tripped],
         "?status=unresolved": [cap, failed, tripped],
@@ -72,8 +72,8 @@ async def test_there_is_more_than_the_limit_where_that_is_so(alerting: HttpApi) 
         assert (len(answer.json["alerts"]), answer.json["more"]) == (min(limit, 3), more)
 
 
-async def test_a_parameter_that_is_wrong_is_told_what_is(alerting: HttpApi) -> None:
-    await tell(alerting, agent="gone")
+async def test_a_parameter_that_is_wrong_is_named(alerting: HttpApi) -> None:
+    await publish_alert(alerting, agent="gone")
     for query, path, words in [
         ("?status=solved", "status", "'pending'"),
         ("?limit=0", "limit", "greater than or equal to 1"),
@@ -91,17 +91,17 @@ async def test_a_parameter_that_is_wrong_is_told_what_is(alerting: HttpApi) -> N
     assert len(await listed(alerting, "?agent=gone")) == 1  # which the config does not know any more
 
 
-async def test_one_is_acknowledged_and_everybody_is_told(alerting: HttpApi) -> None:
-    alert = await tell(alerting)
+async def test_one_is_acknowledged_and_everybody_is_notified(alerting: HttpApi) -> None:
+    alert = await publish_alert(alerting)
     assert alert.status == "pending"
     with structlog.testing.capture_logs() as logs:
         answer = await alerting.act("alerts/ack", incident_id=alert.incident_id, reason=" looking at it ")
     assert answer.status == 200
-    told = Alert.model_validate_json(answer.body)
-    assert (told.change, told.status, told.version) == ("acknowledged", "acknowledged", 2)
-    assert (told.acknowledged_by, told.reason, told.remind_at) == ("tests", "looking at it", None)
-    assert told.acknowledged_at == told.at
-    assert abs(datetime.now(UTC) - told.at) < timedelta(minutes=5)
+    shown = Alert.model_validate_json(answer.body)
+    assert (shown.change, shown.status, shown.version) == ("acknowledged", "acknowledged", 2)
+    assert (shown.acknowledged_by, shown.reason, shown.remind_at) == ("tests", "looking at it", None)
+    assert shown.acknowledged_at == shown.at
+    assert abs(datetime.now(UTC) - shown.at) < timedelta(minutes=5)
     assert (await alerting.alerts())[-1] == answer.json
     assert (await alerting.ask("GET", f"/api/v1/alerts/{alert.incident_id}")).json == answer.json
     [noted] = [log for log in logs if log["event"] == "incident_acknowledged"]
@@ -110,20 +110,20 @@ async def test_one_is_acknowledged_and_everybody_is_told(alerting: HttpApi) -> N
 
 
 async def test_one_is_resolved_and_stays_so(alerting: HttpApi) -> None:
-    alert = await tell(alerting)
+    alert = await publish_alert(alerting)
     await alerting.act("alerts/ack", incident_id=alert.incident_id)
     answer = await alerting.act("alerts/resolve", incident_id=alert.incident_id, reason="mended")
-    told = Alert.model_validate_json(answer.body)
-    assert (told.change, told.status, told.resolved_by, told.reason) == ("resolved", "resolved", "tests", "mended")
-    assert (told.acknowledged_by, told.version) == ("tests", 3)
+    shown = Alert.model_validate_json(answer.body)
+    assert (shown.change, shown.status, shown.resolved_by, shown.reason) == ("resolved", "resolved", "tests", "mended")
+    assert (shown.acknowledged_by, shown.version) == ("tests", 3)
     for action in ("ack", "resolve"):
         again = await alerting.act(f"alerts/{action}", incident_id=alert.incident_id, reason="once more")
         assert (again.status, again.json) == (200, answer.json | {"unchanged": True})
     assert len(await alerting.alerts()) == 3
 
 
-async def test_of_many_who_acknowledge_it_at_once_one_does_and_the_others_are_told_who(alerting: HttpApi) -> None:
-    alert = await tell(alerting)
+async def test_of_many_who_acknowledge_it_at_once_one_does_and_the_others_see_who(alerting: HttpApi) -> None:
+    alert = await publish_alert(alerting)
     other = {"Authorization": f"Bearer {create_key(alerting.settings.api_keys_file, 'other')}"}
     body = json.dumps({"incident_id": alert.incident_id}).encode()
     answers = await asyncio.gather(
@@ -138,18 +138,18 @@ async def test_of_many_who_acknowledge_it_at_once_one_does_and_the_others_are_to
     assert (await alerting.alerts())[1:] == [won]
 
 
-async def test_who_decides_on_what_somebody_else_has_just_changed_is_told_how_it_is(alerting: HttpApi) -> None:
-    alert = await tell(alerting)
+async def test_who_decides_on_what_somebody_else_has_just_changed_gets_the_current_state(alerting: HttpApi) -> None:
+    alert = await publish_alert(alerting)
     await listed(alerting)  # this process knows it as pending
     ended = resolve(alert, "another API", None, T0)
     assert ended is not None
-    await tell_again(alerting, ended)
+    await publish_change(alerting, ended)
     answer = await alerting.act("alerts/ack", incident_id=alert.incident_id)
     assert (answer.json["unchanged"], answer.json["resolved_by"]) == (True, "another API")
 
 
 async def test_no_secret_of_a_reason_is_kept(alerting: HttpApi) -> None:
-    alert = await tell(alerting)
+    alert = await publish_alert(alerting)
     reason = "the key sk-proj-" + "a1B2" * 12 + " is revoked, password=hunter2"
     with structlog.testing.capture_logs() as logs:
         answer = await alerting.act("alerts/ack", incident_id=alert.incident_id, reason=reason)
@@ -160,8 +160,8 @@ async def test_no_secret_of_a_reason_is_kept(alerting: HttpApi) -> None:
 
 
 async def test_the_beginning_of_an_id_is_enough_where_no_other_one_begins_so(alerting: HttpApi) -> None:
-    one = await tell(alerting, "guard_tripped/-/a", incident_id="inc_aaaaaa111111")
-    other = await tell(alerting, "guard_tripped/-/b", incident_id="inc_aaaaaa222222", title="The other")
+    one = await publish_alert(alerting, "guard_tripped/-/a", incident_id="inc_aaaaaa111111")
+    other = await publish_alert(alerting, "guard_tripped/-/b", incident_id="inc_aaaaaa222222", title="The other")
     assert (await alerting.ask("GET", "/api/v1/alerts/inc_aaaaaa1")).json["key"] == one.key
     assert (await alerting.act("alerts/ack", incident_id="inc_aaaaaa2")).json["incident_id"] == other.incident_id
     for answer in (
@@ -176,7 +176,7 @@ async def test_the_beginning_of_an_id_is_enough_where_no_other_one_begins_so(ale
 
 
 async def test_what_nobody_knows_is_answered_with_how_incidents_are_named(alerting: HttpApi) -> None:
-    await tell(alerting, "guard_tripped/-/a", incident_id="inc_aaaaaa111111")
+    await publish_alert(alerting, "guard_tripped/-/a", incident_id="inc_aaaaaa111111")
     for name, words in {
         "inc_bbbbbb": "alerts list --status all",
         "inc_aaaaa": "at least 6 characters",  # too short, although there is only one
@@ -194,7 +194,7 @@ async def test_what_nobody_knows_is_answered_with_how_incidents_are_named(alerti
     assert len(await alerting.alerts()) == 1
 
 
-async def test_a_body_that_is_wrong_is_told_what_is(alerting: HttpApi) -> None:
+async def test_a_body_that_is_wrong_is_refused_with_the_field(alerting: HttpApi) -> None:
     wrong: list[tuple[dict[str, Any] | bytes, int, str, list[str]]] = [
         (b"incident_id=x", 400, "not_json", []),
         ({}, 422, "invalid_request", ["incident_id"]),

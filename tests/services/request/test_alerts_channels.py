@@ -30,7 +30,7 @@ from breakwater.embedded.ports import free_port
 from services.request import alert_channels
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import ALERTING, LINK_SECRET, HttpApi, running, settings_for, tell
+from tests.services.request.conftest import ALERTING, LINK_SECRET, HttpApi, publish_alert, running, settings_for
 
 NOW = datetime(2026, 11, 21, 11, 0, 3, tzinfo=UTC)
 
@@ -75,7 +75,7 @@ async def undelivered(api: HttpApi, query: str = "") -> Any:
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def alert(alerting: HttpApi) -> Alert:
-    return await tell(alerting)
+    return await publish_alert(alerting)
 
 
 async def listen(bus: Client, answer: Callable[[Msg], Awaitable[None]]) -> None:
@@ -86,7 +86,7 @@ async def listen(bus: Client, answer: Callable[[Msg], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("channel", ["ops", "second line"])
-async def test_a_test_message_is_sent_by_an_alerter_and_what_came_of_it_is_told(
+async def test_a_test_message_is_sent_by_an_alerter_and_what_came_of_it_is_reported(
     alerting: HttpApi, channel: str
 ) -> None:
     heard: list[str] = []
@@ -107,7 +107,7 @@ async def test_without_an_alerter_nobody_waits_for_one(alerting: HttpApi) -> Non
     assert "no alerter is running" in answer.message
 
 
-async def test_an_alerter_that_does_not_answer_is_told_from_none(
+async def test_an_alerter_that_does_not_answer_is_distinguished_from_none(
     alerting: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alert_channels, "TEST_TIMEOUT_S", 0.1)
@@ -306,7 +306,7 @@ async def test_what_the_users_of_the_bus_may_do_is_enough_for_all_of_it(guarded_
 
     await listen(alerter, arrive)
     as_alerter = HttpApi(api.url, api.http, alerter, api.settings, api.stop)
-    alert = await tell(as_alerter)
+    alert = await publish_alert(as_alerter)
     await give_up(as_alerter, "ops", alert)
     assert (await api.act("alerts/test", channel="ops")).json["delivered"] is True
     assert (await api.act("alerts/ack", incident_id=alert.incident_id)).json["acknowledged_by"] == "tests"

@@ -26,8 +26,8 @@ from tests.services.request.conftest import (
     HttpApi,
     lose_nats,
     new_api,
+    publish_alert,
     settings_for,
-    tell,
 )
 
 WEEK = timedelta(days=7)
@@ -87,7 +87,7 @@ class Page(HTMLParser):
 
 
 async def test_a_link_shows_the_incident_and_what_may_be_done(alerting: HttpApi, person: Person) -> None:
-    alert = await tell(
+    alert = await publish_alert(
         alerting,
         title="Task stopped: t1",
         text="Ten of ten. To do: `breakwater guards reset 't1'`",
@@ -119,8 +119,8 @@ async def test_a_link_shows_the_incident_and_what_may_be_done(alerting: HttpApi,
     assert page.all("form") == [{"method": "post"}]
 
 
-async def test_a_page_runs_and_loads_nothing_and_tells_nobody_its_address(alerting: HttpApi, person: Person) -> None:
-    alert = await tell(alerting)
+async def test_a_page_runs_and_loads_nothing_and_leaks_its_address_to_nobody(alerting: HttpApi, person: Person) -> None:
+    alert = await publish_alert(alerting)
     for path in (link(alert.incident_id), f"/alerts/{alert.incident_id}"):
         answer = await person.open(path)
         assert {name: answer.headers[name] for name in SAFE} == SAFE
@@ -143,7 +143,7 @@ async def test_a_page_runs_and_loads_nothing_and_tells_nobody_its_address(alerti
 
 
 async def test_looking_changes_nothing_however_it_is_done(alerting: HttpApi, person: Person) -> None:
-    alert = await tell(alerting)
+    alert = await publish_alert(alerting)
     path = link(alert.incident_id)
     for method, status in (("GET", 200), ("HEAD", 200), ("OPTIONS", 405), ("PUT", 405), ("DELETE", 405)):
         answer = await person.open(f"{path}&action=resolve&name=x", method)
@@ -152,14 +152,14 @@ async def test_looking_changes_nothing_however_it_is_done(alerting: HttpApi, per
 
 
 async def test_the_form_acknowledges_and_the_page_says_who_did_it(alerting: HttpApi, person: Person) -> None:
-    alert = await tell(alerting)
+    alert = await publish_alert(alerting)
     path = link(alert.incident_id)
     answer = await person.send(path, {"name": " Ada L. ", "reason": "looking at it", "action": "acknowledge"})
     assert (answer.status, answer.body) == (303, b"")
     assert path.endswith(answer.headers["Location"])
     assert answer.headers["Location"].startswith("?")
-    [_, told] = await alerting.alerts()
-    assert (told["acknowledged_by"], told["reason"]) == ("Ada L. (by link)", "looking at it")
+    [_, reported] = await alerting.alerts()
+    assert (reported["acknowledged_by"], reported["reason"]) == ("Ada L. (by link)", "looking at it")
     page = Page(await person.open(path))
     assert "Acknowledged by Ada L. (by link) at " in page.text
     assert " UTC: looking at it" in page.text
@@ -172,21 +172,21 @@ async def test_the_form_acknowledges_and_the_page_says_who_did_it(alerting: Http
     assert (await alerting.alerts())[-1]["reason"] is None
 
 
-async def test_of_two_at_once_one_is_told_who_was_quicker(alerting: HttpApi, person: Person) -> None:
-    alert = await tell(alerting)
+async def test_of_two_at_once_one_sees_who_was_quicker(alerting: HttpApi, person: Person) -> None:
+    alert = await publish_alert(alerting)
     path = link(alert.incident_id)
     answers = await asyncio.gather(
         *(person.send(path, {"name": name, "action": "acknowledge"}) for name in ("Ada", "Bo"))
     )
     assert sorted(answer.status for answer in answers) == [200, 303]
-    [_, told] = await alerting.alerts()
+    [_, reported] = await alerting.alerts()
     [late] = [Page(answer) for answer in answers if answer.status == 200]
     assert "Nothing was changed" in late.text
-    assert f"Acknowledged by {told['acknowledged_by']}" in late.text
+    assert f"Acknowledged by {reported['acknowledged_by']}" in late.text
 
 
 async def test_a_form_that_is_wrong_is_shown_again_with_what_was_written(alerting: HttpApi, person: Person) -> None:
-    alert = await tell(alerting)
+    alert = await publish_alert(alerting)
     path = link(alert.incident_id)
     for fields, words in [
         ({"name": " ", "reason": "<why>", "action": "resolve"}, "Your name: "),
@@ -211,7 +211,7 @@ async def test_a_form_that_is_wrong_is_shown_again_with_what_was_written(alertin
 
 
 async def test_a_link_is_good_for_its_incident_and_its_time_only(alerting: HttpApi, person: Person) -> None:
-    alert, other = await tell(alerting), await tell(alerting, "guard_tripped/-/other")
+    alert, other = await publish_alert(alerting), await publish_alert(alerting, "guard_tripped/-/other")
     good = link(alert.incident_id)
     query = urlsplit(good).query
     expires, signature = (part.split("=")[1] for part in query.split("&"))
@@ -253,7 +253,7 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>${style}&lt;
 
 
 async def test_nothing_that_others_wrote_becomes_part_of_the_page(alerting: HttpApi, person: Person) -> None:
-    alert = await tell(
+    alert = await publish_alert(
         alerting, title=HOSTILE, text=f"`{HOSTILE}` {HOSTILE}", agent=HOSTILE, model=HOSTILE, tenant=HOSTILE
     )
     path = link(alert.incident_id)
@@ -272,18 +272,18 @@ async def test_nothing_that_others_wrote_becomes_part_of_the_page(alerting: Http
 
 
 async def test_no_secret_that_somebody_types_is_kept(alerting: HttpApi, person: Person) -> None:
-    alert = await tell(alerting)
+    alert = await publish_alert(alerting)
     await person.send(
         link(alert.incident_id),
         {"name": "password=hunter2", "reason": "token: hunter2", "action": "acknowledge"},
     )
-    [_, told] = await alerting.alerts()
-    assert "hunter2" not in str(told)
-    assert "[REDACTED]" in told["acknowledged_by"]
+    [_, reported] = await alerting.alerts()
+    assert "hunter2" not in str(reported)
+    assert "[REDACTED]" in reported["acknowledged_by"]
 
 
 async def test_without_nats_the_page_says_so(alerting: HttpApi, person: Person, own_nats_server: RunningServer) -> None:
-    alert = await tell(alerting)
+    alert = await publish_alert(alerting)
     await lose_nats(alerting, own_nats_server)
     for answer in (
         await person.open(link(alert.incident_id)),
@@ -295,7 +295,7 @@ async def test_without_nats_the_page_says_so(alerting: HttpApi, person: Person, 
 
 
 async def test_metrics_have_the_route_and_no_signature(alerting: HttpApi, person: Person) -> None:
-    alert = await tell(alerting)
+    alert = await publish_alert(alerting)
     await person.open(link(alert.incident_id))
     shown = (await alerting.ask("GET", "/metrics")).body.decode()
     assert "/alerts/{incident_id}" in shown
@@ -308,7 +308,7 @@ async def test_without_links_in_the_config_there_are_no_pages(
 ) -> None:
     config = "\n".join(line for line in ALERTING.splitlines() if "links:" not in line)
     async with new_api(own_nats_server.url, redis_server.url, tmp_path, config) as api:
-        alert = await tell(api)
+        alert = await publish_alert(api)
         answer = await api.ask("GET", link(alert.incident_id))
         assert (answer.status, answer.code) == (404, "not_found")
 

@@ -1,4 +1,4 @@
-"""Breakers by hand, over HTTP: what becomes of them, who is told, and what is on record."""
+"""Operator actions on breakers, over HTTP: what they change, and what is published and recorded."""
 
 import asyncio
 
@@ -28,10 +28,10 @@ async def test_breakers_are_listed_with_whether_the_breaker_service_is_alive(gov
     await put_breaker(redis, "gone", "old", Breaker(version=3))
     listed = await governed.ask("GET", "/api/v1/breakers")
     assert (listed.status, listed.json["alive"]) == (200, False)
-    told = {(one["agent"], one["model"]): (one["state"], one["reason"]) for one in listed.json["breakers"]}
-    assert told[("writer", "m")] == ("open", "why")
-    assert told[("gone", "old")] == ("closed", None)
-    assert {("*", "shared"), ("*", "local/*"), ("writer", "other/n")} <= set(told)
+    published = {(one["agent"], one["model"]): (one["state"], one["reason"]) for one in listed.json["breakers"]}
+    assert published[("writer", "m")] == ("open", "why")
+    assert published[("gone", "old")] == ("closed", None)
+    assert {("*", "shared"), ("*", "local/*"), ("writer", "other/n")} <= set(published)
     await Breakers(redis).beat()
     assert (await governed.ask("GET", "/api/v1/breakers")).json["alive"] is True
 
@@ -39,17 +39,22 @@ async def test_breakers_are_listed_with_whether_the_breaker_service_is_alive(gov
 async def test_a_breaker_is_forced_open_before_it_ever_failed(governed: HttpApi, redis: Redis) -> None:
     answer = await governed.act("breakers/isolate", **WRITER_M, reason=" the provider has an incident ")
     assert answer.status == 200
-    told = BreakerTransition.model_validate_json(answer.body)
-    assert (told.from_state, told.to_state, told.by, told.version) == ("closed", "isolated", "tests", 1)
-    assert (told.agent, told.model, told.health) == ("writer", "m", "unhealthy")
-    assert told.reason == "isolated by tests: the provider has an incident"
+    published = BreakerTransition.model_validate_json(answer.body)
+    assert (published.from_state, published.to_state, published.by, published.version) == (
+        "closed",
+        "isolated",
+        "tests",
+        1,
+    )
+    assert (published.agent, published.model, published.health) == ("writer", "m", "unhealthy")
+    assert published.reason == "isolated by tests: the provider has an incident"
     assert await governed.events(SUBJECT) == [answer.json]
     loaded = await load(redis)
     assert (loaded.breaker.state, loaded.unpublished) == ("isolated", None)
     [admission] = await redis.run([Breakers.admit_call(BreakerKey("writer", "m"), "x:1", 1000)])
     assert isinstance(Breakers.admission(admission), BreakerRefused)
     listed = (await governed.ask("GET", "/api/v1/breakers")).json["breakers"]
-    assert [one["reason"] for one in listed if one["state"] == "isolated"] == [told.reason]
+    assert [one["reason"] for one in listed if one["state"] == "isolated"] == [published.reason]
 
 
 async def test_one_that_is_forced_open_already_stays_as_it_is_and_nothing_is_published(governed: HttpApi) -> None:
@@ -67,9 +72,13 @@ async def test_a_reset_closes_it_and_forgets_what_was_counted(governed: HttpApi,
     opened = Breaker(state="open", failures=failures, open_until_ms=now + 60_000, version=4, total_failures=3)
     await put_breaker(redis, "writer", "m", opened)
     answer = await governed.act("breakers/reset", **WRITER_M, reason="deployed a fix")
-    told = BreakerTransition.model_validate_json(answer.body)
-    assert (told.from_state, told.to_state, told.by, told.version) == ("open", "closed", "tests", 5)
-    assert (told.reason, told.total_failures, told.health) == ("reset by tests: deployed a fix", 3, "healthy")
+    published = BreakerTransition.model_validate_json(answer.body)
+    assert (published.from_state, published.to_state, published.by, published.version) == ("open", "closed", "tests", 5)
+    assert (published.reason, published.total_failures, published.health) == (
+        "reset by tests: deployed a fix",
+        3,
+        "healthy",
+    )
     breaker = (await load(redis)).breaker
     assert (breaker.state, breaker.failures, breaker.total_failures) == ("closed", (), 0)
     assert await governed.events(SUBJECT) == [answer.json]
@@ -136,7 +145,9 @@ WRONG = [
 ]
 
 
-async def test_a_body_that_is_wrong_is_told_what_is_and_changes_nothing(governed: HttpApi, redis: Redis) -> None:
+async def test_a_body_that_is_wrong_is_refused_with_the_field_and_changes_nothing(
+    governed: HttpApi, redis: Redis
+) -> None:
     for body, status, code, paths in WRONG:
         answer = await governed.ask("POST", "/api/v1/breakers/isolate", data=body)
         assert (answer.status, answer.code, sorted(answer.paths)) == (status, code, paths), (body[:60], answer.json)
@@ -144,7 +155,9 @@ async def test_a_body_that_is_wrong_is_told_what_is_and_changes_nothing(governed
     assert (await load(redis)).revision == UNSAVED
 
 
-async def test_of_two_who_force_it_open_at_once_one_does_and_the_other_is_told(governed: HttpApi, redis: Redis) -> None:
+async def test_of_two_who_force_it_open_at_once_one_does_and_the_other_is_answered(
+    governed: HttpApi, redis: Redis
+) -> None:
     other = f"Bearer {create_key(governed.settings.api_keys_file, 'somebody else')}"
     posting = [
         governed.ask(
@@ -167,13 +180,15 @@ async def test_a_reset_meanwhile_loses_no_change(governed: HttpApi, redis: Redis
     await governed.act("breakers/isolate", **WRITER_M)
     acts = ["isolate", "reset"] * 10
     answers = await asyncio.gather(*(governed.act(f"breakers/{act}", **WRITER_M) for act in acts))
-    told = await governed.events(SUBJECT)
-    versions = [event["version"] for event in told]
-    assert sorted(versions) == list(range(1, len(told) + 1))
-    assert len(told) == 1 + sum("unchanged" not in answer.json for answer in answers)
-    states = {event["version"]: event for event in told}
-    assert all(states[number]["from_state"] == states[number - 1]["to_state"] for number in range(2, len(told) + 1))
-    assert (await load(redis)).breaker.state == states[len(told)]["to_state"]
+    published = await governed.events(SUBJECT)
+    versions = [event["version"] for event in published]
+    assert sorted(versions) == list(range(1, len(published) + 1))
+    assert len(published) == 1 + sum("unchanged" not in answer.json for answer in answers)
+    states = {event["version"]: event for event in published}
+    assert all(
+        states[number]["from_state"] == states[number - 1]["to_state"] for number in range(2, len(published) + 1)
+    )
+    assert (await load(redis)).breaker.state == states[len(published)]["to_state"]
 
 
 async def test_what_somebody_saved_and_could_not_publish_is_published_before(governed: HttpApi, redis: Redis) -> None:
@@ -183,9 +198,9 @@ async def test_what_somebody_saved_and_could_not_publish_is_published_before(gov
     before = await load(redis)
     await Breakers(redis).save([Saving(key, before, half_open, f"[{left.model_dump_json()}]")])
     answer = await governed.act("breakers/isolate", **WRITER_M)
-    told = await governed.events(SUBJECT)
-    assert [(event["to_state"], event["version"]) for event in told] == [("half_open", 2), ("isolated", 3)]
-    assert told[1] == answer.json
+    published = await governed.events(SUBJECT)
+    assert [(event["to_state"], event["version"]) for event in published] == [("half_open", 2), ("isolated", 3)]
+    assert published[1] == answer.json
     # And where there is nothing to be done, too.
     before = await load(redis)
     await Breakers(redis).save([Saving(key, before, before.breaker, f"[{replace_id(left, 'again')}]")])
@@ -194,8 +209,8 @@ async def test_what_somebody_saved_and_could_not_publish_is_published_before(gov
     assert (await load(redis)).unpublished is None
 
 
-def replace_id(told: BreakerTransition, text: str) -> str:
-    return told.model_copy(update={"transition_id": text}).model_dump_json()
+def replace_id(published: BreakerTransition, text: str) -> str:
+    return published.model_copy(update={"transition_id": text}).model_dump_json()
 
 
 async def test_every_act_is_on_record_and_no_secret_is(governed: HttpApi, redis: Redis) -> None:
@@ -217,7 +232,7 @@ async def test_every_act_is_on_record_and_no_secret_is(governed: HttpApi, redis:
     assert secret not in (await load(redis)).breaker.reason
 
 
-async def test_a_change_that_could_not_be_published_is_told_so_and_waits_for_a_breaker_service(
+async def test_a_change_that_could_not_be_published_is_reported_so_and_waits_for_a_breaker_service(
     governed: HttpApi, redis: Redis
 ) -> None:
     await governed.bus.jetstream().delete_stream("EVENTS")

@@ -30,7 +30,7 @@ agents:
 ZONE = ZoneInfo("Europe/Berlin")
 
 
-async def told(
+async def reported(
     redis: Redis,
     figures: Ledger | None = None,
     notes: dict[str, CapRaise] | None = None,
@@ -44,9 +44,9 @@ async def told(
     return {status.budget: status for status in await budget_statuses(caps, counters, moment)}
 
 
-async def test_every_budget_that_the_config_names_is_told_before_anything_is_spent(redis: Redis) -> None:
+async def test_every_budget_that_the_config_names_is_reported_before_anything_is_spent(redis: Redis) -> None:
     now = datetime(2026, 11, 30, 22, 30, tzinfo=UTC)
-    budgets = await told(redis, now=now)
+    budgets = await reported(redis, now=now)
     assert list(budgets) == [
         f"{key}/{window}"
         for key in ("global", "agent:writer", "agent:reader", "tenant:zeta")
@@ -70,11 +70,11 @@ async def test_every_budget_that_the_config_names_is_told_before_anything_is_spe
     assert (uncapped.limit, uncapped.remaining) == (None, None)
 
 
-async def test_whoever_has_called_is_told_after_those_of_the_config(redis: Redis) -> None:
+async def test_whoever_has_called_is_reported_after_those_of_the_config(redis: Redis) -> None:
     now = datetime.now(UTC)
     month = periods_at(now, ZONE).month.name
     ledger = {(month, key): Figures(spent=5, calls=1) for key in ("tenant:beta", "tenant:alpha", "agent:gone")}
-    budgets = await told(redis, ledger, now=now)
+    budgets = await reported(redis, ledger, now=now)
     keys = [name.removesuffix("/daily") for name in budgets if name.endswith("/daily")]
     assert keys == [
         "global",
@@ -94,7 +94,9 @@ async def test_what_is_held_and_spent_is_taken_from_what_remains_and_never_below
     now = datetime.now(UTC)
     day = periods_at(now, ZONE).day.name
     spent = Figures(spent=9 * NANO_PER_USD, calls=7, unpriced=2)
-    assert (await told(redis, {(day, "agent:writer"): spent}, now=now))["agent:writer/daily"].remaining == NANO_PER_USD
+    assert (await reported(redis, {(day, "agent:writer"): spent}, now=now))[
+        "agent:writer/daily"
+    ].remaining == NANO_PER_USD
     held, counters = NANO_PER_USD // 4, CAPS.counters("writer", None)
     call = Budgets(redis, ZONE).reserve_call("x:1", "writer", None, held, counters, now=now, lease_ms=60_000)
     await redis.run([call])
@@ -106,7 +108,7 @@ async def test_what_is_held_and_spent_is_taken_from_what_remains_and_never_below
     assert (writer.spent, writer.reserved, writer.remaining) == (9 * NANO_PER_USD, held, NANO_PER_USD - held)
     assert (writer.calls, writer.calls_of_unknown_cost) == (7, 2)
     too_much = Figures(spent=11 * NANO_PER_USD)
-    assert (await told(redis, {(day, "agent:writer"): too_much}, now=now))["agent:writer/daily"].remaining == 0
+    assert (await reported(redis, {(day, "agent:writer"): too_much}, now=now))["agent:writer/daily"].remaining == 0
 
 
 async def test_a_raised_cap_holds_where_it_is_above_the_configs(redis: Redis) -> None:
@@ -120,7 +122,7 @@ async def test_a_raised_cap_holds_where_it_is_above_the_configs(redis: Redis) ->
         "agent:reader": raised(5, 1),  # and is gone
         "tenant:new": raised(7, 2),
     }
-    budgets = await told(redis, notes=notes)
+    budgets = await reported(redis, notes=notes)
     writer = budgets["agent:writer/daily"]
     assert (writer.limit, writer.remaining, writer.raised) == (50 * NANO_PER_USD, 50 * NANO_PER_USD, raised(50, 10))
     assert (budgets["agent:writer/monthly"].limit, budgets["agent:writer/monthly"].raised) == (None, None)
@@ -130,7 +132,7 @@ async def test_a_raised_cap_holds_where_it_is_above_the_configs(redis: Redis) ->
     assert budgets["tenant:new/daily"].limit == 7 * NANO_PER_USD
 
 
-async def test_how_good_the_estimates_are_is_told_where_any_call_tells_it(redis: Redis) -> None:
+async def test_how_good_the_estimates_are_is_reported_where_any_call_shows_it(redis: Redis) -> None:
     now = datetime.now(UTC)
     day = periods_at(now, ZONE).day.name
     ledger = {
@@ -138,7 +140,7 @@ async def test_how_good_the_estimates_are_is_told_where_any_call_tells_it(redis:
         (day, "agent:writer"): Figures(calls=1, gauged=1, foreseen=0, measured=0),
         (day, "agent:reader"): Figures(calls=5),
     }
-    budgets = await told(redis, ledger, now=now)
+    budgets = await reported(redis, ledger, now=now)
     assert budgets["global/daily"].estimate == EstimateAccuracy(
         calls=3, reserved=3000, cost=631, percent=21.0, exceeded=1
     )

@@ -130,18 +130,33 @@ async def test_a_cap_is_raised_until_its_day_ends_with_who_and_why_on_record(cap
     with structlog.testing.capture_logs() as logs:
         answer = await capped.act("budgets/raise", **RAISE)
     assert answer.status == 200
-    told = BudgetEvent.model_validate_json(answer.body)
-    assert (told.kind, told.scope, told.agent, told.tenant, told.window) == ("raised", "agent", "writer", None, "daily")
-    assert (told.limit, told.previous, told.total) == (50 * NANO_PER_USD, 10 * NANO_PER_USD, 9 * NANO_PER_USD)
-    assert (told.by, told.reason, told.enforcement, told.period) == ("tests", "launch day", "hard", day.name)
-    assert told.resets_at is not None
-    assert told.resets_at.timestamp() * 1000 == day.end_ms
-    assert told.event_id.startswith(f"agent:writer/daily/{day.name}/raised/")
+    published = BudgetEvent.model_validate_json(answer.body)
+    assert (published.kind, published.scope, published.agent, published.tenant, published.window) == (
+        "raised",
+        "agent",
+        "writer",
+        None,
+        "daily",
+    )
+    assert (published.limit, published.previous, published.total) == (
+        50 * NANO_PER_USD,
+        10 * NANO_PER_USD,
+        9 * NANO_PER_USD,
+    )
+    assert (published.by, published.reason, published.enforcement, published.period) == (
+        "tests",
+        "launch day",
+        "hard",
+        day.name,
+    )
+    assert published.resets_at is not None
+    assert published.resets_at.timestamp() * 1000 == day.end_ms
+    assert published.event_id.startswith(f"agent:writer/daily/{day.name}/raised/")
     assert await capped.events("bw.budgets.>") == [answer.json]
     assert await capped.events(SUBJECT) == [answer.json]
     raised = await noted(redis)
     assert raised == CapRaise(
-        limit=50 * NANO_PER_USD, configured=10 * NANO_PER_USD, by="tests", reason="launch day", at=told.at
+        limit=50 * NANO_PER_USD, configured=10 * NANO_PER_USD, by="tests", reason="launch day", at=published.at
     )
     stands = await standing(capped)
     assert (stands["limit"], stands["remaining"]) == ("50.000000000", "41.000000000")
@@ -189,13 +204,13 @@ async def test_a_raise_is_changed_or_taken_back_by_another(capped: HttpApi, redi
     await fill(redis)
     for limit in ("50", "20", "10"):
         assert (await capped.act("budgets/raise", **RAISE | {"limit_usd": limit})).status == 200
-    told = await capped.events(SUBJECT)
-    assert [(event["previous"], event["limit"]) for event in told] == [
+    published = await capped.events(SUBJECT)
+    assert [(event["previous"], event["limit"]) for event in published] == [
         ("10.000000000", "50.000000000"),
         ("50.000000000", "20.000000000"),
         ("20.000000000", "10.000000000"),
     ]
-    assert len({event["event_id"] for event in told}) == 3
+    assert len({event["event_id"] for event in published}) == 3
     stands = await standing(capped)
     assert (stands["limit"], stands["raised"], await noted(redis)) == ("10.000000000", None, None)
     nothing_to_take_back = await capped.act("budgets/raise", **RAISE | {"limit_usd": "10.000"})
@@ -207,9 +222,9 @@ async def test_of_many_who_raise_it_at_once_all_are_on_record_and_the_last_holds
     asked = [capped.act("budgets/raise", **RAISE | {"limit_usd": str(20 + number)}) for number in range(8)]
     answers = await asyncio.gather(*asked)
     assert {answer.status for answer in answers} == {200}
-    told = await capped.events(SUBJECT)
-    assert {event["limit"] for event in told} == {f"{20 + number}.000000000" for number in range(8)}
-    assert (await standing(capped))["limit"] == told[-1]["limit"]
+    published = await capped.events(SUBJECT)
+    assert {event["limit"] for event in published} == {f"{20 + number}.000000000" for number in range(8)}
+    assert (await standing(capped))["limit"] == published[-1]["limit"]
 
 
 UNKNOWN = [
@@ -235,7 +250,7 @@ async def test_a_budget_that_is_not_there_is_answered_with_what_may_be_meant(
     assert await capped.events("bw.budgets.>") == []
 
 
-async def test_what_can_not_be_raised_is_refused_and_nothing_is_told(capped: HttpApi, redis: Redis) -> None:
+async def test_what_can_not_be_raised_is_refused_and_nothing_is_reported(capped: HttpApi, redis: Redis) -> None:
     await fill(redis, {(periods().day.name, "agent:gone"): Figures(calls=1)})
     for budget, where in [
         ("agent:reader/daily", "agents.reader.budget.daily_usd"),
@@ -252,7 +267,7 @@ async def test_what_can_not_be_raised_is_refused_and_nothing_is_told(capped: Htt
     assert await capped.events("bw.budgets.>") == []
 
 
-async def test_a_body_that_is_wrong_is_told_what_is(capped: HttpApi, redis: Redis) -> None:
+async def test_a_body_that_is_wrong_is_refused_with_the_field(capped: HttpApi, redis: Redis) -> None:
     await fill(redis)
     for change, paths in [
         ({"reason": " "}, ["reason"]),
@@ -379,7 +394,7 @@ async def test_counters_that_can_not_be_compared_now_are_said_to_be_so(
     assert said in raised.value.message
 
 
-async def test_the_document_tells_what_is_answered_of_budgets() -> None:
+async def test_the_document_reports_what_is_answered_of_budgets() -> None:
     paths, schemas = document()["paths"], document()["components"]["schemas"]
 
     def fields(name: str) -> set[str]:

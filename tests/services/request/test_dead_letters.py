@@ -205,14 +205,14 @@ async def test_what_is_no_dead_letter_is_passed_over(api: HttpApi) -> None:
     unreadable = [await js.publish("bw.dlq.error.writer", body) for body in (b"{}", b"\xff")]
     assert [one["dead_letter_id"] for one in await listed(api)] == [dead_letter]
     assert (await api.ask("GET", f"/api/v1/dlq/{unreadable[0].seq}")).code == "unknown_dead_letter"
-    told = await replay(api, dead_letters=[dead_letter, unreadable[0].seq, 999])
-    assert [one["dead_letter_id"] for one in told["replayed"]] == [dead_letter]
-    assert told["skipped"] == [
+    outcome = await replay(api, dead_letters=[dead_letter, unreadable[0].seq, 999])
+    assert [one["dead_letter_id"] for one in outcome["replayed"]] == [dead_letter]
+    assert outcome["skipped"] == [
         {"dead_letter_id": unreadable[0].seq, "why": "there is no such dead letter"},
         {"dead_letter_id": 999, "why": "there is no such dead letter"},
     ]
-    told = await replay(api, all=True)
-    assert (told["replayed"], told["already"], len(told["skipped"])) == ([], 1, 2)
+    outcome = await replay(api, all=True)
+    assert (outcome["replayed"], outcome["already"], len(outcome["skipped"])) == ([], 1, 2)
 
 
 async def test_one_dead_letter_is_shown_without_its_secrets(api: HttpApi) -> None:
@@ -288,9 +288,9 @@ async def test_a_replay_is_the_same_job_under_an_id_of_its_own(api: HttpApi) -> 
         "skip_cache": True,
     }
     dead_letter = await give_up(api, job, headers={"Nats-Msg-Id": "writer/order-1"})
-    [told] = (await replay(api, dead_letters=[dead_letter, dead_letter]))["replayed"]
+    [outcome] = (await replay(api, dead_letters=[dead_letter, dead_letter]))["replayed"]
     [queued] = await jobs(api)
-    assert told == {"dead_letter_id": dead_letter, "execution_id": queued["job_id"]}
+    assert outcome == {"dead_letter_id": dead_letter, "execution_id": queued["job_id"]}
     assert queued["job_id"].startswith("rpl_")
     headers = queued.pop("_headers")
     assert headers[Header.MSG_ID.value] == f"writer/{queued['job_id']}"
@@ -312,8 +312,8 @@ async def test_a_dead_letter_is_replayed_once_however_often_and_by_whom(api: Htt
     info = await js.stream_info("JOBS")
     await js.update_stream(info.config.evolve(duplicate_window=0.1))
     await asyncio.sleep(0.3)
-    told = await replay(api, reason="error")
-    assert (told["replayed"], told["already"], told["skipped"]) == ([], 10, [])
+    outcome = await replay(api, reason="error")
+    assert (outcome["replayed"], outcome["already"], outcome["skipped"]) == ([], 10, [])
     assert await jobs(api) == []
 
 
@@ -321,8 +321,8 @@ async def test_a_replay_that_was_not_noted_is_the_same_job(api: HttpApi) -> None
     dead_letter = await give_up(api)
     [first] = (await replay(api, dead_letters=[dead_letter]))["replayed"]
     await api.bus.jetstream().purge_stream("DLQ", subject=subjects.replayed(dead_letter))
-    told = await replay(api, dead_letters=[dead_letter])
-    assert (told["replayed"], told["already"]) == ([], 1)
+    outcome = await replay(api, dead_letters=[dead_letter])
+    assert (outcome["replayed"], outcome["already"]) == ([], 1)
     [queued] = await jobs(api)
     assert queued["job_id"] == first["execution_id"]
     assert (await listed(api))[0]["replayed_as"] == first["execution_id"]
@@ -330,11 +330,11 @@ async def test_a_replay_that_was_not_noted_is_the_same_job(api: HttpApi) -> None
 
 async def test_dead_letters_of_the_same_place_at_other_times_are_other_replays(api: HttpApi) -> None:
     dead_letters = [await give_up(api), await give_up(api, at=NOW + timedelta(seconds=1))]
-    told = await replay(api, dead_letters=dead_letters)
-    assert len({one["execution_id"] for one in told["replayed"]}) == 2
+    outcome = await replay(api, dead_letters=dead_letters)
+    assert len({one["execution_id"] for one in outcome["replayed"]}) == 2
 
 
-async def test_how_a_replay_stands_is_told(api: HttpApi) -> None:
+async def test_how_a_replay_stands_is_reported(api: HttpApi) -> None:
     dead_letters = [await give_up(api, sequence=number, execution_id=f"order-{number}") for number in range(1, 5)]
     again = [one["execution_id"] for one in (await replay(api, dead_letters=dead_letters[:3]))["replayed"]]
     await record(api, again[1])
@@ -413,13 +413,13 @@ async def test_what_cannot_run_is_skipped_with_the_reason(api: HttpApi, case: st
     assert found["kind"] == {"ALERTS": "alert", "EVENTS": "event"}.get(more.get("stream", ""), "job")
     assert found["replayable"] is False
     assert found["why_not"].startswith(why)
-    for told in (await replay(api, dead_letters=[bad]), await replay(api, all=True)):
-        assert told["skipped"] == [{"dead_letter_id": bad, "why": found["why_not"]}]
+    for outcome in (await replay(api, dead_letters=[bad]), await replay(api, all=True)):
+        assert outcome["skipped"] == [{"dead_letter_id": bad, "why": found["why_not"]}]
     assert [job["job_id"] for job in await jobs(api)] == [(await listed(api))[0]["replayed_as"]]
     assert good > bad
 
 
-async def test_what_keeps_a_job_from_running_is_told_without_its_secrets(api: HttpApi) -> None:
+async def test_what_keeps_a_job_from_running_is_reported_without_its_secrets(api: HttpApi) -> None:
     await give_up(api, {"agent": "ann@example.com", "prompt": "x"}, agent="ann@example.com")
     [found] = await listed(api)
     assert "ann@" not in found["why_not"]
@@ -483,14 +483,14 @@ async def test_many_are_replayed_a_part_at_a_time(api: HttpApi, monkeypatch: pyt
     parts: list[int] = []
     more: dict[str, Any] = {}
     while True:
-        told = await replay(api, reason="error", why="the provider is back", **more)
-        parts.append(len(told["replayed"]))
+        outcome = await replay(api, reason="error", why="the provider is back", **more)
+        parts.append(len(outcome["replayed"]))
         # What fails again meanwhile is not meant.
         await give_up(api, sequence=1_000 + len(parts))
-        if told["continue_after"] is None:
-            assert told["up_to"] is None
+        if outcome["continue_after"] is None:
+            assert outcome["up_to"] is None
             break
-        more = {"after": told["continue_after"], "up_to": told["up_to"]}
+        more = {"after": outcome["continue_after"], "up_to": outcome["up_to"]}
     assert parts == [3, 3, 2]
     assert len(await jobs(api)) == 8
 
@@ -500,8 +500,8 @@ async def test_a_request_that_takes_long_is_answered_with_what_is_done(
 ) -> None:
     monkeypatch.setattr(routes, "REPLAY_S", 0.0)
     dead_letters = [await give_up(api, sequence=number) for number in range(1, 4)]
-    told = await replay(api, all=True)
-    assert ([one["dead_letter_id"] for one in told["replayed"]], told["continue_after"]) == (
+    outcome = await replay(api, all=True)
+    assert ([one["dead_letter_id"] for one in outcome["replayed"]], outcome["continue_after"]) == (
         dead_letters[:1],
         dead_letters[0],
     )
@@ -511,8 +511,8 @@ async def test_only_those_that_are_meant_are_replayed(api: HttpApi) -> None:
     await give_up(api, {"agent": "reader", "prompt": "x"}, agent="reader", sequence=1)
     mine = await give_up(api, sequence=2)
     await give_up(api, sequence=3, reason="timeout")
-    told = await replay(api, reason="error", agent="writer")
-    assert [one["dead_letter_id"] for one in told["replayed"]] == [mine]
+    outcome = await replay(api, reason="error", agent="writer")
+    assert [one["dead_letter_id"] for one in outcome["replayed"]] == [mine]
     assert await replay(api, agent="nobody") == {
         "replayed": [],
         "already": 0,
@@ -552,8 +552,8 @@ async def test_a_request_that_does_not_say_which_is_refused(api: HttpApi, body: 
 
 
 async def test_a_thousand_numbers_fit_into_a_request(api: HttpApi) -> None:
-    told = await replay(api, dead_letters=[10**10 + number for number in range(MOST_DEAD_LETTERS)])
-    assert len(told["skipped"]) == 1_000
+    outcome = await replay(api, dead_letters=[10**10 + number for number in range(MOST_DEAD_LETTERS)])
+    assert len(outcome["skipped"]) == 1_000
 
 
 async def test_when_jobs_are_full_nothing_is_lost_and_asking_again_goes_on(api: HttpApi) -> None:
@@ -565,8 +565,8 @@ async def test_when_jobs_are_full_nothing_is_lost_and_asking_again_goes_on(api: 
     assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "refused", "1")
     assert "2 were replayed before this happened, and asking again replays none of them twice" in answer.message
     await js.update_stream(config)
-    told = await replay(api, dead_letters=dead_letters)
-    assert (len(told["replayed"]), told["already"]) == (3, 2)
+    outcome = await replay(api, dead_letters=dead_letters)
+    assert (len(outcome["replayed"]), outcome["already"]) == (3, 2)
     assert len(await jobs(api)) == 5
 
 
@@ -596,8 +596,8 @@ async def guarded_bus(redis_server: RunningServer, tmp_path: Path) -> AsyncGener
 async def test_what_the_user_of_the_bus_may_do_is_enough_for_all_of_it(guarded_bus: tuple[HttpApi, HttpApi]) -> None:
     api, as_worker = guarded_bus
     dead_letter = await give_up(as_worker)
-    [told] = (await replay(api, all=True))["replayed"]
-    await record(as_worker, told["execution_id"])
+    [outcome] = (await replay(api, all=True))["replayed"]
+    await record(as_worker, outcome["execution_id"])
     answer = (await api.ask("GET", "/api/v1/dlq")).json
     assert answer["counts"] == [{"reason": "error", "agent": "writer", "count": 1}]
     assert [one["replay_status"] for one in answer["dead_letters"]] == ["succeeded"]

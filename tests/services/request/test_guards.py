@@ -1,4 +1,4 @@
-"""Stopped tasks by hand, over HTTP: who is told of, who goes on, and what is on record."""
+"""Stopped tasks over HTTP: listed, reset, and what is published and recorded."""
 
 import asyncio
 
@@ -52,18 +52,23 @@ async def test_stopped_tasks_are_listed_in_the_order_in_which_they_were(governed
     ]
 
 
-async def test_a_task_that_is_reset_goes_on_and_everybody_is_told(governed: HttpApi, redis: Redis) -> None:
+async def test_a_task_that_is_reset_goes_on_and_everybody_is_notified(governed: HttpApi, redis: Redis) -> None:
     tripped = await trip(redis)
     key_id = str(governed.http.headers["Authorization"]).split("_")[1]
     with structlog.testing.capture_logs() as logs:
         answer = await governed.act("guards/reset", **OF_ACME, reason="the loop was a bug")
     assert answer.status == 200
-    told = GuardEvent.model_validate_json(answer.body)
-    assert told.event_id == f"{KEY.name}@{tripped.at_ms}#reset/{key_id}"
-    assert (told.kind, told.agent, told.tenant, told.task_id) == ("reset", "writer", "acme", "research 4711")
-    assert (told.execution_id, told.rule, told.by) == ("x", "max_iterations", "tests")
-    assert told.reason == "reset by tests: the loop was a bug"
-    assert (told.iterations, told.tokens, told.cost, told.total_failures, told.unique_errors) == (
+    reported = GuardEvent.model_validate_json(answer.body)
+    assert reported.event_id == f"{KEY.name}@{tripped.at_ms}#reset/{key_id}"
+    assert (reported.kind, reported.agent, reported.tenant, reported.task_id) == (
+        "reset",
+        "writer",
+        "acme",
+        "research 4711",
+    )
+    assert (reported.execution_id, reported.rule, reported.by) == ("x", "max_iterations", "tests")
+    assert reported.reason == "reset by tests: the loop was a bug"
+    assert (reported.iterations, reported.tokens, reported.cost, reported.total_failures, reported.unique_errors) == (
         1,
         40,
         1_500_000,
@@ -113,14 +118,14 @@ async def test_many_who_reset_it_at_once_are_each_on_record_once(governed: HttpA
     assert sorted(event["by"] for event in await governed.events("bw.guards.>")) == ["other", "tests"]
 
 
-async def test_a_task_that_trips_anew_can_be_reset_anew(governed: HttpApi, redis: Redis) -> None:
+async def test_a_task_that_trips_again_can_be_reset_again(governed: HttpApi, redis: Redis) -> None:
     first = await trip(redis)
     await governed.act("guards/reset", **OF_ACME)
     while (await trip(redis)).at_ms == first.at_ms:
         await Tasks(redis).reset(KEY)
     await governed.act("guards/reset", **OF_ACME)
-    told = await governed.events("bw.guards.>")
-    assert len({event["event_id"] for event in told}) == len(told) == 2
+    reported = await governed.events("bw.guards.>")
+    assert len({event["event_id"] for event in reported}) == len(reported) == 2
 
 
 async def test_a_task_that_is_not_stopped_may_be_given_a_fresh_start(governed: HttpApi, redis: Redis) -> None:
@@ -147,7 +152,7 @@ async def test_what_nobody_knows_is_answered_with_what_may_be_meant(governed: Ht
     assert await governed.events("bw.guards.>") == []
 
 
-async def test_a_body_that_is_wrong_is_told_what_is(governed: HttpApi) -> None:
+async def test_a_body_that_is_wrong_is_refused_with_the_field(governed: HttpApi) -> None:
     for body, status, code, paths in [
         (b"task_id=t", 400, "not_json", []),
         (b"{}", 422, "invalid_request", ["task_id"]),
@@ -176,7 +181,7 @@ async def test_one_that_is_published_but_not_done_is_published_once_when_it_is_d
     assert await Tasks(redis).load(KEY) == (Task(), None)
 
 
-async def test_a_trip_that_a_reset_meets_on_its_way_is_told_as_reset_too(
+async def test_a_trip_that_a_reset_meets_on_its_way_is_reported_as_reset_too(
     governed: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await redis.run([Tasks(redis).enter_call(KEY, "x")])
@@ -189,6 +194,6 @@ async def test_a_trip_that_a_reset_meets_on_its_way_is_told_as_reset_too(
 
     monkeypatch.setattr(Tasks, "reset", tripping_before)
     answer = await governed.act("guards/reset", **OF_ACME)
-    told = await governed.events("bw.guards.>")
-    assert [(event["agent"], event["rule"]) for event in told] == [("*", None), ("writer", "max_iterations")]
-    assert told[1] == answer.json
+    reported = await governed.events("bw.guards.>")
+    assert [(event["agent"], event["rule"]) for event in reported] == [("*", None), ("writer", "max_iterations")]
+    assert reported[1] == answer.json

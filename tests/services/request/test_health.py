@@ -43,17 +43,17 @@ async def put(redis: Redis, agent: str, model: str, breaker: Breaker) -> None:
 
 async def note(redis: Redis, agent: str, **calls: list[EndedCall]) -> None:
     await Healths(redis).note(
-        [Healths.note_call(agent, {name.replace("_", "/"): told for name, told in calls.items()})]
+        [Healths.note_call(agent, {name.replace("_", "/"): health_of_all for name, health_of_all in calls.items()})]
     )
 
 
-async def told(redis: Redis, config: Config = CONFIG) -> dict[str, AgentHealth]:
+async def health_of_all(redis: Redis, config: Config = CONFIG) -> dict[str, AgentHealth]:
     healths = await agents_health(config, Breakers(redis), Healths(redis))
     return {health.agent_id: health for health in healths}
 
 
-async def test_agents_that_never_called_are_healthy_and_all_are_told_in_the_configs_order(redis: Redis) -> None:
-    healths = await told(redis)
+async def test_agents_that_never_called_are_healthy_and_all_are_reported_in_the_configs_order(redis: Redis) -> None:
+    healths = await health_of_all(redis)
     assert list(healths) == ["writer", "anything", "unguarded", "by-model", "by-provider"]
     assert {health.health for health in healths.values()} == {"healthy"}
     writer = healths["writer"]
@@ -67,12 +67,12 @@ async def test_agents_that_never_called_are_healthy_and_all_are_told_in_the_conf
 
 async def test_an_agent_whose_calls_fail_is_degraded_until_one_succeeds(redis: Redis) -> None:
     await note(redis, "writer", m=[EndedCall(1, NOW, False), EndedCall(2, NOW + 5, True), EndedCall(3, NOW + 9, True)])
-    writer = (await told(redis))["writer"]
+    writer = (await health_of_all(redis))["writer"]
     assert (writer.health, writer.consecutive_failures, writer.circuit_open_until) == ("degraded", 2, None)
     assert (writer.last_success_at, writer.last_failure_at) == (time_from_ms(NOW), time_from_ms(NOW + 9))
     assert [(model.health, model.consecutive_failures) for model in writer.models] == [("degraded", 2), ("healthy", 0)]
     await note(redis, "writer", other_n=[EndedCall(4, NOW + 20, False)])
-    writer = (await told(redis))["writer"]
+    writer = (await health_of_all(redis))["writer"]
     assert (writer.health, writer.consecutive_failures, writer.last_success_at) == (
         "healthy",
         0,
@@ -84,7 +84,7 @@ async def test_an_agent_whose_calls_fail_is_degraded_until_one_succeeds(redis: R
 async def test_one_open_breaker_of_two_is_degraded_and_has_no_time_for_the_agent(redis: Redis) -> None:
     until = await now_ms(redis) + SOON
     await put(redis, "writer", "m", Breaker(state="open", open_until_ms=until))
-    writer = (await told(redis))["writer"]
+    writer = (await health_of_all(redis))["writer"]
     assert (writer.health, writer.circuit_open_until) == ("degraded", None)
     assert [(one.breaker, one.health, one.circuit_open_until) for one in writer.models] == [
         ("open", "unhealthy", time_from_ms(until)),
@@ -97,23 +97,23 @@ async def test_an_agent_none_of_whose_models_may_be_called_is_unhealthy_until_th
     await put(redis, "writer", "m", Breaker(state="open", open_until_ms=now + LATER))
     half_open = Breaker(state="half_open", probe="x:1", probe_until_ms=now + SOON)
     await put(redis, "writer", "other/n", half_open)
-    writer = (await told(redis))["writer"]
+    writer = (await health_of_all(redis))["writer"]
     assert (writer.health, writer.circuit_open_until) == ("unhealthy", time_from_ms(now + SOON))
     assert [one.circuit_open_until for one in writer.models] == [time_from_ms(now + LATER), time_from_ms(now + SOON)]
     await put(redis, "writer", "other/n", Breaker(state="isolated"))
-    writer = (await told(redis))["writer"]
+    writer = (await health_of_all(redis))["writer"]
     assert (writer.health, writer.circuit_open_until) == ("unhealthy", time_from_ms(now + LATER))
     await put(redis, "writer", "m", Breaker(state="isolated"))
-    writer = (await told(redis))["writer"]
+    writer = (await health_of_all(redis))["writer"]
     assert (writer.health, writer.circuit_open_until) == ("unhealthy", None)
     assert [(one.breaker, one.circuit_open_until) for one in writer.models] == [("isolated", None)] * 2
 
 
-async def test_a_time_that_has_passed_is_not_told_as_a_probe_may_call_now(redis: Redis) -> None:
+async def test_a_time_that_has_passed_is_not_reported_as_a_probe_may_call_now(redis: Redis) -> None:
     now = await now_ms(redis)
     await put(redis, "writer", "m", Breaker(state="open", open_until_ms=now + PAST))
     await put(redis, "writer", "other/n", Breaker(state="open", open_until_ms=now + LATER))
-    writer = (await told(redis))["writer"]
+    writer = (await health_of_all(redis))["writer"]
     assert (writer.health, writer.circuit_open_until) == ("unhealthy", None)
     assert [(one.breaker, one.circuit_open_until) for one in writer.models] == [
         ("open", None),
@@ -125,7 +125,7 @@ async def test_shared_breakers_show_at_every_agent_that_shares_them(redis: Redis
     until = await now_ms(redis) + SOON
     await put(redis, "*", "m", Breaker(state="open", open_until_ms=until))
     await put(redis, "*", "local/*", Breaker(state="isolated"))
-    healths = await told(redis)
+    healths = await health_of_all(redis)
     states = {name: [model.breaker for model in health.models] for name, health in healths.items()}
     assert states["by-model"] == ["open"]
     assert states["by-provider"] == ["isolated"]
@@ -135,7 +135,7 @@ async def test_shared_breakers_show_at_every_agent_that_shares_them(redis: Redis
 async def test_agents_take_two_round_trips_however_many_there_are(redis: Redis) -> None:
     many = ", ".join(f"agent{number}: {{}}" for number in range(30))
     config = parse_config(f'providers: {{p: {{base_url: "http://x/v1"}}}}\ndefaults: {{model: m}}\nagents: {{{many}}}')
-    await told(redis, config)
+    await health_of_all(redis, config)
 
     async def reads() -> int:
         return (await redis.client.info())["total_reads_processed"]
@@ -143,7 +143,7 @@ async def test_agents_take_two_round_trips_however_many_there_are(redis: Redis) 
     # Each look at the counter is one of them itself.
     idle = -await reads() + await reads()
     before = await reads()
-    await told(redis, config)
+    await health_of_all(redis, config)
     assert await reads() - before - idle <= 2
 
 

@@ -14,7 +14,7 @@ from tests.helpers import until
 from tests.operator_cases import OPERATOR_CASES, OperatorCase
 from tests.server_sources import RunningServer
 from tests.services.request import test_alerts_channels, test_dead_letters
-from tests.services.request.conftest import Answer, HttpApi, StartApi, lose_nats, tell
+from tests.services.request.conftest import Answer, HttpApi, StartApi, lose_nats, publish_alert
 from tests.services.request.test_budgets import fill, noted, standing
 from tests.services.request.test_guards import trip
 
@@ -69,7 +69,7 @@ async def test_without_nats_nothing_is_done_and_however_often_it_is_asked_for_la
 ) -> None:
     await trip(redis, TaskKey("acme", "t2"))
     await fill(redis)
-    alert = await tell(governed, incident_id="inc_3f9a1c07")
+    alert = await publish_alert(governed, incident_id="inc_3f9a1c07")
     assert await test_alerts_channels.give_up(governed, "ops", alert) == 1
     assert [await test_dead_letters.give_up(governed, sequence=number) for number in (1, 2)] == [2, 3]
     assert (await governed.ask("GET", "/api/v1/alerts")).status == 200

@@ -129,10 +129,10 @@ async def test_without_redis_jobs_are_accepted_and_what_is_not_known_is_not_clai
             unknown = await api.ask("GET", f"/api/v1/jobs/{new_id()}")
             assert (unknown.status, unknown.code) == (503, "unavailable")
 
-            async def told() -> bool:
+            async def reported() -> bool:
                 return any(log["event"] == "unavailable" and log["what"] == "redis" for log in logs)
 
-            await until(told)
+            await until(reported)
             await own_redis_server.restart_async()
 
             async def known_again() -> bool:

@@ -34,7 +34,7 @@ def payload_of(body: bytes, key: str | None = None) -> dict[str, object]:
         (b'{"agent": "writer", "input": ' + b"1" * 5000 + b"}", "line 1"),
     ],
 )
-def test_what_is_not_json_is_told_with_its_place(body: bytes, said: str) -> None:
+def test_what_is_not_json_is_reported_with_its_place(body: bytes, said: str) -> None:
     problem = problem_of(body)
     assert (problem.status, problem.code) == (400, "not_json")
     assert said in problem.message
@@ -44,7 +44,7 @@ def test_the_words_nan_and_infinity_may_be_written_in_a_prompt() -> None:
     assert read_job(b'{"agent": "writer", "prompt": "NaN and -Infinity"}').prompt == "NaN and -Infinity"
 
 
-def test_what_is_not_utf8_is_told_with_the_byte() -> None:
+def test_what_is_not_utf8_is_reported_with_the_byte() -> None:
     problem = problem_of(b'{"agent": "writer", "prompt": "caf\xe9"}')
     assert (problem.status, problem.code) == (400, "not_utf8")
     assert "byte 34 is 0xe9" in problem.message
@@ -70,7 +70,7 @@ def test_what_is_not_utf8_is_told_with_the_byte() -> None:
         ({"agent": "w", "prompt": "x", "job_id": "j" * 129}, "job_id", "at most 128"),
     ],
 )
-def test_what_is_not_a_job_is_told_with_its_path(body: object, path: str, said: str) -> None:
+def test_what_is_not_a_job_is_reported_with_its_path(body: object, path: str, said: str) -> None:
     problem = problem_of(json.dumps(body).encode())
     assert (problem.status, problem.code) == (422, "invalid_job")
     assert [detail.path for detail in problem.details if said in detail.message] == [path]

@@ -1,4 +1,4 @@
-"""A job followed live: what is told to whoever joins when, and what ends a stream."""
+"""A job followed live: what a reader is sent by when it joins, and what ends a stream."""
 
 import asyncio
 import json
@@ -97,7 +97,7 @@ async def record(api: HttpApi, attempt: Attempt) -> None:
     await api.bus.jetstream(timeout=60).publish(subject, attempt.json_bytes())
 
 
-async def tell(api: HttpApi, job_id: str, state: str, **more: Any) -> None:
+async def publish_step(api: HttpApi, job_id: str, state: str, **more: Any) -> None:
     fields = {"execution_id": job_id, "agent": "writer", "state": state, "at": NOW, **more}
     await Publisher(lambda: api.bus, "tests").transient(
         subjects.progress("writer", job_id), Progress.model_validate(fields)
@@ -110,7 +110,7 @@ async def submitted(api: HttpApi, job_id: str | None = None) -> str:
     return answer.json["job_id"]
 
 
-async def test_who_joins_before_it_begins_is_told_everything_in_its_order(api: HttpApi) -> None:
+async def test_who_joins_before_it_begins_receives_everything_in_its_order(api: HttpApi) -> None:
     job_id = await submitted(api)
     async with following(api, job_id) as reader:
         assert reader.response.headers["Content-Type"] == "text/event-stream"
@@ -121,22 +121,22 @@ async def test_who_joins_before_it_begins_is_told_everything_in_its_order(api: H
         queued = Progress.model_validate(event[1])
         assert (queued.execution_id, queued.agent, queued.state) == (job_id, "writer", "queued")
         assert abs(datetime.now(UTC) - queued.at) < timedelta(hours=1)
-        await tell(api, job_id, "dispatched")
+        await publish_step(api, job_id, "dispatched")
         assert await reader.step() == ("dispatched", None, None)
-        await tell(api, job_id, "in_progress", event="agent.attempt.start", attempt=1, model="m")
+        await publish_step(api, job_id, "in_progress", event="agent.attempt.start", attempt=1, model="m")
         assert await reader.step() == ("in_progress", "agent.attempt.start", 1)
         await record(api, attempt_of(job_id, 1))
-        await tell(api, job_id, "in_progress", event="agent.attempt.finish", attempt=1, model="m")
+        await publish_step(api, job_id, "in_progress", event="agent.attempt.finish", attempt=1, model="m")
         assert await reader.step() == ("in_progress", "agent.attempt.finish", 1)
         await publish_result(api.bus, result_of(job_id, "writer", "a secret answer"))
-        await tell(api, job_id, "succeeded")
+        await publish_step(api, job_id, "succeeded")
         assert await reader.step() == ("succeeded", None, None)
         decided = {"execution_id": job_id, "status": "succeeded", "reason": None}
         assert await reader.rest() == [("decided", decided)]
         assert reader.ids == list(range(1, 7))
 
 
-async def test_who_joins_in_the_middle_is_told_what_is_recorded_and_then_what_happens_each_once(api: HttpApi) -> None:
+async def test_who_joins_in_the_middle_receives_what_is_recorded_and_then_what_happens_each_once(api: HttpApi) -> None:
     job_id = await submitted(api)
     await record(api, attempt_of(job_id, 1, fails=True))
     await record(api, attempt_of(job_id, 2, fails=True))
@@ -152,20 +152,20 @@ async def test_who_joins_in_the_middle_is_told_what_is_recorded_and_then_what_ha
         assert (failed["error_class"], failed["error_type"], failed["status_code"]) == ("ServerError", "Server", 503)
         assert await reader.step() == ("in_progress", "agent.attempt.error", 2)
         # Heard late, and recorded already.
-        await tell(api, job_id, "in_progress", event="agent.attempt.start", attempt=2)
-        await tell(api, job_id, "in_progress", event="agent.attempt.error", attempt=2)
-        await tell(api, job_id, "queued")
+        await publish_step(api, job_id, "in_progress", event="agent.attempt.start", attempt=2)
+        await publish_step(api, job_id, "in_progress", event="agent.attempt.error", attempt=2)
+        await publish_step(api, job_id, "queued")
         for _ in range(2):
-            await tell(api, job_id, "retried", event="llm_retry_attempt", attempt=2, delay_ms=5)
-            await tell(api, job_id, "in_progress", event="agent.attempt.start", attempt=3)
+            await publish_step(api, job_id, "retried", event="llm_retry_attempt", attempt=2, delay_ms=5)
+            await publish_step(api, job_id, "in_progress", event="agent.attempt.start", attempt=3)
         assert await reader.step() == ("retried", "llm_retry_attempt", 2)
         assert await reader.step() == ("in_progress", "agent.attempt.start", 3)
         await publish_result(api.bus, result_of(job_id, "writer"))
-        await tell(api, job_id, "succeeded")
+        await publish_step(api, job_id, "succeeded")
         assert await reader.step() == ("succeeded", None, None)
 
 
-async def test_who_joins_after_the_end_is_told_what_was_and_how_it_ended(api: HttpApi) -> None:
+async def test_who_joins_after_the_end_receives_what_was_and_how_it_ended(api: HttpApi) -> None:
     job_id = new_id()  # published to NATS: the API has never heard of it
     await record(api, attempt_of(job_id, 1))
     result = result_of(job_id, "writer").model_copy(update={"status": "dead_lettered", "reason": "timeout"})
@@ -191,7 +191,9 @@ async def test_attempts_and_a_decision_that_nobody_heard_of_are_looked_up(
         assert [event for event, _ in await reader.rest()] == ["decided"]
 
 
-async def test_a_job_that_a_worker_has_is_told_from_its_checkpoint(api: HttpApi, redis_server: RunningServer) -> None:
+async def test_a_job_that_a_worker_has_is_reported_from_its_checkpoint(
+    api: HttpApi, redis_server: RunningServer
+) -> None:
     job_id = await submitted(api)
     checkpoint = {
         "dispatched_at": "2026-11-21T10:00:00.000Z",
@@ -226,20 +228,20 @@ async def test_a_job_that_came_over_nats_and_has_no_attempt_yet_is_followed_all_
     await client.hset(f"bw:execution:{{{job_id}}}", "owner", "1")
     await client.aclose()
     async with following(api, job_id) as reader:
-        await tell(api, job_id, "in_progress", event="agent.attempt.start", attempt=1)
+        await publish_step(api, job_id, "in_progress", event="agent.attempt.start", attempt=1)
         assert await reader.step() == ("in_progress", "agent.attempt.start", 1)
 
 
-async def test_that_a_job_is_queued_is_told_on_the_bus_once(api: HttpApi) -> None:
+async def test_that_a_job_is_queued_is_reported_on_the_bus_once(api: HttpApi) -> None:
     subscription = await api.bus.subscribe("bw.progress.>")
     await api.bus.jetstream().account_info()
     job_id = new_id()
     for _ in range(2):
         await api.post(JOB | {"job_id": job_id, "parent_execution_id": "above"})
     await api.post(JOB | {"job_id": "the next"})
-    told = [Progress.model_validate_json((await subscription.next_msg(timeout=60)).data) for _ in range(2)]
-    assert [(step.execution_id, step.state) for step in told] == [(job_id, "queued"), ("the next", "queued")]
-    assert told[0].parent_execution_id == "above"
+    received = [Progress.model_validate_json((await subscription.next_msg(timeout=60)).data) for _ in range(2)]
+    assert [(step.execution_id, step.state) for step in received] == [(job_id, "queued"), ("the next", "queued")]
+    assert received[0].parent_execution_id == "above"
 
 
 async def test_an_unknown_job_is_not_found(api: HttpApi) -> None:
@@ -293,7 +295,7 @@ async def test_a_stream_ends_once_its_key_is_revoked_and_those_of_other_keys_go_
         async with asyncio.timeout(60):
             assert await reader.rest() == []
         assert reader.comments[-1] == "this API key is not known any more"
-        await tell(api, job_id, "dispatched")
+        await publish_step(api, job_id, "dispatched")
         assert await stays.step() == ("dispatched", None, None)
 
 
@@ -356,7 +358,7 @@ async def test_a_client_that_goes_away_ends_its_subscription(api: HttpApi) -> No
 
 
 async def _listeners(api: HttpApi, job_id: str) -> int:
-    """Whether anybody hears the job's progress: who asks where nobody does is told so by the server."""
+    """Whether anybody hears the job's progress: the server answers a request without a subscriber."""
     try:
         await api.bus.request(subjects.progress("writer", job_id), b"{}", timeout=0.2)
     except nats.errors.NoRespondersError:
@@ -398,10 +400,10 @@ async def test_a_lost_connection_ends_no_stream(api: HttpApi, own_nats_server: R
             return await _listeners(api, job_id) > 0
 
         await until(heard_again)
-        await tell(api, job_id, "in_progress", event="agent.attempt.start", attempt=2)
+        await publish_step(api, job_id, "in_progress", event="agent.attempt.start", attempt=2)
         assert await reader.step() == ("in_progress", "agent.attempt.start", 2)
         await publish_result(api.bus, result_of(job_id, "writer"))
-        await tell(api, job_id, "succeeded")
+        await publish_step(api, job_id, "succeeded")
         assert [event for event, _ in await reader.rest()] == ["progress", "decided"]
 
 
@@ -416,11 +418,11 @@ async def test_a_stream_that_is_silent_is_kept_alive(api: HttpApi, monkeypatch: 
 
         await until(commented)
         await publish_result(api.bus, result_of(job_id, "writer"))
-        await tell(api, job_id, "succeeded")
+        await publish_step(api, job_id, "succeeded")
         assert [event for event, _ in await reading][-1] == "decided"
 
 
-async def test_a_reader_that_is_too_slow_is_told_to_connect_again(
+async def test_a_reader_that_is_too_slow_is_asked_to_connect_again(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.request.progress.MOST_UNSENT", 3)
@@ -429,18 +431,18 @@ async def test_a_reader_that_is_too_slow_is_told_to_connect_again(
         assert await reader.step() == ("queued", None, None)
         # It reads nothing, until all buffers on the way are full and the API can send no more.
         detail = "x" * 100_000
-        told = 0
+        received = 0
 
         async def forgotten() -> bool:
-            nonlocal told
+            nonlocal received
             for _ in range(20):
-                await tell(api, job_id, "waiting", detail=detail)
-            told += 20
+                await publish_step(api, job_id, "waiting", detail=detail)
+            received += 20
             return await _listeners(api, job_id) == 0
 
         await until(forgotten)
         with suppress(aiohttp.ClientPayloadError):
-            assert len(await reader.rest()) < told
+            assert len(await reader.rest()) < received
     async with following(api, job_id) as again:
         assert await again.step() == ("queued", None, None)
 
@@ -450,7 +452,7 @@ async def test_what_is_no_progress_is_passed_over(api: HttpApi) -> None:
     async with following(api, job_id) as reader:
         assert await reader.step() == ("queued", None, None)
         await api.bus.publish(subjects.progress("writer", job_id), b'{"output": "x"}')
-        await tell(api, job_id, "dispatched")
+        await publish_step(api, job_id, "dispatched")
         assert await reader.step() == ("dispatched", None, None)
 
 
@@ -463,7 +465,7 @@ async def test_a_stream_is_counted_when_it_begins_and_its_length_is_no_latency(a
         during = await samples(api)
         assert during[counted] - before.get(counted, 0) == 1
         await publish_result(api.bus, result_of(job_id, "writer"))
-        await tell(api, job_id, "succeeded")
+        await publish_step(api, job_id, "succeeded")
         await reader.rest()
     after = await samples(api)
     seconds = key(SECONDS, route=ROUTE, method="GET")

@@ -1,4 +1,4 @@
-"""What of a job's steps is told, where the record and what is heard overlap."""
+"""What of a job's steps is reported, where the record and what is heard overlap."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -19,46 +19,46 @@ def step(state: str, event: Notification | None = None, attempt: int | None = No
 
 
 def test_that_it_is_queued_is_no_news_once_anything_is_known() -> None:
-    told = SentSteps()
-    assert told.news(step("queued"))
-    assert not told.news(step("queued"))
+    sent = SentSteps()
+    assert sent.news(step("queued"))
+    assert not sent.news(step("queued"))
     begun = SentSteps()
     assert begun.news(step("dispatched"))
     assert not begun.news(step("queued")), "the worker was faster than the API"
 
 
 def test_that_a_worker_has_it_may_be_news_again_but_not_from_before_what_is_recorded() -> None:
-    told = SentSteps()
-    assert told.news(of_attempt(attempt_of("j", 1, fails=True)))
-    assert not told.news(step("dispatched"), while_looking=True)
-    assert told.news(step("dispatched")), "another worker has taken it over"
+    sent = SentSteps()
+    assert sent.news(of_attempt(attempt_of("j", 1, fails=True)))
+    assert not sent.news(step("dispatched"), while_looking=True)
+    assert sent.news(step("dispatched")), "another worker has taken it over"
     waiting = SentSteps()
     assert waiting.news(step("queued"))
     assert waiting.news(step("dispatched"), while_looking=True)
 
 
 def test_an_attempt_begins_and_ends_once_in_whatever_order_that_is_heard() -> None:
-    told = SentSteps()
-    assert told.news(of_attempt(attempt_of("j", 2)))
-    assert not told.news(step("in_progress", "agent.attempt.start", 2))
-    assert not told.news(step("in_progress", "agent.attempt.error", 2)), "it has one end only"
-    assert told.news(step("in_progress", "agent.attempt.start", 3))
-    assert not told.news(step("in_progress", "agent.attempt.start", 3))
+    sent = SentSteps()
+    assert sent.news(of_attempt(attempt_of("j", 2)))
+    assert not sent.news(step("in_progress", "agent.attempt.start", 2))
+    assert not sent.news(step("in_progress", "agent.attempt.error", 2)), "it has one end only"
+    assert sent.news(step("in_progress", "agent.attempt.start", 3))
+    assert not sent.news(step("in_progress", "agent.attempt.start", 3))
 
 
-def test_what_was_not_heard_is_missing_until_it_is_told() -> None:
-    told = SentSteps()
-    told.news(of_attempt(attempt_of("j", 1)))
-    told.news(of_attempt(attempt_of("j", 3)))
-    assert told.complete_to == 1
-    told.news(of_attempt(attempt_of("j", 2)))
-    assert told.complete_to == 3
+def test_what_was_not_heard_is_missing_until_it_is_reported() -> None:
+    sent = SentSteps()
+    sent.news(of_attempt(attempt_of("j", 1)))
+    sent.news(of_attempt(attempt_of("j", 3)))
+    assert sent.complete_to == 1
+    sent.news(of_attempt(attempt_of("j", 2)))
+    assert sent.complete_to == 3
 
 
-def test_waits_and_handovers_are_told_as_often_as_they_are_and_the_end_once() -> None:
-    told = SentSteps()
-    assert [told.news(step("waiting")) for _ in range(2)] == [True, True]
-    assert [told.news(step("succeeded")) for _ in range(2)] == [True, False]
+def test_waits_and_handovers_are_reported_as_often_as_they_are_and_the_end_once() -> None:
+    sent = SentSteps()
+    assert [sent.news(step("waiting")) for _ in range(2)] == [True, True]
+    assert [sent.news(step("succeeded")) for _ in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize("checkpoint", [None, "{", '{"later_version": 1}'])
@@ -79,7 +79,7 @@ def test_a_call_whose_attempt_is_recorded_is_not_under_way() -> None:
     assert of_standing("j", standing, [], NOW) == [], "whose agent is not known"
 
 
-def test_a_wait_that_is_over_is_not_told() -> None:
+def test_a_wait_that_is_over_is_not_reported() -> None:
     for seconds, states in ((60, ["dispatched", "waiting"]), (-1, ["dispatched"])):
         resume_at = (NOW + timedelta(seconds=seconds)).isoformat()
         checkpoint = f'{{"dispatched_at": "2026-11-21T10:00:00Z", "resume_at": "{resume_at}"}}'
@@ -87,7 +87,7 @@ def test_a_wait_that_is_over_is_not_told() -> None:
         assert [found.state for found in of_standing("j", standing, [], NOW)] == states
 
 
-def test_of_a_result_only_the_decision_is_told_and_events_are_what_the_standard_says() -> None:
+def test_of_a_result_only_the_decision_is_reported_and_events_are_what_the_standard_says() -> None:
     record = b'{"execution_id": "j", "status": "succeeded", "output": "secret\\n\\nevent: x", "reason": null}'
     data = decision("j", record)
     assert data == b'{"execution_id":"j","status":"succeeded","reason":null}'

@@ -40,31 +40,31 @@ async def queues_when(api: HttpApi, condition: Any) -> Any:
     return answers[-1].json
 
 
-async def test_every_agent_is_told_with_the_jobs_that_wait_and_those_in_work(api: HttpApi) -> None:
+async def test_every_agent_is_reported_with_the_jobs_that_wait_and_those_in_work(api: HttpApi) -> None:
     await put(api.bus, subjects.job("writer"), 5)
     await put(api.bus, subjects.job(ODD_AGENT), 2)
     await take(api.bus, "JOBS", worker_consumer("writer"), 3)
-    told = await queues_when(api, lambda queues: sum(one["in_progress"] for one in queues["agents"]) == 3)
-    by_name = {one["agent"]: (one["waiting"], one["in_progress"]) for one in told["agents"]}
+    reported = await queues_when(api, lambda queues: sum(one["in_progress"] for one in queues["agents"]) == 3)
+    by_name = {one["agent"]: (one["waiting"], one["in_progress"]) for one in reported["agents"]}
     assert by_name == {"writer": (2, 3), "reader": (0, 0), ODD_AGENT: (2, 0)}
-    assert {one["concurrency"] for one in told["agents"]} == {16}
+    assert {one["concurrency"] for one in reported["agents"]} == {16}
 
 
 async def test_parked_jobs_count_whether_or_not_a_worker_has_them_in_mind(api: HttpApi) -> None:
     await put(api.bus, "bw.parked.writer.e1", 3)
     await take(api.bus, "PARKED", "worker-parked", 2)
-    told = await queues_when(api, lambda queues: queues["parked"] == 3)
-    assert sum(one["waiting"] + one["in_progress"] for one in told["agents"]) == 0
+    reported = await queues_when(api, lambda queues: queues["parked"] == 3)
+    assert sum(one["waiting"] + one["in_progress"] for one in reported["agents"]) == 0
 
 
 async def test_how_far_services_and_alert_channels_are_behind(alerting: HttpApi) -> None:
     await put(alerting.bus, "bw.attempts.writer.e1.a1", 4)
     await put(alerting.bus, "bw.alerts.breaker_open", 1)
     await take(alerting.bus, "EVENTS", "sink-events", 3)
-    told = await queues_when(
+    reported = await queues_when(
         alerting, lambda queues: {one["consumer"]: one["in_progress"] for one in queues["services"]}["sink-events"] == 3
     )
-    by_name = {one["consumer"]: (one["service"], one["waiting"], one["in_progress"]) for one in told["services"]}
+    by_name = {one["consumer"]: (one["service"], one["waiting"], one["in_progress"]) for one in reported["services"]}
     assert by_name == {
         "breaker": ("breaker", 4, 0),
         "budget": ("budget", 4, 0),
@@ -80,12 +80,12 @@ async def test_how_far_services_and_alert_channels_are_behind(alerting: HttpApi)
 
 
 @pytest.mark.usefixtures("own_nats_server")
-async def test_a_queue_that_was_never_made_is_not_told_as_an_empty_one(api: HttpApi) -> None:
+async def test_a_queue_that_was_never_made_is_not_reported_as_an_empty_one(api: HttpApi) -> None:
     await api.bus.jetstream().delete_consumer("JOBS", worker_consumer("reader"))
     with pytest.raises(NotFoundError):
         await api.bus.jetstream().consumer_info("JOBS", worker_consumer("reader"))
-    told = await queues_when(api, lambda queues: queues["agents"][1]["waiting"] is None)
-    assert [one["in_progress"] is None for one in told["agents"]] == [False, True, False]
+    reported = await queues_when(api, lambda queues: queues["agents"][1]["waiting"] is None)
+    assert [one["in_progress"] is None for one in reported["agents"]] == [False, True, False]
 
 
 async def test_an_answer_serves_everybody_for_a_second_and_no_longer(api: HttpApi) -> None:
@@ -127,10 +127,10 @@ async def test_without_nats_nothing_is_claimed(own_nats_server: RunningServer, a
     assert (answers[-1].status, answers[-1].code, answers[-1].headers["Retry-After"]) == (503, "unavailable", "1")
 
 
-async def test_the_document_tells_every_status_and_its_example_is_what_it_is_an_example_of() -> None:
+async def test_the_document_reports_every_status_and_its_example_is_what_it_is_an_example_of() -> None:
     operation = document()["paths"]["/api/v1/queues"]["get"]
     assert set(operation["responses"]) == {"200", "401", "403", "503", "default"}
     assert operation["security"] == [{"api_key": ["read"]}]
     [example] = operation["responses"]["200"]["content"]["application/json"]["examples"].values()
-    told = Queues.model_validate(example["value"])
-    assert told.model_dump(mode="json") == example["value"]
+    reported = Queues.model_validate(example["value"])
+    assert reported.model_dump(mode="json") == example["value"]

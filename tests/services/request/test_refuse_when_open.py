@@ -120,13 +120,13 @@ async def test_without_redis_jobs_are_accepted_and_the_worker_decides(redis_away
     assert (await redis_away.post({"agent": "reader", "prompt": "x"})).status == 202
 
 
-async def test_what_is_no_job_is_told_so_first(governed: HttpApi, redis: Redis) -> None:
+async def test_what_is_no_job_is_reported_so_first(governed: HttpApi, redis: Redis) -> None:
     await put_breaker(redis, "reader", "m", ISOLATED)
     answer = await governed.post({"agent": "reader", "prompt": "x", "model": "forbidden"})
     assert (answer.status, answer.paths) == (422, ["model"])
 
 
-async def test_a_reset_by_hand_lets_jobs_in_again(governed: HttpApi, redis: Redis) -> None:
+async def test_a_reset_by_an_operator_lets_jobs_in_again(governed: HttpApi, redis: Redis) -> None:
     await governed.act("breakers/isolate", agent="reader", model="m")
     assert (await governed.post({"agent": "reader", "prompt": "x"})).code == "agent_unavailable"
     await governed.act("breakers/reset", agent="reader", model="m")

@@ -76,7 +76,7 @@ FORBIDDEN = [
 
 
 @pytest.mark.parametrize(("has", "method", "path", "needed"), FORBIDDEN)
-async def test_a_key_that_may_not_is_told_what_it_has_what_it_takes_and_what_to_do(
+async def test_a_key_that_may_not_receives_what_it_has_what_it_takes_and_what_to_do(
     api: HttpApi, has: KeyScope, method: str, path: str, needed: str
 ) -> None:
     sent = header(api, has, name="on call")

@@ -163,7 +163,7 @@ async def test_every_error_has_the_one_shape(api: HttpApi) -> None:
         assert ("Allow" in answer.headers) == (status == 405)
 
 
-async def test_a_bug_is_answered_in_the_one_shape_and_tells_nothing_of_itself(
+async def test_a_bug_is_answered_in_the_one_shape_and_reports_nothing_of_itself(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: bytes) -> Job:

@@ -52,9 +52,9 @@ async def test_a_refusal_is_no_error_of_ours_and_an_outage_is(api: HttpApi, monk
         async with asyncio.timeout(60):
             while len(collector.spans) < 2:
                 await asyncio.sleep(0.01)
-        told = [
+        reported = [
             (span.attributes["http.response.status_code"], span.attributes.get("error.type"))
             for span in collector.spans
         ]
-        assert sorted(told, key=str) == [(404, None), (500, "RuntimeError")]
+        assert sorted(reported, key=str) == [(404, None), (500, "RuntimeError")]
         assert not any("sk-secret" in str(span.wire) or "the prompt" in str(span.wire) for span in collector.spans)

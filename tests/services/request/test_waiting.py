@@ -28,7 +28,7 @@ async def test_who_waits_gets_the_result_byte_for_byte(api: HttpApi) -> None:
     assert answer.json["output"] == "answer to x"
 
 
-async def test_who_waits_in_vain_is_told_that_the_job_is_accepted(api: HttpApi) -> None:
+async def test_who_waits_in_vain_gets_the_answer_that_the_job_is_accepted(api: HttpApi) -> None:
     async with asyncio.timeout(60):
         answer = await api.post(JOB, query="?wait_s=0.2")
     assert (answer.status, answer.json["status"]) == (202, "accepted")
@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_is_waited_for_no_longer(api: HttpApi) -> Non
 
 @pytest.mark.usefixtures("own_nats_server")
 @pytest.mark.parametrize("drain_s", [1])
-async def test_a_stopping_service_tells_who_still_waits_that_the_job_is_accepted(api: HttpApi) -> None:
+async def test_a_stopping_service_answers_who_still_waits_that_the_job_is_accepted(api: HttpApi) -> None:
     waiting = asyncio.create_task(api.post(JOB, query="?wait_s=200"))
 
     async def queued() -> bool:

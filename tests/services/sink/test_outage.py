@@ -36,7 +36,7 @@ def backlog(count: int, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def scrape(port: int) -> dict[tuple[str, ...], float]:
-    """What a sink tells of itself, by name and label values."""
+    """What a sink reports of itself, by name and label values."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         return {
@@ -56,19 +56,19 @@ async def test_a_long_outage_with_a_restart_costs_neither_rows_nor_memory(plane:
     await plane.until_done()
     before = psutil.Process(sink.pid).memory_info().rss
 
-    async def told_away() -> bool:
+    async def reported_away() -> bool:
         try:
-            told = await asyncio.to_thread(scrape, port)
+            scraped = await asyncio.to_thread(scrape, port)
         except urllib.error.URLError:
             return False  # it does not listen yet
-        return told.get(("unavailable", "clickhouse")) == 1
+        return scraped.get(("unavailable", "clickhouse")) == 1
 
     async with plane.clickhouse_away():
         for begin in range(8):
             await plane.publish(backlog(BACKLOG // 8, f"during-{begin}"))
-        await until(told_away, "the outage is in the metrics")
-        told = await asyncio.to_thread(scrape, port)
-        assert told["lag_seconds", "EVENTS"] > 0
+        await until(reported_away, "the outage is in the metrics")
+        scraped = await asyncio.to_thread(scrape, port)
+        assert scraped["lag_seconds", "EVENTS"] > 0
         held = await plane.consumer()
         assert held.num_pending >= BACKLOG - 2 * BATCH_SIZE, "it takes no more than it works on"
         assert held.num_ack_pending <= 2 * BATCH_SIZE
@@ -76,13 +76,13 @@ async def test_a_long_outage_with_a_restart_costs_neither_rows_nor_memory(plane:
         assert await sink.stop() == 0
         port = free_port()
         sink = plane.sink_process(tmp_path, metrics_port=port)
-        await until(told_away, "the second sink is at work, too")
+        await until(reported_away, "the second sink is at work, too")
     await plane.until_done()
     assert psutil.Process(sink.pid).memory_info().rss < before + ALLOWED
-    told = await asyncio.to_thread(scrape, port)
-    assert told["unavailable", "clickhouse"] == 0
-    assert told["rows_total", "executions"] >= BACKLOG
-    assert told["insert_duration_seconds_count", "executions"] >= BACKLOG / BATCH_SIZE
+    scraped = await asyncio.to_thread(scrape, port)
+    assert scraped["unavailable", "clickhouse"] == 0
+    assert scraped["rows_total", "executions"] >= BACKLOG
+    assert scraped["insert_duration_seconds_count", "executions"] >= BACKLOG / BATCH_SIZE
     await sink.stop()
     each = BACKLOG // 8
     assert await plane.rows("SELECT count(), toInt64(sum(total_cost) * 1000000000) FROM executions FINAL") == (
@@ -91,7 +91,7 @@ async def test_a_long_outage_with_a_restart_costs_neither_rows_nor_memory(plane:
     assert await plane.dead_letters() == []
 
 
-async def test_what_is_stored_what_waits_and_how_late_it_is_are_told(plane: Plane) -> None:
+async def test_what_is_stored_what_waits_and_how_late_it_is_are_reported(plane: Plane) -> None:
     await plane.publish([*(of_attempt(samples.attempt(f"e{n}")) for n in range(24)), ("bw.guards.writer", b"unknown")])
     subscription = await plane.jetstream.pull_subscribe_bind("sink-events", "EVENTS")
     registry = CollectorRegistry()
@@ -108,22 +108,22 @@ async def test_what_is_stored_what_waits_and_how_late_it_is_are_told(plane: Plan
         sink = Sink(plane.analytics, Publisher(lambda: plane.client, "sink"), lambda: late, SinkMetrics(registry))
         await sink.store(batch)
 
-    def told(name: str, **labels: str) -> float | None:
+    def scraped(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"breakwater_sink_{name}", labels)
 
     await store(10)
-    assert told("rows_total", table=schema.ATTEMPTS.name) == 10
-    assert told("waiting_messages", stream="EVENTS") == 15
-    assert told("lag_seconds", stream="EVENTS") == 90
-    assert told("dead_letters_total", stream="EVENTS") is None
+    assert scraped("rows_total", table=schema.ATTEMPTS.name) == 10
+    assert scraped("waiting_messages", stream="EVENTS") == 15
+    assert scraped("lag_seconds", stream="EVENTS") == 90
+    assert scraped("dead_letters_total", stream="EVENTS") is None
     await store(15)
-    assert told("rows_total", table=schema.ATTEMPTS.name) == 24
-    assert told("waiting_messages", stream="EVENTS") == 0
-    assert told("dead_letters_total", stream="EVENTS") == 1
-    assert told("batches_total", stream="EVENTS") == 2
-    assert told("insert_duration_seconds_count", table=schema.ATTEMPTS.name) == 2
-    assert told("unavailable", what="clickhouse") == 0
-    assert told("unavailable", what="nats") == 0
+    assert scraped("rows_total", table=schema.ATTEMPTS.name) == 24
+    assert scraped("waiting_messages", stream="EVENTS") == 0
+    assert scraped("dead_letters_total", stream="EVENTS") == 1
+    assert scraped("batches_total", stream="EVENTS") == 2
+    assert scraped("insert_duration_seconds_count", table=schema.ATTEMPTS.name) == 2
+    assert scraped("unavailable", what="clickhouse") == 0
+    assert scraped("unavailable", what="nats") == 0
 
 
 async def test_what_one_table_takes_is_stored_while_another_is_missing_and_the_outage_lasts(plane: Plane) -> None:
@@ -143,7 +143,7 @@ async def test_what_one_table_takes_is_stored_while_another_is_missing_and_the_o
         return registry.get_sample_value("breakwater_sink_unavailable", {"what": "clickhouse"}) == 1
 
     await until(one_is_stored, "the table that is there has its row")
-    await until(away, "the outage is told")
+    await until(away, "the outage to be reported")
     assert (await plane.consumer()).num_ack_pending == 2
     await plane.analytics.execute(schema.ATTEMPTS.ddl())
     await asyncio.wait_for(storing, 60)

@@ -31,7 +31,7 @@ def test_every_kind_has_its_table() -> None:
         assert row[-1] == 77
 
 
-def test_an_attempt_tells_when_it_was_stored() -> None:
+def test_an_attempt_reports_when_it_was_stored() -> None:
     table, row = records.read(*of_attempt(samples.attempt()), 77, STORED_AT)
     assert dict(zip(table.columns, row, strict=True))["stored_at"] == STORED_AT
 

@@ -144,7 +144,7 @@ async def physical_rows(plane: Plane) -> int:
 
 
 async def expected(plane: Plane, once: Analytics) -> dict[str, Any]:
-    """What everything on the bus amounts to, stored once; checked by hand where that can be."""
+    """What everything on the bus amounts to, stored once; compared with known figures where there are any."""
     await store_once(once, [*await deliveries(plane, "EVENTS"), *await deliveries(plane, "ALERTS")])
     right = await figures(once)
     known = [number for number in range(1, JOBS + 1) if number % 10]

@@ -282,7 +282,7 @@ async def test_a_dead_letter_waits_for_the_bus(plane: Plane) -> None:
     assert (await totals_of(plane))[0] == 1
 
 
-async def test_what_not_even_the_dead_letters_take_is_given_back_and_told(plane: Plane) -> None:
+async def test_what_not_even_the_dead_letters_take_is_given_back_and_reported(plane: Plane) -> None:
     # In base64 it is larger than the server's largest message.
     await plane.publish([("bw.guards.writer", b"x" * 7 * 1024 * 1024), of_attempt(samples.attempt())])
     structlog.reset_defaults()

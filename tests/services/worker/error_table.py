@@ -25,7 +25,7 @@ class Row:
         class_name: of the recorded error.
         retried: whether the same model is tried again.
         counted: whether the breaker counts it.
-        cost: of each call: `nothing`, `estimated` where it may have been billed, `billed` where the answer tells.
+        cost: of each call: `nothing`, `estimated` where it may have been billed, `billed` where the answer reports.
         fault: what the simulated provider does; None where it is never reached.
         endpoint: where the call goes instead: `refused`, `unknown_host` or `plain_port`.
     """

@@ -45,7 +45,7 @@ async def test_a_client_error_costs_one_call_and_ends_in_the_dead_letters_with_t
         assert dead_letter["execution_id"] == "j1"
 
 
-async def test_a_fallback_model_takes_over_and_its_spend_and_the_wasted_one_are_told_apart(
+async def test_a_fallback_model_takes_over_and_its_spend_and_the_wasted_one_are_distinguished(
     start_worker: StartWorker,
 ) -> None:
     models = {"sim/bad": model({"kind": "malformed_json"}), "sim/good": model()}

@@ -47,20 +47,20 @@ async def gone(redis: Redis) -> None:
     await redis.client.flushall()
 
 
-async def test_that_nobody_looks_after_the_breakers_is_told_once_and_so_is_that_somebody_does(redis: Redis) -> None:
+async def test_that_nobody_looks_after_the_breakers_is_reported_once_and_so_is_that_somebody_does(redis: Redis) -> None:
     registry = CollectorRegistry()
     async with watching(redis, 0.0, registry) as logs:
-        await until(lambda: _told(logs, 1), what="a warning")
+        await until(lambda: _reported(logs, 1), what="a warning")
         assert (logs[0]["event"], logs[0]["what"], logs[0]["log_level"]) == ("unavailable", "breakers", "warning")
         assert "python -m services breaker" in logs[0]["error"]
         assert registry.get_sample_value("breakwater_breaker_service_alive") == 0
         await asyncio.sleep(LOOKS_S)
         await Breakers(redis).beat()
-        await until(lambda: _told(logs, 2), what="the all-clear")
+        await until(lambda: _reported(logs, 2), what="the all-clear")
         assert (logs[1]["event"], logs[1]["what"]) == ("available_again", "breakers")
         assert registry.get_sample_value("breakwater_breaker_service_alive") == 1
         await gone(redis)
-        await until(lambda: _told(logs, 3), what="a second warning")
+        await until(lambda: _reported(logs, 3), what="a second warning")
         assert logs[2]["event"] == "unavailable"
 
 
@@ -73,7 +73,7 @@ async def test_a_breaker_service_may_take_its_time_to_begin(redis: Redis) -> Non
         assert logs == []
         # It has begun, so there is nothing to be patient with.
         await gone(redis)
-        await until(lambda: _told(logs, 1), what="a warning")
+        await until(lambda: _reported(logs, 1), what="a warning")
 
 
 async def test_while_redis_is_away_nothing_is_said_and_a_breaker_service_may_come_back_after_us(
@@ -91,5 +91,5 @@ async def test_while_redis_is_away_nothing_is_said_and_a_breaker_service_may_com
         assert logs == []
 
 
-async def _told(logs: list[EventDict], number: int) -> bool:
+async def _reported(logs: list[EventDict], number: int) -> bool:
     return len(logs) >= number

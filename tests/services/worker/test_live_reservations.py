@@ -72,7 +72,7 @@ def during(worker: Worker, *calls: LiveReservation) -> Generator[None]:
         del worker.live[call.attempt_id]
 
 
-async def test_when_all_is_lost_it_is_held_anew_at_the_next_look_where_it_was(redis: Redis) -> None:
+async def test_when_all_is_lost_it_is_held_again_at_the_next_look_where_it_was(redis: Redis) -> None:
     worker = Worker(redis)
     # Reserved yesterday: it counts there, whatever the time is now, and whatever there is room for by now.
     calls = [
@@ -89,7 +89,7 @@ async def test_when_all_is_lost_it_is_held_anew_at_the_next_look_where_it_was(re
     assert await worker.budgets.lapsed(now()) == []
 
 
-async def test_what_redis_has_lost_alone_is_held_anew_when_it_is_missing_twice(redis: Redis) -> None:
+async def test_what_redis_has_lost_alone_is_held_again_when_it_is_missing_twice(redis: Redis) -> None:
     worker = Worker(redis)
     await worker.fill()
     kept, lost = await worker.reserve("j:1", 3), await worker.reserve("k:1", 7)

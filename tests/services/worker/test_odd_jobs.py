@@ -76,7 +76,7 @@ async def test_a_jobs_own_short_deadline_says_nothing_of_the_model(start_worker:
         assert [a["counts_for_breaker"] for a in result["attempts"]] in ([False], [])
 
 
-async def test_a_lost_answer_on_the_last_try_is_told_as_such(start_worker: StartWorker) -> None:
+async def test_a_lost_answer_on_the_last_try_is_reported_as_such(start_worker: StartWorker) -> None:
     agents = {"writer": {"model": "sim/m", "retry": {"max_attempts": 1}}}
     moment = "2026-11-21T10:00:00.000Z"
     recorded = {

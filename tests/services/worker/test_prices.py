@@ -51,7 +51,7 @@ def test_a_model_is_found_by_its_id_its_provider_or_its_bare_name(model: str) ->
     assert LISTED.cost(model, Usage(1000, 100)) == expected > 0
 
 
-def test_the_provider_in_the_id_tells_which_of_several_prices_it_is() -> None:
+def test_the_provider_in_the_id_decides_which_of_several_prices_it_is() -> None:
     own = listed_nano("groq", "llama-3.3-70b-versatile", input_mtok=1000, output_mtok=100)
     assert LISTED.cost("groq/llama-3.3-70b-versatile", Usage(1000, 100)) == own
     assert LISTED.cost("llama-3.3-70b-versatile", Usage(1000, 100)) is None
@@ -66,7 +66,7 @@ def test_what_the_provider_calls_a_model_is_looked_up_first() -> None:
     assert book.cost("p/gpt-4o", Usage(1000, 100)) == LISTED.cost("openai/gpt-4", Usage(1000, 100)) is not None
 
 
-def test_a_model_that_nobody_prices_costs_none_and_is_told_once() -> None:
+def test_a_model_that_nobody_prices_costs_none_and_is_reported_once() -> None:
     book = PriceBook({})
     with capture_logs() as logs:
         assert book.cost("sim/none-such", Usage(1, 1)) is None

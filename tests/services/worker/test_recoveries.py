@@ -81,8 +81,8 @@ async def test_a_conversation_that_is_too_long_is_trimmed_where_the_agent_wants_
     first, second = trimmed["attempts"]
     assert (first["dropped_messages"], second["cause"]) == (0, "context_trim")
     assert 0 < second["dropped_messages"] < len(messages) - 2
-    [told] = [step for step in heard if step["event"] == "context_trimmed"]
-    assert told["count"] == second["dropped_messages"]
+    [reported] = [step for step in heard if step["event"] == "context_trimmed"]
+    assert reported["count"] == second["dropped_messages"]
     assert [attempt["model"] for attempt in moved["attempts"]] == ["sim/b", "sim/c"]
 
 
@@ -149,7 +149,7 @@ async def test_a_failed_job_can_answer_with_a_message_that_its_parent_can_read(s
     assert {step["parent_execution_id"] for step in heard} == {"p1"}
 
 
-async def test_what_happens_is_told_while_it_happens(start_worker: StartWorker) -> None:
+async def test_what_happens_is_reported_while_it_happens(start_worker: StartWorker) -> None:
     models = {
         "sim/flaky": model({"requests": [1, 1], "status": 503}),
         "sim/down": model({"status": 500}),

@@ -1,4 +1,4 @@
-"""What a worker makes of the traces that a crash can leave behind, each laid out by hand."""
+"""What a worker makes of the traces that a crash can leave behind, each laid out in the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guards of tasks on a whole plane: what they stop, what they tell, and what lets a task go on."""
+"""Guards of tasks on a whole plane: what they stop, what they report, and what lets a task go on."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ async def test_tokens_and_costs_are_capped_also_within_one_job(start_worker: Sta
         corrected = await run(plane, "one", task="one", agent="stubborn")
         assert corrected["reason"] == "guard_tripped"
         assert [attempt["outcome"] for attempt in corrected["attempts"]] == ["error", "error", "short_circuited"]
-        told = [await plane.last("EVENTS", subjects.guard(agent)) for agent in agents]
-        assert [event and event["reason"] for event in told] == [
+        reported = [await plane.last("EVENTS", subjects.guard(agent)) for agent in agents]
+        assert [event and event["reason"] for event in reported] == [
             "320 tokens used (limit: 300)",
             "$0.000084 spent (limit: $0.00008)",
             "320 tokens used (limit: 300)",
