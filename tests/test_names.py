@@ -1,7 +1,9 @@
 """One word, one thing: no public class name in two modules, and the field's terms instead of words of our own."""
 
 import ast
+import io
 import re
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -28,6 +30,23 @@ INSTEAD = {
     "usual": "baseline",
 }
 _FORBIDDEN = re.compile(rf"(?<![a-z])(?<!dead_)({'|'.join(INSTEAD)})(?![a-z])")
+
+IN_PROSE = {
+    r"told|tells?|telling": "reported, logged, notified, sent, published or returned; for `tell apart`: distinguish",
+    r"usual": "baseline, standard, default or normal",
+    r"anew": "again, rebuilt or recreated",
+    r"by hand": "by an operator, manually",
+    r"doors?": "the HTTP API, the API client",
+    r"books": "the counters and the record, reconciliation",
+    r"bookkeeper": "reconciler",
+    r"(?<!dead )(?<!dead-)letters?": "dead letter",
+    r"in work": "in progress",
+}
+_IN_PROSE = tuple((re.compile(rf"(?<![\w-])(?:{word})(?![\w-])", re.IGNORECASE), say) for word, say in IN_PROSE.items())
+_OF_THE_ALPHABET = re.compile(
+    r"(Latin|lower-case|small|one|of the) letter|letters,? (and )?digits|letter of the", re.IGNORECASE
+)
+"""Where `letter` is one of the alphabet."""
 
 
 @cache
@@ -57,6 +76,26 @@ def words(name: str) -> set[str]:
     return set(_FORBIDDEN.findall(snake))
 
 
+def prose_of(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file that people read, with their numbers: of Python its comments and strings."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        yield from enumerate(text.splitlines(), 1)
+        return
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in (tokenize.COMMENT, tokenize.STRING):
+            yield from enumerate(token.string.splitlines(), token.start[0])
+
+
+def private_words(line: str) -> Iterator[str]:
+    """The words of a line of prose that are not the field's, with what to say instead."""
+    for word, say in _IN_PROSE:
+        for found in word.finditer(line):
+            if "letter" in found[0].lower() and _OF_THE_ALPHABET.search(line):
+                continue
+            yield f"{found[0]!r}: say {say}"
+
+
 def test_the_words_of_a_name_are_found() -> None:
     assert words("was_told") == words("Told") == words("notToldYet") == {"told"}
     assert words("isolated_by_hand") == {"by_hand"}
@@ -79,3 +118,26 @@ def test_names_are_the_fields_terms() -> None:
         for name in (*names_given(tree), *Path(path).with_suffix("").parts):
             found[path] |= {f"{name}: say {INSTEAD[word]}" for word in words(name)}
     assert not any(found.values()), {path: names for path, names in found.items() if names}
+
+
+def test_private_words_in_prose_are_found() -> None:
+    for line in ("People are told of it.", "made anew", "the HTTP door", "a letter", "set by hand", "12 in work"):
+        assert list(private_words(line)), line
+    for line in ("a dead letter", "dead-letters", "letters and digits", "it is reported", "bookkeeping", "indoors"):
+        assert not list(private_words(line)), line
+
+
+def test_prose_is_in_the_fields_terms() -> None:
+    """Docstrings, comments, messages, help texts, pages and documents. The changelog names what was renamed."""
+    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    for folder in ("libs", "services"):
+        files += [
+            file for kind in ("py", "lua", "html", "js", "yaml", "sql") for file in (ROOT / folder).rglob(f"*.{kind}")
+        ]
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {word}"
+        for file in files
+        for number, line in prose_of(file)
+        for word in private_words(line)
+    ]
+    assert not found, "\n".join(found)

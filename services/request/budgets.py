@@ -98,7 +98,7 @@ class BudgetRoutes:
         return result
 
     async def _raise(self, asked: ApiRequest[RaiseCapRequest]) -> BudgetEvent | UnchangedBudget:
-        """Publishes first, and records it then: a raise that only Redis knew would end when Redis is filled anew."""
+        """Publishes first, and records it then: a raise that only Redis knew would end when Redis is filled again."""
         now, caps, limit = self._now(), self._caps(), asked.form.limit_usd
         snapshot = await self._counters.snapshot(current(self._counters, now))
         counter = _counter(asked.form.budget, caps, snapshot)
