@@ -28,7 +28,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def made(code: str, called: str = "notify", timeout_s: float = 5.0) -> AlertSender:
-        (tmp_path / f"{name}.py").write_text(f"import asyncio, threading, time\ntold = []\n{code}\n")
+        (tmp_path / f"{name}.py").write_text(f"import asyncio, threading, time\nreceived = []\n{code}\n")
         setting = {"callable": f"{name}:{called}", "timeout_s": timeout_s}
         config = config_of(channels={"own": {"python": setting}})
         [one] = channels_of(config.alerts, sent_messages=_none, now=lambda: AT)
@@ -58,15 +58,15 @@ async def test_a_callable_is_given_the_event_and_all_there_is(make: Make, word: 
 
 @pytest.mark.parametrize("kind", ["def __call__", "async def __call__"])
 async def test_an_object_that_can_be_called_is_a_callable(make: Make, kind: str) -> None:
-    one = make(f"class Tell:\n    {kind}(self, event, payload):\n        received.append(event)\ntell = Tell()")
+    one = make(f"class Notify:\n    {kind}(self, event, payload):\n        received.append(event)\nnotify = Notify()")
     await one.send(alert())
     assert received(make) == ["breaker_open"]
 
 
 async def test_a_method_is_found_by_its_path(make: Make) -> None:
     one = make(
-        "class Tell:\n    @staticmethod\n    def now(event, payload):\n        received.append(event)",
-        called="Tell.now",
+        "class Notify:\n    @staticmethod\n    def now(event, payload):\n        received.append(event)",
+        called="Notify.now",
     )
     await one.send(alert())
     assert received(make) == ["breaker_open"]
@@ -98,7 +98,7 @@ async def test_what_it_raises_is_reported_and_worth_another_try(make: Make, word
 
 
 async def test_a_plain_callable_that_returns_a_coroutine_is_no_delivery(make: Make) -> None:
-    one = make("async def real(event, payload): ...\ntell = lambda event, payload: real(event, payload)")
+    one = make("async def real(event, payload): ...\nnotify = lambda event, payload: real(event, payload)")
     with pytest.raises(SendError, match="write it with `async def`"):
         await one.send(alert())
 
