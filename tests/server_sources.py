@@ -112,7 +112,7 @@ class EmbeddedServers:
         self._running: list[RunningServer] = []
 
     def nats(self) -> RunningServer:
-        return self._run(lambda data, port: nats_spec(data, port, ()), "nats://127.0.0.1:{port}")
+        return self._run(lambda data, port: nats_spec(data, port, {}), "nats://127.0.0.1:{port}")
 
     def redis(self) -> RunningServer:
         return self._run(lambda data, port: redis_spec(data, port, None), "redis://127.0.0.1:{port}/0")

@@ -360,4 +360,4 @@ def test_every_service_has_its_grant() -> None:
 
 
 def test_an_empty_list_is_rendered_as_a_refusal_of_all() -> None:
-    assert 'subscribe: { deny: ">" }' in render([Grant("mute", ("a",), ())], lambda _: "x")
+    assert 'publish: { deny: ">" }' in render([Grant("mute")], lambda _: "x")

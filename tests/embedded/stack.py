@@ -54,7 +54,7 @@ async def run(data: DataDir, *, servers: bool, stubborn: bool, hang: bool) -> in
 
         async def bring_up() -> None:
             if servers:
-                await supervisor.start([nats_spec(data.path, free_port(), ()), redis_spec(data.path, free_port(), "x")])
+                await supervisor.start([nats_spec(data.path, free_port(), {}), redis_spec(data.path, free_port(), "x")])
             await supervisor.start([python_spec(data.path, "sleeper", SLEEPER)])
             if stubborn:
                 spec = says_up(python_spec(data.path, "stubborn", STUBBORN))

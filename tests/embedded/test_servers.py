@@ -14,129 +14,69 @@ import psutil
 import pytest
 import redis.asyncio as redis
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 
-from breakwater.bus.permissions import Grant
+from breakwater.bus.permissions import GRANTS
 from breakwater.embedded.binaries import ServerNotFoundError, find_nats, find_valkey, require_clickhouse
 from breakwater.embedded.ports import choose_port, free_port
 from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
-from breakwater.embedded.servers import NatsUser, clickhouse_spec, nats_spec, redis_spec
+from breakwater.embedded.servers import clickhouse_spec, nats_spec, redis_spec
 from breakwater.embedded.supervisor import Supervisor
 
 NASTY = 'a"b\\c $d #e {f} ü\t€; \x01'
-ADMIN = NatsUser(Grant("admin", (">",), (">",)), "admin-pass")
-EVERY_REPLY = "_INBOX.>"
+PASSWORDS = {grant.user: f"{grant.user}-pass" for grant in GRANTS}
 
 
 @contextlib.asynccontextmanager
 async def running_nats(
-    data: Path, *users: NatsUser, sync_interval: str = "1s", monitor_port: int | None = None
+    data: Path, passwords: dict[str, str], *, sync_interval: str = "1s", monitor_port: int | None = None
 ) -> AsyncGenerator[int]:
     port = free_port()
-    spec = nats_spec(data, port, users, sync_interval=sync_interval, monitor_port=monitor_port)
+    spec = nats_spec(data, port, passwords, sync_interval=sync_interval, monitor_port=monitor_port)
     async with Supervisor() as supervisor:
         await supervisor.start([spec])
         yield port
 
 
-class Connection:
-    """One user's connection, and what the server has refused to it."""
-
-    def __init__(self, client: Client, refused: list[str]) -> None:
-        self.client = client
-        self.refused = refused
-
-    async def refusals(self, number: int) -> list[str]:
-        """Wait until so many were reported; the client reports them in a task of its own."""
-        await self.client.flush()
-        async with asyncio.timeout(60):
-            while len(self.refused) < number:
-                await asyncio.sleep(0.01)
-        return [text.lower() for text in self.refused]
-
-
-async def subscribed(client: Client) -> None:
-    """Waits until the server has the subscriptions. nats-py sends the first ping ahead of one that waits to be sent."""
-    for _ in range(2):
-        await client.flush()
-
-
 @contextlib.asynccontextmanager
-async def connected(port: int, user: NatsUser, password: str | None = None) -> AsyncGenerator[Connection]:
-    refused: list[str] = []
+async def connected(port: int, password: str) -> AsyncGenerator[Client]:
+    async def ignore(_: Exception) -> None: ...
 
-    async def on_error(error: Exception) -> None:
-        refused.append(str(error))
-
+    address = f"nats://127.0.0.1:{port}"
     client = await nats.connect(
-        f"nats://127.0.0.1:{port}",
-        user=user.grant.user,
-        password=password or user.password,
-        error_cb=on_error,
-        allow_reconnect=False,
+        address, user="worker", password=password, inbox_prefix="_INBOX_worker", error_cb=ignore, allow_reconnect=False
     )
     try:
-        yield Connection(client, refused)
+        yield client
     finally:
         await client.close()
 
 
-async def test_a_user_publishes_and_subscribes_to_its_own_subjects_only(tmp_path: Path) -> None:
-    worker = NatsUser(Grant("worker", publish=("bw.attempts.>",), subscribe=("bw.jobs.*", EVERY_REPLY)), "w")
-    async with running_nats(tmp_path, ADMIN, worker) as port, connected(port, ADMIN) as admin:
-        everything = await admin.client.subscribe(">")
-        await subscribed(admin.client)
-        async with connected(port, worker) as limited:
-            await limited.client.publish("bw.attempts.writer.1", b"mine")
-            await limited.client.publish("bw.jobs.writer", b"not mine")
-            await limited.client.subscribe("bw.jobs.writer")
-            await limited.client.subscribe("bw.attempts.>")
-            publish, subscribe = await limited.refusals(2)
-            assert publish == 'nats: permissions violation for publish to "bw.jobs.writer"'
-            assert subscribe == 'nats: permissions violation for subscription to "bw.attempts.>"'
-        assert (await everything.next_msg(1)).data == b"mine"
-        with pytest.raises(nats.errors.TimeoutError):
-            await everything.next_msg(0.1)
-
-
-async def test_no_subjects_means_none_and_not_all(tmp_path: Path) -> None:
-    mute = NatsUser(Grant("mute", publish=(), subscribe=()), "m")
-    async with running_nats(tmp_path, ADMIN, mute) as port, connected(port, mute) as limited:
-        await limited.client.publish("anything", b"")
-        await limited.client.subscribe("anything")
-        assert len(await limited.refusals(2)) == 2
-
-
-async def test_a_user_that_may_answer_answers_requests_and_nothing_else(tmp_path: Path) -> None:
-    service = NatsUser(Grant("service", publish=(), subscribe=("ask",), answers=True), "s")
-    async with running_nats(tmp_path, ADMIN, service) as port, connected(port, service) as limited:
-
-        async def answer(message: Msg) -> None:
-            await message.respond(b"answer")
-
-        await limited.client.subscribe("ask", cb=answer)
-        await subscribed(limited.client)
-        async with connected(port, ADMIN) as admin:
-            assert (await admin.client.request("ask", b"", timeout=30)).data == b"answer"
-        await limited.client.publish("_INBOX.of.others", b"")
-        assert len(await limited.refusals(1)) == 1
-
-
 @pytest.mark.parametrize("password", [NASTY, "$2a", "true", "123", "a'b", "new\nline"])
 async def test_any_password_reaches_nats_unchanged_and_no_other_gets_in(tmp_path: Path, password: str) -> None:
-    user = NatsUser(Grant("worker", (">",), (">",)), password)
-    async with running_nats(tmp_path, user) as port:
-        async with connected(port, user) as connection:
-            assert connection.client.is_connected
+    async with running_nats(tmp_path, PASSWORDS | {"worker": password}) as port:
+        async with connected(port, password) as client:
+            assert client.is_connected
         with pytest.raises(nats.errors.Error, match="Authorization"):
-            await connected(port, user, password="wrong").__aenter__()
+            await connected(port, "wrong").__aenter__()
 
 
 async def test_a_bcrypt_hash_stands_for_its_password(tmp_path: Path) -> None:
     # A published test vector of bcrypt.
-    user = NatsUser(Grant("worker", (">",), (">",)), "$2a$05$CCCCCCCCCCCCCCCCCCCCC.E5YPO9kmyuRGyh0XouQYb4YMJKvyOeW")
-    async with running_nats(tmp_path, user) as port, connected(port, user, password="U*U") as connection:
-        assert connection.client.is_connected
+    hashed = {"worker": "$2a$05$CCCCCCCCCCCCCCCCCCCCC.E5YPO9kmyuRGyh0XouQYb4YMJKvyOeW"}
+    async with running_nats(tmp_path, PASSWORDS | hashed) as port, connected(port, "U*U") as client:
+        assert client.is_connected
+
+
+async def test_streams_from_before_there_were_accounts_are_kept(tmp_path: Path) -> None:
+    async with running_nats(tmp_path, {}) as port:
+        client = await nats.connect(f"nats://127.0.0.1:{port}")
+        await client.jetstream().add_stream(name="EVENTS", subjects=["bw.attempts.>"], allow_direct=True)
+        await client.jetstream().publish("bw.attempts.writer.e1.1", b"kept")
+        await client.close()
+    for _ in range(2):
+        async with running_nats(tmp_path, PASSWORDS) as port, connected(port, PASSWORDS["worker"]) as client:
+            found = await client.jetstream().get_last_msg("EVENTS", "bw.attempts.writer.e1.1", direct=True)
+            assert found.data == b"kept"
 
 
 def read_json(url: str) -> Any:
@@ -147,20 +87,20 @@ def read_json(url: str) -> Any:
 @pytest.mark.parametrize("sync_interval", ["1s", "always"])
 async def test_nats_runs_with_the_settings_that_were_asked_for(tmp_path: Path, sync_interval: str) -> None:
     monitor = free_port()
-    async with running_nats(tmp_path, ADMIN, sync_interval=sync_interval, monitor_port=monitor) as port:
+    async with running_nats(tmp_path, PASSWORDS, sync_interval=sync_interval, monitor_port=monitor) as port:
         stored = (await asyncio.to_thread(read_json, f"http://127.0.0.1:{monitor}/jsz?config=1"))["config"]
         assert stored["store_dir"] == str(tmp_path / "nats" / "jetstream")
         if sync_interval == "always":
             assert stored["sync_always"] is True
         else:
             assert stored["sync_interval"] == 1_000_000_000, "in nanoseconds"
-        async with connected(port, ADMIN) as admin:
-            assert admin.client.max_payload == 8 * 1024 * 1024
+        async with connected(port, PASSWORDS["worker"]) as client:
+            assert client.max_payload == 8 * 1024 * 1024
 
 
 async def test_no_server_listens_beyond_loopback_or_shows_a_secret_in_its_arguments(tmp_path: Path) -> None:
-    user = NatsUser(Grant("worker", (">",), (">",)), "hidden-word")
-    specs = [nats_spec(tmp_path, free_port(), [user]), redis_spec(tmp_path, free_port(), "hidden-word")]
+    passwords = dict.fromkeys(PASSWORDS, "hidden-word")
+    specs = [nats_spec(tmp_path, free_port(), passwords), redis_spec(tmp_path, free_port(), "hidden-word")]
     async with Supervisor() as supervisor:
         await supervisor.start(specs)
         for one in supervisor.keepers.values():
@@ -169,7 +109,7 @@ async def test_no_server_listens_beyond_loopback_or_shows_a_secret_in_its_argume
             assert [at.ip for at in listening] == ["127.0.0.1"]
             assert "hidden-word" not in " ".join(process.cmdline())
             assert "hidden-word" not in json.dumps(process.environ())
-    assert "hidden-word" not in repr(specs) + repr(user)
+    assert "hidden-word" not in repr(specs)
     for name in ("nats.conf", "redis.conf"):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
         assert "hidden-word" in (tmp_path / name).read_text()
@@ -206,9 +146,9 @@ async def test_a_taken_standard_port_gives_the_next_one(tmp_path: Path) -> None:
 
 
 def test_users_are_optional_and_monitoring_is_off_unless_asked_for(tmp_path: Path) -> None:
-    nats_spec(tmp_path, 4222, ())
+    nats_spec(tmp_path, 4222, {})
     redis_spec(tmp_path, 6379, None)
-    assert "authorization" not in (tmp_path / "nats.conf").read_text()
+    assert "accounts" not in (tmp_path / "nats.conf").read_text()
     assert "http" not in (tmp_path / "nats.conf").read_text()
     assert "requirepass" not in (tmp_path / "redis.conf").read_text()
 

@@ -209,7 +209,7 @@ async def test_what_a_crashed_process_had_started_dies_with_it(tmp_path: Path) -
 async def test_data_of_real_servers_is_there_after_a_crash_and_a_stop_leaves_no_process(tmp_path: Path) -> None:
     redis_port = free_port()
     async with Supervisor() as supervisor:
-        await supervisor.start([nats_spec(tmp_path, free_port(), ()), redis_spec(tmp_path, redis_port, "pass word")])
+        await supervisor.start([nats_spec(tmp_path, free_port(), {}), redis_spec(tmp_path, redis_port, "pass word")])
         running = {psutil.Process(one.pid) for one in supervisor.keepers.values()}
         async with redis.Redis(port=redis_port, password="pass word") as client:
             await client.set("spend", "7")

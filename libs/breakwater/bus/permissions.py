@@ -1,4 +1,4 @@
-"""Who may do what on the bus, as data: one NATS user for each service, with its own subjects and no others.
+"""Who may do what on the bus, as data: one NATS user for each service, and the account that it is in.
 
 | user | for |
 |---|---|
@@ -6,26 +6,28 @@
 | `setup` | the administrator: creates and updates streams and consumers, reads all streams, puts dead letters back |
 | `client` | programs: publish jobs; subscribe to answers, alerts and events |
 
-Three decisions that the lists below follow:
+NATS checks the subject of a request but not its reply subject: within an account, whoever may ask for anything can have
+the server publish the answer wherever they like, such as on `$JS.API.STREAM.DELETE.EVENTS`. So the streams are in an
+account, `plane`, from which the account of each user imports what the user may publish to; and it imports what the user
+may hear from the accounts of those that publish it. A reply subject means nothing outside the account of the user that
+asks. Only `worker` is in the streams' account, and is trusted with them (ADR 0040).
+
+Three more decisions that the lists below follow:
 
 - **Replies are private.** Every user of ours has its own inbox prefix (`_INBOX_worker`), and connects with it, so that
-  no service receives replies to another one. Programs keep their library's default
-  (`_INBOX`), which no service can subscribe to.
+  no service receives replies to another one. Programs keep their library's default (`_INBOX`).
 - **A job's `reply_to` is an inbox of the programs or lies under `bw.replies`.** The worker may publish nowhere else, so
   a job can't make it forge an event or answer in the server's name.
 - **Programs get no right to create consumers.** Who may create one on a stream may also change or drain those of our
   services. Programs subscribe to what happens, and read what is stored by direct get. One that wants a durable consumer
   of its own gets it from the administrator, and a user with `consumes(stream, name)`.
-
-What NATS does not check is the reply subject of a request: who may ask may have the answer, an acknowledgement or a
-stored message, sent to any subject. So these users keep apart programs that are not careful from services; a program
-that is not trusted belongs on the HTTP interface, with an API key.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from breakwater.bus.topology import (
@@ -40,16 +42,27 @@ from breakwater.contracts.subjects import ALERTER_LEADER, CHANNEL_TESTS, Stream
 CLIENT_INBOX = "_INBOX"
 REPLIES = "bw.replies"
 
+STREAMS_ACCOUNT = "plane"
+"""Where the streams are, and where a reply subject reaches JetStream."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
     """A NATS user and the only subjects it may use."""
 
     user: str
-    publish: tuple[str, ...]
-    subscribe: tuple[str, ...]
-    answers: bool = False
-    """Whether it may reply to a request, once, on any reply subject."""
+    publish: tuple[str, ...] = ()
+    """What goes to the streams, or asks JetStream for something."""
+    sends: tuple[str, ...] = ()
+    """What is not stored: it goes to whoever listens."""
+    subscribe: tuple[str, ...] = ()
+    """What it hears; its inbox is not among them."""
+    serves: tuple[str, ...] = ()
+    """Requests that it answers, each once."""
+    asks: tuple[str, ...] = ()
+    """Requests that another user answers."""
+    with_streams: bool = False
+    """Whether it is in the streams' own account, where its requests cost less and a reply subject reaches JetStream."""
 
 
 def inbox_prefix(user: str) -> str:
@@ -88,10 +101,6 @@ def _api(*calls: str) -> tuple[str, ...]:
     return tuple(f"$JS.API.{call}" for call in calls)
 
 
-def _grant(user: str, *, publish: Iterable[str], subscribe: Iterable[str] = (), answers: bool = False) -> Grant:
-    return Grant(user, tuple(publish), (f"{inbox_prefix(user)}.>", *subscribe), answers)
-
-
 RECORD = (
     f"$JS.API.STREAM.INFO.{Stream.EVENTS}",
     *(f"$JS.API.CONSUMER.INFO.{Stream.EVENTS}.{consumer}" for consumer in ("sink-events", "budget")),
@@ -114,34 +123,40 @@ BACKLOGS = tuple(
 )
 """How much waits for workers and services; those of RECORD go with them."""
 
+_INFO = "$JS.API.INFO"
+"""Imported by all, as the server gives an account that does not import it a JetStream of its own, which is off."""
+
+_ANSWERS_WITHIN = "1m"
+"""How long the server remembers where further answers to one request go; longer than any pull waits for a message."""
+
 GRANTS = (
-    _grant(
+    Grant(
         "request",
         publish=(
-            # A job, and that it is queued; what an operator resets, or forces open; caps that an operator raises.
-            *_below("jobs", "progress", "breakers", "guards", "budgets"),
+            # A job; what an operator resets, or forces open; caps that an operator raises.
+            *_below("jobs", "breakers", "guards", "budgets"),
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
             # Dead letters: how many there are, and which of them were run again.
             f"$JS.API.STREAM.INFO.{Stream.DLQ}",
             "bw.replayed.*",
             # Incidents that an operator acknowledges or resolves; what a channel is to send again; channel tests.
             *_below("alerts", "alerter.replays"),
-            CHANNEL_TESTS,
             f"$JS.API.STREAM.INFO.{Stream.ALERTS}",
             *reads(Stream.ALERTS, Stream.ALERTER),
             # It compares the budgets with the record on request.
             *RECORD,
             *BACKLOGS,
         ),
+        sends=_below("progress"),
         subscribe=_below("results", "progress"),
+        asks=(CHANNEL_TESTS,),
     ),
-    _grant(
+    Grant(
         "worker",
+        with_streams=True,
         publish=(
             # Breakers: from open to half-open, when it takes the probe.
-            *_below("attempts", "executions", "breakers", "guards", "progress", "results", "dlq"),
-            f"{CLIENT_INBOX}.>",
-            f"{REPLIES}.>",
+            *_below("attempts", "executions", "breakers", "guards", "results", "dlq"),
             # All consumers of JOBS are the worker's, one for each agent: a new agent needs no new grant.
             *consumes(Stream.JOBS, "*"),
             # A job that has to wait for long is parked, and put back into its queue when it is due.
@@ -150,8 +165,9 @@ GRANTS = (
             "bw.jobs.>",
             *reads(Stream.EVENTS, Stream.RESULTS),
         ),
+        sends=(*_below("progress"), f"{CLIENT_INBOX}.>", f"{REPLIES}.>"),
     ),
-    _grant(
+    Grant(
         "breaker",
         publish=(
             *_below("breakers", "dlq"),
@@ -161,7 +177,7 @@ GRANTS = (
             *reads(Stream.EVENTS),
         ),
     ),
-    _grant(
+    Grant(
         "budget",
         publish=(
             *_below("budgets", "dlq"),
@@ -171,7 +187,7 @@ GRANTS = (
             *reads(Stream.EVENTS),
         ),
     ),
-    _grant(
+    Grant(
         "alerter",
         publish=(
             *_below("alerts", "dlq"),
@@ -186,16 +202,15 @@ GRANTS = (
             f"$JS.API.STREAM.INFO.{Stream.ALERTS}",
             *reads(Stream.ALERTS, Stream.ALERTER),
         ),
-        subscribe=(CHANNEL_TESTS,),
-        answers=True,
+        serves=(CHANNEL_TESTS,),
     ),
-    _grant(
+    Grant(
         "sink",
         publish=("bw.dlq.>", *consumes(Stream.EVENTS, "sink-events"), *consumes(Stream.ALERTS, "sink-alerts")),
     ),
-    _grant(
+    Grant(
         "setup",
-        # Neither deletes nor purges: no mistake of an administrator's script empties a stream.
+        # Neither deletes nor purges: neither an administrator's script nor a stolen password empties a stream.
         publish=(
             *_api("INFO", "STREAM.INFO.>", "STREAM.LIST", "STREAM.NAMES", "STREAM.CREATE.>", "STREAM.UPDATE.>"),
             *_api("CONSUMER.INFO.>", "CONSUMER.LIST.>", "CONSUMER.NAMES.>"),
@@ -204,16 +219,17 @@ GRANTS = (
             "bw.jobs.>",
         ),
     ),
-    _grant(
+    Grant(
         "client",
         publish=(
             "bw.jobs.>",
-            "$JS.API.INFO",
+            _INFO,
             *(f"$JS.API.STREAM.INFO.{stream}" for stream in (Stream.EVENTS, Stream.ALERTS, Stream.RESULTS)),
             *reads(Stream.EVENTS, Stream.ALERTS, Stream.RESULTS),
         ),
         subscribe=(
             *_below("attempts", "executions", "breakers", "budgets", "guards", "alerts", "progress", "results"),
+            f"{CLIENT_INBOX}.>",
             f"{REPLIES}.>",
         ),
     ),
@@ -226,28 +242,95 @@ def password_variable(user: str) -> str:
     return f"BW_NATS_{user.upper()}_PASSWORD"
 
 
-def render(grants: Iterable[Grant], password: Callable[[str], str]) -> str:
-    """Renders the `authorization` block of a nats-server's config file.
+def render(grants: Sequence[Grant], password: Callable[[str], str]) -> str:
+    """Renders the `accounts` block of a nats-server's config file.
 
     Args:
         grants: the users.
         password: gives the password of a user as it shall stand in the file: a quoted string, or `$VARIABLE`.
     """
-    return "\n".join(["authorization {", "  users: [", *(_user(grant, password) for grant in grants), "  ]", "}", ""])
+    accounts: dict[str, list[Grant]] = {STREAMS_ACCOUNT: []}
+    for grant in grants:
+        accounts.setdefault(account(grant), []).append(grant)
+    rendered = (_account(name, users, grants, password) for name, users in accounts.items())
+    return f"accounts {{\n{''.join(rendered)}}}\n"
 
 
-def _user(grant: Grant, password: Callable[[str], str]) -> str:
-    def allowed(subjects: Iterable[str]) -> str:
-        # The server takes an empty list for "no restriction".
-        listed = "".join(f'          "{subject}"\n' for subject in subjects)
-        return f"{{ allow: [\n{listed}        ] }}" if listed else '{ deny: ">" }'
+def account(grant: Grant) -> str:
+    """The name of the account that a user is in."""
+    return STREAMS_ACCOUNT if grant.with_streams else grant.user
 
+
+def _account(name: str, users: Sequence[Grant], grants: Iterable[Grant], password: Callable[[str], str]) -> str:
+    """An account: its users, what they import, and what others may hear or ask of it."""
+    others = [grant for grant in grants if grant not in users]
+    imports = [
+        _import("stream", account(other), subject)
+        for other in others
+        for user in users
+        for subject in user.subscribe
+        if subject in other.publish or subject in other.sends
+    ]
+    imports += [
+        _import("service", account(other), subject)
+        for other in others
+        for user in users
+        for subject in user.asks
+        if subject in other.serves
+    ]
+    exports: dict[str, list[str]] = {}
+    for other in others:
+        for subject in (subject for user in users for subject in user.serves if subject in other.asks):
+            exports.setdefault(_service(subject), []).append(account(other))
+        for subject in other.subscribe:
+            if any(subject in user.publish or subject in user.sends for user in users):
+                exports.setdefault(f'stream: "{subject}"', []).append(account(other))
+        if name == STREAMS_ACCOUNT:
+            for subject in dict.fromkeys((_INFO, *other.publish)):
+                exports.setdefault(_service(subject), []).append(account(other))
+    if name != STREAMS_ACCOUNT:
+        published = dict.fromkeys((_INFO, *(subject for user in users for subject in user.publish)))
+        imports += [_import("service", STREAMS_ACCOUNT, subject) for subject in published]
+    exported = [f"{{ {what}, accounts: [{', '.join(accounts)}] }}" for what, accounts in exports.items()]
     return (
-        f"    {{\n      user: {grant.user}\n      password: {password(grant.user)}\n      permissions: {{\n"
-        f"        publish: {allowed(grant.publish)}\n        subscribe: {allowed(grant.subscribe)}\n"
-        + ('        allow_responses: { max: 1, expires: "1m" }\n' if grant.answers else "")
-        + "      }\n    }"
+        f"  {name} {{\n"
+        + ("    jetstream: enabled\n" if name == STREAMS_ACCOUNT else "")
+        + _list("users", (_user(user, password(user.user)) for user in users))
+        + _list("imports", imports)
+        + _list("exports", exported)
+        + "  }\n"
     )
+
+
+def _user(grant: Grant, password: str) -> str:
+    hears = dict.fromkeys((f"{inbox_prefix(grant.user)}.>", *grant.subscribe, *grant.serves))
+    publishes = dict.fromkeys((*grant.publish, *grant.sends, *grant.asks))
+    answers = '\n        allow_responses: { max: 1, expires: "1m" }' if grant.serves else ""
+    return f"""{{ user: {grant.user}, password: {password}, permissions: {{
+        publish: {_allowed(publishes)}
+        subscribe: {_allowed(hears)}{answers}
+      }} }}"""
+
+
+def _service(subject: str) -> str:
+    # Batches, and the messages of a pull, are many answers to one request; a get by subject has one.
+    many = re.match(r"\$JS\.API\.(DIRECT\.GET\.\w+$|CONSUMER\.MSG\.NEXT\.)", subject)
+    return f'service: "{subject}"' + (f', response: stream, threshold: "{_ANSWERS_WITHIN}"' if many else "")
+
+
+def _import(kind: str, account: str, subject: str) -> str:
+    return f'{{ {kind}: {{ account: {account}, subject: "{subject}" }} }}'
+
+
+def _list(name: str, items: Iterable[str]) -> str:
+    lines = [f"    {name}: [", *(f"      {item}" for item in items), "    ]"]
+    return "\n".join(lines) + "\n"
+
+
+def _allowed(subjects: Iterable[str]) -> str:
+    # The server takes an empty list for "no restriction".
+    listed = "".join(f'          "{subject}"\n' for subject in subjects)
+    return f"{{ allow: [\n{listed}        ] }}" if listed else '{ deny: ">" }'
 
 
 def main() -> None:

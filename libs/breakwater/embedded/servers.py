@@ -6,11 +6,10 @@ machine can read.
 
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 
-from breakwater.bus.permissions import Grant
+from breakwater.bus.permissions import GRANTS, STREAMS_ACCOUNT, render
 from breakwater.embedded.binaries import find_nats, find_valkey, require_clickhouse
 from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
 from breakwater.embedded.process import ProcessSpec
@@ -22,21 +21,10 @@ _LOOPBACK = "127.0.0.1"
 _MAX_PAYLOAD = 8 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class NatsUser:
-    """A NATS user and its password, in plain text or as its bcrypt hash (`$2a$…`).
-
-    No subjects mean none, and `(">",)` all. One that answers may do so on the reply subject of the request.
-    """
-
-    grant: Grant
-    password: str = field(repr=False)
-
-
 def nats_spec(
     data: Path,
     port: int,
-    users: Sequence[NatsUser],
+    passwords: Mapping[str, str],
     *,
     sync_interval: str = "1s",
     monitor_port: int | None = None,
@@ -46,7 +34,8 @@ def nats_spec(
     Args:
         data: The stack's data directory; the streams are kept in its `nats` directory.
         port: Client port, on loopback.
-        users: Who may connect. With none given, anyone may, as in a test.
+        passwords: That of each of the plane's users, in plain text or as its bcrypt hash (`$2a$…`). With none given,
+            anyone may connect and do everything, as in a test.
         sync_interval: How often stored messages are flushed to the disk: a duration (what a power cut may lose; a crash
             of the process loses nothing), or `always`.
         monitor_port: Port of the HTTP monitoring pages; None for no such pages.
@@ -64,9 +53,11 @@ def nats_spec(
     ]
     if monitor_port is not None:
         lines.append(f'http: "{_LOOPBACK}:{monitor_port}"')
-    if users:
-        lines += ["authorization {", "  users: [", *(_nats_user(user) for user in users), "  ]", "}"]
+    if passwords:
+        lines.append(render(GRANTS, lambda user: _quoted(passwords[user])))
     (data / "nats").mkdir(mode=0o700, parents=True, exist_ok=True)
+    if passwords:
+        _move_streams(data / "nats" / "jetstream")
     config = data / "nats.conf"
     write_private(config, "\n".join(lines) + "\n")
     return ProcessSpec(
@@ -134,19 +125,11 @@ def clickhouse_spec(data: Path, port: int, user: str, password_file: Path) -> Pr
     )
 
 
-def _nats_user(user: NatsUser) -> str:
-    grant, password = user.grant, _quoted(user.password)
-    permissions = f"publish: {_nats_subjects(grant.publish)}, subscribe: {_nats_subjects(grant.subscribe)}"
-    if grant.answers:
-        permissions += ", allow_responses: true"
-    return f"    {{ user: {_quoted(grant.user)}, password: {password}, permissions: {{ {permissions} }} }}"
-
-
-def _nats_subjects(subjects: Sequence[str]) -> str:
-    # The server takes an empty allow list for "no restriction".
-    if not subjects:
-        return '{ deny: ">" }'
-    return f"{{ allow: [{', '.join(_quoted(subject) for subject in subjects)}] }}"
+def _move_streams(folder: Path) -> None:
+    """Takes over the streams of a data directory from before there were accounts."""
+    before, now = folder / "$G", folder / STREAMS_ACCOUNT
+    if before.is_dir() and not now.exists():
+        before.rename(now)
 
 
 def _quoted(text: str) -> str:

@@ -22,7 +22,6 @@ from breakwater.embedded.servers import (
     CLICKHOUSE_PORT,
     NATS_PORT,
     REDIS_PORT,
-    NatsUser,
     clickhouse_spec,
     nats_spec,
     redis_spec,
@@ -100,8 +99,8 @@ def plan_stack(
     nats_port = 0
     if not nats_url:
         nats_port = port(NATS_PORT)
-        users = [NatsUser(grant, data.secret(f"nats-{grant.user}")) for grant in GRANTS]
-        servers.append(nats_spec(data.path, nats_port, users))
+        passwords = {grant.user: data.secret(f"nats-{grant.user}") for grant in GRANTS}
+        servers.append(nats_spec(data.path, nats_port, passwords))
     if not redis_url:
         redis_port, password = port(REDIS_PORT), data.secret("redis")
         servers.append(redis_spec(data.path, redis_port, password))
