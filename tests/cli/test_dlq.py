@@ -188,7 +188,7 @@ async def test_a_payload_that_is_a_text_does_nothing_to_the_terminal(run: Run, s
     text = {**SHOWN, "payload": "é\x1b[31m\tx\nbeginning", "payload_cut": True}
     stub.answers["GET dlq/17"] = (200, text)
     ran = await in_thread(run, "dlq", "show", "17")
-    assert ran.out.endswith("\né\\x1b[31m\tx\nbeginning\n")
+    assert ran.out.endswith("\né\\u001b[31m\tx\nbeginning\n")
     assert ran.err == "(only the beginning: the original has 80,000 bytes)\n"
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from operator import itemgetter
+from pathlib import Path
 
 import pytest
 
 from breakwater.cli import formats, output
-from breakwater.cli.errors import CliError
+from breakwater.cli.errors import CliError, show
 from breakwater.cli.output import Column
 from tests.cli.conftest import Terminal
 
@@ -129,6 +132,50 @@ def test_a_narrow_terminal_gets_the_columns_that_matter_and_names_the_rest(on_te
     assert "$0.000042" in shown
     assert "an error" not in shown
     assert "error: left out" in shown
+
+
+HOSTILE = "a\x1b]0;title\x07b\x9b2Jc\u202ed\re\x7f"
+VISIBLE = "a\\u001b]0;title\\u0007b\\u009b2Jc\\u202ed\\u000de\\u007f"
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: output.write(HOSTILE),
+        lambda: output.note(HOSTILE),
+        lambda: output.styled(HOSTILE, (HOSTILE, "red")),
+        lambda: output.table([Column("name", str)], [HOSTILE]),
+        lambda: output.records([Column("name", str), Column("other", str, below=True)], [HOSTILE]),
+        lambda: output.facts([HOSTILE], [("name", HOSTILE)]),
+        lambda: show(CliError("failed", HOSTILE, HOSTILE), as_json=False),
+    ],
+)
+def test_what_a_terminal_would_obey_is_shown(on_terminal: Show, draw: Callable[[], None]) -> None:
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal(draw))  # the styles are ours
+    assert VISIBLE in re.sub(r"\s", "", shown)  # a table folds it
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", shown)
+
+
+def test_a_document_on_a_terminal_is_still_that_document(on_terminal: Show) -> None:
+    shown = on_terminal(lambda: output.json_document({"answer": HOSTILE}))
+    assert json.loads(shown) == {"answer": HOSTILE}
+    assert "\x9b" not in shown
+
+
+def test_a_pipe_gets_an_answer_as_it_is_and_a_terminal_its_lines(
+    capsys: pytest.CaptureFixture[str], on_terminal: Show
+) -> None:
+    output.write(HOSTILE)
+    assert capsys.readouterr().out == HOSTILE + "\n"
+    lines = "one\r\n\ttwo 👩\u200d🚀"
+    assert on_terminal(lambda: output.write(lines)) == lines + "\n"
+
+
+def test_one_module_writes_to_the_terminal() -> None:
+    """A command that wrote by itself would pass on what models and tenants supply; those listed write none of it."""
+    folder = Path(output.__file__).parent
+    writing = {path.name for path in folder.rglob("*.py") if re.search(r"(stdout|stderr)\.write", path.read_text())}
+    assert writing == {"output.py", "export.py", "nats_submitter.py"}
 
 
 def test_no_color_is_honoured(on_terminal: Show, monkeypatch: pytest.MonkeyPatch) -> None:

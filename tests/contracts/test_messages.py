@@ -48,6 +48,19 @@ def attempt(**more: Any) -> Attempt:
     return Attempt.model_validate(fields | more)
 
 
+@pytest.mark.parametrize(
+    "character", ["\x00", "\n", "\x1b", "\x7f", "\x85", "\x9b", "\u061c", "\u200f", "\u202e", "\u2066"]
+)
+@pytest.mark.parametrize("field", ["job_id", "tenant", "task_id", "model"])
+def test_names_with_characters_that_terminals_obey_are_refused(field: str, character: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Job.model_validate({"agent": "writer", "prompt": "x", field: f"a{character}b"})
+    assert explain(refused.value, Job) == (
+        f"{field}: must have no control characters, line breaks, or characters that turn the direction of writing"
+    )
+    Job.model_validate({"agent": "writer", "prompt": "x", field: "naïve 名前 👩\u200d🚀 שם"})
+
+
 def test_an_event_comes_back_from_the_wire_as_it_was() -> None:
     error = ErrorInfo(kind="client", class_="BadRequestError", message="no", status_code=400)
     written = attempt(cost=1_500_000, cost_basis="billed", error=error, outcome="error")

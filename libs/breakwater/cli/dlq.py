@@ -278,7 +278,8 @@ def _show_details(one: DeadLetterDetails, now: datetime) -> None:
     output.facts([(f"dead letter {one.dead_letter_id}", "bold"), f"  {one.reason}"], facts)
     output.write("")
     payload = one.payload
-    output.write(_safe(payload) if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False, indent=2))
+    text = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False, indent=2)
+    output.write(output.visible(text))
     if one.payload_cut:
         output.note(f"(only the beginning: the original has {one.payload_bytes:,} bytes)")
 
@@ -319,8 +320,3 @@ def _numbers(dead_letters: list[int]) -> str:
     named = ", ".join(str(dead_letter_id) for dead_letter_id in dead_letters[:MOST_NUMBERS])
     more = f" and {len(dead_letters) - MOST_NUMBERS:,} more" if len(dead_letters) > MOST_NUMBERS else ""
     return f"dead letter{'' if len(dead_letters) == 1 else 's'} {named}{more}"
-
-
-def _safe(text: str) -> str:
-    """A text of unknown origin, so that it does nothing to a terminal but stand there."""
-    return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in text)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from enum import IntEnum
+
+from breakwater.cli import output
 
 
 class ExitCode(IntEnum):
@@ -57,12 +58,12 @@ def show(error: CliError, *, as_json: bool) -> None:
     """Writes an error to stderr: one JSON document, or sentences."""
     if as_json:
         body = {"code": error.code, "message": error.message, "remedy": error.remedy or None}
-        sys.stderr.write(json.dumps({"error": body, "exit_code": int(error.exit_code)}, ensure_ascii=False) + "\n")
+        document = {"error": body, "exit_code": int(error.exit_code)}
+        output.write(json.dumps(document, ensure_ascii=False), stderr=True)
         return
-    text = f"error: {error.message}\n"
+    output.write(f"error: {error.message}", stderr=True)
     if error.remedy:
-        text += f"  {error.remedy}\n"
-    sys.stderr.write(text)
+        output.write(f"  {error.remedy}", stderr=True)
 
 
 def expected(error: BaseException) -> CliError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
@@ -93,18 +94,31 @@ def json_line(value: Any) -> None:
     write(json.dumps(value, default=plain, ensure_ascii=False, separators=(",", ":")))
 
 
-def write(text: str) -> None:
-    """Prints a line at once: the reader of a pipe sees it when it happens."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+_CONTROLS = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""What a terminal obeys instead of showing it, and what turns the direction of writing."""
+
+
+def visible(text: str) -> str:
+    """A text that a model, a tenant or an error may have supplied, with what a terminal would obey as an escape."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def write(text: str, *, end: str = "\n", stderr: bool = False) -> None:
+    """Prints a line at once: the reader of a pipe sees it when it happens. On a terminal it is made `visible`.
+
+    JSON stays JSON, as its own escapes are the same.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    stream.write((visible(text) if stream.isatty() else text) + end)
+    stream.flush()
 
 
 def note(text: str, style: str = "dim") -> None:
     """Prints something that is not part of the output, dimmed, to stderr."""
     if is_terminal(sys.stderr):
-        console(stderr=True).print(text, style=style, highlight=False, markup=False)
+        console(stderr=True).print(visible(text), style=style, highlight=False, markup=False)
     else:
-        sys.stderr.write(text + "\n")
+        write(text, stderr=True)
 
 
 def note_more(more: bool, limit: int) -> None:
@@ -120,8 +134,7 @@ def styled(*cells: Cell) -> None:
         return
     from rich.text import Text
 
-    line = Text.assemble(*cells)
-    console().print(line, highlight=False, soft_wrap=True)
+    console().print(Text.assemble(*map(text, cells)), highlight=False, soft_wrap=True)
 
 
 def facts(title: Sequence[Cell], named: Iterable[tuple[str, Cell | None]]) -> None:
@@ -202,7 +215,9 @@ def text_of(cell: Cell) -> str:
 
 def _cells(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> list[list[Cell]]:
     def shown(value: Cell | int | None) -> Cell:
-        return "" if value is None else str(value) if isinstance(value, int) else value
+        if value is None or isinstance(value, int):
+            return "" if value is None else str(value)
+        return visible(value) if isinstance(value, str) else (visible(value[0]), value[1])
 
     return [[shown(column.cell(row)) for column in columns] for row in rows]
 
@@ -287,4 +302,4 @@ def text(cell: Cell) -> Text:
     """A cell as rich draws it."""
     from rich.text import Text
 
-    return Text(cell) if isinstance(cell, str) else Text(*cell)
+    return Text(visible(cell)) if isinstance(cell, str) else Text(visible(cell[0]), cell[1])

@@ -197,12 +197,13 @@ async def _print_table(blocks: _Limited) -> None:
 
 async def _print_csv(blocks: _Limited) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
+    on_screen = output.visible if sys.stdout.isatty() else str
     headed = False
     async for block in blocks:
         if block.columns and not headed:
-            writer.writerow(block.columns)
+            writer.writerow(map(on_screen, block.columns))
             headed = True
-        writer.writerows([text(value) for value in row] for row in block.rows)
+        writer.writerows([on_screen(text(value)) for value in row] for row in block.rows)
     sys.stdout.flush()
 
 
@@ -212,7 +213,7 @@ async def _print_json(blocks: _Limited) -> None:
         for row in block.rows:
             named = dict(zip(block.columns, row, strict=True))
             document = json.dumps(named, default=output.plain, ensure_ascii=False, indent=2)
-            sys.stdout.write(before + textwrap.indent(document, "  "))
+            output.write(before + textwrap.indent(document, "  "), end="")
             before = ",\n"
     output.write("[]" if before == "[\n" else "\n]")
 

@@ -403,14 +403,13 @@ def _failure(result: dict[str, Any]) -> None:
     error = result["error"] or {}
     reason = result["reason"] or "error"
     said = error.get("message") or "no reason was given"
-    sys.stderr.write(f"{result['status'].replace('_', '-')}: {reason}: {said}\n")
+    output.write(f"{result['status'].replace('_', '-')}: {reason}: {said}", stderr=True)
     for attempt in result["attempts"]:
         problem = attempt["error"] or {}
         status = problem.get("status_code")
         kind = f"{problem.get('kind', attempt['outcome'])}{f' {status}' if status else ''}"
-        sys.stderr.write(
-            f"  {attempt['number']}. {attempt['model']}: {kind}, {formats.duration(attempt['duration_ms'])}\n"
-        )
+        took = formats.duration(attempt["duration_ms"])
+        output.write(f"  {attempt['number']}. {attempt['model']}: {kind}, {took}", stderr=True)
     output.note(_summary(result))
 
 

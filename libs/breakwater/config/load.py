@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from breakwater.callables import load_callable
 from breakwater.config.models import Config, hint, listing, params_objection
 from breakwater.contracts.job import Job
-from breakwater.contracts.validation import FieldError
+from breakwater.contracts.validation import FieldError, about_controls
 from breakwater.errors import ConfigError
 from breakwater.policy.budget import CapTable
 from breakwater.providers.registry import KINDS
@@ -90,6 +90,8 @@ def _explain(problem: Mapping[str, Any]) -> list[str]:
         return [f"{path}: should be a mapping of settings"]
     if not path:
         return message.splitlines()
+    if (refused := about_controls(problem)) is not None:
+        return [f"{path}: {refused}"]
     message = re.sub(r"^Input should be", "should be", message)
     message = re.sub(
         r"^should be a valid dictionary or instance of \w+$", "should be settings, as in {name: value}", message

@@ -22,7 +22,18 @@ from breakwater.contracts.events import (
     Window,
 )
 from breakwater.contracts.execution import Status
-from breakwater.contracts.types import Count, Event, Identifier, Message, ModelId, Money, Timestamp, UsdAmount
+from breakwater.contracts.types import (
+    NO_CONTROLS,
+    NO_CONTROLS_OR_EMPTY,
+    Count,
+    Event,
+    Identifier,
+    Message,
+    ModelId,
+    Money,
+    Timestamp,
+    UsdAmount,
+)
 from breakwater.contracts.validation import FieldError
 
 KeyScope = Literal["submit", "read", "operate"]
@@ -31,7 +42,7 @@ KeyScope = Literal["submit", "read", "operate"]
 
 KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 
-ReasonText = Annotated[str, StringConstraints(strip_whitespace=True, max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")]
+ReasonText = Annotated[str, StringConstraints(strip_whitespace=True, max_length=500, pattern=NO_CONTROLS_OR_EMPTY)]
 """A person's reason, in one line."""
 
 Limit = Annotated[int, Field(ge=1, le=1_000, description="The most to list; the newest are listed.")]
@@ -211,7 +222,7 @@ class BudgetQuery(Message):
 class RaiseCapRequest(OperatorRequest):
     """Which cap to raise, to what, and why."""
 
-    budget: Annotated[str, StringConstraints(min_length=1, max_length=160, pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(
+    budget: Annotated[str, StringConstraints(min_length=1, max_length=160, pattern=NO_CONTROLS)] = Field(
         description="Its name: `global/daily`, `agent:<name>/monthly`, `tenant:<name>/daily`.",
         examples=["global/daily"],
     )
@@ -293,11 +304,9 @@ class AlertQuery(Message):
 class AlertRequest(OperatorRequest):
     """Which incident, and why."""
 
-    incident_id: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")] = (
-        Field(
-            description="Its id, or a prefix that no other incident has: `inc_` and at least 6 characters.",
-            examples=["inc_3f9a1c07"],
-        )
+    incident_id: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_CONTROLS)] = Field(
+        description="Its id, or a prefix that no other incident has: `inc_` and at least 6 characters.",
+        examples=["inc_3f9a1c07"],
     )
 
 
@@ -390,7 +399,7 @@ Number = Annotated[int, Field(strict=True)]
 """In JSON, `true` and `"1"` are none."""
 
 ReasonFilter = Annotated[
-    Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")] | None,
+    Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=NO_CONTROLS)] | None,
     Field(description="Only those with this reason: error, timeout, invalid, …"),
 ]
 AgentFilter = Annotated[

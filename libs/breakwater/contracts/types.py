@@ -106,7 +106,11 @@ Timestamp = Annotated[
     WithJsonSchema({"type": "string", "format": "date-time", "examples": ["2026-11-21T10:00:00.000Z"]}),
 ]
 
-Identifier = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
+_CONTROLS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+NO_CONTROLS, NO_CONTROLS_OR_EMPTY = rf"^[^{_CONTROLS}]+$", rf"^[^{_CONTROLS}]*$"
+"""Patterns of a text of one line without characters that terminals obey, or that turn the direction of writing."""
+
+Identifier = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_CONTROLS)]
 """A name chosen by people or programs: any text without control characters; subjects carry it encoded."""
 
 _IDENTIFIER = TypeAdapter(Identifier)
@@ -121,7 +125,7 @@ def is_identifier(text: str) -> bool:
     return True
 
 
-ModelId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
+ModelId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=NO_CONTROLS)]
 
 Count = Annotated[int, Field(ge=0)]
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
+from breakwater.contracts.types import NO_CONTROLS, NO_CONTROLS_OR_EMPTY
+
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
@@ -44,6 +46,13 @@ def explain(error: ValidationError, model: type[BaseModel] | None = None, docume
     return "; ".join(f"{problem.path}: {problem.message}" if problem.path else problem.message for problem in found)
 
 
+def about_controls(detail: Any) -> str | None:
+    """What is wrong with a text that is refused for a control character; None for other mistakes."""
+    if detail["type"] == "string_pattern_mismatch" and detail["ctx"]["pattern"] in {NO_CONTROLS, NO_CONTROLS_OR_EMPTY}:
+        return "must have no control characters, line breaks, or characters that turn the direction of writing"
+    return None
+
+
 def _place(detail: Any, document: Any) -> str:
     """The part of a location that is in the document, or is missing there; the rest names branches of unions."""
     parts: list[str] = []
@@ -65,6 +74,8 @@ def _message(detail: Any, known: Iterable[str]) -> str:
         return f"is not a field here; did you mean {close[0]!r}?" if close else "is not a field here"
     if detail["type"] == "missing":
         return "is missing"
+    if (refused := about_controls(detail)) is not None:
+        return refused
     message = str(detail["msg"]).removeprefix("Value error, ")
     if message.startswith("Input should be"):
         message = "should be" + message.removeprefix("Input should be")
