@@ -1,11 +1,25 @@
-"""The socket that services listen on."""
+"""The socket that services listen on, and what clients may do with it."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from collections.abc import AsyncGenerator
+from contextlib import closing
+
+import pytest
+import pytest_asyncio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from breakwater.embedded.ports import free_port
-from breakwater.http_server import listen
+from breakwater.http_server import Server, listen
+from tests.helpers import until
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def test_a_connection_sends_what_is_written_at_once() -> None:
@@ -14,3 +28,105 @@ def test_a_connection_sends_what_is_written_at_once() -> None:
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+class Door:
+    """A server whose `/slow` responds when it is released."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.released = asyncio.Event()
+        self.waiting = 0
+
+    async def respond(self, request: Request) -> Response:
+        if request.url.path == "/slow":
+            self.waiting += 1
+            await self.released.wait()
+        elif request.method == "POST":
+            return PlainTextResponse(str(len(await request.body())))
+        return PlainTextResponse("hello")
+
+    async def connect(self, *sent: bytes) -> Streams:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(b"".join(sent))
+        await writer.drain()
+        return reader, writer
+
+
+@pytest_asyncio.fixture
+async def door(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Door]:
+    monkeypatch.setattr("breakwater.http_server.HEADERS_S", 0.3)
+    monkeypatch.setattr("breakwater.http_server.MOST_CONNECTIONS", 3)
+    door = Door()
+    routes = [Route("/{path:path}", door.respond, methods=["GET", "POST"])]
+    server = Server(Starlette(routes=routes), drain_s=1.0, release=door.released.set)
+    with closing(listen("127.0.0.1", door.port)) as listening:
+        serving = asyncio.create_task(server.serve([listening]))
+        yield door
+        server.stop()
+        await serving
+
+
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(20):
+        return await reader.read()
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /", b"GET / HTTP/1.1\r\nHost: x\r\nX-More: "])
+async def test_headers_that_do_not_come_end_the_connection(door: Door, sent: bytes) -> None:
+    reader, writer = await door.connect(sent)
+    assert (await rest(reader)).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"\r\n", b"G", b"GET / HTTP/1.1\r\nHost: "])
+async def test_so_does_half_a_second_request(door: Door, sent: bytes) -> None:
+    reader, writer = await door.connect(GET)
+    assert await reader.readuntil(b"hello")
+    writer.write(sent)
+    assert (await rest(reader)).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+
+
+async def test_headers_that_trickle_have_no_more_time(door: Door) -> None:
+    reader, writer = await door.connect(b"GET / HTTP/1.1\r\n")
+    ended = asyncio.create_task(rest(reader))
+    while not ended.done():
+        writer.write(b"X: y\r\n")
+        await asyncio.sleep(0.02)
+    assert (await ended).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+
+
+async def test_what_takes_long_with_all_headers_sent_goes_on(door: Door) -> None:
+    reader, writer = await door.connect(GET)
+    assert await reader.readuntil(b"hello")
+    writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+    await asyncio.sleep(0.6)  # twice as long as headers may take
+    door.released.set()
+    assert await reader.readuntil(b"hello")
+    await asyncio.sleep(0.6)  # idle, and kept
+    writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nab")
+    await asyncio.sleep(0.6)  # a body has a time limit of its own
+    writer.write(b"cd")
+    assert await reader.readuntil(b"\r\n\r\n4")
+    writer.close()
+
+
+async def test_idle_connections_give_way_and_busy_ones_do_not(door: Door) -> None:
+    idle = [await door.connect(GET) for _ in range(3)]
+    for reader, _ in idle:
+        await reader.readuntil(b"hello")
+    busy: list[Streams] = []
+    for number in range(3):
+        busy.append(await door.connect(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"))
+        await until(lambda number=number: door.waiting > number)
+    for reader, _ in idle:
+        assert await rest(reader) == b""
+    refused, _ = await door.connect(GET)
+    answer = await rest(refused)
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"too_many_connections" in answer
+    door.released.set()
+    for reader, _ in busy:
+        assert await reader.readuntil(b"hello")

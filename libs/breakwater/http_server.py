@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 BACKLOG = 2048
 _WRITE_S = 2.0
@@ -50,6 +51,84 @@ def listen(host: str, port: int, *, variables: str = "BREAKWATER_HTTP_HOST and B
 
 KEEP_ALIVE_S = 120
 
+HEADERS_S = 10.0
+"""How long a client may take over the headers of a request."""
+
+MOST_CONNECTIONS = 2_000
+"""Of one process. Beyond, connections without a request are closed for new ones; without such, new ones get 503."""
+
+_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%s"
+)
+_FULL_BODY = (
+    b'{"error":{"code":"too_many_connections","message":"all connections of this process are taken by requests that '
+    b'are being answered; send it again, or start another process","details":[]}}'
+)
+
+
+class Connection(HttpToolsProtocol):
+    """A connection of uvicorn's, with a time limit for headers, and a number that idle clients can't use up."""
+
+    _due: asyncio.TimerHandle | None = None
+    _in_headers = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Takes a connection, at the expense of an idle one if there are too many."""
+        super().connection_made(transport)
+        self._start_timer()
+        if len(self.connections) > MOST_CONNECTIONS:
+            idle = next((one for one in self.connections if one is not self and one.is_idle), None)
+            if idle is not None:
+                idle.transport.abort()
+            else:
+                transport.write(_FULL % (len(_FULL_BODY), _FULL_BODY))
+                transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forgets the connection."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Takes what the client sends. Anything but a request's headers and its body has to become headers in time."""
+        super().data_received(data)
+        if self._due is None and not self.transport.is_closing():
+            between = self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete)
+            if self._in_headers or between:
+                self._start_timer()
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request has come."""
+        self._in_headers = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """All headers of a request have come."""
+        self._in_headers = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered on it."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _start_timer(self) -> None:
+        self._due = self.loop.call_later(HEADERS_S, self._end)
+
+    def _stop_timer(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def _end(self) -> None:
+        self._due = None
+        if self.is_idle:
+            self.transport.write(_TOO_SLOW)
+        self.transport.close()
+
 
 class Server(uvicorn.Server):
     """uvicorn, which on SIGTERM or SIGINT stops accepting, lets requests finish for a while, then ends all waiting.
@@ -76,7 +155,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=Connection,
                 ws="none",
                 lifespan="on",
                 log_config=None,

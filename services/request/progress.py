@@ -28,11 +28,13 @@ from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import Event, Timestamp, is_identifier
 from breakwater.state.accepted import Accepted, Standing
 from breakwater.state.connection import StateUnavailable
-from services.request.auth import refusal
+from services.request.auth import holder_of, refusal
 from services.request.problems import Problem, unavailable, unknown_job
 from services.request.results import ResultReader
 
 MOST_STREAMS = 200
+MOST_OF_A_KEY = 50
+"""So that no program can take all streams."""
 
 KEEP_ALIVE_S = 15.0
 """Proxies close what is silent for a minute."""
@@ -120,7 +122,7 @@ class ProgressStreams:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._open: set[Inbox] = set()
+        self._open: dict[Inbox, str] = {}
         self._released = False
 
     def __len__(self) -> int:
@@ -134,19 +136,26 @@ class ProgressStreams:
         return _Following(self, self._sources, job_id, request)
 
     @contextmanager
-    def open_stream(self) -> Generator[Inbox]:
-        """A place for one more stream while the block runs. Raises Problem: 503, all are taken."""
+    def open_stream(self, key_id: str) -> Generator[Inbox]:
+        """A place for one more stream of a key while the block runs.
+
+        Raises:
+            Problem: 429, the key has its share; 503, all are taken.
+        """
+        if sum(holder == key_id for holder in self._open.values()) >= MOST_OF_A_KEY:
+            message = f"this API key has {MOST_OF_A_KEY} streams open here, the most for a key; close one"
+            raise Problem(429, "too_many_streams", message, headers={"Retry-After": "5"})
         if len(self._open) >= MOST_STREAMS:
             message = f"{MOST_STREAMS} streams are open here, which is the most; close one, or ask for the job instead"
             raise Problem(503, "too_many_streams", message, headers={"Retry-After": "5"})
         inbox = Inbox()
-        self._open.add(inbox)
+        self._open[inbox] = key_id
         try:
             if self._released:
                 inbox.end("the service stops; connect again")
             yield inbox
         finally:
-            self._open.discard(inbox)
+            del self._open[inbox]
 
     def release(self) -> None:
         """Ends all streams, now and from now on: the process stops."""
@@ -171,7 +180,7 @@ class _Following(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream until the job is decided, the reader goes away, its key is revoked, or the process stops."""
         subject = f"bw.progress.*.{subjects.encode_token(self._job_id)}"
-        with self._streams.open_stream() as inbox:
+        with self._streams.open_stream(holder_of(self._request).id) as inbox:
             try:
                 async with hearing(self._sources.connection, subject, inbox.put):
                     found, decided = await self._known()

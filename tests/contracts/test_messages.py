@@ -48,9 +48,7 @@ def attempt(**more: Any) -> Attempt:
     return Attempt.model_validate(fields | more)
 
 
-@pytest.mark.parametrize(
-    "character", ["\x00", "\n", "\x1b", "\x7f", "\x85", "\x9b", "\u061c", "\u200f", "\u202e", "\u2066"]
-)
+@pytest.mark.parametrize("character", "\x00\n\x1b\x7f\x85\x9b\u061c\u200f\u202e\u2066")
 @pytest.mark.parametrize("field", ["job_id", "tenant", "task_id", "model"])
 def test_names_with_characters_that_terminals_obey_are_refused(field: str, character: str) -> None:
     with pytest.raises(ValidationError) as refused:
@@ -94,7 +92,7 @@ def test_a_field_of_a_later_version_is_ignored_in_an_event() -> None:
         ),
         ({"prompt": "x", "total_timeout_s": 0}, "total_timeout_s", "greater than 0"),
         ({"prompt": "x", "job_id": ""}, "job_id", "at least 1"),
-        ({"prompt": "x", "job_id": "a\nb"}, "job_id", "pattern"),
+        ({"prompt": "x", "job_id": "a\nb"}, "job_id", "must have no control characters"),
         ({"prompt": "x", "job_id": "j" * 129}, "job_id", "at most 128"),
         ({"prompt": "x", "reply_to": "bw.jobs.other"}, "reply_to", "inbox"),
         ({"prompt": "x", "reply_to": "$JS.API.INFO"}, "reply_to", "inbox"),

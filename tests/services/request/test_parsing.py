@@ -56,7 +56,7 @@ def test_what_is_not_utf8_is_reported_with_the_byte() -> None:
         ([], "", "object"),
         ({"prompt": "x"}, "agent", "is missing"),
         ({"agent": 5, "prompt": "x"}, "agent", "string"),
-        ({"agent": "a\n", "prompt": "x"}, "agent", "pattern"),
+        ({"agent": "a\n", "prompt": "x"}, "agent", "must have no control characters"),
         ({"agent": "w", "promt": "x"}, "promt", "did you mean 'prompt'"),
         ({"agent": "w"}, "", "exactly one of prompt, messages and input"),
         ({"agent": "w", "prompt": "x", "input": 1}, "", "found prompt and input"),

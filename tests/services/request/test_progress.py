@@ -342,6 +342,19 @@ async def test_there_are_so_many_streams_and_who_leaves_makes_room(
         await until(room)
 
 
+async def test_one_key_leaves_streams_to_others(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.request.progress.MOST_OF_A_KEY", 2)
+    other = create_key(api.settings.api_keys_file, "other")
+    job_id = await submitted(api)
+    path = f"/api/v1/jobs/{job_id}/progress"
+    async with following(api, job_id) as first, following(api, job_id) as second:
+        assert await first.step() == await second.step() == ("queued", None, None)
+        refused = await api.ask("GET", path)
+        assert (refused.status, refused.code) == (429, "too_many_streams")
+        async with following(api, job_id, Authorization=f"Bearer {other}") as reader:
+            assert await reader.step() == ("queued", None, None)
+
+
 async def test_a_client_that_goes_away_ends_its_subscription(api: HttpApi) -> None:
     job_id = await submitted(api)
 
