@@ -86,6 +86,7 @@ OPERATIONS = (
         content_type="text/event-stream",
         errors={
             404: "There is no such job (`unknown_job`).",
+            429: "The API key already has 50 streams open in this process (`too_many_streams`).",
             503: "The status can't be read now (`unavailable`), or this process already has 200 streams open, "
             "the maximum (`too_many_streams`).",
         },
