@@ -79,7 +79,8 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._start_timer()
         if len(self.connections) > MOST_CONNECTIONS:
-            idle = next((one for one in self.connections if one is not self and one.is_idle), None)
+            others = (one for one in self.connections if one is not self and isinstance(one, Connection))
+            idle = next((one for one in others if one.is_idle), None)
             if idle is not None:
                 idle.transport.abort()
             else:
@@ -95,7 +96,7 @@ class Connection(HttpToolsProtocol):
         """Takes what the client sends. Anything but a request's headers and its body has to become headers in time."""
         super().data_received(data)
         if self._due is None and not self.transport.is_closing():
-            between = self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete)
+            between = self.timeout_keep_alive_task is None and (not self.cycle or self.cycle.response_complete)
             if self._in_headers or between:
                 self._start_timer()
 
@@ -113,7 +114,7 @@ class Connection(HttpToolsProtocol):
     @property
     def is_idle(self) -> bool:
         """Whether no request is being answered on it."""
-        return self.cycle is None or self.cycle.response_complete
+        return not self.cycle or self.cycle.response_complete
 
     def _start_timer(self) -> None:
         self._due = self.loop.call_later(HEADERS_S, self._end)

@@ -172,7 +172,7 @@ def test_a_pipe_gets_an_answer_as_it_is_and_a_terminal_its_lines(
 
 
 def test_one_module_writes_to_the_terminal() -> None:
-    """A command that wrote by itself would pass on what models and tenants supply; those listed write none of it. `output` chooses the stream."""
+    """A command that wrote by itself would pass on what models and tenants supply; those listed write none of it."""
     folder = Path(output.__file__).parent
     writing = {path.name for path in folder.rglob("*.py") if re.search(r"(stdout|stderr)\.write", path.read_text())}
     assert writing == {"export.py", "nats_submitter.py"}
