@@ -30,7 +30,7 @@ def test_a_connection_sends_what_is_written_at_once() -> None:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-class Door:
+class LocalServer:
     """A server whose `/slow` responds when it is released."""
 
     def __init__(self) -> None:
@@ -54,15 +54,15 @@ class Door:
 
 
 @pytest_asyncio.fixture
-async def door(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Door]:
+async def local(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[LocalServer]:
     monkeypatch.setattr("breakwater.http_server.HEADERS_S", 0.3)
     monkeypatch.setattr("breakwater.http_server.MOST_CONNECTIONS", 3)
-    door = Door()
-    routes = [Route("/{path:path}", door.respond, methods=["GET", "POST"])]
-    server = Server(Starlette(routes=routes), drain_s=1.0, release=door.released.set)
-    with closing(listen("127.0.0.1", door.port)) as listening:
+    local = LocalServer()
+    routes = [Route("/{path:path}", local.respond, methods=["GET", "POST"])]
+    server = Server(Starlette(routes=routes), drain_s=1.0, release=local.released.set)
+    with closing(listen("127.0.0.1", local.port)) as listening:
         serving = asyncio.create_task(server.serve([listening]))
-        yield door
+        yield local
         server.stop()
         await serving
 
@@ -73,23 +73,23 @@ async def rest(reader: asyncio.StreamReader) -> bytes:
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /", b"GET / HTTP/1.1\r\nHost: x\r\nX-More: "])
-async def test_headers_that_do_not_come_end_the_connection(door: Door, sent: bytes) -> None:
-    reader, writer = await door.connect(sent)
+async def test_headers_that_do_not_come_end_the_connection(local: LocalServer, sent: bytes) -> None:
+    reader, writer = await local.connect(sent)
     assert (await rest(reader)).startswith(b"HTTP/1.1 408 ")
     writer.close()
 
 
 @pytest.mark.parametrize("sent", [b"\r\n", b"G", b"GET / HTTP/1.1\r\nHost: "])
-async def test_so_does_half_a_second_request(door: Door, sent: bytes) -> None:
-    reader, writer = await door.connect(GET)
+async def test_so_does_half_a_second_request(local: LocalServer, sent: bytes) -> None:
+    reader, writer = await local.connect(GET)
     assert await reader.readuntil(b"hello")
     writer.write(sent)
     assert (await rest(reader)).startswith(b"HTTP/1.1 408 ")
     writer.close()
 
 
-async def test_headers_that_trickle_have_no_more_time(door: Door) -> None:
-    reader, writer = await door.connect(b"GET / HTTP/1.1\r\n")
+async def test_headers_that_trickle_have_no_more_time(local: LocalServer) -> None:
+    reader, writer = await local.connect(b"GET / HTTP/1.1\r\n")
     ended = asyncio.create_task(rest(reader))
     while not ended.done():
         writer.write(b"X: y\r\n")
@@ -98,12 +98,12 @@ async def test_headers_that_trickle_have_no_more_time(door: Door) -> None:
     writer.close()
 
 
-async def test_what_takes_long_with_all_headers_sent_goes_on(door: Door) -> None:
-    reader, writer = await door.connect(GET)
+async def test_what_takes_long_with_all_headers_sent_goes_on(local: LocalServer) -> None:
+    reader, writer = await local.connect(GET)
     assert await reader.readuntil(b"hello")
     writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
     await asyncio.sleep(0.6)  # twice as long as headers may take
-    door.released.set()
+    local.released.set()
     assert await reader.readuntil(b"hello")
     await asyncio.sleep(0.6)  # idle, and kept
     writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nab")
@@ -113,20 +113,20 @@ async def test_what_takes_long_with_all_headers_sent_goes_on(door: Door) -> None
     writer.close()
 
 
-async def test_idle_connections_give_way_and_busy_ones_do_not(door: Door) -> None:
-    idle = [await door.connect(GET) for _ in range(3)]
+async def test_idle_connections_give_way_and_busy_ones_do_not(local: LocalServer) -> None:
+    idle = [await local.connect(GET) for _ in range(3)]
     for reader, _ in idle:
         await reader.readuntil(b"hello")
     busy: list[Streams] = []
     for number in range(3):
-        busy.append(await door.connect(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"))
-        await until(lambda number=number: door.waiting > number)
+        busy.append(await local.connect(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"))
+        await until(lambda number=number: local.waiting > number)
     for reader, _ in idle:
         assert await rest(reader) == b""
-    refused, _ = await door.connect(GET)
+    refused, _ = await local.connect(GET)
     answer = await rest(refused)
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"too_many_connections" in answer
-    door.released.set()
+    local.released.set()
     for reader, _ in busy:
         assert await reader.readuntil(b"hello")
