@@ -84,8 +84,9 @@ def _words(error: ValidationError) -> str:
 
 
 def _name(name: str) -> str:
-    # Whole or not at all, as a path.
-    return repr(name) if len(name) <= _NAMES else f"a name of {len(name)} characters"
+    # Whole or not at all, as a path. What is escaped takes up to ten times its own length.
+    shown = repr(name)
+    return shown if len(shown) <= _NAMES + len("''") else f"a name of {len(name)} characters"
 
 
 def _types_of(forms: Iterable[Any]) -> list[str]:
