@@ -210,9 +210,7 @@ class RequestService:
         try:
             yield
         finally:
-            await background.stop(watching)
-            self._connecting.cancel()
-            await asyncio.wait([self._connecting])
+            await background.stop(watching, self._connecting)
             await self._broker.stop()
             await self._accepted.close()
             await self._redis.close()

@@ -11,6 +11,7 @@ import nats.errors
 import nats.js.errors
 import pytest
 
+from breakwater.background import stop
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts.types import format_time
 from tests.flow.fixtures import StartPlane
@@ -105,7 +106,7 @@ async def test_outages_of_redis_and_nats_lose_nothing_and_are_reported_once(
             await server.restart_async()
         before = len(accepted)
         await until(lambda: _more_than(accepted, before + 20), what="load after the outages")
-        load.cancel()
+        await stop(load)
         results = [await plane.result(job_id) for job_id in accepted]
         assert {result["status"] for result in results} == {"succeeded"}
         records = await plane.messages("EVENTS", "bw.executions.>", at_least=len(accepted))

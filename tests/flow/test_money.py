@@ -18,6 +18,7 @@ import pytest
 
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
+from breakwater.background import stop
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import usd_from_nano
 from breakwater.policy.ledger import Figures, ledger
@@ -131,8 +132,7 @@ class Load:
         await until(there, what="load")
 
     async def stop(self) -> None:
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        await stop(self._task)
 
 
 async def calling(plane: Plane, model_name: str, calls: int) -> bool:

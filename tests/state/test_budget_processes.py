@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from breakwater.background import stop
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import WINDOWS, Caps, CapTable, Counter
 from breakwater.policy.ledger import Figures, ledger
@@ -241,9 +242,7 @@ async def test_processes_that_are_killed_at_any_moment_overrun_no_cap_and_leave_
         await fleet.until_looked(200)
     finally:
         await fleet.end()
-        for sweeper in sweepers:
-            sweeper.cancel()
-        await asyncio.gather(*sweepers, return_exceptions=True)
+        await stop(*sweepers)
 
     async with asyncio.timeout(60):
         while not all(held.charged for held in (await fleet.snapshot()).reservations):

@@ -105,10 +105,8 @@ class WorkerPlane(Plane):
         await background.stop(*self._work)
         if self._handling:
             await asyncio.wait(self._handling, timeout=END_S)
-        for task in self._handling:
-            task.cancel()
         # One that has just been acknowledged can't be given back.
-        await asyncio.gather(*self._handling, return_exceptions=True)
+        await background.stop(*self._handling)
         self._work = []
 
     async def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
