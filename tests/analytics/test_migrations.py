@@ -36,7 +36,7 @@ async def test_a_new_database_is_reported_and_a_second_run_does_nothing(clickhou
 
 async def test_several_at_once_end_in_one_whole_schema(clickhouse_server: RunningServer) -> None:
     url = samples.new_database_url(clickhouse_server.url)
-    several = [connect(url) for _ in range(5)]
+    several = [connect(url) for _ in range(3)]
     await asyncio.gather(*(migrate(analytics) for analytics in several))
     first = several[0]
     recorded = await first.query("SELECT version, name FROM schema_migrations FINAL ORDER BY version")
@@ -245,7 +245,7 @@ async def test_a_database_of_version_4_gets_the_columns_of_money_and_keeps_its_r
 async def test_several_at_once_bring_version_4_up_to_date(clickhouse_server: RunningServer) -> None:
     url = samples.new_database_url(clickhouse_server.url)
     first = await a_database_of_version_4(url)
-    several = [connect(url) for _ in range(5)]
+    several = [connect(url) for _ in range(3)]
     await asyncio.gather(*(migrate(analytics) for analytics in several))
     for table in schema.TABLES:
         found = await first.query(f"DESCRIBE TABLE {table.name}")
