@@ -647,3 +647,67 @@ def test_a_guard_that_was_killed_is_replaced_and_reported_what_runs() -> None:
         assert not has_ended(forgotten), "its number may be another's by now"
     finally:
         os.kill(forgotten, signal.SIGKILL)
+
+
+LIMITS = """
+import json, resource, sys
+json.load(sys.stdin)
+names = ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_NPROC", "RLIMIT_NOFILE")
+limits = {name: resource.getrlimit(getattr(resource, name)) for name in names}
+print(json.dumps({"status": "success", "code": 0, "result": limits}))
+"""
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process set another one's limits")
+
+
+@ON_LINUX
+async def test_a_program_starts_within_its_limits(opened: Opener) -> None:
+    limits = {"memory_mb": 500, "cpu_s": 7, "processes": 200, "open_files": 40}
+    provider = opened(*PYTHON, LIMITS, limits=limits)
+    answer = await provider.perform(call())
+    assert answer.output == {
+        "RLIMIT_AS": [500 << 20] * 2,
+        "RLIMIT_CPU": [7, 8],
+        "RLIMIT_NPROC": [200, 200],
+        "RLIMIT_NOFILE": [40, 40],
+    }
+
+
+@ON_LINUX
+@pytest.mark.parametrize(
+    ("limits", "script", "said"),
+    [
+        ({"memory_mb": 100}, "x = bytearray(400 << 20)", "MemoryError"),
+        ({"cpu_s": 1}, "while True: pass", "was killed by SIGXCPU"),
+        ({"open_files": 20}, "files = [open('/dev/null') for _ in range(30)]", "Too many open files"),
+    ],
+)
+async def test_a_program_that_takes_more_fails(opened: Opener, limits: dict[str, int], script: str, said: str) -> None:
+    with pytest.raises(CallFailed, match=said):
+        await opened(*PYTHON, script, limits=limits).perform(call())
+
+
+@ON_LINUX
+async def test_what_a_program_starts_is_limited_too_and_the_request_comes_whole(opened: Opener) -> None:
+    script = (
+        """printf '{"status":"success","code":0,"result":{"files":%s,"request":%s}}' $(sh -c 'ulimit -n') "$(cat)" """
+    )
+    asked = {"text": "\n\nafter two lines", "number": 1}
+    answer = await opened(*sh(script), limits={"open_files": 30}).perform(call(input=asked))
+    assert isinstance(answer.output, dict)
+    assert answer.output["files"] == 30
+    assert isinstance(answer.output["request"], dict)
+    assert answer.output["request"]["input"] == asked
+
+
+async def test_a_wrapper_runs_the_command(opened: Opener, tmp_path: Path) -> None:
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text('#!/bin/sh\nexport WRAPPED="$1"\nshift\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    script = """cat > /dev/null; printf '{"status":"success","code":0,"result":"%s"}' "$WRAPPED" """
+    answer = await opened(*sh(script), wrapper=[str(wrapper), "tightly"]).perform(call())
+    assert answer.output == "tightly"
+
+
+def test_a_wrapper_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match="the program 'no-such-jail' can't be run"):
+        settings("sh", wrapper=["no-such-jail", "--"]).open()

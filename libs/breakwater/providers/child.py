@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -19,6 +21,9 @@ GRACE_S = 0.2
 _REAP_S = 1.0
 _POLL_S = 0.01
 _CHUNK = 64 * 1024
+_GATE = ("sh", "-c", 'read -r _ && exec "$@"', "sh")
+"""Waits for a line on stdin before it becomes the program: limits are set from outside meanwhile, without a fork of the
+worker's own code. A shell reads from a pipe byte by byte, so what follows the line is the program's."""
 _CHUNKS_IN_A_PIPE = 16  # of the largest that Linux gives to an ordinary user
 
 
@@ -33,6 +38,7 @@ class Child:
         env: its whole environment.
         cwd: where it runs.
         max_output_bytes: a program that prints more is killed.
+        limits: what the kernel limits it to, and each process that it starts; by `resource.RLIMIT_…`. Linux only.
 
     Attributes:
         stdout: what it has printed.
@@ -45,13 +51,23 @@ class Child:
     """
 
     def __init__(
-        self, command: Sequence[str], *, program: Path, env: Mapping[str, str], cwd: Path, max_output_bytes: int
+        self,
+        command: Sequence[str],
+        *,
+        program: Path,
+        env: Mapping[str, str],
+        cwd: Path,
+        max_output_bytes: int,
+        limits: Mapping[int, int],
     ) -> None:
         self.stdout = bytearray()
         self.stderr = bytearray()
         self.flooded = False
         self._max_output_bytes = max_output_bytes
         self._ends: list[_Reader | _Writer] = []
+        self._opens_gate = b"\n" if limits else b""
+        if limits:
+            command, program = (*_GATE, str(program), *command[1:]), Path("/bin/sh")
         # No preexec_fn: so CPython can vfork, and a start takes as long in a large worker as in a small one.
         self._process = subprocess.Popen(  # noqa: S603  the command is the operator's own, from the config
             command,
@@ -64,6 +80,9 @@ class Child:
             cwd=cwd,
             start_new_session=True,
         )
+        if sys.platform == "linux":
+            for limit, value in limits.items():
+                self._limit(limit, value)
 
     @property
     def pid(self) -> int:
@@ -89,7 +108,7 @@ class Child:
         self._ends += outputs
         for output in outputs:
             output.start()
-        writer = _Writer(process.stdin, request)
+        writer = _Writer(process.stdin, self._opens_gate + request)
         self._ends.append(writer)
         writer.start()
         await _until_ended(process)
@@ -114,6 +133,14 @@ class Child:
         if self._process.poll() is None:
             # It runs as another user, or waits for a disk. `subprocess` reaps it with a later start.
             structlog.get_logger().warning("child_not_reaped", pid=self.pid, waited_s=_REAP_S)
+
+    def _limit(self, limit: int, value: int) -> None:
+        _, most = resource.prlimit(self.pid, limit)
+        value = value if most == resource.RLIM_INFINITY else min(value, most)
+        # A process is sent SIGXCPU at the first of the two, and is killed at the second.
+        hard = value + 1 if limit == resource.RLIMIT_CPU and value != most else value
+        with contextlib.suppress(ProcessLookupError):  # it has ended already, which its exit code says
+            resource.prlimit(self.pid, limit, (value, hard))
 
     def _kill_group(self) -> None:
         # As long as the program is not reaped, its number can't have become another group's.

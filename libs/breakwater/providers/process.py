@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, JsonValue, StrictInt, StringConstraints, ValidationError
 from pydantic_core import from_json, to_json
 
+from breakwater.contracts.types import Message
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import ProgramFailure, TransportFailure
 from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, Provider
@@ -42,16 +45,50 @@ def _text_or_secret(value: object) -> object:
 EnvValue = Annotated[SecretRef | Annotated[str, NoNul], BeforeValidator(_text_or_secret)]
 
 
+class ProcessLimits(Message):
+    """What the kernel limits a program to, and each process that it starts. Linux only.
+
+    A wrapper that starts the program elsewhere, as `docker run` does, has options of its own for this.
+    """
+
+    memory_mb: int | None = Field(default=None, ge=1, le=1 << 24, description="Address space, in MiB (RLIMIT_AS).")
+    cpu_s: int | None = Field(default=None, ge=1, le=86_400, description="CPU time, in seconds; then it is killed.")
+    processes: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description="Processes and threads of its user, those of the worker included if that is the same one. The "
+        "kernel does not apply it to root.",
+    )
+    open_files: int | None = Field(default=None, ge=4, le=1 << 20, description="Open files, sockets and pipes.")
+
+    def by_number(self) -> dict[int, int]:
+        """Those that are set, by the kernel's number of each."""
+        named = {
+            resource.RLIMIT_AS: None if self.memory_mb is None else self.memory_mb * MIB,
+            resource.RLIMIT_CPU: self.cpu_s,
+            resource.RLIMIT_NPROC: self.processes,
+            resource.RLIMIT_NOFILE: self.open_files,
+        }
+        return {number: value for number, value in named.items() if value is not None}
+
+
 class ProcessSettings(LocalSettings):
     """A child program, started for each attempt: JSON request on stdin, JSON response on stdout.
 
-    It runs as the worker's own user: its clean environment keeps secrets out of its way, and is no sandbox.
+    It runs as the worker's own user. Its clean environment and `limits` are no sandbox; a `wrapper` can be one.
     """
 
     kind: Literal["process"] = "process"
     command: tuple[Annotated[str, NoNul], ...] = Field(
         min_length=1, description="The program with its arguments, run without a shell."
     )
+    wrapper: tuple[Annotated[str, NoNul], ...] = Field(
+        default=(),
+        description="A program with its arguments that runs the command, which is appended: bwrap, nsjail, docker run. "
+        "It gets stdin, stdout and the environment, and has to pass them on.",
+    )
+    limits: ProcessLimits = ProcessLimits()
     cwd: Path | None = Field(
         default=None, description="Its working directory; by default an empty one of its own, removed afterwards."
     )
@@ -73,18 +110,21 @@ class ProcessSettings(LocalSettings):
         cwd = None if self.cwd is None else self.cwd.absolute()
         if cwd is not None and not cwd.is_dir():
             raise ConfigError(f"cwd of the program {self.command[0]}: there is no directory {cwd}")
+        if (limits := self.limits.by_number()) and sys.platform != "linux":
+            raise ConfigError(f"limits of the program {self.command[0]}: only Linux has them")
         secrets = {name: value.read() for name, value in self.env.items() if isinstance(value, SecretRef)}
         texts = {name: value for name, value in self.env.items() if isinstance(value, str)}
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         env = {**inherited, **texts, **secrets}
         return ProcessProvider(
             Program(
-                command=self.command,
-                file=_find(self.command[0], cwd or Path.cwd(), env.get("PATH")),
+                command=(*self.wrapper, *self.command),
+                file=_find((*self.wrapper, *self.command)[0], cwd or Path.cwd(), env.get("PATH")),
                 env=env,
                 secrets=tuple(secrets.values()),
                 cwd=cwd,
                 max_output_bytes=self.max_output_bytes,
+                limits=limits,
                 cost_per_call=self.cost_per_call_usd,
             )
         )
@@ -110,6 +150,7 @@ class Program:
         secrets: values in it that must not be seen in an error.
         cwd: where it runs; None for a directory of its own.
         max_output_bytes: of its stdout.
+        limits: by `resource.RLIMIT_…`.
         cost_per_call: in nano-dollars, where it does not report its cost itself; None where that is unknown.
     """
 
@@ -119,6 +160,7 @@ class Program:
     secrets: tuple[str, ...] = field(repr=False)
     cwd: Path | None
     max_output_bytes: int
+    limits: Mapping[int, int]
     cost_per_call: int | None
 
 
@@ -198,6 +240,7 @@ class ProcessProvider:
                 env=program.env,
                 cwd=program.cwd or self._directory(),
                 max_output_bytes=program.max_output_bytes,
+                limits=program.limits,
             )
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
