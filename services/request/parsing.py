@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message
-from breakwater.contracts.validation import FieldError, problems
+from breakwater.contracts.validation import FieldError, ambiguity, problems
 from services.request.problems import Problem
 
 MOST_DETAILS = 20
@@ -98,8 +98,7 @@ def read_job(body: bytes) -> Job:
         job = Job.model_validate_json(body)
     except ValidationError as error:
         _explain(error, body, Job, "job")
-    if b"NaN" in body or b"Infinity" in body:
-        _refuse_non_numbers(body)
+    _refuse_ambiguous(body)
     return job
 
 
@@ -110,9 +109,11 @@ def read_command(body: bytes, form: type[Form]) -> Form:
         Problem: 400 for what is not JSON in UTF-8, 422 (`invalid_request`) for what does not have the form.
     """
     try:
-        return form.model_validate_json(body)
+        command = form.model_validate_json(body)
     except ValidationError as error:
         _explain(error, body, form, "request")
+    _refuse_ambiguous(body)
+    return command
 
 
 def read_query(request: Request, form: type[Form]) -> Form:
@@ -199,8 +200,6 @@ def _explain_syntax(what: str, body: bytes) -> NoReturn:
     raise Problem(400, "not_json", f"the body is not JSON: {what}{hint}")
 
 
-def _refuse_non_numbers(body: bytes) -> None:
-    def refuse(name: str) -> NoReturn:
-        raise Problem(400, "not_json", f"the body is not JSON: it has the number {name}, which JSON does not")
-
-    json.loads(body, parse_constant=refuse)
+def _refuse_ambiguous(body: bytes) -> None:
+    if (why := ambiguity(body)) is not None:
+        raise Problem(400, "not_json", f"the body is not JSON: {why}")

@@ -21,7 +21,7 @@ from breakwater.contracts.execution import Attempt, ErrorInfo, Reason, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Header
 from breakwater.contracts.types import is_identifier
-from breakwater.contracts.validation import explain
+from breakwater.contracts.validation import ambiguity, explain
 from breakwater.state.executions import Claim, Claimed, Superseded, Taken
 from services.worker.assignment import Assignment, Finished, JobDelivery, Sleeping
 from services.worker.attempts import Attempts
@@ -212,6 +212,8 @@ class JobHandler:
             job = Job.model_validate_json(delivery.data)
         except ValidationError as error:
             return explain(error, Job, _parsed_json(delivery.data))
+        if (why := ambiguity(delivery.data)) is not None:
+            return f"the job is not JSON: {why}"
         if job.agent != self._agent_name:
             return f"agent: {job.agent!r} was published on the subject of {self._agent_name!r}"
         problem = objection(self._worker.config, job)

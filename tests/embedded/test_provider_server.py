@@ -353,6 +353,25 @@ async def test_reset_empties_the_ledger_and_forgets_calls_still_in_progress(sess
 
 
 @pytest.mark.parametrize(
+    ("host", "taken"),
+    [
+        ("localhost:1", True),
+        ("127.0.0.1", True),
+        ("[::1]:80", True),
+        ("example.com", False),
+        ("127.0.0.1.nip.io", False),
+    ],
+)
+async def test_it_answers_to_names_of_the_loopback_only(session: aiohttp.ClientSession, host: str, taken: bool) -> None:
+    async with (
+        SimulatedProvider(script()) as sim,
+        session.get(f"{sim.control_url}/health", headers={"Host": host}) as controls,
+        session.get(f"{sim.url}/models", headers={"Host": host}) as models,
+    ):
+        assert (controls.status, models.status) == ((200, 200) if taken else (421, 421))
+
+
+@pytest.mark.parametrize(
     ("remote", "ours"),
     [
         ("127.0.0.1", True),

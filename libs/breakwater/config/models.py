@@ -29,6 +29,8 @@ RESERVED_PARAMS = {
     "messages": "have a place of their own in a job",
     "stream": "is not supported: an answer comes whole",
     "stream_options": "are not supported: an answer comes whole",
+    "service_tier": "is not supported: tiers have prices of their own, which budgets don't know",
+    "web_search_options": "are not supported: searches have prices of their own, which budgets don't know",
 }
 
 

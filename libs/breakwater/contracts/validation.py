@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NoReturn, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -44,6 +46,39 @@ def explain(error: ValidationError, model: type[BaseModel] | None = None, docume
     """All problems in one line."""
     found = problems(error, model, document)
     return "; ".join(f"{problem.path}: {problem.message}" if problem.path else problem.message for problem in found)
+
+
+def ambiguity(document: bytes) -> str | None:
+    """Why JSON that was parsed is refused all the same; None where all readers take it alike.
+
+    A second value of the same key, or a number that no double holds, is one thing to this reader and another to the
+    next: what is checked would not be what a provider gets.
+    """
+    try:
+        json.loads(document, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"the key {twice[:100]!r} is in one object twice")
+    return found
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError(f"the number {number[:40]} is too large")
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"it has the number {name}, which JSON does not")
 
 
 def about_controls(detail: Any) -> str | None:

@@ -28,6 +28,8 @@ ODD = [
     ({"agent": "odd", "prompt": "x", "params": {"model": "sim/big"}}, {}),
     ({"agent": "odd", "prompt": "x", "params": {"messages": []}}, {}),
     ({"agent": "odd", "prompt": "x", "params": {"stream": True}}, {}),
+    ({"agent": "odd", "prompt": "x", "params": {"service_tier": "priority"}}, {}),
+    ({"agent": "odd", "prompt": "x", "params": {"web_search_options": {}}}, {}),
     ({"agent": "odd", "prompt": "x", "params": {"seed": 10**30}}, {}),
 ]
 
@@ -51,6 +53,22 @@ async def test_no_odd_job_stops_another_one_or_is_lost(start_worker: StartWorker
         assert sorted(kept) == sorted(json.dumps(job) for job, _ in ODD[2:-1])
         assert "job_handling_failed" not in plane.log("worker")
         assert {call.model for call in plane.sim.ledger.calls} == {"sim/m"}
+
+
+async def test_a_job_that_readers_take_differently_is_refused(start_worker: StartWorker) -> None:
+    jobs = [
+        b'{"agent": "plain", "job_id": "twice", "prompt": "x", "params": {"max_tokens": 1, "max_tokens": 9000}}',
+        b'{"agent": "plain", "job_id": "large", "prompt": "x", "params": {"temperature": 1e999}}',
+    ]
+    async with start_worker({"sim/m": model(), "sim/big": model()}, AGENTS) as plane:
+        for job in jobs:
+            await plane.publish(job, "plain")
+        dead_letters = await plane.messages("DLQ", "bw.dlq.invalid.plain", at_least=len(jobs))
+        assert [dead_letter["error"] for dead_letter in dead_letters] == [
+            "the job is not JSON: the key 'max_tokens' is in one object twice",
+            "the job is not JSON: the number 1e999 is too large",
+        ]
+        assert plane.sim.ledger.totals.calls == 0
 
 
 async def test_an_id_is_one_execution_also_for_another_agent(start_worker: StartWorker) -> None:

@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import orjson
 import structlog
@@ -159,6 +160,8 @@ class SimulatedProvider:
         await self.stop()
 
     async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
+        if names_loopback(self._host) and not names_loopback(request.host):
+            return refusal(421, "This simulator answers to localhost only.")
         found = dialects.find(request.path) if request.method == "POST" else None
         if found is not None:
             return await self._chat(request, *found)
@@ -251,7 +254,7 @@ class SimulatedProvider:
 
 async def control(provider: SimulatedProvider, request: web.BaseRequest) -> web.StreamResponse:
     """Answers a request under `/_sim/`."""
-    if not is_loopback(request.remote):
+    if not is_loopback(request.remote) or not names_loopback(request.host):
         return refusal(403, "The controls answer to this machine only.")
     route = _ROUTES.get((request.method, request.path.removeprefix(PREFIX)))
     if route is None:
@@ -267,6 +270,18 @@ def is_loopback(remote: str | None) -> bool:
     address = ip_address(remote.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
+
+
+def names_loopback(host: str) -> bool:
+    """Whether a Host header is a name of this machine's loopback.
+
+    A page in a browser, whose own name may resolve to the loopback, can't send another.
+    """
+    name = urlsplit(f"//{host}").hostname
+    try:
+        return name == "localhost" or is_loopback(name)
+    except ValueError:
+        return False
 
 
 def _json(content: dict[str, Any]) -> web.Response:
