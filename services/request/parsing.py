@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError, ambiguity, problems
+from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from services.request.problems import Problem
 
 MOST_DETAILS = 20
@@ -130,7 +131,7 @@ def submission(job: Job, body: bytes, *, idempotency_key: str | None, made_id: s
     """Settles the job's id: its own, else the Idempotency-Key header's, else the one made here.
 
     Raises:
-        Problem: 422 for an Idempotency-Key that can't be an id.
+        Problem: 422 for an Idempotency-Key that can't be an id, or has the form of a key.
     """
     if job.job_id is not None:
         return Submission(job, job.job_id, id_made_here=False, payload=body)
@@ -139,6 +140,8 @@ def submission(job: Job, body: bytes, *, idempotency_key: str | None, made_id: s
     if not _ID_IN_HEADER.match(idempotency_key):
         message = "must have 1 to 128 characters, all of them printable ASCII"
         raise invalid_job([FieldError(path="Idempotency-Key", message=message)])
+    if holds_key(idempotency_key):
+        raise invalid_job([FieldError(path="Idempotency-Key", message=NO_KEY_IN_ID)])
     return Submission(job, idempotency_key, id_made_here=False, payload=_with_id(job, body, idempotency_key))
 
 

@@ -22,6 +22,7 @@ from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Header
 from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import ambiguity, explain
+from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from breakwater.state.executions import Claim, Claimed, Superseded, Taken
 from services.worker.assignment import Assignment, Finished, JobDelivery, Sleeping
 from services.worker.attempts import Attempts
@@ -216,6 +217,8 @@ class JobHandler:
             return f"the job is not JSON: {why}"
         if job.agent != self._agent_name:
             return f"agent: {job.agent!r} was published on the subject of {self._agent_name!r}"
+        if job.job_id is None and holds_key(delivery.headers.get(Header.MSG_ID.value, "")):
+            return f"{Header.MSG_ID.value}: {NO_KEY_IN_ID}"
         problem = objection(self._worker.config, job)
         return job if problem is None else f"{problem.path}: {problem.message}"
 
@@ -306,13 +309,17 @@ def _execution_id_of(delivery: Delivery, job: Job | None) -> str:
     """The job's id: its own, else that of its message, else made from where it is stored, the same every time."""
     if job is not None and job.job_id is not None:
         return job.job_id
-    if job is None and (own := _field(delivery.data, "job_id")) is not None:
+    if job is None and (own := _field(delivery.data, "job_id")) is not None and _may_be_id(own):
         return own
     if (parked := parked_execution(delivery.headers)) is not None:
         return parked
     header = delivery.headers.get(Header.MSG_ID.value, "")
     made = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
-    return header if is_identifier(header) else made
+    return header if _may_be_id(header) else made
+
+
+def _may_be_id(text: str) -> bool:
+    return is_identifier(text) and not holds_key(text)
 
 
 def _field(data: bytes, name: str) -> str | None:

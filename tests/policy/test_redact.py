@@ -35,7 +35,10 @@ def test_known_forms_of_secrets_are_taken_out_wherever_they_stand(secret: str) -
         "max_tokens=5, token_count: 3, pad_token: x, input_tokens=812, next_page_token=9",
         "The key: be patient. sort(xs, key=len). auth: none. Email: by Friday.",
         "def login(password: str, token: None) -> bool: ...",
-        "std::secret::value, password:\n  next_line",
+        "std::secret::value, password:\n  the next line, or a heading behind it\n\npassword:\nUsername:\n",
+        "pass: 12, fail: 3, pass: yes, bypass=1, compass: 12345, trespass=2, gpio_pin=13, pins: 4711, spin=1234",
+        "- name: LOG_LEVEL\n  value: debug\n- name: password is required",
+        "IBAN GB82 WEST 1234 5698 7654 32",
         "100%25 sure, a%20b, \\u0041 and \\x42",
         "日本語のテキスト、🙂 \ud800",
         '{"a":1,   "b": [true, null, 1.50], "note": "the key=", "c": "d"}',
@@ -76,6 +79,21 @@ def test_what_is_no_secret_stays_byte_for_byte(text: str) -> None:
         ("https://x/?api_key=a1&n=3&token=b2", "https://x/?api_key=[REDACTED]&n=3&token=[REDACTED]"),
         ("https://x/?key=a1&X-Amz-Signature=b2", "https://x/?key=[REDACTED]&X-Amz-Signature=[REDACTED]"),
         ("AccountName=a;AccountKey=abc+/==;Suffix=x", "AccountName=a;AccountKey=[REDACTED];Suffix=x"),
+        ("**Password:** hunter2, **Token**: a1", "**Password:** [REDACTED], **Token**: [REDACTED]"),
+        ("password: `two words` n", "password: `[REDACTED]` n"),
+        ("Password:\nhunter2\nnext", "Password:\n[REDACTED]\nnext"),
+        ("password: |\n  hunter2", "password: |\n  [REDACTED]"),
+        ('password:\n  "two words"', 'password:\n  "[REDACTED]"'),
+        (
+            "pass=a1 pw: hunter2 DB_PASS=x dbPass=y pin: 4711",
+            "pass=[REDACTED] pw: [REDACTED] DB_PASS=[REDACTED] dbPass=[REDACTED] pin: [REDACTED]",
+        ),
+        ("api_key_2=a1 PASSWORD2: b bearer: c", "api_key_2=[REDACTED] PASSWORD2: [REDACTED] bearer: [REDACTED]"),
+        ("Ocp-Apim-Subscription-Key: a1", "Ocp-Apim-Subscription-Key: [REDACTED]"),
+        ('see {"name": "password", "value": "a b", "n": 1}', 'see {"name": "password", "value": "[REDACTED]", "n": 1}'),
+        ('see {"value": "a b", "name": "api_key"} n', 'see {"value": "[REDACTED]", "name": "api_key"} n'),
+        ('<add key="DbPassword" value="a b"/>', '<add key="DbPassword" value="[REDACTED]"/>'),
+        ("- name: DB_PASS\n  value: a1\n- name: x", "- name: DB_PASS\n  value: [REDACTED]\n- name: x"),
         ("phone=+1 (555) 123 4567 ok; ssn: 123 45 6789", "phone=[REDACTED] ok; ssn: [REDACTED]"),
         ("card 4111 1111 1111 1111 123 Main St", "card [REDACTED] 123 Main St"),
         ("card_secret: 4111 1111 1111 1111", "card_secret: [REDACTED]"),
@@ -123,6 +141,54 @@ def test_values_of_secret_fields_are_replaced_whatever_they_are() -> None:
         "monkey": 10,
         "author": 11,
     }
+
+
+def test_a_field_may_name_a_secret_that_stands_beside_it() -> None:
+    headers: JsonValue = [
+        {"name": "X-Api-Key", "value": "x"},
+        {"Name": "Cookie", "Values": ["a=b"]},
+        {"key": "db_pass", "value": 3},
+        {"name": "Host", "value": "example.com"},
+        ["Authorization", "x"],
+        ["Host", "example.com"],
+    ]
+    assert BUILT_IN.json({"headers": headers, "required": ["password", "name"]}) == {
+        "headers": [
+            {"name": "X-Api-Key", "value": HIDDEN},
+            {"Name": "Cookie", "Values": HIDDEN},
+            {"key": HIDDEN, "value": HIDDEN},
+            {"name": "Host", "value": "example.com"},
+            ["Authorization", HIDDEN],
+            ["Host", "example.com"],
+        ],
+        "required": ["password", "name"],
+    }
+
+
+def test_words_are_names_of_secrets_as_the_last_word_of_a_name_and_not_with_a_boolean() -> None:
+    value: JsonValue = {"pass": True, "pw": "x", "PIN": 4711, "userPass": "y", "DB_PASS2": "z", "api_key_2": "k"}
+    kept: JsonValue = {"bypass": "x", "gpio_pin": 4, "pass_count": 3, "key1": "a", "spw": 1}
+    hidden = dict.fromkeys(value, HIDDEN) | {"pass": True}
+    assert BUILT_IN.json({**value, **kept}) == {**hidden, **kept}
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("pay GB82 WEST 1234 5698 7654 32 today", "pay [REDACTED] today"),
+        ("iban DE89370400440532013000.", "iban [REDACTED]."),
+        ("call +49 30 123456, (555) 123-4567 or 0171 2345678", "call [REDACTED], [REDACTED] or [REDACTED]"),
+        ("tel +1-555-123-4567x", "tel +1-555-123-4567x"),
+        ("GB82 WEST 1234 5698 7654 33, XX82 WEST 1234", "GB82 WEST 1234 5698 7654 33, XX82 WEST 1234"),
+        ("2026-11-22T10:00:00Z, 10.0.0.12, 1732233600000, +1", "2026-11-22T10:00:00Z, 10.0.0.12, 1732233600000, +1"),
+    ],
+)
+def test_telephone_numbers_and_ibans_are_hidden_where_that_is_switched_on(text: str, hidden: str) -> None:
+    alone = Redactor.compile(RedactionRules(built_in=False, forms=("iban", "phone")))
+    for redactor in (alone, Redactor.compile(RedactionRules(forms=("phone", "iban")))):
+        assert redactor.text(text) == hidden
+        assert redactor.json({"a": [text]}) == {"a": [hidden]}
+    assert BUILT_IN.text(text) == text
 
 
 def test_own_rules_add_to_the_built_in_ones() -> None:

@@ -18,6 +18,7 @@ from breakwater.contracts.job import Job
 from breakwater.contracts.validation import FieldError, about_controls
 from breakwater.errors import ConfigError
 from breakwater.policy.budget import CapTable
+from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from breakwater.providers.registry import KINDS
 from breakwater.secret_refs import SecretRef
 
@@ -202,6 +203,10 @@ def variables_of(config: Config, service: str) -> frozenset[str]:
 def objection(config: Config, job: Job) -> FieldError | None:
     """Why a job that is valid by itself can't be run by its (configured) agent; None where it can."""
     agent = config.agents[job.agent]
+    ids = (("job_id", job.job_id), ("tenant", job.tenant), ("task_id", job.task_id))
+    for path, name in (*ids, ("parent_execution_id", job.parent_execution_id)):
+        if name is not None and holds_key(name):
+            return FieldError(path, NO_KEY_IN_ID)
     if (problem := params_objection(job.params)) is not None:
         return FieldError(f"params.{problem.path}", problem.message)
     allowed = {*agent.chain, *agent.allowed_models}

@@ -1,16 +1,17 @@
 """Takes secrets and personal data out of what is stored or shown. Runs in the worker, before the first publish.
 
 What is hidden: the values of JSON fields with secret names, whatever they are; values that stand behind such names in
-texts (`password=…`, `"token": "…"`, `Authorization: …`); and forms of secrets wherever they stand: keys of well-known
-services, JSON web tokens, private keys, card numbers, social security numbers, e-mail addresses, users in URLs. JSON in
-texts is parsed, and what URLs and JSON escape is looked at unescaped.
+texts (`password=…`, `"token": "…"`, `Authorization: …`, a line break behind `Password:`), or that such names stand
+beside (`{"name": "password", "value": …}`, lists of headers); and forms of secrets wherever they stand: keys of
+well-known services, JSON web tokens, private keys, card numbers, social security numbers, e-mail addresses, users in
+URLs. JSON in texts is parsed, and what URLs and JSON escape is looked at unescaped.
 
-What is not: telephone numbers without a field of that name, secrets in prose ("the password is …"), in Base64 or any
-other encoding, and of a text that is cut, secrets longer than 16 KiB which only their end gives away.
+What is not: telephone numbers and IBANs unless `forms` names them, secrets in prose ("the password is …"), in Base64 or
+any other encoding, and of a text that is cut, secrets longer than 16 KiB which only their end gives away.
 
 Everything has a bound, and what is beyond it is hidden. Patterns run on RE2, in time linear in the text. In one
 document at most 20,000 places are looked at closely, and 100,000 texts, names, objects and arrays are copied. So the
-record of a typical job takes 0.03 ms, and 10 MB made to be slow 0.85 s at most, with the built-in rules on one core of
+record of a typical job takes 0.07 ms, and 10 MB made to be slow 1.6 s at most, with the built-in rules on one core of
 the build machine (`python -m tests.bench.redaction`).
 """
 
@@ -22,7 +23,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 from pydantic import Field, JsonValue, field_validator
 
@@ -31,8 +32,10 @@ from breakwater.policy.redact_patterns import (
     ESCAPES,
     FINDERS,
     LONGEST,
+    OPTIONAL_FINDERS,
     STARTS,
     Finder,
+    NameKind,
     OwnFinder,
     RegexMatch,
     SecretNames,
@@ -41,11 +44,15 @@ from breakwater.policy.redact_patterns import (
     Work,
     before_values,
     built_in,
+    in_pairs,
     own,
     spend_for_simulation,
     squashed,
     value_after,
+    value_of_pair,
 )
+
+OptionalForm = Literal["iban", "phone"]
 
 
 class RedactionRules(Message):
@@ -58,6 +65,11 @@ class RedactionRules(Message):
     patterns: tuple[str, ...] = Field(
         default=(),
         description="Regular expressions in RE2's syntax; what they match in a text is replaced. (?i) ignores case.",
+    )
+    forms: tuple[OptionalForm, ...] = Field(
+        default=(),
+        description="Further forms to replace in any text: iban (with right check digits), and phone, which also takes "
+        "some other numbers for phone numbers.",
     )
     placeholder: str = Field(default="[REDACTED]", min_length=1, max_length=100)
     max_value_length: int = Field(default=20_000, ge=16, description="Longer texts are truncated, with an ellipsis.")
@@ -89,7 +101,11 @@ class Redactor:
     def compile(cls, rules: RedactionRules) -> Self:
         """Prepares the rules for use on many values, which takes some milliseconds."""
         scanner = Scanner(
-            rules.fields, rules.patterns, built_in_rules=rules.built_in, placeholder=rules.placeholder.encode()
+            rules.fields,
+            rules.patterns,
+            rules.forms,
+            built_in_rules=rules.built_in,
+            placeholder=rules.placeholder.encode(),
         )
         texts = TextRedactor(scanner, rules.placeholder, rules.max_value_length)
         names = SecretNames(rules.fields, built_in=rules.built_in)
@@ -132,21 +148,34 @@ class Scanner:
     """
 
     def __init__(
-        self, fields: Sequence[str], patterns: Sequence[str], *, built_in_rules: bool, placeholder: bytes
+        self,
+        fields: Sequence[str],
+        patterns: Sequence[str],
+        forms: Sequence[OptionalForm],
+        *,
+        built_in_rules: bool,
+        placeholder: bytes,
     ) -> None:
         self._placeholder = placeholder
-        self._unescapes = built_in_rules or bool(fields) or bool(patterns)
+        self._unescapes = built_in_rules or bool(fields) or bool(patterns) or bool(forms)
         owns = [own(pattern) for pattern in patterns]
         self._forms: list[Finder | OwnFinder] = [
             *(FINDERS if built_in_rules else ()),
+            *(OPTIONAL_FINDERS[form][0] for form in forms),
             *(OwnFinder(pattern.alone) for pattern in owns),
         ]
         self._all = self._forms
         suspicious = [ESCAPES] if self._unescapes else []
         suspicious += STARTS if built_in_rules else ()
+        suspicious += (OPTIONAL_FINDERS[form][1] for form in forms)
         if (names := before_values(fields, built_in_names=built_in_rules)) is not None:
-            self._all = [*self._forms, Finder(built_in(names), self._value)]
-            suspicious.append(names)
+            pairs = in_pairs(fields, built_in_names=built_in_rules) or names
+            self._all = [
+                *self._forms,
+                Finder(built_in(names), self._value),
+                Finder(built_in(pairs), self._value_of_pair, needs=b"val"),
+            ]
+            suspicious += (names, pairs)
         at_once = [built_in("|".join(suspicious))] if suspicious else []
         self._suspicious = (*at_once, *(pattern.alone for pattern in owns))
         self._built_in = tuple(at_once)
@@ -154,6 +183,9 @@ class Scanner:
 
     def _value(self, data: bytes, found: RegexMatch) -> Span:
         return value_after(data, found, self._placeholder)
+
+    def _value_of_pair(self, data: bytes, found: RegexMatch) -> Span:
+        return value_of_pair(data, found, self._placeholder)
 
     def suspects(self, data: bytes) -> bool:
         """Whether there may be a secret: one fast look, after which most texts are done."""
@@ -358,7 +390,7 @@ class _Copy:
         self._texts: list[str] = []
         self._surely: list[tuple[Place, str]] = []
         self._series: list[list[Any]] = []
-        self._is_secret: dict[str, bool] = {}
+        self._kinds: dict[str, NameKind] = {}
         self._renamed: dict[str, str] = {}
 
     def of(self, value: JsonValue) -> JsonValue:
@@ -380,20 +412,25 @@ class _Copy:
 
     def _object(self, value: dict[str, JsonValue], depth: int) -> dict[str, JsonValue]:
         copy = value.copy()
-        known = self._is_secret
+        known = self._kinds
         for number, (name, item) in enumerate(value.items()):
             if self._work.values_left <= 0:
                 return {**dict(islice(copy.items(), number)), self._placeholder: self._placeholder}
-            if (is_secret := known.get(name)) is None:
-                is_secret = known[name] = name in self._rules.names
+            if (kind := known.get(name)) is None:
+                kind = known[name] = self._rules.names.kind(name)
                 self._put_text((name, _NAME), name)
             if item is None:
                 continue
-            if is_secret:
+            if kind is not NameKind.HARMLESS and self._is_secret(kind, item, value):
                 copy[name] = self._placeholder
             else:
                 self._put(copy, name, item, depth)
         return copy
+
+    def _is_secret(self, kind: NameKind, item: JsonValue, beside: dict[str, JsonValue]) -> bool:
+        if kind is NameKind.PAIR_VALUE:
+            return self._rules.names.names_a_secret(beside)
+        return kind is NameKind.SECRET or not isinstance(item, bool)
 
     def _array(self, value: list[JsonValue], depth: int) -> list[JsonValue]:
         copy = value.copy()
@@ -406,8 +443,18 @@ class _Copy:
                 # One for the rest, of the same kind: messages stay a list of objects.
                 copy[index:] = [{self._placeholder: self._placeholder} if isinstance(item, dict) else self._placeholder]
                 break
+            if isinstance(item, list) and self._is_named_secret(item):
+                item = [item[0], self._placeholder]
             self._put(copy, index, item, depth)
         return copy
+
+    def _is_named_secret(self, pair: list[JsonValue]) -> bool:
+        """Whether this is a name with its value, as headers are listed: `["Authorization", "…"]`."""
+        match pair:
+            case [str(name), value]:
+                return value is not None and self._rules.names.is_secret(name)
+            case _:
+                return False
 
     def _put(self, copy: Any, slot: Any, item: JsonValue, depth: int) -> None:
         if isinstance(item, str):

@@ -66,6 +66,22 @@ async def test_an_agent_name_of_any_form_is_accepted(api: HttpApi) -> None:
     assert subjects.agent_of_job(message.subject) == ODD_AGENT
 
 
+KEY = "sk-proj-" + "made-up-" * 4
+
+
+@pytest.mark.parametrize("field", ["job_id", "tenant", "task_id", "parent_execution_id"])
+async def test_an_id_with_the_form_of_a_key_is_refused_and_not_repeated(door: Door, field: str) -> None:
+    refusal = await door.post(JOB | {field: f"order {KEY}"})
+    assert (refusal.status, refusal.json["error"]["code"]) == (422, "invalid_job")
+    assert f"{field}: has the form of a known service's key" in refusal.json["error"]["message"]
+    assert KEY not in str(refusal.json)
+
+
+async def test_an_idempotency_key_with_the_form_of_a_key_is_refused(door: Door) -> None:
+    refusal = await door.post(JOB, **{"Idempotency-Key": KEY})
+    assert (refusal.status, KEY in str(refusal.json)) == (422, False)
+
+
 NO_JOBS = [
     (b"agent=writer", 400, "not_json", []),
     (b"", 400, "not_json", []),

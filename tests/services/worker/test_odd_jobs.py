@@ -71,6 +71,23 @@ async def test_a_job_that_readers_take_differently_is_refused(start_worker: Star
         assert plane.sim.ledger.totals.calls == 0
 
 
+async def test_an_id_with_the_form_of_a_key_is_refused_and_stands_nowhere_but_in_the_dead_letter(
+    start_worker: StartWorker,
+) -> None:
+    key = "sk-proj-" + "made-up-" * 4
+    async with start_worker({"sim/m": model(), "sim/big": model()}, AGENTS) as plane:
+        for field in ("job_id", "tenant", "task_id", "parent_execution_id"):
+            replies = await plane.client.subscribe(f"bw.replies.{field}")
+            await plane.publish({"agent": "plain", "prompt": "x", field: key, "reply_to": f"bw.replies.{field}"})
+            refused = json.loads((await replies.next_msg(timeout=60)).data)
+            assert (refused["reason"], key in str(refused)) == ("invalid", False)
+            assert f"{field}: has the form of a known service's key" in refused["error"]["message"]
+        await plane.publish(json.dumps({"agent": "plain", "prompt": "x"}).encode(), "plain", **{"Nats-Msg-Id": key})
+        records = await plane.messages("EVENTS", "bw.executions.plain.*", at_least=5)
+        assert {record["reason"] for record in records} == {"invalid"}
+        assert key not in json.dumps(records) + plane.log("worker")
+
+
 async def test_an_id_is_one_execution_also_for_another_agent(start_worker: StartWorker) -> None:
     async with start_worker({"sim/m": model(), "sim/big": model()}, AGENTS) as plane:
         await plane.publish({"agent": "plain", "job_id": "j1", "prompt": "x"})
