@@ -263,7 +263,8 @@ class DeadLetterViews:
         """All that may be seen of a dead letter. Raises BusError."""
         [listed], notes = await self._described([Judged(kept, self._replays.why_not(kept))])
         note = notes.get(kept.number)
-        payload, cut = self._visible(kept.payload)
+        withheld = self._replays.is_withheld(kept)
+        payload, cut = (None, False) if withheld else self._visible(kept.payload)
         headers = self._redactor.json(dict(kept.dead_letter.headers))
         return DeadLetterDetails.model_validate(
             {
@@ -273,6 +274,7 @@ class DeadLetterViews:
                 "sequence": kept.dead_letter.sequence,
                 "headers": headers,
                 "payload": payload,
+                "payload_withheld": withheld,
                 "payload_bytes": len(kept.payload),
                 "payload_cut": cut,
                 "replayed_by": None if note is None else note.by,

@@ -215,6 +215,13 @@ class Replays:
         self._redactor = redactor
         self._remembered = timedelta(hours=config.limits.events_max_age_h)
 
+    def is_withheld(self, kept: Kept) -> bool:
+        """Whether nobody may be shown the original: then, or as the config is now, its agent keeps no prompts."""
+        if kept.kind != "job" or kept.dead_letter.withheld:
+            return kept.dead_letter.withheld
+        agent = self._config.agents.get(kept.dead_letter.agent or "")
+        return agent is None or not agent.persist_prompts
+
     def why_not(self, kept: Kept) -> str | None:
         """Why the dead letter holds nothing that can run as the config is now; redacted. None where it does."""
         job = job_of(self._config, kept)

@@ -16,7 +16,7 @@ from breakwater.bus.errors import AlreadyDecided, BusUnavailable
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, CostBasis, ErrorInfo, Outcome
 from breakwater.contracts.subjects import Stream
-from breakwater.policy.classify import Classification, classify
+from breakwater.policy.classify import Classification, classify, without_text
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer, Call, CallFailed
@@ -210,6 +210,8 @@ def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_
     if isinstance(checked, Invalid):
         # Redacted as a whole, and cut then: a part of a secret is not known for one.
         problems = worker.redactor.text("; ".join(checked.problems))[:MAX_PROBLEMS_TEXT]
+        if not job.agent.keeps_error_texts:
+            problems = f"{len(checked.problems)} problems, whose texts are not kept for this agent"
         correction = Correction(answer=text, problems=checked.problems)
         return refused("InvalidOutputError", f"the answer does not satisfy the output schema: {problems}", correction)
     attempt = attempt_of(worker, job, flight, started_at, "success", cost=cost, basis=basis, usage=usage)
@@ -237,8 +239,13 @@ def _failed(
         cost, basis = reported, "billed"
     else:
         cost, basis = cost_of_failure(flight, maybe_billed=failed.maybe_billed)
-    # The identity of the error is that of its redacted text, too: two errors that differ in a secret are the same.
-    error = replace(failure, message=worker.redactor.text(failure.message)).error_info()
+    # The identity of the error is that of what is kept of it: two errors that differ in a secret are the same.
+    if job.agent.keeps_error_texts:
+        kept = replace(failure, message=worker.redactor.text(failure.message))
+    else:
+        kept = without_text(failure, failed.failure)
+        failure = replace(failure, class_name=kept.class_name)
+    error = kept.error_info()
     attempt = attempt_of(
         worker,
         job,

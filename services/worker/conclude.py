@@ -166,6 +166,7 @@ async def _keep_dead_letter(worker: WorkerContext, asked: JobDelivery, result: R
             agent=result.agent,
             at=result.completed_at,
             execution_id=result.execution_id,
+            withheld=not asked.agent.persist_prompts,
         )
     )
 

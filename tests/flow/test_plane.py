@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import sys
 import uuid
@@ -255,3 +256,68 @@ async def test_a_secret_never_reaches_an_event_a_log_a_dead_letters_reason_or_cl
         if secret.removeprefix("Bearer ") in text
     ]
     assert leaks == []
+
+
+PROMPT, ANSWER = "the heron sleeps at noon", "a lantern under the lake"
+
+
+async def test_texts_that_may_not_be_kept_stand_nowhere_but_in_the_answer_and_for_a_replay(
+    start_whole: Any, tmp_path: Any
+) -> None:
+    error = {"type": "invalid_request_error", "code": "bad_thing", "message": f"not with {PROMPT!r}: {ANSWER}"}
+    models = {
+        **{f"sim/s{status}": model({"status": status, "error": error}) for status in (300, 400, 418, 429, 500)},
+        "sim/disguised": model({"kind": "error_in_200", "error": error}),
+        "sim/answers": model(answer=ANSWER),
+        "sim/shapeless": model(answer=ANSWER),
+    }
+    private = {"persist_prompts": False, "persist_responses": False, "retry": {"max_attempts": 2, "base_s": 0.01}}
+    agents: dict[str, Any] = {name.removeprefix("sim/"): {"model": name, **private} for name in models}
+    agents["shapeless"]["output"] = {"schema": "task_result", "max_corrections": 1}
+    agents["program"] = {"provider": "program", **private}
+    agents["s500"]["on_error"] = "message"
+    said = f"{PROMPT}; {ANSWER}"
+    providers = {"program": {"kind": "process", "command": [sys.executable, "-c", FAILING_PROGRAM, said]}}
+    reader = {"Authorization": f"Bearer {create_key(tmp_path / 'keys.json', 'reader', ('read',))}"}
+    async with start_whole(models, agents, more_providers=providers) as whole:
+        plane = whole.plane
+        answers: dict[str, Any] = {}
+        progress = await plane.client.subscribe("bw.progress.>")
+        for agent in agents:
+            status, answers[agent] = await whole.submit({"agent": agent, "job_id": agent, "prompt": PROMPT}, wait_s=60)
+            assert status == 200
+        await plane.publish({"agent": "s400", "job_id": "invalid", "prompt": PROMPT, "promt": PROMPT})
+        await plane.result("invalid")
+        assert answers["answers"].pop("output") == ANSWER, "the submitter gets the answer"
+        first = answers["s400"]["attempts"][0]["error"]["message"]
+        assert first == "BadRequestError, HTTP 400, code bad_thing; what the provider said is not kept for this agent"
+        await until(lambda: _equals(whole, "SELECT count() FROM executions FINAL", (len(agents) + 1,)), what="records")
+        dead_letters = await plane.messages("DLQ", "bw.>", at_least=len(agents))
+        paths = ["dlq", "alerts", "agents", "breakers", "guards", "budgets", "executions", "queues"]
+        paths += [f"dlq/{number}" for number in range(1, len(dead_letters) + 1)]
+        seen: dict[str, str] = {}
+        for path in paths:
+            async with whole.http.get(f"{whole.url}/api/v1/{path}", headers=reader) as response:
+                seen[f"GET {path}"] = await response.text()
+        shown = json.loads(seen["GET dlq/1"])
+        assert (shown["payload"], shown["payload_withheld"], shown["replayable"]) == (None, True, True)
+        rows = [await whole.analytics.query(f"SELECT * FROM {table.name}") for table in TABLES]
+        redis = aioredis.from_url(plane.environment["BREAKWATER_REDIS_URL"])
+        async with redis:
+            dumps = [await redis.dump(key) async for key in redis.scan_iter()]
+        steps = [str((await progress.next_msg(timeout=5)).data) for _ in range(progress.pending_msgs)]
+        places = seen | {
+            "events": json.dumps(await plane.messages("EVENTS", "bw.>")),
+            "alerts": json.dumps(await plane.messages("ALERTS", "bw.>")),
+            "dead letters": json.dumps([one | {"payload_base64": ""} for one in dead_letters]),
+            "results": json.dumps([one | {"output": ""} for one in await plane.messages("RESULTS", "bw.>")]),
+            "answers": json.dumps(answers),
+            "progress": str(steps),
+            "ClickHouse": str([table.rows for table in rows]),
+            "Redis": str(dumps),
+            "logs": "".join(plane.log(name) for name in ALL),
+        }
+        assert any(PROMPT in base64.b64decode(one["payload_base64"]).decode() for one in dead_letters)
+        async with whole.http.post(f"{whole.url}/api/v1/dlq/replay", json={"dead_letters": [1]}) as response:
+            assert [one["dead_letter_id"] for one in (await response.json())["replayed"]] == [1]
+    assert [(place, text) for place, said in places.items() for text in (PROMPT, ANSWER) if text in said] == []

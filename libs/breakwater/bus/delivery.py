@@ -121,10 +121,12 @@ async def dead_letter(
     at: datetime,
     execution_id: str | None = None,
     consumer: str | None = None,
+    withheld: bool = False,
 ) -> Stored:
     """Stores a message on DLQ. Its id is that of the original, so that a repeated call stores it once.
 
     `consumer` is for streams on which several give up for reasons of their own: each then has its own dead letter.
+    `withheld`: nobody may be shown the original, which only a replay reads.
 
     Raises:
         BusUnavailable: not stored for sure; the original must not be acknowledged.
@@ -139,6 +141,7 @@ async def dead_letter(
         sequence=delivery.sequence,
         headers=dict(delivery.headers),
         payload_base64=base64.b64encode(delivery.data).decode(),
+        withheld=withheld,
         execution_id=execution_id,
         at=at,
     )

@@ -277,6 +277,9 @@ def _show_details(one: DeadLetterDetails, now: datetime) -> None:
     ]
     output.facts([(f"dead letter {one.dead_letter_id}", "bold"), f"  {one.reason}"], facts)
     output.write("")
+    if one.payload_withheld:
+        output.note("(the original is withheld: the agent keeps no prompts, or is configured no more)")
+        return
     payload = one.payload
     text = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False, indent=2)
     output.write(output.visible(text))

@@ -105,8 +105,14 @@ class AgentDefaults(Message):
     breaker_counts_auth_errors: bool = Field(
         default=False, description="Whether 401, 402 and 403 count as failures of the model."
     )
-    persist_prompts: bool = True
-    persist_responses: bool = True
+    persist_prompts: bool = Field(
+        default=True, description="Whether prompts are stored with executions. If not, dead letters do not show them."
+    )
+    persist_responses: bool = Field(
+        default=True,
+        description="Whether responses are stored with executions. If these or prompts are not, of an error of a "
+        "provider only class, status and code are kept.",
+    )
 
     @field_validator("breaker", "guard", mode="before")
     @classmethod
@@ -126,6 +132,11 @@ class AgentDefaults(Message):
 
 class Agent(AgentDefaults):
     """One agent: a name that programs call, and how its calls are made."""
+
+    @property
+    def keeps_error_texts(self) -> bool:
+        """Whether what a provider says of an error may be stored: it may quote the prompt, or be a response."""
+        return self.persist_prompts and self.persist_responses
 
     @property
     def chain(self) -> tuple[ModelId, ...]:

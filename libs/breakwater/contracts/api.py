@@ -451,7 +451,13 @@ class DeadLetterDetails(ListedDeadLetter):
     sequence: Count
     headers: dict[str, JsonValue] = Field(description="Of the original; redacted.")
     payload: JsonValue = Field(
-        description="The original, redacted: JSON; or a text where it is not JSON, or where it is cut."
+        description="The original, redacted: JSON; or a text where it is not JSON, or where it is cut. None where it "
+        "is withheld."
+    )
+    payload_withheld: bool = Field(
+        default=False,
+        description="Whether nobody is shown the original, as its agent keeps no prompts or is configured no more. "
+        "A replay reads it all the same.",
     )
     payload_bytes: Count = Field(description="The length of the original.")
     payload_cut: bool = Field(description="Whether `payload` is only the beginning, as a text.")

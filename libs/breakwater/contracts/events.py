@@ -148,6 +148,9 @@ class DeadLetter(Event):
     sequence: Count
     headers: dict[str, str] = Field(default_factory=dict)
     payload_base64: str = Field(description="The original bytes.")
+    withheld: bool = Field(
+        default=False, description="Whether nobody may be shown the original, as its agent keeps no prompts."
+    )
     execution_id: str | None = None
     at: Timestamp
 

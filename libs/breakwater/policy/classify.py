@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
@@ -287,6 +287,8 @@ class Classification:
         )
 
 
+NOT_KEPT = "what the provider said is not kept for this agent"
+
 WORKER_LOST = Classification(
     "worker_lost",
     "WorkerLostError",
@@ -333,6 +335,18 @@ def classify(failure: Failure, now: datetime) -> Classification:
             return Classification(kind, class_name, message, status, retryable=again, counts_for_breaker=again)
         case HttpFailure():
             return _classify_status(failure, now)
+
+
+_CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+
+
+def without_text(verdict: Classification, failure: Failure) -> Classification:
+    """The same without the provider's words: class, status and code, where these are no words themselves."""
+    class_name = verdict.class_name if _CODE.fullmatch(verdict.class_name) else "ProviderError"
+    status = "" if verdict.status_code is None else f", HTTP {verdict.status_code}"
+    code = failure.code if isinstance(failure, HttpFailure) and _CODE.fullmatch(failure.code or "") else None
+    message = f"{class_name}{status}{'' if code is None else f', code {code}'}; {NOT_KEPT}"
+    return replace(verdict, class_name=class_name, message=message)
 
 
 def _classify_status(failure: HttpFailure, now: datetime) -> Classification:
