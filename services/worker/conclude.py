@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from breakwater.bus.delivery import dead_letter
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable, PublishRefused
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import ErrorInfo, Execution, Reason, Result
+from breakwater.contracts.execution import Attempt, ErrorInfo, Execution, Reason, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
 from breakwater.policy.budget import OWN_CAP
@@ -54,7 +54,7 @@ def conclude(end: Conclusion) -> Result:
     sums = totals(attempts, answered=finished.reason is None)
     error, output = finished.error, finished.output
     if error is not None:
-        error = error.model_copy(update={"user_message": user_message_for(error)})
+        error = error.model_copy(update={"user_message": user_message_for(error), "figures": None})
         if end.on_error == "message":
             output = error.user_message
     started = next((attempt.started_at for attempt in attempts if not attempt.short_circuited), None)
@@ -70,7 +70,7 @@ def conclude(end: Conclusion) -> Result:
         requested_model=end.chain[0],
         chosen_model=finished.chosen_model,
         fallback_chain=end.chain,
-        attempts=attempts,
+        attempts=tuple(map(_without_figures, attempts)),
         attempts_count=len(attempts),
         input_tokens=sums.input_tokens,
         output_tokens=sums.output_tokens,
@@ -92,6 +92,13 @@ def conclude(end: Conclusion) -> Result:
         cached_from=end.cached_from,
         dry_run=end.dry_run,
     )
+
+
+def _without_figures(attempt: Attempt) -> Attempt:
+    """The attempt as programs see it: caps, and what is left of them, are for operators."""
+    if not attempt.short_circuited or attempt.error is None:
+        return attempt
+    return attempt.model_copy(update={"refused_cap": None, "error": attempt.error.model_copy(update={"figures": None})})
 
 
 def stopped(at: Checkpoint, reason: Reason) -> Finished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST_NANO, model, seconds_between
@@ -131,12 +132,21 @@ async def test_where_a_cap_has_no_room_the_next_model_is_tried_or_the_job_ends_a
     }
     models = {"sim/m": model(), "sim/dear": model()}
     async with start_plane(models, agents, more_models={"sim/dear": {"price": dear}}) as plane:
+        heard = await plane.client.subscribe("bw.progress.>")
         for agent in agents:
             await plane.publish({"agent": agent, "job_id": agent, "prompt": "x" * 300})
         thrifty, strict = await plane.result("thrifty"), await plane.result("strict")
         assert (thrifty["status"], thrifty["chosen_model"]) == ("succeeded", "sim/m")
         assert [attempt["outcome"] for attempt in thrifty["attempts"]] == ["short_circuited", "success"]
         assert "no such call ever fits" in thrifty["attempts"][0]["error"]["message"]
+        # What a cap is, is for operators: an attempt's event says it, and what programs see does not.
+        steps = str([(await heard.next_msg(timeout=5)).data for _ in range(heard.pending_msgs)])
+        records = await plane.messages("EVENTS", "bw.executions.>", at_least=2)
+        seen = [steps, *map(json.dumps, (thrifty, strict, *records))]
+        assert [text for text in seen if "$" in text or "0.003" in text or '"refused_cap": "' in text] == []
+        assert "no such call ever fits" in steps
+        [refusal] = await plane.messages("EVENTS", "bw.attempts.strict.>")
+        assert "the daily budget of agent strict is $0.003" in refusal["error"]["figures"]
         assert (strict["status"], strict["reason"]) == ("dead_lettered", "budget_exceeded")
         assert [attempt["model"] for attempt in strict["attempts"]] == ["sim/dear"]
         assert strict["error"]["retry_after_s"] is None

@@ -154,6 +154,8 @@ def _by_cause(attempts: Iterable[Attempt]) -> tuple[Mapping[str, int], Mapping[s
 
 
 def _error(error: ErrorInfo | None) -> dict[str, object]:
+    if error is not None and error.figures is not None:
+        error = error.model_copy(update={"message": f"{error.message}: {error.figures}"})
     return {column: None if error is None else getattr(error, field) for column, field in _ERROR_FIELDS.items()}
 
 

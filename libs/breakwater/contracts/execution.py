@@ -55,6 +55,11 @@ class ErrorInfo(Event):
         description="Such as RateLimitError.",
     )
     message: str
+    figures: str | None = Field(
+        default=None,
+        description="For operators: what a cap is, and what is left of it. Only in attempts on EVENTS and in "
+        "ClickHouse, never in results, records and progress.",
+    )
     status_code: int | None = None
     retryable: bool = False
     retry_after_s: float | None = Field(default=None, description="How long to wait before trying again, if known.")
@@ -98,7 +103,8 @@ class Attempt(Event):
     )
     refused_cap: Money | None = Field(
         default=None,
-        description="The hard cap that had no room for the call, unless it is too small for any such call.",
+        description="The hard cap that had no room for the call, unless it is too small for any such call. None in "
+        "results and records, as `figures` of errors.",
     )
     refused_reason: Reason | None = Field(
         default=None,

@@ -127,7 +127,8 @@ class BudgetGate(Gate):
             ErrorInfo(
                 kind="budget_exceeded",
                 class_="BudgetExceededError",
-                message=f"the job has cost {money_text(spent)}, and {next_call}; max_cost_usd is {money_text(cap)}",
+                message=f"a call to {model} does not fit under the job's own cap (max_cost_usd)",
+                figures=f"the job has cost {money_text(spent)}, and {next_call}; max_cost_usd is {money_text(cap)}",
                 user_message="This request would cost too much for a single one. Please make it shorter or simpler.",
             ),
             OWN_CAP,
@@ -157,17 +158,18 @@ class BudgetGate(Gate):
         left = max(0, over.limit - over.spent - over.reserved)
         held = f" ({money_text(over.reserved)} of it is reserved by calls in flight)" if over.reserved else ""
         if over.limit == 0:
-            message = f"{what} is $0.00: no call is made that costs anything"
+            message, figures = f"no call that costs anything is made under {what}", f"{what} is $0.00"
             user_message, wait_s = "This agent may not spend anything at present. Please contact its owner.", None
         elif over.amount > over.limit:
-            message = f"{worst}, and {what} is {money_text(over.limit)} in all; no such call ever fits"
+            message = f"a call to {self.request.flight.model} may cost more than {what} in all; no such call ever fits"
+            figures = f"{worst}, and {what} is {money_text(over.limit)}"
             user_message, wait_s = (
                 "This request would cost more than this agent may spend. Please make it shorter.",
                 None,
             )
         else:
-            has = f"{what} has {money_text(left)} of {money_text(over.limit)} left{held}"
-            message = f"{has}, and {worst}; it resets at {resets}"
+            message = f"{what} has no room for a call to {self.request.flight.model}; it resets at {resets}"
+            figures = f"it has {money_text(left)} of {money_text(over.limit)} left{held}, and {worst}"
             user_message = f"This agent has used up its budget for now. It can be used again after {resets}."
             wait_s = max(0.0, over.resets_at_ms / 1000 - self.worker.now().timestamp())
         return Refused(
@@ -176,6 +178,7 @@ class BudgetGate(Gate):
                 kind="budget_exceeded",
                 class_="BudgetExceededError",
                 message=message,
+                figures=figures,
                 retry_after_s=wait_s,
                 user_message=user_message,
             ),

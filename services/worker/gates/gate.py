@@ -42,8 +42,8 @@ class AdmissionRequest:
 class Refused:
     """The call must not be made.
 
-    `error` has two texts: `message` for the people who look after the plane, `user_message` for models and end users,
-    which names no limit and no figure.
+    `error` has three texts: `message` for programs, which names what refused the call and no figure; `figures` for
+    operators alone; and `user_message` for models and end users.
     """
 
     reason: Reason
