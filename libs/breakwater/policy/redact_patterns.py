@@ -672,7 +672,7 @@ def _iban(data: bytes, found: RegexMatch) -> Span:
         return start, start
     end = places[length - 1] + 1
     printed = data[start:end].translate(None, b" -").decode()
-    # The remainder of 97 is 1, with letters counted from 10 and the first four characters last.
+    # The remainder of 97 is 1, where A is 10 and Z is 35, and the first four characters come last.
     is_right = int("".join(str(int(char, 36)) for char in printed[4:] + printed[:4])) % 97 == 1
     return (start, end) if is_right and not data[end : end + 1].isalnum() else (start, start)
 

@@ -70,15 +70,15 @@ KEY = "sk-proj-" + "made-up-" * 4
 
 
 @pytest.mark.parametrize("field", ["job_id", "tenant", "task_id", "parent_execution_id"])
-async def test_an_id_with_the_form_of_a_key_is_refused_and_not_repeated(door: Door, field: str) -> None:
-    refusal = await door.post(JOB | {field: f"order {KEY}"})
+async def test_an_id_with_the_form_of_a_key_is_refused_and_not_repeated(api: HttpApi, field: str) -> None:
+    refusal = await api.post(JOB | {field: f"order {KEY}"})
     assert (refusal.status, refusal.json["error"]["code"]) == (422, "invalid_job")
     assert f"{field}: has the form of a known service's key" in refusal.json["error"]["message"]
     assert KEY not in str(refusal.json)
 
 
-async def test_an_idempotency_key_with_the_form_of_a_key_is_refused(door: Door) -> None:
-    refusal = await door.post(JOB, **{"Idempotency-Key": KEY})
+async def test_an_idempotency_key_with_the_form_of_a_key_is_refused(api: HttpApi) -> None:
+    refusal = await api.post(JOB, **{"Idempotency-Key": KEY})
     assert (refusal.status, KEY in str(refusal.json)) == (422, False)
 
 
