@@ -110,7 +110,7 @@ def test_the_console_knows_no_bus_and_only_reads_tables() -> None:
     given = SERVICES["console"]["environment"]
     assert not {"BREAKWATER_NATS_URL", "BREAKWATER_REDIS_URL", "BREAKWATER_API_KEYS_FILE"} & set(given)
     assert urlsplit(given["BREAKWATER_CLICKHOUSE_URL"]).username == "reader"
-    [mounted] = [one for one in SERVICES["clickhouse"]["volumes"] if "reader.xml" in one]
+    [mounted] = [one for one in SERVICES["clickhouse"]["volumes"] if "users.xml" in one]
     users = ElementTree.parse(ROOT / mounted.partition(":")[0]).getroot()
     reader = users.find("users/reader")
     assert reader is not None

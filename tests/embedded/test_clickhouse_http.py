@@ -53,7 +53,7 @@ def launch(data: Path, port: int = 0) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "breakwater.embedded.clickhouse", "--data", str(data), "--port", str(port)),
-            *("--user", USER, "--password-file", str(secret)),
+            *("--user", USER, "--password-file", str(secret), "--reader-password-file", str(secret)),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

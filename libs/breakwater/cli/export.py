@@ -185,6 +185,7 @@ async def _export(wanted: _Wanted) -> Written:
             **SETTINGS[wanted.form.value],
             # Left early, the statement ends. Only for those that read.
             "cancel_http_readonly_queries_on_client_close": 1,
+            "max_execution_time": 0,  # a reader's statements are limited, and an export of years takes longer
             **({} if already else {"readonly": 2}),
         }
         sql = statement(wanted.what.value, wanted.form.value, wanted.rows)

@@ -70,8 +70,18 @@ class PlaneLocation:
 
     @property
     def clickhouse_url(self) -> str:
-        """ClickHouse, user and password included."""
+        """ClickHouse, user and password included; of a local stack, the user that only reads."""
         return self._variable("BREAKWATER_CLICKHOUSE_URL") or self._running("BREAKWATER_CLICKHOUSE_URL").clickhouse_url
+
+    @property
+    def admin_clickhouse_url(self) -> str:
+        """ClickHouse as the user that may create tables and write, where its password is at hand."""
+        if url := self._variable("BREAKWATER_CLICKHOUSE_URL"):
+            return url
+        parts, secret = urlsplit(self.clickhouse_url), self.data / "secrets" / "clickhouse"
+        if parts.username != "reader" or not secret.is_file():
+            return parts.geturl()
+        return parts._replace(netloc=f"breakwater:{secret.read_text().strip()}@{parts.hostname}:{parts.port}").geturl()
 
     @property
     def console_url(self) -> str | None:

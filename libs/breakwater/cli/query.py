@@ -90,7 +90,8 @@ def query(
     if for_its_effect and not write:
         raise wrong_usage("this statement changes something, and `query` only reads", "Add --write if you mean it.")
     form = Format.JSON if as_json else form
-    url = PlaneLocation(data).clickhouse_url
+    plane = PlaneLocation(data)
+    url = plane.admin_clickhouse_url if write else plane.clickhouse_url
     if for_its_effect:
         run(_execute(url, statement, timeout))
         output.json_document([]) if form is Format.JSON else output.note("done")

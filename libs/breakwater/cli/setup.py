@@ -47,7 +47,7 @@ def setup(
     if print_sql:
         output.write("\n".join(statements(plane.clickhouse_url, plane.config(config))))
         return
-    addresses = {"nats_url": SecretStr(plane.admin_nats_url), "clickhouse_url": SecretStr(plane.clickhouse_url)}
+    addresses = {"nats_url": SecretStr(plane.admin_nats_url), "clickhouse_url": SecretStr(plane.admin_clickhouse_url)}
     done = run(prepare(Settings().model_copy(update=addresses), plane.config(config)))
     if as_json:
         output.json_document({"ok": True, "done": done})

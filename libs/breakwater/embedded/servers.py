@@ -101,8 +101,17 @@ def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
     )
 
 
-def clickhouse_spec(data: Path, port: int, user: str, password_file: Path) -> ProcessSpec:
+def clickhouse_spec(
+    data: Path, port: int, user: str, password_file: Path, reader_password_file: Path | None = None
+) -> ProcessSpec:
     """Say how the ClickHouse engine behind its HTTP protocol is run; its tables are in the `clickhouse` directory.
+
+    Args:
+        data: The stack's data directory.
+        port: Of the HTTP protocol, on loopback.
+        user: Who may create tables and write.
+        password_file: With the password of that user.
+        reader_password_file: With the password of `reader`, who only reads; None for no such user.
 
     Raises:
         ServerNotFoundError: The engine (package `chdb`) is not installed.
@@ -114,7 +123,9 @@ def clickhouse_spec(data: Path, port: int, user: str, password_file: Path) -> Pr
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     tables.chmod(0o700)
     arguments = ("--data", str(tables), "--host", _LOOPBACK, "--port", str(port))
-    credentials = ("--user", user, "--password-file", str(password_file))
+    credentials: tuple[str, ...] = ("--user", user, "--password-file", str(password_file))
+    if reader_password_file is not None:
+        credentials += ("--reader-password-file", str(reader_password_file))
     return ProcessSpec(
         name="clickhouse",
         argv=(sys.executable, "-m", "breakwater.embedded.clickhouse", *arguments, *credentials),

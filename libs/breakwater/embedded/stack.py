@@ -33,7 +33,7 @@ CONSOLE_PORT = 8081
 METRICS_PORT = 9464
 """The first of them; OpenTelemetry's for Prometheus, as in compose.yaml."""
 
-CLICKHOUSE_USER = "breakwater"
+CLICKHOUSE_USER, CLICKHOUSE_READER = "breakwater", "reader"
 DATABASE = "breakwater"
 SERVICES = ("worker", "breaker", "budget", "alerter", "sink", "request", "console")
 
@@ -105,10 +105,15 @@ def plan_stack(
         redis_port, password = port(REDIS_PORT), data.secret("redis")
         servers.append(redis_spec(data.path, redis_port, password))
         redis_url = f"redis://:{password}@{LOOPBACK}:{redis_port}/0"
+    reader_url = clickhouse_url
     if not clickhouse_url:
-        clickhouse_port, password = port(CLICKHOUSE_PORT), data.secret("clickhouse")
-        servers.append(clickhouse_spec(data.path, clickhouse_port, CLICKHOUSE_USER, data.secret_file("clickhouse")))
-        clickhouse_url = f"http://{CLICKHOUSE_USER}:{password}@{LOOPBACK}:{clickhouse_port}/{DATABASE}"
+        clickhouse_port = port(CLICKHOUSE_PORT)
+        clickhouse_url, reader_url = (
+            f"http://{user}:{data.secret(secret)}@{LOOPBACK}:{clickhouse_port}/{DATABASE}"
+            for user, secret in ((CLICKHOUSE_USER, "clickhouse"), (CLICKHOUSE_READER, "clickhouse-reader"))
+        )
+        files = data.secret_file("clickhouse"), data.secret_file("clickhouse-reader")
+        servers.append(clickhouse_spec(data.path, clickhouse_port, CLICKHOUSE_USER, *files))
 
     http_port = port(HTTP_PORT) if http_port is None else http_port
     console_port = (
@@ -132,7 +137,7 @@ def plan_stack(
         console_url=f"http://{LOOPBACK}:{console_port}",
         nats_url=nats_for("client"),
         redis_url=redis_url,
-        clickhouse_url=clickhouse_url,
+        clickhouse_url=reader_url or clickhouse_url,
         api_key_file=data.secret_file("api-key"),
         config_file=config_file.absolute(),
         data_dir=data.path,
@@ -149,7 +154,11 @@ def plan_stack(
                 process,
                 for_service(name, environment, config)
                 | settings_of(name, common)
-                | ({} if name == "console" else {"BREAKWATER_NATS_URL": nats_for(name)})
+                | (
+                    {"BREAKWATER_CLICKHOUSE_URL": reader_url or clickhouse_url}
+                    if name == "console"
+                    else {"BREAKWATER_NATS_URL": nats_for(name)}
+                )
                 | {
                     "BREAKWATER_METRICS_HOST": LOOPBACK,
                     "BREAKWATER_METRICS_PORT": str(metrics_ports[process]),

@@ -11,9 +11,10 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
+from breakwater.embedded.clickhouse.access import Role
 from breakwater.embedded.clickhouse.engine import DataDirectoryError, Engine
 from breakwater.embedded.clickhouse.http import application
-from breakwater.embedded.clickhouse.request import Credentials
+from breakwater.embedded.clickhouse.request import User, Users
 
 _STOP_SECONDS = 3.0  # for answers to be finished
 _ENGINE_STOP_SECONDS = 0.5  # for statements whose client is gone
@@ -27,8 +28,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="data directory; made when missing")
     parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 takes a free one")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--user", required=True, help="the one user")
+    parser.add_argument("--user", required=True, help="the user that writes")
     parser.add_argument("--password-file", type=Path, required=True, help="file with the user's password")
+    parser.add_argument("--reader-password-file", type=Path, help="file with the password of `reader`, who only reads")
     return parser.parse_args(argv)
 
 
@@ -49,13 +51,13 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _serve(engine: Engine, credentials: Credentials, data: Path, host: str, port: int) -> None:
+async def _serve(engine: Engine, users: Users, data: Path, host: str, port: int) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     runner = web.AppRunner(
-        application(engine, credentials, data / "tmp"),
+        application(engine, users, data / "tmp"),
         access_log=None,
         handler_cancellation=True,  # a client that leaves cancels its query
         auto_decompress=False,  # aiohttp knows fewer codings, and decodes on the event loop
@@ -86,7 +88,9 @@ def main(argv: list[str] | None = None) -> int:
     """
     asked = _arguments(argv)
     try:
-        credentials = Credentials(asked.user, _password(asked.password_file))
+        users = [User(asked.user, _password(asked.password_file), Role.PLANE)]
+        if asked.reader_password_file is not None:
+            users.append(User("reader", _password(asked.reader_password_file), Role.READER))
         engine = Engine.open(asked.data)
     except (ValueError, DataDirectoryError) as error:
         sys.stderr.write(f"clickhouse: {error}\n")
@@ -94,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     _raise_file_limit()
     code = 0
     try:
-        uvloop.run(_serve(engine, credentials, asked.data, asked.host, asked.port))
+        uvloop.run(_serve(engine, Users(tuple(users)), asked.data, asked.host, asked.port))
     except OSError as error:
         sys.stderr.write(f"clickhouse: cannot listen on {asked.host}:{asked.port}: {error.strerror or error}\n")
         code = 1

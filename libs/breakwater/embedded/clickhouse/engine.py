@@ -7,26 +7,38 @@ a slow reader slows the engine instead of filling a buffer.
 import asyncio
 import fcntl
 import os
+import re
 import secrets
 import sys
+import threading
+import uuid
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol, cast
+from urllib.parse import quote
 
+from breakwater.embedded.clickhouse.access import Role, check, source_functions, users_xml
 from breakwater.embedded.clickhouse.errors import ClickHouseError
 from breakwater.embedded.clickhouse.sql import Command, Insert, ResultQuery
 from breakwater.embedded.process import until_readable
+from breakwater.files import write_private
 
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 18
 _READERS = 24  # how many results may be produced at once
 _WRITERS = 8  # how many inserts and commands may run at once
 # A server keeps up to a thousand idle threads; here each is memory and three open files.
-_SERVER_SETTINGS = "max_thread_pool_free_size=32"
+_FILES = "_files"  # chdb's own default database shows every file as a table: it gets this name, and is dropped
+_SERVER_SETTINGS = f"max_thread_pool_free_size=32&default_database={_FILES}"
+_CHECKED_AS = "'/dev/fd/0'"  # the way out in a text that is checked, where its number is not known yet
+_WAY_OUT = re.compile(r"\s*(?:INTO )?OUTFILE '/dev/fd/\d+' APPEND /\* statement \w* \*/ FORMAT \w+")
+_LONGEST_REMEMBERED = 1 << 14
+_PARSED_WITHIN = re.compile(r": In scope SELECT formatQuery.*(?= \([A-Z_]+\)\s*$)", re.DOTALL)
 
 
 class _Result(Protocol):
@@ -80,6 +92,7 @@ class Context:
     """What a statement runs under.
 
     Attributes:
+        role: whose statement it is.
         database: the current database, empty for `default`.
         settings: names and values, applied with SET and checked by the engine.
         parameters: values of `{name:Type}`, in the engine's escaped text form, without `param_`.
@@ -88,6 +101,7 @@ class Context:
         external: temporary tables to fill before the statement runs.
     """
 
+    role: Role | None = None
     database: str = ""
     settings: tuple[tuple[str, str], ...] = ()
     parameters: tuple[tuple[str, str], ...] = ()
@@ -136,11 +150,11 @@ def _prepare(handle: _Handle, context: Context) -> None:
     def set_(*settings: tuple[str, str]) -> None:
         run("SET " + ", ".join(f"{name} = {quoted(value)}" for name, value in settings))
 
-    own = ("implicit_select", "0")  # on in chdb, off in a server: `1 + 1` is a syntax error
-    if not (context.readonly or context.session or context.database or context.external):
-        set_(own, *context.settings)
-        return
-    set_(own)
+    if context.role is not None:
+        run(f"SET ROLE {context.role}")
+    if context.role is Role.READER:
+        # 2: settings may change, this one and the data may not
+        set_(("profile", "reader"), ("readonly", "2"))
     for statement in context.session:
         handle.query(statement, "TabSeparated")
     if context.database:
@@ -150,7 +164,7 @@ def _prepare(handle: _Handle, context: Context) -> None:
         inserter = handle.send_insert(f"INSERT INTO {_identifier(table.name)}", table.format)
         inserter.append(table.data)
         inserter.finish()
-    if context.readonly:  # 2, as a server sets it for GET: settings may change, this one and the data may not
+    if context.readonly and context.role is not Role.READER:  # as a server sets it for GET
         set_(("readonly", "2"))
     if context.settings:
         set_(*context.settings)
@@ -206,9 +220,16 @@ class Engine:
         self._cancels = ThreadPoolExecutor(1, "clickhouse-cancel")
         self._running: set[Future[Counts]] = set()
         # The engine lives as long as one handle is open, and takes its server settings from the first one.
-        self._keeper = connect(f"{self._path}?{_SERVER_SETTINGS}")
+        self._keeper = connect(f"{self._path}?{_SERVER_SETTINGS}{_access(data)}")
+        self._keeper.query(f"DROP DATABASE {_FILES}".encode(), "TabSeparated")
         facts = self._keeper.query(b"SELECT version(), timezone(), hostName()", "TabSeparated").bytes().decode()
         self.version, self.timezone, self.host = facts.strip().split("\t")
+        known = self._keeper.query(b"SELECT name FROM system.table_functions", "TabSeparated").bytes().decode()
+        self._sources = source_functions(known.split())
+        self._parser = connect(self._path)
+        self._parser.query(b"SET max_query_size = 1000000000", "TabSeparated")
+        self._parser_lock = threading.Lock()
+        self._checked = lru_cache(1024)(self._parse_and_check)
 
     @classmethod
     def open(cls, data: Path) -> "Engine":
@@ -229,6 +250,7 @@ class Engine:
         try:
             path.mkdir(parents=True, exist_ok=True)
             _refuse_if_in_use(path)
+            _make_default_database(path)
         except OSError as error:
             raise DataDirectoryError(f"cannot use the data directory {path}: {error.strerror}") from error
         # chdb imports pyarrow, and with it numpy, for an output it offers Python callers and we never ask for:
@@ -256,6 +278,21 @@ class Engine:
         finally:
             handle.close()
 
+    def _check(self, sql: bytes, role: Role | None, way_out: str | None = None) -> None:
+        """Have the engine parse a statement, and refuse what the role may not do. Raises ClickHouseError."""
+        if role is not None:
+            (self._checked if len(sql) < _LONGEST_REMEMBERED else self._parse_and_check)(sql, role, way_out)
+
+    def _parse_and_check(self, sql: bytes, role: Role, way_out: str | None) -> None:
+        literal = sql.replace(b"\\", b"\\\\").replace(b"'", b"\\'")
+        try:
+            with self._parser_lock:
+                parsed = self._parser.query(b"SELECT formatQuery('" + literal + b"')", "RawBLOB").bytes()
+        except RuntimeError as error:
+            refused = ClickHouseError.from_engine(str(error))
+            raise ClickHouseError(refused.code, _PARSED_WITHIN.sub("", refused.text)) from error
+        check(parsed.decode(errors="replace"), role, self._sources, way_out)
+
     def rows(self, statement: ResultQuery, default_format: str, context: Context) -> RowStream:
         """Start a statement that has a result.
 
@@ -273,18 +310,19 @@ class Engine:
             with suppress(PermissionError):  # above the system's limit for users: the default size works too
                 fcntl.fcntl(read_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         mark = secrets.token_hex(8)
-        way_out = (
-            f"\nINTO OUTFILE '/dev/fd/{write_fd}' APPEND /* statement {mark} */"
-            f" FORMAT {statement.format or default_format}"
-        )
-        sql = statement.before + way_out.encode() + statement.after
+
+        def with_way_out(file: str) -> bytes:
+            way = f"\nINTO OUTFILE {file} APPEND /* statement {mark} */ FORMAT {statement.format or default_format}"
+            return statement.before + way.encode() + statement.after
 
         def run() -> Counts:
             try:
+                self._check(with_way_out(_CHECKED_AS).replace(mark.encode(), b""), context.role, _CHECKED_AS)
                 with self._prepared(context) as handle:
+                    sql = with_way_out(f"'/dev/fd/{write_fd}'")
                     return counts_of(handle.query(sql, "TabSeparated", params=dict(context.parameters)))
             except ClickHouseError as error:
-                raise ClickHouseError(error.code, error.text.replace(way_out, "")) from error
+                raise ClickHouseError(error.code, _WAY_OUT.sub("", error.text)) from error
             finally:
                 os.close(write_fd)
 
@@ -322,6 +360,7 @@ class Engine:
 
         def run() -> Counts:
             nonlocal answer
+            self._check(statement.text, context.role)
             with self._prepared(context) as handle:
                 result = handle.query(statement.text, output_format, params=dict(context.parameters))
                 answer = result.bytes() or b""
@@ -346,6 +385,7 @@ class Engine:
         """
 
         def run() -> Counts:
+            self._check(statement.header + b" FORMAT Native", context.role)
             with self._prepared(context) as handle:
                 for name, value in context.parameters:
                     handle.query(f"SET param_{name} = {quoted(value)}".encode(), "TabSeparated")
@@ -384,8 +424,26 @@ class Engine:
         still = wait(set(self._running), timeout=grace_s).not_done
         for pool in (self._readers, self._writers, self._cancels):
             pool.shutdown(wait=not still, cancel_futures=True)
+        self._parser.close()
         self._keeper.close()
         return not still
+
+
+def _make_default_database(data: Path) -> None:
+    """Let there be a database `default` as on a server: a session begins in it, so no session can create it."""
+    metadata = data / "metadata"
+    if not any((metadata / name).is_symlink() or (metadata / name).exists() for name in ("default", "default.sql")):
+        metadata.mkdir(mode=0o700, exist_ok=True)
+        write_private(metadata / "default.sql", f"ATTACH DATABASE _ UUID '{uuid.uuid4()}'\nENGINE = Atomic\n")
+
+
+def _access(data: Path) -> str:
+    """Write what the engine knows of users, and give it as arguments of its first handle."""
+    folder = data / "access"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    write_private(folder / "config.xml", "<clickhouse/>\n")
+    write_private(folder / "users.xml", users_xml())
+    return f"&config-file={quote(str(folder / 'config.xml'))}&users_config={quote(str(folder / 'users.xml'))}"
 
 
 def _refuse_if_in_use(data: Path) -> None:

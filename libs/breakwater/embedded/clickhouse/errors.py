@@ -1,7 +1,8 @@
 """An engine error as ClickHouse writes it, and the HTTP status its server answers with.
 
-Source of the status table: ClickHouse's `exceptionCodeToHTTPStatus`. READONLY is the one deviation: 403 here (a server
-says 500), since refusing a write over GET is the caller's mistake and no fault of the engine.
+Source of the status table: ClickHouse's `exceptionCodeToHTTPStatus`. READONLY and ACCESS_DENIED are the
+deviations: 403 here (a server says 500), since asking for what is not allowed is the caller's mistake and no fault of
+the engine.
 """
 
 import re
@@ -13,6 +14,7 @@ class Code(IntEnum):
 
     SYNTAX_ERROR = 62
     READONLY = 164
+    ACCESS_DENIED = 497
     NOT_IMPLEMENTED = 48
     TOO_MANY_BYTES = 307
     UNKNOWN_SETTING = 115
@@ -30,7 +32,7 @@ _STATUS_OF_CODES = {
     # text, dates and numbers that do not parse; syntax; wrong types; queries too deep or too big
     400: {6, 25, 26, 27, 38, 41, 53, 62, 72, 117, 137, 167, 168, 271, 457},
     401: {194},
-    403: {164, 192, 193, 516},
+    403: {164, 192, 193, 497, 516},
     # unknown function, identifier, type, storage, table, database, setting, aggregate function, format, engine
     404: {46, 47, 50, 56, 60, 63, 73, 78, 81, 115, 336, 372},
     408: {159},

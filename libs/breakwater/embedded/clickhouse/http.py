@@ -14,10 +14,11 @@ from pathlib import Path
 from aiohttp import ClientPayloadError, StreamReader, web
 from aiohttp.web_request import FileField
 
+from breakwater.embedded.clickhouse.access import Role
 from breakwater.embedded.clickhouse.codec import BlockDecoder, BlockEncoder, Decoder, Encoder, decoder, encoder
 from breakwater.embedded.clickhouse.engine import Context, Counts, Engine, ExternalTable, RowStream
 from breakwater.embedded.clickhouse.errors import ClickHouseError, Code
-from breakwater.embedded.clickhouse.request import Credentials, QueryRequest, given_credentials, read_query_request
+from breakwater.embedded.clickhouse.request import QueryRequest, Users, given_credentials, read_query_request
 from breakwater.embedded.clickhouse.sql import Command, Insert, ResultQuery, Statement, read_insert, read_statement
 
 MAX_BODY_BYTES = 4 << 30
@@ -265,9 +266,9 @@ class _Form:
 class Face:
     """Answers requests with an engine."""
 
-    def __init__(self, engine: Engine, credentials: Credentials, spool: Path) -> None:
+    def __init__(self, engine: Engine, users: Users, spool: Path) -> None:
         self._engine = engine
-        self._credentials = credentials
+        self._users = users
         self._spool = spool
         self._sessions = QuerySessions()
 
@@ -281,12 +282,12 @@ class Face:
             return await self.ok(request)
         headers = self._headers(request.query.get("query_id") or str(uuid.uuid4()))
         try:
-            self._credentials.check(*given_credentials(request.headers, request.query))
+            role = self._users.role_of(*given_credentials(request.headers, request.query))
             form = await _read_form(request)
             described = frozenset(f"{table.name}_{part}" for table in form.tables for part in ("structure", "format"))
             ask = read_query_request((*request.query.items(), *form.fields), request.headers, described)
             headers = self._headers(ask.query_id)
-            return await self._run(request, ask, form, headers)
+            return await self._run(request, role, ask, form, headers)
         except ClickHouseError as error:
             return self._refusal(error, headers)
         except ConnectionError:  # the client disconnected in the middle of its answer, and reads no other
@@ -298,9 +299,9 @@ class Face:
             )
 
     async def _run(
-        self, request: web.Request, ask: QueryRequest, form: _Form, headers: dict[str, str]
+        self, request: web.Request, role: Role, ask: QueryRequest, form: _Form, headers: dict[str, str]
     ) -> web.StreamResponse:
-        context = self._context(request, ask, form)
+        context = self._context(request, role, ask, form)
         body = _body(request, ask) if not form.fields and not form.tables else None
         statement, text = await _read_text(ask.query, body)
         if context.readonly and _inserts(statement):
@@ -330,21 +331,22 @@ class Face:
                 stream.close()
         answer, counts = await self._engine.command(statement, ask.default_format, context)
         if statement.keyword in (b"SET", b"USE") and ask.session_id:
-            self._sessions.keep(ask.session_id, statement.text, ask.session_timeout_s, time.monotonic())
+            self._sessions.keep(f"{role} {ask.session_id}", statement.text, ask.session_timeout_s, time.monotonic())
         headers["X-ClickHouse-Summary"] = summary(counts)
         if answer:
             headers["X-ClickHouse-Format"] = ask.default_format
             headers["Content-Type"] = content_type(ask.default_format)
         return web.Response(body=answer, headers=headers)
 
-    def _context(self, request: web.Request, ask: QueryRequest, form: _Form) -> Context:
+    def _context(self, request: web.Request, role: Role, ask: QueryRequest, form: _Form) -> Context:
         session: tuple[bytes, ...] = ()
         if ask.session_id:
-            known = self._sessions.touch(ask.session_id, ask.session_timeout_s, time.monotonic())
+            known = self._sessions.touch(f"{role} {ask.session_id}", ask.session_timeout_s, time.monotonic())
             if known is None and ask.session_check:
                 raise ClickHouseError.of(Code.SESSION_NOT_FOUND, f"Session {ask.session_id} not found")
             session = known or ()
         return Context(
+            role=role,
             database=ask.database,
             settings=ask.settings,
             parameters=ask.parameters,
@@ -444,18 +446,18 @@ async def _no_such_path(request: web.Request) -> web.StreamResponse:
     )
 
 
-def application(engine: Engine, credentials: Credentials, spool: Path) -> web.Application:
+def application(engine: Engine, users: Users, spool: Path) -> web.Application:
     """Make the web application.
 
     Args:
         engine: open.
-        credentials: the one user; every statement needs them.
+        users: who may send statements.
         spool: an existing directory for large results that are held back.
 
     Returns:
         An application; serve it without aiohttp's own decompression of requests, and with handler cancellation.
     """
-    face = Face(engine, credentials, spool)
+    face = Face(engine, users, spool)
     app = web.Application(client_max_size=_LARGEST_FORM)
     app.router.add_get("/ping", face.ok)
     app.router.add_get("/replicas_status", face.ok)

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from breakwater.embedded.clickhouse.access import Role
 from breakwater.embedded.clickhouse.codec import choose_coding
 from breakwater.embedded.clickhouse.errors import ClickHouseError, Code
 
@@ -25,25 +26,40 @@ _BUFFER_BYTES = 1 << 20  # a failure within the first bytes still gets an HTTP s
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
-    """The one user of the engine."""
+class User:
+    """Who may send statements, and as what."""
 
-    user: str
+    name: str
     password: str = field(repr=False)
+    role: Role
 
-    def check(self, user: str, password: str) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """All users there are."""
+
+    users: tuple[User, ...]
+
+    def role_of(self, name: str, password: str) -> Role:
         """Compare in constant time.
+
+        Returns:
+            What the user may do.
 
         Raises:
             ClickHouseError: AUTHENTICATION_FAILED, the same for a wrong user and a wrong password.
         """
-        same_user = hmac.compare_digest(self.user.encode(), user.encode(errors="surrogateescape"))
-        same_password = hmac.compare_digest(self.password.encode(), password.encode(errors="surrogateescape"))
-        if not (same_user and same_password):
+        found: Role | None = None
+        for user in self.users:
+            same_name = hmac.compare_digest(user.name.encode(), name.encode(errors="surrogateescape"))
+            same_password = hmac.compare_digest(user.password.encode(), password.encode(errors="surrogateescape"))
+            found = user.role if same_name and same_password else found
+        if found is None:
             raise ClickHouseError.of(
                 Code.AUTHENTICATION_FAILED,
-                f"{user}: Authentication failed: password is incorrect, or there is no user with such name.",
+                f"{name}: Authentication failed: password is incorrect, or there is no user with such name.",
             )
+        return found
 
 
 def given_credentials(headers: Mapping[str, str], params: Mapping[str, str]) -> tuple[str, str]:

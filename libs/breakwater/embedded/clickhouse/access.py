@@ -1,0 +1,144 @@
+"""Who may do what: two roles that the engine itself enforces, and what no statement may hold.
+
+chdb runs every session as its user `default`, and lets it do everything. Here that user has its rights by roles alone;
+a session takes one of them before it runs a statement of a client, and no client's statement may take another. Three
+things are left that chdb checks no right for; they are refused by what the engine's own parser makes of a statement:
+the client's side of ClickHouse (`INTO OUTFILE`, `FROM INFILE`), functions that open files or connections, and
+statements that act on the session, or on what other sessions run.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from itertools import pairwise
+
+from breakwater.embedded.clickhouse.errors import ClickHouseError, Code
+
+READER_GRANTS = ("GRANT SELECT ON breakwater.*",)
+"""Also on a real server: `deploy/clickhouse/users.xml`."""
+
+PLANE_GRANTS = (
+    "GRANT SHOW, SELECT, INSERT, ALTER, CREATE, DROP, UNDROP TABLE, TRUNCATE, OPTIMIZE, KILL QUERY, CLUSTER,"
+    " SYSTEM MERGES, SYSTEM SYNC REPLICA ON *.*",
+    "REVOKE CREATE FUNCTION, CREATE DICTIONARY, CREATE WORKLOAD, CREATE RESOURCE ON *.*",
+    *(
+        f"GRANT TABLE ENGINE ON {prefix}{kind}MergeTree"
+        for prefix in ("", "Replicated")
+        for kind in ("", "Replacing", "Aggregating", "Summing")
+    ),
+    "GRANT TABLE ENGINE ON Memory",
+)
+"""What migrations and inserts need, and no source: no FILE, URL, REMOTE, S3 …; also on a real server."""
+
+FIXED_SETTINGS = (
+    "dialect",  # another language is parsed by other rules
+    # Formats that read files, of any path in chdb.
+    "format_schema",
+    "format_schema_source",
+    "format_template_resultset",
+    "format_template_row",
+    # A file that is written.
+    "input_format_record_errors_file_path",
+)
+"""Settings that nobody may change; also on a real server."""
+
+MAX_EXECUTION_S = 60
+"""How long a statement of a reader may take that sets no `max_execution_time`; also on a real server."""
+
+
+class Role(StrEnum):
+    """What a user may do."""
+
+    PLANE = "plane"
+    READER = "reader"
+
+
+_TABLE_FUNCTIONS = frozenset(
+    {
+        "format", "generate_series", "generaterandom", "generateseries", "merge", "null", "numbers", "numbers_mt",
+        "primes", "sqlstandardvalues", "values", "view", "viewexplain", "viewifpermitted", "zeros", "zeros_mt",
+    }
+)  # fmt: skip
+"""Those that only compute, or read tables that the role may read. Of all others the engine knows, none is allowed."""
+
+_REFUSED_ANYWHERE = frozenset({"executable", "executablepool", "file", "hascolumnintable"})
+"""Scalar functions and engines that no right is checked for. As names alone too: `SELECT * APPLY file`."""
+
+_READS = frozenset({"DESC", "DESCRIBE", "EXISTS", "EXPLAIN", "SELECT", "SET", "SHOW", "USE", "WITH"})
+_KINDS = {
+    Role.READER: _READS,
+    Role.PLANE: _READS
+    | {
+        "ALTER", "CHECK", "CREATE", "DELETE", "DROP", "EXCHANGE", "INSERT", "KILL", "OPTIMIZE", "RENAME", "SYSTEM",
+        "TRUNCATE", "UNDROP", "UPDATE",
+    },
+}  # fmt: skip
+
+# Only for what the engine has written: literals in straight quotes with backslashes, no comments, no heredocs.
+_TOKEN = re.compile(
+    r"(?P<literal>'(?:[^'\\]|\\.)*')|(?P<word>[^\W\d]\w*)|[`\"](?P<quoted>(?:[^`\"\\]|\\.)*)[`\"]|\d\w*|\S", re.DOTALL
+)
+
+
+def source_functions(known: Iterable[str]) -> frozenset[str]:
+    """Choose what is refused from all table functions that the engine knows; in lower case."""
+    return frozenset(name.lower() for name in known) - _TABLE_FUNCTIONS
+
+
+def users_xml() -> str:
+    """Write the users of the engine, for its configuration."""
+    fixed = "".join(f"<{name}><const/></{name}>" for name in FIXED_SETTINGS)
+    roles = {Role.PLANE: PLANE_GRANTS, Role.READER: READER_GRANTS, "engine": ("GRANT ALL ON *.*",)}
+    written = "".join(
+        f"<{role}><grants>{''.join(f'<query>{grant}</query>' for grant in grants)}</grants></{role}>"
+        for role, grants in roles.items()
+    )
+    common = "<implicit_select>0</implicit_select>"  # on in chdb, off in a server: `1 + 1` is a syntax error
+    return (
+        f"<clickhouse><profiles><default>{common}<constraints>{fixed}</constraints></default>"
+        f"<reader>{common}<max_execution_time>{MAX_EXECUTION_S}</max_execution_time><constraints>{fixed}</constraints></reader>"
+        "</profiles>"
+        f"<roles>{written}</roles><quotas><default/></quotas><users><default><password/><profile>default</profile>"
+        "<networks><ip>::/0</ip></networks><quota>default</quota>"
+        f"<grants><query>GRANT {', '.join(roles)}</query></grants></default></users></clickhouse>\n"
+    )
+
+
+def check(canonical: str, role: Role, sources: frozenset[str], way_out: str | None = None) -> None:
+    """Refuse what the role may not do and the engine would let it.
+
+    Args:
+        canonical: the statement as the engine's `formatQuery` writes it.
+        role: whose statement it is.
+        sources: from `source_functions`.
+        way_out: the only literal that may follow INTO OUTFILE, and must; None for no INTO OUTFILE.
+
+    Raises:
+        ClickHouseError: ACCESS_DENIED or INTO_OUTFILE_NOT_ALLOWED.
+    """
+    tokens = [*_tokens(canonical), ("other", "")]
+    keywords = [text.upper() if kind == "word" else "" for kind, text in tokens]
+    pairs = list(pairwise(keywords))
+    first = next(filter(None, keywords), "")
+    sets_no_setting = first == "SET" and tokens[2] != ("other", "=")  # SET ROLE, for one
+    if first not in _KINDS[role] or sets_no_setting or ("PARALLEL", "WITH") in pairs:
+        raise _denied(role, f"a statement of the kind {first}")
+    ways = [tokens[at + 2] for at, pair in enumerate(pairs) if pair == ("INTO", "OUTFILE")]
+    if ways != ([] if way_out is None else [("literal", way_out)]):
+        raise ClickHouseError.of(Code.INTO_OUTFILE_NOT_ALLOWED, "INTO OUTFILE is not allowed")
+    if ("FROM", "INFILE") in pairs:
+        raise _denied(role, "FROM INFILE")
+    for (kind, text), (_, after) in pairwise(tokens):
+        name = text.lower() if kind in ("word", "quoted") else ""
+        if name in _REFUSED_ANYWHERE or (after == "(" and name in sources):
+            raise _denied(role, f"the function or engine {text}")
+
+
+def _tokens(canonical: str) -> Iterator[tuple[str, str]]:
+    for found in _TOKEN.finditer(canonical):
+        kind = found.lastgroup or "other"
+        yield kind, found[kind] if found.lastgroup else found[0]
+
+
+def _denied(role: Role, what: str) -> ClickHouseError:
+    return ClickHouseError.of(Code.ACCESS_DENIED, f"Not enough privileges: {what} is not allowed for the role {role}")

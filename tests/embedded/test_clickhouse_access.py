@@ -1,0 +1,361 @@
+"""What the users of ClickHouse may not do: one list of attacks, for the engine and for a real server."""
+
+import asyncio
+import socket
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+from testcontainers.core.container import DockerContainer
+
+from breakwater.embedded.clickhouse.access import (
+    FIXED_SETTINGS,
+    MAX_EXECUTION_S,
+    PLANE_GRANTS,
+    READER_GRANTS,
+    Role,
+    check,
+)
+from breakwater.embedded.clickhouse.errors import ClickHouseError
+from breakwater.embedded.ports import free_port
+from breakwater.embedded.probes import http_ready
+from tests import servers
+from tests.embedded.test_clickhouse_http import PASSWORD, start, stop
+from tests.helpers import until
+
+ROOT = Path(__file__).parents[2]
+USERS_XML = ROOT / "deploy" / "clickhouse" / "users.xml"
+SECRET = "known-only-to-the-worker"
+PLANE, READER = "breakwater", "reader"
+
+BY_ANYONE = [
+    # Files that are read.
+    "SELECT * FROM file('{secret}', 'LineAsString')",
+    "SELECT * FROM `file`('{secret}', 'LineAsString')",
+    "SELECT * FROM file/* */('{secret}', LineAsString)",
+    "SELECT * FROM file($tag${secret}$tag$, 'LineAsString')",
+    "SELECT * FROM file(‘{secret}’, ‘LineAsString’)",
+    "DESCRIBE file('{secret}')",
+    "SELECT * FROM fileCluster('default', '{secret}', 'LineAsString')",
+    "SELECT * FROM filesystem('{folder}')",
+    "SELECT * FROM `{secret}`",
+    "SELECT * FROM `default`.`{secret}`",
+    "SELECT file('{secret}')",
+    "SELECT \"file\"('{secret}')",
+    "SELECT file(‘{secret}’)",
+    "SELECT arrayMap(file, ['{secret}'])",
+    "SELECT * APPLY file FROM (SELECT '{secret}')",
+    "SELECT * APPLY(file) FROM (SELECT '{secret}')",
+    "SELECT (SELECT file('{secret}'))",
+    "SELECT 1 WHERE file('{secret}') != ''",
+    "EXPLAIN SELECT file('{secret}')",
+    "SELECT 1 SETTINGS format_template_resultset = '{secret}' FORMAT Template",
+    "SELECT 1 FORMAT Template SETTINGS format_template_resultset = '{secret}'",
+    "SELECT * FROM sqlite('{secret}', 't')",
+    "SELECT * FROM icebergLocal('{folder}')",
+    "SELECT * FROM deltaLakeLocal('{folder}')",
+    "SELECT * FROM paimonLocal('{folder}')",
+    "SELECT * FROM python(os)",
+    "SELECT * FROM Python(self)",
+    "SELECT * FROM arrowstream('1')",
+    "SELECT * FROM executable('{secret}', TSV, 'a String')",
+    "SELECT * FROM eval('SELECT 1') SETTINGS allow_experimental_eval_table_function = 1",
+    "INSERT INTO breakwater.t FROM INFILE '{secret}' FORMAT LineAsString",
+    "CREATE TABLE breakwater.f (a String) ENGINE = File(LineAsString, '{secret}')",
+    "CREATE TEMPORARY TABLE f (a String) ENGINE = File(LineAsString, '{secret}')",
+    "CREATE TABLE breakwater.x (a String) ENGINE = Executable('x', TSV)",
+    "CREATE VIEW breakwater.w AS SELECT file('{secret}')",
+    "CREATE DATABASE d ENGINE = Filesystem('{folder}')",
+    "ATTACH TABLE breakwater.z FROM '{folder}' (a Int8) ENGINE = MergeTree ORDER BY a",
+    "CREATE DICTIONARY breakwater.d (a String) PRIMARY KEY a SOURCE(FILE(PATH '{secret}' FORMAT CSV))"
+    " LAYOUT(FLAT()) LIFETIME(0)",
+    # Files that are written.
+    "SELECT 1 INTO OUTFILE '{folder}/written'",
+    "SELECT 1 into/**/outfile '{folder}/written'",
+    "SELECT ‘'’ INTO OUTFILE '{folder}/written' /*' */",
+    "SELECT ‘'’ INTO OUTFILE '{folder}/written' /*' c */ FORMAT TSV /* ' */",
+    "SELECT “\"” INTO OUTFILE '{folder}/written' /*\" */",
+    "SELECT ‘'’ INTO OUTFILE '{folder}/written' --'",
+    "SELECT $a$'$a$ INTO OUTFILE '{folder}/written' /*' */",
+    "SELECT 1 AS `\\`` INTO OUTFILE '{folder}/written' /*` */",
+    "(SELECT 1) INTO OUTFILE '{folder}/written'",
+    "EXPLAIN SELECT 1 INTO OUTFILE '{folder}/written'",
+    "SHOW TABLES INTO OUTFILE '{folder}/written'",
+    "CREATE TABLE breakwater.o (a Int8) ENGINE = Memory INTO OUTFILE '{folder}/written'",
+    "INSERT INTO FUNCTION file('{folder}/written', 'CSV', 'a Int8') SELECT 1",
+    "INSERT INTO FUNCTION file('{folder}/written', 'CSV', 'a Int8') VALUES (1)",
+    "INSERT INTO TABLE FUNCTION file('{folder}/written', CSV, 'a Int8') FORMAT CSV 1",
+    "BACKUP DATABASE breakwater TO File('{folder}/written')",
+    "RESTORE DATABASE breakwater FROM File('{folder}/written')",
+    "SELECT 1 SETTINGS input_format_record_errors_file_path = '{folder}/written'",
+    # Connections.
+    "SELECT * FROM url('{url}', 'LineAsString')",
+    "SELECT * FROM urlCluster('default', '{url}', 'LineAsString')",
+    "SELECT * FROM remote('127.0.0.1:{port}', system.one)",
+    "SELECT * FROM remoteSecure('127.0.0.1:{port}', system.one)",
+    "SELECT * FROM cluster('default', system.one)",
+    "SELECT * FROM clusterAllReplicas('default', system.one)",
+    "SELECT * FROM s3('{url}', 'CSV')",
+    "SELECT * FROM gcs('{url}', 'CSV')",
+    "SELECT * FROM hdfs('hdfs://127.0.0.1:{port}/x', 'CSV')",
+    "SELECT * FROM mysql('127.0.0.1:{port}', 'a', 'b', 'c', 'd')",
+    "SELECT * FROM postgresql('127.0.0.1:{port}', 'a', 'b', 'c', 'd')",
+    "SELECT * FROM mongodb('127.0.0.1:{port}', 'a', 'b', 'c', 'd', 'a String')",
+    "SELECT * FROM redis('127.0.0.1:{port}', 'a', 'a String')",
+    "SELECT * FROM jdbc('jdbc:x', 'a', 'b')",
+    "SELECT * FROM odbc('DSN=x', 'a', 'b')",
+    "SELECT hasColumnInTable('127.0.0.1:{port}', 'a', 'b', 'system', 'one', 'dummy')",
+    "INSERT INTO FUNCTION url('{url}', 'CSV', 'a Int8') SELECT 1",
+    "CREATE TABLE breakwater.u (a String) ENGINE = URL('{url}', CSV)",
+    "CREATE TABLE breakwater.s (a String) ENGINE = S3('{url}', CSV)",
+    "CREATE DATABASE m ENGINE = MySQL('127.0.0.1:{port}', 'a', 'b', 'c')",
+    "WITH x AS (SELECT * FROM url('{url}', 'LineAsString')) SELECT * FROM x",
+    "SELECT 1 UNION ALL SELECT toUInt8(c1) FROM url('{url}', 'CSV')",
+    "SELECT * FROM view(SELECT * FROM url('{url}', 'LineAsString'))",
+    # More rights.
+    "SET ROLE ALL",
+    "SET ROLE engine",
+    "SET DEFAULT ROLE ALL TO default",
+    "SET dialect = 'kusto'",
+    "SELECT 1 SETTINGS dialect = 'prql'",
+    "EXECUTE AS default SELECT 1",
+    "CREATE USER x",
+    "ALTER USER default IDENTIFIED BY 'x'",
+    "GRANT ALL ON *.* TO reader",
+    "CREATE FUNCTION f AS a -> a",
+    "CREATE NAMED COLLECTION c AS a = 1",
+    "SELECT * FROM system.users",
+    "SELECT * FROM system.named_collections SETTINGS format_display_secrets_in_show_and_select = 2",
+    "SYSTEM SHUTDOWN",
+    "SYSTEM RELOAD CONFIG",
+    "SELECT addressToLine(1)",
+    # Two statements.
+    "SELECT 1; SELECT * FROM file('{secret}', 'LineAsString')",
+    "SELECT ‘'’; SELECT file('{secret}') --'",
+    "SELECT 1 PARALLEL WITH SELECT 2",
+]
+BY_READERS = [
+    "INSERT INTO breakwater.t VALUES (1)",
+    "INSERT INTO breakwater.t SELECT 1",
+    "WITH 1 AS x INSERT INTO breakwater.t SELECT x",
+    "CREATE TABLE breakwater.n (a Int8) ENGINE = Memory",
+    "CREATE TEMPORARY TABLE n (a Int8)",
+    "CREATE VIEW breakwater.w AS SELECT 1",
+    "CREATE DATABASE n",
+    "ALTER TABLE breakwater.t ADD COLUMN b Int8",
+    "ALTER TABLE breakwater.t DELETE WHERE 1",
+    "DELETE FROM breakwater.t WHERE 1",
+    "DROP TABLE breakwater.t",
+    "TRUNCATE TABLE breakwater.t",
+    "RENAME TABLE breakwater.t TO breakwater.s",
+    "OPTIMIZE TABLE breakwater.t",
+    "KILL QUERY WHERE 1",
+    "SYSTEM STOP MERGES",
+    "SELECT * FROM other.t",
+    "SELECT * FROM loop(breakwater.t) LIMIT 1",
+    "SELECT * FROM mergeTreeIndex('other', 't')",
+]
+
+
+@dataclass
+class Target:
+    """A running ClickHouse, a folder with a secret that its process may read, and a port that hears connections."""
+
+    url: str
+    folder: Path
+    listening: socket.socket
+
+    async def ask(self, user: str, sql: str, *, method: str = "POST", **params: str) -> tuple[int, str]:
+        query = {"user": user, "password": PASSWORD, **params}
+        data = sql.encode() if method == "POST" else None
+        query |= {} if method == "POST" else {"query": sql}
+        async with aiohttp.ClientSession() as http, http.request(method, self.url, params=query, data=data) as answer:
+            return answer.status, (await answer.read()).decode(errors="replace")
+
+    def filled_in(self, attack: str) -> str:
+        port = self.listening.getsockname()[1]
+        where = {"secret": self.folder / "secret", "folder": self.folder, "port": port}
+        where["url"] = f"http://127.0.0.1:{port}/x"
+        for name, value in where.items():
+            attack = attack.replace(f"{{{name}}}", str(value))
+        return attack
+
+    def connections(self) -> int:
+        count = 0
+        with suppress(BlockingIOError):
+            while True:
+                self.listening.accept()[0].close()
+                count += 1
+        return count
+
+
+@contextmanager
+def real_server() -> Iterator[str]:
+    if (problem := servers.docker_problem()) is not None:
+        pytest.skip(problem)
+    image = servers.docker_servers().CLICKHOUSE_IMAGE
+    container = DockerContainer(image, volumes=[(str(USERS_XML), "/etc/clickhouse-server/users.d/users.xml", "ro")])
+    container.with_envs(CLICKHOUSE_USER=PLANE, CLICKHOUSE_PASSWORD=PASSWORD, READER_PASSWORD=PASSWORD)
+    port = free_port()
+    container.with_bind_ports(8123, port)
+    with container:
+        host = container.get_container_host_ip()
+        probe = http_ready(host, port, "/ping", body_prefix=b"Ok")
+        asyncio.run(until(probe, "ClickHouse's answer"))
+        yield f"http://{host}:{port}/"
+
+
+@contextmanager
+def engine(data: Path) -> Iterator[str]:
+    started = start(data)
+    try:
+        yield started.url
+    finally:
+        stop(started)
+
+
+@pytest.fixture(scope="module", params=["engine", "server"])
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    folder = tmp_path_factory.mktemp("attacked")
+    (folder / "secret").write_text(SECRET + "\n")
+    running = engine(folder / "data") if request.param == "engine" else real_server()
+    with running as url, socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        found = Target(url, folder, listening)
+        for sql in (
+            "CREATE DATABASE IF NOT EXISTS breakwater",
+            "CREATE TABLE breakwater.t (a Int64, s String) ENGINE = MergeTree ORDER BY a",
+            "INSERT INTO breakwater.t VALUES (7, 'seven')",
+            # Who may read Breakwater's tables may not read others.
+            "CREATE DATABASE IF NOT EXISTS other",
+            "CREATE TABLE other.t (a Int64) ENGINE = MergeTree ORDER BY a",
+        ):
+            if "other" not in sql or request.param == "engine":
+                assert asyncio.run(found.ask(PLANE, sql)) == (200, ""), sql
+        yield found
+
+
+async def attacked(target: Target, user: str, attack: str, method: str) -> None:
+    status, text = await target.ask(user, target.filled_in(attack), method=method)
+    assert SECRET not in text
+    assert status >= 400, text
+    assert target.connections() == 0
+    assert sorted(path.name for path in target.folder.iterdir() if path.name != "data.password") in (
+        ["data", "secret"],
+        ["secret"],
+    )
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+@pytest.mark.parametrize("attack", [*BY_ANYONE, *BY_READERS])
+async def test_a_reader_reads_its_tables_and_nothing_else(target: Target, attack: str, method: str) -> None:
+    await attacked(target, READER, attack, method)
+    assert await target.ask(READER, "SELECT a, s FROM breakwater.t") == (200, "7\tseven\n")
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+@pytest.mark.parametrize("attack", BY_ANYONE)
+async def test_who_writes_reaches_no_file_and_no_other_machine_either(target: Target, attack: str, method: str) -> None:
+    await attacked(target, PLANE, attack, method)
+
+
+@pytest.mark.parametrize("user", [READER, PLANE])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"format_template_resultset": "{secret}", "default_format": "Template"},
+        {"format_schema": "{secret}:x", "default_format": "Protobuf"},
+        {"dialect": "kusto", "allow_experimental_kusto_dialect": "1"},
+    ],
+)
+async def test_settings_in_the_url_widen_nothing(target: Target, user: str, params: dict[str, str]) -> None:
+    filled = {name: target.filled_in(value) for name, value in params.items()}
+    status, text = await target.ask(user, "SELECT 1", **filled)
+    assert status >= 400
+    assert SECRET not in text
+
+
+@pytest.mark.parametrize("profile", ["?profile=default", "SETTINGS profile = 'default'", "SET profile = 'default'"])
+async def test_another_profile_lets_a_reader_write_nothing(target: Target, profile: str) -> None:
+    session = {"session_id": "attack"}
+    if profile.startswith("?"):
+        session["profile"] = "default"
+    elif profile.startswith("SET "):
+        await target.ask(READER, profile, **session)
+    suffix = f" {profile}" if profile.startswith("SETTINGS") else ""
+    for sql in ("INSERT INTO breakwater.t SELECT 1, 'x'", "SELECT file('{secret}')", "SET ROLE ALL"):
+        status, text = await target.ask(READER, target.filled_in(sql) + suffix * sql.startswith("SELECT"), **session)
+        assert status >= 400, text
+        assert SECRET not in text
+
+
+async def test_the_session_of_another_user_is_not_taken_over(target: Target) -> None:
+    assert (await target.ask(PLANE, "USE breakwater", session_id="shared"))[0] == 200
+    assert (await target.ask(READER, "SELECT a FROM t", session_id="shared"))[0] >= 400
+    assert (await target.ask(PLANE, "SELECT a FROM t", session_id="shared")) == (200, "7\n")
+
+
+async def test_tables_sent_along_open_no_file(target: Target) -> None:
+    structure = target.filled_in("a String) AS SELECT * FROM file('{secret}', 'LineAsString', 'a String'")
+    for user in (READER, PLANE):
+        form = aiohttp.FormData({"query": "SELECT * FROM x"})
+        form.add_field("x", b"", filename="x")
+        query = {"user": user, "password": PASSWORD, "x_structure": structure}
+        async with aiohttp.ClientSession() as http, http.post(target.url, params=query, data=form) as answer:
+            assert answer.status >= 400
+            assert SECRET not in await answer.text()
+
+
+@pytest.mark.parametrize(
+    ("sql", "rows"),
+    [
+        ("SELECT ‘it\\'s’, “a”, $x$'$x$ FROM breakwater.t AS “a”", None),
+        ("SELECT 'INTO OUTFILE file(' FROM breakwater.t", "INTO OUTFILE file(\n"),
+        ("SELECT ‘'’ FROM breakwater.t -- INTO OUTFILE 'x'", "\\'\n"),
+        ("SELECT sum(number) FROM numbers(10) /* file('x') */", "45\n"),
+        ("SELECT count() FROM merge('breakwater', '^t$')", "1\n"),
+        ("WITH 2 AS x SELECT a * x FROM breakwater.t FORMAT CSV SETTINGS max_threads = 1", "14\n"),
+        ("FROM breakwater.t SELECT s LIMIT 1 FORMAT JSONEachRow;", '{"s":"seven"}\n'),
+        ("SHOW TABLES FROM breakwater", "t\n"),
+        ("EXISTS TABLE breakwater.t", "1\n"),
+        ("SELECT {a:Int64} + a FROM {t:Identifier} . t", None),
+        ("SELECT name FROM system.tables WHERE database = 'other'", ""),
+        ("SET max_threads = 2", ""),
+    ],
+)
+async def test_what_is_no_attack_is_answered(target: Target, sql: str, rows: str | None) -> None:
+    status, text = await target.ask(READER, sql, param_a="1", param_t="breakwater")
+    assert rows is None or (status, text) == (200, rows), text
+
+
+async def test_a_mistake_in_a_statement_is_named_as_it_was_sent(target: Target) -> None:
+    status, text = await target.ask(READER, "SELECT FROM WHERE")
+    assert status == 400
+    assert "formatQuery" not in text
+    assert "OUTFILE '/dev" not in text
+
+
+@pytest.mark.parametrize(
+    "canonical",
+    ["SELECT 1\nINTO OUTFILE '/dev/fd/0'\nINTO OUTFILE '/x'", "SELECT 1\nINTO OUTFILE {f:String}", "SELECT 1"],
+)
+def test_a_result_leaves_by_the_one_way_that_was_added(canonical: str) -> None:
+    check("SELECT 1\nINTO OUTFILE '/dev/fd/0' APPEND\nFORMAT CSV", Role.READER, frozenset(), "'/dev/fd/0'")
+    with pytest.raises(ClickHouseError, match="INTO OUTFILE is not allowed"):
+        check(canonical, Role.READER, frozenset(), "'/dev/fd/0'")
+
+
+def test_a_real_server_is_given_the_same_rights() -> None:
+    written = ET.parse(USERS_XML).getroot()
+    for user, grants in ((READER, READER_GRANTS), (PLANE, PLANE_GRANTS)):
+        found = [query.text for query in written.findall(f"users/{user}/grants/query")]
+        assert tuple(found) == grants
+    for profile in ("default", READER):
+        fixed = written.findall(f"profiles/{profile}/constraints/*")
+        assert [setting.tag for setting in fixed if setting.find("const") is not None] == list(FIXED_SETTINGS)
+    assert written.findtext("profiles/reader/readonly") == "2"
+    assert written.findtext("profiles/reader/max_execution_time") == str(MAX_EXECUTION_S)
