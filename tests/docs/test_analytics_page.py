@@ -154,7 +154,7 @@ async def test_statements_for_administrators_are_ones_that_clickhouse_can_read(a
 async def test_the_export_is_a_parquet_file(seeded: Analytics, clickhouse_server: RunningServer, tmp_path: Any) -> None:
     (block,) = [block for block in blocks(PAGE) if block.text.startswith("curl")]
     at = urlsplit(clickhouse_server.url)
-    text = block.text.replace("USER", at.username or "").replace("PASSWORD", at.password or "")
+    text = block.text.replace("reader", at.username or "").replace("PASSWORD", at.password or "")
     text = text.replace("PORT", str(at.port)).replace("127.0.0.1", at.hostname or "")
     text = text.replace("database=breakwater", f"database={seeded.database}")
     ran = await asyncio.to_thread(

@@ -25,7 +25,7 @@ class Endpoints(BaseModel):
         console_url: The console.
         nats_url: NATS, user and password included.
         redis_url: Redis, password included.
-        clickhouse_url: ClickHouse's HTTP protocol, as `reader`, who may only read the plane's tables; password included.
+        clickhouse_url: ClickHouse's HTTP protocol, as `reader`, who only reads; password included.
         api_key_file: The file with a key for the HTTP API.
         config_file: The config that the services read.
         data_dir: The stack's data directory.
