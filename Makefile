@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-com
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --annotation-style line
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test lint format types contract lock env clean
+.PHONY: help install demo up test lint format types contract lock audit env clean
 
 help: ## This list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "  make %-9s %s\n", $$1, $$2 }'
@@ -51,6 +51,10 @@ lock: .venv/dev.stamp ## Renew the pins in requirements/ from the ranges in pypr
 	@$(COMPILE) --constraint requirements/dev.txt --extra embedded --output-file requirements/embedded.txt pyproject.toml
 	@$(COMPILE) --constraint requirements/dev.txt --output-file requirements/runtime.txt pyproject.toml
 	@$(COMPILE) --constraint requirements/dev.txt --output-file requirements/build.txt requirements/build.in
+
+# Strict: a package that the database can't be asked about is a failure, and not one without vulnerabilities.
+audit: .venv/dev.stamp ## Compare the pinned packages with the published vulnerabilities (osv.dev)
+	@$(BIN)/uv tool run --quiet pip-audit==2.10.1 --strict --disable-pip --require-hashes --vulnerability-service osv $(addprefix --requirement ,$(wildcard requirements/*.txt))
 
 env: ## Write .env for compose.yaml, with fresh passwords; an existing one is left alone
 	@test ! -e .env || { echo '.env exists already; it is left as it is.'; exit 1; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from typing import Any
 
 from tests.flow.kit import Plane, model
 from tests.helpers import until
@@ -14,7 +15,7 @@ AGENTS = {
     "plain": {"model": "sim/m"},
     "expensive": {"model": "sim/big"},
 }
-ODD = [
+ODD: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"agent": "odd", "prompt": "x"}, {"Nats-Msg-Id": "m" * 5000}),
     ({"agent": "odd", "prompt": "x"}, {"Nats-Msg-Id": "m" * 129}),
     ({"agent": "odd", "job_id": "a\x01b", "prompt": "x"}, {}),
