@@ -151,8 +151,9 @@ class Outages:
             self._answered(failed_on)
             raise
         finally:
-            self._failing.subtract(failed_on)
-            self._forget(failed_on)
+            if failed_on:
+                self._failing.subtract(failed_on)
+                self._forget(failed_on)
 
     def _answered(self, failed_on: set[str]) -> None:
         for server in failed_on:

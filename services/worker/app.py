@@ -63,6 +63,7 @@ def build(settings: Settings, config: Config) -> FastStream:
     @app.after_startup
     async def watch() -> None:
         watching.append(asyncio.create_task(caps.run()))
+        watching.append(asyncio.create_task(worker.leases.run()))
         watching.extend(asyncio.create_task(run) for gate in GATES if (run := gate.watch(worker)) is not None)
 
     @app.after_shutdown

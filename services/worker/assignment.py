@@ -14,7 +14,7 @@ from breakwater.config import Agent
 from breakwater.contracts.execution import ErrorInfo, Reason
 from breakwater.contracts.job import Job
 from breakwater.policy.output import OutputGuard
-from breakwater.policy.price import InputSize, max_output_of, size_of_call
+from breakwater.policy.price import InputSize, max_output_of, size_of_messages, size_of_params
 from breakwater.state.executions import Claim
 from services.worker.checkpoint import Checkpoint
 
@@ -29,6 +29,27 @@ class JobDelivery:
     reply_to: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What goes to the provider beside model and messages."""
+
+    values: Mapping[str, JsonValue]
+    max_output_tokens: int
+    """The most tokens that a call may give, over all its choices."""
+    size: InputSize
+    """What they add to a call, with the schema where it is sent too."""
+
+    @classmethod
+    def of(cls, agent: Agent, own: Mapping[str, JsonValue], guard: OutputGuard | None) -> Parameters:
+        """A job's own over those of its agent."""
+        values: dict[str, JsonValue] = {**agent.params, **own}
+        if "max_tokens" not in values and "max_completion_tokens" not in values:
+            # Without a limit the worst case would have none either, and no budget could be held.
+            values["max_tokens"] = agent.max_tokens
+        schema = guard.schema if guard is not None and guard.rules.native else None
+        return cls(values, max_output_of(values, agent.max_tokens), size_of_params(values, schema=schema))
+
+
 @dataclass(frozen=True)
 class Assignment:
     """A valid job that this worker has claimed."""
@@ -40,6 +61,7 @@ class Assignment:
     chain: tuple[str, ...]
     claim: Claim
     traceparent: str | None
+    parameters: Parameters
     output_guard: OutputGuard | None = None
     """What the agent's answers must satisfy."""
 
@@ -58,25 +80,10 @@ class Assignment:
         return [{"role": "system", "content": prompt}, *messages]
 
     @cached_property
-    def params(self) -> Mapping[str, JsonValue]:
-        """What goes to the provider beside model and messages: the job's own over the agent's."""
-        params: dict[str, JsonValue] = {**self.agent.params, **self.job.params}
-        if "max_tokens" not in params and "max_completion_tokens" not in params:
-            # Without a limit the worst case would have none either, and no budget could be held.
-            params["max_tokens"] = self.agent.max_tokens
-        return params
-
-    @cached_property
-    def max_output_tokens(self) -> int:
-        """The most tokens that a call may give, over all its choices."""
-        return max_output_of(self.params, self.agent.max_tokens)
-
-    @cached_property
     def input_size(self) -> InputSize:
-        """What a call sends, before any repair: the conversation, the params, and the schema where it is sent too."""
-        guard = self.output_guard
-        schema = guard.schema if guard is not None and guard.rules.native else None
-        return size_of_call(self.messages, self.params, schema=schema, input=self.job.input)
+        """What a call sends, before any repair: the conversation or the input, and the parameters."""
+        size = size_of_messages(self.messages) + self.parameters.size
+        return size if self.job.input is None else size + size_of_params({}, input=self.job.input)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar
 
 from breakwater.contracts.execution import Attempt
 from breakwater.policy.classify import WORKER_LOST
+from breakwater.policy.price import estimate_input_tokens
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from services.worker.assignment import Assignment, Finished, Sleeping
 from services.worker.call import Ended, attempt_of, call, record
 from services.worker.checkpoint import Checkpoint, InFlight
 from services.worker.conclude import stopped
 from services.worker.context import WorkerContext
-from services.worker.gates import GATES, Admitted, admit
-from services.worker.gates.gate import POLL_S, AdmissionRequest, ClaimLost, Gate, Refused, WaitForCapacity, lease_ms_of
+from services.worker.gates import GATES, Admitted, Gates, admit
+from services.worker.gates.gate import (
+    LEASE_MARGIN_S,
+    POLL_S,
+    AdmissionRequest,
+    ClaimLost,
+    Gate,
+    Refused,
+    WaitForCapacity,
+)
 from services.worker.gates.retry_budget import retry_budget_spent
 from services.worker.gates.task import release_hold
 from services.worker.progress import ProgressReporter
 from services.worker.recovery import classification_of, recover
-from services.worker.repairs import Message, Repaired
+from services.worker.repairs import Message, Repaired, Repairs
 
 Step = Retry | NextModel | Stop | Repaired
 
@@ -33,12 +42,18 @@ class Attempts:
     """One job on one worker. What must survive a crash is in its checkpoint; the rest is derived."""
 
     def __init__(
-        self, worker: WorkerContext, job: Assignment, checkpoint: Checkpoint, progress: ProgressReporter
+        self,
+        worker: WorkerContext,
+        job: Assignment,
+        checkpoint: Checkpoint,
+        progress: ProgressReporter,
+        gates: Gates = GATES,
     ) -> None:
         self._worker = worker
         self._job = job
         self._at = checkpoint
         self._progress = progress
+        self._gates = gates
 
     async def run(self, *, resumed: bool) -> Finished | Sleeping:
         """Runs until the job is decided, or must wait for long.
@@ -73,10 +88,13 @@ class Attempts:
         remaining_s = self._remaining_s()
         if remaining_s <= 0:
             return Stop("timeout")
-        messages, dropped = self._at.repairs.applied(self._job.messages)
+        messages: Sequence[Message] = self._job.messages
+        dropped = 0
+        if self._at.repairs is not None:
+            messages, dropped = self._at.repairs.applied(messages)
         timeout_s = min(self._job.agent.timeout_s, remaining_s)
         request = request_for(self._worker, self._job, self._at, timeout_s, dropped)
-        match await self._credited(partial(admit, self._worker, request)):
+        match await self._credited(partial(admit, self._worker, request, self._gates)):
             case Refused() as refused:
                 return await self._refused(request.flight, refused)
             case WaitForCapacity() as wait:
@@ -84,7 +102,7 @@ class Attempts:
             case Admitted() as admitted:
                 return await self._call(admitted, messages, request.timeout_s)
 
-    async def _call(self, admitted: Admitted, messages: list[Message], timeout_s: float) -> Finished | Step:
+    async def _call(self, admitted: Admitted, messages: Sequence[Message], timeout_s: float) -> Finished | Step:
         flight = admitted.flight
         await self._progress.attempt_starts(flight.number, flight.model)
         timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
@@ -119,7 +137,7 @@ class Attempts:
 
     async def _settle(self, gates: Iterable[Gate], attempt: Attempt) -> None:
         """Ends what the gates hold for a call that has ended."""
-        calls = [call for gate in gates if (call := gate.settle(attempt)) is not None]
+        calls = [call for gate in gates if gate.settles and (call := gate.settle(attempt)) is not None]
         if calls:
             await self._credited(partial(self._worker.redis.run, calls))
 
@@ -148,7 +166,7 @@ class Attempts:
         return step
 
     async def _repaired(self, ended: Ended) -> Repaired | None:
-        agent, repairs, failure = self._job.agent, self._at.repairs, ended.failure
+        agent, repairs, failure = self._job.agent, self._at.repairs or Repairs(), ended.failure
         assert failure is not None
         repaired = repairs.after(
             failure,
@@ -229,9 +247,10 @@ class Attempts:
         self._at = found.checkpoint
         if found.lost is not None:
             flight, attempt = found.lost
-            request = AdmissionRequest(self._job, self._at, flight, 0, 0.0, attempt.attempt_id, None)
+            target = self._worker.targets.of(self._job.agent_name, flight.model)
+            request = AdmissionRequest(self._job, target, self._at, flight, 0, 0.0, attempt.attempt_id, None)
             await self._record(attempt)
-            await self._settle((gate(self._worker, request) for gate in GATES), attempt)
+            await self._settle((gate(self._worker, request) for gate in self._gates), attempt)
             return await self._after_failure(Ended(attempt, WORKER_LOST))
         last = found.last
         if last is None:
@@ -255,19 +274,26 @@ def request_for(
         dropped: how many of the job's messages are left out of the call.
         dry_run: nothing is to be called.
     """
-    model = job.chain[at.model_index]
-    provider = worker.config.provider_name(job.agent, model) or ""
-    input_tokens = worker.prices.input_tokens(job.agent, model, job.input_size + at.repairs.correction_size)
+    target = worker.targets.of(job.agent_name, job.chain[at.model_index])
+    size = job.input_size if at.repairs is None else job.input_size + at.repairs.correction_size
+    input_tokens, output_tokens = estimate_input_tokens(size, target.token_rules), job.parameters.max_output_tokens
     flight = InFlight(
         number=len(at.attempts) + 1,
-        model=model,
-        provider=provider,
-        cause=at.cause_of_next(model),
+        model=target.model,
+        provider=target.provider,
+        cause=at.cause_of_next(target.model),
         started_at=worker.now(),
         backoff_ms=at.backoff_ms,
-        reserved=worker.prices.worst_case(provider, model, input_tokens, job.max_output_tokens),
+        reserved=None if target.pricing is None else target.pricing.worst_case(input_tokens, output_tokens),
         dropped_messages=dropped,
     )
-    lease_ms = None if dry_run else lease_ms_of(timeout_s)
-    worst_tokens = input_tokens + job.max_output_tokens
-    return AdmissionRequest(job, at, flight, worst_tokens, timeout_s, job.attempt_id(flight.number), lease_ms)
+    return AdmissionRequest(
+        job=job,
+        target=target,
+        checkpoint=at,
+        flight=flight,
+        worst_tokens=input_tokens + output_tokens,
+        timeout_s=timeout_s,
+        attempt_id=job.attempt_id(flight.number),
+        lease_ms=None if dry_run else round((timeout_s + LEASE_MARGIN_S) * 1000),
+    )

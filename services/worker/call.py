@@ -6,6 +6,7 @@ In the log each attempt's subject takes one message: the first write wins.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -52,7 +53,7 @@ class Ended:
 
 
 async def call(
-    worker: WorkerContext, job: Assignment, flight: InFlight, messages: list[Message], timeout_s: float
+    worker: WorkerContext, job: Assignment, flight: InFlight, messages: Sequence[Message], timeout_s: float
 ) -> Ended:
     """Calls once. What it returns is not yet recorded."""
     started_at = worker.now()
@@ -60,7 +61,7 @@ async def call(
         f"chat {flight.model}",
         parent=job.traceparent,
         kind="client",
-        attributes=tracing.attempt_attributes(
+        attributes=lambda: tracing.attempt_attributes(
             agent=job.agent_name,
             provider=flight.provider,
             model=flight.model,
@@ -69,12 +70,12 @@ async def call(
             cause=flight.cause,
         ),
     )
-    guard = job.output_guard
+    guard, target = job.output_guard, worker.targets.of(job.agent_name, flight.model)
     request = Call(
         job.attempt_id(flight.number),
-        worker.config.name_at_provider(flight.provider, flight.model),
+        target.name,
         messages,
-        job.params,
+        job.parameters.values,
         timeout_s,
         span.traceparent,
         agent=job.agent_name,
@@ -98,7 +99,7 @@ async def call(
         raise
     span.end(
         error=ended.failure.class_name if ended.failure is not None else None,
-        attributes=tracing.outcome_attributes(ended.attempt),
+        attributes=lambda: tracing.outcome_attributes(ended.attempt),
     )
     return ended
 
@@ -191,7 +192,8 @@ def cost_of_failure(flight: InFlight, *, maybe_billed: bool) -> tuple[int | None
 
 def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_at: datetime, answer: Answer) -> Ended:
     usage = answer.usage
-    cost = answer.cost if answer.cost is not None else worker.prices.cost(flight.provider, flight.model, usage)
+    pricing = worker.targets.of(job.agent_name, flight.model).pricing
+    cost = answer.cost if answer.cost is not None or pricing is None else pricing.cost(usage)
     # Priced, but the provider did not say how much was used: what was reserved for the call is the bound.
     cost, basis = (cost, "billed") if cost is not None else cost_of_failure(flight, maybe_billed=True)
 
@@ -203,10 +205,11 @@ def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_
         )
         return Ended(attempt, failure, correction=correction)
 
-    guard, text = job.output_guard, _text(answer.output)
+    guard, output = job.output_guard, answer.output
+    text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
     if (size := len(text.encode())) > MAX_ANSWER_BYTES:
         return refused("AnswerTooLargeError", f"the answer has {size} bytes; at most {MAX_ANSWER_BYTES} can be stored")
-    checked = Valid(answer.output) if guard is None else guard.check(answer.output)
+    checked = Valid(output) if guard is None else guard.check(output)
     if isinstance(checked, Invalid):
         # Redacted as a whole, and cut then: a part of a secret is not known for one.
         problems = worker.redactor.text("; ".join(checked.problems))[:MAX_PROBLEMS_TEXT]
@@ -233,8 +236,9 @@ def _failed(
     if failure.kind == "timeout" and timeout_s < job.agent.timeout_s:
         counted = False  # the job's own deadline cut it short, which says nothing of the model
     reported = failed.cost
-    if reported is None and failed.usage is not None:
-        reported = worker.prices.cost(flight.provider, flight.model, failed.usage)
+    pricing = worker.targets.of(job.agent_name, flight.model).pricing
+    if reported is None and failed.usage is not None and pricing is not None:
+        reported = pricing.cost(failed.usage)
     if reported is not None:
         cost, basis = reported, "billed"
     else:
@@ -259,7 +263,3 @@ def _failed(
         counted=counted,
     )
     return Ended(attempt, failure, credential=failed.credential)
-
-
-def _text(output: JsonValue) -> str:
-    return output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)

@@ -38,7 +38,8 @@ class Checkpoint(Event):
     """Which model that is, while it is called or waited for: a config that changes meanwhile may change the chain."""
     cause: Cause | None = None
     """Why the next attempt is made, where it is a recovery."""
-    repairs: Repairs = Repairs()
+    repairs: Repairs | None = None
+    """None until the first."""
     backoff_ms: int = 0
     """What was waited before the next attempt."""
     resume_at: Timestamp | None = None
@@ -68,7 +69,7 @@ class Checkpoint(Event):
 
     def at_model(self, index: int) -> Checkpoint:
         """At another model of the chain."""
-        update = {"model_index": index, "model": None, "repairs": self.repairs.for_next_model()}
+        update = {"model_index": index, "model": None, "repairs": self.repairs and self.repairs.for_next_model()}
         return self.model_copy(update=update)
 
     def repaired(self, cause: Cause, repairs: Repairs) -> Checkpoint:

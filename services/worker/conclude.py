@@ -159,7 +159,7 @@ async def finish(worker: WorkerContext, asked: JobDelivery, result: Result) -> N
     """Decides a job, and answers it."""
     if result.status == "dead_lettered":
         await _keep_dead_letter(worker, asked, result)
-    standing = await _decide(worker, result)
+    standing = await worker.outages.retry_while_unavailable(partial(_decide, worker, result))
     await answer(worker, asked, standing)
 
 
@@ -191,18 +191,14 @@ async def answer(worker: WorkerContext, asked: JobDelivery, result: Result) -> N
 async def _decide(worker: WorkerContext, result: Result) -> Result:
     """Publishes the result and returns the one that is stored: this one, or that of another worker that was first."""
     subject = subjects.result(result.job_id)
-
-    async def publish() -> Result:
-        try:
-            await worker.publisher.event(subject, result, id=result.job_id, at=result.completed_at, once=True)
-        except AlreadyDecided:
-            found = await worker.lookup.last(Stream.RESULTS, subject)
-            if found is None:
-                raise BusUnavailable(f"{subject} is decided, but the replica that was asked lags") from None
-            return Result.model_validate_json(found.data)
-        return result
-
-    return await worker.outages.retry_while_unavailable(publish)
+    try:
+        await worker.publisher.event(subject, result, id=result.job_id, at=result.completed_at, once=True)
+    except AlreadyDecided:
+        found = await worker.lookup.last(Stream.RESULTS, subject)
+        if found is None:
+            raise BusUnavailable(f"{subject} is decided, but the replica that was asked lags") from None
+        return Result.model_validate_json(found.data)
+    return result
 
 
 async def _record(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:

@@ -11,10 +11,9 @@ from functools import partial
 
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
-from breakwater.config import Config
+from breakwater.config import Config, LiveCaps
 from breakwater.metrics import WorkerMetrics
 from breakwater.outage import Outages
-from breakwater.policy.budget import CapTable
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.redact import Redactor
 from breakwater.providers.base import Provider
@@ -26,7 +25,8 @@ from breakwater.state.executions import Executions
 from breakwater.state.rate_limits import RateLimits
 from breakwater.state.retry_budget import RetryBudgets
 from breakwater.state.tasks import Tasks
-from services.worker.prices import Prices
+from services.worker.leases import Leases
+from services.worker.targets import Targets
 
 utc_now = partial(datetime.now, UTC)
 """The clock of a worker."""
@@ -46,7 +46,8 @@ class WorkerContext:
     budgets: Budgets
     retry_budgets: RetryBudgets
     cache: AnswerCache
-    prices: Prices
+    targets: Targets
+    leases: Leases
     redactor: Redactor
     outages: Outages
     metrics: WorkerMetrics
@@ -54,8 +55,7 @@ class WorkerContext:
     rate_limits: RateLimits
     output_guards: Mapping[str, OutputGuard]
     """Of the agents that have an output schema."""
-    caps: Callable[[], CapTable]
-    """Gives the caps that hold now."""
+    caps: LiveCaps
     live_reservations: dict[str, LiveReservation] = field(default_factory=dict[str, LiveReservation])
     """Of the calls under way, by attempt."""
     now: Callable[[], datetime] = utc_now
@@ -65,7 +65,7 @@ class WorkerContext:
 
 def context_for(
     config: Config,
-    caps: Callable[[], CapTable],
+    caps: LiveCaps,
     *,
     redis: Redis,
     publisher: Publisher,
@@ -73,20 +73,22 @@ def context_for(
     providers: Mapping[str, Provider],
 ) -> WorkerContext:
     """The context of a worker, from its connections and what its config compiles to."""
+    executions, outages = Executions(redis), Outages()
     return WorkerContext(
         config=config,
         providers=providers,
         publisher=publisher,
         lookup=lookup,
         redis=redis,
-        executions=Executions(redis),
+        executions=executions,
         breakers=Breakers(redis),
         budgets=Budgets(redis, config.budgets.zone),
         retry_budgets=RetryBudgets(redis, config.retry_budget),
         cache=AnswerCache(redis),
-        prices=Prices(config),
+        targets=Targets(config),
+        leases=Leases(executions, outages),
         redactor=Redactor.compile(config.redaction),
-        outages=Outages(),
+        outages=outages,
         metrics=WorkerMetrics(config.known_models),
         tasks=Tasks(redis),
         rate_limits=RateLimits(),

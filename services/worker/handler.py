@@ -11,8 +11,8 @@ import structlog
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json
 
-from breakwater import background, tracing
-from breakwater.bus.delivery import Delivery, heartbeat, park, parked_execution, queued_at
+from breakwater import tracing
+from breakwater.bus.delivery import Delivery, park, parked_execution, queued_at
 from breakwater.bus.errors import PublishRefused
 from breakwater.bus.publisher import new_traceparent
 from breakwater.config import Agent, objection
@@ -24,25 +24,24 @@ from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import ambiguity, explain
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from breakwater.state.executions import Claim, Claimed, Superseded, Taken
-from services.worker.assignment import Assignment, Finished, JobDelivery, Sleeping
+from services.worker.assignment import Assignment, Finished, JobDelivery, Parameters, Sleeping
 from services.worker.attempts import Attempts
 from services.worker.call import recorded_attempt
 from services.worker.checkpoint import Checkpoint
 from services.worker.conclude import Conclusion, answer, conclude, decided, finish, refuse_id
 from services.worker.context import WorkerContext
 from services.worker.dry_run import dry_run
+from services.worker.gates import gates_of
 from services.worker.gates.gate import ClaimLost
 from services.worker.gates.task import count_job
 from services.worker.progress import ProgressReporter
-from services.worker.response_cache import ResponseCache, response_cache_of
+from services.worker.response_cache import ResponseCache
 
 ROOM_FOR_ID = 1024
 """`request` accepts a body of up to the limit, and then puts the job's id in."""
 
 MAX_CRASHES = 10
 """How often a job may fail for a reason of ours, before it is dead-lettered."""
-
-RENEW_EVERY_S = 20.0
 
 
 class JobHandler:
@@ -54,22 +53,30 @@ class JobHandler:
         self._agent = agent
         self._crashes: dict[int, int] = {}
         """How often each job has crashed its handler here. Deliveries would count waits, too."""
+        self._gates = {in_task: gates_of(worker, agent, in_task=in_task) for in_task in (False, True)}
+        self._output_guard = worker.output_guards.get(agent_name)
+        self._parameters = Parameters.of(agent, {}, self._output_guard)
+        """Of a job that brings none."""
 
     async def handle(self, delivery: Delivery) -> None:
         """Handles one delivery. Acknowledges it when the record stands, and gives it back otherwise."""
-        log = structlog.get_logger().bind(agent=self._agent_name, sequence=delivery.sequence)
+        held, log = self._worker.leases.deliveries, structlog.get_logger()
         try:
-            async with heartbeat([delivery]):
+            held.add(delivery)
+            try:
                 await self._handle(delivery)
+            finally:
+                held.discard(delivery)
             self._crashes.pop(delivery.sequence, None)
         except ClaimLost:
-            log.info("job_taken_over")
+            log.info("job_taken_over", agent=self._agent_name, sequence=delivery.sequence)
         except asyncio.CancelledError:
             # The process stops: another worker may go on at once.
             await delivery.retry_in(0)
             raise
         except Exception as error:
-            log.exception("job_handling_failed", deliveries=delivery.deliveries)
+            place = {"sequence": delivery.sequence, "deliveries": delivery.deliveries}
+            log.exception("job_handling_failed", agent=self._agent_name, **place)
             await self._give_back(delivery, error)
 
     async def _handle(self, delivery: Delivery) -> None:
@@ -115,7 +122,7 @@ class JobHandler:
             f"invoke_agent {self._agent_name}",
             parent=delivery.headers.get(Header.TRACEPARENT.value),
             kind="consumer",
-            attributes=tracing.execution_attributes(agent=self._agent_name, execution_id=execution_id),
+            attributes=lambda: tracing.execution_attributes(agent=self._agent_name, execution_id=execution_id),
         )
         assignment = self._assignment(job, claim, span.traceparent)
         resumed = text is not None or delivery.deliveries > 1 or parked_execution(delivery.headers) is not None
@@ -126,7 +133,7 @@ class JobHandler:
         finally:
             worker.metrics.ended(self._agent_name)
             error = None if result is None or result.error is None else result.error.class_
-            span.end(error=error, attributes={} if result is None else tracing.result_attributes(result))
+            span.end(error=error, attributes={} if result is None else partial(tracing.result_attributes, result))
 
     def _assignment(self, job: Job, claim: Claim, traceparent: str | None) -> Assignment:
         return Assignment(
@@ -137,7 +144,8 @@ class JobHandler:
             chain=self._agent.chain_for(job),
             claim=claim,
             traceparent=traceparent or new_traceparent(),
-            output_guard=self._worker.output_guards.get(self._agent_name),
+            parameters=Parameters.of(self._agent, job.params, self._output_guard) if job.params else self._parameters,
+            output_guard=self._output_guard,
         )
 
     async def _execute(
@@ -145,19 +153,21 @@ class JobHandler:
     ) -> Result | None:
         """Runs a job and decides it. None where it was put to sleep."""
         worker = self._worker
-        cache = response_cache_of(worker, job)
-        renewing = asyncio.create_task(self._renew(job.claim, cache))
+        rules = job.agent.cache
+        cache = None if rules is None or job.job.skip_cache else ResponseCache(worker, job, rules)
+        worker.leases.claims[job.claim] = None if cache is None else cache.renew
         try:
             try:
                 end, cached_from = await self._attempt(job, checkpoint, cache, resumed=resumed)
             finally:
-                await background.stop(renewing)
+                del worker.leases.claims[job.claim]
             if isinstance(end, Sleeping):
                 await self._put_to_sleep(asked.delivery, job.claim, end)
                 return None
             result = self._concluded(asked, job.execution_id, end, cached_from=cached_from)
             # Before it is decided: the task's next job may come as soon as this one is answered.
-            await self._count(job, result, end.output)
+            if job.job.task_id is not None:
+                await self._count(job, result, end.output)
             await finish(worker, asked, result)
             if cache is not None and cached_from is None:
                 await cache.keep(end, job.execution_id)
@@ -179,7 +189,8 @@ class JobHandler:
             cached = await cache.find(checkpoint.deadline)
             if cached is not None:
                 return Finished(checkpoint, cached.output, cached.chosen_model, None, None), cached.execution_id
-        return await Attempts(self._worker, job, checkpoint, progress).run(resumed=resumed), None
+        gates = self._gates[job.job.task_id is not None]
+        return await Attempts(self._worker, job, checkpoint, progress, gates).run(resumed=resumed), None
 
     async def _put_to_sleep(self, delivery: Delivery, claim: Claim, sleeping: Sleeping) -> None:
         worker, agent = self._worker, self._agent_name
@@ -195,14 +206,6 @@ class JobHandler:
             await delivery.retry_in(max(0.0, (sleeping.due - worker.now()).total_seconds()))
         else:
             await delivery.ack_sync()
-
-    async def _renew(self, claim: Claim, cache: ResponseCache | None) -> None:
-        """Keeps the claim while the job runs; the delivery's own heartbeat only keeps the message."""
-        while True:
-            await asyncio.sleep(RENEW_EVERY_S)
-            await self._worker.outages.retry_while_unavailable(lambda: self._worker.executions.checkpoint(claim, ""))
-            if cache is not None:
-                await cache.renew()
 
     def _parse(self, delivery: Delivery) -> Job | str:
         """The job, or the reason why it can't be run, as text."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Attempt, Execution, Notification, Progress
+from breakwater.contracts.execution import Attempt, ErrorInfo, Execution, Notification, Progress
 from services.worker.context import WorkerContext
 
 
@@ -37,7 +37,7 @@ class ProgressReporter:
             input_tokens=attempt.input_tokens,
             output_tokens=attempt.output_tokens,
             success=attempt.outcome == "success",
-            **_error_of(attempt),
+            **({} if attempt.error is None else _details_of(attempt.error)),
         )
 
     async def request_failed(self, attempt: Attempt) -> None:
@@ -69,7 +69,8 @@ class ProgressReporter:
         )
 
     async def _report_error(self, state: str, event: Notification, attempt: Attempt, **details: object) -> None:
-        await self._report(state, event, attempt=attempt.number, model=attempt.model, **_error_of(attempt), **details)
+        error = {} if attempt.error is None else _details_of(attempt.error)
+        await self._report(state, event, attempt=attempt.number, model=attempt.model, **error, **details)
 
     async def _report(self, state: str, event: Notification | None = None, **details: object) -> None:
         step = Progress.model_validate(
@@ -86,10 +87,7 @@ class ProgressReporter:
         await self._worker.publisher.transient(self._subject, step)
 
 
-def _error_of(attempt: Attempt) -> dict[str, object]:
-    error = attempt.error
-    if error is None:
-        return {}
+def _details_of(error: ErrorInfo) -> dict[str, object]:
     return {
         "error_type": error.class_.removesuffix("Error"),
         "error_class": error.class_,

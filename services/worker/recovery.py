@@ -11,6 +11,7 @@ from services.worker.assignment import Assignment
 from services.worker.call import attempt_of, cost_of_failure, recorded_attempt
 from services.worker.checkpoint import Checkpoint, InFlight
 from services.worker.context import WorkerContext
+from services.worker.repairs import Repairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def _with_recorded(job: Assignment, at: Checkpoint, attempt: Attempt) -> Checkpo
             at = at.at_model(index)
     if attempt.cause != at.cause:
         # Decided after the checkpoint was saved; else the repair stands in it.
-        repairs = at.repairs.replayed(attempt.cause, job.messages, at.attempts)
+        repairs = (at.repairs or Repairs()).replayed(attempt.cause, job.messages, at.attempts)
         at = at.model_copy(update={"repairs": repairs})
     return at.after(attempt)
 

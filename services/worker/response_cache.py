@@ -34,7 +34,7 @@ class ResponseCache:
             requested_model=job.chain[0],
             messages=job.messages,
             input=job.job.input,
-            params=job.params,
+            params=job.parameters.values,
             schema=None if job.output_guard is None else dict(job.output_guard.schema),
         )
 
@@ -83,9 +83,3 @@ class ResponseCache:
         return await self._worker.outages.retry_while_unavailable(
             lambda: self._worker.cache.ask(self._key, holder, round(LEASE_S * 1000))
         )
-
-
-def response_cache_of(worker: WorkerContext, job: Assignment) -> ResponseCache | None:
-    """The cache for a job; None where its agent has none or the job opts out."""
-    rules = job.agent.cache
-    return None if rules is None or job.job.skip_cache else ResponseCache(worker, job, rules)

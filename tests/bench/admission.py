@@ -38,7 +38,7 @@ import uvloop
 from breakwater.bus.broker import connection_of, make_broker
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
-from breakwater.config import Config, parse_config
+from breakwater.config import Config, LiveCaps, parse_config
 from breakwater.contracts.job import Job
 from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.policy.guard import Trip
@@ -47,7 +47,7 @@ from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey, Tripped
-from services.worker.assignment import Assignment
+from services.worker.assignment import Assignment, Parameters
 from services.worker.attempts import request_for
 from services.worker.checkpoint import Checkpoint
 from services.worker.context import WorkerContext, context_for
@@ -92,10 +92,9 @@ class Figures:
 def context_of(redis: Redis, config: Config) -> WorkerContext:
     """A worker's context that never connects to NATS: nothing is published here."""
     connection = connection_of(make_broker("nats://127.0.0.1:1", "bench"))
-    caps = config.caps
     return context_for(
         config,
-        lambda: caps,
+        LiveCaps(config),
         redis=redis,
         publisher=Publisher(connection, "bench"),
         lookup=Lookup(connection),
@@ -136,7 +135,9 @@ class Bench:
         claim = Claim(f"job-{self._number}", self._number, 1)
         agent = worker.config.agents[agent_name]
         job = Job.model_validate({"agent": agent_name, "prompt": "How do I return a parcel?", "task_id": TASK})
-        assignment = Assignment(claim.execution_id, agent_name, agent, job, agent.chain, claim, None)
+        assignment = Assignment(
+            claim.execution_id, agent_name, agent, job, agent.chain, claim, None, Parameters.of(agent, {}, None)
+        )
         now = worker.now()
         checkpoint = Checkpoint(dispatched_at=now, deadline=now, repairs=REPAIRS)
         request = request_for(worker, assignment, checkpoint, 30.0)

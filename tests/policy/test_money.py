@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from breakwater.policy.budget import Caps
-from breakwater.policy.price import Price, Usage, cost_nano, max_output_of, max_tokens_of, worst_case_nano
+from breakwater.policy.price import Price, Usage, max_output_of, max_tokens_of
 from breakwater.policy.record import totals
 from tests.contracts.test_messages import attempt
 
@@ -33,20 +33,19 @@ def test_a_cost_is_exact_to_the_nano_dollar(
     exact = (
         Decimal(input_tokens - cached) * input_price + Decimal(cached) * cached_price + Decimal(output) * output_price
     ) / 1_000_000
-    got = cost_nano(Usage(input_tokens, output, cached), price(input_price, output_price, cached_price))
+    got = price(input_price, output_price, cached_price).cost(Usage(input_tokens, output, cached))
     assert got == int(exact.quantize(Decimal(1), ROUND_HALF_UP))
 
 
 def test_cached_tokens_cost_their_own_price_and_the_full_one_where_there_is_none() -> None:
     usage = Usage(1_000_000, 0, 400_000)
-    assert cost_nano(usage, price(2_000, 0, 500)) == 600_000 * 2_000 // 10**6 + 400_000 * 500 // 10**6
-    assert cost_nano(usage, price(2_000, 0)) == 2_000
+    assert price(2_000, 0, 500).cost(usage) == 600_000 * 2_000 // 10**6 + 400_000 * 500 // 10**6
+    assert price(2_000, 0).cost(usage) == 2_000
 
 
 @pytest.mark.parametrize("usage", [Usage(None, 5), Usage(5, None), Usage(None, None)])
 def test_what_is_not_known_costs_none_and_not_zero(usage: Usage) -> None:
-    assert cost_nano(usage, price(1, 1)) is None
-    assert cost_nano(Usage(5, 5), None) is None
+    assert price(1, 1).cost(usage) is None
 
 
 @given(TOKENS, TOKENS, PRICES, PRICES, PRICES)
@@ -55,8 +54,7 @@ def test_the_worst_case_has_all_of_the_input_at_the_dearer_of_its_prices(
 ) -> None:
     written = price(input_price, output_price).model_copy(update={"cache_write_usd_per_mtok": write_price})
     dearer = price(max(input_price, write_price), output_price)
-    assert worst_case_nano(tokens, output, written) == cost_nano(Usage(tokens, output), dearer)
-    assert worst_case_nano(tokens, output, None) is None
+    assert written.worst_case(tokens, output) == dearer.cost(Usage(tokens, output))
 
 
 def test_the_output_limit_is_the_requests_own_where_it_has_one() -> None:

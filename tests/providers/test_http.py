@@ -148,6 +148,22 @@ async def test_an_odd_answer_is_a_broken_one(kind: str, body: Any, words: str) -
     assert failed.maybe_billed
 
 
+@pytest.mark.parametrize("more", [{"error": None}, {"error": {}}, {"error": ""}, {"type": "message", "object": "chat"}])
+async def test_a_200_whose_error_is_empty_is_an_answer(kind: str, more: dict[str, Any]) -> None:
+    body = {"choices": [{"message": {"content": "hi"}}], "content": [{"type": "text", "text": "hi"}], **more}
+    async with saying(body) as origin:
+        assert (await perform(settings(kind, origin))).output == "hi"
+
+
+@pytest.mark.parametrize("body", [{"error": "no"}, {"type": "error"}, {"object": "error", "message": "no"}])
+async def test_an_error_is_seen_wherever_a_200_shows_it(kind: str, body: dict[str, Any]) -> None:
+    whole = {"choices": [{"message": {"content": "hi"}}], "content": [{"type": "text", "text": "hi"}], **body}
+    async with saying(whole) as origin:
+        failed = await failure(settings(kind, origin))
+    assert isinstance(failed.failure, BrokenAnswer)
+    assert "a 200 that carries an error" in failed.failure.message
+
+
 @pytest.mark.parametrize("usage", [None, [], "many", {"prompt_tokens": -1, "input_tokens": True}])
 async def test_usage_that_makes_no_sense_is_unknown(kind: str, usage: Any) -> None:
     body = {"choices": [{"message": {"content": "hi"}}], "content": [{"type": "text", "text": "hi"}], "usage": usage}

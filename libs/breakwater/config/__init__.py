@@ -5,7 +5,6 @@ from breakwater.config.load import (
     LiveCaps,
     load_config,
     named_secrets,
-    objection,
     parse_config,
     unreadable_secrets,
     unusable_programs,
@@ -21,6 +20,7 @@ from breakwater.config.models import (
     Limits,
     ModelSettings,
     RetentionDays,
+    objection,
 )
 from breakwater.errors import ConfigError
 from breakwater.secret_refs import SecretRef

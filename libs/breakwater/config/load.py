@@ -13,12 +13,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from breakwater.callables import load_callable
-from breakwater.config.models import Config, hint, listing, params_objection
-from breakwater.contracts.job import Job
-from breakwater.contracts.validation import FieldError, about_controls
+from breakwater.config.models import Config, hint
+from breakwater.contracts.validation import about_controls
 from breakwater.errors import ConfigError
 from breakwater.policy.budget import CapTable
-from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from breakwater.providers.registry import KINDS
 from breakwater.secret_refs import SecretRef
 
@@ -200,35 +198,6 @@ def variables_of(config: Config, service: str) -> frozenset[str]:
     return frozenset(secrets.union(*(names for name, names in config.environment.items() if name == service)))
 
 
-def objection(config: Config, job: Job) -> FieldError | None:
-    """Why a job that is valid by itself can't be run by its (configured) agent; None where it can."""
-    agent = config.agents[job.agent]
-    ids = (("job_id", job.job_id), ("tenant", job.tenant), ("task_id", job.task_id))
-    for path, name in (*ids, ("parent_execution_id", job.parent_execution_id)):
-        if name is not None and holds_key(name):
-            return FieldError(path, NO_KEY_IN_ID)
-    if (problem := params_objection(job.params)) is not None:
-        return FieldError(f"params.{problem.path}", problem.message)
-    allowed = {*agent.chain, *agent.allowed_models}
-    named = [("model", job.model), *((f"fallback_models.{i}", m) for i, m in enumerate(job.fallback_models or ()))]
-    for path, model in named:
-        if model is None:
-            continue
-        if "*" not in allowed and model not in allowed:
-            known = listing(allowed)
-            return FieldError(path, f"{model!r} is not allowed for agent {job.agent!r}; allowed are {known}")
-        provider = config.provider_name(agent, model)
-        if provider not in config.providers:
-            return FieldError(path, f"no provider is known for {model!r}; known are {listing(config.providers)}")
-        if model not in allowed and config.is_local(provider):
-            return FieldError(path, f"{model!r} is a program, and has to be allowed by its name")
-    if job.input is not None:
-        chain = agent.chain_for(job)
-        if any(not config.is_local(config.provider_name(agent, model)) for model in chain):
-            return FieldError("input", f"agent {job.agent!r} is a chat agent and takes prompt or messages")
-    return None
-
-
 LOOK_EVERY_S = 1.0
 
 
@@ -238,14 +207,15 @@ class LiveCaps:
     def __init__(self, config: Config, path: Path | None = None) -> None:
         """Takes the config that was read, and where from."""
         self._config = config
-        self._table = config.caps
+        self.table = config.caps
+        """The caps that hold now."""
         self._path = path
         self._seen: tuple[int, int, int] | None = None  # it may have been edited since it was read
         self._changed: tuple[int, int, int] | None = None
 
     def __call__(self) -> CapTable:
         """The caps that hold now."""
-        return self._table
+        return self.table
 
     async def run(self) -> None:
         """Looks at the file every second, until cancelled."""
@@ -277,9 +247,9 @@ class LiveCaps:
             return
         # An agent that is gone from the file is served until the restart, and under its cap.
         caps = changed.caps
-        caps = CapTable(caps.total, {**self._table.agents, **caps.agents}, caps.tenants)
-        if caps != self._table:
-            self._table = caps
+        caps = CapTable(caps.total, {**self.table.agents, **caps.agents}, caps.tenants)
+        if caps != self.table:
+            self.table = caps
             log.info("caps_changed", file=str(self._path))
         agents = {name: agent.model_copy(update={"budget": None}) for name, agent in changed.agents.items()}
         known = {name: agent.model_copy(update={"budget": None}) for name, agent in self._config.agents.items()}

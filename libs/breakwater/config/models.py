@@ -20,6 +20,7 @@ from breakwater.policy.output import OutputRules
 from breakwater.policy.price import MAX_OUTPUT_TOKENS, OUTPUT_LIMITS, Price
 from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.redact import RedactionRules
+from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from breakwater.policy.retry import RetryBudgetRules, RetryPolicy
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.secret_refs import EnvName
@@ -403,6 +404,35 @@ class Config(Message):
     def is_local(self, provider: str | None) -> bool:
         """Whether a provider is a child program or a callable, which need no model and may take any JSON as input."""
         return provider in self.providers and self.providers[provider].local
+
+
+def objection(config: Config, job: Job) -> FieldError | None:
+    """Why a job that is valid by itself can't be run by its (configured) agent; None where it can."""
+    agent = config.agents[job.agent]
+    ids = (("job_id", job.job_id), ("tenant", job.tenant), ("task_id", job.task_id))
+    for path, name in (*ids, ("parent_execution_id", job.parent_execution_id)):
+        if name is not None and holds_key(name):
+            return FieldError(path, NO_KEY_IN_ID)
+    if job.params and (problem := params_objection(job.params)) is not None:
+        return FieldError(f"params.{problem.path}", problem.message)
+    named = [(f"fallback_models.{number}", model) for number, model in enumerate(job.fallback_models or ())]
+    if job.model is not None:
+        named.insert(0, ("model", job.model))
+    allowed = {*agent.chain, *agent.allowed_models} if named else set[str]()
+    for path, model in named:
+        if "*" not in allowed and model not in allowed:
+            known = listing(allowed)
+            return FieldError(path, f"{model!r} is not allowed for agent {job.agent!r}; allowed are {known}")
+        provider = config.provider_name(agent, model)
+        if provider not in config.providers:
+            return FieldError(path, f"no provider is known for {model!r}; known are {listing(config.providers)}")
+        if model not in allowed and config.is_local(provider):
+            return FieldError(path, f"{model!r} is a program, and has to be allowed by its name")
+    if job.input is not None:
+        chain = agent.chain_for(job)
+        if any(not config.is_local(config.provider_name(agent, model)) for model in chain):
+            return FieldError("input", f"agent {job.agent!r} is a chat agent and takes prompt or messages")
+    return None
 
 
 def _local_providers(providers: object) -> set[str]:

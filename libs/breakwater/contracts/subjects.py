@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from functools import lru_cache
 from urllib.parse import unquote
 
 _CONCRETE = re.compile(r"[^\s*>\x00-\x1f\x7f.]+(\.[^\s*>\x00-\x1f\x7f.]+)*")
@@ -54,6 +55,7 @@ class Header(StrEnum):
     """When a job that was parked was accepted first: RFC 3339, UTC, milliseconds."""
 
 
+@lru_cache(maxsize=4096)
 def encode_token(text: str) -> str:
     """Encodes any non-empty text as one subject token: `gpt-4.1:mini` → `gpt-4%2E1%3Amini`.
 

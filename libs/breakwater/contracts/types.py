@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import (
@@ -68,6 +69,7 @@ def _usd(value: object) -> object:
     return nano
 
 
+@lru_cache(maxsize=1024)  # each of a job's few moments is written several times
 def format_time(moment: datetime) -> str:
     """RFC 3339 in UTC with milliseconds: `2026-11-21T10:00:00.000Z`."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds")[:-6] + "Z"

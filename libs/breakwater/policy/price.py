@@ -34,6 +34,36 @@ class Price(Message):
     cached_input_usd_per_mtok: UsdAmount | None = Field(default=None, description="By default the input price.")
     cache_write_usd_per_mtok: UsdAmount | None = Field(default=None, description="By default the input price.")
 
+    def cost(self, usage: Usage) -> int | None:
+        """What a call costs, rounded half up once to whole nano-dollars. None where its usage is unknown."""
+        if usage.input_tokens is None or usage.output_tokens is None:
+            return None
+        cached = min(usage.cached_tokens or 0, usage.input_tokens)
+        written = min(usage.cache_write_tokens or 0, usage.input_tokens - cached)
+        plain, cached_price, write_price = (
+            self.input_usd_per_mtok,
+            self.cached_input_usd_per_mtok,
+            self.cache_write_usd_per_mtok,
+        )
+        exact = (
+            (usage.input_tokens - cached - written) * plain
+            + cached * (plain if cached_price is None else cached_price)
+            + written * (plain if write_price is None else write_price)
+            + usage.output_tokens * self.output_usd_per_mtok
+        )
+        return (2 * exact + TOKENS_PER_PRICE) // (2 * TOKENS_PER_PRICE)
+
+    def worst_case(self, input_tokens: int, max_tokens: int) -> int | None:
+        """The most that a call can cost.
+
+        Args:
+            input_tokens: a high estimate.
+            max_tokens: all the output that it may have.
+        """
+        # A provider may write the whole input into its cache by itself, and charge more for that.
+        dearer = (self.cache_write_usd_per_mtok or 0) > self.input_usd_per_mtok
+        return self.cost(Usage(input_tokens, max_tokens, cache_write_tokens=input_tokens if dearer else None))
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -52,39 +82,6 @@ class Usage:
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
     reasoning_tokens: int | None = None
-
-
-def cost_nano(usage: Usage, price: Price | None) -> int | None:
-    """What a call costs, rounded half up once to whole nano-dollars. None where price or usage is unknown."""
-    if price is None or usage.input_tokens is None or usage.output_tokens is None:
-        return None
-    cached = min(usage.cached_tokens or 0, usage.input_tokens)
-    written = min(usage.cache_write_tokens or 0, usage.input_tokens - cached)
-    plain = price.input_usd_per_mtok
-    exact = (
-        (usage.input_tokens - cached - written) * plain
-        + cached * _or(price.cached_input_usd_per_mtok, plain)
-        + written * _or(price.cache_write_usd_per_mtok, plain)
-        + usage.output_tokens * price.output_usd_per_mtok
-    )
-    return (2 * exact + TOKENS_PER_PRICE) // (2 * TOKENS_PER_PRICE)
-
-
-def _or(price: int | None, default: int) -> int:
-    return default if price is None else price
-
-
-def worst_case_nano(input_tokens: int, max_tokens: int, price: Price | None) -> int | None:
-    """The most a call can cost. None where the model has no price.
-
-    Args:
-        input_tokens: a high estimate.
-        max_tokens: all the output that it may have.
-        price: of the model.
-    """
-    # A provider may write the whole input into its cache by itself, and charge more for that.
-    dearer = price is not None and (price.cache_write_usd_per_mtok or 0) > price.input_usd_per_mtok
-    return cost_nano(Usage(input_tokens, max_tokens, cache_write_tokens=input_tokens if dearer else None), price)
 
 
 def choices_of(params: Mapping[str, JsonValue]) -> int:
@@ -196,9 +193,19 @@ def size_of_call(
         schema: what the provider is to hold the answer to.
         input: of a job that has no messages.
     """
+    return size_of_messages(messages) + size_of_params(params, schema=schema, input=input)
+
+
+def size_of_params(
+    params: Mapping[str, JsonValue],
+    *,
+    schema: Mapping[str, Any] | None = None,
+    input: JsonValue = None,  # noqa: A002  the job's word for it
+) -> InputSize:
+    """What a call sends beside its conversation. The arguments are those of `size_of_call`."""
     texts = b"".join(_json(given) for given in (params, schema, input) if given is not None and given != {})
     tools = schema is not None or any(params.get(name) for name in _WITH_INSTRUCTIONS)
-    return size_of_messages(messages) + _size_of_bytes(texts) + InputSize(tools=tools)
+    return _size_of_bytes(texts) + InputSize(tools=tools)
 
 
 def size_of_messages(messages: Iterable[Mapping[str, JsonValue]]) -> InputSize:

@@ -74,14 +74,12 @@ def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> Htt
     return HttpFailure(status, message, _name(error, "code"), _type(error), lowered, _delay_s(error, message))
 
 
-def error_in_answer(body: dict[str, Any]) -> HttpFailure | BrokenAnswer | None:
-    """The error that the body of a 200 carries; None where it carries none.
+def error_in_answer(body: dict[str, Any]) -> HttpFailure | BrokenAnswer:
+    """The error that the body of a 200 carries.
 
     It is taken for the error that it is where the body says which, as gateways do that have sent their 200 before
     they knew; otherwise the answer is broken.
     """
-    if not body.get("error") and body.get("type") != "error" and body.get("object") != "error":
-        return None
     error = _error_of(body) or {}
     message = _text(error.get("message")) or "an error without a text"
     status = _status(error)

@@ -202,8 +202,8 @@ class HttpProvider:
             raise CallFailed(http_failure(reply.status, reply.payload, reply.headers), maybe_billed=False)
         body = _parsed(reply)
         usage = self._wire.usage(body)
-        if (failure := error_in_answer(body)) is not None:
-            raise CallFailed(failure, maybe_billed=True, usage=usage)
+        if body.get("error") or "error" in (body.get("type"), body.get("object")):
+            raise CallFailed(error_in_answer(body), maybe_billed=True, usage=usage)
         try:
             return Answer(self._wire.output(body), usage or Usage(None, None))
         except UnusableAnswerError as error:

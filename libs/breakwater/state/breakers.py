@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import cast
 
 from breakwater.contracts.events import BreakerState
@@ -178,6 +179,7 @@ class Breakers:
         await self._redis.run([ScriptCall(_PUBLISHED, [_redis_key(key)], [transition])])
 
 
+@lru_cache(maxsize=4096)
 def _redis_key(key: BreakerKey) -> str:
     return f"bw:breaker:{{{key.name}}}"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
@@ -41,6 +42,7 @@ class NotFilled(Exception):  # noqa: N818  a condition, as StateUnavailable is
     """The counters are not those of the log: they are lost, or still to be rebuilt. Ask again when they are."""
 
 
+@lru_cache(maxsize=64)
 def period_key(window: Window, name: str) -> str:
     """Where the counters of a period stand."""
     return f"bw:{{budget}}:{window}:{name}"
@@ -305,7 +307,7 @@ class Budgets:
     def _current(self, now: datetime) -> Periods:
         # Calendar arithmetic once a day, not once a call.
         moment = now + self._behind
-        if self._known is None or not _both_hold(self._known, ms_from_time(moment)):
+        if self._known is None or not self._known.day.holds(ms_from_time(moment)):  # and so does its month
             self._known = periods_at(moment, self._zone)
         return self._known
 
@@ -321,10 +323,6 @@ def raised_cap(text: str | None) -> tuple[int, int] | None:
     """What stands in Redis of a raised cap: to what, and over which of the config's."""
     to, _, over = (text or "").partition(":")
     return (int(to), int(over)) if over else None
-
-
-def _both_hold(periods: Periods, moment_ms: int) -> bool:
-    return periods.day.holds(moment_ms) and periods.month.holds(moment_ms)
 
 
 def _totals(answer: Sequence[Any], settlement: Settlement, periods: Periods) -> list[Totals]:

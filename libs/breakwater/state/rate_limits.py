@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from breakwater.contracts.subjects import encode_token
@@ -104,13 +105,11 @@ class RateLimits:
 
 
 def _keys(attempt_id: str, limits: Sequence[Limited]) -> list[str]:
-    by_name = [key for limited in limits for key in (_counts(limited.name), _calls(limited.name))]
+    by_name = [key for limited in limits for key in _counts_and_calls(limited.name)]
     return [f"bw:{{rate}}:attempt:{attempt_id}", *by_name]
 
 
-def _counts(name: str) -> str:
-    return f"bw:{{rate}}:counts:{encode_token(name)}"
-
-
-def _calls(name: str) -> str:
-    return f"bw:{{rate}}:calls:{encode_token(name)}"
+@lru_cache(maxsize=4096)
+def _counts_and_calls(name: str) -> tuple[str, str]:
+    token = encode_token(name)
+    return f"bw:{{rate}}:counts:{token}", f"bw:{{rate}}:calls:{token}"

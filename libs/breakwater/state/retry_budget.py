@@ -30,6 +30,7 @@ class RetryBudgets:
         """Takes the rules of all models; None for no ceiling."""
         self._redis = redis
         self._rules = rules
+        self._slice_ms = 0 if rules is None else rules.window_s * 1000 // SLICES
 
     def first_try_call(self, model: str, count: int = 1) -> ScriptCall | None:
         """Counts a first try on a model, or with -1 takes it back; None where there is no ceiling. It answers nothing.
@@ -40,7 +41,7 @@ class RetryBudgets:
         rules = self._rules
         if rules is None:
             return None
-        return ScriptCall(_FIRST_TRY, [_counts(model, rules)], [_slice_ms(rules), SLICES, count])
+        return ScriptCall(_FIRST_TRY, [_counts(model, rules)], [self._slice_ms, SLICES, count])
 
     async def may_retry(self, model: str, attempt_id: str) -> bool:
         """Asks for a retry, which counts if it is granted. The same attempt gets the same answer for a minute.
@@ -52,7 +53,7 @@ class RetryBudgets:
         if rules is None:
             return True
         counts = _counts(model, rules)
-        arguments = [_slice_ms(rules), SLICES, rules.floor, round(rules.ratio * _PER_MILLION), REMEMBER_MS]
+        arguments = [self._slice_ms, SLICES, rules.floor, round(rules.ratio * _PER_MILLION), REMEMBER_MS]
         [granted] = await self._redis.run([ScriptCall(_ASK, [counts, f"{counts}:{attempt_id}"], arguments)])
         return bool(granted)
 
@@ -60,7 +61,3 @@ class RetryBudgets:
 def _counts(model: str, rules: RetryBudgetRules) -> str:
     # Slices of another length, from before a change of the config, must not be mixed with these.
     return f"bw:retries:{{{encode_token(model)}}}:{rules.window_s}"
-
-
-def _slice_ms(rules: RetryBudgetRules) -> int:
-    return rules.window_s * 1000 // SLICES

@@ -27,7 +27,7 @@ from opentelemetry.trace import Span as SdkSpan
 
 from breakwater.errors import ConfigError
 from breakwater.outage import Outage
-from breakwater.tracing.spans import Attribute, Kind, Span, is_traceparent
+from breakwater.tracing.spans import NOTHING, Attributes, Kind, LazyAttributes, Span, is_traceparent
 
 FLUSH_S = 1.0
 """For what is left at the end. A service has little time to stop, and spans are not worth being killed for."""
@@ -71,9 +71,7 @@ class OtlpRecorder:
             raise ConfigError(f"tracing can't be set up as the OTEL_* variables say: {error}") from error
         self._tracer = self._provider.get_tracer("breakwater", version("breakwater"))
 
-    def begin(
-        self, name: str, parent: str | None, kind: Kind, attributes: Mapping[str, Attribute], start: datetime | None
-    ) -> Span:
+    def begin(self, name: str, parent: str | None, kind: Kind, attributes: Attributes, start: datetime | None) -> Span:
         """Begins a span that is recorded, unless the sampler decides otherwise."""
         started = None if start is None else (start - _EPOCH) // _MICROSECOND * 1000
         return _RecordedSpan(
@@ -160,9 +158,9 @@ class _RecordedSpan(Span):
         super().__init__(f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}")
         self._span = span
 
-    def end(self, *, error: str | None = None, attributes: Mapping[str, Attribute] = {}) -> None:
+    def end(self, *, error: str | None = None, attributes: LazyAttributes = NOTHING) -> None:
         """Ends it, now."""
-        self._span.set_attributes(attributes)
+        self._span.set_attributes(attributes() if callable(attributes) else attributes)
         if error is not None:
             self._span.set_attribute("error.type", error)
             self._span.set_status(StatusCode.ERROR)

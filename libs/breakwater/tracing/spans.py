@@ -6,7 +6,7 @@ Attributes have the names of OpenTelemetry's conventions for GenAI where there i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Literal, Protocol
 
@@ -16,7 +16,11 @@ from breakwater.contracts.types import NANO_PER_USD
 Attribute = str | int | float | bool
 Kind = Literal["server", "client", "internal", "producer", "consumer"]
 
-_NOTHING: Mapping[str, Attribute] = {}
+Attributes = Mapping[str, Attribute]
+LazyAttributes = Attributes | Callable[[], Attributes]
+"""Attributes, or what makes them; that is only called where the span is recorded."""
+
+NOTHING: Attributes = {}
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -29,7 +33,7 @@ class Span:
         self.traceparent = traceparent
         """What to pass on to whatever happens within this span; the parent's own where nothing is recorded."""
 
-    def end(self, *, error: str | None = None, attributes: Mapping[str, Attribute] = _NOTHING) -> None:
+    def end(self, *, error: str | None = None, attributes: LazyAttributes = NOTHING) -> None:
         """Ends it.
 
         Args:
@@ -41,9 +45,7 @@ class Span:
 class Recorder(Protocol):
     """Whatever makes spans that are recorded."""
 
-    def begin(
-        self, name: str, parent: str | None, kind: Kind, attributes: Mapping[str, Attribute], start: datetime | None
-    ) -> Span:
+    def begin(self, name: str, parent: str | None, kind: Kind, attributes: Attributes, start: datetime | None) -> Span:
         """As the function `begin`."""
         ...
 
@@ -62,7 +64,7 @@ def begin(
     *,
     parent: str | None,
     kind: Kind = "internal",
-    attributes: Mapping[str, Attribute] = _NOTHING,
+    attributes: LazyAttributes = NOTHING,
     start: datetime | None = None,
 ) -> Span:
     """Begins a span.
@@ -76,7 +78,7 @@ def begin(
     """
     if recorder is None:
         return Span(parent)
-    return recorder.begin(name, parent, kind, attributes, start)
+    return recorder.begin(name, parent, kind, attributes() if callable(attributes) else attributes, start)
 
 
 def is_traceparent(text: str) -> bool:

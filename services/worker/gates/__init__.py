@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
+from breakwater.config import Agent
 from breakwater.state.connection import ScriptCall
 from services.worker.checkpoint import InFlight
 from services.worker.context import WorkerContext
@@ -29,7 +30,9 @@ from services.worker.gates.rate_limit import RateLimitGate
 from services.worker.gates.retry_budget import RetryBudgetGate
 from services.worker.gates.task import TaskGate
 
-GATES: tuple[type[Gate], ...] = (
+Gates = Sequence[type[Gate]]
+
+GATES: Gates = (
     ClaimGate,
     TaskGate,
     BreakerGate,
@@ -38,6 +41,11 @@ GATES: tuple[type[Gate], ...] = (
     RetryBudgetGate,
 )
 """In the order in which their refusals take precedence."""
+
+
+def gates_of(worker: WorkerContext, agent: Agent, *, in_task: bool) -> Gates:
+    """Those that can have a say in calls of an agent, for jobs that belong to a task or for the others."""
+    return tuple(gate for gate in GATES if gate.applies(worker, agent, in_task=in_task))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class Admitted:
 
 
 async def admit(
-    worker: WorkerContext, request: AdmissionRequest, gates: Sequence[type[Gate]] = GATES
+    worker: WorkerContext, request: AdmissionRequest, gates: Gates = GATES
 ) -> Admitted | Refused | WaitForCapacity:
     """Asks whether an attempt may call.
 
@@ -78,7 +86,8 @@ async def admit(
         await worker.redis.run([call for gate in asked if (call := gate.give_back()) is not None])
     # The breaker before the task: half-open is announced by the admission that made it so, and by no repetition of it.
     for gate in reversed(asked):
-        await gate.announce(verdict)
+        if gate.announces:
+            await gate.announce(verdict)
     if isinstance(verdict, ClaimLost):
         raise verdict
     if verdict is not None:
@@ -91,7 +100,7 @@ async def admit(
 
 
 async def look(
-    worker: WorkerContext, request: AdmissionRequest, gates: Sequence[type[Gate]] = GATES
+    worker: WorkerContext, request: AdmissionRequest, gates: Gates = GATES
 ) -> Refused | WaitForCapacity | None:
     """What `admit` would answer now to the request of a dry run; nothing is taken, and None: it would be admitted.
 
@@ -104,9 +113,7 @@ async def look(
     return None if isinstance(verdict, ClaimLost) else verdict
 
 
-async def _ask(
-    worker: WorkerContext, request: AdmissionRequest, gates: Sequence[type[Gate]]
-) -> tuple[list[Gate], Verdict | None]:
+async def _ask(worker: WorkerContext, request: AdmissionRequest, gates: Gates) -> tuple[list[Gate], Verdict | None]:
     """Asks all gates in one round trip; none where one refuses without being asked. Gives those that were asked."""
     asked: list[Gate] = []
     calls: list[ScriptCall] = []

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from breakwater.config import Agent
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import ErrorInfo
 from breakwater.contracts.types import format_time, time_from_ms
@@ -42,12 +43,17 @@ class BreakerGate(Gate):
             return None
         return BreakerWatch(worker.breakers, worker.metrics).run()
 
+    @classmethod
+    def applies(cls, worker: WorkerContext, agent: Agent, *, in_task: bool) -> bool:
+        """Not where the agent has its breakers switched off."""
+        del worker, in_task
+        return agent.breaker is not None
+
     def ask(self) -> ScriptCall | None:
         """None where the agent has its breakers switched off."""
-        job, flight, rules = self.request.job, self.request.flight, self.request.job.agent.breaker
-        if rules is None:
+        self._key = self.request.target.breaker
+        if self._key is None:
             return None
-        self._key = BreakerKey.of(rules.scope, job.agent_name, flight.model, flight.provider)
         return self.worker.breakers.admit_call(self._key, self.request.attempt_id, self.request.lease_ms)
 
     def read(self, answer: Any) -> Refused | None:

@@ -55,11 +55,12 @@ class BudgetGate(Gate):
 
     def ask(self) -> ScriptCall | Refused:
         """Refused at once where the job's own cap has no room, or a cap holds for a model that has no price."""
-        if (refused := self._over_own_cap()) is not None:
+        own_cap = self.request.job.agent.max_cost_usd
+        if own_cap is not None and (refused := self._over_own_cap(own_cap)) is not None:
             return refused
         request, worst_case = self.request, self.request.flight.reserved
         agent, tenant = request.job.agent_name, request.job.job.tenant
-        self._counters, self._asked_at = self.worker.caps().counters(agent, tenant), self.worker.now()
+        self._counters, self._asked_at = self.worker.caps.table.counters(agent, tenant), self.worker.now()
         if worst_case is None and any(counter.hard_limit is not None for counter in self._counters):
             return self._unpriced("a hard budget")
         return self.worker.budgets.reserve_call(
@@ -110,12 +111,9 @@ class BudgetGate(Gate):
         finally:
             del live[request.attempt_id]
 
-    def _over_own_cap(self) -> Refused | None:
+    def _over_own_cap(self, cap: int) -> Refused | None:
         # One worker runs a job at a time, so its attempts say what counts.
         model, worst_case = self.request.flight.model, self.request.flight.reserved
-        cap = self.request.job.agent.max_cost_usd
-        if cap is None:
-            return None
         if worst_case is None:
             return self._unpriced("max_cost_usd", OWN_CAP)
         spent = spent_by(self.request.checkpoint.attempts)

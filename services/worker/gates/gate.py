@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from breakwater.config import Agent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Reason
 from breakwater.state.connection import ScriptCall
 from services.worker.assignment import Assignment
 from services.worker.checkpoint import Checkpoint, InFlight
 from services.worker.context import WorkerContext
+from services.worker.targets import Target
 
 LEASE_MARGIN_S = 120.0
 """How much longer than its call a grant is held: enough for a redelivery to record a lost attempt."""
@@ -25,6 +27,8 @@ class AdmissionRequest:
     """A call that is to be made, or that a dry run only asks about."""
 
     job: Assignment
+    target: Target
+    """The model that is to be called."""
     checkpoint: Checkpoint
     """Of the job, before the call."""
     flight: InFlight
@@ -89,6 +93,25 @@ class Gate:
     lease: AbstractContextManager[None] | None = field(default=None, init=False)
     """Entered while the call is under way; set by `read`."""
 
+    announces: ClassVar[bool] = False
+    settles: ClassVar[bool] = False
+    """Whether the gate has an `announce` and a `settle` of its own; of the others neither is called."""
+
+    def __init_subclass__(cls) -> None:
+        cls.announces, cls.settles = cls.announce is not Gate.announce, cls.settle is not Gate.settle
+
+    @classmethod
+    def applies(cls, worker: WorkerContext, agent: Agent, *, in_task: bool) -> bool:
+        """Whether the gate can have a say in calls of an agent; asked once for an agent, not for each call.
+
+        Args:
+            worker: this one.
+            agent: whose calls.
+            in_task: those of jobs that belong to a task, or of the others.
+        """
+        del worker, agent, in_task
+        return True
+
     @classmethod
     def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None] | None:
         """What must run beside the jobs for as long as the worker does."""
@@ -123,8 +146,3 @@ class Gate:
         """Releases what a call held that has ended. Also called after a crash, on a gate that admitted nothing."""
         del attempt
         return None
-
-
-def lease_ms_of(timeout_s: float) -> int:
-    """How long what a call holds is held, by how long the call may take."""
-    return round((timeout_s + LEASE_MARGIN_S) * 1000)

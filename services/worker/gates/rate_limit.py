@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from breakwater.config import Agent
 from breakwater.contracts.execution import Attempt, ErrorInfo
 from breakwater.state.connection import ScriptCall
-from breakwater.state.rate_limits import Limited, OverLimit
+from breakwater.state.rate_limits import OverLimit
+from services.worker.context import WorkerContext
 from services.worker.gates.gate import POLL_S, Gate, Refused, WaitForCapacity
 
 
@@ -15,21 +17,25 @@ from services.worker.gates.gate import POLL_S, Gate, Refused, WaitForCapacity
 class RateLimitGate(Gate):
     """Counts the call with its most tokens towards all its limits, or towards none."""
 
-    _limits: tuple[Limited, ...] = ()
     _admitted: bool = False
+
+    @classmethod
+    def applies(cls, worker: WorkerContext, agent: Agent, *, in_task: bool) -> bool:
+        """Not where nothing is limited: neither the agent nor any model, as a job may name another than its agent."""
+        del in_task
+        of_models = (settings.rate_limit for settings in worker.config.models.values())
+        return agent.rate_limit is not None or any(rule is not None for rule in of_models)
 
     def ask(self) -> ScriptCall | None:
         """None where neither the agent nor the model has a limit."""
-        request, self._limits = self.request, self._find_limits()
-        if not self._limits:
+        request, limits = self.request, self.request.target.limits
+        if not limits:
             return None
-        return self.worker.rate_limits.admit_call(
-            request.attempt_id, self._limits, request.worst_tokens, request.lease_ms
-        )
+        return self.worker.rate_limits.admit_call(request.attempt_id, limits, request.worst_tokens, request.lease_ms)
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Refused where the limit says so or the call alone is over it; else the call waits for room."""
-        over = self.worker.rate_limits.admitted(answer, self._limits)
+        over = self.worker.rate_limits.admitted(answer, self.request.target.limits)
         self._admitted = over is None
         return None if over is None else self._over_limit(over)
 
@@ -37,23 +43,14 @@ class RateLimitGate(Gate):
         """Takes the call out of the counts."""
         if not self._admitted:
             return None
-        return self.worker.rate_limits.release_call(self.request.attempt_id, self._limits)
+        return self.worker.rate_limits.release_call(self.request.attempt_id, self.request.target.limits)
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
         """Ends the call: from now on it counts with the tokens it used instead of its worst case."""
-        limits = self._limits or self._find_limits()
-        return (
-            self.worker.rate_limits.settle_call(attempt.attempt_id, limits, _tokens_used(attempt)) if limits else None
-        )
-
-    def _find_limits(self) -> tuple[Limited, ...]:
-        agent_name, model = self.request.job.agent_name, self.request.flight.model
-        of_model = self.worker.config.models.get(model)
-        rules = (
-            (f"agent:{agent_name}", self.request.job.agent.rate_limit),
-            (f"model:{model}", of_model and of_model.rate_limit),
-        )
-        return tuple(Limited(name, rule) for name, rule in rules if rule is not None)
+        limits = self.request.target.limits
+        if not limits:
+            return None
+        return self.worker.rate_limits.settle_call(attempt.attempt_id, limits, _tokens_used(attempt))
 
     def _over_limit(self, over: OverLimit) -> Refused | WaitForCapacity:
         kind, _, who = over.name.partition(":")
@@ -70,7 +67,7 @@ class RateLimitGate(Gate):
             ),
             over.name,
         )
-        limited = next(limited for limited in self._limits if limited.name == over.name)
+        limited = next(limited for limited in self.request.target.limits if limited.name == over.name)
         if limited.rule.on_exceeded == "fail" or wait_s is None:
             return refused
         # A call under way mostly ends long before its lease, and with fewer tokens than it may use.

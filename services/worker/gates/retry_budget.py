@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from breakwater.config import Agent
 from breakwater.contracts.execution import ErrorInfo
 from breakwater.state.connection import ScriptCall
+from services.worker.context import WorkerContext
 from services.worker.gates.gate import Gate, Refused
 
 
 class RetryBudgetGate(Gate):
     """Counts a job's first try on a model. It refuses nothing here: a retry is asked for before its wait."""
+
+    @classmethod
+    def applies(cls, worker: WorkerContext, agent: Agent, *, in_task: bool) -> bool:
+        """Not where there is no retry budget."""
+        del agent, in_task
+        return worker.config.retry_budget is not None
 
     def ask(self) -> ScriptCall | None:
         """Counts the call, if it is the job's first on this model."""

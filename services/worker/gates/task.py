@@ -8,6 +8,7 @@ from typing import Any
 import structlog
 from pydantic import JsonValue
 
+from breakwater.config import Agent
 from breakwater.contracts import subjects
 from breakwater.contracts.events import GuardEvent
 from breakwater.contracts.execution import ErrorInfo, Result
@@ -55,6 +56,12 @@ class TaskGate(Gate):
     """Counts the job as an iteration of its task, and holds what the job may have cost after the call."""
 
     _stopped: _Stopped | None = None
+
+    @classmethod
+    def applies(cls, worker: WorkerContext, agent: Agent, *, in_task: bool) -> bool:
+        """Not where the job belongs to no task, or the agent has no guard."""
+        del worker
+        return in_task and agent.guard is not None
 
     def ask(self) -> ScriptCall | None:
         """None where the job belongs to no task, or its agent has no guard."""

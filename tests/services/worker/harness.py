@@ -30,7 +30,7 @@ from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.cli.setup import bus_plan
-from breakwater.config import load_config
+from breakwater.config import LiveCaps, load_config
 from breakwater.contracts.subjects import Stream
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.providers.base import Answer, Call, Provider
@@ -99,6 +99,7 @@ class WorkerPlane(Plane):
         """Takes up jobs."""
         self._work = [asyncio.create_task(self._take(name)) for name in self.handlers]
         self._work.append(asyncio.create_task(self._wake()))
+        self._work.append(asyncio.create_task(self.worker.leases.run()))
 
     async def end(self) -> None:
         """Takes up no more, as a worker that stops; jobs may end if they do so at once, and are given back if not."""
@@ -183,7 +184,7 @@ async def running_worker(
         opened = {name: settings.open() for name, settings in parsed.providers.items()} | dict(providers or {})
         context = context_for(
             parsed,
-            lambda: parsed.caps,
+            LiveCaps(parsed),
             redis=redis,
             publisher=Publisher(lambda: client, "worker"),
             lookup=Lookup(lambda: client),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breakwater.config import parse_config
+from breakwater.config import LiveCaps, parse_config
 from breakwater.contracts.execution import ErrorInfo
 from breakwater.contracts.job import Job
 from breakwater.metrics import WorkerMetrics
@@ -23,15 +23,17 @@ from breakwater.state.connection import Script, ScriptCall, StateUnavailable
 from breakwater.state.executions import Claim
 from breakwater.state.rate_limits import Limited
 from breakwater.state.tasks import TaskKey
-from services.worker.assignment import Assignment
+from services.worker.assignment import Assignment, Parameters
 from services.worker.attempts import request_for
 from services.worker.checkpoint import Checkpoint
 from services.worker.context import context_for
-from services.worker.gates import GATES, Admitted, admit, look
-from services.worker.gates.breaker import BreakerGate
+from services.worker.gates import GATES, Admitted, admit, gates_of, look
+from services.worker.gates.budget import BudgetGate
+from services.worker.gates.claim import ClaimGate
 from services.worker.gates.gate import AdmissionRequest, ClaimLost, Gate, Refused
 from services.worker.gates.rate_limit import RateLimitGate
-from services.worker.gates.task import TASK_STOPPED
+from services.worker.gates.retry_budget import RetryBudgetGate
+from services.worker.gates.task import TASK_STOPPED, TaskGate
 from tests.bench.counting import CountingRedis
 from tests.servers import RunningServer
 
@@ -45,6 +47,7 @@ agents:
     breaker: {consecutive_failures: 3}
     guard: {max_iterations: 10}
     rate_limit: {requests_per_minute: 1, on_exceeded: fail}
+  free: {model: sim/m, breaker: "off", guard: "off"}
 """
 
 
@@ -63,22 +66,23 @@ class Bench:
 
     def __init__(self, redis: CountingRedis) -> None:
         config = parse_config(CONFIG)
-        caps = config.caps
         self.redis = redis
         self.published = Published()
         lookup: Any = None
         publisher: Any = self.published
-        context = context_for(config, lambda: caps, redis=redis, publisher=publisher, lookup=lookup, providers={})
+        context = context_for(config, LiveCaps(config), redis=redis, publisher=publisher, lookup=lookup, providers={})
         self.worker = replace(context, metrics=WorkerMetrics([], CollectorRegistry()), jitter=lambda: 0.0)
         self.key = BreakerKey("writer", "sim/m")
 
-    async def request(self, name: str = "j1", *, claimed: bool = True, dry_run: bool = False) -> AdmissionRequest:
+    async def request(
+        self, name: str = "j1", *, agent_name: str = "writer", claimed: bool = True, dry_run: bool = False
+    ) -> AdmissionRequest:
         claim = Claim(name, 1, 1)
         if claimed:
             await self.worker.executions.claim(claim)
-        agent = self.worker.config.agents["writer"]
-        job = Job.model_validate({"agent": "writer", "prompt": "hello", "task_id": "t1"})
-        assignment = Assignment(name, "writer", agent, job, agent.chain, claim, None)
+        agent = self.worker.config.agents[agent_name]
+        job = Job.model_validate({"agent": agent_name, "prompt": "hello", "task_id": "t1"})
+        assignment = Assignment(name, agent_name, agent, job, agent.chain, claim, None, Parameters.of(agent, {}, None))
         now = datetime.now(UTC)
         at = Checkpoint(dispatched_at=now, deadline=now + timedelta(minutes=1))
         return request_for(self.worker, assignment, at, 30.0, dry_run=dry_run)
@@ -300,13 +304,21 @@ class DailyCallsGate(Gate):
 
 async def test_an_agent_without_limits_asks_nothing_of_them(redis_server: RunningServer) -> None:
     async with bench_on(redis_server.url) as bench:
-        request = await bench.request()
-        job = replace(request.job, agent=request.job.agent.model_copy(update={"rate_limit": None, "breaker": None}))
-        asked = await admit(bench.worker, replace(request, job=job))
+        request = await bench.request(agent_name="free")
+        asked = await admit(bench.worker, request)
         assert isinstance(asked, Admitted)
-        assert {RateLimitGate, BreakerGate} & {type(gate) for gate in asked.gates} == set()
+        assert [type(gate) for gate in asked.gates] == [ClaimGate, BudgetGate, RetryBudgetGate]
         attempt: Any = None
-        assert RateLimitGate(bench.worker, replace(request, job=job)).settle(attempt) is None
+        assert RateLimitGate(bench.worker, request).settle(attempt) is None
+
+
+async def test_gates_that_cannot_have_a_say_are_not_even_made(redis_server: RunningServer) -> None:
+    async with bench_on(redis_server.url) as bench:
+        agents = bench.worker.config.agents
+        assert gates_of(bench.worker, agents["writer"], in_task=True) == GATES
+        assert set(GATES) - set(gates_of(bench.worker, agents["writer"], in_task=False)) == {TaskGate}
+        free = gates_of(bench.worker, agents["free"], in_task=True)
+        assert free == (ClaimGate, BudgetGate, RetryBudgetGate)
 
 
 async def test_a_seventh_gate_is_one_file_and_one_line(redis_server: RunningServer) -> None:

@@ -9,7 +9,7 @@ from breakwater.contracts.job import Job
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.price import GENERIC, estimate_input_tokens
 from breakwater.state.executions import Claim
-from services.worker.assignment import Assignment
+from services.worker.assignment import Assignment, Parameters
 from services.worker.repairs import Correction, Repairs
 
 
@@ -23,7 +23,9 @@ def assignment(agent: dict[str, Any] | None = None, **job: Any) -> Assignment:
     own = config.agents["a"]
     asked = Job.model_validate({"agent": "a", **(job or {"prompt": "hello"})})
     guard = None if own.output is None else OutputGuard.compile(own.output)
-    return Assignment("e1", "a", own, asked, own.chain, Claim("e1", 1, 1), None, guard)
+    return Assignment(
+        "e1", "a", own, asked, own.chain, Claim("e1", 1, 1), None, Parameters.of(own, asked.params, guard), guard
+    )
 
 
 def tokens(of: Assignment) -> int:
@@ -58,9 +60,11 @@ def test_corrections_count_with_the_answer_that_they_correct() -> None:
 
 
 def test_the_most_that_a_call_may_answer_is_what_is_sent_as_its_limit() -> None:
-    assert assignment().max_output_tokens == assignment().params["max_tokens"] == 4096
+    assert assignment().parameters.max_output_tokens == assignment().parameters.values["max_tokens"] == 4096
     own = assignment(prompt="x", params={"max_completion_tokens": 9, "n": 2})
-    assert own.max_output_tokens == 18
-    assert "max_tokens" not in own.params
+    assert own.parameters.max_output_tokens == 18
+    assert "max_tokens" not in own.parameters.values
     thinking = {"type": "enabled", "budget_tokens": 9000}
-    assert assignment(prompt="x", params={"max_tokens": 5000, "thinking": thinking}).max_output_tokens == 9000
+    assert (
+        assignment(prompt="x", params={"max_tokens": 5000, "thinking": thinking}).parameters.max_output_tokens == 9000
+    )

@@ -12,20 +12,22 @@ from structlog.testing import capture_logs
 
 from breakwater.config import Config, ModelSettings
 from breakwater.policy.price import Usage, estimate_input_tokens, size_of_call
-from services.worker.prices import Prices, token_rules
+from services.worker.targets import Targets, pricing_of, token_rules
 
 
 class PriceBook:
     """Prices of models at some provider."""
 
     def __init__(self, models: Mapping[str, ModelSettings]) -> None:
-        self._prices = Prices(Config.model_construct(models=dict(models), providers={}))
+        self._config = Config.model_construct(models=dict(models), providers={})
 
     def cost(self, model: str, usage: Usage) -> int | None:
-        return self._prices.cost("sim", model, usage)
+        pricing = pricing_of(self._config, "sim", model)
+        return None if pricing is None else pricing.cost(usage)
 
     def worst_case(self, model: str, input_tokens: int, max_tokens: int) -> int | None:
-        return self._prices.worst_case("sim", model, input_tokens, max_tokens)
+        pricing = pricing_of(self._config, "sim", model)
+        return None if pricing is None else pricing.worst_case(input_tokens, max_tokens)
 
 
 LISTED = PriceBook({})
@@ -67,10 +69,12 @@ def test_what_the_provider_calls_a_model_is_looked_up_first() -> None:
 
 
 def test_a_model_that_nobody_prices_costs_none_and_is_reported_once() -> None:
-    book = PriceBook({})
+    agents = {name: {"model": "sim/none-such"} for name in ("one", "two")}
+    targets = Targets(
+        Config.model_validate({"providers": {"sim": {"base_url": "http://127.0.0.1:1/v1"}}, "agents": agents})
+    )
     with capture_logs() as logs:
-        assert book.cost("sim/none-such", Usage(1, 1)) is None
-        assert book.worst_case("sim/none-such", 1, 1) is None
+        assert [targets.of(name, "sim/none-such").pricing for name in ("one", "two", "one")] == [None] * 3
     assert [(entry["event"], entry["model"]) for entry in logs] == [("model_without_price", "sim/none-such")]
 
 
@@ -199,7 +203,7 @@ TOOL: dict[str, Any] = {
     ],
 )
 def test_the_worst_case_of_a_call_goes_by_its_provider(model: str, image: int) -> None:
-    book, rules = PriceBook(CONFIG.models), token_rules(CONFIG, CONFIG.agents["a"], model)
+    book, rules = PriceBook(CONFIG.models), token_rules(CONFIG, model.partition("/")[0], model)
     content: list[Any] = [{"type": "text", "text": ASKED}, IMAGE]
     size = size_of_call([{"role": "user", "content": content}], {"tools": [TOOL], "max_tokens": 1})
     tokens = estimate_input_tokens(size, rules)

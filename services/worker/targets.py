@@ -1,33 +1,33 @@
-"""What each model costs: from the config, else from the price list that comes with `genai-prices`."""
+"""What the config makes of each model for each agent: who serves it, what it costs, and what limits it.
+
+A model's price is the config's own, else that of the price list that comes with `genai-prices`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from breakwater.config import Agent, Config, ModelSettings
+from breakwater.config import Config, ModelSettings
 from breakwater.contracts.types import NANO_PER_USD
-from breakwater.policy.price import (
-    InputSize,
-    Price,
-    TokenRules,
-    Usage,
-    cost_nano,
-    estimate_input_tokens,
-    rules_for,
-    worst_case_nano,
-)
+from breakwater.policy.breaker import BreakerKey
+from breakwater.policy.price import Price, TokenRules, Usage, rules_for
 from breakwater.providers.base import HttpSettings, LocalSettings
+from breakwater.state.rate_limits import Limited
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, Provider, TieredPrices
 
     Rate = Decimal | TieredPrices | None
+
+
+MAX_KNOWN = 4096
 
 
 class Pricing(Protocol):
@@ -42,59 +42,87 @@ class Pricing(Protocol):
         ...
 
 
-class Prices:
-    """What calls cost, by the config: a model's price, looked up once, or what a call of a program is said to cost."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model as an agent calls it."""
+
+    model: str
+    provider: str
+    """Who serves it; empty where that can't be told."""
+    name: str
+    """What the provider calls it."""
+    token_rules: TokenRules
+    """How the tokens of a call are estimated."""
+    pricing: Pricing | None
+    """None where it has no price."""
+    breaker: BreakerKey | None
+    """None where the agent has its breakers switched off."""
+    limits: tuple[Limited, ...]
+    """The rate limits of the agent and of the model."""
+
+
+class Targets:
+    """The models of a config as its agents call them, each worked out once."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._known: dict[tuple[str, str], Pricing | None] = {}
+        # Programs may name models that the config does not: the caches have an end.
+        self.of: Callable[[str, str], Target] = lru_cache(MAX_KNOWN)(self._target)
+        """A target, by its agent's name and its model's id."""
+        self._pricing = lru_cache(MAX_KNOWN)(partial(pricing_of, config))
 
-    def input_tokens(self, agent: Agent, model: str, size: InputSize) -> int:
-        """A high estimate of what a call's input will be counted as."""
-        return estimate_input_tokens(size, token_rules(self._config, agent, model))
+    def _target(self, agent_name: str, model: str) -> Target:
+        config, agent, settings = self._config, self._config.agents[agent_name], self._config.models.get(model)
+        provider = config.provider_name(agent, model) or ""
+        rules = (
+            (f"agent:{agent_name}", agent.rate_limit),
+            (f"model:{model}", None if settings is None else settings.rate_limit),
+        )
+        return Target(
+            model=model,
+            provider=provider,
+            name=config.name_at_provider(provider, model),
+            token_rules=token_rules(config, provider, model),
+            pricing=self._pricing(provider, model),
+            breaker=None if agent.breaker is None else BreakerKey.of(agent.breaker.scope, agent_name, model, provider),
+            limits=tuple(Limited(name, rule) for name, rule in rules if rule is not None),
+        )
 
-    def worst_case(self, provider: str, model: str, input_tokens: int, max_tokens: int) -> int | None:
-        """The most that a call can cost in nano-dollars; None where that is not known.
 
-        Args:
-            provider: the one that performs it.
-            model: the one to call.
-            input_tokens: from `input_tokens`.
-            max_tokens: the most it may answer, over all its choices.
-        """
-        settings = self._config.providers.get(provider)
-        if isinstance(settings, LocalSettings) and settings.cost_per_call_usd is not None:
-            return settings.cost_per_call_usd
-        pricing = self._pricing(provider, model)
-        return None if pricing is None else pricing.worst_case(input_tokens, max_tokens)
+def pricing_of(config: Config, provider: str, model: str) -> Pricing | None:
+    """The prices of a model: the config's own, else those of the price list; None where it has none."""
+    settings, serving = config.models.get(model), config.providers.get(provider)
+    own = None if settings is None else settings.price
+    if isinstance(serving, LocalSettings):
+        # Never from the list: a program's name may happen to be that of a model in it.
+        return own if serving.cost_per_call_usd is None else _PerCall(serving.cost_per_call_usd, own)
+    return own or _find(model, settings)
 
-    def cost(self, provider: str, model: str, usage: Usage) -> int | None:
-        """The cost of a call in nano-dollars; None where the model has no price or the usage was not reported."""
-        pricing = self._pricing(provider, model)
-        return None if pricing is None else pricing.cost(usage)
 
-    def _pricing(self, provider: str, model: str) -> Pricing | None:
-        if (provider, model) not in self._known:
-            settings = self._config.models.get(model)
-            own = settings.price if settings is not None else None
-            if own is not None:
-                self._known[provider, model] = _Configured(own)
-            else:
-                # A program's name may happen to be that of a model in the price list.
-                local = self._config.is_local(provider)
-                self._known[provider, model] = None if local else _find(model, settings)
-        return self._known[provider, model]
+def token_rules(config: Config, provider: str, model: str) -> TokenRules:
+    """How the tokens of a call are estimated: by its provider, and by what the model goes by there."""
+    serving, settings = config.providers.get(provider), config.models.get(model)
+    return rules_for(
+        "" if serving is None else serving.kind,
+        serving.base_url if isinstance(serving, HttpSettings) else "",
+        (config.name_at_provider(provider, model), model),
+        None if settings is None else settings.image_tokens,
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Configured:
-    price: Price
+class _PerCall:
+    """A program that is said to cost so much for each call, whatever it uses."""
+
+    cost_per_call: int
+    own: Price | None
 
     def cost(self, usage: Usage) -> int | None:
-        return cost_nano(usage, self.price)
+        return None if self.own is None else self.own.cost(usage)
 
-    def worst_case(self, input_tokens: int, max_tokens: int) -> int | None:
-        return worst_case_nano(input_tokens, max_tokens, self.price)
+    def worst_case(self, input_tokens: int, max_tokens: int) -> int:
+        del input_tokens, max_tokens
+        return self.cost_per_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,18 +170,6 @@ class _Listed:
                 reasoning_tokens=max_tokens if thought else 0,
             )
         )
-
-
-def token_rules(config: Config, agent: Agent, model: str) -> TokenRules:
-    """How the tokens of a call are estimated: by its provider, and by what the model goes by there."""
-    name = config.provider_name(agent, model) or ""
-    provider, settings = config.providers.get(name), config.models.get(model)
-    return rules_for(
-        "" if provider is None else provider.kind,
-        provider.base_url if isinstance(provider, HttpSettings) else "",
-        (config.name_at_provider(name, model), model),
-        None if settings is None else settings.image_tokens,
-    )
 
 
 def _find(model: str, settings: ModelSettings | None) -> Pricing | None:
