@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -72,8 +73,27 @@ class _Connection(aioredis.Connection):
         return [packed for command in commands for packed in self.pack_command(*command)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Scripts that were asked for together, and where their answers go."""
+
+    calls: Sequence[ScriptCall]
+    answers: asyncio.Future[list[Any]]
+
+    def answer(self, answers: list[Any]) -> None:
+        failed = next((answer for answer in answers if isinstance(answer, Exception)), None)
+        if failed is not None:
+            self.fail(unavailable(failed) or failed)
+        elif not self.answers.done():  # whoever asked may have been cancelled
+            self.answers.set_result(answers)
+
+    def fail(self, error: Exception) -> None:
+        if not self.answers.done():
+            self.answers.set_exception(error)
+
+
 class Redis:
-    """A connection pool that runs scripts, alone or many in one round trip."""
+    """Runs scripts, many in one round trip; for all else there is a pool of connections."""
 
     def __init__(self, url: str) -> None:
         pool = aioredis.BlockingConnectionPool.from_url(
@@ -90,35 +110,77 @@ class Redis:
             health_check_interval=30,
         )
         self.client: aioredis.Redis = aioredis.Redis.from_pool(pool)
+        self._waiting: list[_Request] = []
+        self._sending: asyncio.Task[None] | None = None
 
     async def run(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Runs scripts in one round trip, in order, each atomic by itself.
+        """Runs scripts in one round trip, each atomic by itself: in order, but for those the server has yet to learn.
+
+        What is asked for while another round trip is under way shares the next one, and nothing else: an error of a
+        script is raised where that script was asked for.
 
         Raises:
             StateUnavailable: nothing is known of what ran; call again.
         """
-        async with translated():
-            try:
-                return await self._pipeline(calls)
-            except NoScriptError:
-                # A fresh or flushed server: it learns the scripts once.
-                for script in {call.script.sha: call.script for call in calls}.values():
-                    await self.client.script_load(script.text)
-                return await self._pipeline(calls)
+        if not calls:
+            return []
+        loop = asyncio.get_running_loop()
+        request = _Request(calls, loop.create_future())
+        self._waiting.append(request)
+        if self._sending is None or self._sending.done():
+            self._sending = loop.create_task(self._send())
+        return await request.answers
+
+    async def _send(self) -> None:
+        """Sends what waits, and then what has come meanwhile, until nothing waits any more."""
+        while self._waiting:
+            requests, self._waiting = self._waiting, []
+            await self._send_together(requests)
+
+    async def _send_together(self, requests: Sequence[_Request]) -> None:
+        try:
+            async with translated():
+                answers = await self._answers([call for request in requests for call in request.calls])
+        except Exception as error:  # noqa: BLE001  raised where it was asked for
+            for request in requests:
+                request.fail(error)
+            return
+        except BaseException:
+            for request in requests:
+                request.answers.cancel()
+            raise
+        begin = 0
+        for request in requests:
+            end = begin + len(request.calls)
+            request.answer(answers[begin:end])
+            begin = end
+
+    async def _answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """The answers, errors of single scripts among them."""
+        answers = await self._pipeline(calls)
+        unknown = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        if unknown:
+            # A fresh or flushed server: it learns the scripts once. Those that it knew have run.
+            again = [calls[index] for index in unknown]
+            for script in {call.script.sha: call.script for call in again}.values():
+                await self.client.script_load(script.text)
+            for index, answer in zip(unknown, await self._pipeline(again), strict=True):
+                answers[index] = answer
+        return answers
 
     async def _pipeline(self, calls: Sequence[ScriptCall]) -> list[Any]:
         if len(calls) == 1:
             call = calls[0]
-            return [await cast(Any, self.client.evalsha(call.script.sha, len(call.keys), *call.keys, *call.arguments))]
+            try:
+                return [
+                    await cast(Any, self.client.evalsha(call.script.sha, len(call.keys), *call.keys, *call.arguments))
+                ]
+            except ResponseError as error:
+                return [error]
         async with self.client.pipeline(transaction=False) as pipe:
             for call in calls:
                 pipe.evalsha(call.script.sha, len(call.keys), *call.keys, *call.arguments)
-            results = await pipe.execute(raise_on_error=False)
-        # Any script may be the one the server does not know, and the ones before it have run: all are idempotent.
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
-        return results
+            return await pipe.execute(raise_on_error=False)
 
     async def ping(self) -> None:
         """Raises StateUnavailable when Redis does not answer."""
@@ -135,11 +197,16 @@ async def translated() -> AsyncGenerator[None]:
     """Turns every error of the client library into StateUnavailable."""
     try:
         yield
-    except ResponseError as error:
-        # What the server says of a command is a mistake of ours, and trying again would not mend it; but it may also
-        # say that it can't serve just now.
-        if not str(error).startswith(("LOADING", "BUSY", "MASTERDOWN", "READONLY", "OOM", "MISCONF", "TRYAGAIN")):
-            raise
-        raise StateUnavailable(f"Redis does not serve: {error}") from error
     except (RedisError, OSError, TimeoutError) as error:
-        raise StateUnavailable(f"Redis did not answer: {str(error) or type(error).__name__}") from error
+        if (translation := unavailable(error)) is None:
+            raise
+        raise translation from error
+
+
+def unavailable(error: Exception) -> StateUnavailable | None:
+    """What an error of the client library means; None where trying again would not mend it."""
+    if isinstance(error, ResponseError):
+        # What the server says of a command is a mistake of ours; but it may also say that it can't serve just now.
+        passes = str(error).startswith(("LOADING", "BUSY", "MASTERDOWN", "READONLY", "OOM", "MISCONF", "TRYAGAIN"))
+        return StateUnavailable(f"Redis does not serve: {error}") if passes else None
+    return StateUnavailable(f"Redis did not answer: {str(error) or type(error).__name__}")

@@ -124,7 +124,7 @@ async def bench_on(url: str) -> AsyncGenerator[Bench]:
     await redis.client.flushall()
     bench = Bench(redis)
     try:
-        # What Redis does not know yet it learns in the middle of a round trip, of which a part then runs twice.
+        # A script that Redis does not know yet would be a round trip more.
         for script in files("breakwater.state").joinpath("scripts").iterdir():
             await redis.client.script_load(script.read_text(encoding="utf-8"))
         for own in (_COUNT, _UNDO):

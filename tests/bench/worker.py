@@ -1,0 +1,118 @@
+"""CPU of the worker for one job, alone in its process.
+
+    python -m tests.bench.worker [--jobs 500] [--in-flight 64] [--rounds 5]
+
+Starts NATS, Redis and the simulated provider, and runs the worker in this thread: an agent with a breaker, budgets, a
+rate limit and a retry budget, one model, one call a job, as `trace_job` does. Measured is the CPU of this thread, with
+the little that publishing the jobs takes; of several rounds the best, as whatever else runs only adds to it. Unlike
+`tests.bench.plane` it gives the same figure on a busy machine, within some percent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import nats
+from pydantic import SecretStr
+
+from breakwater.bus.provision import provision
+from breakwater.cli.setup import bus_plan
+from breakwater.config import load_config
+from breakwater.contracts import subjects
+from breakwater.contracts.subjects import Header
+from breakwater.settings import Settings
+from services.worker.app import build
+from tests.bench.trace_job import ProviderInAThread
+from tests.server_sources import EmbeddedServers
+
+CONFIG = """
+providers: {{sim: {{base_url: "{url}"}}}}
+models: {{sim/m: {{price: {{input_usd_per_mtok: "0.15", output_usd_per_mtok: "0.60"}}}}}}
+budgets: {{global: {{daily_usd: 100000}}}}
+agents:
+  writer:
+    model: sim/m
+    concurrency: 256
+    budget: {{daily_usd: 100000}}
+    rate_limit: {{requests_per_minute: 1000000}}
+"""
+
+
+@asynccontextmanager
+async def running_worker(directory: Path, nats_url: str, redis_url: str, provider_url: str) -> AsyncGenerator[Any]:
+    """A worker that takes up jobs in this thread; gives a client of its NATS."""
+    path = directory / "breakwater.yaml"
+    path.write_text(CONFIG.format(url=provider_url))
+    config = load_config(path)
+    await provision(nats_url, bus_plan(config))
+    app = build(Settings(config=path, nats_url=SecretStr(nats_url), redis_url=SecretStr(redis_url)), config)
+    await app.start()
+    client = await nats.connect(nats_url)
+    try:
+        yield client
+    finally:
+        await client.close()
+        await app.stop()
+
+
+async def round_of(client: Any, number: int, jobs: int, in_flight: int) -> float:
+    """Milliseconds of CPU a job."""
+    jetstream, slots, done = client.jetstream(), asyncio.Semaphore(in_flight), asyncio.Event()
+    left = jobs
+
+    async def on_result(_: Any) -> None:
+        nonlocal left
+        left -= 1
+        slots.release()
+        if not left:
+            done.set()
+
+    subscription = await client.subscribe("bw.results.*", cb=on_result)
+    began = time.thread_time()
+    for index in range(jobs):
+        await slots.acquire()
+        job = {"agent": "writer", "job_id": f"job-{number}-{index}", "prompt": "How do I return a parcel?"}
+        headers = {Header.UNIQUE_ID.value: "1"}
+        await jetstream.publish(subjects.job("writer"), json.dumps(job).encode(), timeout=30, headers=headers)
+    await done.wait()
+    elapsed = time.thread_time() - began
+    await subscription.unsubscribe()
+    return elapsed / jobs * 1000
+
+
+async def rounds(options: argparse.Namespace, directory: Path, *urls: str) -> list[float]:
+    """One figure for each round, after one that warms up."""
+    async with running_worker(directory, *urls) as client:
+        return [
+            await round_of(client, number, options.jobs, options.in_flight) for number in range(options.rounds + 1)
+        ][1:]
+
+
+def main() -> None:
+    """Prints the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=500)
+    parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary, ProviderInAThread() as provider:
+        servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=temporary)))
+        try:
+            urls = (servers.nats().url, servers.redis().url, provider.url)
+            found = sorted(asyncio.run(rounds(options, Path(temporary), *urls)))
+        finally:
+            servers.stop()
+    every = ", ".join(f"{ms:.2f}" for ms in found)
+    print(f"{found[0]:.2f} ms of CPU a job at {options.in_flight} in flight (all rounds: {every})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Scripts that are asked for at the same time share a round trip, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import pytest
+from redis.exceptions import ResponseError
+
+from breakwater.embedded.ports import free_port
+from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailable
+from tests.helpers import until
+from tests.servers import RunningServer
+
+_ADD = Script.of("return redis.call('INCRBY', KEYS[1], ARGV[1])")
+_TWICE = Script.of("return redis.call('INCRBY', KEYS[1], 2 * ARGV[1])")
+_WRONG = Script.of("return redis.call('LPUSH', KEYS[1], ARGV[1])")
+
+
+class RoundTrips(Redis):
+    """Notes how many scripts each round trip had."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.sizes: list[int] = []
+
+    async def _pipeline(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        self.sizes.append(len(calls))
+        return await super()._pipeline(calls)
+
+
+@pytest.fixture
+async def redis(redis_server: RunningServer) -> AsyncGenerator[RoundTrips]:
+    redis = RoundTrips(redis_server.url)
+    await redis.client.flushall()
+    for script in (_ADD, _TWICE, _WRONG):
+        await redis.client.script_load(script.text)
+    yield redis
+    await redis.close()
+
+
+def call(script: Script, amount: int = 1) -> ScriptCall:
+    return ScriptCall(script, ["counter"], [amount])
+
+
+async def test_what_several_ask_for_at_the_same_time_is_one_round_trip(redis: RoundTrips) -> None:
+    asked = [redis.run([call(_ADD)]), redis.run([call(_ADD), call(_TWICE)]), redis.run([])]
+    assert await asyncio.gather(*asked) == [[1], [2, 4], []]
+    assert redis.sizes == [3]
+    assert await redis.run([call(_ADD)]) == [5]
+    assert redis.sizes == [3, 1]
+
+
+async def test_what_is_asked_for_during_a_round_trip_shares_the_next_one(redis: RoundTrips) -> None:
+    first = asyncio.create_task(redis.run([call(_ADD)]))
+    await until(lambda: redis.sizes)
+    later = [asyncio.create_task(redis.run([call(_ADD)])) for _ in range(3)]
+    await asyncio.gather(first, *later)
+    assert redis.sizes == [1, 3]
+
+
+async def test_a_script_that_fails_is_the_error_of_the_one_who_asked_for_it(redis: RoundTrips) -> None:
+    first, wrong, last = await asyncio.gather(
+        redis.run([call(_ADD)]),
+        redis.run([call(_ADD), call(_WRONG)]),
+        redis.run([call(_ADD)]),
+        return_exceptions=True,
+    )
+    assert (first, last) == ([1], [3])
+    assert isinstance(wrong, ResponseError)
+    with pytest.raises(ResponseError):
+        await redis.run([call(_WRONG)])
+
+
+async def test_only_the_scripts_that_the_server_did_not_know_run_again(redis: RoundTrips) -> None:
+    await redis.client.script_flush()
+    await redis.client.script_load(_ADD.text)
+    assert await redis.run([call(_TWICE), call(_ADD), call(_TWICE)]) == [3, 1, 5]
+    assert redis.sizes == [3, 2]
+    await redis.client.script_flush()
+    assert await redis.run([call(_ADD)]) == [6]
+
+
+async def test_one_who_is_cancelled_takes_nobody_along(redis: RoundTrips) -> None:
+    cancelled, other = asyncio.create_task(redis.run([call(_ADD)])), asyncio.create_task(redis.run([call(_ADD)]))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    assert (await other)[0] in {1, 2}
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+
+
+async def test_all_who_ask_learn_that_redis_does_not_answer() -> None:
+    redis = Redis(f"redis://127.0.0.1:{free_port()}/0")
+    found = await asyncio.gather(*(redis.run([call(_ADD)]) for _ in range(3)), return_exceptions=True)
+    assert [type(error) for error in found] == [StateUnavailable] * 3
+    await redis.close()
