@@ -48,7 +48,7 @@ class Target:
 
     model: str
     provider: str
-    """Who serves it; empty where that can't be told."""
+    """Who serves it; empty where that is unknown."""
     name: str
     """What the provider calls it."""
     token_rules: TokenRules
