@@ -25,6 +25,9 @@ TIMEOUT_S = 120.0
 
 _POLL_S = 0.01
 
+FIRST = {"Nats-Expected-Last-Subject-Sequence": "0"}
+"""The header that an attempt, an execution and a result are published with: nothing may be on their subject."""
+
 
 async def until(condition: Callable[[], Any], what: str = "the condition", *, timeout_s: float = TIMEOUT_S) -> Any:
     """Waits until a function, or what it makes to be awaited, gives something true, and returns that."""

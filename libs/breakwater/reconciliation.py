@@ -22,6 +22,7 @@ from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
 from breakwater.analytics.spend import budget_notes, spend, stored_attempts, stored_upto
 from breakwater.bus.lookup import Connection, Facts, Lookup
+from breakwater.bus.records import read_record
 from breakwater.bus.scan import scan
 from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
 from breakwater.contracts.execution import Attempt
@@ -140,7 +141,7 @@ class RecordedSpend:
         step = max((upto - first) // SAMPLES, 1)
         places = range(first, upto + 1, step)[: SAMPLES + 1]
         looks = [await self._lookup.next(Stream.EVENTS, ATTEMPTS, place) for place in places]
-        attempts = [found.read(Attempt) for found in looks if found is not None and found.sequence <= upto]
+        attempts = [read_record(found, Attempt) for found in looks if found is not None and found.sequence <= upto]
         ids = {attempt.attempt_id for attempt in attempts if attempt is not None}
         missing = len(ids) - await stored_attempts(self._analytics, sorted(ids)) if ids else 0
         if missing:
@@ -165,7 +166,7 @@ class RecordedSpend:
         async with aclosing(scan(self._connection, Stream.EVENTS, ATTEMPTS, start=upto + 1)) as found:
             async for message in found:
                 upto = message.sequence
-                attempt = message.read(Attempt) if counts(message.sequence) else None
+                attempt = read_record(message, Attempt) if counts(message.sequence) else None
                 if attempt is not None and not attempt.short_circuited:
                     figures = figures_of(attempt)
                     for place in places_of(attempt, self._zone):

@@ -15,6 +15,7 @@ from breakwater.bus.errors import BusError
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Pull
+from breakwater.bus.records import read_record
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import Execution
@@ -195,7 +196,9 @@ def of_executions(
     long_ms = None if rules.execution_duration_s is None else int(rules.execution_duration_s * 1000)
 
     def signals(delivery: Delivery) -> Sequence[Firing]:
-        execution = Execution.model_validate_json(delivery.data)
+        execution = read_record(delivery, Execution)
+        if execution is None:
+            return ()
         baselines.add(execution, now())
         return of_execution(execution, rules.execution_cost_usd, long_ms)
 

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
-from pydantic import ValidationError
 
 from breakwater.breaker_events import dumped, publish_saved
 from breakwater.bus.delivery import Delivery, heartbeat
 from breakwater.bus.publisher import Publisher
+from breakwater.bus.records import read_record
 from breakwater.config import Config
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Attempt
@@ -60,9 +60,10 @@ class BreakerHandler:
         async with heartbeat(batch):
             if once is not None:
                 await once()
-            attempts = [(delivery, attempt) for delivery in batch if (attempt := _parse(delivery)) is not None]
             sorted_batch = self.sorted(
-                (delivery.sequence, ms_from_time(delivery.published_at), attempt) for delivery, attempt in attempts
+                (delivery.sequence, ms_from_time(delivery.published_at), attempt)
+                for delivery in batch
+                if (attempt := read_record(delivery, Attempt)) is not None
             )
             await self._outages.retry_while_unavailable(lambda: self.apply(sorted_batch))
         for delivery in batch:
@@ -125,15 +126,6 @@ class BreakerHandler:
             structlog.get_logger().info(
                 "breaker_" + event.to_state, agent=key.agent, model=key.model, reason=event.reason
             )
-
-
-def _parse(delivery: Delivery) -> Attempt | None:
-    try:
-        return Attempt.model_validate_json(delivery.data)
-    except ValidationError as error:
-        # The sink stores its own dead letter, so this one only says that it was skipped.
-        structlog.get_logger().warning("attempt_unreadable", sequence=delivery.sequence, problems=error.error_count())
-        return None
 
 
 def _observation(sequence: int, at_ms: int, attempt: Attempt) -> Observation:

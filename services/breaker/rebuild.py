@@ -17,6 +17,7 @@ import structlog
 
 from breakwater.bus.errors import BusError, BusUnavailable
 from breakwater.bus.lookup import Connection, Lookup
+from breakwater.bus.records import read_record
 from breakwater.bus.scan import last_of_each, scan
 from breakwater.config import Config
 from breakwater.contracts.events import BreakerTransition, GuardEvent
@@ -150,7 +151,7 @@ class Rebuild:
         async with aclosing(scan(self._connection, Stream.EVENTS, "bw.executions.>", start=since)) as stored:
             async for found in stored:
                 # Records hold conversations, and few belong to a task: most need not be parsed.
-                if b'"task_id":"' in found.data and (record := found.read(Execution)) is not None:
+                if b'"task_id":"' in found.data and (record := read_record(found, Execution)) is not None:
                     count += await self._recount(record, guards)
         return count
 
@@ -174,7 +175,7 @@ class Rebuild:
         count = 0
         async with aclosing(scan(self._connection, Stream.EVENTS, "bw.attempts.>", start=since)) as stored:
             async for found in stored:
-                if (attempt := found.read(Attempt)) is not None:
+                if (attempt := read_record(found, Attempt)) is not None:
                     batch.append((found.sequence, ms_from_time(found.stored_at), attempt))
                     count += 1
                 if len(batch) == BATCH:

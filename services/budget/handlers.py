@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 
 import structlog
-from pydantic import ValidationError
 
 from breakwater.bus.delivery import Delivery, heartbeat
-from breakwater.bus.lookup import Found, Lookup
+from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
+from breakwater.bus.records import read_record
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.execution import Attempt
@@ -46,7 +46,8 @@ class BudgetHandler:
     async def handle(self, batch: list[Delivery]) -> None:
         """Settles a batch of attempts, and acknowledges it."""
         async with heartbeat(batch):
-            attempts = [(delivery.sequence, found) for delivery in batch if (found := _read(delivery)) is not None]
+            read = ((delivery.sequence, read_record(delivery, Attempt)) for delivery in batch)
+            attempts = [(sequence, attempt) for sequence, attempt in read if attempt is not None]
             called = [Settlement.of(*item) for item in attempts if not item[1].short_circuited]
             await self._outages.retry_while_unavailable(lambda: self.settle(called))
             refused = [attempt for _, attempt in attempts if attempt.refused_by is not None]
@@ -97,8 +98,8 @@ class BudgetHandler:
             return
         execution_id, _, number = attempt_id.rpartition(":")
         subject = subjects.attempt(reservation.agent, execution_id, number)
-        found = await self._lookup.last(Stream.EVENTS, subject)
-        attempt = None if found is None else _read(found)
+        found = await self._lookup.next(Stream.EVENTS, subject, 1)
+        attempt = None if found is None else read_record(found, Attempt)
         if found is not None and attempt is not None:
             # Its settlement is on its way through the log, or was counted before the reservation was made.
             await self._count([Settlement.of(found.sequence, attempt)], log)
@@ -142,15 +143,6 @@ class BudgetHandler:
             await self._publisher.event(subject, event, id=event.event_id, at=event.at)
             structlog.get_logger().info("budget_threshold", budget=counter.name, percent=percent)
             await self._counters.announce(total.period, threshold)
-
-
-def _read(message: Delivery | Found) -> Attempt | None:
-    try:
-        return Attempt.model_validate_json(message.data)
-    except ValidationError as error:
-        # The sink dead-letters it; without a readable cost there is nothing to settle, and its lease will lapse.
-        structlog.get_logger().warning("attempt_unreadable", sequence=message.sequence, problems=error.error_count())
-        return None
 
 
 def _crossing(counter: Counter, total: Totals, percent: int, limit: int) -> BudgetEvent:

@@ -21,6 +21,7 @@ from breakwater import background
 from breakwater.bus.core import hearing
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Connection, Lookup
+from breakwater.bus.records import read_record
 from breakwater.bus.scan import scan
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Progress
@@ -111,7 +112,7 @@ class Sources:
         found: list[Attempt] = []
         async with aclosing(scan(self.connection, Stream.EVENTS, subject)) as stored:
             async for message in stored:
-                attempt = message.read(Attempt)
+                attempt = read_record(message, Attempt)
                 if attempt is not None and attempt.number > beyond:
                     found.append(attempt)
         return sorted(found, key=lambda attempt: attempt.number)

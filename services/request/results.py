@@ -10,6 +10,7 @@ from typing import Any
 
 from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.lookup import Lookup
+from breakwater.bus.records import is_result_of
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
 from services.request.parsing import with_field
@@ -52,9 +53,11 @@ class Waiters:
 
     def deliver(self, subject: str, data: bytes) -> None:
         """Hands a result to everyone who listens to its subject."""
-        for answer in self._waiting.get(subject, ()):
-            if not answer.done():
-                answer.set_result(data)
+        answers = self._waiting.get(subject)
+        if answers and is_result_of(data, subjects.decode_token(subject.rpartition(".")[2])):
+            for answer in answers:
+                if not answer.done():
+                    answer.set_result(data)
 
     def release(self) -> None:
         """Ends all waiting, now and from now on: the process stops."""
@@ -79,10 +82,12 @@ class ResultReader:
             BusUnavailable: NATS does not answer.
         """
         result = await self._lookup.last(Stream.RESULTS, subjects.result(job_id))
-        if result is not None:
+        if result is not None and is_result_of(result.data, job_id):
             return result.data
         record = await self._lookup.last(Stream.EVENTS, f"bw.executions.*.{subjects.encode_token(job_id)}")
-        return None if record is None else with_field(record.data, "job_id", job_id)
+        if record is None or not is_result_of(record.data, job_id):
+            return None
+        return with_field(record.data, "job_id", job_id)
 
     async def wait(
         self, job_id: str, answer: Answer, left: asyncio.Future[Any], deadline: float, *, look_now: bool
@@ -108,7 +113,7 @@ class ResultReader:
                 with suppress(BusUnavailable, TimeoutError):
                     async with asyncio.timeout(deadline - now):
                         found = await self._lookup.last(Stream.RESULTS, subjects.result(job_id))
-                    if found is not None:
+                    if found is not None and is_result_of(found.data, job_id):
                         return found.data
                     reconnects = connection
                     look_at, pause = now + pause, min(pause * 2, LONGEST_LOOK_S)

@@ -78,7 +78,9 @@ class Sink:
         refused: list[Delivery] = []
         for delivery in deliveries:
             try:
-                table, row = records.read(delivery.subject, delivery.data, delivery.sequence, delivery.published_at)
+                table, row = records.read(
+                    delivery.subject, delivery.data, delivery.headers, delivery.sequence, delivery.published_at
+                )
             except Unstorable as error:
                 if not await self._set_aside(delivery, str(error)):
                     refused.append(delivery)

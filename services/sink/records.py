@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from breakwater.analytics import rows, schema
 from breakwater.analytics.errors import Unstorable
 from breakwater.analytics.rows import Row
+from breakwater.bus.records import problem_of
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution
@@ -29,8 +30,12 @@ class _Kind(Generic[E]):
     model: type[E]
     row: Callable[[E, int, datetime], Row]
 
-    def read(self, data: bytes, sequence: int, stored_at: datetime) -> Row:
-        return self.row(self.model.model_validate_json(data), sequence, stored_at)
+    def read(self, subject: str, data: bytes, headers: Mapping[str, str], sequence: int, stored_at: datetime) -> Row:
+        event = self.model.model_validate_json(data)
+        problem = problem_of(event, subject, headers) if isinstance(event, Attempt | Execution) else None
+        if problem is not None:
+            raise Unstorable(problem)
+        return self.row(event, sequence, stored_at)
 
 
 def _timeless(row: Callable[[E, int], Row]) -> Callable[[E, int, datetime], Row]:
@@ -56,23 +61,27 @@ _KINDS: Mapping[
 }
 
 
-def read(subject: str, data: bytes, sequence: int, stored_at: datetime) -> tuple[schema.Table, Row]:
+def read(
+    subject: str, data: bytes, headers: Mapping[str, str], sequence: int, stored_at: datetime
+) -> tuple[schema.Table, Row]:
     """A message as a row, with the table where it belongs.
 
     Args:
         subject: such as `bw.attempts.<agent>.<execution>.<n>`; its second token is the kind.
         data: the message as it stands on the bus.
+        headers: its headers.
         sequence: its place in the stream.
         stored_at: when the stream took it, by the NATS server's clock.
 
     Raises:
-        Unstorable: the kind has no table, the message is not what its kind says, or a value fits no column.
+        Unstorable: the kind has no table, the message is not what its kind says, is a record that does not count
+            (`bus.records`), or a value fits no column.
     """
     kind = _KINDS.get(_token(subject, 1))
     if kind is None:
         raise Unstorable(f"no table keeps messages of {subject}")
     try:
-        return kind.table, kind.read(data, sequence, stored_at)
+        return kind.table, kind.read(subject, data, headers, sequence, stored_at)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
         first = problems[0]

@@ -16,6 +16,7 @@ from pydantic import JsonValue
 
 from breakwater.bus.delivery import dead_letter
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable, PublishRefused
+from breakwater.bus.records import is_result_of, read_record
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution, Reason, Result
 from breakwater.contracts.job import Job
@@ -137,13 +138,13 @@ async def decided(worker: WorkerContext, agent_name: str, execution_id: str) -> 
     result = await worker.outages.retry_while_unavailable(
         lambda: worker.lookup.last(Stream.RESULTS, subjects.result(execution_id))
     )
-    if result is not None:
+    if result is not None and is_result_of(result.data, execution_id):
         return Result.model_validate_json(result.data)
     subject = subjects.execution(agent_name, execution_id)
     record = await worker.outages.retry_while_unavailable(lambda: worker.lookup.last(Stream.EVENTS, subject))
-    if record is None:
+    execution = None if record is None else read_record(record, Execution)
+    if execution is None:
         return None
-    execution = Execution.model_validate_json(record.data)
     return Result(job_id=execution_id, **_fields(execution))
 
 
@@ -197,7 +198,8 @@ async def _decide(worker: WorkerContext, result: Result) -> Result:
         found = await worker.lookup.last(Stream.RESULTS, subject)
         if found is None:
             raise BusUnavailable(f"{subject} is decided, but the replica that was asked lags") from None
-        return Result.model_validate_json(found.data)
+        if is_result_of(found.data, result.execution_id):
+            return Result.model_validate_json(found.data)
     return result
 
 

@@ -30,6 +30,7 @@ from breakwater.analytics.schema import Table
 from services.sink import records
 from services.sink.app import BATCH_SIZE
 from tests.analytics.samples import NOON, attempt, execution, new_database
+from tests.helpers import FIRST
 from tests.server_sources import EmbeddedServers, RunningServer
 from tests.services.sink.plane import Plane, of_attempt, of_execution
 
@@ -113,7 +114,7 @@ def batches(everything: Sequence[tuple[str, bytes]]) -> list[tuple[Table, list[R
     for first in range(0, len(everything), BATCH_SIZE):
         by_table: dict[str, tuple[Table, list[Row]]] = {}
         for sequence, (subject, data) in enumerate(everything[first : first + BATCH_SIZE], first + 1):
-            table, row = records.read(subject, data, sequence, NOON)
+            table, row = records.read(subject, data, FIRST, sequence, NOON)
             by_table.setdefault(table.name, (table, []))[1].append(row)
         made += by_table.values()
     return made

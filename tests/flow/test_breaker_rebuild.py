@@ -20,7 +20,7 @@ from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.connection import Redis
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
-from tests.helpers import until
+from tests.helpers import FIRST, until
 from tests.servers import RunningServer
 
 ONE_TRY = {"retry": {"max_attempts": 1}}
@@ -144,7 +144,7 @@ async def publish_attempt(plane: Plane, key: BreakerKey, name: str, outcome: str
         "provider": "sim", "started_at": MOMENT, "completed_at": MOMENT, "duration_ms": 0, "outcome": outcome,
         "counts_for_breaker": outcome == "error", "cause": "first",
     }  # fmt: skip
-    await plane.jetstream.publish(subjects.attempt(key.agent, name, 1), json.dumps(attempt).encode())
+    await plane.jetstream.publish(subjects.attempt(key.agent, name, 1), json.dumps(attempt).encode(), headers=FIRST)
 
 
 def _essence(breaker: Breaker) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from breakwater.contracts import subjects
 from breakwater.policy.breaker import BreakerKey
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
-from tests.helpers import until
+from tests.helpers import FIRST, until
 
 AGENTS = {"writer": {"model": "sim/m", "breaker": {"consecutive_failures": 3, "cooldown_s": 60}}}
 MOMENT = "2026-11-21T10:00:00.000Z"
@@ -22,7 +22,7 @@ async def publish_attempt(plane: Plane, name: str, outcome: str, *, counted: boo
         "provider": "sim", "started_at": MOMENT, "completed_at": MOMENT, "duration_ms": 0, "outcome": outcome,
         "counts_for_breaker": counted and outcome == "error", "cause": "first",
     }  # fmt: skip
-    await plane.jetstream.publish(subjects.attempt("writer", name, 1), json.dumps(attempt).encode())
+    await plane.jetstream.publish(subjects.attempt("writer", name, 1), json.dumps(attempt).encode(), headers=FIRST)
 
 
 async def transitions(plane: Plane) -> list[tuple[str, str]]:
@@ -47,6 +47,22 @@ async def test_only_failures_that_say_something_of_the_model_count(start_plane: 
             await publish_attempt(plane, f"server-{number}", "error")
         await until(lambda: transitions(plane), what="a transition")
         assert await transitions(plane) == [("closed", "open")]
+
+
+async def test_replays_of_a_failure_count_for_nothing(start_plane: StartPlane) -> None:
+    async with start_plane({"sim/m": model()}, AGENTS, services=("breaker",)) as plane:
+        await publish_attempt(plane, "server-1", "error")
+        failure = (await plane.jetstream.get_last_msg("EVENTS", subjects.attempt("writer", "server-1", 1))).data
+        for number in range(20):
+            await plane.jetstream.publish(subjects.attempt("writer", "server-1", 1), failure)
+            await plane.jetstream.publish(subjects.attempt("writer", f"other-{number}", 1), failure, headers=FIRST)
+        await until(lambda: handled(plane), what="all attempts handled")
+        assert await transitions(plane) == []
+        await publish_attempt(plane, "server-2", "error")
+        await until(lambda: handled(plane), what="the second failure handled")
+        assert await transitions(plane) == []
+        await publish_attempt(plane, "server-3", "error")
+        await until(lambda: transitions(plane), what="the transition that three failures make")
 
 
 async def test_events_that_are_delivered_again_open_it_once(start_plane: StartPlane) -> None:
@@ -93,4 +109,4 @@ async def test_an_unreadable_attempt_is_passed_over_and_reported(start_plane: St
             await publish_attempt(plane, f"server-{number}", "error")
         await until(lambda: transitions(plane), what="a transition")
         await until(lambda: handled(plane), what="all attempts handled")
-        assert "attempt_unreadable" in plane.log("breaker")
+        assert "record_unreadable" in plane.log("breaker")

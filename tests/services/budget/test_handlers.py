@@ -1,29 +1,36 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import redis.asyncio as aioredis
+from nats.js.errors import APIError
 
 from breakwater.contracts import subjects
 from breakwater.contracts.types import format_time, usd_from_nano
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
-from tests.helpers import until
+from tests.helpers import FIRST, until
 
 AGENTS = {"writer": {"model": "sim/m", "budget": {"daily_usd": 1, "enforcement": "soft", "soft_at_percent": [50, 80]}}}
 
 
-async def publish_attempt(plane: Plane, name: str, nano: int | None, *, outcome: str = "success") -> None:
+def attempt(name: str, nano: int | None, *, outcome: str = "success") -> bytes:
     now = format_time(datetime.now(UTC))
-    attempt: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "attempt_id": f"{name}:1", "execution_id": name, "agent": "writer", "number": 1, "model": "sim/m",
         "provider": "sim", "started_at": now, "completed_at": now, "duration_ms": 0, "outcome": outcome,
         "cause": "first", "cost": None if nano is None else usd_from_nano(nano), "cost_basis": "billed",
         "short_circuited": outcome == "short_circuited",
     }  # fmt: skip
-    await plane.jetstream.publish(subjects.attempt("writer", name, 1), json.dumps(attempt).encode())
+    return json.dumps(fields).encode()
+
+
+async def publish_attempt(plane: Plane, name: str, nano: int | None, *, outcome: str = "success") -> None:
+    subject = subjects.attempt("writer", name, 1)
+    await plane.jetstream.publish(subject, attempt(name, nano, outcome=outcome), headers=FIRST)
 
 
 async def reported(plane: Plane) -> list[tuple[str, int, str]]:
@@ -65,6 +72,29 @@ async def test_each_threshold_is_reported_once_and_a_jump_reports_all_it_passes(
         ]
         assert (await reported(plane))[0][2] == "0.510000000"
         assert await field(plane, "spent:agent:writer") == 1_710_000_000
+
+
+async def test_two_thousand_replays_of_an_attempt_move_no_budget(start_plane: StartPlane) -> None:
+    async with start_plane({"sim/m": model()}, AGENTS, services=("budget",)) as plane:
+        await publish_attempt(plane, "a", 1_500_000)
+        own = subjects.attempt("writer", "a", 1)
+        again, dearer = attempt("a", 1_500_000), attempt("a", 900_000_000)
+        for number in range(500):
+            other = subjects.attempt("writer", f"b{number}", 1)
+            with suppress(APIError):  # the server itself refuses a second message on the subject
+                await plane.jetstream.publish(own, dearer, headers=FIRST)
+            for subject, data, headers in ((own, again, None), (own, dearer, {}), (other, again, FIRST)):
+                await plane.jetstream.publish(subject, data, headers=headers)
+        await until(lambda: handled(plane), what="all settlements")
+        assert await field(plane, "spent:global") == 1_500_000
+        assert await reported(plane) == []
+        # Rebuilt from the log, too.
+        redis = aioredis.Redis.from_url(plane.environment["BREAKWATER_REDIS_URL"])
+        await redis.flushdb()
+        await redis.aclose()
+        await publish_attempt(plane, "c", 2_000_000)
+        await until(lambda: handled(plane), what="the settlement after the loss")
+        assert await field(plane, "spent:global") == 3_500_000
 
 
 async def test_events_that_are_delivered_again_are_paid_once_by_any_number_of_services(start_plane: StartPlane) -> None:

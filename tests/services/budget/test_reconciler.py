@@ -41,7 +41,7 @@ from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler
 from tests.analytics.samples import new_database
 from tests.contracts.test_messages import attempt
-from tests.helpers import until
+from tests.helpers import FIRST, until
 from tests.servers import RunningServer
 
 ZONE = ZoneInfo("Europe/Berlin")
@@ -125,7 +125,8 @@ class BudgetPlane:
             completed_at=at,
         )
         self.attempts.append(published)
-        ack = await self.client.jetstream().publish(subjects.attempt("writer", name, 1), published.json_bytes())
+        subject = subjects.attempt("writer", name, 1)
+        ack = await self.client.jetstream().publish(subject, published.json_bytes(), headers=FIRST)
         return ack.seq
 
     async def spend(self, *costs: int, stored: bool = True) -> None:
@@ -409,11 +410,11 @@ class Losing(Lookup):
         self._redis = plane.redis
         self.lost = False
 
-    async def last(self, stream: Stream, subject: str) -> Found | None:
+    async def next(self, stream: Stream, subject_filter: str, sequence: int) -> Found | None:
         if not self.lost:
             self.lost = True
             await self._redis.client.flushall()
-        return await super().last(stream, subject)
+        return await super().next(stream, subject_filter, sequence)
 
 
 async def sweeper(plane: BudgetPlane, reconciler: Reconciler, lookup: Lookup) -> BudgetHandler:

@@ -12,6 +12,7 @@ import pytest
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
+from breakwater.contracts import subjects
 from breakwater.contracts.events import BudgetEvent, CapRaise
 from breakwater.contracts.execution import Attempt
 from breakwater.policy.budget import Caps, CapTable, periods_at
@@ -20,6 +21,7 @@ from breakwater.state.budgets import Budgets
 from breakwater.state.connection import Redis
 from services.budget.handlers import BudgetHandler
 from tests.contracts.test_messages import attempt
+from tests.helpers import FIRST
 
 ZONE = ZoneInfo("UTC")
 LOG = "log"
@@ -43,6 +45,7 @@ class Delivered:
 
     def __init__(self, sequence: int, sent: Attempt) -> None:
         self.sequence, self.data, self.is_acked = sequence, sent.json_bytes(), False
+        self.subject, self.headers = subjects.attempt(sent.agent, sent.execution_id, sent.number), FIRST
 
     async def ack(self) -> None:
         self.is_acked = True

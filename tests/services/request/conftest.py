@@ -44,7 +44,7 @@ from breakwater.settings import Settings
 from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.connection import Redis
 from services.request.app import build
-from tests.helpers import share_event_loop, until
+from tests.helpers import FIRST, share_event_loop, until
 from tests.server_sources import RunningServer, Servers
 
 ODD_AGENT = "écrivain.v2 > all/*"
@@ -410,5 +410,4 @@ async def answer_jobs(bus: Client, *, delay_s: float = 0.0) -> None:
 
 
 async def publish_result(bus: Client, result: Result) -> None:
-    once = {"Nats-Expected-Last-Subject-Sequence": "0"}
-    await bus.jetstream(timeout=60).publish(subjects.result(result.job_id), result.json_bytes(), headers=once)
+    await bus.jetstream(timeout=60).publish(subjects.result(result.job_id), result.json_bytes(), headers=FIRST)

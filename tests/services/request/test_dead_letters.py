@@ -29,6 +29,7 @@ from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import format_time
 from breakwater.embedded.ports import free_port
 from services.request import dead_letter_routes as routes
+from tests.helpers import FIRST
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import (
@@ -105,7 +106,7 @@ async def record(api: HttpApi, execution_id: str, agent: str = "writer", **more:
     """The record of an execution, as a worker writes it."""
     result = result_of(execution_id, agent).model_dump() | more
     one = Execution.model_validate({name: result[name] for name in Execution.model_fields})
-    await api.bus.jetstream().publish(subjects.execution(agent, execution_id), one.json_bytes())
+    await api.bus.jetstream().publish(subjects.execution(agent, execution_id), one.json_bytes(), headers=FIRST)
 
 
 async def test_dead_letters_are_listed_the_latest_first_with_what_is_kept_in_all(api: HttpApi) -> None:

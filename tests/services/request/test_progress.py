@@ -19,7 +19,7 @@ from breakwater.api_keys import create_key, revoke_key
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, ErrorInfo, Progress
-from tests.helpers import until
+from tests.helpers import FIRST, until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, new_id, publish_result, result_of
 from tests.services.request.test_metrics import REQUESTS, SECONDS, key, samples
@@ -94,7 +94,7 @@ def attempt_of(job_id: str, number: int, *, fails: bool = False) -> Attempt:
 
 async def record(api: HttpApi, attempt: Attempt) -> None:
     subject = subjects.attempt("writer", attempt.execution_id, attempt.number)
-    await api.bus.jetstream(timeout=60).publish(subject, attempt.json_bytes())
+    await api.bus.jetstream(timeout=60).publish(subject, attempt.json_bytes(), headers=FIRST)
 
 
 async def publish_step(api: HttpApi, job_id: str, state: str, **more: Any) -> None:

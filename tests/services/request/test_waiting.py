@@ -12,7 +12,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Execution
 from breakwater.state.accepted import recent_keys
 from services.request.results import ResultReader
-from tests.helpers import until
+from tests.helpers import FIRST, until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, answer_jobs, new_id, publish_result, result_of
 
@@ -41,6 +41,20 @@ async def test_a_job_that_was_decided_long_ago_is_answered_at_once(api: HttpApi)
     answer = await api.post(JOB | {"job_id": job_id}, query="?wait_s=60")
     assert (answer.status, answer.json["output"]) == (200, "from before")
     assert time.monotonic() - begun < 30
+
+
+async def test_the_result_of_another_job_on_its_subject_is_no_answer(api: HttpApi) -> None:
+    job_id = new_id()
+    accepted = await api.post(JOB | {"job_id": job_id})
+    assert accepted.status == 202
+    other = result_of(new_id(), "writer", "of somebody else").json_bytes()
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(api.post(JOB | {"job_id": job_id}, query="?wait_s=3"))
+        for _ in range(10):
+            await api.bus.jetstream().publish(subjects.result(job_id), other)
+            await asyncio.sleep(0.1)
+    assert (waiting.result().status, waiting.result().json["status"]) == (202, "accepted")
+    assert (await api.ask("GET", f"/api/v1/jobs/{job_id}")).status == 202
 
 
 async def test_fifty_submissions_of_one_job_are_one_job_and_fifty_equal_answers(api: HttpApi) -> None:
@@ -163,7 +177,7 @@ async def test_a_job_is_shown_by_the_address_that_was_given_whatever_its_id_is(a
 async def test_a_job_whose_result_has_aged_out_is_shown_from_its_record(api: HttpApi) -> None:
     result = result_of(new_id(), "writer", "from the record")
     record = Execution.model_validate(result.model_dump(exclude={"job_id"}))
-    await api.bus.jetstream().publish(subjects.execution("writer", result.job_id), record.json_bytes())
+    await api.bus.jetstream().publish(subjects.execution("writer", result.job_id), record.json_bytes(), headers=FIRST)
     shown = await api.ask("GET", f"/api/v1/jobs/{result.job_id}")
     assert (shown.status, shown.json["job_id"], shown.json["output"]) == (200, result.job_id, "from the record")
 

@@ -22,7 +22,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.settings import Settings
 from services.sink.app import build
-from tests.helpers import ServiceProcess, start_service, until
+from tests.helpers import FIRST, ServiceProcess, start_service, until
 from tests.server_sources import RunningServer
 
 
@@ -125,7 +125,10 @@ class Plane:
 
     async def publish(self, messages: Iterable[tuple[str, bytes]]) -> None:
         """Stores messages on the bus, in order."""
-        waiting = [await self.jetstream.publish_async(subject, data) for subject, data in messages]
+        waiting = [
+            await self.jetstream.publish_async(subject, data, headers=FIRST if _is_record(subject) else None)
+            for subject, data in messages
+        ]
         await asyncio.gather(*waiting)
 
     async def consumer(self, name: str = "sink-events", stream: str = "EVENTS") -> Any:
@@ -160,6 +163,10 @@ class Plane:
             fetched = await subscription.fetch(min(100, there - len(dead_letters)), timeout=60)
             dead_letters += [json.loads(message.data) | {"on": message.subject} for message in fetched]
         return dead_letters
+
+
+def _is_record(subject: str) -> bool:
+    return subject.startswith(("bw.attempts.", "bw.executions."))
 
 
 def of_attempt(attempt: Attempt) -> tuple[str, bytes]:

@@ -10,6 +10,7 @@ from breakwater.analytics.errors import Unstorable
 from breakwater.contracts import subjects
 from services.sink import records
 from tests.analytics import samples
+from tests.helpers import FIRST
 from tests.services.sink.plane import of_attempt, of_execution
 
 STORED_AT = samples.NOON + timedelta(milliseconds=3)
@@ -25,21 +26,21 @@ def test_every_kind_has_its_table() -> None:
         (schema.ALERTS, subjects.alert("breaker_open"), samples.alert().json_bytes()),
     ]
     for expected, subject, data in messages:
-        table, row = records.read(subject, data, 77, STORED_AT)
+        table, row = records.read(subject, data, FIRST, 77, STORED_AT)
         assert table is expected
         assert len(row) == len(table.columns)
         assert row[-1] == 77
 
 
 def test_an_attempt_reports_when_it_was_stored() -> None:
-    table, row = records.read(*of_attempt(samples.attempt()), 77, STORED_AT)
+    table, row = records.read(*of_attempt(samples.attempt()), FIRST, 77, STORED_AT)
     assert dict(zip(table.columns, row, strict=True))["stored_at"] == STORED_AT
 
 
 def test_a_field_from_a_later_version_is_no_mistake() -> None:
     subject, data = of_attempt(samples.attempt())
     later = json.dumps({**json.loads(data), "added_later": {"x": 1}}).encode()
-    assert records.read(subject, later, 1, STORED_AT) == records.read(subject, data, 1, STORED_AT)
+    assert records.read(subject, later, FIRST, 1, STORED_AT) == records.read(subject, data, FIRST, 1, STORED_AT)
 
 
 @pytest.mark.parametrize(
@@ -54,12 +55,12 @@ def test_a_field_from_a_later_version_is_no_mistake() -> None:
 )
 def test_what_is_not_a_message_of_its_kind_says_so(subject: str, data: bytes, why: str) -> None:
     with pytest.raises(Unstorable, match=why):
-        records.read(subject, data, 1, STORED_AT)
+        records.read(subject, data, FIRST, 1, STORED_AT)
 
 
 def test_the_reason_does_not_repeat_what_the_message_held() -> None:
     with pytest.raises(Unstorable) as refusal:
-        records.read("bw.attempts.writer.e1.1", b'{"attempt_id": ["sk-secret"]}', 1, STORED_AT)
+        records.read("bw.attempts.writer.e1.1", b'{"attempt_id": ["sk-secret"]}', FIRST, 1, STORED_AT)
     assert "sk-secret" not in str(refusal.value)
 
 

@@ -192,17 +192,20 @@ async def test_missing_tables_are_no_fault_of_the_rows(plane: Plane) -> None:
 
 async def test_poison_is_set_aside_whole_and_holds_up_nobody(plane: Plane) -> None:
     good = attempts(500)
-    subject, data = of_attempt(samples.attempt("poison"))
-    fields = json.loads(data)
+    fields = json.loads(of_attempt(samples.attempt("poison"))[1])
+
+    def altered(number: int, **more: object) -> bytes:
+        return json.dumps({**fields, "attempt_id": f"poison:{number}", "number": number, **more}).encode()
+
     poison = {
-        "number": json.dumps({**fields, "number": 2**40}).encode(),  # fits the contract and not the column
-        "money": json.dumps({**fields, "cost": "1000000000.0"}).encode(),
-        "time": json.dumps({**fields, "started_at": "9999-01-01T00:00:00.000Z"}).encode(),
-        "text": b'{"attempt_id": ',
+        2**40: altered(2**40),  # fits the contract and not the column
+        2: altered(2, cost="1000000000.0"),
+        3: altered(3, started_at="9999-01-01T00:00:00.000Z"),
+        4: b'{"attempt_id": ',
     }
     messages = [of_attempt(attempt) for attempt in good]
-    for position, bad in zip((0, 17, 400, 503), poison.values(), strict=True):
-        messages.insert(position, (subject, bad))
+    for position, (number, bad) in zip((0, 17, 400, 503), poison.items(), strict=True):
+        messages.insert(position, (subjects.attempt("writer", "poison", number), bad))
     messages.append(("bw.guards.writer", b'{"kind": "not known here"}'))
     await plane.publish(messages)
     async with plane.sink():
@@ -216,9 +219,29 @@ async def test_poison_is_set_aside_whole_and_holds_up_nobody(plane: Plane) -> No
         ("bw.dlq.unstorable.writer", "unstorable")
     }
     by_subject = {dead_letter["subject"]: dead_letter for dead_letter in dead_letters}
-    assert by_subject[subject]["execution_id"] == "poison"
-    assert by_subject[subject]["stream"] == "EVENTS"
+    for number in poison:
+        letter = by_subject[subjects.attempt("writer", "poison", number)]
+        assert (letter["execution_id"], letter["stream"]) == ("poison", "EVENTS")
     assert "is not a GuardEvent" in by_subject["bw.guards.writer"]["error"]
+
+
+async def test_a_forged_record_changes_no_row_and_is_a_dead_letter(plane: Plane) -> None:
+    attempt, record = samples.attempt("e1"), samples.execution("e1")
+    dearer = attempt.model_copy(update={"cost": 900_000_000})
+    await plane.publish([of_attempt(attempt), of_execution(record)])
+    own, elsewhere = of_attempt(attempt)[0], of_attempt(samples.attempt("e2"))[0]
+    await plane.jetstream.publish(own, dearer.json_bytes())
+    await plane.publish([(elsewhere, dearer.json_bytes())])
+    async with plane.sink():
+        await plane.until_done()
+    assert await plane.rows("SELECT attempt_id, toInt64(cost * 1000000000) FROM attempts FINAL") == (
+        ("e1:1", attempt.cost),
+    )
+    reasons = sorted((dead_letter["subject"], dead_letter["error"]) for dead_letter in await plane.dead_letters())
+    assert reasons == [
+        (own, "it was published without the condition to be the first on its subject"),
+        (elsewhere, f"it belongs on {own}"),
+    ]
 
 
 async def test_the_sink_starts_before_clickhouse_and_stops_without_it(plane: Plane, tmp_path: Path) -> None:

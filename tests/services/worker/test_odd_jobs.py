@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from tests.flow.kit import Plane, model
-from tests.helpers import until
+from tests.helpers import FIRST, until
 from tests.services.worker.conftest import StartWorker
 
 AGENTS = {
@@ -121,7 +121,7 @@ async def test_a_lost_answer_on_the_last_try_is_reported_as_such(start_worker: S
         "cause": "first", "cost": "0.000042000", "cost_basis": "billed",
     }  # fmt: skip
     async with start_worker({"sim/m": model()}, agents, begin=False) as plane:
-        await plane.jetstream.publish("bw.attempts.writer.j1.1", json.dumps(recorded).encode())
+        await plane.jetstream.publish("bw.attempts.writer.j1.1", json.dumps(recorded).encode(), headers=FIRST)
         await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "x"})
         subscription = await plane.jetstream.pull_subscribe_bind("worker-writer", "JOBS")
         [delivery] = await subscription.fetch(1, timeout=60)

@@ -9,7 +9,7 @@ import pytest
 
 from breakwater.contracts import subjects
 from tests.flow.kit import COST, Plane, model
-from tests.helpers import until
+from tests.helpers import FIRST, until
 from tests.services.worker.conftest import StartWorker
 
 AGENTS = {"writer": {"model": "sim/m", "retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0}}}
@@ -26,7 +26,7 @@ def attempt(number: int, outcome: str, **more: Any) -> dict[str, Any]:
 
 
 async def publish(plane: Plane, subject: str, message: dict[str, Any]) -> None:
-    await plane.jetstream.publish(subject, json.dumps(message).encode())
+    await plane.jetstream.publish(subject, json.dumps(message).encode(), headers=FIRST)
 
 
 async def redelivered(plane: Plane) -> None:

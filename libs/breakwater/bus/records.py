@@ -1,0 +1,67 @@
+"""Whether a stored message is what its subject says, and the first on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import pydantic_core
+import structlog
+from pydantic import ValidationError
+
+from breakwater.bus.delivery import Delivery
+from breakwater.bus.lookup import Found
+from breakwater.contracts import subjects
+from breakwater.contracts.execution import Attempt, Execution
+from breakwater.contracts.subjects import Header
+
+RecordT = TypeVar("RecordT", Attempt, Execution)
+
+
+def read_record(message: Delivery | Found, model: type[RecordT]) -> RecordT | None:
+    """The attempt or execution that a message of EVENTS records.
+
+    Returns:
+        None, and a warning in the log, where the message can't be read, or does not count (`problem_of`).
+    """
+    log = structlog.get_logger().bind(subject=message.subject, sequence=message.sequence)
+    try:
+        record = model.model_validate_json(message.data)
+    except ValidationError as error:
+        log.warning("record_unreadable", model=model.__name__, problems=error.error_count())
+        return None
+    if (problem := problem_of(record, message.subject, message.headers)) is not None:
+        log.warning("record_ignored", problem=problem)
+        return None
+    return record
+
+
+def problem_of(record: Attempt | Execution, subject: str, headers: Mapping[str, str]) -> str | None:
+    """Why a record does not count; None where it does.
+
+    It has to be on its own subject, and the only one there. Who writes it has the server refuse a second message on
+    the subject (ADR 0001), and the server stores that condition with the message: what bears it was the first.
+    """
+    if isinstance(record, Attempt):
+        own = subjects.attempt(record.agent, record.execution_id, record.number)
+        if record.attempt_id != f"{record.execution_id}:{record.number}":
+            return f"its attempt_id is not that of attempt {record.number} of its execution"
+    else:
+        own = subjects.execution(record.agent, record.execution_id)
+    if subject != own:
+        return f"it belongs on {own}"
+    if headers.get(Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value) != "0":
+        return "it was published without the condition to be the first on its subject"
+    return None
+
+
+def is_result_of(data: bytes, job_id: str) -> bool:
+    """Whether a message on the subject of a job's result is its result; a warning in the log where it is not."""
+    try:
+        result = pydantic_core.from_json(data)
+    except ValueError:
+        result = None
+    if isinstance(result, dict) and result.get("execution_id") == job_id:
+        return True
+    structlog.get_logger().warning("result_ignored", job_id=job_id, problem="it is of another execution")
+    return False
