@@ -62,10 +62,12 @@ async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Find
     import asyncio
 
     from breakwater.cli.doctor_bus import nats_findings
+    from breakwater.cli.doctor_jobs import job_findings
 
     checks: list[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = [
         ("nats", lambda: nats_findings(plane, config)),
         ("redis", lambda: doctor_checks.redis_findings(plane)),
+        ("jobs", lambda: job_findings(plane)),
         ("clickhouse", lambda: doctor_checks.clickhouse_findings(plane)),
         ("api", lambda: doctor_checks.api_findings(plane)),
         ("console", lambda: doctor_checks.console_findings(plane)),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from breakwater import background
 from breakwater.contracts.types import ms_from_time, time_from_ms
@@ -122,6 +122,39 @@ class Accepted:
             pipe.hset(key, mapping=dict[Any, Any](notes))
             pipe.expire(key, KEEP_S + SPAN_S)
             await pipe.execute()
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedJob:
+    """A job that was accepted over HTTP within a day."""
+
+    execution_id: str
+    agent: str
+    accepted_at: datetime
+
+
+async def newest_accepted(redis: Redis, before: datetime, limit: int) -> list[RememberedJob]:
+    """The newest jobs of the last day that were accepted before a moment. Raises StateUnavailable."""
+    found: list[RememberedJob] = []
+    async with translated():
+        for key in recent_keys(before.timestamp()):
+            if len(found) >= limit:
+                break
+            notes: Mapping[str, str] = await cast(Any, redis.client.hgetall(key))
+            for execution_id, note in notes.items():
+                epoch_ms, _, agent = note.partition(" ")
+                found.append(RememberedJob(execution_id, agent, time_from_ms(int(epoch_ms))))
+    found = [job for job in found if job.accepted_at < before]
+    return sorted(found, key=lambda job: job.accepted_at, reverse=True)[:limit]
+
+
+async def unclaimed(redis: Redis, jobs: Sequence[RememberedJob]) -> list[RememberedJob]:
+    """Those that no worker has, nor had when it died. Raises StateUnavailable."""
+    async with translated(), redis.client.pipeline(transaction=False) as pipe:
+        for job in jobs:
+            pipe.exists(Claim(job.execution_id, 0, 0).key)
+        claimed: list[Any] = await pipe.execute()
+    return [job for job, has in zip(jobs, claimed, strict=True) if not has]
 
 
 def _standing(note: str | None, *, taken: bool, checkpoint: str | None) -> Standing:

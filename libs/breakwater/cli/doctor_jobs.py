@@ -1,0 +1,95 @@
+"""The doctor's check of accepted jobs: each is decided, in progress, or waits; none has vanished."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from breakwater.cli import connect
+from breakwater.cli.doctor_checks import Finding
+from breakwater.cli.plane import PlaneLocation
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+    from breakwater.state.accepted import RememberedJob
+    from breakwater.state.connection import Redis
+
+NEWEST = 20_000
+"""How many jobs are looked at, the newest of the last day."""
+
+MOST_WAITING = 20_000
+"""How many messages of JOBS are read to find what waits there."""
+
+SETTLING = timedelta(seconds=30)
+"""A job may be on its way from one place to the next."""
+
+_NAMED = 5
+
+
+async def job_findings(plane: PlaneLocation) -> list[Finding]:
+    """Whether jobs that were accepted over HTTP within a day are somewhere.
+
+    Raises:
+        BusUnavailable, StateUnavailable: NATS or Redis does not answer.
+    """
+    async with connect.bus(plane.admin_nats_url) as client, connect.state(plane.redis_url) as redis:
+        return [await _finding(client, redis)]
+
+
+async def _finding(client: Client, redis: Redis) -> Finding:
+    from breakwater.state.accepted import newest_accepted, unclaimed
+
+    before = datetime.now(UTC) - SETTLING
+    jobs = await newest_accepted(redis, before, NEWEST)
+    # Twice, as a job moves on while it is looked for: what is nowhere both times has vanished.
+    lost = jobs
+    for _ in range(2):
+        undecided = await _undecided(client, lost)
+        lost = await unclaimed(redis, undecided)
+        if lost:
+            waiting = await _waiting(client)
+            if waiting is None:
+                text = f"more than {MOST_WAITING:,} jobs wait, too many to see whether accepted ones are missing"
+                return Finding("jobs", "warn", text, "Run this again once fewer wait.")
+            lost = [job for job in lost if job.execution_id not in waiting]
+    if not lost:
+        return Finding("jobs", "ok", f"all of {len(jobs):,} accepted jobs are decided, in progress, or waiting")
+    names = ", ".join(job.execution_id for job in lost[:_NAMED]) + (", …" if len(lost) > _NAMED else "")
+    text = f"{len(lost):,} of {len(jobs):,} accepted jobs have vanished: they have no result, and don't wait: {names}"
+    return Finding("jobs", "fail", text, "Was a stream deleted or purged? Submit them again, with the same job ids.")
+
+
+async def _undecided(client: Client, jobs: list[RememberedJob]) -> list[RememberedJob]:
+    """The jobs that have neither a record nor a result."""
+    from breakwater.bus.scan import last_on
+    from breakwater.contracts import subjects
+    from breakwater.contracts.subjects import Stream
+
+    by_record = {subjects.execution(job.agent, job.execution_id): job for job in jobs}
+    async for found in last_on(lambda: client, Stream.EVENTS, list(by_record)):
+        by_record.pop(found.subject, None)
+    by_result = {subjects.result(job.execution_id): job for job in by_record.values()}
+    async for found in last_on(lambda: client, Stream.RESULTS, list(by_result)):
+        by_result.pop(found.subject, None)
+    return list(by_result.values())
+
+
+async def _waiting(client: Client) -> set[str] | None:
+    """The id of each job in JOBS and PARKED, as `request` writes it; None where there are too many."""
+    from contextlib import aclosing
+
+    from breakwater.bus.scan import scan
+    from breakwater.contracts import subjects
+    from breakwater.contracts.subjects import Header, Stream
+
+    waiting: set[str] = set()
+    for stream, subject in ((Stream.JOBS, "bw.jobs.>"), (Stream.PARKED, "bw.parked.>")):
+        async with aclosing(scan(lambda: client, stream, subject)) as stored:
+            async for found in stored:
+                if len(waiting) == MOST_WAITING:
+                    return None
+                token = found.headers.get(Header.EXECUTION_ID.value)
+                token = token or found.headers.get(Header.MSG_ID.value, "").rpartition("/")[2]
+                waiting.add(subjects.decode_token(token))
+    return waiting
