@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,16 +12,17 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.errors import NotFoundError
 
-from breakwater.bus.permissions import GRANTS, STREAMS_ACCOUNT, Grant, account, inbox_prefix, render
+from breakwater.bus.permissions import GRANTS, STREAMS_ACCOUNT, Grant, account, inbox_prefix, program, render
 from breakwater.bus.provision import provision
+from breakwater.bus.scan import scan
 from breakwater.bus.topology import Plan, consumers
 from breakwater.contracts.subjects import Stream
 from breakwater.embedded.ports import free_port
 from tests.nats_node import start_nats
 
 PLAN = Plan(agents={"writer": 2, "critic": 1}, alert_channels=("ops",))
+USERS = (*GRANTS, program("billing", ["writer"]))
 
 STORED = {
     "bw.jobs.writer": b'{"prompt":"of another program"}',
@@ -42,7 +42,7 @@ STORED = {
 }
 """A message in every stream."""
 
-APART = [grant for grant in GRANTS if grant.user != "worker"]
+APART = [grant for grant in USERS if grant.user != "worker"]
 DURABLES = tuple((stream, consumer.durable_name or "") for stream, consumer in consumers(PLAN))
 
 
@@ -87,7 +87,7 @@ def victims() -> Iterable[str]:
     yield from STORED
     yield from ("bw.results.victim", "bw.attempts.writer.victim.1", "bw.executions.writer.victim")
     yield from ("bw.alerter.test.ops", "bw.progress.writer.victim", "bw.replies.victim")
-    yield from (f"{inbox_prefix(grant.user)}.victim" for grant in GRANTS)
+    yield from (f"{inbox_prefix(grant.user)}.victim" for grant in USERS)
 
 
 def may(grant: Grant, subject: str) -> bool:
@@ -106,7 +106,7 @@ def covers(pattern: str, subject: str) -> bool:
 async def running_plane(folder: Path) -> AsyncGenerator[dict[str, Client]]:
     """A server with the plane's users and streams, filled; a connection of each user, and `root`'s, who sees all."""
     port = free_port()
-    accounts = render(GRANTS, lambda user: f'"{user}"')
+    accounts = render(USERS, lambda user: f'"{user}"')
     entry = f"  {STREAMS_ACCOUNT} {{\n    jetstream: enabled\n    users: [\n"
     assert entry in accounts
     accounts = accounts.replace(entry, entry + '      { user: root, password: "root" }\n')
@@ -119,7 +119,7 @@ async def running_plane(folder: Path) -> AsyncGenerator[dict[str, Client]]:
     try:
         await asyncio.to_thread(server.wait_until_ready)
         await provision(f"nats://setup:setup@127.0.0.1:{port}", PLAN)
-        for user in ("root", *(grant.user for grant in GRANTS)):
+        for user in ("root", *(grant.user for grant in USERS)):
             clients[user] = await nats.connect(
                 f"nats://{user}:{user}@127.0.0.1:{port}", inbox_prefix=inbox_prefix(user), error_cb=refused
             )
@@ -141,10 +141,8 @@ async def holdings(root: Client) -> dict[str, object]:
         found[name] = stream.config
         for consumer in await jetstream.consumers_info(name):
             found[f"{name}/{consumer.name}"] = consumer.config
-        for sequence in range(max(1, stream.state.first_seq), stream.state.last_seq + 1):
-            with contextlib.suppress(NotFoundError):  # a newer one on its subject took its place
-                message = await jetstream.get_msg(name, sequence, direct=True)
-                found[f"{name}#{sequence}"] = (message.subject, message.data)
+        async for message in scan(lambda: root, Stream(name), ">"):
+            found[f"{name}#{message.sequence}"] = (message.subject, message.data)
     return found
 
 
@@ -159,8 +157,8 @@ def changes(before: Mapping[str, object], after: Mapping[str, object], grant: Gr
 
 
 def test_only_the_worker_is_where_the_streams_are() -> None:
-    assert [grant.user for grant in GRANTS if account(grant) == STREAMS_ACCOUNT] == ["worker"]
-    own = [account(grant) for grant in GRANTS]
+    assert [grant.user for grant in USERS if account(grant) == STREAMS_ACCOUNT] == ["worker"]
+    own = [account(grant) for grant in USERS]
     assert len(own) == len(set(own))
 
 
@@ -174,7 +172,7 @@ async def test_no_answer_to_a_users_requests_does_harm_elsewhere(tmp_path: Path,
         async def hear(message: Msg) -> None:
             heard.append(f"{message.subject}: {message.data[:80]!r}")
 
-        for other in GRANTS:
+        for other in USERS:
             if other is not grant:
                 for subject in (f"{inbox_prefix(other.user)}.victim", *other.subscribe, *other.serves):
                     await clients[other.user].subscribe(subject, cb=hear)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from breakwater.cli.errors import ExitCode
 from breakwater.contracts.api import KEY_SCOPES
 from tests.cli.conftest import Run
+from tests.nats_node import nats_program
 
 GOOD = """
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
@@ -53,6 +56,22 @@ def test_a_right_config_shows_the_agents_as_they_will_run(run: Run, tmp_path: Pa
         "10 iterations, 200,000 tokens, $10.00, 3 failures in a row, 5 alike",
         "none",
     ]
+
+
+def test_the_nats_users_of_programs_are_printed_as_nats_takes_them(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "breakwater.yaml").write_text(GOOD + "programs: {help-desk: {agents: [reader]}}\n")
+    printed = run("config", "nats-users").out
+    assert "password: $BW_NATS_PROGRAM_HELP_DESK_PASSWORD" in printed
+    (tmp_path / "nats.conf").write_text(f"jetstream {{}}\n{printed}")
+    variables = set(re.findall(r"\$(BW_NATS_\w+)", printed))
+    checked = subprocess.run(
+        [nats_program(), "-t", "-c", tmp_path / "nats.conf"],
+        env=os.environ | dict.fromkeys(variables, "'p'"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_the_effective_config_is_there_for_programs(run: Run, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 | `request` … `sink` | the service of that name |
 | `setup` | the administrator: creates and updates streams and consumers, reads all streams, puts dead letters back |
 | `client` | programs: publish jobs; subscribe to answers, alerts and events |
+| `program-<name>` | a program of the config's `programs`: jobs, answers and events of its own agents, and no others |
 
 NATS checks the subject of a request but not its reply subject: within an account, whoever may ask for anything can have
 the server publish the answer wherever they like, such as on `$JS.API.STREAM.DELETE.EVENTS`. So the streams are in an
@@ -37,10 +38,13 @@ from breakwater.bus.topology import (
     ALERTER_REPLAYS,
     PARKED_CONSUMER,
 )
-from breakwater.contracts.subjects import ALERTER_LEADER, CHANNEL_TESTS, Stream
+from breakwater.contracts.subjects import ALERTER_LEADER, CHANNEL_TESTS, Stream, encode_token, guard, job
 
 CLIENT_INBOX = "_INBOX"
 REPLIES = "bw.replies"
+
+PROGRAM = "program-"
+"""What the users of programs begin with that have agents of their own."""
 
 STREAMS_ACCOUNT = "plane"
 """Where the streams are, and where a reply subject reaches JetStream."""
@@ -67,7 +71,31 @@ class Grant:
 
 def inbox_prefix(user: str) -> str:
     """Where replies to a user go: the `inbox_prefix` to connect with."""
-    return CLIENT_INBOX if user == "client" else f"_INBOX_{user}"
+    if user == "client":
+        return CLIENT_INBOX
+    # An answer goes where the job's `reply_to` says, which the worker takes only below the programs' prefix.
+    return f"{CLIENT_INBOX}.{user}" if user.startswith(PROGRAM) else f"_INBOX_{user}"
+
+
+def program(name: str, agents: Iterable[str]) -> Grant:
+    """The user of a program that may use some agents only.
+
+    It is not among those that hear `bw.results.<job>`, which names no agent: answers come to its `reply_to`, which is
+    its inbox or a subject below `bw.replies.program-<name>`.
+    """
+    user, agents = f"{PROGRAM}{name}", tuple(agents)
+    events = [f"bw.{kind}.{encode_token(a)}.>" for kind in ("attempts", "executions", "breakers") for a in agents]
+    return Grant(
+        user,
+        publish=(*(job(agent) for agent in agents), *(f"$JS.API.DIRECT.GET.{Stream.EVENTS}.{of}" for of in events)),
+        subscribe=(
+            *events,
+            *(guard(agent) for agent in agents),
+            *(f"bw.progress.{encode_token(agent)}.>" for agent in agents),
+            f"{CLIENT_INBOX}.{user}.>",
+            f"{REPLIES}.{user}.>",
+        ),
+    )
 
 
 def consumes(stream: Stream, *durables: str) -> tuple[str, ...]:
@@ -236,10 +264,12 @@ GRANTS = (
 )
 """Every user of the plane."""
 
+USERS = frozenset(grant.user for grant in GRANTS)
+
 
 def password_variable(user: str) -> str:
     """The environment variable of a user's password in `compose.yaml`."""
-    return f"BW_NATS_{user.upper()}_PASSWORD"
+    return f"BW_NATS_{user.upper().replace('-', '_')}_PASSWORD"
 
 
 def render(grants: Sequence[Grant], password: Callable[[str], str]) -> str:
@@ -269,7 +299,7 @@ def _account(name: str, users: Sequence[Grant], grants: Iterable[Grant], passwor
         for other in others
         for user in users
         for subject in user.subscribe
-        if subject in other.publish or subject in other.sends
+        if any(_covers(own, subject) for own in (*other.publish, *other.sends))
     ]
     imports += [
         _import("service", account(other), subject)
@@ -283,15 +313,16 @@ def _account(name: str, users: Sequence[Grant], grants: Iterable[Grant], passwor
         for subject in (subject for user in users for subject in user.serves if subject in other.asks):
             exports.setdefault(_service(subject), []).append(account(other))
         for subject in other.subscribe:
-            if any(subject in user.publish or subject in user.sends for user in users):
-                exports.setdefault(f'stream: "{subject}"', []).append(account(other))
+            for own in dict.fromkeys(own for user in users for own in (*user.publish, *user.sends)):
+                if _covers(own, subject) and account(other) not in exports.setdefault(f'stream: "{own}"', []):
+                    exports[f'stream: "{own}"'].append(account(other))
         if name == STREAMS_ACCOUNT:
             for subject in dict.fromkeys((_INFO, *other.publish)):
                 exports.setdefault(_service(subject), []).append(account(other))
     if name != STREAMS_ACCOUNT:
         published = dict.fromkeys((_INFO, *(subject for user in users for subject in user.publish)))
         imports += [_import("service", STREAMS_ACCOUNT, subject) for subject in published]
-    exported = [f"{{ {what}, accounts: [{', '.join(accounts)}] }}" for what, accounts in exports.items()]
+    exported = [f"{{ {what}, accounts: [{', '.join(to)}] }}" for what, to in exports.items() if to]
     return (
         f"  {name} {{\n"
         + ("    jetstream: enabled\n" if name == STREAMS_ACCOUNT else "")
@@ -310,6 +341,11 @@ def _user(grant: Grant, password: str) -> str:
         publish: {_allowed(publishes)}
         subscribe: {_allowed(hears)}{answers}
       }} }}"""
+
+
+def _covers(pattern: str, subject: str) -> bool:
+    """Whether all that matches `subject` matches `pattern`, which has no wildcard but a `>` at its end, or is equal."""
+    return subject == pattern or (pattern.endswith(".>") and subject.startswith(pattern[:-1]))
 
 
 def _service(subject: str) -> str:
@@ -333,10 +369,14 @@ def _allowed(subjects: Iterable[str]) -> str:
     return f"{{ allow: [\n{listed}        ] }}" if listed else '{ deny: ">" }'
 
 
+def with_variables(programs: Iterable[Grant] = ()) -> str:
+    """The users of `compose.yaml`, whose passwords are in environment variables, and those of programs."""
+    return render((*GRANTS, *programs), lambda user: f"${password_variable(user)}")
+
+
 def main() -> None:
     """Writes the users of `compose.yaml` to stdout; `make contract` keeps them in `deploy/nats/users.conf`."""
-    sys.stdout.write("# GENERATED from libs/breakwater/bus/permissions.py by `make contract`.\n")
-    sys.stdout.write(render(GRANTS, lambda user: f"${password_variable(user)}"))
+    sys.stdout.write(f"# GENERATED from libs/breakwater/bus/permissions.py by `make contract`.\n{with_variables()}")
 
 
 if __name__ == "__main__":

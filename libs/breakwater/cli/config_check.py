@@ -26,7 +26,29 @@ if TYPE_CHECKING:
 
 _SHARED = {"agent_model": "", "model": ", per model for all agents", "provider": ", per provider for all agents"}
 
-app = typer.Typer(help="Check the config file.", no_args_is_help=True)
+app = typer.Typer(help="Check the config file, and print what follows from it.", no_args_is_help=True)
+
+
+@app.command("nats-users")
+def nats_users(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="[default: $BREAKWATER_CONFIG, breakwater.yaml]")
+    ] = None,
+) -> None:
+    """Print the accounts and users of NATS, those of the config's `programs` included, for a nats-server of your own.
+
+    Passwords are variables, such as BW_NATS_PROGRAM_BILLING_PASSWORD. `breakwater up` needs none of this.
+
+    For example:
+
+        breakwater config nats-users > deploy/nats/users.conf
+    """
+    from breakwater.bus.permissions import program, with_variables
+    from breakwater.config import load_config
+
+    config = load_config(file or Path(os.environ.get("BREAKWATER_CONFIG") or "breakwater.yaml"))
+    programs = [program(name, one.agents) for name, one in config.programs.items()]
+    typer.echo(f"# Printed by `breakwater config nats-users`.\n{with_variables(programs)}", nl=False)
 
 
 @app.command()

@@ -49,7 +49,7 @@ async def bus(
     import nats
     import nats.errors
 
-    from breakwater.bus.permissions import GRANTS, inbox_prefix
+    from breakwater.bus.permissions import PROGRAM, USERS, inbox_prefix
 
     outages = (OSError, TimeoutError, nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError)
     troubles: list[Exception] = []
@@ -73,7 +73,7 @@ async def bus(
         client = await nats.connect(
             url,
             name="breakwater-cli",
-            inbox_prefix=inbox_prefix(user if any(user == grant.user for grant in GRANTS) else "client"),
+            inbox_prefix=inbox_prefix(user if user.startswith(PROGRAM) or user in USERS else "client"),
             allow_reconnect=False,
             # What nats-py counts as reconnecting is also how often it tries the first time: 0 would be for ever.
             max_reconnect_attempts=1,

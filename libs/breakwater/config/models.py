@@ -273,6 +273,12 @@ class Limits(Message):
     drain_s: float = Field(default=8.0, ge=0, le=600, description="How long a stopping worker lets its calls finish.")
 
 
+class NatsProgram(Message):
+    """A program that connects to NATS with a user of its own, `program-<name>`, and may use some agents only."""
+
+    agents: tuple[Identifier, ...] = Field(min_length=1, description="The agents that it may use.")
+
+
 class Config(Message):
     """The config file."""
 
@@ -293,6 +299,11 @@ class Config(Message):
         "your Python callables and the commands of secrets read.",
     )
     limits: Limits = Limits()
+    programs: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,40}$")], NatsProgram] = Field(
+        default_factory=dict,
+        description="NATS users of programs that are not to use each other's agents; `client` may use all. They take "
+        "effect when NATS is restarted.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -343,6 +354,10 @@ class Config(Message):
                 elif provider not in self.providers:
                     yield f"agents.{name}.provider: {provider!r} is not configured{hint(provider, self.providers)}"
         yield from self._shared_breaker_problems()
+        for name, program in self.programs.items():
+            for agent in program.agents:
+                if agent not in self.agents:
+                    yield f"programs.{name}.agents: {agent!r} is not configured{hint(agent, self.agents)}"
         for model, settings in self.models.items():
             if settings.provider is not None and settings.provider not in self.providers:
                 yield (

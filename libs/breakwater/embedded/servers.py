@@ -6,10 +6,10 @@ machine can read.
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from breakwater.bus.permissions import GRANTS, STREAMS_ACCOUNT, render
+from breakwater.bus.permissions import GRANTS, STREAMS_ACCOUNT, Grant, render
 from breakwater.embedded.binaries import find_nats, find_valkey, require_clickhouse
 from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
 from breakwater.embedded.process import ProcessSpec
@@ -25,6 +25,7 @@ def nats_spec(
     data: Path,
     port: int,
     passwords: Mapping[str, str],
+    programs: Sequence[Grant] = (),
     *,
     sync_interval: str = "1s",
     monitor_port: int | None = None,
@@ -36,6 +37,7 @@ def nats_spec(
         port: Client port, on loopback.
         passwords: That of each of the plane's users, in plain text or as its bcrypt hash (`$2a$…`). With none given,
             anyone may connect and do everything, as in a test.
+        programs: The users of the config's programs, besides the plane's.
         sync_interval: How often stored messages are flushed to the disk: a duration (what a power cut may lose; a crash
             of the process loses nothing), or `always`.
         monitor_port: Port of the HTTP monitoring pages; None for no such pages.
@@ -54,7 +56,7 @@ def nats_spec(
     if monitor_port is not None:
         lines.append(f'http: "{_LOOPBACK}:{monitor_port}"')
     if passwords:
-        lines.append(render(GRANTS, lambda user: _quoted(passwords[user])))
+        lines.append(render((*GRANTS, *programs), lambda user: _quoted(passwords[user])))
     (data / "nats").mkdir(mode=0o700, parents=True, exist_ok=True)
     if passwords:
         _move_streams(data / "nats" / "jetstream")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from breakwater.bus.permissions import GRANTS
+from breakwater.bus.permissions import GRANTS, program
 from breakwater.config import load_config
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.endpoints import Endpoints
@@ -99,8 +99,9 @@ def plan_stack(
     nats_port = 0
     if not nats_url:
         nats_port = port(NATS_PORT)
-        passwords = {grant.user: data.secret(f"nats-{grant.user}") for grant in GRANTS}
-        servers.append(nats_spec(data.path, nats_port, passwords))
+        programs = [program(name, one.agents) for name, one in config.programs.items()]
+        passwords = {grant.user: data.secret(f"nats-{grant.user}") for grant in (*GRANTS, *programs)}
+        servers.append(nats_spec(data.path, nats_port, passwords, programs))
     if not redis_url:
         redis_port, password = port(REDIS_PORT), data.secret("redis")
         servers.append(redis_spec(data.path, redis_port, password))

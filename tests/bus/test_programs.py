@@ -1,0 +1,139 @@
+"""Programs with users of their own: each has its own agents, and hears nothing of another's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
+
+from breakwater.bus.permissions import GRANTS, inbox_prefix, program
+from breakwater.bus.provision import provision
+from breakwater.bus.topology import Plan
+from breakwater.config import parse_config
+from breakwater.embedded.ports import free_port
+from breakwater.embedded.servers import nats_spec
+from breakwater.embedded.supervisor import Supervisor
+from breakwater.errors import ConfigError
+
+PLAN = Plan(agents={"invoice.writer": 1, "support": 1})
+PROGRAMS = [program("billing", ["invoice.writer"]), program("help-desk", ["support"])]
+WRITER = "invoice%2Ewriter"
+
+
+@dataclass
+class Program:
+    """A connection, what it has heard, and what was refused to it."""
+
+    client: Client
+    heard: list[tuple[str, bytes]] = field(default_factory=list[tuple[str, bytes]])
+    refused: list[str] = field(default_factory=list[str])
+
+    async def listen(self, *subjects: str) -> None:
+        async def hear(message: Msg) -> None:
+            self.heard.append((message.subject, message.data))
+
+        for subject in subjects:
+            await self.client.subscribe(subject, cb=hear)
+        await self.settled()
+
+    async def settled(self) -> None:
+        for _ in range(2):
+            await self.client.flush(30)
+        await asyncio.sleep(0.05)  # nats-py reports refusals in tasks
+
+
+@asynccontextmanager
+async def running(folder: Path) -> AsyncGenerator[dict[str, Program]]:
+    port = free_port()
+    passwords = {grant.user: "p" for grant in (*GRANTS, *PROGRAMS)}
+    users: dict[str, Program] = {}
+    async with Supervisor() as supervisor:
+        await supervisor.start([nats_spec(folder, port, passwords, PROGRAMS)])
+        await provision(f"nats://setup:p@127.0.0.1:{port}", PLAN)
+        try:
+            for user in ("worker", "client", *(grant.user for grant in PROGRAMS)):
+                refused: list[str] = []
+
+                async def note(error: Exception, refused: list[str] = refused) -> None:
+                    refused.append(str(error))
+
+                url = f"nats://{user}:p@127.0.0.1:{port}"
+                client = await nats.connect(url, inbox_prefix=inbox_prefix(user), error_cb=note)
+                users[user] = Program(client, refused=refused)
+            yield users
+        finally:
+            for one in users.values():
+                await one.client.close()
+
+
+async def test_a_program_publishes_jobs_for_its_agents_alone(tmp_path: Path) -> None:
+    async with running(tmp_path) as users:
+        billing = users["program-billing"]
+        jetstream = billing.client.jetstream(timeout=0.5)
+        assert (await jetstream.publish(f"bw.jobs.{WRITER}", b"{}")).stream == "JOBS"
+        for other in ("bw.jobs.support", f"bw.attempts.{WRITER}.e1.1", "bw.results.e1"):
+            with pytest.raises(TimeoutError):
+                await jetstream.publish(other, b"{}")
+        await billing.settled()
+        assert len(billing.refused) == 3
+        assert (await users["client"].client.jetstream(timeout=5).publish("bw.jobs.support", b"{}")).seq == 2
+
+
+async def test_answers_and_events_reach_the_program_whose_they_are(tmp_path: Path) -> None:
+    async with running(tmp_path) as users:
+        billing, desk, worker = users["program-billing"], users["program-help-desk"], users["worker"].client
+        inbox = billing.client.new_inbox()
+        await billing.listen(inbox, "bw.replies.program-billing.>", f"bw.attempts.{WRITER}.>", f"bw.guards.{WRITER}")
+        theirs = (inbox, "_INBOX.>", "bw.replies.>", f"bw.attempts.{WRITER}.>", "bw.attempts.>", "bw.results.>")
+        await desk.listen(*theirs, "bw.attempts.support.>")
+        assert len(desk.refused) == len(theirs)
+        record = json.dumps({"execution_id": "e1"}).encode()
+        own, other = f"bw.attempts.{WRITER}.e1.1", "bw.attempts.support.e2.1"
+        for subject in (own, other, f"bw.guards.{WRITER}", "bw.results.e1"):
+            await worker.jetstream(timeout=5).publish(subject, record)
+        for subject in (inbox, "bw.replies.program-billing.1", "bw.replies.program-help-desk.1"):
+            await worker.publish(subject, b"answer")
+        await worker.flush()
+        for one in (billing, desk):
+            await one.settled()
+        assert sorted(billing.heard) == sorted(
+            [
+                (inbox, b"answer"),
+                ("bw.replies.program-billing.1", b"answer"),
+                (own, record),
+                (f"bw.guards.{WRITER}", record),
+            ]
+        )
+        assert desk.heard == [(other, record)]
+
+
+async def test_a_program_reads_what_is_stored_of_its_agents_alone(tmp_path: Path) -> None:
+    async with running(tmp_path) as users:
+        for subject in (f"bw.executions.{WRITER}.e1", "bw.executions.support.e2", "bw.results.e1"):
+            await users["worker"].client.jetstream(timeout=5).publish(subject, b"stored")
+        jetstream = users["program-billing"].client.jetstream(timeout=0.5)
+        found = await jetstream.get_last_msg("EVENTS", f"bw.executions.{WRITER}.e1", direct=True)
+        assert found.data == b"stored"
+        for stream, subject in (("EVENTS", "bw.executions.support.e2"), ("RESULTS", "bw.results.e1")):
+            with pytest.raises((TimeoutError, NoRespondersError)):
+                await jetstream.get_last_msg(stream, subject, direct=True)
+        with pytest.raises((TimeoutError, NoRespondersError)):
+            await jetstream.get_msg("EVENTS", 2, direct=True)
+
+
+def test_the_config_names_the_agents_of_programs() -> None:
+    base = "providers: {sim: {base_url: 'http://x'}}\nagents: {a: {model: m, provider: sim}}\n"
+    config = parse_config(base + "programs: {billing: {agents: [a]}}\n")
+    assert config.programs["billing"].agents == ("a",)
+    for wrong in ("{billing: {agents: [b]}}", "{billing: {agents: []}}", "{Billing: {agents: [a]}}"):
+        with pytest.raises(ConfigError, match="programs"):
+            parse_config(f"{base}programs: {wrong}\n")
