@@ -27,8 +27,15 @@ class _Document(Message):
     keys: tuple[ApiKey, ...] = ()
 
 
-def create_key(path: Path, name: str, scopes: tuple[KeyScope, ...] = KEY_SCOPES) -> str:
-    """Adds a key that may do what its scopes say.
+def create_key(
+    path: Path,
+    name: str,
+    scopes: tuple[KeyScope, ...] = KEY_SCOPES,
+    *,
+    tenants: tuple[str, ...] = (),
+    agents: tuple[str, ...] = (),
+) -> str:
+    """Adds a key that may do what its scopes say, for some tenants and agents alone where these are named.
 
     Returns:
         The key itself, `bw_<id>_<secret>`: the only time that anybody sees it.
@@ -37,10 +44,19 @@ def create_key(path: Path, name: str, scopes: tuple[KeyScope, ...] = KEY_SCOPES)
         ApiKeysError: the name or the scopes can't be used, or the file can't be read or written.
     """
     try:
-        key, kept = mint(name, entropy=secrets.token_bytes(ENTROPY_BYTES), at=datetime.now(UTC), scopes=scopes)
+        key, kept = mint(
+            name,
+            entropy=secrets.token_bytes(ENTROPY_BYTES),
+            at=datetime.now(UTC),
+            scopes=scopes,
+            tenants=tenants,
+            agents=agents,
+        )
     except ValidationError as error:
         if any(mistake["loc"][:1] == ("scopes",) for mistake in error.errors(include_url=False)):
             raise ApiKeysError(f"a key takes one or more of the scopes {', '.join(KEY_SCOPES)}") from error
+        if any(not mistake["loc"] for mistake in error.errors(include_url=False)):
+            raise ApiKeysError("a key that is bound to tenants or agents takes the scope submit alone") from error
         raise ApiKeysError(f"{name!r} can't name a key: 1 to 128 characters, no control characters") from error
     with _locked(path):
         _save(path, (*list_keys(path), kept))

@@ -142,7 +142,8 @@ def replay_of(kept: Kept, job: Job) -> Submission:
     original = dead_letter.execution_id or job.job_id or f"{dead_letter.stream}/{dead_letter.sequence}"
     again = job.model_copy(update={"job_id": kept.replay_id, "metadata": {**job.metadata, "replay_of": original}})
     payload = again.model_dump_json(exclude_unset=True).encode()
-    return Submission(again, kept.replay_id, id_made_here=False, payload=payload)
+    token = dead_letter.headers.get(Header.OWNER.value)
+    return Submission(again, kept.replay_id, False, payload, None if token is None else _name(token))
 
 
 def _why_no_job(config: Config, kept: Kept) -> str:
@@ -292,7 +293,7 @@ class Replays:
     async def _put(self, kept: Kept, job: Job, by: By) -> Literal["replayed", "already"]:
         again = replay_of(kept, job)
         duplicate = await self._queue.put(again, None)
-        self._accepted.mark(again.job_id, job.agent)
+        self._accepted.mark(again.job_id, job.agent, tenant=job.tenant, owner=again.owner, digest=again.digest)
         if not duplicate:
             await self._queue.announce_queued(again)
         note = ReplayNote(

@@ -23,11 +23,14 @@ from breakwater.contracts.job import ID_ENTROPY_BYTES, Job, new_job_id
 from breakwater.contracts.subjects import Header
 from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import FieldError
-from breakwater.state.accepted import Accepted
+from breakwater.policy.api_keys import ApiKey
+from breakwater.policy.ownership import may_see, may_submit, owner_of
+from breakwater.state.accepted import Accepted, Standing
 from breakwater.state.connection import StateUnavailable
 from services.request.agents import Agents
+from services.request.auth import holder_of
 from services.request.observe import SubmissionTrace, submitting
-from services.request.parsing import Submission, invalid_job, read_body, read_job, submission, suggestion
+from services.request.parsing import Submission, invalid_job, read_body, read_job, submission, suggestion, with_field
 from services.request.problems import Problem, unavailable, unknown_job
 from services.request.results import ResultReader, Waiters
 
@@ -64,6 +67,8 @@ class Queue:
         }
         if sent.id_made_here:
             headers[Header.UNIQUE_ID.value] = "1"
+        if sent.owner is not None:
+            headers[Header.OWNER.value] = subjects.encode_token(sent.owner)
         try:
             stored = await self._publish(subjects.job(sent.job.agent), sent.payload, headers)
         except BusUnavailable as error:
@@ -128,10 +133,15 @@ class Jobs:
     async def _submit(self, request: Request, trace: SubmissionTrace) -> Response:
         wait_s = _wait_s(request.scope["query_string"])
         body = await read_body(request, self._limit)
-        job = read_job(body)
+        key = holder_of(request)
+        job, body = _for_tenant_of(key, read_job(body), body)
         self._check_agent(job)
+        if not may_submit(key, job.agent, job.tenant):
+            raise _not_of_key(key, job)
         made_id = new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES))
-        sent = submission(job, body, idempotency_key=request.headers.get("idempotency-key"), made_id=made_id)
+        sent = submission(
+            job, body, idempotency_key=request.headers.get("idempotency-key"), made_id=made_id, owner=owner_of(key)
+        )
         trace.of(job.agent, sent.job_id)
         refusal = await self._agents.refusal(job)
         if refusal is not None and not await self._is_repeated(sent):
@@ -150,9 +160,8 @@ class Jobs:
                 left.cancel()
         if result is None:
             return acceptance
-        if not sent.id_made_here and (other := orjson.loads(result)["agent"]) != job.agent:
-            message = f"job_id {sent.job_id!r} is already the id of an execution of agent {other!r}; choose another id"
-            raise Problem(409, "id_taken", message, [FieldError(path="job_id", message="belongs to another agent")])
+        if not sent.id_made_here:
+            _refuse_conflict(sent, result)
         return Response(result, media_type=_JSON)
 
     async def show(self, request: Request) -> Response:
@@ -162,19 +171,22 @@ class Jobs:
             raise unknown_job(None)
         try:
             decided = await self._results.decided(job_id)
-            known = decided is not None or await self._accepted.known(job_id)
+            standing = None if decided is not None else await self._accepted.standing(job_id)
         except (BusUnavailable, StateUnavailable) as error:
             raise unavailable("unavailable", f"the job's status cannot be read now: {error}") from error
+        if not job_is_of(holder_of(request), decided, standing):
+            raise unknown_job(job_id)
         if decided is not None:
             return Response(decided, media_type=_JSON)
-        if not known:
-            raise unknown_job(job_id)
         body = {"job_id": job_id, "execution_id": job_id, "status": "accepted"}
         return Response(orjson.dumps(body), 202, media_type=_JSON)
 
     async def _accept(self, sent: Submission, traceparent: str | None) -> Response:
         duplicate = await self._queue.put(sent, traceparent)
-        self._accepted.mark(sent.job_id, sent.job.agent)
+        if duplicate:
+            await self._refuse_other_job(sent)
+        digest = None if sent.id_made_here else sent.digest
+        self._accepted.mark(sent.job_id, sent.job.agent, tenant=sent.job.tenant, owner=sent.owner, digest=digest)
         if not duplicate:
             await self._queue.announce_queued(sent)
         body = {"job_id": sent.job_id, "execution_id": sent.job_id, "status": "accepted", "duplicate": duplicate}
@@ -190,6 +202,18 @@ class Jobs:
         except (BusUnavailable, StateUnavailable):
             return False
 
+    async def _refuse_other_job(self, sent: Submission) -> None:
+        """Raises Problem: 409, the id of a job that JOBS holds or held is that of another one; 503, not known."""
+        try:
+            decided = await self._results.decided(sent.job_id)
+            standing = None if decided is not None else await self._accepted.standing(sent.job_id)
+        except (BusUnavailable, StateUnavailable) as error:
+            raise unavailable("unavailable", f"whether this is the same job cannot be read now: {error}") from error
+        if decided is not None:
+            _refuse_conflict(sent, decided)
+        elif standing is not None and standing.digest not in (None, sent.digest):
+            raise _id_conflict(sent)
+
     def _check_agent(self, job: Job) -> None:
         if job.agent not in self._names:
             message = f"agent {job.agent!r} is not configured{suggestion(job.agent, self._names)}"
@@ -197,6 +221,48 @@ class Jobs:
             raise Problem(404, "unknown_agent", message, [listing])
         if (problem := objection(self._config, job)) is not None:
             raise invalid_job([FieldError(path=problem.path, message=problem.message)])
+
+
+def job_is_of(key: ApiKey, decided: bytes | None, standing: Standing | None) -> bool:
+    """Whether there is a job, and it belongs to a key: by its result or its record, or by what is known before."""
+    if key.may(("operate",)):
+        return decided is not None or standing is not None
+    if decided is not None:
+        of = orjson.loads(decided)
+        return may_see(key, agent=of["agent"], tenant=of.get("tenant"), owner=of.get("owner"))
+    return standing is not None and may_see(key, agent=standing.agent, tenant=standing.tenant, owner=standing.owner)
+
+
+def _for_tenant_of(key: ApiKey, job: Job, body: bytes) -> tuple[Job, bytes]:
+    """The job in the name of the one tenant that its key is bound to, where it names none."""
+    if job.tenant is not None or len(key.tenants) != 1:
+        return job, body
+    [tenant] = key.tenants
+    bound = job.model_copy(update={"tenant": tenant})
+    if "tenant" in job.model_fields_set:
+        return bound, bound.model_dump_json(exclude_unset=True).encode()
+    return bound, with_field(body, "tenant", tenant)
+
+
+def _not_of_key(key: ApiKey, job: Job) -> Problem:
+    if key.agents and job.agent not in key.agents:
+        path, bound = "agent", key.agents
+    else:
+        path, bound = "tenant", key.tenants
+    message = f"the API key {key.name!r} submits for {path} {' or '.join(map(repr, bound))} alone"
+    return Problem(403, "forbidden", message, [FieldError(path=path, message="is not one of the key's")])
+
+
+def _refuse_conflict(sent: Submission, decided: bytes) -> None:
+    of = orjson.loads(decided)
+    digest = of.get("job_digest")
+    if of["agent"] != sent.job.agent or digest not in (None, sent.digest):
+        raise _id_conflict(sent)
+
+
+def _id_conflict(sent: Submission) -> Problem:
+    message = f"job_id {sent.job_id!r} is already the id of another job; choose another id, or send the same job again"
+    return Problem(409, "id_conflict", message, [FieldError(path="job_id", message="is that of another job")])
 
 
 async def _disconnected(request: Request) -> None:

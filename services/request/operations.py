@@ -65,7 +65,7 @@ OPERATIONS = (
         },
         errors={
             404: "The agent is not configured (`unknown_agent`).",
-            409: "The job id belongs to an execution of another agent (`id_taken`).",
+            409: "The job id is that of another job, or of another key's (`id_conflict`).",
             422: "The body is not a job (`invalid_job`), or the query is wrong (`invalid_query`).",
             503: "Nothing was accepted: NATS is unavailable (`unavailable`) or full (`refused`); or the breakers of "
             "all the agent's models are open, and it has `refuse_when_open` (`agent_unavailable`; without Retry-After "

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NoReturn, TypeVar
 
 from pydantic import ValidationError
@@ -16,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError, ambiguity, problems
+from breakwater.policy.ownership import job_digest
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from services.request.problems import Problem
 
@@ -35,7 +37,7 @@ Form = TypeVar("Form", bound=Message)
 _ID_IN_HEADER = re.compile(r"[\x20-\x7e]{1,128}\Z")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Submission:
     """A job that may be published."""
 
@@ -45,6 +47,13 @@ class Submission:
     """It was made here, so no other job has it."""
     payload: bytes
     """The job as its sender wrote it, with the job id in it."""
+    owner: str | None = None
+    """The name of the API key that the job belongs to."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Of what the job asks, for whom."""
+        return job_digest(self.job, self.owner)
 
 
 async def read_body(request: Request, limit: int, too_large: str = _A_JOB) -> bytes:
@@ -127,22 +136,24 @@ def read_query(request: Request, form: type[Form]) -> Form:
         raise _invalid("query", (FieldError(path=problem.path, message=problem.message) for problem in found)) from None
 
 
-def submission(job: Job, body: bytes, *, idempotency_key: str | None, made_id: str) -> Submission:
+def submission(
+    job: Job, body: bytes, *, idempotency_key: str | None, made_id: str, owner: str | None = None
+) -> Submission:
     """Settles the job's id: its own, else the Idempotency-Key header's, else the one made here.
 
     Raises:
         Problem: 422 for an Idempotency-Key that can't be an id, or has the form of a key.
     """
     if job.job_id is not None:
-        return Submission(job, job.job_id, id_made_here=False, payload=body)
+        return Submission(job, job.job_id, id_made_here=False, payload=body, owner=owner)
     if idempotency_key is None:
-        return Submission(job, made_id, id_made_here=True, payload=_with_id(job, body, made_id))
+        return Submission(job, made_id, True, _with_id(job, body, made_id), owner)
     if not _ID_IN_HEADER.match(idempotency_key):
         message = "must have 1 to 128 characters, all of them printable ASCII"
         raise invalid_job([FieldError(path="Idempotency-Key", message=message)])
     if holds_key(idempotency_key):
         raise invalid_job([FieldError(path="Idempotency-Key", message=NO_KEY_IN_ID)])
-    return Submission(job, idempotency_key, id_made_here=False, payload=_with_id(job, body, idempotency_key))
+    return Submission(job, idempotency_key, False, _with_id(job, body, idempotency_key), owner)
 
 
 def _with_id(job: Job, body: bytes, job_id: str) -> bytes:

@@ -30,6 +30,7 @@ from breakwater.contracts.types import Event, Timestamp, is_identifier
 from breakwater.state.accepted import Accepted, Standing
 from breakwater.state.connection import StateUnavailable
 from services.request.auth import holder_of, refusal
+from services.request.jobs import job_is_of
 from services.request.problems import Problem, unavailable, unknown_job
 from services.request.results import ResultReader
 
@@ -228,6 +229,11 @@ class _Following(Response):
                 found += of_standing(self._job_id, standing, attempts, datetime.now(UTC))
             elif not attempts:
                 raise unknown_job(self._job_id)
+        else:
+            standing = None
+        key = holder_of(self._request)
+        if not key.may(("read",)) and not job_is_of(key, decided, standing):
+            raise unknown_job(self._job_id)
         return found, decided
 
     async def _write(self, inbox: Inbox, send: Send, found: list[Progress], decided: bytes | None) -> None:

@@ -87,7 +87,7 @@ def endpoint(operation: Operation, handler: Handler, redactor: Redactor) -> Endp
 async def show_key(asked: ApiRequest[Message]) -> KeyDetails:
     """The key that the request was sent with."""
     key = asked.key
-    return KeyDetails(id=key.id, name=key.name, scopes=key.scopes, created_at=key.created_at)
+    return KeyDetails.model_validate(key.model_dump(exclude={"sha256"}))
 
 
 def route(operation: Operation, respond: Endpoint) -> Route:

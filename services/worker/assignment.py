@@ -27,6 +27,10 @@ class JobDelivery:
     agent: Agent
     job: Job | None
     reply_to: str | None
+    owner: str | None
+    """The name of the API key it belongs to."""
+    digest: str
+    """Of what it asks."""
 
 
 @dataclass(frozen=True, slots=True)

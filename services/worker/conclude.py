@@ -46,6 +46,8 @@ class Conclusion:
     cached_from: str | None = None
     """The execution whose answer was reused from the cache."""
     dry_run: bool = False
+    owner: str | None = None
+    digest: str | None = None
 
 
 def conclude(end: Conclusion) -> Result:
@@ -92,6 +94,8 @@ def conclude(end: Conclusion) -> Result:
         cache_hit=end.cached_from is not None,
         cached_from=end.cached_from,
         dry_run=end.dry_run,
+        owner=end.owner,
+        job_digest=end.digest,
     )
 
 

@@ -19,11 +19,12 @@ from breakwater.config import Agent, objection
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, ErrorInfo, Reason, Result
 from breakwater.contracts.job import Job
-from breakwater.contracts.subjects import Header
+from breakwater.contracts.subjects import Header, decode_token
 from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import ambiguity, explain
+from breakwater.policy.ownership import job_digest
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
-from breakwater.state.executions import Claim, Claimed, Superseded, Taken
+from breakwater.state.executions import Claim, Claimed, Conflict, Superseded, Taken
 from services.worker.assignment import Assignment, Finished, JobDelivery, Parameters, Sleeping
 from services.worker.attempts import Attempts
 from services.worker.call import recorded_attempt
@@ -100,7 +101,10 @@ class JobHandler:
     async def _run(self, asked: JobDelivery, job: Job, execution_id: str) -> None:
         worker, delivery = self._worker, asked.delivery
         claim = Claim(execution_id, delivery.sequence, delivery.deliveries)
-        match await worker.outages.retry_while_unavailable(partial(worker.executions.claim, claim)):
+        match await worker.outages.retry_while_unavailable(partial(worker.executions.claim, claim, asked.digest)):
+            case Conflict():
+                await self._refuse_id(asked, execution_id)
+                return
             case Taken():
                 # The same job id under another message: it will be answered from the record of the first.
                 await delivery.retry_in(min(0.25 * 2 ** min(delivery.deliveries, 5), 5.0))
@@ -226,20 +230,24 @@ class JobHandler:
         return job if problem is None else f"{problem.path}: {problem.message}"
 
     def _asked(self, delivery: Delivery, parsed: Job | str) -> JobDelivery:
+        owner = _owner_of(delivery)
         if isinstance(parsed, Job):
-            return JobDelivery(delivery, self._agent, parsed, parsed.reply_to)
+            return JobDelivery(delivery, self._agent, parsed, parsed.reply_to, owner, job_digest(parsed, owner))
         # Also one that is otherwise not valid is answered.
         subject = _field(delivery.data, "reply_to")
         reply_to = subject if subject is not None and subjects.is_reply_subject(subject) else None
-        return JobDelivery(delivery, self._agent, None, reply_to)
+        return JobDelivery(delivery, self._agent, None, reply_to, owner, job_digest(delivery.data, owner))
 
     async def _answer_known(self, asked: JobDelivery, execution_id: str, known: Result) -> None:
-        """Answers from what was decided; but an id is one execution, and it may be that of another agent."""
-        if known.agent == self._agent_name:
+        """Answers from what was decided; but an id is one job, and it may be another one."""
+        if known.agent == self._agent_name and known.job_digest in (None, asked.digest):
             await answer(self._worker, asked, known)
-            return
-        why = f"job_id: {execution_id!r} is already the id of an execution of another agent"
-        error = ErrorInfo(kind="invalid", class_="InvalidJobError", message=why, user_message=why)
+        else:
+            await self._refuse_id(asked, execution_id)
+
+    async def _refuse_id(self, asked: JobDelivery, execution_id: str) -> None:
+        why = f"job_id: {execution_id!r} is already the id of another job; choose another id"
+        error = ErrorInfo(kind="invalid", class_="IdConflictError", message=why, user_message=why)
         await refuse_id(self._worker, asked, self._ended(asked, execution_id, "invalid", error))
 
     async def _give_back(self, delivery: Delivery, error: Exception) -> None:
@@ -304,6 +312,8 @@ class JobHandler:
                 on_error=self._agent.on_error,
                 cached_from=cached_from,
                 dry_run=dry_run,
+                owner=asked.owner,
+                digest=asked.digest,
             )
         )
 
@@ -319,6 +329,15 @@ def _execution_id_of(delivery: Delivery, job: Job | None) -> str:
     header = delivery.headers.get(Header.MSG_ID.value, "")
     made = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
     return header if _may_be_id(header) else made
+
+
+def _owner_of(delivery: Delivery) -> str | None:
+    """Whose API key a job was sent with, where it belongs to that."""
+    try:
+        owner = decode_token(delivery.headers.get(Header.OWNER.value, ""))
+    except UnicodeDecodeError:
+        return None
+    return owner if is_identifier(owner) else None
 
 
 def _may_be_id(text: str) -> bool:

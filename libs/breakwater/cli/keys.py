@@ -46,6 +46,14 @@ def create(
         list[ScopeName] | None,
         typer.Option("--scope", help="What it is for; may be given more than once. [default: all three]"),
     ] = None,
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option("--tenant", help="Bind it to a tenant; may be given more than once. Takes --scope submit alone."),
+    ] = None,
+    agent: Annotated[
+        list[str] | None,
+        typer.Option("--agent", help="Bind it to an agent; may be given more than once. Takes --scope submit alone."),
+    ] = None,
     file: FileOption = None,
     data: DataOption = None,
     as_json: JsonOption = False,
@@ -64,6 +72,8 @@ def create(
 
         breakwater keys create billing-service --scope submit
 
+        breakwater keys create acme --scope submit --tenant acme --agent content-writer
+
         breakwater keys create on-call --scope read --scope operate
 
         export BREAKWATER_API_KEY=$(breakwater keys create laptop)
@@ -74,9 +84,12 @@ def create(
     path = keys_file(file, data)
     namesakes = [key.id for key in list_keys(path) if key.name == name]
     scopes: tuple[KeyScope, ...] = tuple(one for one in KEY_SCOPES if not scope or ScopeName(one) in scope)
-    key = create_key(path, name, scopes)
+    tenants, agents = tuple(tenant or ()), tuple(agent or ())
+    key = create_key(path, name, scopes, tenants=tenants, agents=agents)
     if as_json:
-        output.json_document({"name": name, "scopes": scopes, "key": key, "file": str(path)})
+        output.json_document(
+            {"name": name, "scopes": scopes, "tenants": tenants, "agents": agents, "key": key, "file": str(path)}
+        )
     else:
         output.write(key)
         output.note(f"Its scopes: {', '.join(scopes)}. This is the only time it is shown. Its digest is in {path}.")
@@ -98,13 +111,17 @@ def list_(file: FileOption = None, data: DataOption = None, as_json: JsonOption 
     path = keys_file(file, data)
     keys = list_keys(path)
     if as_json:
-        output.json_document([key.model_dump(include={"id", "name", "scopes", "created_at"}) for key in keys])
+        output.json_document(
+            [key.model_dump(include={"id", "name", "scopes", "tenants", "agents", "created_at"}) for key in keys]
+        )
         return
     now = datetime.now(UTC)
     columns: list[Column[ApiKey]] = [
         Column("id", lambda key: key.id),
         Column("name", lambda key: key.name),
         Column("scopes", lambda key: ", ".join(key.scopes)),
+        Column("tenants", lambda key: ", ".join(key.tenants) or "any"),
+        Column("agents", lambda key: ", ".join(key.agents) or "any"),
         Column("created", lambda key: formats.clock(key.created_at, now), drop=1),
     ]
     output.table(columns, keys, empty=f"no keys in {path}; `breakwater keys create NAME` makes one")

@@ -103,6 +103,8 @@ class KeyDetails(Event):
     id: str = Field(description="Public: names the key in `breakwater keys list` and in logs.")
     name: Identifier = Field(description="Who or what uses the key; actions are recorded under this name.")
     scopes: tuple[KeyScope, ...] = Field(description="What the key may be used for; at least one.")
+    tenants: tuple[Identifier, ...] = Field(default=(), description="In whose name it submits; empty: in anyone's.")
+    agents: tuple[Identifier, ...] = Field(default=(), description="For which agents it submits; empty: for all.")
     created_at: Timestamp
 
 

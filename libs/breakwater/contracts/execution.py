@@ -163,6 +163,12 @@ class Execution(Event):
     cache_hit: bool = Field(default=False, description="Answered from the cache: no call, no cost.")
     cached_from: Identifier | None = Field(default=None, description="The execution that a cached answer comes from.")
     dry_run: bool = False
+    owner: Identifier | None = Field(
+        default=None, description="The name of the API key that the job belongs to, if any."
+    )
+    job_digest: str | None = Field(
+        default=None, description="Of the job as it was asked: the same id with another one is refused (`id_conflict`)."
+    )
 
 
 class Result(Execution):

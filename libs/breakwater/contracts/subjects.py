@@ -47,6 +47,8 @@ class Header(StrEnum):
     """The key of the incident of which an alert did not arrive, on its dead letter."""
     UNIQUE_ID = "Breakwater-Unique-Id"
     """Set by `request` on a job whose id it made itself, so that the worker need not look for an earlier one."""
+    OWNER = "Breakwater-Owner"
+    """The name of the API key that a job belongs to, encoded as a token; set by `request`."""
     DUE = "Breakwater-Due"
     """When a parked job goes back to its queue: RFC 3339, UTC, milliseconds."""
     EXECUTION_ID = "Breakwater-Execution-Id"

@@ -10,9 +10,9 @@ import hashlib
 import hmac
 from base64 import urlsafe_b64encode
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from breakwater.contracts.api import KEY_SCOPES, KeyScope
 from breakwater.contracts.types import Identifier, Message, Timestamp
@@ -43,13 +43,29 @@ class ApiKey(Message):
     scopes: Annotated[tuple[KeyScope, ...], AfterValidator(_in_order)] = Field(
         default=KEY_SCOPES, min_length=1, description="What the key is for; each once, in one order."
     )
+    tenants: tuple[Identifier, ...] = Field(default=(), description="In whose name it submits; empty: in anyone's.")
+    agents: tuple[Identifier, ...] = Field(default=(), description="For which agents it submits; empty: for all.")
+
+    @model_validator(mode="after")
+    def _bound_to_submitting(self) -> Self:
+        if (self.tenants or self.agents) and self.scopes != ("submit",):
+            raise ValueError("a key that is bound to tenants or agents has the scope submit alone")
+        return self
 
     def may(self, needed: tuple[KeyScope, ...]) -> bool:
         """Whether the key has one of the scopes at least."""
         return any(scope in needed for scope in self.scopes)
 
 
-def mint(name: str, *, entropy: bytes, at: datetime, scopes: tuple[KeyScope, ...] = KEY_SCOPES) -> tuple[str, ApiKey]:
+def mint(
+    name: str,
+    *,
+    entropy: bytes,
+    at: datetime,
+    scopes: tuple[KeyScope, ...] = KEY_SCOPES,
+    tenants: tuple[str, ...] = (),
+    agents: tuple[str, ...] = (),
+) -> tuple[str, ApiKey]:
     """Makes a key from `ENTROPY_BYTES` random bytes.
 
     Returns:
@@ -57,13 +73,15 @@ def mint(name: str, *, entropy: bytes, at: datetime, scopes: tuple[KeyScope, ...
 
     Raises:
         ValueError: too little entropy, a name that is empty, over 128 characters or has control characters in it, or
-            no scope.
+            no scope, or tenants or agents with another scope than `submit`.
     """
     if len(entropy) != ENTROPY_BYTES:
         raise ValueError(f"a key takes {ENTROPY_BYTES} random bytes, not {len(entropy)}")
     key_id = entropy[:ID_BYTES].hex()
     secret = urlsafe_b64encode(entropy[ID_BYTES:]).rstrip(b"=").decode()
-    kept = ApiKey(id=key_id, name=name, sha256=_digest(secret), created_at=at, scopes=scopes)
+    kept = ApiKey(
+        id=key_id, name=name, sha256=_digest(secret), created_at=at, scopes=scopes, tenants=tenants, agents=agents
+    )
     return f"{PREFIX}_{key_id}_{secret}", kept
 
 

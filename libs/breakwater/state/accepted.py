@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, cast
@@ -41,6 +42,11 @@ class Standing:
     """Whether a worker has it, or had it and another one will."""
     checkpoint: str | None
     """How far that worker was when it last saved it: JSON."""
+    tenant: str | None = None
+    owner: str | None = None
+    """The name of the API key that it belongs to."""
+    digest: str | None = None
+    """Of what it asks."""
 
 
 class Accepted:
@@ -52,9 +58,17 @@ class Accepted:
         self._unsaved: dict[str, str] = {}
         self._saving: asyncio.Task[None] | None = None
 
-    def mark(self, execution_id: str, agent: str) -> None:
+    def mark(
+        self,
+        execution_id: str,
+        agent: str,
+        *,
+        tenant: str | None = None,
+        owner: str | None = None,
+        digest: str | None = None,
+    ) -> None:
         """Records that a job was accepted. Never waits and never fails: it is saved in the background."""
-        self._unsaved[execution_id] = f"{ms_from_time(datetime.now(UTC))} {agent}"
+        self._unsaved[execution_id] = json.dumps([ms_from_time(datetime.now(UTC)), agent, tenant, owner, digest])
         if len(self._unsaved) > _MOST_UNSAVED:
             del self._unsaved[next(iter(self._unsaved))]
         if self._saving is None or self._saving.done():
@@ -93,14 +107,17 @@ class Accepted:
         async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
             key = Claim(execution_id, 0, 0).key
             pipe.exists(key)
-            pipe.hget(key, "checkpoint")
+            pipe.hmget(key, "checkpoint", "digest")
             for recent in recent_keys(time.time()):
                 pipe.hget(recent, execution_id)
             answers: list[Any] = await pipe.execute()
-        taken, checkpoint, *saved = answers
+        taken, (checkpoint, digest), *saved = answers
         notes: list[str | None] = [self._unsaved.get(execution_id), *saved]
         note = next((note for note in notes if note is not None), None)
-        return _standing(note, taken=bool(taken), checkpoint=checkpoint) if note or taken else None
+        if note is None and not taken:
+            return None
+        standing = _standing(note, taken=bool(taken), checkpoint=checkpoint)
+        return standing if digest is None else replace(standing, digest=digest)
 
     async def _save_all(self) -> None:
         await asyncio.sleep(LINGER_S)
@@ -160,8 +177,8 @@ async def unclaimed(redis: Redis, jobs: Sequence[RememberedJob]) -> list[Remembe
 def _standing(note: str | None, *, taken: bool, checkpoint: str | None) -> Standing:
     if note is None:
         return Standing(None, None, taken, checkpoint)
-    epoch_ms, _, agent = note.partition(" ")
-    return Standing(agent, time_from_ms(int(epoch_ms)), taken, checkpoint)
+    epoch_ms, agent, *whose = json.loads(note)
+    return Standing(agent, time_from_ms(epoch_ms), taken, checkpoint, *whose)
 
 
 def recent_keys(epoch_s: float) -> list[str]:

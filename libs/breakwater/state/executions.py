@@ -53,21 +53,33 @@ class Superseded:
     """A later delivery of the same message has the job."""
 
 
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """The id is that of another job."""
+
+
 class Executions:
     """Claims and checkpoints of jobs."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
-    async def claim(self, claim: Claim) -> Claimed | Taken | Superseded:
-        """Takes the job, unless somebody else has it. Raises StateUnavailable."""
-        call = ScriptCall(_CLAIM, [claim.key], [claim.sequence, claim.delivery, CLAIM_LEASE_MS, KEEP_MS])
+    async def claim(self, claim: Claim, digest: str = "") -> Claimed | Taken | Superseded | Conflict:
+        """Takes the job, unless somebody else has it. Raises StateUnavailable.
+
+        Args:
+            claim: which.
+            digest: of what the job asks; a job with the same id and another one is a conflict. Empty: any.
+        """
+        call = ScriptCall(_CLAIM, [claim.key], [claim.sequence, claim.delivery, CLAIM_LEASE_MS, KEEP_MS, digest])
         [(verdict, detail)] = await self._redis.run([call])
         match verdict:
             case "yours":
                 return Claimed(detail or None)
             case "taken":
                 return Taken(int(detail))
+            case "conflict":
+                return Conflict()
             case _:
                 return Superseded()
 

@@ -34,11 +34,13 @@ from breakwater.config import Config, parse_config
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert, AlertEvent
 from breakwater.contracts.execution import Result
-from breakwater.contracts.subjects import Stream
+from breakwater.contracts.job import Job
+from breakwater.contracts.subjects import Header, Stream, decode_token
 from breakwater.embedded.ports import free_port
 from breakwater.policy.alert_rules import Reminders
 from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.policy.incidents import IncidentRules, decide
+from breakwater.policy.ownership import job_digest
 from breakwater.policy.signals import Firing
 from breakwater.settings import Settings
 from breakwater.state.breakers import Breakers, Saving
@@ -402,7 +404,11 @@ async def answer_jobs(bus: Client, *, delay_s: float = 0.0) -> None:
             return  # who listens would hear a second result, although the stream refuses it
         decided.add(job["job_id"])
         await asyncio.sleep(delay_s)
-        await publish_result(bus, result_of(job["job_id"], job["agent"], f"answer to {job.get('prompt')}"))
+        owner = (message.headers or {}).get(Header.OWNER.value)
+        name = None if owner is None else decode_token(owner)
+        whose = {"tenant": job.get("tenant"), "owner": name, "job_digest": job_digest(Job.model_validate(job), name)}
+        result = result_of(job["job_id"], job["agent"], f"answer to {job.get('prompt')}")
+        await publish_result(bus, result.model_copy(update=whose))
 
     await bus.subscribe("bw.jobs.>", cb=work)
     # nats-py sends the ping of `flush` ahead of a subscription that waits to be sent: only a question comes after it.

@@ -106,7 +106,8 @@ async def test_only_who_submits_reads_the_answer_whatever_the_job_is_called(api:
         decided = await api.post(JOB | {"job_id": job_id.replace("%2F", "/")}, query="?wait_s=60")
         assert (decided.status, decided.json["output"]) == (200, "answer to x")
         path = f"/api/v1/jobs/{job_id}"
-        assert (await api.ask("GET", path, headers=header(api, "submit"))).json["output"] == "answer to x"
+        assert (await api.ask("GET", path)).json["output"] == "answer to x"
+        assert (await api.ask("GET", path, headers=header(api, "submit", name="another"))).status == 404
         for method in ("GET", "HEAD"):
             answer = await api.ask(method, path, headers=header(api, "read", "operate"))
             assert answer.status == 403, (method, path)
@@ -147,7 +148,7 @@ async def test_each_key_is_shown_itself_and_no_other(api: HttpApi) -> None:
         shown = answer.json
         assert shown.pop("created_at").endswith("Z")
         key_id = sent["Authorization"].split("_")[1]
-        assert shown == {"id": key_id, "name": "me", "scopes": list(scopes)}
+        assert shown == {"id": key_id, "name": "me", "scopes": list(scopes), "tenants": [], "agents": []}
 
 
 async def test_nobody_is_shown_without_a_key_that_is_known(api: HttpApi) -> None:

@@ -74,13 +74,20 @@ async def test_fifty_submissions_that_do_not_wait_are_one_accepted_job_and_49_du
     assert await api.queued() == 1
 
 
-async def test_a_second_body_under_the_same_id_is_answered_from_the_first(api: HttpApi) -> None:
+async def test_another_body_under_the_same_id_is_refused_whether_the_first_is_decided_or_not(api: HttpApi) -> None:
+    job_id = new_id()
+    assert (await api.post({"agent": "writer", "prompt": "zero", "job_id": f"{job_id}-0"})).status == 202
+    for query in ("", "?wait_s=60"):
+        refused = await api.post({"agent": "writer", "prompt": "two", "job_id": f"{job_id}-0"}, query=query)
+        assert (refused.status, refused.code) == (409, "id_conflict")
     await answer_jobs(api.bus)
     job_id = new_id()
     first = await api.post({"agent": "writer", "prompt": "one", "job_id": job_id}, query="?wait_s=60")
     second = await api.post({"agent": "writer", "prompt": "two", "job_id": job_id}, query="?wait_s=60")
     assert first.json["output"] == "answer to one"
-    assert second.body == first.body
+    assert (second.status, second.code) == (409, "id_conflict")
+    same = await api.post(b'{"job_id": "%s", "prompt":"one","agent":"writer"}' % job_id.encode(), query="?wait_s=60")
+    assert (same.status, same.body) == (200, first.body)
 
 
 async def test_an_id_that_belongs_to_another_agent_is_refused_and_its_answer_kept_from_the_asker(api: HttpApi) -> None:
@@ -88,7 +95,7 @@ async def test_an_id_that_belongs_to_another_agent_is_refused_and_its_answer_kep
     job_id = new_id()
     await api.post({"agent": "writer", "prompt": "one", "job_id": job_id}, query="?wait_s=60")
     refused = await api.post({"agent": "reader", "prompt": "two", "job_id": job_id}, query="?wait_s=60")
-    assert (refused.status, refused.code) == (409, "id_taken")
+    assert (refused.status, refused.code) == (409, "id_conflict")
     assert b"answer to" not in refused.body
 
 

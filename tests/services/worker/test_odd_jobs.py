@@ -97,10 +97,36 @@ async def test_an_id_is_one_execution_also_for_another_agent(start_worker: Start
         await plane.publish({"agent": "expensive", "job_id": "j1", "prompt": "y", "reply_to": "bw.replies.other"})
         refused = json.loads((await replies.next_msg(timeout=60)).data)
         assert (refused["status"], refused["reason"], refused["output"]) == ("dead_lettered", "invalid", None)
-        assert "already the id of an execution of another agent" in refused["error"]["message"]
+        assert refused["error"]["class"] == "IdConflictError"
         await until(lambda: _drained(plane), what="an empty JOBS")
         assert await plane.result("j1") == first
         assert await plane.last("EVENTS", "bw.executions.expensive.j1") is None
+
+
+async def test_an_id_is_one_job_whether_it_is_decided_runs_or_is_not_valid(start_worker: StartWorker) -> None:
+    agents = {"plain": {"model": "sim/m", "concurrency": 2}}
+    async with start_worker({"sim/m": model(latency_ms=1500)}, agents) as plane:
+        replies = await plane.client.subscribe("bw.replies.r")
+
+        async def refused() -> str:
+            return json.loads((await replies.next_msg(timeout=60)).data)["error"]["class"]
+
+        other = {"agent": "plain", "job_id": "j1", "prompt": "y", "reply_to": "bw.replies.r"}
+        progress = await plane.client.subscribe("bw.progress.>")
+        await plane.publish({"agent": "plain", "job_id": "j1", "prompt": "x"})
+        await progress.next_msg(timeout=60)
+        await plane.publish(other)
+        assert await refused() == "IdConflictError", "while the first one runs"
+        first = await plane.result("j1")
+        for again in (other, other | {"prompt": "x", "tenant": "t"}, other | {"prompt": 3}):
+            await plane.publish(again)
+            assert await refused() == "IdConflictError"
+        await plane.publish({"prompt": "x", "agent": "plain", "job_id": "j1", "reply_to": "bw.replies.r"})
+        same = json.loads((await replies.next_msg(timeout=60)).data)
+        assert (same["status"], same["output"]) == ("succeeded", first["output"])
+        await until(lambda: _drained(plane), what="an empty JOBS")
+        assert plane.sim.ledger.totals.calls == 1
+        assert len(await plane.messages("EVENTS", "bw.executions.plain.*", at_least=1)) == 1
 
 
 async def test_a_jobs_own_short_deadline_says_nothing_of_the_model(start_worker: StartWorker) -> None:

@@ -1,0 +1,71 @@
+"""Whose a job is: what a key may submit, and which jobs it sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from breakwater.api_keys import create_key
+from tests.services.request.conftest import Answer, HttpApi, answer_jobs, new_id
+
+
+def key(api: HttpApi, name: str, *, scopes: Any = ("submit",), **bound: tuple[str, ...]) -> dict[str, str]:
+    return {"Authorization": f"Bearer {create_key(api.settings.api_keys_file, name, scopes, **bound)}"}
+
+
+async def seen(api: HttpApi, job_id: str, headers: dict[str, str]) -> tuple[int, int]:
+    """The status of a job's answer, and of its progress."""
+    job = await api.ask("GET", f"/api/v1/jobs/{job_id}", headers=headers)
+    progress = await api.ask("HEAD", f"/api/v1/jobs/{job_id}/progress", headers=headers)
+    return job.status, progress.status
+
+
+async def submit(api: HttpApi, headers: dict[str, str], *, query: str = "", **job: Any) -> Answer:
+    return await api.post({"agent": "writer", "prompt": "x", **job}, query=query, **headers)
+
+
+async def test_a_job_is_seen_by_keys_of_the_name_that_sent_it_and_by_operators(api: HttpApi) -> None:
+    one, again, other = key(api, "one"), key(api, "one"), key(api, "other")
+    operator, reader = key(api, "op", scopes=("submit", "operate")), key(api, "reader", scopes=("read",))
+    undecided = (await submit(api, one)).json["job_id"]
+    await answer_jobs(api.bus)
+    decided = (await submit(api, one, query="?wait_s=60")).json["job_id"]
+    for job_id, status in ((undecided, 202), (decided, 200)):
+        assert await seen(api, job_id, one) == (status, 200)
+        assert await seen(api, job_id, again) == (status, 200)
+        assert await seen(api, job_id, other) == (404, 404)
+        assert await seen(api, job_id, operator) == (status, 200)
+        assert (await seen(api, job_id, reader))[1] == 200
+    hidden = await api.ask("GET", f"/api/v1/jobs/{decided}", headers=other)
+    unknown = await api.ask("GET", "/api/v1/jobs/unknown", headers=other)
+    assert hidden.message.replace(decided, "unknown") == unknown.message
+
+
+async def test_an_id_is_that_of_the_key_that_used_it_first(api: HttpApi) -> None:
+    one, other = key(api, "one"), key(api, "other")
+    await answer_jobs(api.bus)
+    job_id = new_id()
+    first = await submit(api, one, job_id=job_id, query="?wait_s=60")
+    assert (first.status, (await submit(api, one, job_id=job_id, query="?wait_s=60")).body) == (200, first.body)
+    for query in ("", "?wait_s=60"):
+        refused = await submit(api, other, job_id=job_id, query=query)
+        assert (refused.status, refused.code) == (409, "id_conflict")
+        assert b"answer to" not in refused.body
+
+
+async def test_a_bound_key_submits_for_its_tenants_and_agents_and_sees_their_jobs(api: HttpApi) -> None:
+    acme, rival = key(api, "acme", tenants=("acme",)), key(api, "rival", tenants=("rival",))
+    both, narrow = key(api, "both", tenants=("acme", "rival")), key(api, "narrow", agents=("reader",))
+    await answer_jobs(api.bus)
+    bound = await submit(api, acme, query="?wait_s=60")
+    assert bound.json["tenant"] == "acme"
+    assert (await submit(api, acme, tenant=None, query="?wait_s=60")).json["tenant"] == "acme"
+    for headers, job, path in (
+        (acme, {"tenant": "rival"}, "tenant"),
+        (both, {}, "tenant"),
+        (narrow, {}, "agent"),
+    ):
+        refused = await submit(api, headers, **job)
+        assert (refused.status, refused.code) == (403, "forbidden")
+        assert refused.json["error"]["details"][0]["path"] == path
+    job_id = bound.json["job_id"]
+    assert [(await seen(api, job_id, headers))[0] for headers in (acme, both, rival, narrow)] == [200, 200, 404, 404]
