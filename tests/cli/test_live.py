@@ -201,7 +201,7 @@ async def test_agents_shows_health_runs_and_spend_as_they_are_now(run: Run, plan
     agents = await until(opened, what="the breaker to open, the spend to be settled, the rows to be there")
     planned = await in_thread(run, "submit", "breaking", "x", "--dry-run")
     assert "refused" in planned.out
-    assert "temporarily unavailable" in planned.out
+    assert "the breaker for sim/bad is open" in planned.out
     [model] = agents["spender"]["models"]
     assert (model["model"], model["health"], model["breaker"]) == ("sim/good", "healthy", "closed")
     assert agents["spender"]["spent_today"] == agents["spender"]["figures"]["spend"] == "0.000042000"

@@ -47,7 +47,7 @@ class BreakerAdmitted:
 class BreakerRefused:
     """The breaker is open, or another attempt holds the probe, at least until then (ms since the epoch).
 
-    0 where it was isolated: until somebody resets it.
+    0 where it was isolated: until an operator resets it.
     """
 
     until_ms: int

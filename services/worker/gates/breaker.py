@@ -93,7 +93,7 @@ class BreakerGate(Gate):
     def _open(self, refused: BreakerRefused) -> Refused:
         user_message, rules = "This agent is paused for now. Please try again later.", self.request.job.agent.breaker
         if refused.until_ms == 0:
-            state, wait_s = "isolated until somebody resets it", None
+            state, wait_s = "isolated until an operator resets it", None
         else:
             wait_s, moment = refused.wait_ms / 1000, format_time(time_from_ms(refused.until_ms))
             if refused.probing and rules is not None and rules.cooldown_s < wait_s:

@@ -45,7 +45,7 @@ async def test_one_that_was_forced_open_gives_no_time_to_wait_for(governed: Http
     assert (answer.status, answer.code) == (503, "agent_unavailable")
     assert "Retry-After" not in answer.headers
     assert answer.json["error"]["details"] == [
-        {"path": "agent", "message": "no call to 'm' before somebody resets its breaker"}
+        {"path": "agent", "message": "no call to 'm' before an operator resets its breaker"}
     ]
     await put_breaker(redis, "writer", "m", ISOLATED)
     await put_breaker(redis, "writer", "other/n", await opened(redis, 30_000))
