@@ -11,7 +11,6 @@ from breakwater.cli.demo.load import plan_load, to_lines
 from breakwater.config import Agent, Config, load_config, parse_config
 from breakwater.contracts.job import Job
 from breakwater.embedded.provider import build_script
-from breakwater.policy.price import worst_case_nano
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "breakwater.yaml"
 KEY = Path("key")
@@ -67,7 +66,8 @@ def test_the_provider_serves_every_model_at_the_price_of_the_config() -> None:
 def test_the_small_budget_has_room_for_some_of_its_calls_and_not_for_all(jobs: int) -> None:
     agent = demo_config(jobs).agents["small-budget"]
     price = demo_config(jobs).models["gpt-4.1-mini"].price
-    worst_case, cap = worst_case_nano(300, agent.max_tokens, price), agent.budget.daily_usd
+    assert price is not None
+    worst_case, cap = price.worst_case(300, agent.max_tokens), agent.budget.daily_usd
     assert worst_case is not None
     assert cap is not None
     least = 130 * 1_600  # nano-dollars for the shortest answer

@@ -117,7 +117,9 @@ async def store_once(analytics: Analytics, messages: Iterable[Delivery]) -> None
     """Inserts what messages say, each table's in one insert, without the sink."""
     by_table: dict[str, list[Row]] = {}
     for message in messages:
-        table, row = records.read(message.subject, message.data, message.sequence, message.published_at)
+        table, row = records.read(
+            message.subject, message.data, message.headers, message.sequence, message.published_at
+        )
         by_table.setdefault(table.name, []).append(row)
     for table in TABLES:
         await analytics.insert(table, by_table[table.name])
