@@ -151,6 +151,11 @@ def test_a_breaker_is_isolated_and_reset(visitor: Visitor, plane: RunningPlane):
 
 def test_a_dead_letter_is_replayed_and_followed_to_its_end(visitor: Visitor, plane: RunningPlane):
     page = visitor.page
+    isolated = {"agent": "nightly-digest", "model": "gpt-4o-mini"}
+    plane.ask("POST", "/api/v1/breakers/isolate", isolated)
+    refused = plane.ask("POST", "/api/v1/jobs?wait_s=60", {"agent": "nightly-digest", "prompt": "Sum up the day."})
+    assert refused["status"] == "dead_lettered"
+    plane.ask("POST", "/api/v1/breakers/reset", isolated)
     visitor.open("/dead-letters?agent=nightly-digest")
     page.get_by_role("table").get_by_role("link").first.click()
     visitor.shoot("dead-letter")
