@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -317,6 +318,29 @@ def test_a_signal_in_the_middle_of_the_start_stops_what_was_started(tmp_path: Pa
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
         assert all(is_gone(pid) for pid in children.values())
+
+
+async def test_an_error_of_work_that_was_interrupted_is_not_logged_as_never_retrieved() -> None:
+    logged: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context["message"]))
+    at_work = asyncio.Event()
+
+    async def work() -> None:
+        at_work.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise ConnectionError("Server disconnected") from None
+
+    supervisor = Supervisor()
+    running = asyncio.create_task(supervisor.run(work))
+    await at_work.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == signal.SIGTERM
+    del running
+    gc.collect()
+    await asyncio.sleep(0)
+    assert logged == []
 
 
 def test_a_second_interrupt_kills_everything_at_once(tmp_path: Path) -> None:

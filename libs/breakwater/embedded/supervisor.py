@@ -5,7 +5,7 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from breakwater.embedded.events import ProcessEvent
 from breakwater.embedded.fork_server import SUPPORTED, ForkServer
@@ -160,6 +160,7 @@ class Supervisor:
         for sig in handled:
             loop.add_signal_handler(sig, on_signal, sig)
         life = asyncio.create_task(self._live(work))
+        life.add_done_callback(_retrieve)
         try:
             await asyncio.wait({life, received}, return_when=asyncio.FIRST_COMPLETED)
             ended = life.done()
@@ -199,6 +200,7 @@ class Supervisor:
         """Do the work, unless a process fails in the meantime: that ends it, also in the middle of a start."""
         failed = asyncio.create_task(self._failed.wait())
         working = asyncio.ensure_future(work())
+        working.add_done_callback(_retrieve)
         try:
             await asyncio.wait({failed, working}, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
@@ -209,3 +211,12 @@ class Supervisor:
             working.cancel()
             failed.cancel()
             await asyncio.wait({working})
+
+
+def _retrieve(task: asyncio.Future[Any]) -> None:
+    """Takes the error of a task that nobody waits for any more: asyncio would log it with its traceback.
+
+    Work that is cancelled while its server is being stopped often ends with an error of the connection instead.
+    """
+    if not task.cancelled():
+        task.exception()
