@@ -564,6 +564,25 @@ async def test_a_client_that_leaves_cancels_its_query(server: Server, client: As
     await until(gone)
 
 
+async def test_a_client_may_leave_at_any_moment(server: Server, client: AsyncClient) -> None:
+    mark = f"left_early_{time.monotonic_ns()}"
+    takes_long_to_parse = f"SELECT '{mark}', length([{'1,' * 50_000}1]) + number FROM system.numbers"
+    async with aiohttp.ClientSession(headers=AUTH) as session:
+        for milliseconds in range(0, 200, 10):
+            request = asyncio.create_task(session.post(server.url, data=f"{takes_long_to_parse} + {milliseconds}"))
+            await asyncio.sleep(milliseconds / 1000)
+            if request.done():
+                request.result().close()
+            request.cancel()
+            with suppress(asyncio.CancelledError):
+                await request
+
+    async def gone() -> bool:
+        return not await _runs(client, mark)
+
+    await until(gone, timeout_s=20)
+
+
 async def test_an_insert_whose_client_leaves_is_not_finished(
     server: Server, http: aiohttp.ClientSession, client: AsyncClient
 ) -> None:

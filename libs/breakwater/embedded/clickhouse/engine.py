@@ -30,6 +30,7 @@ from breakwater.files import write_private
 
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 18
+_KILL_AGAIN_S = 0.02
 _READERS = 24  # how many results may be produced at once
 _WRITERS = 8  # how many inserts and commands may run at once
 # A server keeps up to a thousand idle threads; here each is memory and three open files.
@@ -203,9 +204,10 @@ class RowStream:
 
     def close(self) -> None:
         """Stop the statement if it still runs, and release the pipe."""
-        if not self._outcome.done():
-            self._cancel()
-        os.close(self._fd)
+        if self._outcome.done():
+            os.close(self._fd)
+        else:
+            self._cancel()  # closes the pipe, too, when the statement has ended
 
 
 class Engine:
@@ -331,16 +333,29 @@ class Engine:
         def cancel() -> None:
             if started.cancel():
                 os.close(write_fd)
+                os.close(read_fd)
             else:
-                self._cancels.submit(self._kill, mark)
+                self._cancels.submit(self._end, mark, started, read_fd)
 
         return RowStream(read_fd, started, cancel)
 
-    def _kill(self, mark: str) -> None:
+    def _end(self, mark: str, running: "Future[Counts]", read_fd: int) -> None:
+        """End a statement whose reader has left, and close its pipe then.
+
+        A statement that is still being parsed is not found, so it is killed until it has ended; and it would wait for
+        ever for a reader to open the pipe, or to empty it, if the pipe were closed before.
+        """
         # The mark is cut in two: a KILL whose own text held it would find itself.
-        where = f"position(query, concat('statement ', '{mark}')) > 0"
-        with self._prepared(Context()) as handle:
-            handle.query(f"KILL QUERY WHERE {where} ASYNC".encode(), "TabSeparated")
+        kill = f"KILL QUERY WHERE position(query, concat('statement ', '{mark}')) > 0 ASYNC".encode()
+        try:
+            while not running.done():
+                with self._prepared(Context()) as handle:
+                    handle.query(kill, "TabSeparated")
+                with suppress(BlockingIOError):
+                    os.read(read_fd, _PIPE_BYTES)
+                wait([running], timeout=_KILL_AGAIN_S)
+        finally:
+            os.close(read_fd)
 
     async def command(self, statement: Command, output_format: str, context: Context) -> tuple[bytes, Counts]:
         """Run a statement that is neither a query nor an insert with data.
