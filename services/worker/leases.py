@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from breakwater.bus.delivery import Delivery, still_held
 from breakwater.bus.topology import ACK_WAIT_S
-from breakwater.outage import Outages
+from breakwater.outage import Outage, Outages
 from breakwater.state.executions import Claim, Executions
 
 RENEW_EVERY_S = 20.0
@@ -26,17 +26,21 @@ class Leases:
 
     async def run(self) -> None:
         """Keeps them until cancelled. The deliveries by themselves, as they are kept whether Redis answers or not."""
-        await asyncio.gather(self._keep_deliveries(), self._keep_claims())
+        await asyncio.gather(
+            _keep("keeping deliveries", ACK_WAIT_S / 3, lambda: still_held(tuple(self.deliveries))),
+            _keep("renewing claims", RENEW_EVERY_S, self._renew_claims),
+        )
 
-    async def _keep_deliveries(self) -> None:
-        while True:
-            await asyncio.sleep(ACK_WAIT_S / 3)
-            await still_held(tuple(self.deliveries))
+    async def _renew_claims(self) -> None:
+        # Jobs that end during an outage are left out of the next try.
+        await self._outages.retry_while_unavailable(lambda: self._executions.renew(self.claims))
+        for renew in [renew for renew in self.claims.values() if renew is not None]:
+            await renew()
 
-    async def _keep_claims(self) -> None:
-        while True:
-            await asyncio.sleep(RENEW_EVERY_S)
-            # Jobs that end during an outage are left out of the next try.
-            await self._outages.retry_while_unavailable(lambda: self._executions.renew(self.claims))
-            for renew in [renew for renew in self.claims.values() if renew is not None]:
-                await renew()
+
+async def _keep(what: str, every_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Does work every so often, whatever it raised the last time: all jobs of the worker depend on it."""
+    outage = Outage(what)
+    while True:
+        await asyncio.sleep(every_s)
+        await outage.survived(work, expected=())

@@ -61,6 +61,33 @@ async def test_claims_are_renewed_while_their_jobs_run(redis_server: RunningServ
         await redis.close()
 
 
+async def test_an_unexpected_error_ends_the_renewal_of_no_other_job(redis_server: RunningServer) -> None:
+    redis = Redis(redis_server.url)
+    await redis.client.flushall()
+    executions, failures = Executions(redis), 0
+    held, mine, other = Leases(executions, Outages()), Claim("mine", 1, 1), Claim("mine", 9, 1)
+
+    async def fail() -> None:
+        nonlocal failures
+        failures += 1
+        raise ValueError("no error of Redis")
+
+    await executions.claim(mine)
+    held.claims[mine] = fail
+    running = asyncio.create_task(held.run())
+    try:
+        await until(lambda: failures > 1)
+        await executions.checkpoint(mine, "", lease_ms=1)
+        before = failures
+        await until(lambda: failures > before + 1)
+        taken = await executions.claim(other)
+        assert isinstance(taken, Taken)
+        assert taken.for_ms > 10_000
+    finally:
+        await background.stop(running)
+        await redis.close()
+
+
 async def test_deliveries_are_kept_also_while_redis_does_not_answer() -> None:
     class Unavailable:
         async def renew(self, *_: object) -> None:
