@@ -11,9 +11,10 @@ from functools import partial
 
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
-from breakwater.config import Config, LiveCaps
+from breakwater.config import Config
 from breakwater.metrics import WorkerMetrics
 from breakwater.outage import Outages
+from breakwater.policy.budget import CapTable
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.redact import Redactor
 from breakwater.providers.base import Provider
@@ -55,7 +56,8 @@ class WorkerContext:
     rate_limits: RateLimits
     output_guards: Mapping[str, OutputGuard]
     """Of the agents that have an output schema."""
-    caps: LiveCaps
+    caps: Callable[[], CapTable]
+    """Returns the caps that hold now."""
     live_reservations: dict[str, LiveReservation] = field(default_factory=dict[str, LiveReservation])
     """Of the calls under way, by attempt."""
     now: Callable[[], datetime] = utc_now
@@ -65,7 +67,7 @@ class WorkerContext:
 
 def context_for(
     config: Config,
-    caps: LiveCaps,
+    caps: Callable[[], CapTable],
     *,
     redis: Redis,
     publisher: Publisher,

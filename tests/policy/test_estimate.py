@@ -24,8 +24,8 @@ from breakwater.policy.price import (
     TokenRules,
     estimate_input_tokens,
     rules_for,
-    size_of_call,
     size_of_messages,
+    size_of_params,
 )
 
 ALL = (OPENAI, ANTHROPIC, GEMINI, GENERIC)
@@ -222,14 +222,15 @@ TOOL: dict[str, Any] = {
 
 
 def test_tools_and_schemas_count_with_the_instructions_that_come_with_them() -> None:
-    plain = estimate_input_tokens(size_of_call([user("hi")], {}), ANTHROPIC)
-    tools = estimate_input_tokens(size_of_call([user("hi")], {"tools": [TOOL]}), ANTHROPIC)
+    plain = estimate_input_tokens(size_of_messages([user("hi")]), ANTHROPIC)
+    tools = estimate_input_tokens(size_of_messages([user("hi")]) + size_of_params({"tools": [TOOL]}), ANTHROPIC)
     # The definition itself is some 80 tokens, and up to 530 are documented for the instructions.
     assert 530 + 80 <= tools - plain <= 1_500
     schema = TOOL["function"]["parameters"]
     held = [
-        size_of_call([user("hi")], {}, schema=schema),
-        size_of_call([user("hi")], {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}),
+        size_of_messages([user("hi")]) + size_of_params({}, schema=schema),
+        size_of_messages([user("hi")])
+        + size_of_params({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}),
     ]
     assert all(estimate_input_tokens(size, ANTHROPIC) > plain + ANTHROPIC.tool_tokens for size in held)
 
@@ -239,7 +240,7 @@ def test_tool_calls_and_the_input_of_a_program_count() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
     said: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [call]}
     assert size_of_messages([said]).lowercase >= size_of_messages([user(ENGLISH)]).lowercase
-    assert size_of_call([], {}, input={"order": 2**70, "text": ENGLISH}).lowercase >= len(ENGLISH) * 0.9
+    assert size_of_params({}, input={"order": 2**70, "text": ENGLISH}).lowercase >= len(ENGLISH) * 0.9
 
 
 @pytest.mark.parametrize(
@@ -303,8 +304,8 @@ def test_more_in_a_call_is_never_fewer_tokens(
 
 @given(MESSAGES, MESSAGES, st.booleans(), RULES)
 def test_sizes_add_up(some: list[dict[str, Any]], more: list[dict[str, Any]], tools: bool, rules: TokenRules) -> None:
-    first, second = size_of_call(some, {"tools": [TOOL]} if tools else {}), size_of_messages(more)
-    whole = size_of_call(some + more, {"tools": [TOOL]} if tools else {})
+    first, second = size_of_messages(some) + size_of_params({"tools": [TOOL]} if tools else {}), size_of_messages(more)
+    whole = size_of_messages(some + more) + size_of_params({"tools": [TOOL]} if tools else {})
     assert first + second == whole
     apart = estimate_input_tokens(first, rules) + estimate_input_tokens(second, rules) - BASE_TOKENS
     assert apart - 1 <= estimate_input_tokens(whole, rules) <= apart

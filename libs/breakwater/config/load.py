@@ -207,15 +207,14 @@ class LiveCaps:
     def __init__(self, config: Config, path: Path | None = None) -> None:
         """Takes the config that was read, and where from."""
         self._config = config
-        self.table = config.caps
-        """The caps that hold now."""
+        self._table = config.caps
         self._path = path
         self._seen: tuple[int, int, int] | None = None  # it may have been edited since it was read
         self._changed: tuple[int, int, int] | None = None
 
     def __call__(self) -> CapTable:
         """The caps that hold now."""
-        return self.table
+        return self._table
 
     async def run(self) -> None:
         """Looks at the file every second, until cancelled."""
@@ -247,9 +246,9 @@ class LiveCaps:
             return
         # An agent that is gone from the file is served until the restart, and under its cap.
         caps = changed.caps
-        caps = CapTable(caps.total, {**self.table.agents, **caps.agents}, caps.tenants)
-        if caps != self.table:
-            self.table = caps
+        caps = CapTable(caps.total, {**self._table.agents, **caps.agents}, caps.tenants)
+        if caps != self._table:
+            self._table = caps
             log.info("caps_changed", file=str(self._path))
         agents = {name: agent.model_copy(update={"budget": None}) for name, agent in changed.agents.items()}
         known = {name: agent.model_copy(update={"budget": None}) for name, agent in self._config.agents.items()}

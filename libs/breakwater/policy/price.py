@@ -178,31 +178,19 @@ class InputSize:
         )
 
 
-def size_of_call(
-    messages: Iterable[Mapping[str, JsonValue]],
-    params: Mapping[str, JsonValue],
-    *,
-    schema: Mapping[str, Any] | None = None,
-    input: JsonValue = None,  # noqa: A002  the job's word for it
-) -> InputSize:
-    """What a call sends in all: its conversation, its tools and other params, and the schema of its answer.
-
-    Args:
-        messages: the system prompt included.
-        params: what goes to the provider beside them.
-        schema: what the provider is to hold the answer to.
-        input: of a job that has no messages.
-    """
-    return size_of_messages(messages) + size_of_params(params, schema=schema, input=input)
-
-
 def size_of_params(
     params: Mapping[str, JsonValue],
     *,
     schema: Mapping[str, Any] | None = None,
     input: JsonValue = None,  # noqa: A002  the job's word for it
 ) -> InputSize:
-    """What a call sends beside its conversation. The arguments are those of `size_of_call`."""
+    """What a call sends beside its conversation: its tools and other params, and the schema of its answer.
+
+    Args:
+        params: what goes to the provider beside the messages.
+        schema: what the provider is to hold the answer to.
+        input: of a job that has no messages.
+    """
     texts = b"".join(_json(given) for given in (params, schema, input) if given is not None and given != {})
     tools = schema is not None or any(params.get(name) for name in _WITH_INSTRUCTIONS)
     return _size_of_bytes(texts) + InputSize(tools=tools)

@@ -60,7 +60,7 @@ class BudgetGate(Gate):
             return refused
         request, worst_case = self.request, self.request.flight.reserved
         agent, tenant = request.job.agent_name, request.job.job.tenant
-        self._counters, self._asked_at = self.worker.caps.table.counters(agent, tenant), self.worker.now()
+        self._counters, self._asked_at = self.worker.caps().counters(agent, tenant), self.worker.now()
         if worst_case is None and any(counter.hard_limit is not None for counter in self._counters):
             return self._unpriced("a hard budget")
         return self.worker.budgets.reserve_call(

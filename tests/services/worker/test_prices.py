@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from breakwater.config import Config, ModelSettings
-from breakwater.policy.price import Usage, estimate_input_tokens, size_of_call
+from breakwater.policy.price import Usage, estimate_input_tokens, size_of_messages, size_of_params
 from services.worker.targets import Targets, pricing_of, token_rules
 
 
@@ -205,7 +205,7 @@ TOOL: dict[str, Any] = {
 def test_the_worst_case_of_a_call_goes_by_its_provider(model: str, image: int) -> None:
     book, rules = PriceBook(CONFIG.models), token_rules(CONFIG, model.partition("/")[0], model)
     content: list[Any] = [{"type": "text", "text": ASKED}, IMAGE]
-    size = size_of_call([{"role": "user", "content": content}], {"tools": [TOOL], "max_tokens": 1})
+    size = size_of_messages([{"role": "user", "content": content}]) + size_of_params({"tools": [TOOL], "max_tokens": 1})
     tokens = estimate_input_tokens(size, rules)
     text = tokens - image
     assert len(ASKED) / 4 < text < len(ASKED) + 1_500, "the picture is not counted as text"
