@@ -96,7 +96,7 @@ class Connection(HttpToolsProtocol):
         """Takes what the client sends. Anything but a request's headers and its body has to become headers in time."""
         super().data_received(data)
         if self._due is None and not self.transport.is_closing():
-            between = self.timeout_keep_alive_task is None and (not self.cycle or self.cycle.response_complete)
+            between = self.timeout_keep_alive_task is None and self.is_idle
             if self._in_headers or between:
                 self._start_timer()
 
