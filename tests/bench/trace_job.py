@@ -22,6 +22,8 @@ import sys
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -51,12 +53,13 @@ ROOMS = (f"{ROOT}/libs/breakwater/", f"{ROOT}/services/")
 CONFIG = """
 providers: {{sim: {{base_url: "{url}"}}}}
 models: {{sim/m: {{price: {{input_usd_per_mtok: "0.15", output_usd_per_mtok: "0.60"}}}}}}
-budgets: {{global: {{daily_usd: 1000}}}}
+budgets: {{global: {{daily_usd: 100000}}}}
 agents:
   writer:
     model: sim/m
-    budget: {{daily_usd: 1000}}
-    rate_limit: {{requests_per_minute: 1000}}
+    concurrency: 256
+    budget: {{daily_usd: 100000}}
+    rate_limit: {{requests_per_minute: 1000000}}
 """
 
 
@@ -156,19 +159,28 @@ class ProviderInAThread:
         self._thread.join()
 
 
-async def traces(directory: Path, nats_url: str, redis_url: str, provider_url: str) -> list[Trace]:
-    """Runs four jobs through one worker, and traces all but the first."""
+@asynccontextmanager
+async def running_worker(directory: Path, nats_url: str, redis_url: str, provider_url: str) -> AsyncGenerator[Any]:
+    """A worker that takes up jobs in this thread; gives a client of its NATS."""
     path = directory / "breakwater.yaml"
     path.write_text(CONFIG.format(url=provider_url))
     config = load_config(path)
     await provision(nats_url, bus_plan(config))
-    settings = Settings(config=path, nats_url=SecretStr(nats_url), redis_url=SecretStr(redis_url))
-    app = build(settings, config)
-    before = asyncio.all_tasks()
+    app = build(Settings(config=path, nats_url=SecretStr(nats_url), redis_url=SecretStr(redis_url)), config)
     await app.start()
     client = await nats.connect(nats_url)
-    done: list[Trace] = []
     try:
+        yield client
+    finally:
+        await client.close()
+        await app.stop()
+
+
+async def traces(directory: Path, *urls: str) -> list[Trace]:
+    """Runs four jobs through one worker, and traces all but the first."""
+    before = asyncio.all_tasks()
+    done: list[Trace] = []
+    async with running_worker(directory, *urls) as client:
         for number in range(4):
             trace = Trace()
             # Those that wait for messages work for the job; the others look after the whole worker.
@@ -177,9 +189,6 @@ async def traces(directory: Path, nats_url: str, redis_url: str, provider_url: s
                 await _run_job(client, f"job-{number}")
             if number:
                 done.append(trace)
-    finally:
-        await client.close()
-        await app.stop()
     return done
 
 

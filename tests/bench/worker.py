@@ -15,52 +15,13 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import nats
-from pydantic import SecretStr
-
-from breakwater.bus.provision import provision
-from breakwater.cli.setup import bus_plan
-from breakwater.config import load_config
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header
-from breakwater.settings import Settings
-from services.worker.app import build
-from tests.bench.trace_job import ProviderInAThread
+from tests.bench.trace_job import ProviderInAThread, running_worker
 from tests.server_sources import EmbeddedServers
-
-CONFIG = """
-providers: {{sim: {{base_url: "{url}"}}}}
-models: {{sim/m: {{price: {{input_usd_per_mtok: "0.15", output_usd_per_mtok: "0.60"}}}}}}
-budgets: {{global: {{daily_usd: 100000}}}}
-agents:
-  writer:
-    model: sim/m
-    concurrency: 256
-    budget: {{daily_usd: 100000}}
-    rate_limit: {{requests_per_minute: 1000000}}
-"""
-
-
-@asynccontextmanager
-async def running_worker(directory: Path, nats_url: str, redis_url: str, provider_url: str) -> AsyncGenerator[Any]:
-    """A worker that takes up jobs in this thread; gives a client of its NATS."""
-    path = directory / "breakwater.yaml"
-    path.write_text(CONFIG.format(url=provider_url))
-    config = load_config(path)
-    await provision(nats_url, bus_plan(config))
-    app = build(Settings(config=path, nats_url=SecretStr(nats_url), redis_url=SecretStr(redis_url)), config)
-    await app.start()
-    client = await nats.connect(nats_url)
-    try:
-        yield client
-    finally:
-        await client.close()
-        await app.stop()
 
 
 async def round_of(client: Any, number: int, jobs: int, in_flight: int) -> float:

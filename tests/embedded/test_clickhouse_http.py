@@ -544,6 +544,18 @@ async def _runs(client: AsyncClient, text: str) -> bool:
     return bool(found.result_rows[0][0])
 
 
+async def _ended(client: AsyncClient, text: str) -> bool:
+    return not await _runs(client, text)
+
+
+async def _leave(request: asyncio.Task[aiohttp.ClientResponse]) -> None:
+    if request.done():
+        request.result().close()
+    request.cancel()
+    with suppress(asyncio.CancelledError):
+        await request
+
+
 @pytest.mark.parametrize("sql", ["sleepEachRow(1) FROM numbers(60)", "number FROM system.numbers"])
 async def test_a_client_that_leaves_cancels_its_query(server: Server, client: AsyncClient, sql: str) -> None:
     mark = f"left_alone_{time.monotonic_ns()}"
@@ -552,16 +564,8 @@ async def test_a_client_that_leaves_cancels_its_query(server: Server, client: As
             session.post(server.url, data=f"SELECT '{mark}', {sql} SETTINGS max_block_size = 1")
         )
         await until(lambda: _runs(client, mark))
-        if request.done():
-            request.result().close()
-        request.cancel()
-        with suppress(asyncio.CancelledError):
-            await request
-
-    async def gone() -> bool:
-        return not await _runs(client, mark)
-
-    await until(gone)
+        await _leave(request)
+    await until(lambda: _ended(client, mark))
 
 
 async def test_a_client_may_leave_at_any_moment(server: Server, client: AsyncClient) -> None:
@@ -571,16 +575,8 @@ async def test_a_client_may_leave_at_any_moment(server: Server, client: AsyncCli
         for milliseconds in range(0, 200, 10):
             request = asyncio.create_task(session.post(server.url, data=f"{takes_long_to_parse} + {milliseconds}"))
             await asyncio.sleep(milliseconds / 1000)
-            if request.done():
-                request.result().close()
-            request.cancel()
-            with suppress(asyncio.CancelledError):
-                await request
-
-    async def gone() -> bool:
-        return not await _runs(client, mark)
-
-    await until(gone, timeout_s=20)
+            await _leave(request)
+    await until(lambda: _ended(client, mark), timeout_s=20)
 
 
 async def test_an_insert_whose_client_leaves_is_not_finished(
