@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,17 @@ class Ran:
 
 Run = Callable[..., Ran]
 Terminal = Callable[[int], None]
+
+
+@pytest.fixture(autouse=True)
+def local_noon() -> Generator[None]:
+    """Makes it noon on the person's clock, whatever the hour: what is shown without a date has happened today."""
+    with pytest.MonkeyPatch.context() as patch:
+        # POSIX counts westwards.
+        patch.setenv("TZ", f"NOON{datetime.now(UTC).hour - 12:+d}")
+        time.tzset()
+        yield
+    time.tzset()
 
 
 @pytest.fixture

@@ -117,10 +117,11 @@ async def test_a_replay_that_fails_again_is_another_dead_letter_that_can_be_repl
 async def test_what_is_no_job_is_not_replayed_and_said_why(start_plane: StartPlane, tmp_path: Path) -> None:
     agents = {"writer": {"model": "sim/m", **ONE_TRY}}
     async with with_api(start_plane, tmp_path, WELL, agents) as (plane, api):
+        # One after the other: a worker may be done with the second first.
         await plane.publish(b'{"agent": "writer"', "writer", **{"Nats-Msg-Id": "broken"})
+        assert (await plane.result("broken"))["reason"] == "invalid"
         await plane.publish({"agent": "other", "job_id": "j2", "prompt": "x"}, "writer")
-        for job_id in ("broken", "j2"):
-            assert (await plane.result(job_id))["reason"] == "invalid"
+        assert (await plane.result("j2"))["reason"] == "invalid"
         reported = await api.replay(reason="invalid")
         assert reported["replayed"] == []
         assert [one["why"].partition(":")[0] for one in reported["skipped"]] == [
