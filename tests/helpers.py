@@ -24,6 +24,9 @@ TIMEOUT_S = 120.0
 """Long, as a machine may be busy with other things; a condition that holds ends the wait at once."""
 
 _POLL_S = 0.01
+_POLL_GROWS = 1.2
+_POLL_MOST_S = 0.25
+"""Asking costs more than waiting: who has waited for seconds is asked four times in each."""
 
 FIRST = {"Nats-Expected-Last-Subject-Sequence": "0"}
 """The header that an attempt, an execution and a result are published with: nothing may be on their subject."""
@@ -31,7 +34,7 @@ FIRST = {"Nats-Expected-Last-Subject-Sequence": "0"}
 
 async def until(condition: Callable[[], Any], what: str = "the condition", *, timeout_s: float = TIMEOUT_S) -> Any:
     """Waits until a function, or what it makes to be awaited, gives something true, and returns that."""
-    deadline = time.monotonic() + timeout_s
+    deadline, poll_s = time.monotonic() + timeout_s, _POLL_S
     while True:
         found = condition()
         if inspect.isawaitable(found):
@@ -39,15 +42,17 @@ async def until(condition: Callable[[], Any], what: str = "the condition", *, ti
         if found:
             return found
         assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s:g} s"
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(poll_s)
+        poll_s = min(poll_s * _POLL_GROWS, _POLL_MOST_S)
 
 
 def wait_until(condition: Callable[[], Any], what: str = "the condition", *, timeout_s: float = TIMEOUT_S) -> Any:
     """Does the same where there is no event loop."""
-    deadline = time.monotonic() + timeout_s
+    deadline, poll_s = time.monotonic() + timeout_s, _POLL_S
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s:g} s"
-        time.sleep(_POLL_S)
+        time.sleep(poll_s)
+        poll_s = min(poll_s * _POLL_GROWS, _POLL_MOST_S)
     return found
 
 

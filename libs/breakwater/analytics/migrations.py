@@ -181,13 +181,21 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
         done.append(f"created database {analytics.database}")
     await analytics.execute(_record(layout))
     applied = {row[0] for row in (await analytics.query("SELECT DISTINCT version FROM schema_migrations")).rows}
-    for migration in migrations(layout):
-        if migration.version in applied:
-            continue
-        for statement in migration.statements:
+    if not applied and not await _has_tables(analytics):
+        # Made as the schema says: the steps would get there, too, by forty changes of the same tables.
+        for statement in (*(table.ddl(layout) for table in TABLES), *(create_view(name, layout) for name in VIEWS)):
             await analytics.execute(statement)
-        await analytics.execute(_applied(migration))
-        done.append(f"applied ClickHouse migration {migration.version} ({migration.name})")
+        applied = {step.version for step in migrations(layout)}
+        for step in migrations(layout):
+            await analytics.execute(_applied(step))
+        done.append(f"created the tables and views of ClickHouse, as of migration {max(applied)}")
+    for step in migrations(layout):
+        if step.version in applied:
+            continue
+        for statement in step.statements:
+            await analytics.execute(statement)
+        await analytics.execute(_applied(step))
+        done.append(f"applied ClickHouse migration {step.version} ({step.name})")
     for absent in await missing(analytics, layout):
         await analytics.execute(absent.statement)
         done.append(f"created {absent.what} again in ClickHouse: it was missing")
@@ -199,6 +207,12 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
             was = "something else" if before is None else _days(before)
             done.append(f"ClickHouse keeps rows of {table.name} for {_days(days)} now (it was {was})")
     return tuple(done)
+
+
+async def _has_tables(analytics: Analytics) -> bool:
+    found = "SELECT count() FROM system.tables WHERE database = {database:String} AND name IN {tables:Array(String)}"
+    names = {"database": analytics.database, "tables": [table.name for table in TABLES]}
+    return bool((await analytics.query(found, names)).rows[0][0])
 
 
 async def _refuse_single(analytics: Analytics, layout: Layout) -> None:
