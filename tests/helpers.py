@@ -25,7 +25,7 @@ TIMEOUT_S = 120.0
 
 _POLL_S = 0.01
 _POLL_GROWS = 1.2
-_POLL_MOST_S = 0.25
+POLL_MOST_S = 0.25
 """Asking costs more than waiting: who has waited for seconds is asked four times in each."""
 
 FIRST = {"Nats-Expected-Last-Subject-Sequence": "0"}
@@ -43,7 +43,7 @@ async def until(condition: Callable[[], Any], what: str = "the condition", *, ti
             return found
         assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s:g} s"
         await asyncio.sleep(poll_s)
-        poll_s = min(poll_s * _POLL_GROWS, _POLL_MOST_S)
+        poll_s = min(poll_s * _POLL_GROWS, POLL_MOST_S)
 
 
 def wait_until(condition: Callable[[], Any], what: str = "the condition", *, timeout_s: float = TIMEOUT_S) -> Any:
@@ -52,7 +52,7 @@ def wait_until(condition: Callable[[], Any], what: str = "the condition", *, tim
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s:g} s"
         time.sleep(poll_s)
-        poll_s = min(poll_s * _POLL_GROWS, _POLL_MOST_S)
+        poll_s = min(poll_s * _POLL_GROWS, POLL_MOST_S)
     return found
 
 

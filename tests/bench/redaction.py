@@ -86,19 +86,19 @@ ADVERSARIAL: dict[str, Callable[[], JsonValue]] = {
     "mixed starts of secrets": _mixed,
     "the same, many texts": lambda: _pieces(_mixed(), 100),
     "random bytes": _random,
-    "100,000 clean texts": lambda: [f"{number:<100}" for number in range(100_000)],
-    "350,000 texts with an address": lambda: [f"mail number{number:>7}@example.com" for number in range(350_000)],
-    "100,000 objects": lambda: [{"name": f"{number:<60}", "value": number, "other": None} for number in range(100_000)],
-    "JSON in a text": lambda: json.dumps([{"id": number, "note": "x" * 60} for number in range(110_000)]),
-    "many JSON texts": lambda: [json.dumps({"a": "\n" + "x" * 80}) for _ in range(100_000)],
+    "clean texts": lambda: [f"{number:<100}" for number in range(SIZE // 100)],
+    "texts with an address": lambda: [f"mail number{number:>7}@example.com" for number in range(SIZE // 28)],
+    "objects": lambda: [{"name": f"{number:<60}", "value": number, "other": None} for number in range(SIZE // 100)],
+    "JSON in a text": lambda: json.dumps([{"id": number, "note": "x" * 60} for number in range(SIZE // 90)]),
+    "many JSON texts": lambda: [json.dumps({"a": "\n" + "x" * 80}) for _ in range(SIZE // 100)],
     "JSON texts in JSON texts": lambda: _in_json("x" * (SIZE // 8), 8),
     "[[[… as text": lambda: _filled("["),
     "deep nesting": lambda: [_nested(500) for _ in range(SIZE // 1000)],
     "small numbers": lambda: [number % 1000 for number in range(SIZE // 4)],
     "milliseconds": lambda: [1_732_233_600_000 + number for number in range(SIZE // 15)],
-    "secret keys": lambda: {f"sk-{number:020}": number for number in range(350_000)},
+    "secret keys": lambda: {f"sk-{number:020}": number for number in range(SIZE // 28)},
 }
-"""Documents of about 10 MB, by what is hard about them."""
+"""Documents of about `SIZE` characters, by what is hard about them."""
 
 
 def seconds(work: Callable[[], object], runs: int = 3) -> float:

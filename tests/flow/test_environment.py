@@ -159,11 +159,11 @@ def test_a_program_reads_no_secret_of_the_services_and_no_service_holds_those_of
 
 
 def holds(pid: int, text: bytes) -> bool:
-    """Whether a text is anywhere in the memory of a process."""
+    """Whether a text is anywhere in the memory of a process that it can have written."""
     process = Path(f"/proc/{pid}")
     with (process / "maps").open() as maps, (process / "mem").open("rb", buffering=0) as memory:
         for line in maps:
-            found = re.match(r"([0-9a-f]+)-([0-9a-f]+) r(.*)", line)
+            found = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw(.*)", line)
             if found is None or "[vvar" in line or "[vsyscall" in line:
                 continue
             start, end = int(found[1], 16), int(found[2], 16)

@@ -25,7 +25,7 @@ from tests.analytics import samples
 from tests.services.sink.gate import gate
 from tests.services.sink.plane import Plane, of_attempt, of_execution
 
-JOBS = 1_200
+JOBS = 400
 KILLS = 5
 CAUSES = ("first", "retry", "fallback")
 
