@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.servers", "tests.flow.fixtures", "tests.shown"]
+pytest_plugins = ["tests.servers", "tests.flow.fixtures", "tests.shown", "tests.finished_demo"]
 
 # How long one example takes says more of the machine than of the code; benchmarks measure, and pytest has a timeout.
 settings.register_profile("breakwater", deadline=None)
@@ -81,7 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives each worker of xdist its share of the long tests first: one that begins last would be waited for alone.
 
     xdist splits the list into equal parts, one for each worker, and moves tests from the end of one part to whoever has
-    nothing left. So those that share what is costly to set up (`together`) stay with one worker.
+    nothing left. So those that share what is costly to set up stay with one worker: a file's
+    (`together=True`), or those of several files that name the same thing (`together="demo"`).
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     others: list[pytest.Item] = []
@@ -91,7 +92,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if mark is None:
             others.append(item)
         else:
-            name = str(item.path) if mark.kwargs.get("together") else item.nodeid
+            together = mark.kwargs.get("together")
+            name = together if isinstance(together, str) else str(item.path) if together else item.nodeid
             groups.setdefault(name, (mark.kwargs.get("about_s", 15), []))[1].append(item)
     # Long tests mostly wait. One worker in four has none of them, so that no core waits, too.
     waiting = max(1, workers - workers // 4)

@@ -19,6 +19,7 @@ import yaml
 from playwright.sync_api import Browser, Page, StorageState, expect, sync_playwright
 
 from breakwater.embedded.ports import free_port
+from tests.finished_demo import FinishedDemo
 
 UP_WITHIN_S = 240.0
 PROGRAM = next(
@@ -127,15 +128,12 @@ def chromium(program: str) -> Generator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def plane(program: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningPlane]:
+def plane(program: str, finished_demo: FinishedDemo) -> Generator[RunningPlane]:
     """Only where there is a browser to look at it."""
-    data = tmp_path_factory.mktemp("plane") / "data"
-    log = data.parent / "log"
+    data = finished_demo.data
+    log, config = data.parent / "log", data.parent / "breakwater.yaml"
+    shutil.copy(data / "breakwater.yaml", config)
     with log.open("wb") as errors:
-        demo = [sys.executable, "-m", "breakwater.cli", "demo", "--jobs", "150", "--data", str(data), "--json"]
-        subprocess.run(demo, check=False, stdout=errors, stderr=errors, timeout=UP_WITHIN_S)
-        config = data.parent / "breakwater.yaml"
-        shutil.copy(data / "breakwater.yaml", config)
         up = [sys.executable, "-m", "breakwater.cli", "up", "--simulate", "--json", "--config", str(config)]
         up += ["--data", str(data), "--http-port", str(free_port()), "--console-port", str(free_port())]
         running = subprocess.Popen(up, stdout=subprocess.PIPE, stderr=errors)

@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import RunningPlane, Visitor
 
-pytestmark = pytest.mark.long(about_s=90, together=True)
+pytestmark = pytest.mark.long(about_s=90, together="demo")
 
 PAGES = {
     "overview": "/",

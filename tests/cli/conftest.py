@@ -50,8 +50,8 @@ Terminal = Callable[[int], None]
 def local_noon() -> Generator[None]:
     """Makes it noon on the person's clock, whatever the hour: what is shown without a date has happened today."""
     with pytest.MonkeyPatch.context() as patch:
-        # POSIX counts westwards.
-        patch.setenv("TZ", f"NOON{datetime.now(UTC).hour - 12:+d}")
+        # These count westwards.
+        patch.setenv("TZ", f"Etc/GMT{datetime.now(UTC).hour - 12:+d}")
         time.tzset()
         yield
     time.tzset()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -16,6 +15,8 @@ import psutil
 import pytest
 
 from tests.cli.conftest import Run
+from tests.finished_demo import JOBS, FinishedDemo
+from tests.helpers import wait_until
 
 
 @contextmanager
@@ -39,16 +40,14 @@ def demo(tmp_path: Path, *arguments: str) -> Generator[subprocess.Popen[str]]:
         process.communicate()
 
 
-@pytest.mark.long
-def test_the_demo_ends_with_ledgers_that_agree_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    with demo(tmp_path, "--json", "--jobs", "100") as process:
-        out, err = process.communicate(timeout=280)
-    report = json.loads(out)
+@pytest.mark.long(about_s=90, together="demo")
+def test_the_demo_ends_with_ledgers_that_agree_and_leaves_nothing_behind(finished_demo: FinishedDemo) -> None:
+    report, err = finished_demo.report, finished_demo.err
     assert report["reconciliation"]["differences"] == [], err
     assert [check for check in report["checks"] if not check["ok"]] == [], err
-    assert (report["ok"], process.returncode) == (True, 0)
-    assert sum(agent["executions"] for agent in report["agents"]) == report["jobs"] == 100
-    assert list(tmp_path.iterdir()) == []
+    assert (report["ok"], finished_demo.returncode) == (True, 0)
+    assert sum(agent["executions"] for agent in report["agents"]) == report["jobs"] == JOBS
+    assert list(finished_demo.temporary.iterdir()) == []
 
 
 def test_ctrl_c_ends_the_demo_and_whatever_it_has_started(tmp_path: Path) -> None:
@@ -57,8 +56,7 @@ def test_ctrl_c_ends_the_demo_and_whatever_it_has_started(tmp_path: Path) -> Non
         for said in process.stdout:
             if re.search(r"starting: .*(redis|nats|clickhouse)", said):
                 break
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert children
+        children = wait_until(lambda: psutil.Process(process.pid).children(recursive=True), "a process of the stack")
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=120)
         assert process.returncode == 130, err

@@ -65,7 +65,8 @@ async def run_demo(
         CliError: a part of it does not answer.
     """
     demo = _Demo(data, display, jobs, seed)
-    supervisor = Supervisor(on_event=demo.on_event, inherit=[lock], stop_s=12.0)
+    fork_log = data.logs / "fork-server.log"
+    supervisor = Supervisor(on_event=demo.on_event, inherit=[lock], stop_s=12.0, fork_log=fork_log)
 
     async def play() -> Report:
         report = await demo.play(supervisor)
