@@ -32,8 +32,17 @@ FIRST = {"Nats-Expected-Last-Subject-Sequence": "0"}
 """The header that an attempt, an execution and a result are published with: nothing may be on their subject."""
 
 
-async def until(condition: Callable[[], Any], what: str = "the condition", *, timeout_s: float = TIMEOUT_S) -> Any:
-    """Waits until a function, or what it makes to be awaited, gives something true, and returns that."""
+async def until(
+    condition: Callable[[], Any], what: str = "the condition", *, timeout_s: float = TIMEOUT_S, brief: bool = False
+) -> Any:
+    """Waits until a function, or what it makes to be awaited, gives something true, and returns that.
+
+    Args:
+        condition: asked less often the longer it takes.
+        what: for the message where it does not come true.
+        timeout_s: the wait, at most.
+        brief: it holds for a moment only, and is asked as often all the time.
+    """
     deadline, poll_s = time.monotonic() + timeout_s, _POLL_S
     while True:
         found = condition()
@@ -43,7 +52,7 @@ async def until(condition: Callable[[], Any], what: str = "the condition", *, ti
             return found
         assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s:g} s"
         await asyncio.sleep(poll_s)
-        poll_s = min(poll_s * _POLL_GROWS, POLL_MOST_S)
+        poll_s = poll_s if brief else min(poll_s * _POLL_GROWS, POLL_MOST_S)
 
 
 def wait_until(condition: Callable[[], Any], what: str = "the condition", *, timeout_s: float = TIMEOUT_S) -> Any:

@@ -38,8 +38,8 @@ def build(settings: Settings, config: Config) -> FastStream:
     async def handle(batch: list[Delivery]) -> None:
         await handler.handle(batch, once=heartbeat.filled)
 
-    on_batch(broker, Stream.EVENTS, "bw.attempts.>", "breaker", handle, size=500, linger_s=LINGER_S)
     app = make_app(broker)
+    on_batch(app, broker, Stream.EVENTS, "breaker", handle, size=500, linger_s=LINGER_S)
     running: list[asyncio.Task[None]] = []
 
     @app.after_startup

@@ -36,8 +36,8 @@ def build(settings: Settings, config: Config) -> FastStream:
     every_s = config.budgets.compare_every_s
     reconciler = Reconciler(caps, counters, record, publisher, lookup, BudgetMetrics(), compare_every_s=every_s)
     handler = BudgetHandler(caps, Budgets(redis, zone), counters, publisher, lookup, reconciler.filled)
-    on_batch(broker, Stream.EVENTS, "bw.attempts.>", "budget", handler.handle, size=500, linger_s=LINGER_S)
     app = make_app(broker)
+    on_batch(app, broker, Stream.EVENTS, "budget", handler.handle, size=500, linger_s=LINGER_S)
     beside: list[asyncio.Task[None]] = []
 
     @app.after_startup

@@ -25,9 +25,10 @@ def build(settings: Settings, config: Config) -> FastStream:  # noqa: ARG001  ev
     broker = make_broker(settings.nats_url.get_secret_value(), "sink")
     analytics = connect(settings.clickhouse_url)
     sink = Sink(analytics, Publisher(connection_of(broker), "sink"), lambda: datetime.now(UTC), SinkMetrics())
-    on_batch(broker, Stream.EVENTS, "bw.>", "sink-events", sink.store, size=BATCH_SIZE, linger_s=LINGER_S)
-    on_batch(broker, Stream.ALERTS, "bw.alerts.>", "sink-alerts", sink.store, size=BATCH_SIZE, linger_s=LINGER_S)
     app = make_app(broker)
+    # Before the batches are waited for: it ends their waiting for ClickHouse.
     app.on_shutdown(sink.stop)
+    on_batch(app, broker, Stream.EVENTS, "sink-events", sink.store, size=BATCH_SIZE, linger_s=LINGER_S)
+    on_batch(app, broker, Stream.ALERTS, "sink-alerts", sink.store, size=BATCH_SIZE, linger_s=LINGER_S)
     app.after_shutdown(analytics.close)
     return app

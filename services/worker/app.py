@@ -48,16 +48,8 @@ def build(settings: Settings, config: Config) -> FastStream:
             concurrency=agent.concurrency,
         )
     waker = Waker(worker.publisher, config.agents)
-    on_batch(
-        broker,
-        Stream.PARKED,
-        "bw.parked.*.*",
-        PARKED_CONSUMER,
-        waker.handle_all,
-        size=WAKER_BATCH,
-        linger_s=WAKER_LINGER_S,
-    )
     app = make_app(broker)
+    on_batch(app, broker, Stream.PARKED, PARKED_CONSUMER, waker.handle_all, size=WAKER_BATCH, linger_s=WAKER_LINGER_S)
     watching: list[asyncio.Task[None]] = []
 
     @app.after_startup

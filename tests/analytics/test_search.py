@@ -105,7 +105,7 @@ async def test_pages_hold_all_that_the_filters_leave_and_nothing_else(
     filled: Analytics, history: Made, filters: Filters
 ) -> None:
     expected = [key(record) for record in matching(history, filters)]
-    assert await walked(filled, filters, 40) == expected
+    assert await walked(filled, filters, 150) == expected
     assert await search.count(filled, filters) == len(expected)
 
 

@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
-from breakwater.bus.broker import connection_of, make_broker, on_batch, on_each
+from breakwater.bus.broker import connection_of, make_app, make_broker, on_batch, on_each
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import BusUnavailable, PublishRefused
 from breakwater.bus.lookup import Lookup
@@ -221,16 +221,17 @@ async def test_the_sink_takes_batches_with_its_own_user(url_of: UrlOf) -> None:
             await delivery.ack()
             seen.put_nowait(delivery.sequence)
 
-    on_batch(broker, Stream.EVENTS, "bw.>", "sink-events", handle, size=100, linger_s=0.2)
+    app = make_app(broker)
+    on_batch(app, broker, Stream.EVENTS, "sink-events", handle, size=100, linger_s=0.2)
     async with connected(url_of, "budget") as (budget, _):
         stored = await budget.jetstream().publish("bw.budgets.global.monthly", b"{}")
-    await broker.start()
+    await app.start()
     try:
         async with asyncio.timeout(60):
             while await seen.get() != stored.seq:
                 pass
     finally:
-        await broker.stop()
+        await app.stop()
 
 
 async def test_the_alerter_takes_a_channels_alerts_and_reads_what_it_remembered(url_of: UrlOf) -> None:

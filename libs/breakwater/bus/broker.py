@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Any
 
 import structlog
-from faststream import AckPolicy, Context, FastStream
+from faststream import AckPolicy, FastStream
 from faststream.message import StreamMessage
 from faststream.nats import JStream, NatsBroker, NatsMessage, PullSub
-from faststream.nats.message import NatsBatchMessage
 from faststream.nats.subscriber.usecases import stream_pull_subscriber
 from nats.aio.client import Client
 
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.permissions import inbox_prefix
+from breakwater.bus.pull import Batches, Pull
 from breakwater.contracts.subjects import Stream
 from breakwater.outage import Outage
 
@@ -162,29 +162,28 @@ def on_request(broker: NatsBroker, subject: str, queue: str, answer: Callable[[s
 
 
 def on_batch(
+    app: FastStream,
     broker: NatsBroker,
     stream: Stream,
-    subject: str,
     durable: str,
     handle: Callable[[list[Delivery]], Awaitable[None]],
     *,
     size: int,
     linger_s: float,
 ) -> None:
-    """Handles messages in groups: what has come in `linger_s`, at most `size`. The handler acknowledges."""
+    """Handles messages in groups while the application runs: a first one, and what comes in `linger_s` after it.
 
-    # Without the context's name FastStream would pass the decoded bodies, and refuse them for their type.
-    async def receive(batch: Annotated[NatsBatchMessage, Context("message")]) -> None:
-        with _failures_logged():
-            await handle([Delivery(message) for message in batch.raw_message])
+    FastStream's own subscriber of batches asks NATS anew after every `linger_s`, whether anything happens or not.
 
-    broker.subscriber(
-        subject,
-        durable=durable,
-        stream=JStream(stream.value, declare=False),
-        pull_sub=PullSub(batch_size=size, timeout=linger_s, batch=True),
-        inbox_prefix=CONNECTIONS_OWN_INBOX,
-        ack_policy=AckPolicy.MANUAL,
-        decoder=_undecoded,
-        no_reply=True,
-    )(receive)
+    Args:
+        app: the service; its end waits for the batch that is being handled.
+        broker: of the service.
+        stream: that is read.
+        durable: the name of its consumer.
+        handle: acknowledges. What it raises is logged, and its batch delivered again after the ack wait.
+        size: of a batch, at most.
+        linger_s: how late a message may be handled for the sake of larger batches.
+    """
+    batches = Batches(Pull(connection_of(broker), stream, durable), handle, size=size, linger_s=linger_s)
+    app.after_startup(batches.start)
+    app.on_shutdown(batches.stop)

@@ -1,20 +1,33 @@
-"""Fetching from a durable consumer on demand, for a reader that holds messages back."""
+"""Fetching from a durable consumer: on demand, for a reader that holds messages back, and in batches without end."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+
 import nats.errors
 import nats.js.errors
+import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
+from breakwater import background
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.lookup import Connection
 from breakwater.contracts.subjects import Stream
+from breakwater.outage import Outage
 
 DRAIN_S = 0.05
 """How long a fetch waits for more messages after the first one."""
+
+WAIT_S = 2.0
+"""After a server restart a waiting pull request is gone; this is how long it takes to notice."""
+
+RETRY_S = 0.5
+STOP_S = 10.0
+"""How long the batch that is being handled may still take when its service ends."""
 
 
 class Pull:
@@ -27,8 +40,8 @@ class Pull:
         self._client: Client | None = None
         self._subscription: JetStreamContext.PullSubscription | None = None
 
-    async def fetch(self, most: int, wait_s: float) -> list[Delivery]:
-        """What is there now, at most `most`; what comes within `wait_s`, where nothing is.
+    async def fetch(self, most: int, wait_s: float, linger_s: float = DRAIN_S) -> list[Delivery]:
+        """A first message, waited for as long as `wait_s`, and what comes in `linger_s` after it; at most `most`.
 
         Raises:
             BusUnavailable: NATS does not answer, or has no such consumer.
@@ -38,7 +51,7 @@ class Pull:
             # One by itself first: a fetch of many waits for all of them until its time is up.
             messages = await subscription.fetch(1, timeout=wait_s)
             if most > 1:
-                messages += await self._more(subscription, most - 1)
+                messages += await self._more(subscription, most - 1, linger_s)
         except (TimeoutError, nats.errors.TimeoutError):
             return []
         except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
@@ -57,9 +70,9 @@ class Pull:
             except (nats.errors.Error, nats.js.errors.Error):
                 return  # a connection that is closed has no subscriptions left
 
-    async def _more(self, subscription: JetStreamContext.PullSubscription, most: int) -> list[Msg]:
+    async def _more(self, subscription: JetStreamContext.PullSubscription, most: int, linger_s: float) -> list[Msg]:
         try:
-            return await subscription.fetch(most, timeout=DRAIN_S)
+            return await subscription.fetch(most, timeout=linger_s)
         except (TimeoutError, nats.errors.TimeoutError):
             return []
 
@@ -69,3 +82,49 @@ class Pull:
             self._subscription = await client.jetstream().pull_subscribe_bind(self._durable, self._stream.value)
             self._client = client
         return self._subscription
+
+
+class Batches:
+    """The messages of a consumer, handled in batches, one after the other."""
+
+    def __init__(
+        self, pull: Pull, handle: Callable[[list[Delivery]], Awaitable[None]], *, size: int, linger_s: float
+    ) -> None:
+        """Reads nothing yet; the arguments are those of `on_batch`."""
+        self._pull, self._handle = pull, handle
+        self._size, self._linger_s = size, linger_s
+        self._reading: asyncio.Task[None] | None = None
+        self._handling: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begins to read, beside whatever else the service does."""
+        self._reading = asyncio.create_task(self._read())
+
+    async def stop(self) -> None:
+        """Reads no more, and returns when the last batch is handled, or has taken too long."""
+        if self._reading is not None:
+            await background.stop(self._reading)
+        if self._handling is not None:
+            await asyncio.wait({self._handling}, timeout=STOP_S)
+            await background.stop(self._handling)
+
+    async def _read(self) -> None:
+        outage = Outage("messages to handle")
+        try:
+            while True:
+                batch = await outage.outlast(self._fetch, on=BusUnavailable, retry_s=RETRY_S)
+                if batch:
+                    # In a task of its own, which the end of the reading does not interrupt.
+                    self._handling = asyncio.create_task(self._handled(batch))
+                    await asyncio.shield(self._handling)
+        finally:
+            await self._pull.close()
+
+    async def _fetch(self) -> list[Delivery]:
+        return await self._pull.fetch(self._size, WAIT_S, self._linger_s)
+
+    async def _handled(self, batch: list[Delivery]) -> None:
+        try:
+            await self._handle(batch)
+        except Exception:  # noqa: BLE001  the next batch may go well; this one is delivered again
+            structlog.get_logger().exception("handler_failed")

@@ -149,7 +149,7 @@ class Plane:
         async def held() -> bool:
             return (await self.consumer(name, stream)).num_ack_pending > 0
 
-        await until(held, f"{name} holds messages")
+        await until(held, f"{name} holds messages", brief=True)
 
     async def rows(self, sql: str) -> tuple[tuple[Any, ...], ...]:
         return (await self.analytics.query(sql)).rows
