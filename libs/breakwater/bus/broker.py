@@ -11,22 +11,13 @@ import structlog
 from faststream import AckPolicy, FastStream
 from faststream.message import StreamMessage
 from faststream.nats import JStream, NatsBroker, NatsMessage, PullSub
-from faststream.nats.subscriber.usecases import stream_pull_subscriber
 from nats.aio.client import Client
 
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.permissions import inbox_prefix
-from breakwater.bus.pull import Batches, Pull
+from breakwater.bus.pull import WAIT_S, Batches, Pull
 from breakwater.contracts.subjects import Stream
 from breakwater.outage import Outage
-
-# nats-py's fetch raises the built-in TimeoutError when its time is up between its two requests, which a busy machine
-# makes likely. FastStream 0.7.8 expects only nats-py's own subclass there: its loop dies, and the messages gathered so
-# far with it; nobody sees them again before their ack wait is over.
-stream_pull_subscriber.TimeoutError = TimeoutError  # pyright: ignore[reportAttributeAccessIssue, reportPrivateImportUsage]
-
-FETCH_TIMEOUT_S = 2.0
-"""After a server restart a waiting pull request is gone; this is how long it takes to notice."""
 
 MAX_PENDING_BYTES = 16 * 1024 * 1024
 
@@ -132,7 +123,7 @@ def on_each(
         subject,
         durable=durable,
         stream=JStream(stream.value, declare=False),
-        pull_sub=PullSub(batch_size=1, timeout=FETCH_TIMEOUT_S),
+        pull_sub=PullSub(batch_size=1, timeout=WAIT_S),
         max_workers=max(concurrency, 2),
         inbox_prefix=CONNECTIONS_OWN_INBOX,
         ack_policy=AckPolicy.MANUAL,
