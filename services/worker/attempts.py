@@ -12,6 +12,7 @@ from breakwater.contracts.execution import Attempt
 from breakwater.policy.classify import WORKER_LOST
 from breakwater.policy.price import estimate_input_tokens
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
+from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment, Finished, Sleeping
 from services.worker.call import Ended, attempt_of, call, record
 from services.worker.checkpoint import Checkpoint, InFlight
@@ -22,7 +23,6 @@ from services.worker.gates.gate import (
     LEASE_MARGIN_S,
     POLL_S,
     AdmissionRequest,
-    ClaimLost,
     Gate,
     Refused,
     WaitForCapacity,
@@ -106,6 +106,8 @@ class Attempts:
         flight = admitted.flight
         await self._progress.attempt_starts(flight.number, flight.model)
         timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
+        # After the admission this process may have stood still.
+        await self._credited(partial(self._worker.leases.confirm, self._job.claim))
         with admitted.under_way():
             ended = await call(self._worker, self._job, flight, messages, timeout_s)
             await self._record(ended.attempt)
@@ -249,7 +251,11 @@ class Attempts:
             flight, attempt = found.lost
             target = self._worker.targets.of(self._job.agent_name, flight.model)
             request = AdmissionRequest(self._job, target, self._at, flight, 0, 0.0, attempt.attempt_id, None)
-            await self._record(attempt)
+            try:
+                await self._record(attempt)
+            except ClaimLost:
+                # Whoever made the call has recorded it after all; and goes no further, as the job is ours now.
+                return await self._resume()
             await self._settle((gate(self._worker, request) for gate in self._gates), attempt)
             return await self._after_failure(Ended(attempt, WORKER_LOST))
         last = found.last

@@ -21,10 +21,11 @@ from breakwater.policy.classify import Classification, classify, without_text
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer, Call, CallFailed
+from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment
 from services.worker.checkpoint import InFlight
 from services.worker.context import WorkerContext
-from services.worker.gates.gate import ClaimLost, Refused
+from services.worker.gates.gate import Refused
 from services.worker.repairs import Correction, Message
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024

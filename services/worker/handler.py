@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from time import monotonic
 
 import structlog
 from pydantic import JsonValue, ValidationError
@@ -24,7 +26,8 @@ from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import ambiguity, explain
 from breakwater.policy.ownership import job_digest
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
-from breakwater.state.executions import Claim, Claimed, Conflict, Superseded, Taken
+from breakwater.state.connection import StateUnavailable
+from breakwater.state.executions import Claim, Claimed, ClaimLost, Conflict, Taken
 from services.worker.assignment import Assignment, Finished, JobDelivery, Parameters, Sleeping
 from services.worker.attempts import Attempts
 from services.worker.call import recorded_attempt
@@ -33,8 +36,8 @@ from services.worker.conclude import Conclusion, answer, conclude, decided, fini
 from services.worker.context import WorkerContext
 from services.worker.dry_run import dry_run
 from services.worker.gates import gates_of
-from services.worker.gates.gate import ClaimLost
 from services.worker.gates.task import count_job
+from services.worker.leases import HeldClaim
 from services.worker.progress import ProgressReporter
 from services.worker.response_cache import ResponseCache
 
@@ -84,7 +87,11 @@ class JobHandler:
         parsed = self._parse(delivery)
         asked = self._asked(delivery, parsed)
         execution_id = _execution_id_of(delivery, asked.job)
-        maybe_seen = delivery.deliveries > 1 or Header.UNIQUE_ID.value not in delivery.headers
+        maybe_seen = (
+            delivery.deliveries > 1
+            or Header.UNIQUE_ID.value not in delivery.headers
+            or self._worker.leases.may_be_late()
+        )
         if maybe_seen and (known := await decided(self._worker, self._agent_name, execution_id)) is not None:
             await self._answer_known(asked, execution_id, known)
         elif isinstance(parsed, str):
@@ -93,32 +100,45 @@ class JobHandler:
             error = ErrorInfo(kind="invalid", class_="InvalidJobError", message=message, user_message=text)
             await self._dead_end(asked, execution_id, "invalid", error)
         elif parsed.dry_run:
-            planned = await dry_run(self._worker, self._assignment(parsed, Claim(execution_id, 0, 0), None))
+            planned = await dry_run(self._worker, self._assignment(parsed, Claim(execution_id, ""), None))
             await finish(self._worker, asked, self._concluded(asked, execution_id, planned, dry_run=True))
         else:
-            await self._run(asked, parsed, execution_id)
+            await self._run(asked, parsed, execution_id, maybe_seen=maybe_seen)
 
-    async def _run(self, asked: JobDelivery, job: Job, execution_id: str) -> None:
+    async def _run(self, asked: JobDelivery, job: Job, execution_id: str, *, maybe_seen: bool) -> None:
         worker, delivery = self._worker, asked.delivery
-        claim = Claim(execution_id, delivery.sequence, delivery.deliveries)
+        claim, asked_at = Claim.new(execution_id), monotonic()
         match await worker.outages.retry_while_unavailable(partial(worker.executions.claim, claim, asked.digest)):
             case Conflict():
                 await self._refuse_id(asked, execution_id)
                 return
-            case Taken():
-                # The same job id under another message: it will be answered from the record of the first.
-                await delivery.retry_in(min(0.25 * 2 ** min(delivery.deliveries, 5), 5.0))
-                return
-            case Superseded():
+            case Taken(for_ms):
+                # By an earlier delivery whose worker lives, or another message of the same job. When they have decided
+                # it, this one is answered from the record.
+                await delivery.retry_in(min(0.25 * 2 ** min(delivery.deliveries, 5), 5.0, for_ms / 1000 + 0.05))
                 return
             case Claimed(text):
-                checkpoint = None if text is None else Checkpoint.model_validate_json(text)
-        if checkpoint is None and Header.UNIQUE_ID.value not in delivery.headers:
-            # Checked again now that the claim is held: the job may have been decided just before.
-            known = await decided(worker, self._agent_name, execution_id)
-            if known is not None:
-                await self._answer_known(asked, execution_id, known)
-                return
+                pass
+        with worker.leases.holding(claim, asked_at) as held:
+            try:
+                # Looked for again now that the claim is held: the job may have been decided just before.
+                if (maybe_seen or text is not None) and (
+                    known := await decided(worker, self._agent_name, execution_id)
+                ) is not None:
+                    await self._answer_known(asked, execution_id, known)
+                else:
+                    await self._run_claimed(asked, job, claim, held, text)
+                    return
+            except BaseException:
+                # Whoever has the job next need not wait for the end of the lease.
+                with suppress(StateUnavailable):
+                    await worker.executions.release(claim)
+                raise
+        await worker.outages.retry_while_unavailable(partial(worker.executions.finish, claim))
+
+    async def _run_claimed(self, asked: JobDelivery, job: Job, claim: Claim, held: HeldClaim, text: str | None) -> None:
+        worker, delivery = self._worker, asked.delivery
+        checkpoint = None if text is None else Checkpoint.model_validate_json(text)
         if checkpoint is None:
             now, total_s = worker.now(), job.total_timeout_s or self._agent.total_timeout_s
             checkpoint = Checkpoint(dispatched_at=now, deadline=now + timedelta(seconds=total_s))
@@ -126,14 +146,14 @@ class JobHandler:
             f"invoke_agent {self._agent_name}",
             parent=delivery.headers.get(Header.TRACEPARENT.value),
             kind="consumer",
-            attributes=lambda: tracing.execution_attributes(agent=self._agent_name, execution_id=execution_id),
+            attributes=lambda: tracing.execution_attributes(agent=self._agent_name, execution_id=claim.execution_id),
         )
         assignment = self._assignment(job, claim, span.traceparent)
         resumed = text is not None or delivery.deliveries > 1 or parked_execution(delivery.headers) is not None
         result: Result | None = None
         worker.metrics.began(self._agent_name)
         try:
-            result = await self._execute(asked, assignment, checkpoint, resumed=resumed)
+            result = await self._execute(asked, assignment, checkpoint, held, resumed=resumed)
         finally:
             worker.metrics.ended(self._agent_name)
             error = None if result is None or result.error is None else result.error.class_
@@ -153,21 +173,20 @@ class JobHandler:
         )
 
     async def _execute(
-        self, asked: JobDelivery, job: Assignment, checkpoint: Checkpoint, *, resumed: bool
+        self, asked: JobDelivery, job: Assignment, checkpoint: Checkpoint, held: HeldClaim, *, resumed: bool
     ) -> Result | None:
         """Runs a job and decides it. None where it was put to sleep."""
         worker = self._worker
         rules = job.agent.cache
         cache = None if rules is None or job.job.skip_cache else ResponseCache(worker, job, rules)
-        worker.leases.claims[job.claim] = None if cache is None else cache.renew
+        held.also = None if cache is None else cache.renew
         try:
-            try:
-                end, cached_from = await self._attempt(job, checkpoint, cache, resumed=resumed)
-            finally:
-                del worker.leases.claims[job.claim]
+            end, cached_from = await self._attempt(job, checkpoint, cache, resumed=resumed)
             if isinstance(end, Sleeping):
                 await self._put_to_sleep(asked.delivery, job.claim, end)
                 return None
+            # Who has been superseded while it called decides nothing.
+            await worker.outages.retry_while_unavailable(partial(worker.leases.confirm, job.claim))
             result = self._concluded(asked, job.execution_id, end, cached_from=cached_from)
             # Before it is decided: the task's next job may come as soon as this one is answered.
             if job.job.task_id is not None:
@@ -176,6 +195,7 @@ class JobHandler:
             if cache is not None and cached_from is None:
                 await cache.keep(end, job.execution_id)
         finally:
+            held.also = None
             if cache is not None:
                 await cache.leave()
         worker.metrics.job(result)
@@ -199,7 +219,7 @@ class JobHandler:
     async def _put_to_sleep(self, delivery: Delivery, claim: Claim, sleeping: Sleeping) -> None:
         worker, agent = self._worker, self._agent_name
         # Whoever wakes the job has another message of it, and must not wait for the end of a lease.
-        await worker.outages.retry_while_unavailable(lambda: worker.executions.checkpoint(claim, "", lease_ms=0))
+        await worker.outages.retry_while_unavailable(partial(worker.executions.release, claim))
         try:
             await worker.outages.retry_while_unavailable(
                 lambda: park(worker.publisher, delivery, agent=agent, execution_id=claim.execution_id, due=sleeping.due)
@@ -269,7 +289,7 @@ class JobHandler:
         result = self._ended(asked, execution_id, reason, error, tuple(attempts))
         if asked.job is not None and attempts:
             # What it holds of its task's cap would be held for as long as the task lives.
-            await self._count(self._assignment(asked.job, Claim(execution_id, 0, 0), None), result, None)
+            await self._count(self._assignment(asked.job, Claim(execution_id, ""), None), result, None)
         await finish(self._worker, asked, result)
 
     async def _recorded(self, execution_id: str, number: int) -> Attempt | None:

@@ -3,39 +3,109 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+
+import structlog
 
 from breakwater.bus.delivery import Delivery, still_held
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.outage import Outage, Outages
-from breakwater.state.executions import Claim, Executions
+from breakwater.state.executions import CLAIM_LEASE_MS, Claim, ClaimLost, Executions
 
-RENEW_EVERY_S = 20.0
-"""A third of the lease of a claim."""
+RENEW_EVERY_S = CLAIM_LEASE_MS / 1000 / 4
+
+STANDSTILL_S = 5.0
+"""A process that did nothing for so long has been stopped, or its machine has; a busy one is not as late."""
+
+BUFFERED_S = 30.0
+"""How long after a standstill messages are handled that were delivered before it."""
+
+
+@dataclass(slots=True)
+class HeldClaim:
+    """A claim of this process."""
+
+    sure_until: float
+    """Until then nobody else can have taken the job, by the monotonic clock: some time after Redis last renewed it."""
+    also: Callable[[], Awaitable[None]] | None = None
+    """What else is to be renewed for the job: its lead among those that ask the same."""
 
 
 class Leases:
     """The deliveries and the claims of jobs under way. Jobs add theirs, and remove them when they end."""
 
-    def __init__(self, executions: Executions, outages: Outages) -> None:
+    def __init__(self, executions: Executions, outages: Outages, clock: Callable[[], float] = monotonic) -> None:
         self._executions = executions
         self._outages = outages
+        self._clock = clock
+        self._ticked_at = self._stood_still_at = float("-inf")
         self.deliveries: set[Delivery] = set()
-        self.claims: dict[Claim, Callable[[], Awaitable[None]] | None] = {}
-        """With what else is to be renewed for the job: its lead among those that ask the same."""
+        self.claims: dict[Claim, HeldClaim] = {}
+
+    @contextmanager
+    def holding(self, claim: Claim, asked_at: float) -> Generator[HeldClaim]:
+        """Keeps a claim while the block runs.
+
+        Args:
+            claim: that Redis has granted.
+            asked_at: when it was asked for, or before, by the monotonic clock.
+        """
+        held = self.claims[claim] = HeldClaim(asked_at + CLAIM_LEASE_MS / 1000)
+        try:
+            yield held
+        finally:
+            del self.claims[claim]
+
+    async def confirm(self, claim: Claim) -> None:
+        """Makes sure that a job is still ours: before its call is made, and before it is decided.
+
+        Redis is asked only where the claim could not be renewed for a while, as after a standstill of this process.
+
+        Raises:
+            ClaimLost: another handling has taken it over.
+            StateUnavailable: ask again.
+        """
+        held, asked_at = self.claims[claim], self._clock()
+        if asked_at < held.sure_until:
+            return
+        if not await self._executions.checkpoint(claim, ""):
+            raise ClaimLost(claim.execution_id)
+        held.sure_until = asked_at + CLAIM_LEASE_MS / 1000
+
+    def may_be_late(self) -> bool:
+        """Whether what is handled now may have been delivered long ago, and to somebody else since."""
+        now = self._clock()
+        return now - self._stood_still_at < BUFFERED_S or STANDSTILL_S < now - self._ticked_at < float("inf")
 
     async def run(self) -> None:
         """Keeps them until cancelled. The deliveries by themselves, as they are kept whether Redis answers or not."""
         await asyncio.gather(
             _keep("keeping deliveries", ACK_WAIT_S / 3, lambda: still_held(tuple(self.deliveries))),
             _keep("renewing claims", RENEW_EVERY_S, self._renew_claims),
+            _keep("the clock", 1.0, self._tick),
         )
+
+    async def _tick(self) -> None:
+        before, self._ticked_at = self._ticked_at, self._clock()
+        stood_still_s = self._ticked_at - before
+        if STANDSTILL_S < stood_still_s < float("inf"):
+            self._stood_still_at = self._ticked_at
+            structlog.get_logger().warning("stood_still", for_s=round(stood_still_s, 1))
 
     async def _renew_claims(self) -> None:
         # Jobs that end during an outage are left out of the next try.
-        await self._outages.retry_while_unavailable(lambda: self._executions.renew(self.claims))
-        for renew in [renew for renew in self.claims.values() if renew is not None]:
+        await self._outages.retry_while_unavailable(self._renew)
+        for renew in [held.also for held in self.claims.values() if held.also is not None]:
             await renew()
+
+    async def _renew(self) -> None:
+        claims, asked_at = tuple(self.claims), self._clock()
+        for claim, kept in zip(claims, await self._executions.renew(claims), strict=True):
+            if (held := self.claims.get(claim)) is not None:
+                held.sure_until = asked_at + CLAIM_LEASE_MS / 1000 if kept else asked_at
 
 
 async def _keep(what: str, every_s: float, work: Callable[[], Awaitable[None]]) -> None:

@@ -27,7 +27,7 @@ class ResponseCache:
         self._worker = worker
         self._rules = rules
         self._leads = False
-        self._holder = f"{job.execution_id}#{job.claim.sequence}"
+        self._holder = job.execution_id  # the same after a crash
         self._key = cache_key(
             agent=job.agent_name,
             tenant=job.job.tenant,

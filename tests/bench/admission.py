@@ -132,7 +132,7 @@ class Bench:
         """Seconds, round trips, why it was refused or `admitted`, and seconds within Redis if asked for."""
         worker = self._worker
         self._number += 1
-        claim = Claim(f"job-{self._number}", self._number, 1)
+        claim = Claim.new(f"job-{self._number}")
         agent = worker.config.agents[agent_name]
         job = Job.model_validate({"agent": agent_name, "prompt": "How do I return a parcel?", "task_id": TASK})
         assignment = Assignment(

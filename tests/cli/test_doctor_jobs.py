@@ -62,7 +62,7 @@ async def test_a_job_is_somewhere_or_has_vanished(client: Client, own_redis_serv
             await jetstream.publish(subjects.job("writer"), job_id.encode(), headers=headers)
         token = {Header.EXECUTION_ID.value: subjects.encode_token(parked)}
         await jetstream.publish(subjects.parked("writer", parked), b"", headers=token)
-        await Executions(redis).claim(Claim(claimed, 1, 1))
+        await Executions(redis).claim(Claim.new(claimed))
         await jetstream.publish(subjects.execution("writer", recorded), b"{}", headers=FIRST)
         await jetstream.publish(subjects.result(answered), b"{}", headers=FIRST)
         found = await look()

@@ -1,79 +1,194 @@
+"""Claims: by a table, and whatever is asked in whatever order, against the real Redis."""
+
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from breakwater.state.connection import Redis, StateUnavailable
-from breakwater.state.executions import Claim, Claimed, Executions, Superseded, Taken
+from breakwater.state.executions import CLAIM_LEASE_MS, GRACE_MS, LINGER_MS, Claim, Claimed, Conflict, Executions, Taken
+from tests.servers import RunningServer
+
+Value = TypeVar("Value")
+SLACK_MS = 1_000
 
 
-async def test_a_job_is_claimed_once_and_another_message_waits(redis: Redis) -> None:
-    executions = Executions(redis)
-    assert await executions.claim(Claim("j", 7, 1)) == Claimed(None)
-    other = await executions.claim(Claim("j", 8, 1))
-    assert isinstance(other, Taken)
-    assert 50_000 < other.for_ms <= 60_000
+async def pass_time(redis: Redis, claim: Claim, by_ms: int) -> None:
+    """Makes what is stored of a claim older, instead of waiting."""
+    for name in ("lease_until", "asked_at"):
+        if await redis.client.hexists(claim.key, name):
+            await redis.client.hincrby(claim.key, name, -by_ms)
+
+
+async def test_a_job_is_claimed_once_and_whoever_comes_later_waits(redis: Redis) -> None:
+    executions, first = Executions(redis), Claim.new("j")
+    assert await executions.claim(first) == Claimed(None)
+    later = await executions.claim(Claim.new("j"))
+    assert isinstance(later, Taken)
+    assert CLAIM_LEASE_MS + GRACE_MS - SLACK_MS < later.for_ms <= CLAIM_LEASE_MS + GRACE_MS
+    # As after an answer that was lost.
+    assert await executions.claim(first) == Claimed(None)
 
 
 async def test_of_many_messages_with_one_id_one_gets_the_job(redis: Redis) -> None:
     executions = Executions(redis)
-    answers = await asyncio.gather(*(executions.claim(Claim("j", sequence, 1)) for sequence in range(1, 101)))
+    answers = await asyncio.gather(*(executions.claim(Claim.new("j")) for _ in range(100)))
     assert sum(isinstance(answer, Claimed) for answer in answers) == 1
 
 
-async def test_a_redelivery_takes_the_job_over_with_its_checkpoint_and_the_earlier_holder_is_fenced(
-    redis: Redis,
-) -> None:
-    executions = Executions(redis)
-    first, second = Claim("j", 7, 1), Claim("j", 7, 2)
+async def test_a_holder_that_renews_keeps_the_job_however_long_and_whoever_asks(redis: Redis) -> None:
+    executions, holder = Executions(redis), Claim.new("j")
+    await executions.claim(holder)
+    for _ in range(5):
+        # Redis stood still, or its clock jumped: the lease has ended though the holder lives.
+        await pass_time(redis, holder, 10 * CLAIM_LEASE_MS)
+        asked = await executions.claim(Claim.new("j"))
+        assert isinstance(asked, Taken)
+        assert asked.for_ms == GRACE_MS
+        assert await executions.renew([holder]) == [True]
+
+
+async def test_a_holder_that_is_gone_is_followed_by_who_asks_twice_and_then_fenced_off(redis: Redis) -> None:
+    executions, gone, next_one = Executions(redis), Claim.new("j"), Claim.new("j")
+    await executions.claim(gone)
+    assert await executions.checkpoint(gone, "so far")
+    await pass_time(redis, gone, CLAIM_LEASE_MS)
+    assert isinstance(await executions.claim(next_one), Taken)
+    await pass_time(redis, gone, GRACE_MS - SLACK_MS)
+    assert isinstance(await executions.claim(Claim.new("j")), Taken)
+    await pass_time(redis, gone, SLACK_MS)
+    assert await executions.claim(next_one) == Claimed("so far")
+    assert not await executions.checkpoint(gone, "too late")
+    assert await executions.renew([gone, next_one]) == [False, True]
+    assert isinstance(await executions.claim(gone), Taken)
+    await executions.release(gone)
+    await executions.finish(gone)
+    assert isinstance(await executions.claim(Claim.new("j")), Taken)
+    assert await redis.client.hget(next_one.key, "checkpoint") == "so far"
+
+
+async def test_a_job_that_is_given_up_is_for_whoever_asks_next(redis: Redis) -> None:
+    executions, first = Executions(redis), Claim.new("j")
     await executions.claim(first)
-    assert await executions.checkpoint(first, "so far")
-    assert await executions.claim(second) == Claimed("so far")
-    assert not await executions.checkpoint(first, "too late")
-    assert await executions.claim(first) == Superseded()
-    await executions.finish(first)
-    assert await executions.claim(Claim("j", 7, 3)) == Claimed("so far")
+    await executions.checkpoint(first, "so far")
+    await executions.release(first)
+    assert await executions.claim(Claim.new("j")) == Claimed("so far")
+    assert not await executions.checkpoint(first, "")
 
 
-async def test_a_claim_whose_lease_has_ended_passes_to_another_message(redis: Redis) -> None:
-    executions = Executions(redis)
-    claim = Claim("j", 7, 1)
-    await executions.claim(claim)
-    await executions.checkpoint(claim, "so far", lease_ms=1)
-    async with asyncio.timeout(60):
-        while isinstance(answer := await executions.claim(Claim("j", 8, 1)), Taken):
-            await asyncio.sleep(0.005)
-    assert answer == Claimed("so far")
-
-
-async def test_a_finished_job_stays_taken_for_a_moment_and_then_leaves_nothing_behind(redis: Redis) -> None:
-    executions = Executions(redis)
-    claim = Claim("j", 7, 1)
+async def test_a_finished_job_stays_taken_for_a_while_and_then_leaves_nothing_behind(redis: Redis) -> None:
+    executions, claim = Executions(redis), Claim.new("j")
     await executions.claim(claim)
     await executions.finish(claim)
-    assert isinstance(await executions.claim(Claim("j", 8, 1)), Taken)
-    assert 0 < await redis.client.pttl(claim.key) <= 10_000
+    later = await executions.claim(Claim.new("j"))
+    assert isinstance(later, Taken)
+    assert later.for_ms > LINGER_MS - SLACK_MS
+    assert 0 < await redis.client.pttl(claim.key) <= LINGER_MS
 
 
-async def test_a_renewal_keeps_the_checkpoint(redis: Redis) -> None:
+async def test_an_id_is_that_of_one_job(redis: Redis) -> None:
     executions = Executions(redis)
-    claim = Claim("j", 7, 1)
-    await executions.claim(claim)
-    await executions.checkpoint(claim, "so far")
-    assert await executions.checkpoint(claim, "")
-    assert await executions.claim(Claim("j", 7, 2)) == Claimed("so far")
+    await executions.claim(Claim.new("j"), "one")
+    assert await executions.claim(Claim.new("j"), "another") == Conflict()
 
 
 async def test_scripts_are_learned_again_by_a_server_that_forgot_them(redis: Redis) -> None:
     executions = Executions(redis)
-    await executions.claim(Claim("a", 1, 1))
+    await executions.claim(Claim.new("a"))
     await redis.client.script_flush()
-    assert await executions.claim(Claim("b", 2, 1)) == Claimed(None)
+    assert await executions.claim(Claim.new("b")) == Claimed(None)
 
 
 async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     away = Redis("redis://127.0.0.1:1/0")
     with pytest.raises(StateUnavailable, match="did not answer"):
-        await Executions(away).claim(Claim("j", 1, 1))
+        await Executions(away).claim(Claim.new("j"))
     await away.close()
+
+
+WORKERS = st.integers(0, 2)
+
+
+class Claims(RuleBasedStateMachine):
+    """Three handlings of one job against a model of who holds it.
+
+    The promise: nobody gets the job from a holder that renews it within a grace time of the first question after the
+    end of its lease; and of two handlings, one at most may call or decide.
+    """
+
+    redis_url: str
+
+    @initialize()
+    def start(self) -> None:
+        self.runner = asyncio.Runner()
+        self.redis = Redis(self.redis_url)
+        self.executions = Executions(self.redis)
+        self.run(self.redis.client.flushall())
+        self.claims = [Claim.new("j") for _ in range(3)]
+        self.holder: int | None = None
+        self.lease_ms = self.asked_ms = 0
+        """Left of the lease, and gone since the first question after its end; the latter -1 without one."""
+        self.asked_ms = -1
+
+    def run(self, work: Awaitable[Value]) -> Value:
+        async def awaited() -> Value:
+            return await work
+
+        return self.runner.run(awaited())
+
+    @rule(worker=WORKERS)
+    def claims_it(self, worker: int) -> None:
+        answer = self.run(self.executions.claim(self.claims[worker]))
+        gone = self.lease_ms <= 0 and self.asked_ms >= GRACE_MS
+        if self.holder in {None, worker} or gone:
+            assert isinstance(answer, Claimed)
+            self.held_by(worker)
+        else:
+            assert isinstance(answer, Taken)
+            if self.lease_ms <= 0 and self.asked_ms < 0:
+                self.asked_ms = 0
+
+    @rule(worker=WORKERS)
+    def renews_it(self, worker: int) -> None:
+        assert self.run(self.executions.renew([self.claims[worker]])) == [self.holder == worker]
+        if self.holder == worker:
+            self.held_by(worker)
+
+    @rule(worker=WORKERS)
+    def gives_it_up(self, worker: int) -> None:
+        self.run(self.executions.release(self.claims[worker]))
+        if self.holder == worker:
+            self.holder, self.lease_ms, self.asked_ms = None, 0, -1
+
+    @rule(worker=WORKERS)
+    def comes_again(self, worker: int) -> None:
+        if self.holder != worker:
+            self.claims[worker] = Claim.new("j")
+
+    @precondition(lambda self: self.holder is not None)
+    @rule(by_ms=st.sampled_from([GRACE_MS // 2, GRACE_MS, CLAIM_LEASE_MS]))
+    def time_passes(self, by_ms: int) -> None:
+        # A little more each time, so that what the test itself takes tips no balance.
+        by_ms += SLACK_MS
+        self.lease_ms -= by_ms
+        self.asked_ms = self.asked_ms if self.asked_ms < 0 else self.asked_ms + by_ms
+        self.run(pass_time(self.redis, self.claims[0], by_ms))
+
+    def held_by(self, worker: int) -> None:
+        self.holder, self.lease_ms, self.asked_ms = worker, CLAIM_LEASE_MS, -1
+
+    def teardown(self) -> None:
+        if hasattr(self, "runner"):
+            self.run(self.redis.close())
+            self.runner.close()
+
+
+def test_one_handling_has_the_job_whatever_happens_in_whatever_order(own_redis_server: RunningServer) -> None:
+    machine: Any = type("Machine", (Claims,), {"redis_url": own_redis_server.url})
+    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))

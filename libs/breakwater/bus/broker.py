@@ -164,7 +164,7 @@ def on_batch(
 ) -> None:
     """Handles messages in groups while the application runs: a first one, and what comes in `linger_s` after it.
 
-    FastStream's own subscriber of batches asks NATS anew after every `linger_s`, whether anything happens or not.
+    FastStream's own subscriber of batches asks NATS again after every `linger_s`, whether anything happens or not.
 
     Args:
         app: the service; its end waits for the batch that is being handled.

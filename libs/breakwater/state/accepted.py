@@ -105,7 +105,7 @@ class Accepted:
 
     async def _find(self, execution_id: str) -> Standing | None:
         async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
-            key = Claim(execution_id, 0, 0).key
+            key = Claim(execution_id, "").key
             pipe.exists(key)
             pipe.hmget(key, "checkpoint", "digest")
             for recent in recent_keys(time.time()):
@@ -169,7 +169,7 @@ async def unclaimed(redis: Redis, jobs: Sequence[RememberedJob]) -> list[Remembe
     """Those that no worker has, nor had when it died. Raises StateUnavailable."""
     async with translated(), redis.client.pipeline(transaction=False) as pipe:
         for job in jobs:
-            pipe.exists(Claim(job.execution_id, 0, 0).key)
+            pipe.exists(Claim(job.execution_id, "").key)
         claimed: list[Any] = await pipe.execute()
     return [job for job, has in zip(jobs, claimed, strict=True) if not has]
 

@@ -1,17 +1,21 @@
-"""Who works on a job, and how far it is: a leased claim with fencing, and the checkpoint it carries."""
+"""Who works on a job, and how far it is: a claim with a fencing token and a lease, and the checkpoint it carries."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from uuid import uuid4
 
 from breakwater.state.connection import Redis, Script, ScriptCall
 
-CLAIM_LEASE_MS = 60_000
-"""Longer than the bus waits for a silent worker, so that a redelivery finds the claim and not a stranger."""
+CLAIM_LEASE_MS = 12_000
+"""A worker renews its claims every three seconds."""
 
-LINGER_MS = 10_000
-"""How long a finished job stays taken, for duplicates that looked for its record a moment too early."""
+GRACE_MS = 4_000
+"""How long a holder whose lease has ended may still renew it, from when somebody else first asks for the job."""
+
+LINGER_MS = 60_000
+"""How long a finished job stays taken: longer than a message can be on its way to a worker that is still connected."""
 
 KEEP_MS = 72 * 3_600_000
 
@@ -22,11 +26,16 @@ _FINISH = Script.named("finish")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to run a job: held by one delivery of one stored message, and fenced by both numbers."""
+    """The right to run a job, held by one handling of one delivery."""
 
     execution_id: str
-    sequence: int
-    delivery: int
+    token: str
+    """Fences the handling off from any other, of whichever worker and delivery."""
+
+    @classmethod
+    def new(cls, execution_id: str) -> Claim:
+        """One that nobody has had before."""
+        return cls(execution_id, uuid4().hex)
 
     @property
     def key(self) -> str:
@@ -43,19 +52,19 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Another message with the same job id is being worked on."""
+    """Somebody else works on the job, or has just ended it."""
 
     for_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Superseded:
-    """A later delivery of the same message has the job."""
+    """After which it is worth asking again, if they do not renew their claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
     """The id is that of another job."""
+
+
+class ClaimLost(Exception):  # noqa: N818  not an error: another worker goes on
+    """Another handling of the job has taken over; this one must stop, call nobody and publish nothing."""
 
 
 class Executions:
@@ -64,40 +73,43 @@ class Executions:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
-    async def claim(self, claim: Claim, digest: str = "") -> Claimed | Taken | Superseded | Conflict:
-        """Takes the job, unless somebody else has it. Raises StateUnavailable.
+    async def claim(self, claim: Claim, digest: str = "") -> Claimed | Taken | Conflict:
+        """Takes the job, unless somebody else has it. May be repeated with the same claim. Raises StateUnavailable.
 
         Args:
             claim: which.
             digest: of what the job asks; a job with the same id and another one is a conflict. Empty: any.
         """
-        call = ScriptCall(_CLAIM, [claim.key], [claim.sequence, claim.delivery, CLAIM_LEASE_MS, KEEP_MS, digest])
+        call = ScriptCall(_CLAIM, [claim.key], [claim.token, CLAIM_LEASE_MS, GRACE_MS, KEEP_MS, digest])
         [(verdict, detail)] = await self._redis.run([call])
         match verdict:
             case "yours":
                 return Claimed(detail or None)
             case "taken":
                 return Taken(int(detail))
-            case "conflict":
-                return Conflict()
             case _:
-                return Superseded()
+                return Conflict()
 
     def checkpoint_call(self, claim: Claim, checkpoint: str, *, lease_ms: int = CLAIM_LEASE_MS) -> ScriptCall:
         """Saves how far the job is; its answer is 1, or 0 when the claim is lost. An empty text renews the lease."""
-        arguments = [claim.sequence, claim.delivery, lease_ms, KEEP_MS + lease_ms, checkpoint]
-        return ScriptCall(_CHECKPOINT, [claim.key], arguments)
+        return ScriptCall(_CHECKPOINT, [claim.key], [claim.token, lease_ms, KEEP_MS, checkpoint])
 
-    async def checkpoint(self, claim: Claim, checkpoint: str, *, lease_ms: int = CLAIM_LEASE_MS) -> bool:
+    async def checkpoint(self, claim: Claim, checkpoint: str) -> bool:
         """Saves how far the job is. False when the claim is lost. Raises StateUnavailable."""
-        [kept] = await self._redis.run([self.checkpoint_call(claim, checkpoint, lease_ms=lease_ms)])
-        return bool(kept)
+        [kept] = await self._kept([self.checkpoint_call(claim, checkpoint)])
+        return kept
 
-    async def renew(self, claims: Iterable[Claim]) -> None:
-        """Renews the leases of claims in one round trip; one that is lost stays lost. Raises StateUnavailable."""
-        if calls := [self.checkpoint_call(claim, "") for claim in claims]:
-            await self._redis.run(calls)
+    async def renew(self, claims: Iterable[Claim]) -> list[bool]:
+        """Renews the leases of claims in one round trip; False for one that is lost. Raises StateUnavailable."""
+        return await self._kept([self.checkpoint_call(claim, "") for claim in claims])
+
+    async def release(self, claim: Claim) -> None:
+        """Gives a job up before its end: whoever asks next has it, with its checkpoint. Raises StateUnavailable."""
+        await self._kept([self.checkpoint_call(claim, "", lease_ms=0)])
 
     async def finish(self, claim: Claim) -> None:
         """Lets go of a job whose record stands; a moment later it is forgotten. Raises StateUnavailable."""
-        await self._redis.run([ScriptCall(_FINISH, [claim.key], [claim.sequence, claim.delivery, LINGER_MS])])
+        await self._redis.run([ScriptCall(_FINISH, [claim.key], [claim.token, LINGER_MS])])
+
+    async def _kept(self, calls: Sequence[ScriptCall]) -> list[bool]:
+        return [bool(kept) for kept in await self._redis.run(calls)] if calls else []

@@ -12,6 +12,7 @@ from datetime import timedelta
 
 from breakwater.config import Agent
 from breakwater.state.connection import ScriptCall
+from breakwater.state.executions import ClaimLost
 from services.worker.checkpoint import InFlight
 from services.worker.context import WorkerContext
 from services.worker.gates.breaker import BreakerGate
@@ -20,7 +21,6 @@ from services.worker.gates.claim import ClaimGate
 from services.worker.gates.gate import (
     LEASE_MARGIN_S,
     AdmissionRequest,
-    ClaimLost,
     Gate,
     Refused,
     Verdict,

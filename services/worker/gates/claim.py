@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from breakwater.state.connection import ScriptCall
+from breakwater.state.executions import ClaimLost
 from services.worker.checkpoint import Checkpoint
-from services.worker.gates.gate import ClaimLost, Gate
+from services.worker.gates.gate import Gate
 
 
 @dataclass(slots=True)
 class ClaimGate(Gate):
-    """Saves the checkpoint for the time of the call and renews the claim, if the job is still ours."""
+    """Saves the checkpoint and renews the claim, if the job is still ours."""
 
     def ask(self) -> ScriptCall | None:
         """The checkpoint says that the call may be under way."""
@@ -20,7 +21,7 @@ class ClaimGate(Gate):
         return self._save(self.request.checkpoint.model_copy(update={"in_flight": flight, "model": flight.model}))
 
     def read(self, answer: Any) -> ClaimLost | None:
-        """Lost where a later delivery has the job, or another message with the same job id."""
+        """Lost where another handling of the job has taken it over."""
         return None if answer else ClaimLost(self.request.job.execution_id)
 
     def give_back(self) -> ScriptCall | None:
@@ -28,5 +29,6 @@ class ClaimGate(Gate):
         return self._save(self.request.checkpoint)
 
     def _save(self, at: Checkpoint) -> ScriptCall | None:
-        lease_ms, claim = self.request.lease_ms, self.request.job.claim
-        return None if lease_ms is None else self.worker.executions.checkpoint_call(claim, at.text(), lease_ms=lease_ms)
+        if self.request.lease_ms is None:
+            return None
+        return self.worker.executions.checkpoint_call(self.request.job.claim, at.text())

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from breakwater.config import Agent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Reason
 from breakwater.state.connection import ScriptCall
+from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment
 from services.worker.checkpoint import Checkpoint, InFlight
 from services.worker.context import WorkerContext
@@ -68,10 +69,6 @@ class WaitForCapacity:
     delay_s: float
     refused: Refused
     """What the call is refused with where there is no time to wait."""
-
-
-class ClaimLost(Exception):  # noqa: N818  not an error: another worker goes on
-    """Another delivery of the job has taken over; this one must stop and publish nothing."""
 
 
 Verdict = Refused | WaitForCapacity | ClaimLost

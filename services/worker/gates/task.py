@@ -16,11 +16,12 @@ from breakwater.contracts.types import time_from_ms
 from breakwater.policy.budget import spent_by
 from breakwater.policy.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, outcome_of
 from breakwater.state.connection import ScriptCall
+from breakwater.state.executions import ClaimLost
 from breakwater.state.tasks import TaskKey, Tripped
 from services.worker.assignment import Assignment
 from services.worker.checkpoint import Checkpoint
 from services.worker.context import WorkerContext
-from services.worker.gates.gate import POLL_S, ClaimLost, Gate, Refused, Verdict, WaitForCapacity
+from services.worker.gates.gate import POLL_S, Gate, Refused, Verdict, WaitForCapacity
 
 TASK_STOPPED = Refused(
     "guard_tripped",

@@ -77,7 +77,7 @@ class Bench:
     async def request(
         self, name: str = "j1", *, agent_name: str = "writer", claimed: bool = True, dry_run: bool = False
     ) -> AdmissionRequest:
-        claim = Claim(name, 1, 1)
+        claim = Claim.new(name)
         if claimed:
             await self.worker.executions.claim(claim)
         agent = self.worker.config.agents[agent_name]
@@ -161,7 +161,7 @@ async def test_what_all_others_granted_is_given_back_when_one_refuses(redis_serv
         counts = after.pop("first tries")
         assert counts == [0]
         assert after == {name: value for name, value in before.items() if name != "first tries"} | {"probe": None}
-        text = await bench.redis.client.hget(Claim("j1", 0, 0).key, "checkpoint")
+        text = await bench.redis.client.hget(Claim.new("j1").key, "checkpoint")
         assert text == request.checkpoint.text()
 
 

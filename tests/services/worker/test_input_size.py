@@ -24,7 +24,7 @@ def assignment(agent: dict[str, Any] | None = None, **job: Any) -> Assignment:
     asked = Job.model_validate({"agent": "a", **(job or {"prompt": "hello"})})
     guard = None if own.output is None else OutputGuard.compile(own.output)
     return Assignment(
-        "e1", "a", own, asked, own.chain, Claim("e1", 1, 1), None, Parameters.of(own, asked.params, guard), guard
+        "e1", "a", own, asked, own.chain, Claim.new("e1"), None, Parameters.of(own, asked.params, guard), guard
     )
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from time import monotonic
+from typing import Any, cast
 
 import pytest
 
 from breakwater import background
 from breakwater.outage import Outages
 from breakwater.state.connection import Redis, StateUnavailable
-from breakwater.state.executions import Claim, Executions, Taken
+from breakwater.state.executions import CLAIM_LEASE_MS, GRACE_MS, Claim, ClaimLost, Executions, Taken
 from services.worker import leases
-from services.worker.leases import Leases
+from services.worker.leases import BUFFERED_S, STANDSTILL_S, HeldClaim, Leases
 from tests.helpers import until
 from tests.servers import RunningServer
 
@@ -38,7 +39,7 @@ async def test_claims_are_renewed_while_their_jobs_run(redis_server: RunningServ
     await redis.client.flushall()
     executions = Executions(redis)
     held = Leases(executions, Outages())
-    claims, renewed = [Claim("one", 1, 1), Claim("two", 2, 1), Claim("ended", 3, 1)], 0
+    claims, renewed = [Claim.new(name) for name in ("one", "two", "ended")], 0
 
     async def renew() -> None:
         nonlocal renewed
@@ -46,16 +47,16 @@ async def test_claims_are_renewed_while_their_jobs_run(redis_server: RunningServ
 
     for claim in claims:
         await executions.claim(claim)
-        await executions.checkpoint(claim, "", lease_ms=1)
-    held.claims |= {claims[0]: None, claims[1]: renew}
+        await redis.client.hset(claim.key, "lease_until", 1)
+    held.claims |= {claims[0]: HeldClaim(0.0), claims[1]: HeldClaim(0.0, renew)}
     running = asyncio.create_task(held.run())
     try:
         await until(lambda: renewed > 1)
-        for name in ("one", "two"):
-            other = await executions.claim(Claim(name, 9, 1))
+        for claim, is_renewed in zip(claims, (True, True, False), strict=True):
+            other = await executions.claim(Claim.new(claim.execution_id))
             assert isinstance(other, Taken)
-            assert other.for_ms > 10_000
-        assert not isinstance(await executions.claim(Claim("ended", 9, 1)), Taken)
+            assert (other.for_ms > GRACE_MS) == is_renewed
+        assert held.claims[claims[0]].sure_until > monotonic()
     finally:
         await background.stop(running)
         await redis.close()
@@ -65,7 +66,7 @@ async def test_an_unexpected_error_ends_the_renewal_of_no_other_job(redis_server
     redis = Redis(redis_server.url)
     await redis.client.flushall()
     executions, failures = Executions(redis), 0
-    held, mine, other = Leases(executions, Outages()), Claim("mine", 1, 1), Claim("mine", 9, 1)
+    held, mine, other = Leases(executions, Outages()), Claim.new("mine"), Claim.new("mine")
 
     async def fail() -> None:
         nonlocal failures
@@ -73,16 +74,16 @@ async def test_an_unexpected_error_ends_the_renewal_of_no_other_job(redis_server
         raise ValueError("no error of Redis")
 
     await executions.claim(mine)
-    held.claims[mine] = fail
+    held.claims[mine] = HeldClaim(0.0, fail)
     running = asyncio.create_task(held.run())
     try:
         await until(lambda: failures > 1)
-        await executions.checkpoint(mine, "", lease_ms=1)
+        await redis.client.hset(mine.key, "lease_until", 1)
         before = failures
         await until(lambda: failures > before + 1)
         taken = await executions.claim(other)
         assert isinstance(taken, Taken)
-        assert taken.for_ms > 10_000
+        assert taken.for_ms > GRACE_MS
     finally:
         await background.stop(running)
         await redis.close()
@@ -107,3 +108,55 @@ async def test_deliveries_are_kept_also_while_redis_does_not_answer() -> None:
         assert delivery.kept <= kept + 1
     finally:
         await background.stop(running)
+
+
+class Clock:
+    """A monotonic clock that stands until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_claim_is_asked_about_only_after_a_standstill_and_one_that_was_taken_over_is_lost(
+    redis_server: RunningServer,
+) -> None:
+    redis, clock = Redis(redis_server.url), Clock()
+    await redis.client.flushall()
+    executions, mine, other = Executions(redis), Claim.new("j"), Claim.new("j")
+    held = Leases(executions, Outages(), clock)
+    await executions.claim(mine)
+    with held.holding(mine, clock.now):
+        await redis.client.hset(mine.key, "token", other.token)
+        await held.confirm(mine)  # not asked: so soon nobody can have taken it
+        clock.now += CLAIM_LEASE_MS / 1000
+        with pytest.raises(ClaimLost):
+            await held.confirm(mine)
+        await redis.client.hset(mine.key, "token", mine.token)
+        await held.confirm(mine)
+        await redis.client.hset(mine.key, "token", other.token)
+        await held.confirm(mine)  # for it was confirmed just now
+    assert not held.claims
+    await redis.close()
+
+
+async def test_after_a_standstill_deliveries_may_be_late_for_a_while() -> None:
+    clock, executions = Clock(), cast(Executions, None)  # Redis is not asked
+    held = Leases(executions, Outages(), clock)
+
+    async def pass_seconds(count: float) -> None:
+        for _ in range(round(count)):
+            clock.now += 1
+            await held._tick()
+
+    await pass_seconds(10)
+    assert not held.may_be_late()
+    clock.now += STANDSTILL_S + 1
+    assert held.may_be_late(), "before the clock is looked at again"
+    await held._tick()
+    await pass_seconds(BUFFERED_S - 1)
+    assert held.may_be_late()
+    await pass_seconds(2)
+    assert not held.may_be_late()

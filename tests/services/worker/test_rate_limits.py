@@ -65,7 +65,7 @@ async def test_whoever_waits_for_a_turn_has_no_call_under_way(start_worker: Star
         async with aioredis.from_url(plane.environment["BREAKWATER_REDIS_URL"], decode_responses=True) as redis:
 
             async def under_way() -> list[bool]:
-                texts = [await redis.hget(Claim(name, 0, 0).key, "checkpoint") for name in ("first", "second")]
+                texts = [await redis.hget(Claim.new(name).key, "checkpoint") for name in ("first", "second")]
                 return ["in_flight" in json.loads(text) for text in texts if text]
 
             async def one_waits() -> bool:

@@ -1,15 +1,18 @@
 -- Saves a job's checkpoint and renews the lease of its claim, if that is still ours.
 -- KEYS: execution
 -- Returns 1, or 0 where it is not.
-local owner, delivery, lease_ms, keep_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local checkpoint = ARGV[5] -- '' renews only
-local known = redis.call('HMGET', KEYS[1], 'owner', 'delivery')
-if known[1] ~= owner or known[2] ~= delivery then
+local token, lease_ms, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3] -- a lease of 0 gives the claim up
+local checkpoint = ARGV[4] -- '' renews only
+if redis.call('HGET', KEYS[1], 'token') ~= token then
   return 0
 end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('HSET', KEYS[1], 'lease_until', now + lease_ms)
+if lease_ms == 0 then
+  redis.call('HDEL', KEYS[1], 'token', 'lease_until')
+else
+  local time = redis.call('TIME')
+  redis.call('HSET', KEYS[1], 'lease_until', time[1] * 1000 + math.floor(time[2] / 1000) + lease_ms)
+end
+redis.call('HDEL', KEYS[1], 'asked_at')
 if checkpoint ~= '' then
   redis.call('HSET', KEYS[1], 'checkpoint', checkpoint)
 end

@@ -1,24 +1,32 @@
--- Takes a job for one delivery of one stored message. Fenced by (owner, delivery): a later delivery of the same
--- message wins over an earlier one; another message with the same job id waits until the owner's lease has ended.
+-- Takes a job for one handling of it, which is named by its token. The holder keeps the claim for as long as it renews it,
+-- whatever NATS delivers meanwhile. Once the lease has ended, somebody else takes the job when they have asked twice, grace_ms
+-- apart, and the holder has not renewed it in between: Redis itself may have stood still, or its clock have jumped.
 -- KEYS: execution
 -- An execution has one digest, of what its job asks: another job with the same id never gets it.
--- Returns {'conflict', 0}, {'yours', checkpoint or ''}, {'taken', ms until the owner's lease ends} or {'superseded', 0}.
-local owner, delivery, lease_ms, keep_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-local digest = ARGV[5] -- '' for none
+-- Returns {'conflict', 0}, {'yours', checkpoint or ''} or {'taken', ms until it may be asked for with success}.
+local token, lease_ms, grace_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local keep_ms, digest = ARGV[4], ARGV[5] -- '' for no digest
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local known = redis.call('HMGET', KEYS[1], 'owner', 'delivery', 'lease_until', 'checkpoint', 'digest')
-local known_owner, known_delivery, lease_until = known[1], tonumber(known[2]), tonumber(known[3])
+local known = redis.call('HMGET', KEYS[1], 'token', 'lease_until', 'asked_at', 'checkpoint', 'digest')
+local holder, lease_until, asked_at = known[1], tonumber(known[2]), tonumber(known[3])
 if digest ~= '' and known[5] and known[5] ~= digest then
   return {'conflict', 0}
 end
-if known_owner and known_owner ~= owner and lease_until > now then
-  return {'taken', lease_until - now}
+if holder and holder ~= token then
+  if lease_until > now then
+    return {'taken', lease_until - now + grace_ms}
+  end
+  if not asked_at then
+    redis.call('HSET', KEYS[1], 'asked_at', now)
+    return {'taken', grace_ms}
+  end
+  if asked_at + grace_ms > now then
+    return {'taken', asked_at + grace_ms - now}
+  end
 end
-if known_owner == owner and known_delivery > delivery then
-  return {'superseded', 0}
-end
-redis.call('HSET', KEYS[1], 'owner', owner, 'delivery', delivery, 'lease_until', now + lease_ms)
+redis.call('HSET', KEYS[1], 'token', token, 'lease_until', now + lease_ms)
+redis.call('HDEL', KEYS[1], 'asked_at')
 if digest ~= '' then
   redis.call('HSET', KEYS[1], 'digest', digest)
 end

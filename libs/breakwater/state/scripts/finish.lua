@@ -1,11 +1,12 @@
--- Ends the claim of a job whose record is published, if it is still ours. It lingers for a moment: a duplicate that looked for
--- the record just before it was published must not run the job again.
+-- Ends the claim of a job whose record is published, if it is still ours. It lingers, taken: a message of the same job that
+-- was on its way meanwhile must find somebody, and then the record.
 -- KEYS: execution
 -- Returns 1, or 0 where it is not ours.
-local owner, delivery, linger_ms = ARGV[1], ARGV[2], ARGV[3]
-local known = redis.call('HMGET', KEYS[1], 'owner', 'delivery')
-if known[1] == owner and known[2] == delivery then
-  redis.call('HDEL', KEYS[1], 'checkpoint')
-  return redis.call('PEXPIRE', KEYS[1], linger_ms)
+local token, linger_ms = ARGV[1], tonumber(ARGV[2])
+if redis.call('HGET', KEYS[1], 'token') ~= token then
+  return 0
 end
-return 0
+local time = redis.call('TIME')
+redis.call('HDEL', KEYS[1], 'checkpoint', 'asked_at')
+redis.call('HSET', KEYS[1], 'lease_until', time[1] * 1000 + math.floor(time[2] / 1000) + linger_ms)
+return redis.call('PEXPIRE', KEYS[1], linger_ms)
