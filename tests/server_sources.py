@@ -156,6 +156,11 @@ class ProcessRunner:
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs, for signals that no other source of servers could send."""
+        return None if self._process is None else self._process.pid
+
     def start(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(self._spec.stop_signal)
