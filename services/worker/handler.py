@@ -119,7 +119,7 @@ class JobHandler:
                 return
             case Claimed(text):
                 pass
-        with worker.leases.holding(claim, asked_at) as held:
+        with worker.leases.keeping(claim, asked_at) as held:
             try:
                 # Looked for again now that the claim is held: the job may have been decided just before.
                 if (maybe_seen or text is not None) and (

@@ -46,7 +46,7 @@ class Leases:
         self.claims: dict[Claim, HeldClaim] = {}
 
     @contextmanager
-    def holding(self, claim: Claim, asked_at: float) -> Generator[HeldClaim]:
+    def keeping(self, claim: Claim, asked_at: float) -> Generator[HeldClaim]:
         """Keeps a claim while the block runs.
 
         Args:
