@@ -26,6 +26,7 @@ from pydantic import SecretStr
 from breakwater import background
 from breakwater.analytics import schema
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed, RowsRejected
+from breakwater.tls import tls_settings
 
 _TAIL = 32 * 1024
 """The server writes at most 16 KiB about an error."""
@@ -173,6 +174,15 @@ class Analytics:
             "username": user,
             "password": password,
         }
+        if scheme == "https":
+            tls = tls_settings()
+            self._address |= {
+                "ca_cert": None if tls.ca is None else str(tls.ca),
+                "client_cert": None if tls.cert is None else str(tls.cert),
+                "client_cert_key": None if tls.key is None else str(tls.key),
+                # A certificate proves that we may connect; who we are, user and password say.
+                "tls_mode": "strict",
+            }
         self._client: AsyncClient | None = None
         self._connecting: asyncio.Task[AsyncClient] | None = None
         self._replicated: dict[str, bool] = {}

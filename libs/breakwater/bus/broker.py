@@ -10,12 +10,13 @@ from typing import Any
 import structlog
 from faststream import AckPolicy, FastStream
 from faststream.message import StreamMessage
-from faststream.nats import JStream, NatsBroker, NatsMessage, PullSub
+from faststream.nats import JStream, NatsBroker, NatsMessage, NatsSecurity, PullSub
 from nats.aio.client import Client
 
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.permissions import inbox_prefix
 from breakwater.bus.pull import WAIT_S, Batches, Pull
+from breakwater.bus.tls import tls_options
 from breakwater.contracts.subjects import Stream
 from breakwater.outage import Outage
 
@@ -26,7 +27,12 @@ CONNECTIONS_OWN_INBOX: bytes = None  # pyright: ignore[reportAssignmentType]  # 
 
 
 def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> NatsBroker:
-    """A broker that never gives up on its server, and logs an outage once."""
+    """A broker that never gives up on its server, and logs an outage once.
+
+    Raises:
+        ConfigError: a file of `BREAKWATER_TLS_*` can't be used.
+    """
+    tls = tls_options(url)
     outage = Outage("nats")
     logged: set[str] = set()
 
@@ -68,6 +74,7 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
         reconnected_cb=regained,
         error_cb=failed,
         closed_cb=closed,
+        security=NatsSecurity(ssl_context=tls["tls"], tls_handshake_first=tls["tls_handshake_first"]),
         logger=None,
     )
     return broker

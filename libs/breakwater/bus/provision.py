@@ -17,6 +17,7 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 from breakwater.bus import topology
 from breakwater.bus.errors import BusError
 from breakwater.bus.permissions import inbox_prefix
+from breakwater.bus.tls import tls_options
 from breakwater.bus.topology import Plan
 
 ANSWER_S = 10.0
@@ -41,6 +42,7 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float 
         What was done, a line each; empty when everything was right.
 
     Raises:
+        ConfigError: a file of `BREAKWATER_TLS_*` can't be used.
         BusError: the server refuses, or does not answer; which, its text explains.
     """
     client = await nats.connect(
@@ -50,6 +52,7 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float 
         allow_reconnect=False,
         max_reconnect_attempts=1,
         connect_timeout=5,
+        **tls_options(url),
     )
     try:
         jetstream = client.jetstream(timeout=answer_s)

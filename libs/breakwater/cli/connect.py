@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,6 +51,7 @@ async def bus(
     import nats.errors
 
     from breakwater.bus.permissions import PROGRAM, USERS, inbox_prefix
+    from breakwater.bus.tls import tls_options
 
     outages = (OSError, TimeoutError, nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError)
     troubles: list[Exception] = []
@@ -79,6 +81,7 @@ async def bus(
             max_reconnect_attempts=1,
             reconnect_time_wait=0.1,
             connect_timeout=CONNECT_TIMEOUT_S,
+            **tls_options(url),
             error_cb=failed,
             disconnected_cb=lost,
             reconnected_cb=regained,
@@ -87,7 +90,9 @@ async def bus(
         why = troubles[-1] if troubles else error
         raise unreachable(
             f"NATS does not answer at {shown(url)}: {why or type(why).__name__}",
-            "`breakwater doctor` shows what answers and what does not.",
+            "A tls:// URL needs `handshake_first: true` in the server's tls block; nats:// uses TLS if the server asks."
+            if isinstance(why, ssl.SSLError) and url.startswith("tls:")
+            else "`breakwater doctor` shows what answers and what does not.",
         ) from error
     connected = True
     client.options.update(allow_reconnect=reconnects, max_reconnect_attempts=-1, reconnect_time_wait=0.5)

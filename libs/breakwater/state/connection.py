@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from breakwater.errors import Unavailable
+from breakwater.tls import tls_settings
 
 Argument = str | int
 
@@ -57,7 +58,7 @@ class ScriptCall:
     arguments: Sequence[Argument]
 
 
-class _Connection(aioredis.Connection):
+class _PacksInC(aioredis.Connection):
     """Packs commands in C.
 
     redis-py has hiredis read for it; its asyncio side packs in Python, which for the hundred arguments of an admission
@@ -71,6 +72,10 @@ class _Connection(aioredis.Connection):
 
     def pack_commands(self, commands: Iterable[Iterable[Any]]) -> list[bytes]:
         return [packed for command in commands for packed in self.pack_command(*command)]
+
+
+class _TlsConnection(_PacksInC, aioredis.SSLConnection):
+    """The same, encrypted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +101,23 @@ class Redis:
     """Runs scripts, many in one round trip; for all else there is a pool of connections."""
 
     def __init__(self, url: str) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            url: `redis://:password@host:6379/0`, or `rediss://` for TLS.
+
+        Raises:
+            ValueError: it is no such URL.
+            ConfigError: a file of `BREAKWATER_TLS_*` can't be used.
+        """
+        tls: dict[str, Any] = {}
+        if url.startswith("rediss:"):
+            settings = tls_settings()
+            tls = {"ssl_ca_certs": settings.ca, "ssl_certfile": settings.cert, "ssl_keyfile": settings.key}
         pool = aioredis.BlockingConnectionPool.from_url(
             url,
-            connection_class=_Connection,
+            connection_class=_TlsConnection if tls else _PacksInC,
+            **tls,
             # More at once only queue up in Redis, which has one thread; here they queue without a connection each.
             max_connections=MAX_CONNECTIONS,
             timeout=WAIT_FOR_CONNECTION_S,
