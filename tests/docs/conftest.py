@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from breakwater.cli.main import main
 from breakwater.embedded.ports import free_port
 from tests.docs.markdown import ROOT
 
@@ -43,7 +48,7 @@ class Checkout:
         return json.loads((self.path / ".breakwater" / "endpoints.json").read_text())
 
     def as_here(self, text: str) -> str:
-        """A command as the README has it; only the port is this stack's, as 8080 may be taken."""
+        """A command as a page has it; only the port is this stack's, as 8080 may be taken."""
         return text.replace(DOCUMENTED_URL, self.endpoints["request_url"])
 
     def run(self, *command: str, stdin: str | None = None, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
@@ -57,6 +62,39 @@ class Checkout:
             timeout=timeout_s,
             check=False,
         )
+
+    def commands(self, text: str) -> Iterator[str]:
+        """The commands of a block for a shell, one by one; each may go over several lines."""
+        command = ""
+        for line in self.as_here(text).splitlines(keepends=True):
+            command += line
+            with suppress(ValueError):  # an open quote
+                if shlex.split(command) and not command.endswith("\\\n"):
+                    yield command
+                    command = ""
+        assert not command.strip(), command
+
+    def sh(self, command: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command of a block. `breakwater` alone runs in this process: starting it takes two seconds of CPU."""
+        words = shlex.split(command, comments=True)
+        if words[0] == "breakwater" and "|" not in words:
+            return self.breakwater(*words[1:])
+        return self.run("sh", "-eu", stdin=command)
+
+    def breakwater(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The command line, in this process."""
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            for name in os.environ.keys() - self.environment.keys():
+                patch.delenv(name)
+            patch.chdir(self.path)
+            code = main(arguments)
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+    def memory_mb(self) -> float:
+        """What all processes of the stack take together; memory that several of them share counts once."""
+        up = psutil.Process(self.endpoints["pid"])
+        return sum(one.memory_full_info().pss for one in (up, *up.children(recursive=True))) / 1e6
 
     def start(self, *command: str) -> subprocess.Popen[str]:
         return subprocess.Popen(command, cwd=self.path, env=self.environment, stdout=subprocess.PIPE, text=True)

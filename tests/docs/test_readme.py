@@ -1,12 +1,14 @@
-"""What README.md shows runs as it stands there, on the stack that it says to start."""
+"""What README.md and the pages for newcomers show runs as it stands there, on the stack that they say to start."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -15,65 +17,77 @@ from tests.docs.markdown import README, ROOT, Block, blocks, inline_code
 from tests.helpers import wait_until
 from tests.nodejs import node_with
 
-pytestmark = pytest.mark.long(about_s=35, together=True)
+pytestmark = pytest.mark.long(about_s=25, together=True)
 
 NOT_RUN_HERE = ("make ", "docker ")
 """What installs, or needs Docker. That these targets and services exist is tested in test_documents.py."""
 
+PAGES = (README, *(ROOT / "docs" / name for name in ("jobs.md", "commands.md", "providers.md")))
+"""Whose blocks run on the stack, in this order. Those of analytics.md have a test of their own."""
 
-def runnable() -> list[Block]:
+
+def runnable(page: Path) -> list[Block]:
     return [
         block
-        for block in blocks(README)
-        if block.language in {"sh", "python"} and not block.text.startswith(NOT_RUN_HERE)
+        for block in blocks(page)
+        if block.language in {"sh", "python"} and not block.text.startswith((*NOT_RUN_HERE, "python examples/"))
     ]
 
 
 def is_stored(checkout: Checkout, execution_id: str) -> bool:
-    return checkout.run("breakwater", "executions", execution_id).returncode == 0
+    return checkout.breakwater("executions", execution_id).returncode == 0
 
 
-def test_every_block_of_the_readme_runs_as_written(checkout: Checkout) -> None:
-    assert len(runnable()) >= 7
-    for block in runnable():
-        if "breakwater executions order-4711" in block.text:
-            # It is there a second after it was decided, and a person takes longer than that to type.
-            wait_until(lambda: is_stored(checkout, "order-4711"), "order-4711 in ClickHouse")
-        program = (sys.executable, "-") if block.language == "python" else ("sh", "-eu")
-        ran = checkout.run(*program, stdin=checkout.as_here(block.text))
-        where = f"README.md, line {block.line}:\n{block.text}\n{ran.stdout}\n{ran.stderr}"
-        assert ran.returncode == 0, where
-        assert ran.stdout or "activate" in block.text, f"nothing was printed: {where}"
-        assert "Traceback" not in ran.stderr, where
+def run_block(checkout: Checkout, block: Block, where: str) -> None:
+    commands = [block.text] if block.language == "python" else checkout.commands(block.text)
+    for command in commands:
+        ran = checkout.run(sys.executable, "-", stdin=command) if block.language == "python" else checkout.sh(command)
+        said = f"{where}:\n{command}\n{ran.stdout}\n{ran.stderr}"
+        assert ran.returncode == 0, said
+        assert ran.stdout or ran.stderr or "activate" in command, f"nothing was printed: {said}"
+        assert "Traceback" not in ran.stderr, said
 
 
-def test_the_jobs_of_the_readme_succeeded(checkout: Checkout) -> None:
-    for block in runnable():
-        if "order-471" in block.text and "data" in block.text:
-            program = (sys.executable, "-") if block.language == "python" else ("sh", "-eu")
+def test_every_block_runs_as_written(checkout: Checkout) -> None:
+    for page in PAGES:
+        assert runnable(page)
+        for block in runnable(page):
+            if "breakwater executions order-4711" in block.text:
+                # It is there a second after it was decided, and a person takes longer than that to type.
+                wait_until(lambda: is_stored(checkout, "order-4711"), "order-4711 in ClickHouse")
+            run_block(checkout, block, f"{page.name}, line {block.line}")
+
+
+def test_the_jobs_of_the_page_succeeded(checkout: Checkout) -> None:
+    page = ROOT / "docs" / "jobs.md"
+    for block in runnable(page):
+        if "order-471" in block.text:
             # Again, with the same id, as somebody does who copies it twice: the same execution answers.
-            assert checkout.run(*program, stdin=checkout.as_here(block.text)).returncode == 0
-    shown = [found[1] for code in inline_code(README) if (found := re.fullmatch(r"GET (/\S+)", code))]
+            run_block(checkout, block, f"{page.name}, line {block.line}")
+    shown = [found[1] for code in inline_code(page) if (found := re.fullmatch(r"GET (/\S+)", code))]
     assert shown == ["/api/v1/jobs/order-4711"]
     for path in (*shown, "/api/v1/jobs/order-4712"):
         status, result = checkout.get(path)
         assert (status, result["status"], result["attempts_count"]) == (200, "succeeded", 1), path
 
 
-@pytest.mark.parametrize("program", ["submit_http.py", "submit_nats.py"])
-def test_a_python_example_submits_and_prints_the_answer(checkout: Checkout, program: str) -> None:
-    ran = checkout.run(sys.executable, f"examples/python/{program}")
-    assert ran.returncode == 0, ran.stderr
-    assert "Write a haiku about harbours." in ran.stdout  # the simulated provider repeats the prompt
-    assert re.search(r"attempt\(s\), \$0\.\d{9}$", ran.stdout.strip())
-
-
-def test_the_curl_example_submits_and_reads_the_same_result_again(checkout: Checkout) -> None:
-    ran = checkout.run("sh", "examples/curl.sh")
-    assert ran.returncode == 0, ran.stderr
-    submitted, read_again = (json.loads(line) for line in ran.stdout.splitlines())
+def test_every_example_that_the_page_starts_submits_and_prints_the_answer(checkout: Checkout) -> None:
+    (block,) = [one for one in blocks(ROOT / "docs" / "jobs.md") if one.text.startswith("python examples/")]
+    over_http, over_nats, curl = (checkout.sh(command) for command in checkout.commands(block.text))
+    for ran in (over_http, over_nats):
+        assert ran.returncode == 0, ran.stderr
+        assert "Write a haiku about harbours." in ran.stdout  # the simulated provider repeats the prompt
+        assert re.search(r"attempt\(s\), \$0\.\d{9}$", ran.stdout.strip())
+    assert curl.returncode == 0, curl.stderr
+    submitted, read_again = (json.loads(line) for line in curl.stdout.splitlines())
     assert submitted == read_again
     assert submitted["status"] == "succeeded"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the services hide their memory from all but root")
+def test_the_stack_takes_no_more_memory_than_the_readme_says(checkout: Checkout) -> None:
+    (most,) = re.findall(r"(\d+) MB of memory", README.read_text())
+    assert checkout.memory_mb() <= float(most)
 
 
 def test_the_example_that_watches_hears_a_breaker_open_and_the_alert(checkout: Checkout) -> None:
@@ -97,7 +111,7 @@ def watch_an_incident(checkout: Checkout, *watcher: str) -> None:
         assert watching.stdout is not None
         assert watching.stdout.readline() == "watching\n"
         checkout.script_provider({"gpt-4o": [{"status": 500}]})
-        ran = checkout.run("breakwater", "submit", "content-writer", "Is anybody there?")
+        ran = checkout.breakwater("submit", "content-writer", "Is anybody there?")
         assert ran.returncode == 0, ran.stderr
         assert "gpt-4o-mini · 4 attempts" in ran.stderr  # three failures, and the fallback
         # Soon after an earlier test the incident is the same one; and what that test did last may still be reported
@@ -113,7 +127,7 @@ def watch_an_incident(checkout: Checkout, *watcher: str) -> None:
         watching.kill()
         watching.wait()
         checkout.script_provider({})
-        assert checkout.run("breakwater", "breakers", "reset", "content-writer", "gpt-4o").returncode == 0
+        assert checkout.breakwater("breakers", "reset", "content-writer", "gpt-4o").returncode == 0
 
 
 def test_the_node_examples_are_valid_javascript() -> None:

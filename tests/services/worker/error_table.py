@@ -1,4 +1,4 @@
-"""The failures that a provider can give, and what must come of each: the table of the README, row by row."""
+"""The failures that a provider can give, and what must come of each: the table of docs/failures.md, row by row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Row:
     """A failure that does not go away.
 
     Attributes:
-        name: as in the README.
+        name: as in the table.
         kind: of the recorded error.
         class_name: of the recorded error.
         retried: whether the same model is tried again.
