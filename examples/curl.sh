@@ -4,7 +4,7 @@
 # Start with `make up`, then: sh examples/curl.sh [DATA_DIR]
 set -eu
 
-data=${1:-.breakwater}
+data=${1:-$(dirname "$0")/../.breakwater}
 url=$(sed -n 's/.*"request_url": "\(.*\)".*/\1/p' "$data/endpoints.json")
 job_id="curl-$(date +%s)-$$"
 

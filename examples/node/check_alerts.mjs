@@ -10,7 +10,7 @@ import addFormats from "ajv-formats";
 import { Ajv2020 } from "ajv/dist/2020.js";
 
 const { values, positionals } = parseArgs({ options: { count: { type: "string" } }, allowPositionals: true });
-const endpoints = JSON.parse(readFileSync(`${positionals[0] ?? ".breakwater"}/endpoints.json`, "utf8"));
+const endpoints = JSON.parse(readFileSync(`${positionals[0] ?? `${import.meta.dirname}/../../.breakwater`}/endpoints.json`, "utf8"));
 const nats = new URL(endpoints.nats_url);
 const schema = JSON.parse(readFileSync(new URL("../../proto/schemas/Alert.json", import.meta.url), "utf8"));
 const isAlert = addFormats(new Ajv2020({ allErrors: true })).compile(schema);

@@ -7,7 +7,7 @@ import { readFileSync } from "node:fs";
 import { jetstream } from "@nats-io/jetstream";
 import { connect, createInbox } from "@nats-io/transport-node";
 
-const endpoints = JSON.parse(readFileSync(`${process.argv[2] ?? ".breakwater"}/endpoints.json`, "utf8"));
+const endpoints = JSON.parse(readFileSync(`${process.argv[2] ?? `${import.meta.dirname}/../../.breakwater`}/endpoints.json`, "utf8"));
 const nats = new URL(endpoints.nats_url);
 // Names in subjects are percent-encoded; encodeURIComponent skips seven characters that must be encoded, too.
 const token = (text) =>

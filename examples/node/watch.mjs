@@ -5,7 +5,7 @@
 import { readFileSync } from "node:fs";
 import { connect } from "@nats-io/transport-node";
 
-const endpoints = JSON.parse(readFileSync(`${process.argv[2] ?? ".breakwater"}/endpoints.json`, "utf8"));
+const endpoints = JSON.parse(readFileSync(`${process.argv[2] ?? `${import.meta.dirname}/../../.breakwater`}/endpoints.json`, "utf8"));
 const nats = new URL(endpoints.nats_url);
 const client = await connect({
   servers: nats.host,

@@ -10,7 +10,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-endpoints = json.loads((Path(sys.argv[1] if len(sys.argv) > 1 else ".breakwater") / "endpoints.json").read_text())
+data = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2] / ".breakwater"
+endpoints = json.loads((data / "endpoints.json").read_text())
 key = Path(endpoints["api_key_file"]).read_text().strip()
 job = {"agent": "content-writer", "prompt": "Write a haiku about harbours.", "metadata": {"from": "submit_http.py"}}
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import nats
 
-endpoints = json.loads((Path(sys.argv[1] if len(sys.argv) > 1 else ".breakwater") / "endpoints.json").read_text())
+data = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2] / ".breakwater"
+endpoints = json.loads((data / "endpoints.json").read_text())
 
 
 async def main() -> None:

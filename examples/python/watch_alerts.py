@@ -12,7 +12,8 @@ from pathlib import Path
 import nats
 from nats.aio.msg import Msg
 
-endpoints = json.loads((Path(sys.argv[1] if len(sys.argv) > 1 else ".breakwater") / "endpoints.json").read_text())
+data = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2] / ".breakwater"
+endpoints = json.loads((data / "endpoints.json").read_text())
 
 
 async def show(message: Msg) -> None:

@@ -24,7 +24,7 @@ from services.console.sessions import session_of
 from services.console.time_range import time_range_of
 
 _REFUSING = ("open", "isolated")
-_WORST_FIRST = ("unhealthy", "degraded", "healthy")
+_WORST_FIRST = ("unhealthy", "degraded", "healthy", "unknown")
 
 
 @dataclass(frozen=True, slots=True)

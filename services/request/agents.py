@@ -12,7 +12,7 @@ from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message, format_time, time_from_ms
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, consecutive_failures
-from breakwater.policy.health import health_of_agent, health_of_model
+from breakwater.policy.health import health_of_agent, health_of_model, live_health
 from breakwater.state.breakers import Breakers, Loaded
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.health import Healths, Lately
@@ -183,7 +183,10 @@ def _agent(name: str, models: Mapping[str, Loaded | None], calls: Mapping[str, L
     first = None if None in waits else min((until for until in waits if until), default=None)
     return AgentHealth(
         agent_id=name,
-        health=health_of_agent([model.health for model in of_models], together.consecutive_failures),
+        health=live_health(
+            health_of_agent([model.health for model in of_models], together.consecutive_failures),
+            called=together.called,
+        ),
         consecutive_failures=together.consecutive_failures,
         last_failure_at=_time(together.last_failure_ms),
         last_success_at=_time(together.last_success_ms),
@@ -196,7 +199,7 @@ def _model(model: str, loaded: Loaded | None, calls: Lately) -> ModelHealth:
     state = None if loaded is None else loaded.breaker.state
     return ModelHealth(
         model=model,
-        health=health_of_model(state, calls.consecutive_failures),
+        health=live_health(health_of_model(state, calls.consecutive_failures), called=calls.called),
         breaker=state,
         consecutive_failures=calls.consecutive_failures,
         last_failure_at=_time(calls.last_failure_ms),

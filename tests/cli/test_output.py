@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -233,3 +234,16 @@ def test_json_has_times_as_rfc_3339_and_money_as_decimal_strings(capsys: pytest.
     assert capsys.readouterr().out == (
         '{"at":"2026-11-21T10:00:00.000Z","cost":"0.000042000","many":[1,2],"text":"é"}\n'
     )
+
+
+def test_the_program_is_named_as_another_shell_finds_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = tmp_path / "it's" / "bin" / "breakwater"
+    own.parent.mkdir(parents=True)
+    own.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(own.with_name("python")))
+    monkeypatch.setenv("PATH", str(own.parent))
+    assert formats.program() == "breakwater"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert formats.program() == shlex.quote(str(own))
+    monkeypatch.chdir(own.parents[1])
+    assert formats.program() == "bin/breakwater"

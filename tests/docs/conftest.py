@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -51,10 +52,12 @@ class Checkout:
         """A command as a page has it; only the port is this stack's, as 8080 may be taken."""
         return text.replace(DOCUMENTED_URL, self.endpoints["request_url"])
 
-    def run(self, *command: str, stdin: str | None = None, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *command: str, stdin: str | None = None, timeout_s: float = 240, within: str = "."
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command,
-            cwd=self.path,
+            cwd=self.path / within,
             env=self.environment,
             input=stdin,
             capture_output=True,
@@ -121,8 +124,11 @@ class Checkout:
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Generator[Checkout]:
     path = tmp_path_factory.mktemp("checkout")
-    for name in ("README.md", "CHANGELOG.md", "examples", "proto"):
+    for name in ("README.md", "CHANGELOG.md", "proto"):
         (path / name).symlink_to(ROOT / name)
+    # Copied: Node.js takes the directory of a program to be that of the file that a link leads to.
+    shutil.copytree(ROOT / "examples", path / "examples", ignore=shutil.ignore_patterns("node_modules"))
+    (path / "examples" / "node" / "node_modules").symlink_to(ROOT / "examples" / "node" / "node_modules")
     (path / ".venv").symlink_to(sys.prefix)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BREAKWATER_")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"

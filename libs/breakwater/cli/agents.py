@@ -34,8 +34,9 @@ def agents(
 ) -> None:
     """Show the health of every agent, and of each of its models.
 
-    `healthy`; `degraded`: something is wrong; `unhealthy`: no call gets through. A model is unhealthy while its breaker
-    is not closed, an agent when all its models are. The column `fails` counts failed calls in a row.
+    `healthy`; `degraded`: something is wrong; `unhealthy`: no call gets through; `unknown`: nothing was called yet. A
+    model is unhealthy while its breaker is not closed, an agent when all its models are. The column `fails` counts
+    failed calls in a row.
 
     With --since it also shows what each agent did, from ClickHouse, and what it spent today, from Redis.
 
@@ -45,7 +46,7 @@ def agents(
 
         breakwater agents --since 7d
 
-        breakwater agents --json | jq -r '.[] | select(.health != "healthy") | .agent_id'
+        breakwater agents --json | jq -r '.[] | select(.health == "unhealthy") | .agent_id'
     """
     from breakwater.contracts.api import AgentHealth
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,14 +25,21 @@ TIMEOUT_S = 10.0
 _LEAST_WIDTH = 30
 
 
-def doctor(config: ConfigOption = None, data: DataOption = None, as_json: JsonOption = False) -> None:
+def doctor(
+    config: ConfigOption = None,
+    data: DataOption = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what is ok, too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Check the plane: config, servers, streams, schema, lags, clocks, providers. Changes nothing, calls no model.
 
-    Each line is ok, warn or fail, with what to do about it. Exits with code 1 if anything fails.
+    Shows what it warns of and what fails, with what to do about it. Exits with code 1 if anything fails.
 
     For example:
 
         breakwater doctor
+
+        breakwater doctor --verbose
 
         breakwater doctor --json | jq '.findings[] | select(.verdict != "ok")'
     """
@@ -46,13 +53,16 @@ def doctor(config: ConfigOption = None, data: DataOption = None, as_json: JsonOp
         findings.append(Finding("config", "fail", known.message, "Name it with --config, and correct what is listed."))
     else:
         what = f"{plane.config_file(config)} is right, {counted(len(settings.agents), 'agent')}"
-        findings += [Finding("config", "ok", what), *doctor_checks.secret_findings(settings)]
+        findings += [
+            Finding("config", "ok", what),
+            *doctor_checks.secret_findings(settings, running=plane.runs_with(plane.config_file(config))),
+        ]
     findings += run(all_findings(plane, settings))
     verdict = worst(findings)
     if as_json:
         output.json_document({"verdict": verdict, "findings": findings})
     else:
-        _show(findings)
+        _show(findings, verbose=verbose)
     if verdict == "fail":
         raise typer.Exit(ExitCode.FAILED)
 
@@ -92,10 +102,12 @@ async def _guarded(area: str, check: Callable[[], Awaitable[list[Finding]]]) -> 
         return [Finding(area, "fail", known.message, remedy)]
 
 
-def _show(findings: list[Finding]) -> None:
+def _show(findings: list[Finding], *, verbose: bool) -> None:
     area_width = max(len(finding.area) for finding in findings)
     indent = " " * (area_width + 8)
     for finding in findings:
+        if finding.verdict == "ok" and not verbose:
+            continue
         first, *more = _wrapped(finding.text, len(indent)) or [""]
         output.styled(
             output.state(finding.verdict, f"{finding.verdict:<4}"), f"  {finding.area:<{area_width}}  {first}"
@@ -106,7 +118,8 @@ def _show(findings: list[Finding]) -> None:
             for line in _wrapped(finding.remedy, len(indent)):
                 output.styled((f"{indent}{line}", "dim"))
     counts = {name: sum(finding.verdict == name for finding in findings) for name in ("ok", "warn", "fail")}
-    output.styled("", *_counts(counts))
+    hint = [("; --verbose lists all", "dim")] if counts["ok"] and not verbose else []
+    output.styled("", *_counts(counts), *hint)
 
 
 def _wrapped(text: str, indent: int) -> list[str]:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
+import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from breakwater.cli.errors import wrong_usage
 from breakwater.policy.formats import counted, dollars, duration, money
 
-__all__ = ["clock", "counted", "dollars", "duration", "money", "since"]
+__all__ = ["clock", "counted", "dollars", "duration", "money", "program", "since"]
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)")
 _UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def program() -> str:
+    """`breakwater`, as it can be typed in another shell here: by its path, where that shell would not find this one."""
+    own = Path(sys.executable).with_name("breakwater")
+    if not own.exists() or ((found := shutil.which("breakwater")) and Path(found).samefile(own)):
+        return "breakwater"
+    here = Path.cwd()
+    return shlex.quote(str(own.relative_to(here) if own.is_relative_to(here) else own))
 
 
 def clock(moment: datetime | None, now: datetime) -> str:

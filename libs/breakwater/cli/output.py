@@ -49,6 +49,7 @@ STYLES = {
     "healthy": "green",
     "degraded": "yellow",
     "unhealthy": "red",
+    "unknown": "dim",
     "error": "red",
     "fail": "red",
     "open": "red",

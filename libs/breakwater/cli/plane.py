@@ -83,6 +83,13 @@ class PlaneLocation:
             return parts.geturl()
         return parts._replace(netloc=f"breakwater:{secret.read_text().strip()}@{parts.hostname}:{parts.port}").geturl()
 
+    def runs_with(self, config: Path) -> bool:
+        """Whether the plane of the data directory runs, with this config file."""
+        try:
+            return self._running("BREAKWATER_CONFIG").config_file.samefile(config)
+        except (CliError, OSError):
+            return False
+
     @property
     def console_url(self) -> str | None:
         """The console of the running plane; None where none is known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from breakwater import prctl
-from breakwater.cli import connect, output
+from breakwater.cli import connect, formats, output
 from breakwater.cli.errors import wrong_usage
 from breakwater.cli.plane import DEFAULT_DATA
 
@@ -90,6 +91,7 @@ async def _run(
     simulate: bool,
     as_json: bool,
 ) -> int:
+    from breakwater.config import load_config
     from breakwater.embedded.ports import choosing
     from breakwater.embedded.stack import plan_stack
     from breakwater.embedded.supervisor import Supervisor
@@ -116,7 +118,8 @@ async def _run(
                 console_port=console_port,
             )
             key = await start_stack(supervisor, data, stack)
-        _show_endpoints(stack, key, as_json=as_json, simulate=simulate)
+        agent = next(iter(load_config(effective).agents))
+        _show_endpoints(stack, key, agent, as_json=as_json, simulate=simulate)
 
     try:
         code = await supervisor.run_until_signal(bring_up)
@@ -175,7 +178,7 @@ def _first_key(stack: Stack) -> str | None:
     return key
 
 
-def _show_endpoints(stack: Stack, key: str | None, *, as_json: bool, simulate: bool) -> None:
+def _show_endpoints(stack: Stack, key: str | None, agent: str, *, as_json: bool, simulate: bool) -> None:
     from breakwater.embedded.endpoints import mask_url
 
     endpoints = stack.endpoints
@@ -205,10 +208,10 @@ def _show_endpoints(stack: Stack, key: str | None, *, as_json: bool, simulate: b
         output.styled(("\n  The first API key, shown once: ", ""), (key, "bold"))
     if simulate:
         output.styled(("\n  Every provider is simulated: nothing is called, nothing is spent.", "yellow"))
-    where = "" if endpoints.data_dir == DEFAULT_DATA.absolute() else f" --data {endpoints.data_dir}"
-    output.styled(
-        "\n  Next:  ", (f'breakwater submit AGENT "a prompt"{where}', "bold"), ", ", (f"breakwater tail{where}", "bold")
-    )
+    where = "" if endpoints.data_dir == DEFAULT_DATA.absolute() else f" --data {shlex.quote(str(endpoints.data_dir))}"
+    output.styled("\n  Next, in another terminal here:")
+    for arguments in (f'submit {shlex.quote(agent)} "Write a haiku about harbours."', "tail --since 1h"):
+        output.styled((f"    {formats.program()} {arguments}{where}", "bold"))
     output.styled(("  Ctrl-C stops everything.", "dim"))
 
 

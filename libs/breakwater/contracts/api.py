@@ -18,6 +18,7 @@ from breakwater.contracts.events import (
     Enforcement,
     GuardRule,
     Health,
+    LiveHealth,
     Scope,
     Window,
 )
@@ -137,7 +138,7 @@ class ModelHealth(Event):
     """The health of an agent on one model."""
 
     model: ModelId
-    health: Health
+    health: LiveHealth
     breaker: BreakerState | None = Field(description="None where the agent has no breaker.")
     consecutive_failures: Count
     last_failure_at: Timestamp | None = None
@@ -148,10 +149,13 @@ class ModelHealth(Event):
 
 
 class AgentHealth(Event):
-    """The health of an agent: `degraded` if anything is amiss, `unhealthy` if none of its models can be called."""
+    """The health of an agent: `degraded` if anything is amiss, `unhealthy` if none of its models can be called.
+
+    `unknown` if no call has ended in the last 30 days, and nothing is amiss.
+    """
 
     agent_id: Identifier
-    health: Health
+    health: LiveHealth
     consecutive_failures: Count = Field(description="Failed calls in a row, over all its models.")
     last_failure_at: Timestamp | None = None
     last_success_at: Timestamp | None = None

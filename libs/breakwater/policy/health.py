@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from breakwater.contracts.events import BreakerState, Health
+from breakwater.contracts.events import BreakerState, Health, LiveHealth
 from breakwater.contracts.execution import Attempt, ErrorKind
 
 _OF_THE_REQUEST: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "orphan_tool_calls"})
@@ -30,8 +30,13 @@ def health_of_model(breaker: BreakerState | None, consecutive_failures: int) -> 
     return "degraded" if consecutive_failures else "healthy"
 
 
-def health_of_agent(models: Collection[Health], consecutive_failures: int) -> Health:
+def health_of_agent(models: Collection[LiveHealth], consecutive_failures: int) -> Health:
     """Of an agent over its models: `unhealthy` when none of them serves, `degraded` when anything is amiss."""
     if models and all(health == "unhealthy" for health in models):
         return "unhealthy"
     return "degraded" if consecutive_failures or "unhealthy" in models else "healthy"
+
+
+def live_health(health: Health, *, called: bool) -> LiveHealth:
+    """`unknown` where nothing is amiss because nothing was called."""
+    return "unknown" if health == "healthy" and not called else health

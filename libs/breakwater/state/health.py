@@ -31,6 +31,11 @@ class Lately:
     last_failure_ms: int | None = None
     last_success_ms: int | None = None
 
+    @property
+    def called(self) -> bool:
+        """Whether any call ended."""
+        return bool(self.last_failure_ms or self.last_success_ms)
+
 
 class Healths:
     """The health of all agents, as far as it can be seen from their calls."""

@@ -52,14 +52,16 @@ async def health_of_all(redis: Redis, config: Config = CONFIG) -> dict[str, Agen
     return {health.agent_id: health for health in healths}
 
 
-async def test_agents_that_never_called_are_healthy_and_all_are_reported_in_the_configs_order(redis: Redis) -> None:
+async def test_the_health_of_agents_that_never_called_is_unknown_and_all_are_reported_in_the_configs_order(
+    redis: Redis,
+) -> None:
     healths = await health_of_all(redis)
     assert list(healths) == ["writer", "anything", "unguarded", "by-model", "by-provider"]
-    assert {health.health for health in healths.values()} == {"healthy"}
+    assert {health.health for health in healths.values()} == {"unknown"}
     writer = healths["writer"]
     assert [(model.model, model.breaker, model.health) for model in writer.models] == [
-        ("m", "closed", "healthy"),
-        ("other/n", "closed", "healthy"),
+        ("m", "closed", "unknown"),
+        ("other/n", "closed", "unknown"),
     ]
     assert (writer.consecutive_failures, writer.last_failure_at, writer.last_success_at) == (0, None, None)
     assert [model.breaker for model in healths["unguarded"].models] == [None]
@@ -70,7 +72,7 @@ async def test_an_agent_whose_calls_fail_is_degraded_until_one_succeeds(redis: R
     writer = (await health_of_all(redis))["writer"]
     assert (writer.health, writer.consecutive_failures, writer.circuit_open_until) == ("degraded", 2, None)
     assert (writer.last_success_at, writer.last_failure_at) == (time_from_ms(NOW), time_from_ms(NOW + 9))
-    assert [(model.health, model.consecutive_failures) for model in writer.models] == [("degraded", 2), ("healthy", 0)]
+    assert [(model.health, model.consecutive_failures) for model in writer.models] == [("degraded", 2), ("unknown", 0)]
     await note(redis, "writer", other_n=[EndedCall(4, NOW + 20, False)])
     writer = (await health_of_all(redis))["writer"]
     assert (writer.health, writer.consecutive_failures, writer.last_success_at) == (
@@ -88,7 +90,7 @@ async def test_one_open_breaker_of_two_is_degraded_and_has_no_time_for_the_agent
     assert (writer.health, writer.circuit_open_until) == ("degraded", None)
     assert [(one.breaker, one.health, one.circuit_open_until) for one in writer.models] == [
         ("open", "unhealthy", time_from_ms(until)),
-        ("closed", "healthy", None),
+        ("closed", "unknown", None),
     ]
 
 

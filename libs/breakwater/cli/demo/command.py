@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from breakwater.cli import output
+from breakwater.cli import formats, output
 from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, ExitCode, wrong_usage
 from breakwater.cli.plane import JsonOption
@@ -32,7 +33,8 @@ def demo(
     Starts a fresh stack of its own on free ports, with a simulated provider that goes down, limits its rate and hangs.
     Half of the jobs come over HTTP, half over NATS from another process. In the end it compares the provider's ledger,
     Redis' counters and ClickHouse's sums. Exits with 1 when they differ, or when something did not happen that should.
-    Nothing is called outside of this machine, nothing is spent, and nothing is left behind.
+    Nothing is called outside of this machine, nothing is spent, and nothing is left behind, unless --keep or --data
+    says so: `breakwater up` then shows in the console what happened.
 
     For example:
 
@@ -53,9 +55,18 @@ def demo(
     finally:
         if not kept:
             shutil.rmtree(directory, ignore_errors=True)
-    if kept and not as_json:
-        output.note(f"the data is kept in {directory}")
+    if not as_json:
+        _say_how_to_look(directory, kept=kept)
     return code
+
+
+def _say_how_to_look(directory: Path, *, kept: bool) -> None:
+    if not kept:
+        output.note("nothing is kept; with --keep the demo keeps its data, to be looked at in the console")
+        return
+    where = shlex.quote(str(directory))
+    output.note(f"the data is kept in {directory}; to look at it in the console, at the address that this prints:")
+    output.styled((f"  {formats.program()} up --simulate --config {where}/breakwater.yaml --data {where}", "bold"))
 
 
 def _directory(data: Path | None) -> Path:
