@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-com
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --annotation-style line
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test lint format types contract lock audit env clean
+.PHONY: help install demo up test chaos lint format types contract lock audit env clean
 
 help: ## This list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "  make %-9s %s\n", $$1, $$2 }'
@@ -28,6 +28,9 @@ up: .venv/run.stamp ## Run the local stack until Ctrl-C: the example config on t
 
 test: .venv/dev.stamp ## Run the tests, on real servers (one folder: make test ARGS=tests/bus)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+chaos: .venv/dev.stamp ## Kill, stop and cut off each part of a whole plane under load, and compare what is left (30 min)
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 lint: .venv/dev.stamp ## Check format, style and the import rules
 	@$(BIN)/ruff format --check .

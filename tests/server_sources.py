@@ -50,6 +50,13 @@ class RunningServer:
     _ready: Probe = field(repr=False)
     _patience_s: float = 60.0
 
+    @property
+    def pid(self) -> int:
+        """Its process, for signals that no other source of servers could send."""
+        assert isinstance(self._runner, ProcessRunner), "a container has no process here"
+        assert self._runner.pid is not None, "it does not run"
+        return self._runner.pid
+
     def kill(self) -> None:
         """End it with SIGKILL, as a crash would, and wait until it is gone."""
         self._runner.kill()
@@ -158,7 +165,7 @@ class ProcessRunner:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs, for signals that no other source of servers could send."""
+        """Of the process that runs."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:

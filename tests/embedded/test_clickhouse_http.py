@@ -188,6 +188,15 @@ async def test_raw_query_and_raw_insert_pass_bytes_through(client: AsyncClient) 
     )
 
 
+async def test_an_insert_that_the_disk_has_no_room_for_fails(client: AsyncClient) -> None:
+    settings = "min_free_disk_bytes_to_perform_insert = 1000000000000000"
+    await client.command(f"CREATE OR REPLACE TABLE full (a Int32) ENGINE = MergeTree ORDER BY a SETTINGS {settings}")
+    with pytest.raises(DatabaseError, match="NOT_ENOUGH_SPACE"):
+        await client.raw_insert("full", ["a"], b"1\n", fmt="CSV")
+    reserve = "SELECT value FROM system.merge_tree_settings WHERE name = 'min_free_disk_bytes_to_perform_insert'"
+    assert (await client.query(reserve)).result_rows == [("268435456",)]
+
+
 async def test_an_empty_result_still_has_its_columns(client: AsyncClient) -> None:
     result = await client.query("SELECT 1 AS a, 'x' AS b LIMIT 0")
 

@@ -66,11 +66,14 @@ class Plane:
         self.jetstream = client.jetstream(timeout=30)
         self.sim = sim
         self.processes: dict[str, ServiceProcess] = {}
+        self.own_environments: Mapping[str, Mapping[str, str]] = {}
+        """Of single services, by their names, beside what all have."""
 
     def start(self, service: str, name: str | None = None) -> None:
         """Starts a service as a process of its own."""
         name = name or service
-        self.processes[name] = start_service(service, self.environment, self.directory / f"{name}.log")
+        environment = {**self.environment, **self.own_environments.get(name, {})}
+        self.processes[name] = start_service(service, environment, self.directory / f"{name}.log")
 
     def kill(self, name: str) -> None:
         """SIGKILL."""
@@ -174,6 +177,7 @@ async def running_plane(
     agents: Mapping[str, Any],
     services: Iterable[str] = ("worker", "breaker", "budget"),
     environment: Mapping[str, str] | None = None,
+    replicas: int = 1,
     **config: Any,
 ) -> AsyncGenerator[Plane]:
     """Starts the provider and the services, and stops what is left of them afterwards."""
@@ -181,7 +185,7 @@ async def running_plane(
         path = directory / "breakwater.yaml"
         text = yaml.safe_dump(config_for(sim.url, agents, **config))
         path.write_text(text.replace("{sim_port}", str(sim.port)))
-        await provision(nats_url, bus_plan(load_config(path)))
+        await provision(nats_url, bus_plan(load_config(path)), replicas=replicas)
         client = await nats.connect(nats_url, max_reconnect_attempts=-1, reconnect_time_wait=0.2)
         variables = {
             "BREAKWATER_CONFIG": str(path),

@@ -35,6 +35,18 @@ _READERS = 24  # how many results may be produced at once
 _WRITERS = 8  # how many inserts and commands may run at once
 # A server keeps up to a thousand idle threads; here each is memory and three open files.
 _FILES = "_files"  # chdb's own default database shows every file as a table: it gets this name, and is dropped
+_CONFIG = """<clickhouse>
+    <merge_tree>
+        <min_free_disk_bytes_to_perform_insert>268435456</min_free_disk_bytes_to_perform_insert>
+    </merge_tree>
+    <storage_configuration>
+        <disks><default><keep_free_space_bytes>134217728</keep_free_space_bytes></default></disks>
+    </storage_configuration>
+</clickhouse>
+"""
+"""Inserts are refused, and merges not begun, while there is still some space: a part whose file could not be written to
+its end can't be read again."""
+
 _SERVER_SETTINGS = f"max_thread_pool_free_size=32&default_database={_FILES}"
 _CHECKED_AS = "'/dev/fd/0'"  # the way out in a text that is checked, where its number is not known yet
 _WAY_OUT = re.compile(r"\s*(?:INTO )?OUTFILE '/dev/fd/\d+' APPEND /\* statement \w* \*/ FORMAT \w+")
@@ -54,20 +66,11 @@ class _Result(Protocol):
     def storage_bytes_read(self) -> int: ...
 
 
-class _Written(Protocol):
-    """What a streaming insert wrote."""
-
-    rows_written: int
-    bytes_written: int
-    elapsed: float
-
-
 class _Inserter(Protocol):
     """An insert that takes its data piece by piece."""
 
     def append(self, data: bytes) -> None: ...
-    def finish(self) -> _Written: ...
-    def cancel(self) -> None: ...
+    def finish(self) -> object: ...
 
 
 class _Handle(Protocol):
@@ -345,17 +348,20 @@ class Engine:
         A statement that is still being parsed is not found, so it is killed until it has ended; and it would wait for
         ever for a reader to open the pipe, or to empty it, if the pipe were closed before.
         """
-        # The mark is cut in two: a KILL whose own text held it would find itself.
-        kill = f"KILL QUERY WHERE position(query, concat('statement ', '{mark}')) > 0 ASYNC".encode()
         try:
             while not running.done():
-                with self._prepared(Context()) as handle:
-                    handle.query(kill, "TabSeparated")
+                self._kill(mark)
                 with suppress(BlockingIOError):
                     os.read(read_fd, _PIPE_BYTES)
                 wait([running], timeout=_KILL_AGAIN_S)
         finally:
             os.close(read_fd)
+
+    def _kill(self, mark: str) -> None:
+        # The mark is cut in two: a KILL whose own text held it would find itself.
+        kill = f"KILL QUERY WHERE position(query, concat('statement ', '{mark}')) > 0 ASYNC".encode()
+        with self._prepared(Context()) as handle:
+            handle.query(kill, "TabSeparated")
 
     async def command(self, statement: Command, output_format: str, context: Context) -> tuple[bytes, Counts]:
         """Run a statement that is neither a query nor an insert with data.
@@ -399,25 +405,43 @@ class Engine:
             ClickHouseError: it failed. Blocks that were already written stay, as in a server.
         """
 
+        # Through a pipe, as results leave: chdb's streaming insert reports no failure of its commit, as on a full disk.
         def run() -> Counts:
-            self._check(statement.header + b" FORMAT Native", context.role)
+            self._check(statement.target + statement.settings + b" FORMAT Native", context.role)
             with self._prepared(context) as handle:
-                for name, value in context.parameters:
-                    handle.query(f"SET param_{name} = {quoted(value)}".encode(), "TabSeparated")
-                inserter = handle.send_insert(statement.header.decode(), statement.format)
+                read_fd, write_fd = os.pipe()
+                if hasattr(fcntl, "F_SETPIPE_SZ"):
+                    with suppress(PermissionError):
+                        fcntl.fcntl(write_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+                mark = secrets.token_hex(8)
+                feeding = threading.Thread(target=feed, args=(write_fd, mark), name="clickhouse-feed")
+                feeding.start()
+                way_in = f" FROM INFILE '/dev/fd/{read_fd}' /* statement {mark} */ ".encode()
+                sql = statement.target + way_in + statement.settings + f" FORMAT {statement.format}".encode()
                 try:
-                    while piece := read():
-                        inserter.append(piece)
-                    written = inserter.finish()
-                except BaseException:
-                    with suppress(RuntimeError):  # nothing is left to cancel when the engine itself gave up
-                        inserter.cancel()
+                    return counts_of(handle.query(sql, "TabSeparated", params=dict(context.parameters)))
+                except RuntimeError:
+                    if unread:  # why it was stopped
+                        raise unread[0] from None
                     raise
-                return Counts(
-                    written_rows=written.rows_written,
-                    written_bytes=written.bytes_written,
-                    elapsed_ns=int(written.elapsed * 1e9),
-                )
+                finally:
+                    os.close(read_fd)  # ends the feeding of a statement that failed
+                    feeding.join()
+
+        unread: list[BaseException] = []
+
+        def feed(write_fd: int, mark: str) -> None:
+            try:
+                while piece := read():
+                    while piece := piece[os.write(write_fd, piece) :]:
+                        pass
+            except BrokenPipeError:
+                pass  # the statement has failed, and says why
+            except BaseException as error:  # noqa: BLE001  raised by the statement
+                unread.append(error)
+                self._kill(mark)
+            finally:
+                os.close(write_fd)
 
         return await asyncio.wrap_future(self._submit(self._writers, run))
 
@@ -456,7 +480,7 @@ def _access(data: Path) -> str:
     """Write what the engine knows of users, and give it as arguments of its first handle."""
     folder = data / "access"
     folder.mkdir(mode=0o700, exist_ok=True)
-    write_private(folder / "config.xml", "<clickhouse/>\n")
+    write_private(folder / "config.xml", _CONFIG)
     write_private(folder / "users.xml", users_xml())
     return f"&config-file={quote(str(folder / 'config.xml'))}&users_config={quote(str(folder / 'users.xml'))}"
 

@@ -41,12 +41,14 @@ class Insert:
     """An INSERT whose data comes with the request.
 
     Attributes:
-        header: the statement without FORMAT or VALUES.
+        target: the statement without its settings, FORMAT or VALUES.
+        settings: its SETTINGS clause, or nothing.
         format: the input format, `Values` for VALUES.
         data_at: where in the text the data begins.
     """
 
-    header: bytes
+    target: bytes
+    settings: bytes
     format: str
     data_at: int
 
@@ -101,9 +103,11 @@ def read_insert(sql: bytes) -> Insert | None:
     first = next(tokens, None)
     if first is None or first.word != b"INSERT":
         return None
-    before = first
+    before, settings_at = first, 0
     for token in tokens:
         if token.depth == 0:
+            if token.word == b"SETTINGS" and before.word not in (b"INTO", b"TABLE") and before.text != b".":
+                settings_at = token.start
             if token.word in (b"SELECT", b"WITH"):
                 return None
             if token.word == b"INFILE" and before.word == b"FROM":
@@ -111,20 +115,22 @@ def read_insert(sql: bytes) -> Insert | None:
                     Code.UNKNOWN_TYPE_OF_QUERY, "FROM INFILE reads a file of the client, not over HTTP"
                 )
             if token.word == b"VALUES" and before.word not in (b"INTO", b"TABLE"):
-                return Insert(sql[first.start : token.start], "Values", token.end)
+                ends = settings_at or token.start
+                return Insert(sql[first.start : ends], sql[ends : token.start], "Values", token.end)
             if before.word == b"FORMAT" and token.word:
-                return _with_format(sql, sql[first.start : before.start], token)
+                ends = settings_at or before.start
+                return _with_format(sql, sql[first.start : ends], sql[ends : before.start], token)
         before = token
     return None
 
 
-def _with_format(sql: bytes, header: bytes, name: _Token) -> Insert:
-    settings = _SETTINGS.match(sql, name.end)
+def _with_format(sql: bytes, target: bytes, settings: bytes, name: _Token) -> Insert:
+    after = _SETTINGS.match(sql, name.end)
     end = name.end
-    if settings is not None:  # allowed on either side of FORMAT; the engine's streaming insert takes it before
-        header, end = header + settings.group(), settings.end()
+    if after is not None:  # allowed on either side of FORMAT
+        settings, end = after.group(), after.end()
     start = _DATA_START.match(sql, end)
-    return Insert(header, name.text.decode(), start.end() if start is not None else end)
+    return Insert(target, settings, name.text.decode(), start.end() if start is not None else end)
 
 
 def read_statement(sql: bytes) -> Statement:

@@ -1,0 +1,122 @@
+"""Kills, stops and cuts off parts of a whole plane under load, and compares all that is left.
+
+    python -m tests.chaos                               each scenario in turn
+    python -m tests.chaos --fault nats:stop:28          PART:KIND:SECONDS[@START], as often as you like
+    python -m tests.chaos --random 20 --seed 7          scenarios of four faults each
+    python -m tests.chaos --hours 8                     random ones for so long
+
+A line of a table is printed for each. The exit code is 1 where anything is not as it must be: a job without a record, a
+call that no attempt stands for, a job that was called twice though its worker was well, records of spend that differ,
+a reservation that stays, a consumer that is stuck.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import logging
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.chaos.faults import KINDS, LEADER, PARTS, SCENARIOS, SERVERS, Fault, Scenario, at_random
+from tests.chaos.plane import Outcome, chaos_plane
+from tests.server_sources import EmbeddedServers
+
+HEADER = (
+    "| what happens | jobs | records | calls | attempts | called twice | lost | failed | cost, in all five places | "
+    "reserved | stuck | recovered after |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+async def run(scenario: Scenario, jobs: int, per_s: float) -> Outcome:
+    """Runs a scenario on a plane of its own."""
+    directory = Path(tempfile.mkdtemp(prefix="breakwater-chaos-"))
+    made = itertools.count()
+
+    def new_directory() -> Path:
+        path = directory / f"server-{next(made)}"
+        path.mkdir()
+        return path
+
+    full = any(fault.kind == "full" for fault in scenario)
+    servers = EmbeddedServers(lambda: small_disk(new_directory()) if full else new_directory())
+    disks = {name: directory / f"server-{number}" for number, name in enumerate(SERVERS)}  # in the order they ask in
+    nodes = 3 if any(fault.part == LEADER for fault in scenario) else 1
+    try:
+        async with chaos_plane(directory, servers, nodes=nodes, disks=disks if full else {}) as chaos:
+            return await chaos.run(scenario, jobs, per_s)
+    finally:
+        servers.stop()
+        for disk in disks.values() if full else ():
+            await asyncio.to_thread(subprocess.run, ["umount", "--lazy", disk], check=False)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def small_disk(directory: Path) -> Path:
+    """Mounts one that is soon full; as root, on Linux."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "none", directory], check=True)
+    return directory
+
+
+def row(scenario: Scenario, one: Outcome) -> str:
+    """A line of the table."""
+    different = sorted(set(one.sums.values()))
+    money = " / ".join(f"${nano / 1e9:.6f}" for nano in different)
+    figures = [one.jobs, one.records, one.calls, one.attempts, one.called_twice, one.lost, one.failed, money]
+    stuck = ", ".join(one.stuck) or 0
+    what = ", ".join(f"{fault}" if len(scenario) < 3 else f"{fault} at {fault.at_s:g} s" for fault in scenario)
+    return f"| {what} | {' | '.join(map(str, figures))} | {one.reserved} | {stuck} | {one.recovered_s:.1f} s |"
+
+
+def scenarios(wanted: argparse.Namespace) -> Iterable[tuple[int | None, Scenario]]:
+    """What is asked for; with its seed where it is random."""
+    if wanted.fault:
+        yield None, tuple(wanted.fault)
+    elif wanted.random or wanted.hours:
+        ends = time.monotonic() + (wanted.hours or 0) * 3600
+        for seed in itertools.count(wanted.seed):
+            if time.monotonic() >= ends and seed - wanted.seed >= wanted.random:
+                return
+            yield seed, at_random(seed)
+    else:
+        yield from ((None, scenario) for scenario in SCENARIOS)
+
+
+def main() -> int:
+    """Runs them, and prints the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--fault",
+        type=Fault.parse,
+        action="append",
+        help=f"PART of {', '.join((*PARTS, LEADER))}; KIND of {', '.join(KINDS)}",
+    )
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="so many random scenarios")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the first random scenario")
+    parser.add_argument("--hours", type=float, help="random scenarios for so long")
+    parser.add_argument("--jobs", type=int, default=300, help="in each (default 300)")
+    parser.add_argument("--per-s", type=float, default=50.0, help="jobs a second (default 50)")
+    wanted = parser.parse_args()
+    logging.getLogger("nats").disabled = True  # it logs every connection that is lost on purpose
+    print(HEADER, flush=True)
+    failed = 0
+    for seed, scenario in scenarios(wanted):
+        outcome = asyncio.run(run(scenario, wanted.jobs, wanted.per_s))
+        print(row(scenario, outcome), flush=True)
+        if found := outcome.faults_found(scenario):
+            failed += 1
+            sys.stderr.write(f"wrong{'' if seed is None else f' with --seed {seed}'}: {'; '.join(found)}\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""What is done to a plane, and which scenarios `make chaos` runs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["kill", "stop", "slow", "silent", "reset", "full"]
+
+SERVICES = ("worker", "worker-2", "breaker", "budget", "alerter", "sink", "request")
+SERVERS = ("nats", "redis", "clickhouse")
+PARTS = SERVICES + SERVERS
+LEADER = "nats-leader"
+"""The node that leads the stream of jobs. A scenario that names it runs on a cluster of three."""
+
+KINDS: tuple[Kind, ...] = ("kill", "stop", "slow", "silent", "reset", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that happens to a part.
+
+    Attributes:
+        kind: `kill` is SIGKILL, and a start; `stop` is SIGSTOP, and SIGCONT. The others concern all connections of the
+            part: they become slow or silent, or are reset and refused. `full` fills the disk of a server, and
+            starts NATS again when there is space.
+        part: one of `PARTS`, or `LEADER`, which can be killed and stopped.
+        for_s: how long it lasts.
+        at_s: when, after the first job.
+    """
+
+    kind: Kind
+    part: str
+    for_s: float
+    at_s: float = 2.0
+
+    def __str__(self) -> str:
+        return f"{self.part} {self.kind} {self.for_s:g} s"
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """Reads `nats:stop:28` or `nats:stop:28@5`. Raises ValueError."""
+        what, _, at = text.partition("@")
+        part, kind, for_s = what.split(":")
+        if part not in (*PARTS, LEADER) or kind not in KINDS:
+            raise ValueError(kind)
+        if (kind == "full" and part not in SERVERS) or (part == LEADER and kind not in ("kill", "stop")):
+            raise ValueError(kind)
+        return cls(kind, part, float(for_s), float(at or 2))
+
+
+Scenario = tuple[Fault, ...]
+
+
+def at_random(seed: int, faults: int = 4, over_s: float = 12.0) -> Scenario:
+    """A scenario of faults of all kinds but `full`. One part has one fault at a time."""
+    chosen = random.Random(seed)
+    free_at: dict[str, float] = {}
+    found: list[Fault] = []
+    for _ in range(faults):
+        part = chosen.choice(PARTS)
+        at_s = max(round(chosen.uniform(0.5, over_s), 1), free_at.get(part, 0.0))
+        fault = Fault(chosen.choice(KINDS[:-1]), part, chosen.choice((0.5, 1.0, 3.0, 8.0, 15.0, 25.0)), at_s)
+        free_at[part] = fault.at_s + fault.for_s + 1.0
+        found.append(fault)
+    return tuple(sorted(found, key=lambda fault: fault.at_s))
+
+
+SCENARIOS: tuple[Scenario, ...] = (
+    *((Fault("kill", part, 1),) for part in ("worker", *SERVICES[2:], *SERVERS)),
+    (Fault("stop", "nats", 12),),
+    (Fault("stop", "nats", 28),),
+    (Fault("stop", "nats", 60),),
+    *((Fault("stop", part, 28),) for part in ("worker", *SERVICES[2:], "redis", "clickhouse")),
+    *((Fault("silent", part, 15),) for part in ("worker", "sink", "nats", "redis")),
+    *((Fault("reset", part, 10),) for part in ("worker", "nats", "redis", "clickhouse")),
+    *((Fault("slow", part, 15),) for part in ("nats", "redis")),
+    *((Fault("full", part, 10),) for part in SERVERS),
+    (Fault("kill", LEADER, 10),),
+    (Fault("stop", LEADER, 28),),
+    (Fault("stop", "nats", 28), Fault("stop", "redis", 28)),
+    (Fault("kill", "worker", 1), Fault("kill", "redis", 1)),
+    (Fault("kill", "nats", 2), Fault("kill", "sink", 1), Fault("kill", "budget", 1)),
+    (Fault("silent", "redis", 15), Fault("kill", "worker", 1)),
+    tuple(Fault("kill", ("worker", "worker-2")[number % 2], 0.5, 1 + 2.0 * number) for number in range(5)),
+    at_random(1),
+    at_random(2),
+)

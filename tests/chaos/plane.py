@@ -1,0 +1,401 @@
+"""A whole plane whose every connection passes a `Link`, under load, and what is left of the load."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+import nats.errors
+import nats.js.errors
+import redis.asyncio as aioredis
+
+from breakwater.analytics.client import Analytics, connect
+from breakwater.analytics.migrations import migrate
+from breakwater.api_keys import create_key
+from breakwater.contracts.types import nano_from_usd
+from breakwater.embedded.ports import free_port
+from breakwater.embedded.probes import http_ready
+from tests.chaos.faults import LEADER, SERVERS, SERVICES, Fault, Scenario
+from tests.chaos.network import Link
+from tests.flow.kit import Plane, model, running_plane
+from tests.helpers import until
+from tests.nats_node import start_nats
+from tests.server_sources import RunningServer, Servers
+
+Found = TypeVar("Found")
+
+CALL_S = 1.5
+TIMEOUT_S = 10.0
+SETTLED_S = TIMEOUT_S + 180.0
+"""What a lost worker has reserved is given back two minutes after its call's timeout."""
+
+STREAMS = ("JOBS", "EVENTS", "DLQ", "ALERTS", "ALERTER", "PARKED", "RESULTS")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is left of a run. Money in nano-dollars.
+
+    Attributes:
+        jobs: that were accepted.
+        records: executions on the log, each of which is the end of a job.
+        calls: that the provider has counted.
+        unknown_calls: of those, the ones that no attempt on the log is.
+        attempts: on the log, without those that made no call.
+        called_twice: jobs with more than one call.
+        lost: attempts whose worker was lost.
+        failed: jobs that did not succeed.
+        sums: the money by executions, attempts, ClickHouse's executions and attempts, and the counters in Redis.
+        reserved: what the budgets still hold back.
+        stuck: consumers with something that they have not acknowledged.
+        recovered_s: from the end of the last fault to the last result of what was accepted before it.
+    """
+
+    jobs: int
+    records: int
+    calls: int
+    unknown_calls: int
+    attempts: int
+    called_twice: int
+    lost: int
+    failed: int
+    sums: Mapping[str, int]
+    reserved: int
+    stuck: tuple[str, ...]
+    recovered_s: float
+
+    def faults_found(self, scenario: Scenario) -> list[str]:
+        """What is not as it must be; empty where all is right."""
+        # A worker that is stopped or cut off for longer than its claims live can't be distinguished from a dead one.
+        calls_again = any(fault.part.startswith("worker") for fault in scenario)
+        found = {
+            "jobs without a record": self.jobs - self.records,
+            "calls without an attempt": self.unknown_calls,
+            "jobs called twice": 0 if calls_again else self.called_twice,
+            "jobs that failed": self.failed,
+            "sums that differ": len(set(self.sums.values())) - 1,
+            "nano-dollars reserved": self.reserved,
+            "consumers that are stuck": len(self.stuck),
+        }
+        return [f"{count} {what}" for what, count in found.items() if count]
+
+
+class Chaos:
+    """A plane, and what can be done to it."""
+
+    def __init__(
+        self,
+        plane: Plane,
+        servers: Mapping[str, RunningServer],
+        disks: Mapping[str, Path],
+        links: Mapping[tuple[str, str], Link],
+        analytics: Analytics,
+        http: aiohttp.ClientSession,
+    ) -> None:
+        self.plane = plane
+        self.servers = servers
+        self.disks = disks
+        self.links = links
+        self.analytics = analytics
+        self.http = http
+        self.accepted: dict[str, float] = {}
+        """When, by the job's id."""
+
+    async def run(self, scenario: Scenario, jobs: int, per_s: float) -> Outcome:
+        """Runs jobs, and does to the plane meanwhile what the scenario says."""
+        load = asyncio.create_task(self._submit(jobs, per_s))
+        await asyncio.gather(*(self._cause(fault) for fault in scenario))
+        healed = time.monotonic()
+        before = [job for job, at in self.accepted.items() if at < healed]
+        for job in before:
+            await self.plane.result(job, timeout_s=300)
+        recovered_s = time.monotonic() - healed
+        await load
+        for job in self.accepted:
+            await self.plane.result(job, timeout_s=300)
+        return await self._outcome(recovered_s)
+
+    async def _cause(self, fault: Fault) -> None:
+        await asyncio.sleep(fault.at_s)
+        part = await self._leader() if fault.part == LEADER else fault.part
+        match fault.kind:
+            case "kill":
+                await self._kill(part, fault.for_s)
+            case "stop":
+                pid = self._pid(part)
+                os.killpg(pid, signal.SIGSTOP)
+                await asyncio.sleep(fault.for_s)
+                os.killpg(pid, signal.SIGCONT)
+            case "full":
+                await self._fill(self.disks[part], fault.for_s)
+                if part == "nats":  # it takes nothing into a stream that could not be written, until it starts again
+                    await self._kill(part, 0)
+            case _:
+                links = [link for ends, link in self.links.items() if fault.part in ends]
+                for link in links:
+                    link.become(fault.kind)
+                await asyncio.sleep(fault.for_s)
+                for link in links:
+                    link.become("open")
+
+    async def _kill(self, part: str, for_s: float) -> None:
+        if part in self.servers:
+            self.servers[part].kill()
+            await asyncio.sleep(for_s)
+            await self.servers[part].restart_async()
+        else:
+            self.plane.kill(part)
+            await asyncio.sleep(for_s)
+            self.plane.start(part.partition("-")[0], part)
+
+    async def _leader(self) -> str:
+        cluster = (await self.plane.jetstream.stream_info("JOBS")).cluster
+        assert cluster is not None
+        assert cluster.leader is not None
+        return cluster.leader
+
+    async def _fill(self, disk: Path, for_s: float) -> None:
+        ballast = disk / "ballast"
+
+        def write() -> None:
+            with suppress(OSError), ballast.open("ab", buffering=0) as file:
+                size = file.tell()
+                while free := shutil.disk_usage(disk).free:
+                    os.posix_fallocate(file.fileno(), size, free)
+                    size += free
+
+        ends = time.monotonic() + for_s
+        while time.monotonic() < ends:  # a server that gives up a file frees some
+            await asyncio.to_thread(write)
+            await asyncio.sleep(0.2)
+        ballast.unlink()
+
+    def _pid(self, part: str) -> int:
+        if part in self.plane.processes:
+            return self.plane.processes[part].pid
+        return self.servers[part].pid
+
+    async def _submit(self, jobs: int, per_s: float) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(jobs):
+                group.create_task(self._submit_one(f"j{number}", over_http=number % 4 == 0))
+                await asyncio.sleep(1 / per_s)
+
+    async def _submit_one(self, job_id: str, *, over_http: bool) -> None:
+        job = {"agent": "writer", "job_id": job_id, "prompt": "x" * 300}
+        while not await (self._post(job) if over_http else self._publish(job)):
+            await asyncio.sleep(0.5)
+        self.accepted[job_id] = time.monotonic()
+
+    async def _publish(self, job: Mapping[str, str]) -> bool:
+        try:
+            await self.plane.publish(job, **{"Nats-Msg-Id": job["job_id"]})
+        except (TimeoutError, nats.errors.Error, nats.js.errors.Error):
+            return False
+        return True
+
+    async def _post(self, job: Mapping[str, str]) -> bool:
+        try:
+            async with self.http.post("/api/v1/jobs", json=dict(job)) as response:
+                if 400 <= response.status < 500 and response.status != 429:
+                    raise AssertionError(f"{response.status}: {await response.text()}")
+                return response.status < 300
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def _outcome(self, recovered_s: float) -> Outcome:
+        jobs = len(self.accepted)
+        records = await self.plane.messages("EVENTS", "bw.executions.writer.*", at_least=jobs)
+        made = [one for one in await self.plane.messages("EVENTS", "bw.attempts.>") if not one["short_circuited"]]
+        calls = self.plane.sim.ledger.calls
+        attempt_ids = {one["attempt_id"] for one in made}
+        spent = sum(nano_from_usd(one["cost"]) for one in made)
+        # Each of these waits is for the end of a lease, a batch or a redelivery; what is still wrong then is reported.
+        counted, reserved = await self._last(self._counters, lambda found: found == (spent, 0), SETTLED_S)
+        stuck = await self._last(self._stuck, lambda found: not found, 120)
+        stored = await self._last(self._stored, lambda found: found == (spent, spent), 20)
+        return Outcome(
+            jobs=jobs,
+            records=len({one["execution_id"] for one in records}),
+            calls=len(calls),
+            unknown_calls=sum(call.client_request_id not in attempt_ids for call in calls),
+            attempts=len(made),
+            called_twice=sum(count > 1 for count in Counter(one["execution_id"] for one in made).values()),
+            lost=sum(one["outcome"] == "worker_lost" for one in made),
+            failed=sum(one["status"] != "succeeded" for one in records),
+            sums={
+                "executions": sum(nano_from_usd(one["total_cost"]) for one in records),
+                "attempts": spent,
+                "ClickHouse executions": stored[0],
+                "ClickHouse attempts": stored[1],
+                "Redis": counted,
+            },
+            reserved=reserved,
+            stuck=stuck,
+            recovered_s=recovered_s,
+        )
+
+    async def _last(
+        self, read: Callable[[], Awaitable[Found]], right: Callable[[Found], bool], timeout_s: float
+    ) -> Found:
+        """What is read, once it is right, or after the timeout."""
+        deadline = time.monotonic() + timeout_s
+        while not right(found := await read()) and time.monotonic() < deadline:
+            await asyncio.sleep(1)
+        return found
+
+    async def _counters(self) -> tuple[int, int]:
+        """Spent and reserved, by Redis."""
+        client = aioredis.Redis.from_url(self.servers["redis"].url, decode_responses=True)
+        try:
+            sums = {"spent:global": 0, "reserved:global": 0}
+            async for key in client.scan_iter("bw:{budget}:monthly:*"):
+                for field in sums:
+                    sums[field] += int(str(await client.hget(str(key), field) or 0))  # pyright: ignore[reportUnknownArgumentType]
+        finally:
+            await client.aclose()
+        return sums["spent:global"], sums["reserved:global"]
+
+    async def _stored(self) -> tuple[int, int]:
+        """The costs of executions and of attempts, by ClickHouse."""
+        sums = [
+            await self.analytics.query(f"SELECT toInt64(sum({column}) * 1000000000) FROM {table} FINAL")
+            for table, column in (("executions", "total_cost"), ("attempts", "cost"))
+        ]
+        return int(sums[0].rows[0][0]), int(sums[1].rows[0][0])
+
+    async def _stuck(self) -> tuple[str, ...]:
+        found: list[str] = []
+        for stream in STREAMS:
+            for consumer in await self.plane.jetstream.consumers_info(stream):
+                if consumer.num_ack_pending or (consumer.num_pending and consumer.name != "parked"):
+                    found.append(f"{stream}/{consumer.name}")
+        return tuple(found)
+
+
+@asynccontextmanager
+async def chaos_plane(
+    directory: Path, source: Servers, *, nodes: int, disks: Mapping[str, Path]
+) -> AsyncGenerator[Chaos]:
+    """A plane of two workers and one of each other service, on servers of its own.
+
+    Args:
+        directory: for its files.
+        source: of its servers.
+        nodes: of NATS; connections to several are direct.
+        disks: the small ones that the servers have their data on; empty if they have none.
+    """
+    bus = {"nats": source.nats()} if nodes == 1 else start_cluster(directory, nodes)
+    if disks:
+        # NATS otherwise sets aside for streams what the disk has, and refuses more.
+        config = disks["nats"] / "nats.conf"
+        config.write_text(config.read_text().replace("jetstream {", "jetstream {\n  max_file_store: 64GB", 1))
+        await bus["nats"].restart_async()
+    servers = {**bus, "redis": source.redis(), "clickhouse": source.clickhouse()}
+    database = f"bw_{uuid.uuid4().hex}"
+    urls = {name: server.url for name, server in servers.items()}
+    urls.setdefault("nats", next(iter(urls.values())))
+    urls["clickhouse"] += f"/{database}"
+    analytics = connect(urls["clickhouse"])
+    await migrate(analytics)
+    keys, port = directory / "keys.json", free_port()
+    key = create_key(keys, "chaos")
+    async with AsyncExitStack() as closing:
+        closing.push_async_callback(analytics.close)
+        for node in bus.values():
+            closing.callback(node.stop)
+        links: dict[tuple[str, str], Link] = {}
+        environments: dict[str, dict[str, str]] = {}
+        for service in SERVICES:
+            environments[service] = {}
+            for server in SERVERS if nodes == 1 else SERVERS[1:]:
+                parts = urlsplit(urls[server])
+                links[service, server] = link = Link(parts.hostname or "", parts.port or 0)
+                closing.push_async_callback(link.close)
+                address = f"127.0.0.1:{await link.listen()}"
+                netloc = parts.netloc.rpartition("@")[0]
+                url = parts._replace(netloc=f"{netloc}@{address}" if netloc else address).geturl()
+                environments[service][f"BREAKWATER_{server.upper()}_URL"] = url
+        http = await closing.enter_async_context(
+            aiohttp.ClientSession(
+                f"http://127.0.0.1:{port}",
+                headers={"Authorization": f"Bearer {key}"},
+                timeout=aiohttp.ClientTimeout(total=15),
+            )
+        )
+        plane = await closing.enter_async_context(
+            running_plane(
+                directory,
+                nats_url=urls["nats"],
+                replicas=nodes,
+                redis_url=urls["redis"],
+                script={"models": {"sim/m": model(latency_ms=CALL_S * 1000)}},
+                agents={
+                    "writer": {
+                        "model": "sim/m",
+                        "max_tokens": 40,
+                        "concurrency": 100,
+                        "breaker": "off",
+                        "timeout_s": TIMEOUT_S,
+                        "total_timeout_s": 600,
+                        "retry": {"max_attempts": 10},
+                        "budget": {"monthly_usd": 1000, "enforcement": "hard"},
+                    }
+                },
+                retry_budget="off",
+                services=(),
+                environment={
+                    "BREAKWATER_CLICKHOUSE_URL": urls["clickhouse"],
+                    "BREAKWATER_HTTP_PORT": str(port),
+                    "BREAKWATER_API_KEYS_FILE": str(keys),
+                },
+            )
+        )
+        plane.own_environments = environments
+        for name in SERVICES:
+            plane.start(name.partition("-")[0], name)
+        for name in SERVICES:
+            await plane.ready(name) if name != "request" else await _serving(http)
+        yield Chaos(plane, servers, disks, links, analytics, http)
+
+
+def start_cluster(directory: Path, size: int) -> dict[str, RunningServer]:
+    """Nodes that anybody may use."""
+    ports = {f"nats-{number}": (free_port(), free_port(), free_port()) for number in range(1, size + 1)}
+    routes = ", ".join(f'"nats://127.0.0.1:{route}"' for _, route, _ in ports.values())
+    nodes: dict[str, RunningServer] = {}
+    for name, (port, route, monitor) in ports.items():
+        folder = directory / name
+        folder.mkdir()
+        config = f"""
+            server_name: {name}, listen: "127.0.0.1:{port}", http: "127.0.0.1:{monitor}", max_payload: 8MB
+            jetstream {{ store_dir: "{folder}/data" }}
+            cluster {{ name: chaos, listen: "127.0.0.1:{route}", routes: [{routes}] }}
+            """
+        nodes[name] = start_nats(folder, config, port, ready=http_ready("127.0.0.1", monitor, "/healthz"))
+    for node in nodes.values():
+        node.wait_until_ready()
+    return nodes
+
+
+async def _serving(http: aiohttp.ClientSession) -> None:
+    async def serves() -> bool:
+        try:
+            async with http.get("/readyz") as response:
+                return response.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    await until(serves, "that the HTTP API serves")

@@ -1,0 +1,46 @@
+"""A short form of `make chaos`: a minute's faults on one plane, in seconds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.faults import Fault, at_random
+from tests.chaos.plane import chaos_plane
+from tests.servers import Servers
+
+
+@pytest.mark.long
+async def test_nothing_is_lost_or_paid_twice_while_parts_die_stand_still_and_are_cut_off(
+    tmp_path: Path, servers: Servers
+) -> None:
+    scenario = (
+        Fault("reset", "redis", 1, 0.5),
+        Fault("kill", "sink", 0.5, 0.5),
+        Fault("silent", "nats", 2, 2),
+        Fault("kill", "budget", 0.5, 2),
+        Fault("stop", "worker", 3, 2),
+        Fault("kill", "request", 0.5, 3),
+    )
+    async with chaos_plane(tmp_path, servers, nodes=1, disks={}) as chaos:
+        outcome = await chaos.run(scenario, jobs=60, per_s=20)
+    assert outcome.faults_found(scenario) == []
+    assert outcome.called_twice == 0, "a worker that stood still for 3 s still holds its claims"
+
+
+def test_a_seed_gives_the_same_scenario_and_a_part_has_one_fault_at_a_time() -> None:
+    for seed in range(200):
+        scenario = at_random(seed)
+        assert scenario == at_random(seed)
+        for earlier, later in pairwise(scenario):
+            assert earlier.part != later.part or earlier.at_s + earlier.for_s < later.at_s
+
+
+@pytest.mark.parametrize(
+    "text", ["nats:stop", "nats:sleep:1", "disk:full:1", "worker:full:1", "nats-leader:slow:3", "nats:stop:x"]
+)
+def test_what_is_no_fault_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        Fault.parse(text)
