@@ -40,6 +40,7 @@ from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.connection import Redis
 from breakwater.state.health import Healths
 from breakwater.state.tasks import Tasks
+from breakwater.state.unanswered import Unanswered
 from services.request.agents import Agents
 from services.request.alert_channels import ChannelRoutes
 from services.request.alert_links import LinkRoutes
@@ -49,6 +50,7 @@ from services.request.breakers import BreakerRoutes
 from services.request.budgets import BudgetRoutes
 from services.request.dead_letter_routes import DeadLetterRoutes
 from services.request.dead_letters import Replays
+from services.request.dialects.openai import NameRequests, OpenAIRoutes
 from services.request.guards import GuardRoutes
 from services.request.jobs import Jobs, Queue
 from services.request.observe import CountRequests, show_metrics
@@ -109,6 +111,7 @@ class RequestService:
 
         self._budgets = BudgetRoutes(self._caps, counters, publisher, compared)
         self._jobs = Jobs(config, Queue(publisher), results, self._waiters, self._accepted, self._agents)
+        self._openai = OpenAIRoutes(config, self._jobs, Unanswered(self._redis))
         self._streams = ProgressStreams(Sources(self._connection, results, self._accepted, self._reconnects))
         self._server = Server(
             self._app(),
@@ -162,10 +165,13 @@ class RequestService:
             "replay_dead_letters": self._dead_letters.replay,
             "list_queues": self._queues.show,
             "show_key": show_key,
+            "list_models": self._openai.list_models,
+            "show_model": self._openai.show_model,
         }
         endpoints: dict[str, Endpoint] = {
             "submit_job": self._jobs.submit,
             "show_job": self._jobs.show,
+            "create_chat_completion": self._openai.complete,
             "follow_job": self._streams.follow,
             "alive": self._alive,
             "ready": self._ready,
@@ -187,6 +193,7 @@ class RequestService:
             routes=[*routes, *documentation()],
             middleware=[
                 Middleware(CountRequests, counted=HttpMetrics(), routes=routes),
+                Middleware(NameRequests),
                 Middleware(RequireApiKey, keys=KeyRing(self._settings.api_keys_file)),
             ],
             exception_handlers={
@@ -260,9 +267,9 @@ class RequestService:
         return JSONResponse({"status": "ready"})
 
 
-async def _problem(_: Request, error: Exception) -> Response:
+async def _problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, Problem)
-    return error.response()
+    return error.response(request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -275,13 +282,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
             problem = Problem(405, "method_not_allowed", message, headers=error.headers)
         case status:
             problem = Problem(status, "http_error", str(error.detail), headers=error.headers)
-    return problem.response()
+    return problem.response(request.url.path)
 
 
 async def _disconnected(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)
 
 
-async def _bug(_request: Request, _error: Exception) -> Response:
+async def _bug(request: Request, _error: Exception) -> Response:
     # The server logs the error itself; its text may hold what must not leave the plane.
-    return Problem(500, "internal", "something went wrong inside Breakwater; its log says what").response()
+    problem = Problem(500, "internal", "something went wrong inside Breakwater; its log says what")
+    return problem.response(request.url.path)

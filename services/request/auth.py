@@ -1,4 +1,4 @@
-"""Authorization: nothing under /api, and no metrics, without an API key whose scopes let the request pass."""
+"""Authorization: nothing under /api and /v1, and no metrics, without an API key whose scopes let the request pass."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from breakwater.api_keys import KeyRing
 from breakwater.contracts.api import KeyScope
 from breakwater.policy.api_keys import ApiKey, scopes_for
-from services.request.problems import Problem
+from services.request.problems import OPENAI, Problem
 
-GUARDED = ("/api", "/metrics")
+GUARDED = ("/api", "/metrics", OPENAI)
 
 _BELOW = tuple(f"{path}/" for path in GUARDED)
 _HOLDER = "breakwater.api_key"
@@ -62,7 +62,7 @@ class RequireApiKey:
                     raise _forbidden(holder, needed)
                 scope[_LOOK_AGAIN] = lambda: self._why_not_now(key, needed)
             except Problem as problem:
-                await problem.response()(scope, receive, send)
+                await problem.response(scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

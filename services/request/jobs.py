@@ -125,7 +125,7 @@ class Jobs:
 
     async def submit(self, request: Request) -> Response:
         """POST: 202 once the job is safe on the bus, or 200 with its result where that came within `wait_s`."""
-        with submitting(request) as trace:
+        with submitting(request, "/api/v1/jobs") as trace:
             response = await self._submit(request, trace)
             trace.answered(response.status_code)
         return response
@@ -133,24 +133,51 @@ class Jobs:
     async def _submit(self, request: Request, trace: SubmissionTrace) -> Response:
         wait_s = _wait_s(request.scope["query_string"])
         body = await read_body(request, self._limit)
-        key = holder_of(request)
-        job, body = _for_tenant_of(key, read_job(body), body)
+        sent = self.prepare(
+            holder_of(request), read_job(body), body, request.headers.get("idempotency-key"), make_job_id()
+        )
+        trace.of(sent.job.agent, sent.job_id)
+        if wait_s is None:
+            await self._refuse_when_open(sent)
+            return await self._accept(sent, trace.traceparent)
+        acceptance, result = await self.run(request, sent, trace.traceparent, wait_s)
+        return acceptance if result is None else Response(result, media_type=_JSON)
+
+    def prepare(self, key: ApiKey, job: Job, body: bytes, idempotency_key: str | None, made_id: str) -> Submission:
+        """A job that may be published.
+
+        Args:
+            key: that it was sent with.
+            job: the job.
+            body: the same, as it was written.
+            idempotency_key: its id, where the job has none.
+            made_id: the same where there is no idempotency key either.
+
+        Raises:
+            Problem: 403, 404 or 422, the key may not send this job, or its agent can't run it.
+        """
+        job, body = _for_tenant_of(key, job, body)
         self._check_agent(job)
         if not may_submit(key, job.agent, job.tenant):
             raise _not_of_key(key, job)
-        made_id = new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES))
-        sent = submission(
-            job, body, idempotency_key=request.headers.get("idempotency-key"), made_id=made_id, owner=owner_of(key)
-        )
-        trace.of(job.agent, sent.job_id)
-        refusal = await self._agents.refusal(job)
-        if refusal is not None and not await self._is_repeated(sent):
-            raise refusal
-        if wait_s is None:
-            return await self._accept(sent, trace.traceparent)
+        return submission(job, body, idempotency_key=idempotency_key, made_id=made_id, owner=owner_of(key))
+
+    async def run(
+        self, request: Request, sent: Submission, traceparent: str | None, wait_s: float
+    ) -> tuple[Response, bytes | None]:
+        """Publishes a job, and waits for its result.
+
+        Returns:
+            The acceptance; and the result, or None where it did not come in time, the client has left, or the process
+            stops.
+
+        Raises:
+            Problem: 409 or 503, it was not accepted.
+        """
+        await self._refuse_when_open(sent)
         deadline = time.monotonic() + wait_s
         with self._waiters.listening(subjects.result(sent.job_id)) as answer:
-            acceptance = await self._accept(sent, trace.traceparent)
+            acceptance = await self._accept(sent, traceparent)
             left = asyncio.ensure_future(_disconnected(request))
             try:
                 # Of an id that others may have used, the result may be stored already, and would not be published
@@ -158,11 +185,9 @@ class Jobs:
                 result = await self._results.wait(sent.job_id, answer, left, deadline, look_now=not sent.id_made_here)
             finally:
                 left.cancel()
-        if result is None:
-            return acceptance
-        if not sent.id_made_here:
+        if result is not None and not sent.id_made_here:
             _refuse_conflict(sent, result)
-        return Response(result, media_type=_JSON)
+        return acceptance, result
 
     async def show(self, request: Request) -> Response:
         """GET of one: 200 with the result or the record, 202 while it is not decided, 404."""
@@ -193,6 +218,11 @@ class Jobs:
         headers = {"Location": f"/api/v1/jobs/{quote(sent.job_id, safe='')}"}
         return Response(orjson.dumps(body), 202, headers, _JSON)
 
+    async def _refuse_when_open(self, sent: Submission) -> None:
+        refusal = await self._agents.refusal(sent.job)
+        if refusal is not None and not await self._is_repeated(sent):
+            raise refusal
+
     async def _is_repeated(self, sent: Submission) -> bool:
         """Whether the job was accepted before: its sender gets its status, whatever state its agent is in."""
         if sent.id_made_here:
@@ -221,6 +251,11 @@ class Jobs:
             raise Problem(404, "unknown_agent", message, [listing])
         if (problem := objection(self._config, job)) is not None:
             raise invalid_job([FieldError(path=problem.path, message=problem.message)])
+
+
+def make_job_id() -> str:
+    """An id that no other job has."""
+    return new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES))
 
 
 def job_is_of(key: ApiKey, decided: bytes | None, standing: Standing | None) -> bool:

@@ -93,14 +93,14 @@ class SubmissionTrace:
 
 
 @contextmanager
-def submitting(request: Request) -> Generator[SubmissionTrace]:
-    """Traces a submission while the block runs, as part of its caller's trace if it came with one."""
+def submitting(request: Request, route: str) -> Generator[SubmissionTrace]:
+    """Traces a submission to a route while the block runs, as part of its caller's trace if it came with one."""
     given = request.headers.get("traceparent", "")
     span = tracing.begin(
-        "POST /api/v1/jobs",
+        f"POST {route}",
         parent=given if tracing.is_traceparent(given) else None,
         kind="server",
-        attributes={"http.request.method": "POST", "http.route": "/api/v1/jobs"},
+        attributes={"http.request.method": "POST", "http.route": route},
     )
     submission, error = SubmissionTrace(span.traceparent), None
     try:

@@ -24,6 +24,7 @@ from breakwater.contracts.types import Message
 from breakwater.policy.api_keys import scopes_for
 from services.request.auth import is_guarded
 from services.request.operations import OPERATIONS, PATH_PARAMETERS, Operation
+from services.request.problems import is_openai
 
 TITLE = "Breakwater"
 _REF = "#/components/schemas/{model}"
@@ -124,10 +125,11 @@ class _Writer:
             errors[422] = "A parameter is wrong (`invalid_query`)."
         if operation.body is not None:
             errors |= _ERRORS_OF_BODIES
-        if operation.method == "POST" and operation.tag != "jobs":
+        if operation.method == "POST" and operation.tag not in ("jobs", "openai"):
             description.append("The action is recorded under the name of the API key.")
         if is_guarded(operation.path):
-            errors[401] = "No valid API key (`unauthorized`)."
+            openai = is_openai(operation.path)
+            errors[401] = f"No valid API key (`{'invalid_api_key' if openai else 'unauthorized'}`)."
             needed = scopes_for(operation.method, operation.path)
             if needed == KEY_SCOPES:
                 description.append("Any valid key will do.")
@@ -171,7 +173,9 @@ class _Writer:
             responses[str(status)] = {"description": description, "content": content}
         if operation.method == "POST" and "202" in responses:
             responses["202"]["headers"] = _HEADERS[202]
-        error = {"application/json": {"schema": self._schema(ErrorBody, "serialization")}}
+        error = {"application/json": {"schema": self._schema(operation.error_body, "serialization")}}
+        if operation.error_body is not ErrorBody:
+            errors.pop(422, None)  # is 400 there
         for status, description in sorted(errors.items()):
             headers = {"headers": _HEADERS[status]} if status in _HEADERS else {}
             responses[str(status)] = {"description": description, "content": error, **headers}
@@ -193,6 +197,7 @@ def _types() -> Iterator[tuple[Any, JsonSchemaMode]]:
     for operation in OPERATIONS:
         if operation.body is not None:
             yield operation.body, "validation"
+        yield operation.error_body, "serialization"
         for _, kind in operation.results.values():
             yield kind, "serialization"
 

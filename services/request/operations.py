@@ -11,7 +11,7 @@ from breakwater.contracts.alerts import Alert, ChannelTest
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent, Reconciliation
 from breakwater.contracts.execution import Result
 from breakwater.contracts.job import Job
-from breakwater.contracts.types import Message
+from breakwater.contracts.types import Event, Message
 
 NATS_UNAVAILABLE = "NATS is unavailable (`unavailable`)."
 REDIS_UNAVAILABLE = "Redis is unavailable (`unavailable`)."
@@ -42,6 +42,7 @@ class Operation:
     content_type: str = "application/json"
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
     """By status: what it means. What any operation of its kind may answer is added."""
+    error_body: type[Event] | type[Message] = api.ErrorBody
 
 
 OPERATIONS = (
@@ -102,6 +103,57 @@ OPERATIONS = (
             404: "There is no such job (`unknown_job`).",
             503: "The status can't be read now (`unavailable`).",
         },
+    ),
+    Operation(
+        id="create_chat_completion",
+        method="POST",
+        path="/v1/chat/completions",
+        tag="openai",
+        summary="Create a chat completion, as at OpenAI",
+        description="A call is a job, and is answered when it has ended. The headers `x-breakwater-execution-id`, "
+        "`-model`, `-attempts`, `-cost-usd` and `-cache` say how it came about, and `-dropped-params` which "
+        "params the model that answered was not sent, as its provider has nothing like them. `x-should-retry: false` "
+        "is set whenever Breakwater has retried already.",
+        headers={
+            "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",
+            "x-breakwater-tenant": "As `breakwater.tenant` in the body, which comes first; so for the other options.",
+            "traceparent": "W3C trace context; created if absent.",
+        },
+        body=api.ChatCompletionRequest,
+        results={200: ("The answer.", api.ChatCompletion)},
+        errors={
+            400: "The request is invalid; `param` is the field at fault. Or it is too long for the model "
+            "(`context_length_exceeded`), or the provider refuses it (`invalid_request`).",
+            403: "The task was stopped (`guard_tripped`), or the key may not do this (`forbidden`).",
+            404: "There is no such agent or model for this key (`model_not_found`).",
+            409: "The idempotency key is that of another call (`id_conflict`), or the job was cancelled (`cancelled`).",
+            429: "A budget is used up (`insufficient_quota`), or a rate limit (`rate_limit_exceeded`).",
+            502: "No model gave a usable answer: `provider_error`, `provider_unreachable`, `invalid_output`, "
+            "`worker_lost`.",
+            503: "The breakers of all models are open (`breaker_open`, `agent_unavailable`), or nothing was accepted "
+            "(`unavailable`, `refused`).",
+            504: "The job's time was over (`timeout`).",
+        },
+        error_body=api.OpenAIErrorBody,
+    ),
+    Operation(
+        id="list_models",
+        path="/v1/models",
+        tag="openai",
+        summary="What `model` may be in a chat completion",
+        description="Agents, and each with the models that it lists; for a key that is bound to one agent, the models "
+        "alone too. A model that is allowed by `*` only is not listed.",
+        results={200: ("Those that the key may use.", api.ModelNames)},
+        error_body=api.OpenAIErrorBody,
+    ),
+    Operation(
+        id="show_model",
+        path="/v1/models/{model}",
+        tag="openai",
+        summary="Whether `model` may be this in a chat completion",
+        results={200: ("It may.", api.ModelName)},
+        errors={404: "There is no such agent or model for this key (`model_not_found`)."},
+        error_body=api.OpenAIErrorBody,
     ),
     Operation(
         id="list_agents",
@@ -411,6 +463,10 @@ PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     "job_id": {
         "description": "Percent-encoded, slashes too: `a%2Fprogress` is the job `a/progress`.",
         "schema": {"type": "string", "examples": ["019aa8f2-7c1e-7d3a-9b54-2f6e8a1c0d37"]},
+    },
+    "model": {
+        "description": "It may hold slashes.",
+        "schema": {"type": "string", "examples": ["content-writer/gpt-4.1-mini"]},
     },
     "incident_id": {
         "description": "Or a prefix that no other incident has: `inc_` and at least 6 characters.",

@@ -1,13 +1,30 @@
-"""Errors as responses, all of one shape."""
+"""Errors as responses, all of one shape; below `/v1` of OpenAI's."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 import orjson
 from starlette.responses import Response
 
+from breakwater.contracts.api import CallOptions
 from breakwater.contracts.validation import FieldError
+
+OPENAI = "/v1"
+"""Below it, all is as OpenAI's clients expect it."""
+
+_OPENAI_CODES = {
+    "unauthorized": "invalid_api_key",
+    "not_found": "unknown_url",
+    "invalid_job": "invalid_request",
+    "unknown_agent": "model_not_found",
+}
+
+
+def is_openai(path: str) -> bool:
+    """Whether a path is one of OpenAI's API."""
+    return path == OPENAI or path.startswith(f"{OPENAI}/")
 
 
 class Problem(Exception):  # noqa: N818  RFC 9457's word for an error that is a response
@@ -28,8 +45,10 @@ class Problem(Exception):  # noqa: N818  RFC 9457's word for an error that is a 
         self.details = tuple(details)
         self.headers = dict(headers or {})
 
-    def response(self) -> Response:
-        """The response, with an `ErrorBody`."""
+    def response(self, path: str) -> Response:
+        """The response to a request for a path, with an `ErrorBody`, or an `OpenAIErrorBody`."""
+        if is_openai(path):
+            return self._as_openai()
         body = {
             "error": {
                 "code": self.code,
@@ -38,6 +57,26 @@ class Problem(Exception):  # noqa: N818  RFC 9457's word for an error that is a 
             }
         }
         return Response(orjson.dumps(body), self.status, self.headers, "application/json")
+
+    def _as_openai(self) -> Response:
+        status = 400 if self.status == 422 else self.status
+        code = _OPENAI_CODES.get(self.code, self.code)
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        if status == 429:
+            kind = code if code == "insufficient_quota" else "rate_limit_error"
+        param = openai_param(self.details[0].path) if self.details and self.details[0].path else None
+        # OpenAI's clients try a conflict again, and this one stays.
+        headers = {"x-should-retry": "false", **self.headers} if status == 409 else self.headers
+        body = {"error": {"message": self.message, "type": kind, "param": param, "code": code}}
+        return Response(orjson.dumps(body), status, headers, "application/json")
+
+
+def openai_param(path: str) -> str:
+    """The place in OpenAI's request that a place in a job comes from: `messages.0.role` is `messages[0].role`."""
+    if path == "job_id":
+        return "Idempotency-Key"
+    path = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", path.removeprefix("params."))
+    return f"breakwater.{path}" if re.split(r"[.\[]", path)[0] in CallOptions.model_fields else path
 
 
 def unknown_job(job_id: str | None) -> Problem:

@@ -92,8 +92,8 @@ async def show_key(asked: ApiRequest[Message]) -> KeyDetails:
 
 def route(operation: Operation, respond: Endpoint) -> Route:
     """The route of an operation."""
-    # Ids of jobs may hold slashes.
-    path = operation.path.replace("{job_id}", "{job_id:path}")
+    # Ids of jobs and names of models may hold slashes.
+    path = operation.path.replace("{job_id}", "{job_id:path}").replace("{model}", "{model:path}")
     kind = ProgressRoute if path.endswith(PROGRESS) else Route
     return kind(path, respond, methods=[operation.method])
 

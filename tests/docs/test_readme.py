@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long(about_s=25, together=True)
 NOT_RUN_HERE = ("make ", "docker ")
 """What installs, or needs Docker. That these targets and services exist is tested in test_documents.py."""
 
-PAGES = (README, *(ROOT / "docs" / name for name in ("jobs.md", "commands.md", "providers.md")))
+PAGES = (README, *(ROOT / "docs" / name for name in ("jobs.md", "openai.md", "commands.md", "providers.md")))
 """Whose blocks run on the stack, in this order. Those of analytics.md have a test of their own."""
 
 
@@ -39,7 +39,7 @@ def is_stored(checkout: Checkout, execution_id: str) -> bool:
 
 
 def run_block(checkout: Checkout, block: Block, where: str) -> None:
-    commands = [block.text] if block.language == "python" else checkout.commands(block.text)
+    commands = [checkout.as_here(block.text)] if block.language == "python" else checkout.commands(block.text)
     for command in commands:
         ran = checkout.run(sys.executable, "-", stdin=command) if block.language == "python" else checkout.sh(command)
         said = f"{where}:\n{command}\n{ran.stdout}\n{ran.stderr}"

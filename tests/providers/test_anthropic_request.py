@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from breakwater.policy.classify import HttpFailure
-from breakwater.providers.anthropic import request_body
+from breakwater.providers.anthropic import dropped_params, request_body
 from breakwater.providers.base import CallFailed
 from tests.providers.kit import call
 
@@ -154,7 +154,7 @@ def test_system_and_developer_messages_become_the_system_prompt_in_order() -> No
         ({"stop": "END"}, {"stop_sequences": ["END"]}),
         ({"stop": ["a", "b"]}, {"stop_sequences": ["a", "b"]}),
         ({"user": "u1"}, {"metadata": {"user_id": "u1"}}),
-        ({"metadata": {"user_id": "u2"}}, {"metadata": {"user_id": "u2"}}),
+        ({"metadata": {"user_id": "u2"}, "user": "u1"}, {"metadata": {"user_id": "u2"}}),
         ({"n": 1, "logprobs": False, "frequency_penalty": 0.0, "seed": None}, {}),
         ({"tools": [TOOL]}, {"tools": [NATIVE]}),
         ({"tools": []}, {}),
@@ -227,13 +227,27 @@ def test_the_schema_of_an_answer_is_sent_where_it_can_be_held_to(
     assert request_body(call(params=params, output_schema=schema)).get("output_config") == config
 
 
+def test_what_says_nothing_of_the_question_is_left_out_and_named() -> None:
+    params: dict[str, Any] = {
+        "seed": 0,
+        "store": True,
+        "prompt_cache_key": "a",
+        "metadata": {"app": "s", "user_id": "u"},
+    }
+    body = request_body(call(params=params))
+    assert body["metadata"] == {"user_id": "u"}
+    assert not {"seed", "store", "prompt_cache_key"} & body.keys()
+    assert dropped_params(params) == ["metadata", "prompt_cache_key", "seed", "store"]
+    assert dropped_params({"store": False, "seed": None, "metadata": {"user_id": "u"}, "top_k": 3}) == []
+
+
 @pytest.mark.parametrize(
     ("params", "words"),
     [
         ({"n": 2}, "'n'"),
         ({"frequency_penalty": 0.1}, "'frequency_penalty'"),
         ({"logprobs": True}, "'logprobs'"),
-        ({"seed": 0}, "'seed'"),
+        ({"verbosity": "low"}, "'verbosity'"),
         ({"logit_bias": {"5": 1}}, "'logit_bias'"),
         ({"response_format": {"type": "json_object"}}, "'json_object'"),
         ({"response_format": "json"}, "response_format"),

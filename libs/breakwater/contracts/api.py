@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import AfterValidator, AwareDatetime, Field, JsonValue, StringConstraints, model_validator
+from pydantic import AfterValidator, AwareDatetime, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
 from breakwater.contracts.alerts import Alert, AlertEvent, IncidentStatus
 from breakwater.contracts.events import (
@@ -23,6 +23,7 @@ from breakwater.contracts.events import (
     Window,
 )
 from breakwater.contracts.execution import Status
+from breakwater.contracts.job import ChatMessage, TotalTimeout
 from breakwater.contracts.types import (
     NO_CONTROLS,
     NO_CONTROLS_OR_EMPTY,
@@ -87,6 +88,80 @@ class AcceptedJob(Event):
         default=False,
         description="Whether a job with this id was queued within the last ten minutes; this one was not queued again.",
     )
+
+
+# OpenAI's chat completions
+
+
+class CallOptions(Message):
+    """What OpenAI's requests have no field for: `breakwater` in the body, or headers. Each is what it is in a `Job`."""
+
+    tenant: Identifier | None = None
+    task_id: Identifier | None = None
+    parent_execution_id: Identifier | None = None
+    fallback_models: list[ModelId] | None = None
+    total_timeout_s: TotalTimeout | None = None
+    dry_run: bool = False
+    skip_cache: bool = False
+    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class ChatCompletionRequest(Message):
+    """OpenAI's request. All fields that are not named here become the job's `params`, except those that are null."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: Annotated[str, StringConstraints(min_length=1, max_length=400, pattern=NO_CONTROLS)] = Field(
+        description="An agent, `agent/model`, or any model of the agent that the API key is bound to.",
+        examples=["content-writer", "content-writer/gpt-4.1-mini"],
+    )
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    stream: bool | None = Field(default=None, description="Must not be true: an answer comes whole.")
+    breakwater: CallOptions | None = Field(default=None, description="In the SDK: `extra_body`.")
+
+
+class ChatCompletion(Event):
+    """OpenAI's `chat.completion`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[dict[str, JsonValue]]
+    usage: dict[str, JsonValue] | None = Field(default=None, description="Absent if unknown.")
+
+
+class ModelName(Event):
+    """A value of `model`."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="When this process read the config; seconds since the epoch.")
+    owned_by: Literal["breakwater"] = "breakwater"
+
+
+class ModelNames(Event):
+    """The values of `model` that the API key may use."""
+
+    object: Literal["list"] = "list"
+    data: tuple[ModelName, ...]
+
+
+class OpenAIErrorDetails(Event):
+    """What went wrong, in OpenAI's words."""
+
+    message: str
+    type: str = Field(description="`invalid_request_error`, `insufficient_quota`, `rate_limit_error`, `server_error`.")
+    param: str | None = Field(description="The field at fault, such as `messages[0].role`.")
+    code: str = Field(description="Stable, for programs: `model_not_found`, `insufficient_quota`, …")
+
+
+class OpenAIErrorBody(Event):
+    """The body of every response under `/v1` with a status of 400 or above."""
+
+    error: OpenAIErrorDetails
 
 
 # The service and its API keys

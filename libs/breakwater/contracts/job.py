@@ -11,6 +11,8 @@ from breakwater.contracts.types import Identifier, Message, ModelId
 
 ID_ENTROPY_BYTES = 10
 
+TotalTimeout = Annotated[float, Field(gt=0, le=86_400)]
+
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
@@ -52,7 +54,7 @@ class Job(Message):
     tenant: Identifier | None = None
     task_id: Identifier | None = Field(default=None, description="The run of which this call is one iteration.")
     parent_execution_id: Identifier | None = None
-    total_timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = Field(
+    total_timeout_s: TotalTimeout | None = Field(
         default=None, description="Ceiling over all attempts and waits, counted from the first dispatch."
     )
     dry_run: bool = Field(

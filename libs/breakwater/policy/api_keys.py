@@ -23,6 +23,7 @@ SECRET_BYTES = 32
 ENTROPY_BYTES = ID_BYTES + SECRET_BYTES
 
 _API = "/api/v1/"
+_OPENAI = "/v1/"
 _JOBS = "/api/v1/jobs"
 _JOB = f"{_JOBS}/"
 _PROGRESS = "/progress"
@@ -114,6 +115,8 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScop
     looks = method in ("GET", "HEAD")
     if path == "/metrics" or path.startswith("/metrics/"):
         return ("read",)
+    if path.startswith(_OPENAI):
+        return ("read", "submit") if looks else ("submit",)
     if not path.startswith(_API) or (looks and path == "/api/v1/key"):
         return KEY_SCOPES
     if method == "POST" and path == _JOBS:

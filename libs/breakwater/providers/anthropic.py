@@ -116,22 +116,19 @@ _NO_COUNTERPART: Mapping[str, Any] = {
     "logprobs": False,
     "modalities": ["text"],
     "n": 1,
-    "prediction": ...,
     "presence_penalty": 0,
-    "prompt_cache_key": ...,
-    "prompt_cache_retention": ...,
-    "safety_identifier": ...,
-    "seed": ...,
-    "store": False,
     "top_logprobs": 0,
     "verbosity": ...,
     "web_search_options": ...,
 }
-"""OpenAI's params that Anthropic does not know, each with the value that asks for nothing."""
+"""OpenAI's params that Anthropic does not know, each with the value that asks for nothing; any other is refused."""
+_DROPPED = frozenset({"prediction", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "seed", "store"})
+"""OpenAI's params without which the same question is asked: they say how it is stored, cached, counted or repeated."""
 _TRANSLATED = frozenset(
     {
         "max_completion_tokens",
         "max_tokens",
+        "metadata",
         "parallel_tool_calls",
         "reasoning_effort",
         "response_format",
@@ -151,8 +148,8 @@ def request_body(call: Call) -> dict[str, Any]:
     messages of one role become one. `cache_control` is kept, on parts and on whole messages. A participant's `name`
     has no counterpart and is left out.
 
-    Params: OpenAI's are translated; those of Anthropic's own (`thinking`, `top_k`, `metadata`, …) are passed on, and so
-    is what neither is known to have: Anthropic names what it does not take.
+    Params: OpenAI's are translated; those of Anthropic's own (`thinking`, `top_k`, …) are passed on, and so is what
+    neither is known to have: Anthropic names what it does not take. `dropped_params` are left out.
 
     The schema of an answer goes into `output_config.format`, Anthropic's structured outputs, which newer models have
     (set `output.native: false` for others). A schema that they can't express is not sent; the answer is checked all
@@ -161,7 +158,9 @@ def request_body(call: Call) -> dict[str, Any]:
     Raises:
         CallFailed: the call asks for what only OpenAI knows. Leaving it out would answer another question.
     """
-    params: dict[str, Any] = {name: value for name, value in call.params.items() if value is not None}
+    params: dict[str, Any] = {
+        name: value for name, value in call.params.items() if value is not None and name not in _DROPPED
+    }
     for name, nothing in _NO_COUNTERPART.items():
         if name in params and params.pop(name) != nothing:
             raise refused(f"the param {name!r} is not known to Anthropic")
@@ -178,8 +177,9 @@ def request_body(call: Call) -> dict[str, Any]:
     if "stop" in params:
         stop = params["stop"]
         body["stop_sequences"] = [stop] if isinstance(stop, str) else stop
-    if "user" in params:
-        body["metadata"] = {"user_id": params["user"], **fields(params.get("metadata"))}
+    user_id = fields(params.get("metadata")).get("user_id", params.get("user"))
+    if user_id is not None:
+        body["metadata"] = {"user_id": user_id}
     output = _output_config(call, params)
     return body | {"output_config": output} if output else body
 
@@ -327,6 +327,18 @@ def _list(value: Any) -> Sequence[Any]:
     return cast(list[Any], value) if isinstance(value, list) else ()
 
 
+def dropped_params(params: Mapping[str, JsonValue]) -> list[str]:
+    """Which params of a call are left out: the same question is asked without them.
+
+    Of `metadata`, that is all but the `user_id` that Anthropic knows.
+    """
+    # 0 is a seed, and not False.
+    dropped = {name for name in _DROPPED.intersection(params) if params[name] is not None and params[name] is not False}
+    if fields(params.get("metadata")).keys() - {"user_id"}:
+        dropped.add("metadata")
+    return sorted(dropped)
+
+
 class AnthropicSettings(HttpSettings):
     """Anthropic, or a gateway with its Messages API. Enable betas under `headers`."""
 
@@ -339,6 +351,10 @@ class AnthropicSettings(HttpSettings):
         from breakwater.providers.http import HttpProvider
 
         return HttpProvider(Messages(self.base_url, self.version), self)
+
+    def dropped(self, params: Mapping[str, JsonValue]) -> Sequence[str]:
+        """`dropped_params`."""
+        return dropped_params(params)
 
 
 @dataclass(frozen=True, slots=True)

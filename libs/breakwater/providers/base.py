@@ -134,6 +134,10 @@ class ProviderSettings(Message):
         """The secrets it names, by their place in the settings."""
         return {}
 
+    def dropped(self, params: Mapping[str, JsonValue]) -> Sequence[str]:  # noqa: ARG002  most drop nothing
+        """Which of these params are left out of a call, as the provider has nothing like them."""
+        return ()
+
 
 def _as_written(value: object) -> object:
     # YAML reads a bare 2024-10-21 as a date.

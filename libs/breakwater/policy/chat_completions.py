@@ -1,0 +1,149 @@
+"""OpenAI's chat completions as jobs, and results of jobs as OpenAI's objects and errors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+from breakwater.contracts.api import CallOptions, ChatCompletionRequest
+from breakwater.contracts.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class ChatError:
+    """Why there is no chat completion.
+
+    Attributes:
+        status: HTTP's.
+        code: as OpenAI's clients know it, where they do.
+        message: for people.
+        param: the field of the request at fault, where one is.
+        retry_after_s: when a call may succeed, in seconds; None where that is not known.
+    """
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: int | None = None
+
+
+_ERRORS: Mapping[str, tuple[int, str]] = {
+    "budget_exceeded": (429, "insufficient_quota"),
+    "rate_limited": (429, "rate_limit_exceeded"),
+    "rate_limit": (429, "rate_limit_exceeded"),
+    "breaker_open": (503, "breaker_open"),
+    "retry_budget": (503, "retry_budget_exceeded"),
+    "guard_tripped": (403, "guard_tripped"),
+    "context_overflow": (400, "context_length_exceeded"),
+    "orphan_tool_calls": (400, "invalid_request"),
+    "invalid": (400, "invalid_request"),
+    "timeout": (504, "timeout"),
+    "network": (502, "provider_unreachable"),
+    "server": (502, "provider_error"),
+    "logic": (502, "invalid_output"),
+    "worker_lost": (502, "worker_lost"),
+    "cancelled": (409, "cancelled"),
+}
+"""By why a job ended; where that is `error`, by the kind of the error that explains it."""
+
+_OF_THE_PLANE = frozenset({401, 402, 403, 407})
+"""What a provider says of the plane's own key: the client's is not the one at fault."""
+_OVERLOADED = frozenset({503, 529})
+
+
+def job_of(request: ChatCompletionRequest, options: CallOptions, agent: str, model: str | None) -> Job:
+    """The job that a request asks for.
+
+    All its other fields are params, but for those that are null, and a `service_tier` of `auto`: both ask for what
+    leaving them out does.
+
+    Raises:
+        ValidationError: the fields are no job together.
+    """
+    params = {name: value for name, value in (request.model_extra or {}).items() if value is not None}
+    if params.get("service_tier") == "auto":
+        del params["service_tier"]
+    named = {} if model is None else {"model": model}
+    more = options.model_dump(exclude_unset=True)
+    return Job(agent=agent, messages=request.messages, params=params, **named, **more)
+
+
+def error_of(result: Mapping[str, Any]) -> ChatError:
+    """The error of a job that ended without an answer.
+
+    What a provider said of a request passes with its status, unless it is about the plane's own key.
+
+    Args:
+        result: a `Result`, as JSON.
+    """
+    error = cast(Mapping[str, Any], result.get("error") or {})
+    reason, kind = str(result.get("reason") or result["status"]), str(error.get("kind"))
+    message = str(error.get("message") or f"the job ended {reason}")
+    wait = error.get("retry_after_s")
+    retry_after_s = None if wait is None else max(1, math.ceil(wait))
+    status_code = error.get("status_code")
+    if reason != "error" or kind != "client":
+        status, code = _ERRORS.get(kind if reason == "error" else reason, (502, "provider_error"))
+        if code == "provider_error" and status_code in _OVERLOADED:
+            status = 503
+        param = "messages" if kind in {"context_overflow", "orphan_tool_calls"} and status == 400 else None
+        return ChatError(status, code, message, param, retry_after_s)
+    if error.get("class") == "QuotaExceededError":
+        return ChatError(429, "insufficient_quota", message)
+    if not isinstance(status_code, int) or not 400 <= status_code < 500 or status_code in _OF_THE_PLANE:
+        return ChatError(502, "provider_error", message)
+    return ChatError(status_code, "model_not_found" if status_code == 404 else "invalid_request", message)
+
+
+def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The chat completion of a job that succeeded: the provider's own object, or one made of the result.
+
+    Args:
+        result: a `Result`, as JSON.
+    """
+    response = result.get("response")
+    if isinstance(response, dict) and cast(dict[str, Any], response).get("object") == "chat.completion":
+        return cast(dict[str, Any], response)
+    message = _message(result.get("output"))
+    finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
+    usage = _usage(result)
+    return {
+        "id": f"chatcmpl-{result['execution_id']}",
+        "object": "chat.completion",
+        "created": int(datetime.fromisoformat(result["completed_at"]).timestamp()),
+        "model": result.get("chosen_model") or result.get("requested_model") or result["agent"],
+        "choices": [{"index": 0, "message": message, "finish_reason": finish_reason, "logprobs": None}],
+        **({} if usage is None else {"usage": usage}),
+    }
+
+
+def _message(output: Any) -> dict[str, Any]:
+    """The assistant's message; JSON that is neither a text nor a message becomes a text."""
+    if isinstance(output, dict) and (said := cast(dict[str, Any], output)).get("role") == "assistant":
+        return {"content": None, "refusal": None, **said}
+    content = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+    return {"role": "assistant", "content": content, "refusal": None}
+
+
+def _usage(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The tokens of the call that gave the answer; None where they are not known, or nothing was called."""
+    called = [attempt for attempt in result.get("attempts", ()) if attempt["outcome"] == "success"]
+    if not called or called[-1].get("input_tokens") is None or called[-1].get("output_tokens") is None:
+        return None
+    last = called[-1]
+    prompt, completion = last["input_tokens"], last["output_tokens"]
+    usage: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+    if last.get("cached_tokens") is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": last["cached_tokens"]}
+    if last.get("reasoning_tokens") is not None:
+        usage["completion_tokens_details"] = {"reasoning_tokens": last["reasoning_tokens"]}
+    return usage

@@ -1,0 +1,89 @@
+"""What `model` stands for in OpenAI's requests: an agent, or an agent with one of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from breakwater.config import Agent, Config
+from breakwater.contracts.validation import FieldError
+from breakwater.policy.api_keys import ApiKey
+from services.request.parsing import suggestion
+from services.request.problems import Problem
+
+
+class ModelNameTable:
+    """The names that a config gives."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._longest_first = sorted(config.agents, key=len, reverse=True)
+
+    def resolve(self, name: str, key: ApiKey) -> tuple[str, str | None]:
+        """The agent, and the model of it that is asked for; None for its own.
+
+        For a key that is bound to one agent, a model that the agent lists comes before `agent/model`, and what it only
+        allows by `*` after it.
+
+        Args:
+            name: `agent`, `agent/model`, or a model of the agent that the key is bound to. A model is named by its id,
+                or by its name at the provider.
+            key: that the request was sent with.
+
+        Raises:
+            Problem: 404, there is no such agent or model for this key.
+        """
+        usable = self._usable(key)
+        if name in usable:
+            return name, None
+        bound = key.agents[0] if len(key.agents) == 1 and usable else None
+        if bound is not None and (model := self._listed(bound, name)) is not None:
+            return bound, model
+        for agent in (agent for agent in self._longest_first if agent in usable and name.startswith(f"{agent}/")):
+            asked = name.removeprefix(f"{agent}/")
+            if (model := self._listed(agent, asked) or self._by_star(agent, asked)) is not None:
+                return agent, model
+        if bound is not None and (model := self._by_star(bound, name)) is not None:
+            return bound, model
+        raise self._not_found(name, key)
+
+    def listed(self, key: ApiKey) -> Iterator[str]:
+        """Each name that a key may use, but for models that are allowed by `*` only."""
+        for agent in self._usable(key):
+            yield agent
+            for model in _listed(self._config.agents[agent]):
+                yield f"{agent}/{model}"
+                if len(key.agents) == 1:
+                    yield model
+
+    def _usable(self, key: ApiKey) -> list[str]:
+        return [agent for agent in self._config.agents if not key.agents or agent in key.agents]
+
+    def _listed(self, name: str, asked: str) -> str | None:
+        """The model of an agent with this id, else the first that its provider calls so."""
+        agent = self._config.agents[name]
+        models = _listed(agent)
+        if asked in models:
+            return asked
+        return next((model for model in models if self._name_at_provider(agent, model) == asked), None)
+
+    def _by_star(self, name: str, asked: str) -> str | None:
+        agent = self._config.agents[name]
+        provider = self._config.provider_name(agent, asked)
+        known = provider in self._config.providers and not self._config.is_local(provider)
+        return asked if "*" in agent.allowed_models and known else None
+
+    def _name_at_provider(self, agent: Agent, model: str) -> str | None:
+        provider = self._config.provider_name(agent, model)
+        return None if provider is None else self._config.name_at_provider(provider, model)
+
+    def _not_found(self, name: str, key: ApiKey) -> Problem:
+        known = list(dict.fromkeys(self.listed(key)))
+        message = (
+            f"the model {name!r} does not exist, or this API key may not use it: `model` is an agent, `agent/model`, "
+            f"or any model of the agent that the key is bound to{suggestion(name, known)}"
+        )
+        return Problem(404, "model_not_found", message, [FieldError(path="model", message="is not known")])
+
+
+def _listed(agent: Agent) -> list[str]:
+    return [model for model in dict.fromkeys((*agent.chain, *agent.allowed_models)) if model != "*"]

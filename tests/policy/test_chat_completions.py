@@ -1,0 +1,181 @@
+"""OpenAI's requests as jobs, and results as OpenAI's objects and errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from breakwater.contracts.api import CallOptions, ChatCompletionRequest
+from breakwater.policy.chat_completions import completion_of, error_of, job_of
+
+MESSAGES = [
+    {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "UklG", "format": "wav"}}]},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function"}], "audio": {"id": "a1"}},
+]
+PARAMS = {
+    "tools": [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}],
+    "parallel_tool_calls": False,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
+    "n": 2,
+    "stop": ["END"],
+    "seed": 2**63 - 1,
+    "logprobs": True,
+    "top_logprobs": 5,
+    "reasoning_effort": "low",
+    "user": "u1",
+    "metadata": {"app": "shop"},
+    "not_known_yet": {"a": [1.5, "b"]},
+}
+
+
+def request(**more: Any) -> ChatCompletionRequest:
+    return ChatCompletionRequest.model_validate({"model": "writer", "messages": MESSAGES, **more})
+
+
+def test_every_field_of_the_dialect_becomes_a_param_as_it_is() -> None:
+    job = job_of(request(**PARAMS), CallOptions(), "writer", None)
+    assert (job.agent, job.model, job.params) == ("writer", None, PARAMS)
+    assert job.chat_messages() == MESSAGES
+    assert job.model_fields_set == {"agent", "messages", "params"}
+
+
+def test_what_asks_for_nothing_is_left_out() -> None:
+    job = job_of(request(stop=None, n=None, stream=False, service_tier="auto"), CallOptions(), "writer", None)
+    assert job.params == {}
+    assert job_of(request(service_tier="flex"), CallOptions(), "writer", None).params == {"service_tier": "flex"}
+
+
+def test_the_options_are_the_jobs_own_fields() -> None:
+    options = {
+        "tenant": "acme",
+        "task_id": "t1",
+        "parent_execution_id": "e0",
+        "fallback_models": ["b"],
+        "total_timeout_s": 20.0,
+        "dry_run": True,
+        "skip_cache": True,
+        "metadata": {"order": 7},
+    }
+    job = job_of(request(), CallOptions.model_validate(options), "writer", "a")
+    assert job.model == "a"
+    assert job.model_dump(include=set(options)) == options
+
+
+ENDS = [
+    ("budget_exceeded", "budget_exceeded", None, 429, "insufficient_quota"),
+    ("rate_limited", "rate_limit", None, 429, "rate_limit_exceeded"),
+    ("breaker_open", "breaker_open", None, 503, "breaker_open"),
+    ("guard_tripped", "guard_tripped", None, 403, "guard_tripped"),
+    ("timeout", "timeout", None, 504, "timeout"),
+    ("invalid", "invalid", None, 400, "invalid_request"),
+    ("worker_lost", "worker_lost", None, 502, "worker_lost"),
+    ("error", "rate_limit", 429, 429, "rate_limit_exceeded"),
+    ("error", "retry_budget", None, 503, "retry_budget_exceeded"),
+    ("error", "context_overflow", 400, 400, "context_length_exceeded"),
+    ("error", "server", 500, 502, "provider_error"),
+    ("error", "server", 503, 503, "provider_error"),
+    ("error", "server", 529, 503, "provider_error"),
+    ("error", "network", None, 502, "provider_unreachable"),
+    ("error", "logic", None, 502, "invalid_output"),
+    ("error", "client", 400, 400, "invalid_request"),
+    ("error", "client", 404, 404, "model_not_found"),
+    ("error", "client", 422, 422, "invalid_request"),
+    # The plane's own key is wrong, not the client's: an SDK would say that the client's is.
+    ("error", "client", 401, 502, "provider_error"),
+    ("error", "client", 403, 502, "provider_error"),
+    ("error", "client", 302, 502, "provider_error"),
+    ("error", "kind_of_later", None, 502, "provider_error"),
+]
+
+
+@pytest.mark.parametrize(("reason", "kind", "status_code", "status", "code"), ENDS)
+def test_why_a_job_ended_is_a_status_and_a_code(
+    reason: str, kind: str, status_code: int | None, status: int, code: str
+) -> None:
+    error = {"kind": kind, "class": "SomeError", "message": "what happened", "status_code": status_code}
+    found = error_of({"status": "dead_lettered", "reason": reason, "error": error})
+    assert (found.status, found.code, found.message) == (status, code, "what happened")
+    assert found.param == ("messages" if kind == "context_overflow" else None)
+
+
+def test_a_wait_is_in_whole_seconds_and_never_zero() -> None:
+    for wait, seconds in ((0.2, 1), (7.1, 8), (None, None)):
+        error = {"kind": "rate_limit", "class": "E", "message": "m", "retry_after_s": wait}
+        assert error_of({"status": "dead_lettered", "reason": "error", "error": error}).retry_after_s == seconds
+
+
+def test_a_providers_empty_account_is_a_spent_quota() -> None:
+    error = {"kind": "client", "class": "QuotaExceededError", "message": "m", "status_code": 429}
+    found = error_of({"status": "dead_lettered", "reason": "error", "error": error})
+    assert (found.status, found.code) == (429, "insufficient_quota")
+
+
+def test_a_cancelled_job_is_a_conflict() -> None:
+    found = error_of({"status": "cancelled", "reason": None, "error": None})
+    assert (found.status, found.code, found.message) == (409, "cancelled", "the job ended cancelled")
+
+
+ATTEMPT = {
+    "outcome": "success",
+    "input_tokens": 12,
+    "output_tokens": 5,
+    "cached_tokens": 4,
+    "reasoning_tokens": None,
+}
+RESULT: dict[str, Any] = {
+    "execution_id": "e1",
+    "agent": "writer",
+    "status": "succeeded",
+    "chosen_model": "claude",
+    "output": "Hello",
+    "attempts": [{"outcome": "error", "input_tokens": 9, "output_tokens": None}, ATTEMPT],
+    "completed_at": "2026-11-23T09:00:00.500Z",
+}
+
+
+def test_a_result_of_another_dialect_becomes_a_chat_completion() -> None:
+    assert completion_of(RESULT) == {
+        "id": "chatcmpl-e1",
+        "object": "chat.completion",
+        "created": 1795424400,
+        "model": "claude",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello", "refusal": None},
+                "finish_reason": "stop",
+                "logprobs": None,
+            }
+        ],
+        "usage": {
+            "prompt_tokens": 12,
+            "completion_tokens": 5,
+            "total_tokens": 17,
+            "prompt_tokens_details": {"cached_tokens": 4},
+        },
+    }
+
+
+def test_a_message_that_calls_tools_stays_one() -> None:
+    calls = [{"id": "c1", "type": "function", "function": {"name": "find", "arguments": "{}"}}]
+    [choice] = completion_of(RESULT | {"output": {"role": "assistant", "tool_calls": calls}})["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls}
+
+
+def test_any_other_json_is_the_text_of_the_message() -> None:
+    [choice] = completion_of(RESULT | {"output": {"title": "Öl"}})["choices"]
+    assert choice["message"]["content"] == '{"title": "Öl"}'
+
+
+def test_unknown_usage_is_absent_and_not_zero() -> None:
+    unknown = [ATTEMPT | {"output_tokens": None}]
+    assert "usage" not in completion_of(RESULT | {"attempts": unknown})
+    assert "usage" not in completion_of(RESULT | {"attempts": []})
+
+
+def test_the_providers_own_object_passes_as_it_is() -> None:
+    own = {"id": "chatcmpl-9", "object": "chat.completion", "choices": [], "system_fingerprint": "fp_1"}
+    assert completion_of(RESULT | {"response": own}) == own
+    assert completion_of(RESULT | {"response": {"type": "message"}})["id"] == "chatcmpl-e1"

@@ -1,0 +1,310 @@
+"""OpenAI's API, called by the unmodified `openai` package; jobs are decided by the test instead of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from nats.aio.msg import Msg
+from openai import AsyncOpenAI
+
+from breakwater.api_keys import create_key
+from breakwater.contracts.execution import ErrorInfo, Result
+from breakwater.contracts.job import Job
+from breakwater.contracts.subjects import Header, decode_token
+from breakwater.policy.ownership import job_digest
+from breakwater.state.connection import Redis
+from tests.helpers import until
+from tests.services.request.conftest import HttpApi, StartApi, publish_result, result_of
+
+CONFIG = """
+providers:
+  openai: {base_url: "http://127.0.0.1:9/v1"}
+  anthropic: {kind: anthropic}
+  tool: {kind: process, command: [cat]}
+defaults: {model: openai/gpt-4o, fallback_models: [anthropic/claude]}
+agents:
+  writer: {allowed_models: [openai/gpt-4o-mini]}
+  writer/long: {allowed_models: ["*"]}
+  openai: {}
+"""
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+
+
+class Decider:
+    """Decides each job once, with what `end` has."""
+
+    def __init__(self, api: HttpApi) -> None:
+        self.api = api
+        self.jobs: list[dict[str, Any]] = []
+        self.deciding: list[asyncio.Task[None]] = []
+        self.end: dict[str, Any] = {}
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def work(self, message: Msg) -> None:
+        job = json.loads(message.data)
+        if job["job_id"] in [known["job_id"] for known in self.jobs]:
+            return
+        self.jobs.append(job)
+        self.deciding.append(asyncio.create_task(self._decide(message, job)))
+
+    async def _decide(self, message: Msg, job: dict[str, Any]) -> None:
+        await self.may_answer.wait()
+        owner = (message.headers or {}).get(Header.OWNER.value)
+        name = None if owner is None else decode_token(owner)
+        digest = job_digest(Job.model_validate(job), name)
+        known = {"tenant": job.get("tenant"), "owner": name, "job_digest": digest, "completed_at": datetime.now(UTC)}
+        result = result_of(job["job_id"], job["agent"]).model_copy(update=known | self.end)
+        await publish_result(self.api.bus, Result.model_validate(result.model_dump()))
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def plane(start_api: StartApi, redis: Redis) -> AsyncGenerator[Decider]:
+    del redis  # empty
+    async with start_api(CONFIG) as api:
+        decider = Decider(api)
+        await api.bus.subscribe("bw.jobs.>", cb=decider.work)
+        await api.bus.jetstream().account_info()
+        yield decider
+        decider.may_answer.set()
+        await asyncio.gather(*decider.deciding)
+
+
+def client(plane: Decider, **more: Any) -> Any:
+    """The SDK, with a key for all agents where `more` names none. Its types know no arguments from a dict."""
+    return AsyncOpenAI(base_url=f"{plane.api.url}/v1", api_key=more.pop("key", None) or key(plane), **more)
+
+
+def key(plane: Decider, **more: Any) -> str:
+    return create_key(plane.api.settings.api_keys_file, "app", ("submit",), **more)
+
+
+def failing(reason: str, kind: str, **error: Any) -> dict[str, Any]:
+    info = ErrorInfo.model_validate({"kind": kind, "class": "SomeError", "message": "it failed", **error})
+    return {"status": "dead_lettered", "reason": reason, "error": info, "output": None}
+
+
+async def test_a_call_is_a_job_and_its_answer_a_chat_completion(plane: Decider) -> None:
+    plane.end = {"chosen_model": "openai/gpt-4o", "attempts_count": 2, "total_cost": 42_000}
+    raw = await client(plane).chat.completions.with_raw_response.create(model="writer", temperature=0.5, **ASK)
+    answer = raw.parse()
+    assert (answer.object, answer.choices[0].message.content) == ("chat.completion", "done")
+    [job] = plane.jobs
+    assert job["agent"] == "writer"
+    assert (job["messages"], job["params"]) == (ASK["messages"], {"temperature": 0.5})
+    assert raw.headers["x-request-id"] == raw.headers["x-breakwater-execution-id"] == job["job_id"]
+    assert raw.headers["x-breakwater-model"] == "openai/gpt-4o"
+    assert raw.headers["x-breakwater-attempts"] == "2"
+    assert raw.headers["x-breakwater-cost-usd"] == "0.000042000"
+    assert raw.headers["x-breakwater-cache"] == "miss"
+    assert "x-breakwater-dropped-params" not in raw.headers
+
+
+async def test_unknown_cost_has_no_header(plane: Decider) -> None:
+    raw = await client(plane).chat.completions.with_raw_response.create(model="writer", **ASK)
+    assert "x-breakwater-cost-usd" not in raw.headers
+
+
+async def test_params_that_the_answering_provider_has_not_are_named(plane: Decider) -> None:
+    plane.end = {"chosen_model": "anthropic/claude"}
+    raw = await client(plane).chat.completions.with_raw_response.create(
+        model="writer", seed=7, store=True, metadata={"app": "shop"}, temperature=1, **ASK
+    )
+    assert raw.headers["x-breakwater-dropped-params"] == "metadata, seed, store"
+
+
+NAMES = [
+    ("writer", (), "writer", None),
+    ("writer/openai/gpt-4o-mini", (), "writer", "openai/gpt-4o-mini"),
+    ("writer/gpt-4o-mini", (), "writer", "openai/gpt-4o-mini"),
+    ("writer/claude", (), "writer", "anthropic/claude"),
+    ("writer/long", (), "writer/long", None),
+    ("writer/long/gpt-4o", (), "writer/long", "openai/gpt-4o"),
+    ("writer/long/openai/gpt-9", (), "writer/long", "openai/gpt-9"),
+    ("openai/gpt-4o", (), "openai", "openai/gpt-4o"),
+    ("gpt-4o", ("writer",), "writer", "openai/gpt-4o"),
+    ("openai/gpt-4o", ("writer",), "writer", "openai/gpt-4o"),
+    ("writer/gpt-4o", ("writer",), "writer", "openai/gpt-4o"),
+    ("openai/gpt-9", ("writer/long",), "writer/long", "openai/gpt-9"),
+]
+UNKNOWN = [
+    ("gpt-4o", ()),
+    ("writr", ()),
+    ("writer/gpt-9", ()),
+    ("writer/long/tool/x", ()),
+    ("writer/long/nobody/x", ("writer", "openai")),
+    ("openai", ("writer",)),
+    ("gpt-9", ("writer",)),
+    ("gpt-4o", ("writer", "openai")),
+]
+
+
+async def test_model_names_an_agent_an_agent_with_a_model_or_a_model_of_the_keys_agent(plane: Decider) -> None:
+    for name, agents, agent, model in NAMES:
+        of_key = client(plane, key=key(plane, agents=agents))
+        await of_key.chat.completions.create(model=name, **ASK)
+        job = plane.jobs[-1]
+        assert (job["agent"], job.get("model")) == (agent, model), name
+        assert (await of_key.models.retrieve(name)).id == name
+
+
+async def test_a_model_that_the_key_may_not_use_is_not_found(plane: Decider) -> None:
+    for name, agents in UNKNOWN:
+        of_key = client(plane, key=key(plane, agents=agents))
+        for asked in (of_key.chat.completions.create(model=name, **ASK), of_key.models.retrieve(name)):
+            with pytest.raises(openai.NotFoundError) as found:
+                await asked
+            assert (found.value.code, found.value.param) == ("model_not_found", "model"), name
+    assert plane.jobs == []
+
+
+async def test_models_are_listed_as_the_key_may_use_them(plane: Decider) -> None:
+    listed = [model.id for model in (await client(plane, key=key(plane, agents=("writer",))).models.list()).data]
+    assert listed == [
+        "writer",
+        *(name for model in ("gpt-4o", "claude", "gpt-4o-mini") for name in of("writer", model)),
+    ]
+    everything = [model.id async for model in client(plane).models.list()]
+    assert {"writer", "writer/long", "openai", "writer/openai/gpt-4o"} <= set(everything)
+    assert "openai/gpt-4o-mini" not in everything
+
+
+def of(agent: str, model: str) -> tuple[str, str]:
+    name = f"{'anthropic' if model == 'claude' else 'openai'}/{model}"
+    return f"{agent}/{name}", name
+
+
+async def test_options_come_by_headers_and_by_the_body_which_comes_first(plane: Decider) -> None:
+    headers = {
+        "x-breakwater-tenant": "acme",
+        "x-breakwater-task-id": "t1",
+        "x-breakwater-total-timeout-s": "20",
+        "x-breakwater-metadata": '{"a": 1}',
+    }
+    options = {"task_id": "t2", "parent_execution_id": "e0", "metadata": {"b": 2}}
+    asked = client(plane, default_headers=headers)
+    await asked.chat.completions.create(model="writer", extra_body={"breakwater": options}, **ASK)
+    [job] = plane.jobs
+    expected = {"tenant": "acme", "task_id": "t2", "parent_execution_id": "e0", "total_timeout_s": 20}
+    assert {name: job[name] for name in expected} == expected
+    assert job["metadata"] == {"b": 2}
+    assert "breakwater" not in job["params"]
+
+
+INVALID: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"messages": [{"role": "user", "content": "x"}, {"role": "robot"}]}, "messages[1].role", "invalid_request"),
+    ({"messages": []}, "messages", "invalid_request"),
+    ({"n": 1000}, "n", "invalid_request"),
+    ({"max_tokens": "many"}, "max_tokens", "invalid_request"),
+    ({"service_tier": "flex"}, "service_tier", "invalid_request"),
+    ({"extra_body": {"breakwater": {"tennant": "x"}}}, "breakwater.tennant", "invalid_request"),
+    (
+        {"extra_body": {"breakwater": {"fallback_models": ["gpt-9"]}}},
+        "breakwater.fallback_models[0]",
+        "invalid_request",
+    ),
+    ({"extra_headers": {"x-breakwater-tennant": "x"}}, "x-breakwater-tennant", "invalid_request"),
+    ({"extra_headers": {"x-breakwater-dry-run": "perhaps"}}, "x-breakwater-dry-run", "invalid_request"),
+    ({"extra_headers": {"x-breakwater-metadata": "{"}}, "x-breakwater-metadata", "invalid_request"),
+    ({"extra_headers": {"Idempotency-Key": "x" * 129}}, "Idempotency-Key", "invalid_request"),
+]
+
+
+async def test_an_invalid_request_is_refused_with_the_field_at_fault(plane: Decider) -> None:
+    for wrong, param, code in INVALID:
+        with pytest.raises(openai.BadRequestError) as found:
+            await client(plane).chat.completions.create(**({"model": "writer"} | ASK | wrong))
+        assert (found.value.param, found.value.code, found.value.type) == (param, code, "invalid_request_error"), wrong
+    assert plane.jobs == []
+
+
+async def test_streaming_is_refused_in_openais_words(plane: Decider) -> None:
+    with pytest.raises(openai.BadRequestError) as found:
+        await client(plane).chat.completions.create(model="writer", stream=True, **ASK)
+    assert (found.value.param, found.value.code) == ("stream", "unsupported_value")
+    assert plane.jobs == []
+
+
+async def test_what_is_not_served_is_refused_in_openais_shape(plane: Decider) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        await client(plane).embeddings.create(model="writer", input="x")
+    assert unknown.value.code == "unknown_url"
+    with pytest.raises(openai.AuthenticationError) as without:
+        await client(plane, key="bw_0_0").models.list()
+    assert without.value.code == "invalid_api_key"
+    assert without.value.request_id
+    reader = create_key(plane.api.settings.api_keys_file, "reader", ("read",))
+    with pytest.raises(openai.PermissionDeniedError) as forbidden:
+        await client(plane, key=reader).chat.completions.create(model="writer", **ASK)
+    assert forbidden.value.code == "forbidden"
+    answer = await plane.api.ask("POST", "/v1/chat/completions", data=b"{")
+    assert (answer.status, answer.code, answer.json["error"]["param"]) == (400, "not_json", None)
+
+
+async def test_a_failed_job_is_an_error_that_the_sdk_does_not_retry(plane: Decider) -> None:
+    for reason, kind, error, expected in (
+        ("budget_exceeded", "budget_exceeded", {"retry_after_s": 60.0}, (openai.RateLimitError, "insufficient_quota")),
+        ("error", "rate_limit", {"status_code": 429}, (openai.RateLimitError, "rate_limit_exceeded")),
+        ("breaker_open", "breaker_open", {"retry_after_s": 30.5}, (openai.InternalServerError, "breaker_open")),
+        ("guard_tripped", "guard_tripped", {}, (openai.PermissionDeniedError, "guard_tripped")),
+        ("error", "server", {"status_code": 500}, (openai.InternalServerError, "provider_error")),
+    ):
+        plane.end, before = failing(reason, kind, **error), len(plane.jobs)
+        with pytest.raises(expected[0]) as found:
+            await client(plane, max_retries=5).chat.completions.create(model="writer", **ASK)
+        assert isinstance(found.value, openai.APIStatusError)
+        assert found.value.code == expected[1]
+        headers = found.value.response.headers
+        assert headers["x-should-retry"] == "false"
+        assert headers["x-breakwater-execution-id"] == plane.jobs[-1]["job_id"]
+        assert headers.get("retry-after") == {"budget_exceeded": "60", "breaker_open": "31"}.get(reason)
+        assert len(plane.jobs) == before + 1
+
+
+async def test_the_idempotency_key_is_the_jobs_id_and_another_body_is_a_conflict(plane: Decider) -> None:
+    sdk, once = client(plane, max_retries=5), {"Idempotency-Key": "order 1"}
+    first = await sdk.chat.completions.create(model="writer", extra_headers=once, **ASK)
+    again = await sdk.chat.completions.create(model="writer", extra_headers=once, **ASK)
+    assert first == again
+    assert [job["job_id"] for job in plane.jobs] == ["order 1"]
+    with pytest.raises(openai.ConflictError) as found:
+        await sdk.chat.completions.create(model="writer", temperature=1, extra_headers=once, **ASK)
+    assert (found.value.code, found.value.param) == ("id_conflict", "Idempotency-Key")
+    assert found.value.response.headers["x-should-retry"] == "false"
+
+
+async def test_a_retry_of_the_sdk_attaches_to_the_call_that_it_gave_up(plane: Decider) -> None:
+    plane.may_answer.clear()
+    sdk = client(plane, max_retries=0)
+    with pytest.raises(openai.APITimeoutError):
+        await sdk.chat.completions.create(model="writer", timeout=0.5, **ASK)
+    retry = asyncio.create_task(
+        sdk.chat.completions.create(model="writer", extra_headers={"x-stainless-retry-count": "1"}, **ASK)
+    )
+    other = asyncio.create_task(sdk.chat.completions.create(model="writer", **ASK))
+    await until(lambda: len(plane.jobs) == 2)
+    plane.may_answer.set()
+    await asyncio.gather(retry, other)
+    assert len({job["job_id"] for job in plane.jobs}) == 2
+    # All are answered, so one more is a call of its own.
+    await sdk.chat.completions.create(model="writer", extra_headers={"x-stainless-retry-count": "1"}, **ASK)
+    assert len(plane.jobs) == 3
+
+
+async def test_a_retry_with_another_key_or_body_is_a_call_of_its_own(plane: Decider) -> None:
+    plane.may_answer.clear()
+    with pytest.raises(openai.APITimeoutError):
+        await client(plane, max_retries=0).chat.completions.create(model="writer", timeout=0.5, **ASK)
+    plane.may_answer.set()
+    again = {"x-stainless-retry-count": "1"}
+    sdk = client(plane, max_retries=0)
+    await sdk.chat.completions.create(model="writer", extra_headers=again, **ASK)
+    await sdk.chat.completions.create(model="writer", temperature=1, extra_headers=again, **ASK)
+    assert len(plane.jobs) == 3

@@ -1,0 +1,151 @@
+"""The unmodified `openai` package against a plane: the request service, a worker and the simulated provider."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel
+
+from breakwater.api_keys import create_key
+from breakwater.config import load_config
+from tests.flow.kit import model
+from tests.server_sources import RunningServer, Servers
+from tests.services.request.conftest import HttpApi, running, settings_for
+from tests.services.worker.harness import WorkerPlane, running_worker
+
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Where is the ferry?"}]}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "find_ship",
+        "parameters": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+}
+MODELS = {
+    "sim/fast": model(answer="At sea.", tool_calls=[{"name": "find_ship", "arguments": {"name": "ferry"}}]),
+    "sim/json": model(answer_json={"name": "ferry", "knots": 12}),
+    "sim/down": model({"status": 500}),
+    "sim/strict": model({"status": 400, "error": {"message": "temperature is too high", "param": "temperature"}}),
+    "claude": model(answer="At sea.", tool_calls=[{"name": "find_ship", "arguments": {"name": "ferry"}}]),
+}
+NO_WAIT = {"max_attempts": 1}
+AGENTS = {
+    "writer": {"model": "sim/fast", "allowed_models": ["sim/json"], "retry": NO_WAIT},
+    "failing": {"model": "sim/down", "retry": NO_WAIT, "breaker": "off"},
+    "refused": {"model": "sim/strict", "retry": NO_WAIT},
+    "backed-up": {"model": "sim/down", "fallback_models": ["anthropic/claude"], "retry": NO_WAIT, "breaker": "off"},
+}
+
+
+class Ship(BaseModel):
+    name: str
+    knots: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIPlane:
+    api: HttpApi
+    worker: WorkerPlane
+
+    def sdk(self, *agents: str) -> Any:
+        """The package's client, whose types know no arguments from a dict."""
+        return AsyncOpenAI(base_url=f"{self.api.url}/v1", api_key=self.key(*agents), max_retries=3)
+
+    def key(self, *agents: str) -> str:
+        return create_key(self.api.settings.api_keys_file, "app", ("submit",), agents=agents)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def plane(
+    servers: Servers, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[OpenAIPlane]:
+    nats, directory = servers.nats(), tmp_path_factory.mktemp("openai")
+    started = running_worker(
+        directory,
+        nats_url=nats.url,
+        redis_url=redis_server.url,
+        script={"models": MODELS},
+        agents=AGENTS,
+        more_providers={"anthropic": {"kind": "anthropic", "base_url": "http://127.0.0.1:{sim_port}/v1"}},
+    )
+    async with started as worker:
+        settings = settings_for(nats.url, redis_server.url, directory)
+        config = load_config(directory / "breakwater.yaml")
+        async with running(settings, config, create_key(settings.api_keys_file, "tests")) as api:
+            yield OpenAIPlane(api, worker)
+    nats.stop()
+
+
+async def test_chat(plane: OpenAIPlane) -> None:
+    raw = await plane.sdk().chat.completions.with_raw_response.create(model="writer", **ASK)
+    answer = raw.parse()
+    assert answer.choices[0].message.content == "At sea."
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (120, 40)
+    assert (raw.headers["x-breakwater-attempts"], raw.headers["x-breakwater-cost-usd"]) == ("1", "0.000042000")
+
+
+async def test_the_client_that_is_not_async(plane: OpenAIPlane) -> None:
+    sdk: Any = OpenAI(base_url=f"{plane.api.url}/v1", api_key=plane.key())
+    answer = await asyncio.to_thread(lambda: sdk.chat.completions.create(model="writer", **ASK))
+    assert answer.choices[0].message.content == "At sea."
+
+
+async def test_tools_and_their_results(plane: OpenAIPlane) -> None:
+    for name in ("writer", "backed-up"):
+        asked = await plane.sdk().chat.completions.create(model=name, tools=[TOOL], **ASK)
+        [choice] = asked.choices
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.tool_calls
+        [call] = choice.message.tool_calls
+        assert call.type == "function"
+        assert (call.function.name, call.function.arguments) == ("find_ship", '{"name":"ferry"}')
+        messages: Any = [*ASK["messages"], choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sea"}]
+        answer = await plane.sdk().chat.completions.create(model=name, tools=[TOOL], messages=messages)
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("At sea.", "stop")
+
+
+async def test_parsed_outputs_of_a_model_that_the_keys_agent_allows(plane: OpenAIPlane) -> None:
+    parsed = await plane.sdk("writer").chat.completions.parse(model="sim/json", response_format=Ship, **ASK)
+    assert parsed.choices[0].message.parsed == Ship(name="ferry", knots=12)
+
+
+async def test_a_fallback_of_another_dialect_answers_as_openai_does(plane: OpenAIPlane) -> None:
+    raw = await plane.sdk().chat.completions.with_raw_response.create(model="backed-up", seed=1, **ASK)
+    answer = raw.parse()
+    assert (answer.object, answer.choices[0].message.content) == ("chat.completion", "At sea.")
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 160
+    assert raw.headers["x-breakwater-model"] == "anthropic/claude"
+    assert (raw.headers["x-breakwater-attempts"], raw.headers["x-breakwater-dropped-params"]) == ("2", "seed")
+
+
+async def test_what_a_fallback_of_another_dialect_can_not_take_is_refused(plane: OpenAIPlane) -> None:
+    with pytest.raises(openai.BadRequestError, match="'logit_bias' is not known to Anthropic"):
+        await plane.sdk().chat.completions.create(model="backed-up", logit_bias={"1": 1}, **ASK)
+
+
+async def test_a_failure_costs_the_configured_attempts_and_no_retries_of_the_sdk(plane: OpenAIPlane) -> None:
+    before = len(plane.worker.sim.ledger.calls)
+    with pytest.raises(openai.InternalServerError) as failed:
+        await plane.sdk().chat.completions.create(model="failing", **ASK)
+    assert (failed.value.status_code, failed.value.code) == (502, "provider_error")
+    assert len(plane.worker.sim.ledger.calls) == before + 1
+    with pytest.raises(openai.BadRequestError, match="temperature is too high"):
+        await plane.sdk().chat.completions.create(model="refused", temperature=9, **ASK)
+
+
+async def test_a_dry_run_calls_nothing_and_answers_with_the_plan(plane: OpenAIPlane) -> None:
+    before = len(plane.worker.sim.ledger.calls)
+    options = {"breakwater": {"dry_run": True}}
+    answer = await plane.sdk().chat.completions.create(model="writer", extra_body=options, **ASK)
+    assert "sim/fast" in str(answer.choices[0].message.content)
+    assert len(plane.worker.sim.ledger.calls) == before
