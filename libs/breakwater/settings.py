@@ -30,7 +30,7 @@ class Settings(BaseSettings):
     api_keys_file: Path = Field(default=Path("api_keys.json"), description="Hashes of the keys that may call the API.")
     nats_replicas: int = Field(default=1, ge=1, le=5, description="Copies of every stream; 3 on a cluster of three.")
     log_level: str = "info"
-    log_json: bool = Field(default=True, description="Machine-readable log lines; a terminal shows them readable.")
+    log_json: bool | None = Field(default=None, description="JSON lines, or for people. None: JSON but on a terminal.")
     alive_file: Path | None = Field(
         default=None, description="Touched every 2 s while the service is connected and its event loop turns."
     )

@@ -21,6 +21,7 @@ from breakwater.cli import (
     executions,
     guards,
     keys,
+    logs,
     query,
     setup,
     submit,
@@ -45,6 +46,7 @@ app.command(rich_help_panel="Run")(up.up)
 app.command(rich_help_panel="Run")(demo.demo)
 app.command(rich_help_panel="Work")(submit.submit)
 app.command(rich_help_panel="Look")(tail.tail)
+app.command(rich_help_panel="Look")(logs.logs)
 app.command(rich_help_panel="Look")(agents.agents)
 app.add_typer(executions.app, name="executions", rich_help_panel="Look")
 app.command(rich_help_panel="Look")(query.query)

@@ -1,0 +1,155 @@
+"""`breakwater logs`: what the processes of a local stack have logged, in the order of time."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from breakwater.cli import formats, output
+from breakwater.cli.errors import CliError, wrong_usage
+from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
+
+LOOK_EVERY_S = 0.3
+
+_FOREIGN = (
+    # nats-server: [4623] 2026/11/23 09:01:03.421494 [INF] Starting nats-server
+    (re.compile(r"\[\d+\] (\d{4}/\d\d/\d\d [\d:.]+) \[(\w+)\] (.*)"), "%Y/%m/%d %H:%M:%S.%f"),
+    # Valkey and Redis: 4624:M 23 Nov 2026 09:01:03.407 * Ready to accept connections
+    (re.compile(r"\d+:\w (\d\d \w{3} \d{4} [\d:.]+) ([.*#-]) (.*)"), "%d %b %Y %H:%M:%S.%f"),
+)
+_FOREIGN_LEVELS = {"DBG": "debug", "WRN": "warning", "ERR": "error", "FTL": "critical", ".": "debug", "#": "warning"}
+
+
+def logs(
+    services: Annotated[
+        list[str] | None, typer.Argument(metavar="[SERVICE]...", help="Such as worker, sink, nats. [default: all]")
+    ] = None,
+    since: Annotated[str, typer.Option("--since", metavar="AGO", help="Since: 10m, 2h, 1d, a time.")] = "1h",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is logged, until Ctrl-C.")] = False,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the logs of a local stack: of the services, and of the servers that `breakwater up` started for them.
+
+    Reads the files in `.breakwater/logs`, whether the stack still runs or not. With --json each line is an object with
+    `timestamp`, `service`, `level`, `event` and its fields; servers have other lines, which become the `event`.
+
+    For example:
+
+        breakwater logs
+
+        breakwater logs worker nats --since 10m --follow
+
+        breakwater logs --since 1d --json | jq -c 'select(.level == "error")'
+    """
+    begin = formats.since(since, datetime.now(UTC))
+    folder = (data or DEFAULT_DATA) / "logs"
+    if not folder.is_dir():
+        raise CliError("no_logs", f"there are no logs in {folder}", "Name a data directory with --data DIR.")
+    wanted = services or []
+    known = sorted({_service(file) for file in folder.glob("*.log*")})
+    if unknown := [name for name in wanted if name not in {part for one in known for part in _names(one)}]:
+        raise wrong_usage(f"nothing of {', '.join(unknown)} is logged here", f"There is {', '.join(known)}.")
+    readers: dict[Path, LogReader] = {}
+    while True:
+        for file in folder.glob("*.log*"):
+            if file not in readers and (not wanted or _names(_service(file)) & set(wanted)):
+                # What is moved to `.1` while this runs was read before.
+                if readers and file.suffix == ".1":
+                    continue
+                readers[file] = LogReader(file)
+        read = [event for reader in readers.values() for event in reader.read(to_end=not follow)]
+        for event in _in_order(read, begin):
+            _show(event, as_json=as_json)
+        if not follow:
+            return
+        time.sleep(LOOK_EVERY_S)
+
+
+class LogReader:
+    """Reads a log file on from where it was."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._service = _service(file)
+        self._offset = 0
+        self._time = ""
+
+    def read(self, *, to_end: bool) -> Iterator[dict[str, Any]]:
+        """What the lines say that were added, with `to_end` also one that is not whole yet.
+
+        A line without a time has that of the line before it.
+        """
+        try:
+            with self._file.open("rb") as log:
+                if log.seek(0, 2) < self._offset:  # it was replaced
+                    self._offset = 0
+                log.seek(self._offset)
+                added = log.read()
+        except FileNotFoundError:
+            return
+        whole = added if to_end else added[: added.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            if line.strip():
+                event = parse(line, self._service)
+                self._time = event.setdefault("timestamp", self._time)
+                yield event
+
+
+def parse(line: str, service: str) -> dict[str, Any]:
+    """A line of a log as an object; without a `timestamp` where the line has none."""
+    if line.startswith("{"):
+        try:
+            return {"service": service, **json.loads(line)}
+        except ValueError:
+            return {"service": service, "event": line}
+    for pattern, time_format in _FOREIGN:
+        if found := pattern.fullmatch(line):
+            at = datetime.strptime(found[1], time_format).astimezone(UTC)
+            level = _FOREIGN_LEVELS.get(found[2], "info")
+            return {"service": service, "level": level, "event": found[3].strip(), "timestamp": at.isoformat()}
+    return {"service": service, "event": line}
+
+
+def _in_order(events: Sequence[dict[str, Any]], begin: datetime) -> Iterable[dict[str, Any]]:
+    """Those since the beginning, by time; of one time as they were read."""
+    timed = [(_moment(event), event) for event in events]
+    return [event for at, event in sorted(timed, key=lambda one: one[0]) if at >= begin]
+
+
+def _moment(event: dict[str, Any]) -> datetime:
+    # A file that begins without a time: before all others.
+    return datetime.fromisoformat(event["timestamp"]) if event["timestamp"] else datetime.min.replace(tzinfo=UTC)
+
+
+def _service(file: Path) -> str:
+    return file.name.removesuffix(".1").removesuffix(".log")
+
+
+def _names(service: str) -> set[str]:
+    """The names that a process answers to: `worker-2` is a `worker`."""
+    return {service, re.sub(r"-\d+$", "", service)}
+
+
+def _show(event: dict[str, Any], *, as_json: bool) -> None:
+    from breakwater.telemetry import line_for_people
+
+    if as_json:
+        output.json_line(event)
+        return
+    cells = line_for_people(event)
+    lines = "".join(text for text, _ in cells).count("\n")
+    if not lines:
+        output.styled(*cells)
+        return
+    output.styled(*cells[:-1])
+    for line in cells[-1][0].strip("\n").splitlines():
+        output.styled((f"    {line}", "dim"))
