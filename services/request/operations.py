@@ -110,7 +110,8 @@ OPERATIONS = (
         path="/v1/chat/completions",
         tag="openai",
         summary="Create a chat completion, as at OpenAI",
-        description="A call is a job, and is answered when it has ended. The headers `x-breakwater-execution-id`, "
+        description="A call is a job, and is answered when it has ended, with the provider's own object; from a "
+        "provider of another dialect, with one of the same form. The headers `x-breakwater-execution-id`, "
         "`-model`, `-attempts`, `-cost-usd` and `-cache` say how it came about, and `-dropped-params` which "
         "params the model that answered was not sent, as its provider has nothing like them. `x-should-retry: false` "
         "is set whenever Breakwater has retried already.",

@@ -99,6 +99,7 @@ class Finished:
     chosen_model: str | None
     reason: Reason | None
     error: ErrorInfo | None
+    response: dict[str, JsonValue] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class Attempts:
             await self._record(ended.attempt)
         await self._settle(admitted.gates, ended.attempt)
         if ended.failure is None:
-            return Finished(self._at, ended.output, flight.model, None, None)
+            return Finished(self._at, ended.output, flight.model, None, None, ended.response)
         return await self._after_failure(ended)
 
     async def _refused(self, flight: InFlight, refused: Refused) -> Step:

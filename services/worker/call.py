@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from pydantic import JsonValue
+from pydantic_core import to_json
 
 from breakwater import tracing
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable
@@ -31,6 +32,9 @@ from services.worker.repairs import Correction, Message
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 """As JSON. Result and record hold it beside the attempts, and the NATS servers take messages of up to 8 MB."""
 
+MAX_RESPONSE_BYTES = 3 * 1024 * 1024
+"""As JSON. The result holds it beside the answer."""
+
 MAX_PROBLEMS_TEXT = 2_000
 
 
@@ -44,6 +48,7 @@ class Ended:
         output: the answer, checked against the agent's schema.
         credential: the reading of the key that the call was made with, where it failed.
         correction: the feedback for the model, where its answer did not satisfy the schema.
+        response: the provider's own, where the job wants it.
     """
 
     attempt: Attempt
@@ -51,6 +56,7 @@ class Ended:
     output: JsonValue = None
     credential: int | None = None
     correction: Correction | None = None
+    response: dict[str, JsonValue] | None = None
 
 
 async def call(
@@ -219,7 +225,10 @@ def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_
         correction = Correction(answer=text, problems=checked.problems)
         return refused("InvalidOutputError", f"the answer does not satisfy the output schema: {problems}", correction)
     attempt = attempt_of(worker, job, flight, started_at, "success", cost=cost, basis=basis, usage=usage)
-    return Ended(attempt, None, checked.value)
+    response = answer.response if job.job.include_response else None
+    if response is not None and len(to_json(response)) > MAX_RESPONSE_BYTES:
+        response = None
+    return Ended(attempt, None, checked.value, response=response)
 
 
 def _failed(

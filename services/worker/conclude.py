@@ -96,6 +96,7 @@ def conclude(end: Conclusion) -> Result:
         dry_run=end.dry_run,
         owner=end.owner,
         job_digest=end.digest,
+        response=finished.response,
     )
 
 

@@ -212,7 +212,8 @@ class JobHandler:
         if cache is not None and not resumed:
             cached = await cache.find(checkpoint.deadline)
             if cached is not None:
-                return Finished(checkpoint, cached.output, cached.chosen_model, None, None), cached.execution_id
+                found = Finished(checkpoint, cached.output, cached.chosen_model, None, None, cached.response)
+                return found, cached.execution_id
         gates = self._gates[job.job.task_id is not None]
         return await Attempts(self._worker, job, checkpoint, progress, gates).run(resumed=resumed), None
 

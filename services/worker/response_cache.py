@@ -37,6 +37,8 @@ class ResponseCache:
             params=job.parameters.values,
             schema=None if job.output_guard is None else dict(job.output_guard.schema),
         )
+        if job.job.include_response:
+            self._key += ":response"  # an answer that was kept without it would not do
 
     async def find(self, until: datetime) -> Cached | None:
         """The cached answer to this job, or that of an identical job in flight, for which it waits."""
@@ -60,7 +62,7 @@ class ResponseCache:
     async def keep(self, finished: Finished, execution_id: str) -> None:
         """Caches the answer of a job that has succeeded, for the jobs that wait for it, too."""
         if finished.reason is None:
-            answer = Cached(execution_id, finished.chosen_model, finished.output, self._worker.now())
+            answer = Cached(execution_id, finished.chosen_model, finished.output, self._worker.now(), finished.response)
             flight = self._holder if self._leads else None
             await self._once(self._worker.cache.put(self._key, answer, self._rules.ttl_s, flight=flight))
 

@@ -37,7 +37,12 @@ async def test_an_answer_has_openais_shape_and_is_in_the_ledger(session: aiohttp
     assert body["choices"] == [
         {
             "index": 0,
-            "message": {"role": "assistant", "content": f"Simulated answer 1 of {MODEL} to: hello"},
+            "message": {
+                "role": "assistant",
+                "content": f"Simulated answer 1 of {MODEL} to: hello",
+                "refusal": None,
+                "annotations": [],
+            },
             "logprobs": None,
             "finish_reason": "stop",
         }

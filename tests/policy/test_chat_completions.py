@@ -37,7 +37,8 @@ def test_every_field_of_the_dialect_becomes_a_param_as_it_is() -> None:
     job = job_of(request(**PARAMS), CallOptions(), "writer", None)
     assert (job.agent, job.model, job.params) == ("writer", None, PARAMS)
     assert job.chat_messages() == MESSAGES
-    assert job.model_fields_set == {"agent", "messages", "params"}
+    assert job.include_response
+    assert job.model_fields_set == {"agent", "messages", "params", "include_response"}
 
 
 def test_what_asks_for_nothing_is_left_out() -> None:
@@ -178,4 +179,16 @@ def test_unknown_usage_is_absent_and_not_zero() -> None:
 def test_the_providers_own_object_passes_as_it_is() -> None:
     own = {"id": "chatcmpl-9", "object": "chat.completion", "choices": [], "system_fingerprint": "fp_1"}
     assert completion_of(RESULT | {"response": own}) == own
-    assert completion_of(RESULT | {"response": {"type": "message"}})["id"] == "chatcmpl-e1"
+
+
+def test_why_another_dialect_stopped_is_said_in_openais_words() -> None:
+    reasons = {
+        "end_turn": "stop",
+        "stop_sequence": "stop",
+        "max_tokens": "length",
+        "refusal": "content_filter",
+        None: "stop",
+    }
+    for reason, expected in reasons.items():
+        made = completion_of(RESULT | {"response": {"type": "message", "stop_reason": reason}})
+        assert (made["id"], made["choices"][0]["finish_reason"]) == ("chatcmpl-e1", expected)

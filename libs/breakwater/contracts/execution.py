@@ -175,6 +175,11 @@ class Result(Execution):
     """The result of a job, for its submitter: the execution with its output as the model returned it."""
 
     job_id: Identifier
+    response: dict[str, JsonValue] | None = Field(
+        default=None,
+        description="The provider's own response, as JSON, where the job has `include_response`: with all choices, ids "
+        "and details of usage. Null if the answer comes from a program or a callable, or the response is over 3 MB.",
+    )
 
 
 Notification = Literal[

@@ -61,6 +61,9 @@ class Job(Message):
         default=False, description="Return what would be called and its worst-case cost, without calling anything."
     )
     skip_cache: bool = False
+    include_response: bool = Field(
+        default=False, description="Return the provider's own response too, in the result's `response`."
+    )
     reply_to: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s*>]+$")] | None = Field(
         default=None, description="A NATS subject that receives the result too: an inbox, or one below bw.replies."
     )

@@ -56,6 +56,10 @@ _OF_THE_PLANE = frozenset({401, 402, 403, 407})
 _OVERLOADED = frozenset({503, 529})
 
 
+_FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"}
+"""Where Anthropic's `stop_reason` says more than the message does."""
+
+
 def job_of(request: ChatCompletionRequest, options: CallOptions, agent: str, model: str | None) -> Job:
     """The job that a request asks for.
 
@@ -70,7 +74,7 @@ def job_of(request: ChatCompletionRequest, options: CallOptions, agent: str, mod
         del params["service_tier"]
     named = {} if model is None else {"model": model}
     more = options.model_dump(exclude_unset=True)
-    return Job(agent=agent, messages=request.messages, params=params, **named, **more)
+    return Job(agent=agent, messages=request.messages, params=params, include_response=True, **named, **more)
 
 
 def error_of(result: Mapping[str, Any]) -> ChatError:
@@ -106,11 +110,13 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
     Args:
         result: a `Result`, as JSON.
     """
-    response = result.get("response")
-    if isinstance(response, dict) and cast(dict[str, Any], response).get("object") == "chat.completion":
-        return cast(dict[str, Any], response)
+    response = cast(dict[str, Any], result.get("response") or {})
+    if isinstance(response.get("choices"), list):
+        return response
     message = _message(result.get("output"))
-    finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
+    finish_reason = _FINISH_REASONS.get(
+        str(response.get("stop_reason")), "tool_calls" if message.get("tool_calls") else "stop"
+    )
     usage = _usage(result)
     return {
         "id": f"chatcmpl-{result['execution_id']}",

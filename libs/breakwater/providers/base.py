@@ -58,11 +58,13 @@ class Answer:
         output: its text, or the whole assistant message where it calls tools, or any JSON of a process or callable.
         usage: tokens as the provider reports them.
         cost: nano-dollars, where the provider reports them itself.
+        response: what an HTTP API sent, whole.
     """
 
     output: JsonValue
     usage: Usage
     cost: int | None = None
+    response: dict[str, JsonValue] | None = None
 
 
 class CallFailed(Exception):  # noqa: N818  what happened, in the field's words

@@ -205,7 +205,7 @@ class HttpProvider:
         if body.get("error") or "error" in (body.get("type"), body.get("object")):
             raise CallFailed(error_in_answer(body), maybe_billed=True, usage=usage)
         try:
-            return Answer(self._wire.output(body), usage or Usage(None, None))
+            return Answer(self._wire.output(body), usage or Usage(None, None), response=body)
         except UnusableAnswerError as error:
             raise _broken(str(error), usage) from error
 

@@ -30,6 +30,7 @@ class Cached:
     chosen_model: str | None
     output: JsonValue
     completed_at: Timestamp
+    response: dict[str, JsonValue] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ MODELS = {
 NO_WAIT = {"max_attempts": 1}
 AGENTS = {
     "writer": {"model": "sim/fast", "allowed_models": ["sim/json"], "retry": NO_WAIT},
+    "cached": {"model": "sim/fast", "cache": {"ttl_s": 60}},
     "failing": {"model": "sim/down", "retry": NO_WAIT, "breaker": "off"},
     "refused": {"model": "sim/strict", "retry": NO_WAIT},
     "backed-up": {"model": "sim/down", "fallback_models": ["anthropic/claude"], "retry": NO_WAIT, "breaker": "off"},
@@ -91,6 +92,39 @@ async def test_chat(plane: OpenAIPlane) -> None:
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (120, 40)
     assert (raw.headers["x-breakwater-attempts"], raw.headers["x-breakwater-cost-usd"]) == ("1", "0.000042000")
+
+
+async def test_the_answer_is_the_providers_own_object_with_all_choices(plane: OpenAIPlane) -> None:
+    raw = await plane.sdk().chat.completions.with_raw_response.create(model="writer", n=3, **ASK)
+    answer = raw.parse()
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert answer.model == "sim/fast"
+    assert answer.usage.completion_tokens == 120
+    assert answer.id.startswith("chatcmpl-")
+    assert raw.headers["x-breakwater-execution-id"] not in answer.id
+    assert raw.headers["x-breakwater-cost-usd"] == "0.000090000"
+
+
+async def test_an_answer_that_was_cut_says_so_in_either_dialect(plane: OpenAIPlane) -> None:
+    for name in ("writer", "backed-up"):
+        answer = await plane.sdk().chat.completions.create(model=name, max_tokens=30, **ASK)
+        assert answer.choices[0].finish_reason == "length"
+
+
+async def test_a_cached_answer_is_the_same_object_at_no_cost(plane: OpenAIPlane) -> None:
+    first = await plane.sdk().chat.completions.create(model="cached", n=2, **ASK)
+    raw = await plane.sdk().chat.completions.with_raw_response.create(model="cached", n=2, **ASK)
+    assert raw.parse() == first
+    assert (raw.headers["x-breakwater-cache"], raw.headers["x-breakwater-attempts"]) == ("hit", "0")
+
+
+async def test_a_tool_call_that_is_demanded_satisfies_its_schema(plane: OpenAIPlane) -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "find_ship"}}):
+        asked = await plane.sdk("writer").chat.completions.create(
+            model="sim/json", tools=[TOOL], tool_choice=choice, **ASK
+        )
+        [call] = asked.choices[0].message.tool_calls
+        assert (call.function.name, call.function.arguments) == ("find_ship", '{"name":"Where is the ferry?"}')
 
 
 async def test_the_client_that_is_not_async(plane: OpenAIPlane) -> None:

@@ -146,6 +146,7 @@ def _succeed(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault | 
         completion_id=f"chatcmpl-{_bits(plan.key, number, 'id'):016x}",
         content=answer.content,
         tool_calls=answer.tool_calls,
+        choices=request.choices,
         finish_reason=answer.finish_reason,
         usage=answer.usage,
         cost_nano=_cost(plan.script, answer.usage),
@@ -188,6 +189,9 @@ def _answer(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault | N
         content = _text(fault.answer, fault.answer_json, plan.model, number, request)
     elif rules.tool_calls and request.offers_tools:
         content, tool_calls = None, rules.tool_calls
+    elif request.forced_tool is not None and request.offers_tools:
+        arguments = example_of(request.forced_tool.parameters, request.prompt[:ECHOED_CHARS])
+        content, tool_calls = None, (ToolCall(name=request.forced_tool.name, arguments=arguments),)
     else:
         content = _text(rules.answer, rules.answer_json, plan.model, number, request)
     usage_rule = rules.usage
@@ -203,6 +207,7 @@ def _answer(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault | N
     if request.max_tokens is not None and output_tokens > request.max_tokens:
         content, tool_calls, finish_reason = _cut(content or "", output_tokens, request.max_tokens), (), "length"
         output_tokens = request.max_tokens
+    output_tokens *= request.choices
     return _Answer(content, tool_calls, finish_reason, AnswerUsage(input_tokens, output_tokens, cached_tokens))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import orjson
@@ -13,8 +13,18 @@ import orjson
 from breakwater.embedded.provider.script import BrokenKind, ErrorText, ToolCall
 
 JSON_FORMATS = frozenset({"json_object", "json_schema"})
+MAX_CHOICES = 128
 CHARS_PER_TOKEN = 4
 """A common rule of thumb; a simulated model has no tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedTool:
+    """A tool that has to be called."""
+
+    name: str
+    parameters: object
+    """The JSON schema of its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +42,10 @@ class ChatRequest:
     """What the answer must satisfy, where the request says so."""
     offers_tools: bool = False
     """Tools are offered, and the last message is not the result of one."""
+    forced_tool: ForcedTool | None = None
+    """The request demands a tool call, of this one."""
+    choices: int = 1
+    """How many answers it wants."""
     orphans: tuple[str, ...] = ()
     """Ids of tool calls that have no result."""
     orphan_error: ErrorText | None = None
@@ -74,6 +88,7 @@ class Decision:
     completion_id: str = ""
     content: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    choices: int = 1
     finish_reason: str = "stop"
     usage: AnswerUsage | None = None
     cost_nano: int = 0
@@ -136,12 +151,11 @@ def read_request(body: bytes, model: str | None = None) -> ChatRequest:
         raise RequestRefusedError(
             "Streaming is not simulated; leave `stream` out.", param="stream", code="unsupported_value", model=model
         )
-    if fields.get("n") not in (None, 1):
-        raise RequestRefusedError(
-            "Only one choice is simulated; leave `n` out.", param="n", code="unsupported_value", model=model
-        )
+    choices = fields.get("n")
+    if choices is not None and (isinstance(choices, bool) or choices not in range(1, MAX_CHOICES + 1)):
+        raise RequestRefusedError(f"`n` must be a whole number from 1 to {MAX_CHOICES}.", param="n", model=model)
     response_format = fields.get("response_format")
-    return summarise(
+    request = summarise(
         model,
         messages,
         max_tokens=_max_tokens(fields, model),
@@ -150,6 +164,20 @@ def read_request(body: bytes, model: str | None = None) -> ChatRequest:
         schema=_schema(response_format),
         has_tools=bool(fields.get("tools")),
     )
+    return replace(request, choices=choices or 1, forced_tool=_forced_tool(fields))
+
+
+def _forced_tool(fields: dict[str, Any]) -> ForcedTool | None:
+    """The function that `tool_choice` demands; where it demands any, the first."""
+    functions = [tool["function"] for tool in fields.get("tools") or () if tool.get("type") == "function"]
+    match fields.get("tool_choice"):
+        case "required":
+            named = functions
+        case {"type": "function", "function": {"name": name}}:
+            named = [function for function in functions if function.get("name") == name]
+        case _:
+            return None
+    return ForcedTool(named[0]["name"], named[0].get("parameters", {})) if named else None
 
 
 def _schema(response_format: Any) -> Mapping[str, Any] | None:
@@ -234,7 +262,7 @@ def find_orphans(messages: Iterable[dict[str, Any]]) -> tuple[str, ...]:
 
 def write_completion(decision: Decision, model: str) -> bytes:
     """A `chat.completion` object."""
-    message: dict[str, Any] = {"role": "assistant", "content": decision.content}
+    message: dict[str, Any] = {"role": "assistant", "content": decision.content, "refusal": None, "annotations": []}
     if decision.tool_calls:
         message["tool_calls"] = [
             {
@@ -244,13 +272,14 @@ def write_completion(decision: Decision, model: str) -> bytes:
             }
             for index, call in enumerate(decision.tool_calls)
         ]
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": decision.finish_reason}
+    choice = {"message": message, "logprobs": None, "finish_reason": decision.finish_reason}
+    choices = [{"index": index, **choice} for index in range(decision.choices)]
     answer: dict[str, Any] = {
         "id": decision.completion_id,
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [choice] if decision.broken != "no_choices" else [],
+        "choices": choices if decision.broken != "no_choices" else [],
     }
     if (usage := decision.usage) is not None and decision.report_usage:
         answer["usage"] = {
