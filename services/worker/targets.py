@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -69,7 +69,7 @@ class Targets:
         # Programs may name models that the config does not: the caches have an end.
         self.of: Callable[[str, str], Target] = lru_cache(MAX_KNOWN)(self._target)
         """A target, by its agent's name and its model's id."""
-        self._pricing = lru_cache(MAX_KNOWN)(partial(pricing_of, config))
+        self._pricing = lru_cache(MAX_KNOWN)(self._priced)
 
     def _target(self, agent_name: str, model: str) -> Target:
         config, agent, settings = self._config, self._config.agents[agent_name], self._config.models.get(model)
@@ -87,6 +87,12 @@ class Targets:
             breaker=None if agent.breaker is None else BreakerKey.of(agent.breaker.scope, agent_name, model, provider),
             limits=tuple(Limited(name, rule) for name, rule in rules if rule is not None),
         )
+
+    def _priced(self, provider: str, model: str) -> Pricing | None:
+        found = pricing_of(self._config, provider, model)
+        if found is None and not self._config.is_local(provider):
+            structlog.get_logger().warning("model_without_price", model=model, what_to_do=f"set models.{model}.price")
+        return found
 
 
 def pricing_of(config: Config, provider: str, model: str) -> Pricing | None:
@@ -183,7 +189,6 @@ def _find(model: str, settings: ModelSettings | None) -> Pricing | None:
         except LookupError:
             continue
         return _Listed(provider, info)
-    structlog.get_logger().warning("model_without_price", model=model, what_to_do=f"set models.{model}.price")
     return None
 
 

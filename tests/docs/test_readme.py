@@ -30,8 +30,19 @@ def runnable(page: Path) -> list[Block]:
     return [
         block
         for block in blocks(page)
-        if block.language in {"sh", "python"} and not block.text.startswith((*NOT_RUN_HERE, "python examples/"))
+        if block.language in {"sh", "python", "diff"} and not block.text.startswith((*NOT_RUN_HERE, "python examples/"))
     ]
+
+
+AS_CHANGED = """
+import os
+os.environ["BREAKWATER_API_KEY"] = open(".breakwater/secrets/api-key").read().strip()
+"""
+
+
+def changed(diff: str) -> str:
+    """A program after a change of some of its lines."""
+    return "".join(line[1:] or "\n" for line in diff.splitlines(keepends=True) if not line.startswith("-"))
 
 
 def is_stored(checkout: Checkout, execution_id: str) -> bool:
@@ -39,9 +50,9 @@ def is_stored(checkout: Checkout, execution_id: str) -> bool:
 
 
 def run_block(checkout: Checkout, block: Block, where: str) -> None:
-    commands = [checkout.as_here(block.text)] if block.language == "python" else checkout.commands(block.text)
-    for command in commands:
-        ran = checkout.run(sys.executable, "-", stdin=command) if block.language == "python" else checkout.sh(command)
+    text = AS_CHANGED + changed(block.text) if block.language == "diff" else block.text
+    for command in checkout.commands(text) if block.language == "sh" else [checkout.as_here(text)]:
+        ran = checkout.sh(command) if block.language == "sh" else checkout.run(sys.executable, "-", stdin=command)
         said = f"{where}:\n{command}\n{ran.stdout}\n{ran.stderr}"
         assert ran.returncode == 0, said
         assert ran.stdout or ran.stderr or "activate" in command, f"nothing was printed: {said}"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from breakwater.cli import connect, formats, output
-from breakwater.cli.api import Api, api_command
+from breakwater.cli.api import Api, ListsByItself, api_command
 from breakwater.cli.breakers import open_until
 from breakwater.cli.connect import run
-from breakwater.cli.errors import CliError, ExitCode, expected
+from breakwater.cli.errors import CliError, ExitCode, expected, wrong_usage
+from breakwater.cli.formats import program
 from breakwater.cli.output import Column
 from breakwater.cli.plane import ConfigOption, PlaneLocation
+from breakwater.cli.starter import StartingAgent, with_agent
 
 if TYPE_CHECKING:
     from breakwater.analytics.queries import AgentSummary
@@ -23,6 +27,19 @@ if TYPE_CHECKING:
     from breakwater.contracts.api import AgentHealth, ModelHealth
 
 
+_HELP = """Show the health of agents, and add agents to the config. Alone, it is `breakwater agents list`.
+
+For example:
+
+    breakwater agents
+
+    breakwater agents add translator --model gpt-5-mini
+"""
+
+app = typer.Typer(cls=ListsByItself, help=_HELP)
+
+
+@app.command("list")
 @api_command
 def agents(
     api: Api,
@@ -42,11 +59,11 @@ def agents(
 
     For example:
 
-        breakwater agents
+        breakwater agents list
 
-        breakwater agents --since 7d
+        breakwater agents list --since 7d
 
-        breakwater agents --json | jq -r '.[] | select(.health == "unhealthy") | .agent_id'
+        breakwater agents list --json | jq -r '.[] | select(.health == "unhealthy") | .agent_id'
     """
     from breakwater.contracts.api import AgentHealth
 
@@ -77,6 +94,53 @@ def agents(
             _show_figures(names, figures)
     if figures is not None and len(figures.missing) == 2:
         raise typer.Exit(ExitCode.UNREACHABLE)
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What programs call it.")],
+    model: Annotated[str, typer.Option("--model", help="The model to call.")],
+    fallback: Annotated[
+        list[str] | None, typer.Option("--fallback", metavar="MODEL", help="Called if that fails; may be repeated.")
+    ] = None,
+    system_prompt: Annotated[str | None, typer.Option("--system-prompt", help="Before what jobs say.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Of an answer.")] = None,
+    daily_usd: Annotated[
+        float | None, typer.Option("--daily-usd", min=0.01, help="What it may spend in a day.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--config", "-c", help="[default: $BREAKWATER_CONFIG, breakwater.yaml]")
+    ] = None,
+) -> None:
+    """Add an agent to the config file, whose comments and order stay. Nothing is written unless all of it is right.
+
+    For example:
+
+        breakwater agents add translator --model gpt-5-mini --daily-usd 2
+
+        breakwater agents add triage --model gpt-5 --fallback gpt-5-mini --system-prompt "Answer in one sentence."
+    """
+    from breakwater.config import load_config, parse_config
+    from services.worker.targets import pricing_of
+
+    path = file or Path(os.environ.get("BREAKWATER_CONFIG") or "breakwater.yaml")
+    if name in load_config(path).agents:
+        raise wrong_usage(f"{path} has an agent {name} already")
+    daily = None if daily_usd is None else f"{daily_usd:.2f}"
+    agent = StartingAgent(name, model, fallback or (), system_prompt, max_tokens, daily)
+    try:
+        text = with_agent(path.read_text(encoding="utf-8"), agent)
+    except ValueError as error:
+        raise CliError("not_added", f"{path} has no block of agents to add to", f"Add this to it:\n{error}") from None
+    config = parse_config(text, source=f"{path} with this agent")
+    path.write_text(text, encoding="utf-8")
+    if daily is not None and pricing_of(config, config.provider_name(config.agents[name], model) or "", model) is None:
+        output.note(
+            f"no price of {model} is known: set models.{model}.price, or its hard budget refuses all calls", "yellow"
+        )
+    output.styled(
+        (f"Added {name} to {path}", "green"), f"; restart `breakwater up`, then: {program()} submit {name} ..."
+    )
 
 
 def _show_health(agents: list[AgentHealth], now: datetime) -> None:

@@ -20,6 +20,7 @@ from breakwater.cli import (
     errors,
     executions,
     guards,
+    init,
     keys,
     logs,
     query,
@@ -42,12 +43,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.command(rich_help_panel="Run")(init.init)
 app.command(rich_help_panel="Run")(up.up)
 app.command(rich_help_panel="Run")(demo.demo)
 app.command(rich_help_panel="Work")(submit.submit)
 app.command(rich_help_panel="Look")(tail.tail)
 app.command(rich_help_panel="Look")(logs.logs)
-app.command(rich_help_panel="Look")(agents.agents)
+app.add_typer(agents.app, name="agents", rich_help_panel="Look")
 app.add_typer(executions.app, name="executions", rich_help_panel="Look")
 app.command(rich_help_panel="Look")(query.query)
 app.add_typer(breakers.app, name="breakers", rich_help_panel="Look")

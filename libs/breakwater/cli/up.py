@@ -64,7 +64,7 @@ def up(
     if not config.exists() and str(config) == "breakwater.yaml":
         raise wrong_usage(
             "there is no breakwater.yaml here",
-            "Name a config file, such as `breakwater up --config examples/breakwater.yaml --simulate`.",
+            "`breakwater init` writes one; or name one with --config FILE.",
         )
     # Before anything is started or created.
     checked = load_config(config)

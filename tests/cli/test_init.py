@@ -1,0 +1,195 @@
+"""`breakwater init` and `breakwater agents add`: what they write, and what they ask."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from aiohttp import web
+
+from breakwater.cli import init
+from breakwater.cli.errors import ExitCode
+from breakwater.config import load_config
+from services.worker.targets import pricing_of
+from tests.cli.conftest import Run, in_thread
+
+KEY = "sk-of-the-test"
+CONFIG = Path("breakwater.yaml")
+
+
+@dataclass
+class ModelServer:
+    """An OpenAI-compatible server."""
+
+    url: str = ""
+    models: list[str] = field(default_factory=lambda: ["qwen3:8b", "llama3.2"])
+    calls: list[Any] = field(default_factory=list)
+    keys: set[str | None] = field(default_factory=set)
+
+    async def list_models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": name} for name in self.models]})
+
+    async def complete(self, request: web.Request) -> web.Response:
+        self.calls.append(await request.json())
+        self.keys.add(request.headers.get("Authorization"))
+        if self.calls[-1]["model"] == "missing":
+            return web.json_response({"error": {"message": "no such model"}}, status=404)
+        message = {"role": "assistant", "content": "OK."}
+        return web.json_response(
+            {"choices": [{"message": message}], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
+        )
+
+
+@asynccontextmanager
+async def served() -> AsyncGenerator[ModelServer]:
+    server = ModelServer()
+    app = web.Application()
+    app.router.add_get("/v1/models", server.list_models)
+    app.router.add_post("/v1/chat/completions", server.complete)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.url = f"{site.name}/v1"
+    yield server
+    await runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No provider in the environment, and none on this machine."""
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(init, "LOCAL", {})
+
+
+@pytest.mark.parametrize(("name", "variable"), [("openai", "OPENAI_API_KEY"), ("anthropic", "ANTHROPIC_API_KEY")])
+def test_a_key_in_the_environment_becomes_a_config_that_refers_to_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str, variable: str
+) -> None:
+    monkeypatch.setenv(variable, KEY)
+    ran = run("init")
+    assert ran.code == ExitCode.OK, ran.err
+    text, config = CONFIG.read_text(), load_config(CONFIG)
+    assert KEY not in text
+    assert len(text.splitlines()) <= 16
+    assert (config.providers[name].kind, config.agents["assistant"].budget.enforcement) == (name, "hard")
+    assert pricing_of(config, name, init.MODELS[name]) is not None, "the suggested model has no price any more"
+    assert [line.split("breakwater ")[1] for line in ran.out.splitlines()[-3:]] == [
+        "up",
+        'submit assistant "Write a haiku about harbours."',
+        "executions --since 1h",
+    ]
+    again = run("init")
+    assert (again.code, "exists already" in again.err) == (ExitCode.USAGE, True)
+    assert run("init", "--force").code == ExitCode.OK
+
+
+def test_without_a_provider_it_says_what_it_looked_for(run: Run) -> None:
+    ran = run("init")
+    assert (ran.code, "OPENAI_API_KEY" in ran.err, CONFIG.exists()) == (ExitCode.FAILED, True, False)
+    assert "there is none" in run("init", "--provider", "openai").err
+
+
+async def test_a_url_is_asked_for_its_models_and_called_once_if_allowed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    async with served() as server:
+        ran = await in_thread(run, "init", "--url", server.url, "--key-env", "MY_KEY", "--call", "--json")
+        assert ran.code == ExitCode.OK, ran.err
+        assert (ran.json["model"], ran.json["answer"]) == ("qwen3:8b", "OK.")
+        assert [call["model"] for call in server.calls] == ["qwen3:8b"]
+        assert server.keys == {f"Bearer {KEY}"}
+        assert load_config(CONFIG).agents["assistant"].budget.enforcement == "soft"  # its price is not known
+        failed = await in_thread(run, "init", "--url", server.url, "--model", "missing", "--call", "--force")
+        assert (failed.code, "no such model" in failed.err) == (ExitCode.FAILED, True)
+        assert (await in_thread(run, "init", "--url", server.url, "--no-call", "--force")).code == ExitCode.OK
+        assert len(server.calls) == 2
+
+
+async def test_a_model_server_on_this_machine_is_found_and_costs_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served() as server:
+        monkeypatch.setattr(init, "LOCAL", {"ollama": server.url, "vllm": "http://127.0.0.1:9/v1"})
+        ran = await in_thread(run, "init", "--agent", "helper", "--daily-usd", "2.5")
+    assert ran.code == ExitCode.OK, ran.err
+    config = load_config(CONFIG)
+    price = config.models["qwen3:8b"].price
+    assert price is not None
+    assert (price.input_usd_per_mtok, config.agents["helper"].budget.enforcement) == (0, "hard")
+
+
+async def test_a_person_is_asked_which_provider_which_model_and_whether_to_call(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Any] = []
+    asked: list[str] = []
+
+    def answer(question: str, **_: Any) -> Any:
+        asked.append(question)
+        return answers.pop(0)
+
+    monkeypatch.setattr(typer, "prompt", answer)
+    monkeypatch.setattr(typer, "confirm", answer)
+    monkeypatch.setattr(init, "_somebody_is_there", lambda: True)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    async with served() as server:
+        answers += [2, server.url, "", "llama3.2", True]
+        ran = await in_thread(run, "init")
+        assert ran.code == ExitCode.OK, ran.err
+        assert "It answers: OK." in ran.out
+        assert "qwen3:8b, llama3.2" in ran.out
+        assert [call["model"] for call in server.calls] == ["llama3.2"]
+    assert "may cost" in asked[-1]
+    answers.append(3)
+    assert "there is no 3 in the list" in (await in_thread(run, "init", "--force")).err
+
+
+EXISTING = """\
+# ours
+providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
+defaults: {provider: local}
+agents:
+    # the first
+    writer:
+        model: m   # a comment
+"""
+
+
+def test_an_agent_is_added_and_the_rest_of_the_file_stays_as_it_is(run: Run) -> None:
+    CONFIG.write_text(EXISTING)
+    ran = run(
+        "agents",
+        "add",
+        "a-b",
+        "--model",
+        "gpt-5",
+        "--fallback",
+        "m",
+        "--system-prompt",
+        "Say:\nyes",
+        "--daily-usd",
+        "2",
+    )
+    assert (ran.code, ran.err) == (ExitCode.OK, "")
+    added = CONFIG.read_text()
+    assert [line for line in added.splitlines() if line in EXISTING.splitlines()] == EXISTING.splitlines()
+    agent = load_config(CONFIG).agents["a-b"]
+    assert (agent.chain, agent.system_prompt, agent.budget.enforcement) == (("gpt-5", "m"), "Say:\nyes", "hard")
+    assert "has an agent a-b already" in run("agents", "add", "a-b", "--model", "m").err
+    assert "control character" in run("agents", "add", "a/b\n", "--model", "m").err
+    assert CONFIG.read_text() == added
+    assert "no price of m is known" in run("agents", "add", "c", "--model", "m", "--daily-usd", "1").err
+
+
+def test_an_agent_for_a_file_in_another_style_is_shown_to_be_added(run: Run) -> None:
+    CONFIG.write_text(EXISTING.partition("agents:")[0] + "agents: {writer: {model: m}}\n")
+    ran = run("agents", "add", "x", "--model", "m")
+    assert (ran.code, "x:\n  model: m" in ran.err) == (ExitCode.FAILED, True)
