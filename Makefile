@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-com
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --annotation-style line
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test chaos lint format types contract lock audit env clean
+.PHONY: help install demo up test chaos lint format types contract dist lock audit env clean
 
 help: ## This list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "  make %-9s %s\n", $$1, $$2 }'
@@ -48,6 +48,10 @@ contract: .venv/dev.stamp ## Write what is generated: proto/, the NATS users of 
 	@$(BIN)/breakwater contract
 	@$(BIN)/python -m breakwater.bus.permissions > deploy/nats/users.conf
 	@$(BIN)/python -m deploy.grafana.source
+
+dist: .venv/run.stamp ## Build the sdist and the wheel into dist/
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build
 
 lock: .venv/dev.stamp ## Renew the pins in requirements/ from the ranges in pyproject.toml
 	@$(COMPILE) --upgrade --extra embedded --extra dev --output-file requirements/dev.txt pyproject.toml

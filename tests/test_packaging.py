@@ -1,8 +1,15 @@
 """What a newcomer's first minutes depend on: pins, make targets, licence."""
 
+import json
+import os
 import re
 import subprocess
+import sys
+import sysconfig
+import tarfile
 import tomllib
+import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -66,7 +73,7 @@ def test_every_dependency_of_the_project_is_pinned() -> None:
 
 def test_bare_make_says_what_there_is_to_do() -> None:
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for target in ("install", "demo", "up", "test", "lint", "types", "contract", "lock", "clean"):
+    for target in ("install", "demo", "up", "test", "lint", "types", "contract", "dist", "lock", "clean"):
         assert re.search(rf"^  make {target} +\S", shown, re.MULTILINE), target
 
 
@@ -94,3 +101,60 @@ def test_the_licence_is_the_one_that_the_project_names() -> None:
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License\n                           Version 2.0, January 2004" in text
     assert "END OF TERMS AND CONDITIONS" in text
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the sdist and the wheel, as `make dist` builds them."""
+    directory = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "hatchling", "build", "-d", str(directory)]
+    subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
+    return directory
+
+
+def test_the_sdist_has_what_is_tracked_and_the_wheel_all_of_the_program(dist: Path) -> None:
+    tracked = {str(file.relative_to(ROOT)) for file in tracked_files()}
+    [sdist], [wheel] = dist.glob("*.tar.gz"), dist.glob("*.whl")
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    assert packed - {"PKG-INFO"} == tracked
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        [about] = [archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA")]
+    assert names == {name.removeprefix("libs/") for name in tracked if name.startswith(("libs/", "services/"))}
+    assert "Provides-Extra: embedded" in about
+
+
+def test_the_wheel_works_in_a_clean_environment(dist: Path, tmp_path: Path) -> None:
+    """With the dependencies of this one, which pip would otherwise install for minutes; what is ours is the wheel's."""
+    [wheel] = dist.glob("*.whl")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BREAKWATER_")}
+
+    def run(*command: str | Path) -> str:
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    uv, python = Path(sys.executable).with_name("uv"), tmp_path / "clean" / "bin" / "python"
+    run(uv, "venv", "--offline", "--python", sys.executable, tmp_path / "clean")
+    run(uv, "pip", "install", "--offline", "--no-deps", "--python", python, wheel)
+    [site] = (tmp_path / "clean" / "lib").glob("*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    breakwater = python.with_name("breakwater")
+    arguments = ["init", "--url", "http://127.0.0.1:9/v1", "--model", "m", "--no-call", "--json"]
+    assert json.loads(run(breakwater, *arguments))["next"][0].endswith("up")
+    assert (tmp_path / "breakwater.yaml").exists()
+    files = run(python, "-c", "import breakwater, services; print(*breakwater.__path__, *services.__path__, sep='\\n')")
+    assert {Path(line).parent for line in files.splitlines()} == {site}
+
+
+def test_an_installation_is_no_larger_than_the_readme_says() -> None:
+    (most,) = re.findall(r"([\d,]+) MB of disk", (ROOT / "README.md").read_text())
+    size = 0
+    for name in pins("embedded"):
+        try:
+            files = metadata.distribution(name).files or []
+        except metadata.PackageNotFoundError:  # for another system
+            continue
+        size += sum(path.stat().st_size for file in files if (path := Path(str(file.locate()))).exists())
+    assert size / 1e6 <= float(most.replace(",", ""))
