@@ -19,7 +19,7 @@ async def test_every_agent_is_reported_with_its_health_in_a_bare_array(governed:
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
     by_id = {agent["agent_id"]: agent for agent in answer.json}
     assert list(by_id) == ["writer", "reader", "patient", "unguarded", "by-model", "by-provider"]
-    assert {name: agent["health"] for name, agent in by_id.items() if agent["health"] != "healthy"} == {
+    assert {name: agent["health"] for name, agent in by_id.items() if agent["health"] != "unknown"} == {
         "writer": "degraded",
         "reader": "unhealthy",
     }

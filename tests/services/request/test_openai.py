@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,6 +34,7 @@ agents:
   writer: {allowed_models: [openai/gpt-4o-mini]}
   writer/long: {allowed_models: ["*"]}
   openai: {}
+limits: {drain_s: 0.1}
 """
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 
@@ -65,16 +67,21 @@ class Decider:
         await publish_result(self.api.bus, Result.model_validate(result.model_dump()))
 
 
+@asynccontextmanager
+async def deciding(api: HttpApi) -> AsyncGenerator[Decider]:
+    decider = Decider(api)
+    await api.bus.subscribe("bw.jobs.>", cb=decider.work)
+    await api.bus.jetstream().account_info()
+    yield decider
+    decider.may_answer.set()
+    await asyncio.gather(*decider.deciding)
+
+
 @pytest_asyncio.fixture(loop_scope="package")
 async def plane(start_api: StartApi, redis: Redis) -> AsyncGenerator[Decider]:
     del redis  # empty
-    async with start_api(CONFIG) as api:
-        decider = Decider(api)
-        await api.bus.subscribe("bw.jobs.>", cb=decider.work)
-        await api.bus.jetstream().account_info()
+    async with start_api(CONFIG) as api, deciding(api) as decider:
         yield decider
-        decider.may_answer.set()
-        await asyncio.gather(*decider.deciding)
 
 
 def client(plane: Decider, **more: Any) -> Any:
@@ -296,6 +303,39 @@ async def test_a_retry_of_the_sdk_attaches_to_the_call_that_it_gave_up(plane: De
     # All are answered, so one more is a call of its own.
     await sdk.chat.completions.create(model="writer", extra_headers={"x-stainless-retry-count": "1"}, **ASK)
     assert len(plane.jobs) == 3
+
+
+async def test_without_redis_a_retry_is_a_call_of_its_own(redis_away: HttpApi) -> None:
+    async with deciding(redis_away) as plane:
+        for retries in ("0", "1"):
+            await client(plane).chat.completions.create(
+                model="writer", extra_headers={"x-stainless-retry-count": retries}, **ASK
+            )
+        assert len(plane.jobs) == 2
+
+
+async def test_a_process_that_stops_says_that_the_job_goes_on(own_nats_server: object, plane: Decider) -> None:
+    del own_nats_server  # so this process is the test's own
+    plane.may_answer.clear()
+    call = asyncio.create_task(client(plane, max_retries=0).chat.completions.create(model="writer", **ASK))
+    await until(lambda: plane.jobs)
+    stopping = asyncio.create_task(plane.api.stop())
+    with pytest.raises(openai.InternalServerError) as stopped:
+        await call
+    await stopping
+    assert (stopped.value.status_code, stopped.value.code) == (503, "unavailable")
+    headers = stopped.value.response.headers
+    assert headers["x-breakwater-execution-id"] == plane.jobs[0]["job_id"]
+    assert (headers["retry-after"], headers.get("x-should-retry")) == ("1", None)
+
+
+async def test_a_call_is_in_the_name_of_the_keys_tenant(plane: Decider) -> None:
+    of_tenant = client(plane, key=key(plane, tenants=("acme",)))
+    await of_tenant.chat.completions.create(model="writer", **ASK)
+    assert plane.jobs[0]["tenant"] == "acme"
+    with pytest.raises(openai.PermissionDeniedError) as refused:
+        await of_tenant.chat.completions.create(model="writer", extra_headers={"x-breakwater-tenant": "globex"}, **ASK)
+    assert (refused.value.code, refused.value.param) == ("forbidden", "breakwater.tenant")
 
 
 async def test_a_retry_with_another_key_or_body_is_a_call_of_its_own(plane: Decider) -> None:

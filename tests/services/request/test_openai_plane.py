@@ -35,9 +35,11 @@ MODELS = {
     "sim/strict": model({"status": 400, "error": {"message": "temperature is too high", "param": "temperature"}}),
     "claude": model(answer="At sea.", tool_calls=[{"name": "find_ship", "arguments": {"name": "ferry"}}]),
 }
+SHIPS = """cat > /dev/null; echo '{"status": "success", "code": 0, "result": {"ships": 3}}'"""
 NO_WAIT = {"max_attempts": 1}
 AGENTS = {
     "writer": {"model": "sim/fast", "allowed_models": ["sim/json"], "retry": NO_WAIT},
+    "counting": {"provider": "tool"},
     "cached": {"model": "sim/fast", "cache": {"ttl_s": 60}},
     "failing": {"model": "sim/down", "retry": NO_WAIT, "breaker": "off"},
     "refused": {"model": "sim/strict", "retry": NO_WAIT},
@@ -74,7 +76,10 @@ async def plane(
         redis_url=redis_server.url,
         script={"models": MODELS},
         agents=AGENTS,
-        more_providers={"anthropic": {"kind": "anthropic", "base_url": "http://127.0.0.1:{sim_port}/v1"}},
+        more_providers={
+            "tool": {"kind": "process", "command": ["sh", "-c", SHIPS]},
+            "anthropic": {"kind": "anthropic", "base_url": "http://127.0.0.1:{sim_port}/v1"},
+        },
     )
     async with started as worker:
         settings = settings_for(nats.url, redis_server.url, directory)
@@ -160,6 +165,12 @@ async def test_a_fallback_of_another_dialect_answers_as_openai_does(plane: OpenA
     assert answer.usage.total_tokens == 160
     assert raw.headers["x-breakwater-model"] == "anthropic/claude"
     assert (raw.headers["x-breakwater-attempts"], raw.headers["x-breakwater-dropped-params"]) == ("2", "seed")
+
+
+async def test_the_json_of_a_program_is_the_text_of_the_message(plane: OpenAIPlane) -> None:
+    answer = await plane.sdk().chat.completions.create(model="counting", **ASK)
+    assert answer.choices[0].message.content == '{"ships": 3}'
+    assert answer.usage is None
 
 
 async def test_what_a_fallback_of_another_dialect_can_not_take_is_refused(plane: OpenAIPlane) -> None:
