@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from breakwater.cli.demo import command
+from breakwater.cli.errors import ExitCode
 from tests.cli.conftest import Run
 from tests.finished_demo import JOBS, FinishedDemo
 from tests.helpers import wait_until
@@ -23,9 +26,8 @@ from tests.helpers import wait_until
 def demo(tmp_path: Path, *arguments: str) -> Generator[subprocess.Popen[str]]:
     # A plane that somebody has set up must be left alone: the demo has its own.
     environment = {**os.environ, "TMPDIR": str(tmp_path), "BREAKWATER_NATS_URL": "nats://127.0.0.1:1"}
-    command = [Path(sys.executable).with_name("breakwater"), "demo", *arguments]
     process = subprocess.Popen(
-        command,
+        [Path(sys.executable).with_name("breakwater"), "demo", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -64,6 +66,15 @@ def test_ctrl_c_ends_the_demo_and_whatever_it_has_started(tmp_path: Path) -> Non
         _, alive = psutil.wait_procs(children, timeout=30)
         assert alive == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_end_of_the_demo_says_how_to_look_at_what_it_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_run", lambda *_, **__: ExitCode.OK)
+    assert "with --keep" in run("demo").err
+    ran = run("demo", "--data", "it's kept")
+    arguments = shlex.split(ran.out)[1:]
+    data = str(Path("it's kept").absolute())
+    assert arguments == ["up", "--simulate", "--config", f"{data}/breakwater.yaml", "--data", data]
 
 
 def test_a_directory_with_something_in_it_is_refused(run: Run, tmp_path: Path) -> None:

@@ -98,6 +98,13 @@ def test_every_example_that_the_page_starts_submits_and_prints_the_answer(checko
     assert submitted["status"] == "succeeded"
 
 
+def test_the_commands_that_up_prints_can_be_pasted(checkout: Checkout) -> None:
+    _, _, printed = (checkout.path / "up.log").read_text().partition("Next, in another terminal here:\n")
+    submit, tail, *_ = (line.strip() for line in printed.splitlines())
+    assert "Write a haiku about harbours." in checkout.sh(submit).stdout
+    assert " tail --since 1h" in tail
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="the services hide their memory from all but root")
 def test_the_stack_takes_no_more_memory_than_the_readme_says(checkout: Checkout) -> None:
     (most,) = re.findall(r"(\d+) MB of memory", README.read_text())
