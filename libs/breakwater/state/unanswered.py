@@ -31,8 +31,20 @@ class Unanswered:
             pipe.expire(_key(question), KEEP_S)
             await pipe.execute()
 
+    async def give_up(self, question: str, job_id: str) -> None:
+        """Notes that nobody waits for a call any more: of those that ask the same, it is taken first.
+
+        Raises:
+            StateUnavailable: it keeps its place.
+        """
+        async with translated(), self._redis.client.pipeline(transaction=True) as pipe:
+            pipe.lrem(_key(question), 1, job_id)
+            pipe.lpush(_key(question), job_id)
+            pipe.expire(_key(question), KEEP_S)
+            await pipe.execute()
+
     async def take(self, question: str) -> str | None:
-        """The id of the oldest call that asks this, which is forgotten here; None if there is none.
+        """The id of a call that asks this, which is forgotten here; None if there is none.
 
         Raises:
             StateUnavailable: that can't be known now.

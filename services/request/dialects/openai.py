@@ -97,6 +97,9 @@ class OpenAIRoutes:
         trace.of(sent.job.agent, sent.job_id)
         _, result = await self._jobs.run(request, sent, trace.traceparent, LONGEST_CALL_S)
         if result is None:
+            if question is not None:
+                with suppress(StateUnavailable):
+                    await self._unanswered.give_up(question, sent.job_id)
             # Seen by the client only where the process stops. The same request again, as the SDK sends it, attaches
             # to the job.
             problem = unavailable("unavailable", "this process stops, and the job goes on; send the same request again")
