@@ -59,7 +59,8 @@ def test_all_processes_are_shown_in_the_order_of_time(run: Run, folder: Path) ->
 
 def test_one_service_is_shown_with_all_its_processes_since_a_time(run: Run, folder: Path) -> None:
     fill(folder)
-    events = [json.loads(line) for line in run("logs", "worker", "--since", "5s", "--json").out.splitlines()]
+    since = f"{(datetime.now(UTC) - AGO[5]).total_seconds():.0f}s"
+    events = [json.loads(line) for line in run("logs", "worker", "--since", since, "--json").out.splitlines()]
     assert [(one["service"], one["event"]) for one in events] == [("worker-2", "ready"), ("worker", "unavailable")]
     assert events[1]["tries"] == 2
 

@@ -5,7 +5,6 @@ from aiohttp import web
 
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.policy.price import Usage
-from breakwater.providers.base import Answer
 from breakwater.providers.openai import AzureSettings
 from tests.flow.kit import USAGE, model
 from tests.providers.kit import KEY, answering, call, perform, settings
@@ -16,7 +15,7 @@ async def test_a_deployment_answers_as_openai_does() -> None:
     async with SimulatedProvider(script) as sim:
         answer = await perform(settings("azure", sim.url.removesuffix("/v1")), call(model="gpt-x"))
         assert [made.model for made in sim.ledger.calls] == ["azure/gpt-x"]
-    assert answer == Answer("hi", Usage(120, 40, 20))
+    assert (answer.output, answer.usage) == ("hi", Usage(120, 40, 20))
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,10 @@ async def answer(params: dict[str, Any] | None = None, name: str = "m", **behavi
 
 
 async def test_an_answer_is_its_text_and_its_usage() -> None:
-    assert await answer(answer="hello back", usage={**USAGE, "cached_tokens": 20}) == Answer(
-        "hello back", Usage(120, 40, 20)
-    )
+    answered = await answer(answer="hello back", usage={**USAGE, "cached_tokens": 20})
+    assert (answered.output, answered.usage) == ("hello back", Usage(120, 40, 20))
+    assert answered.response is not None
+    assert answered.response["choices"][0]["message"]["content"] == "hello back"
 
 
 async def test_an_answer_that_calls_tools_is_the_whole_message() -> None:

@@ -92,6 +92,26 @@ async def test_a_finished_job_stays_taken_for_a_while_and_then_leaves_nothing_be
     assert 0 < await redis.client.pttl(claim.key) <= LINGER_MS
 
 
+async def test_what_redis_has_lost_is_still_that_of_its_holder(redis: Redis) -> None:
+    executions, holder = Executions(redis), Claim.new("j")
+    await executions.claim(holder, "digest")
+    await redis.client.flushall()
+    assert await executions.renew([holder]) == [True]
+    assert isinstance(await executions.claim(Claim.new("j"), "digest"), Taken)
+
+
+async def test_a_job_that_was_taken_over_is_never_that_of_its_first_holder_again(redis: Redis) -> None:
+    executions, stopped, next_one = Executions(redis), Claim.new("j"), Claim.new("j")
+    await executions.claim(stopped, "digest")
+    await pass_time(redis, stopped, CLAIM_LEASE_MS)
+    await executions.claim(next_one, "digest")
+    await pass_time(redis, stopped, GRACE_MS)
+    assert await executions.claim(next_one, "digest") == Claimed(None)
+    await executions.finish(next_one)
+    assert await redis.client.pttl(next_one.key) > 100 * LINGER_MS
+    assert await executions.renew([stopped]) == [False]
+
+
 async def test_an_id_is_that_of_one_job(redis: Redis) -> None:
     executions = Executions(redis)
     await executions.claim(Claim.new("j"), "one")
@@ -135,6 +155,8 @@ class Claims(RuleBasedStateMachine):
         self.lease_ms = self.asked_ms = 0
         """Left of the lease, and gone since the first question after its end; the latter -1 without one."""
         self.asked_ms = -1
+        self.known = False
+        """Whether Redis has anything of the job."""
 
     def run(self, work: Awaitable[Value]) -> Value:
         async def awaited() -> Value:
@@ -144,9 +166,9 @@ class Claims(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def claims_it(self, worker: int) -> None:
-        answer = self.run(self.executions.claim(self.claims[worker]))
+        answer = self.run(self.executions.claim(self.claims[worker], "digest"))
         gone = self.lease_ms <= 0 and self.asked_ms >= GRACE_MS
-        if self.holder in {None, worker} or gone:
+        if self.holder in {None, worker} or gone or not self.known:
             assert isinstance(answer, Claimed)
             self.held_by(worker)
         else:
@@ -156,8 +178,10 @@ class Claims(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def renews_it(self, worker: int) -> None:
-        assert self.run(self.executions.renew([self.claims[worker]])) == [self.holder == worker]
-        if self.holder == worker:
+        # What Redis has lost is that of its holder, who is whoever renews it first: nobody has claimed it since.
+        kept = self.holder == worker or not self.known
+        assert self.run(self.executions.renew([self.claims[worker]])) == [kept]
+        if kept:
             self.held_by(worker)
 
     @rule(worker=WORKERS)
@@ -165,6 +189,14 @@ class Claims(RuleBasedStateMachine):
         self.run(self.executions.release(self.claims[worker]))
         if self.holder == worker:
             self.holder, self.lease_ms, self.asked_ms = None, 0, -1
+            # Nothing is left of a job that has lost its digest with the rest.
+            self.known = bool(self.run(self.redis.client.exists(self.claims[worker].key)))
+
+    @precondition(lambda self: self.holder is not None)
+    @rule()
+    def redis_loses_all(self) -> None:
+        self.run(self.redis.client.flushall())
+        self.known = False
 
     @rule(worker=WORKERS)
     def comes_again(self, worker: int) -> None:
@@ -181,7 +213,7 @@ class Claims(RuleBasedStateMachine):
         self.run(pass_time(self.redis, self.claims[0], by_ms))
 
     def held_by(self, worker: int) -> None:
-        self.holder, self.lease_ms, self.asked_ms = worker, CLAIM_LEASE_MS, -1
+        self.holder, self.lease_ms, self.asked_ms, self.known = worker, CLAIM_LEASE_MS, -1, True
 
     def teardown(self) -> None:
         if hasattr(self, "runner"):

@@ -1,16 +1,17 @@
--- Saves a job's checkpoint and renews the lease of its claim, if that is still ours.
+-- Saves a job's checkpoint and renews the lease of its claim, if that is still ours. An execution that Redis knows nothing of
+-- is still that of its holder: Redis has lost it, and nobody else has asked for the job since.
 -- KEYS: execution
 -- Returns 1, or 0 where it is not.
 local token, lease_ms, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3] -- a lease of 0 gives the claim up
 local checkpoint = ARGV[4] -- '' renews only
-if redis.call('HGET', KEYS[1], 'token') ~= token then
+if redis.call('HGET', KEYS[1], 'token') ~= token and redis.call('EXISTS', KEYS[1]) == 1 then
   return 0
 end
 if lease_ms == 0 then
   redis.call('HDEL', KEYS[1], 'token', 'lease_until')
 else
   local time = redis.call('TIME')
-  redis.call('HSET', KEYS[1], 'lease_until', time[1] * 1000 + math.floor(time[2] / 1000) + lease_ms)
+  redis.call('HSET', KEYS[1], 'token', token, 'lease_until', time[1] * 1000 + math.floor(time[2] / 1000) + lease_ms)
 end
 redis.call('HDEL', KEYS[1], 'asked_at')
 if checkpoint ~= '' then

@@ -24,6 +24,7 @@ if holder and holder ~= token then
   if asked_at + grace_ms > now then
     return {'taken', asked_at + grace_ms - now}
   end
+  redis.call('HSET', KEYS[1], 'taken_over', 1)
 end
 redis.call('HSET', KEYS[1], 'token', token, 'lease_until', now + lease_ms)
 redis.call('HDEL', KEYS[1], 'asked_at')
