@@ -39,6 +39,9 @@ MAX_WAIT_S = 300.0
 ACCEPT_TIMEOUT_S = 8.0
 """For the acknowledgement of a job, a second try included."""
 
+LOOK_UP_S = 1.0
+"""For what is known of an id that a job brings: beyond it, the worker alone finds that it is that of another job."""
+
 _JSON = "application/json"
 
 
@@ -207,9 +210,18 @@ class Jobs:
         return Response(orjson.dumps(body), 202, media_type=_JSON)
 
     async def _accept(self, sent: Submission, traceparent: str | None) -> Response:
+        if not sent.id_made_here:
+            # JetStream knows an id for ten minutes, and on the subject of one agent. Where nothing can be looked up,
+            # the job is accepted, and the worker compares.
+            with suppress(BusUnavailable, StateUnavailable, TimeoutError):
+                async with asyncio.timeout(LOOK_UP_S):
+                    await self._refuse_other_job(sent, just_now=False)
         duplicate = await self._queue.put(sent, traceparent)
         if duplicate:
-            await self._refuse_other_job(sent)
+            try:
+                await self._refuse_other_job(sent, just_now=True)
+            except (BusUnavailable, StateUnavailable) as error:
+                raise unavailable("unavailable", f"whether this is the same job cannot be read now: {error}") from error
         digest = None if sent.id_made_here else sent.digest
         self._accepted.mark(sent.job_id, sent.job.agent, tenant=sent.job.tenant, owner=sent.owner, digest=digest)
         if not duplicate:
@@ -232,16 +244,23 @@ class Jobs:
         except (BusUnavailable, StateUnavailable):
             return False
 
-    async def _refuse_other_job(self, sent: Submission) -> None:
-        """Raises Problem: 409, the id of a job that JOBS holds or held is that of another one; 503, not known."""
-        try:
-            decided = await self._results.decided(sent.job_id)
-            standing = None if decided is not None else await self._accepted.standing(sent.job_id)
-        except (BusUnavailable, StateUnavailable) as error:
-            raise unavailable("unavailable", f"whether this is the same job cannot be read now: {error}") from error
+    async def _refuse_other_job(self, sent: Submission, *, just_now: bool) -> None:
+        """Raises Problem: 409, the id is that of another job.
+
+        Args:
+            sent: the job.
+            just_now: another process may have accepted the other one at this moment.
+
+        Raises:
+            BusUnavailable: not known.
+            StateUnavailable: not known.
+        """
+        decided = await self._results.decided(sent.job_id)
         if decided is not None:
             _refuse_conflict(sent, decided)
-        elif standing is not None and standing.digest not in (None, sent.digest):
+            return
+        standing = await self._accepted.standing(sent.job_id, just_now=just_now)
+        if standing is not None and standing.digest not in (None, sent.digest):
             raise _id_conflict(sent)
 
     def _check_agent(self, job: Job) -> None:

@@ -82,11 +82,16 @@ class Accepted:
         """
         return execution_id in self._unsaved or await self.standing(execution_id) is not None
 
-    async def standing(self, execution_id: str) -> Standing | None:
-        """What is known of a job; None where it is not `known`. Raises as that does."""
+    async def standing(self, execution_id: str, *, just_now: bool = True) -> Standing | None:
+        """What is known of a job; None where it is not `known`. Raises as that does.
+
+        Args:
+            execution_id: whose.
+            just_now: it may have been accepted at this moment, which takes longer to find out.
+        """
         try:
             standing = await self._find(execution_id)
-            if standing is None:
+            if standing is None and just_now:
                 # Another process may have accepted it and not have saved it yet.
                 await asyncio.sleep(2 * LINGER_S)
                 standing = await self._find(execution_id)

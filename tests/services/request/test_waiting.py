@@ -99,6 +99,26 @@ async def test_an_id_that_belongs_to_another_agent_is_refused_and_its_answer_kep
     assert b"answer to" not in refused.body
 
 
+async def test_another_body_is_refused_at_once_also_when_jetstream_has_forgotten_the_id(api: HttpApi) -> None:
+    async def queue_forgets() -> None:
+        jetstream = api.bus.jetstream()
+        queue = (await jetstream.stream_info("JOBS")).config
+        await jetstream.delete_stream("JOBS")
+        await jetstream.add_stream(queue)
+
+    waits, decided = new_id(), new_id()
+    await api.post({"agent": "writer", "prompt": "one", "job_id": waits})
+    await answer_jobs(api.bus)
+    await api.post({"agent": "writer", "prompt": "one", "job_id": decided}, query="?wait_s=60")
+    for job_id in (waits, decided):
+        for other in ({"agent": "writer", "prompt": "two"}, {"agent": "reader", "prompt": "one"}):
+            await queue_forgets()
+            refused = await api.post({**other, "job_id": job_id})
+            assert (refused.status, refused.code, await api.queued()) == (409, "id_conflict", 0)
+        same = await api.post({"agent": "writer", "prompt": "one", "job_id": job_id})
+        assert (same.status, await api.queued()) == (202, 1)
+
+
 @pytest.mark.parametrize("reconnects", [0, 1])
 async def test_a_result_that_nobody_heard_of_is_looked_up(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch, reconnects: int
