@@ -127,7 +127,6 @@ async def test_an_error_has_anthropics_shape(session: aiohttp.ClientSession, fau
         ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url' is not one of"),
         ({"frequency_penalty": 1}, "frequency_penalty: Extra inputs are not permitted"),
-        ({"stream": True}, "stream"),
     ],
 )
 async def test_a_request_that_anthropic_would_refuse_is_refused(

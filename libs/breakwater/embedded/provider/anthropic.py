@@ -9,12 +9,14 @@ from typing import Any, cast
 
 import orjson
 
-from breakwater.embedded.provider.script import ErrorText
+from breakwater.embedded.provider.script import ErrorText, Pace
 from breakwater.embedded.provider.wire import (
     REQUESTS_PER_MINUTE,
     ChatRequest,
     Decision,
     RequestRefusedError,
+    StreamEvent,
+    pieces_of,
     read_object,
     summarise,
     unlisted_error,
@@ -62,8 +64,6 @@ def read_request(body: bytes, model: str | None = None) -> ChatRequest:
         raise RequestRefusedError("model: Field required")
     if unknown := sorted(fields.keys() - _PARAMS):
         raise RequestRefusedError(f"{unknown[0]}: Extra inputs are not permitted", model=model)
-    if fields.get("stream"):
-        raise RequestRefusedError("stream: streaming is not simulated; leave it out", model=model)
     limit = fields.get("max_tokens")
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise RequestRefusedError("max_tokens: Field required, a whole number of at least 1", model=model)
@@ -76,6 +76,8 @@ def read_request(body: bytes, model: str | None = None) -> ChatRequest:
         schema=_schema(output.get("format")),
         has_tools=bool(fields.get("tools")),
     )
+    # Usage is always a part of a stream here.
+    asked = replace(asked, stream=bool(fields.get("stream")), stream_usage=True)
     return replace(asked, orphan_error=_orphan_tool_calls(asked.orphans)) if asked.orphans else asked
 
 
@@ -128,6 +130,10 @@ def _orphan_tool_calls(orphans: tuple[str, ...]) -> ErrorText:
 
 def write_completion(decision: Decision, model: str) -> bytes:
     """A `message` object."""
+    return orjson.dumps(_message(decision, model))
+
+
+def _message(decision: Decision, model: str) -> dict[str, Any]:
     suffix = decision.completion_id[-16:]
     blocks: list[dict[str, Any]] = [{"type": "text", "text": decision.content}] if decision.content else []
     for index, call in enumerate(decision.tool_calls):
@@ -149,7 +155,40 @@ def write_completion(decision: Decision, model: str) -> bytes:
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.output_tokens,
         }
-    return orjson.dumps(answer)
+    return answer
+
+
+def write_stream(decision: Decision, model: str, pace: Pace) -> list[StreamEvent]:
+    """The events of a streamed answer, from `message_start` to `message_stop`."""
+    whole = _message(decision, model)
+    usage = whole.pop("usage", None)
+    begun = {} if usage is None else {"usage": {**usage, "output_tokens": 1}}
+    message = {**whole, "content": [], "stop_reason": None, **begun}
+    events = [_event("message_start", message=message), _event("ping")]
+    for index, block in enumerate(whole["content"]):
+        is_text = block["type"] == "text"
+        first, said = (
+            ({"text": ""}, block["text"]) if is_text else ({"input": {}}, orjson.dumps(block["input"]).decode())
+        )
+        events.append(_event("content_block_start", index=index, content_block={**block, **first}))
+        kind, field = ("text_delta", "text") if is_text else ("input_json_delta", "partial_json")
+        for piece in pieces_of(said, pace):
+            events.append(_event("content_block_delta", content=True, index=index, delta={"type": kind, field: piece}))
+        events.append(_event("content_block_stop", index=index))
+    fields: dict[str, Any] = {"delta": {"stop_reason": whole["stop_reason"], "stop_sequence": None}}
+    if usage is not None:
+        fields["usage"] = {"output_tokens": usage["output_tokens"]}
+    return [*events, _event("message_delta", ends=True, **fields), _event("message_stop", ends=True)]
+
+
+def _event(kind: str, *, content: bool = False, ends: bool = False, **fields: Any) -> StreamEvent:
+    data = b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))
+    return StreamEvent(data, content=content, ends=ends)
+
+
+def write_error_event(error: bytes) -> bytes:
+    """An error in the middle of a stream."""
+    return b"event: error\ndata: %b\n\n" % error
 
 
 def write_error(status: int, custom: ErrorText | None) -> bytes:

@@ -21,10 +21,11 @@ from aiohttp import web
 
 from breakwater.contracts.types import format_time
 from breakwater.embedded.provider import dialects, wire
-from breakwater.embedded.provider.behaviour import ModelPlan, decide, make_plans, refuse
+from breakwater.embedded.provider.behaviour import ModelPlan, decide, make_plans, partly, refuse
 from breakwater.embedded.provider.dialects import Dialect
 from breakwater.embedded.provider.ledger import CallLedger, LedgerCall
-from breakwater.embedded.provider.script import ErrorText, ProviderScript, ScriptError, build_script, parse_script
+from breakwater.embedded.provider.script import ErrorText, Pace, ProviderScript, ScriptError, build_script, parse_script
+from breakwater.embedded.provider.streaming import course_of
 from breakwater.embedded.provider.wire import Decision
 
 MAX_BODY_BYTES = 64 * 2**20
@@ -195,11 +196,39 @@ class SimulatedProvider:
             except asyncio.CancelledError:
                 self._client_left(call, decision, decision.delay_s - (time.monotonic() - received))
                 raise
+        if decision.status == 200 and decision.streamed is not None:
+            return await self._stream(request, call, decision, dialect, decision.streamed)
         transport = request.transport
         listening = transport is not None and not transport.is_closing()
         whole = decision.broken not in ("reset", "truncated")
         self._settle(call, decision, delivered=listening and whole)
         return await deliver(request, call, decision, dialect)
+
+    async def _stream(
+        self, request: web.BaseRequest, call: LedgerCall, decision: Decision, dialect: Dialect, pace: Pace
+    ) -> web.StreamResponse:
+        """Sends the answer in chunks. What was sent is billed, whoever ends the stream."""
+        course, sent = course_of(decision, dialect, call.model, pace), 0
+        response = web.StreamResponse(headers={dialect.id_header: f"req_{call.seq:016d}", "Cache-Control": "no-cache"})
+        response.content_type = "text/event-stream"
+        due, delivered = time.monotonic(), False
+        try:
+            await response.prepare(request)
+            for wait_s, event in course.steps:
+                due += wait_s
+                if wait_s and (rest_s := due - time.monotonic()) > 0:
+                    await asyncio.sleep(rest_s)
+                await response.write(event.data)
+                sent += event.content
+            delivered = course.whole and request.transport is not None and not request.transport.is_closing()
+        finally:
+            # Also where the client leaves, as a provider stops then.
+            self._settle(call, partly(decision, sent, course.chunks), delivered)
+        if course.breaks and request.transport is not None:
+            request.transport.close()
+            return await _until_closed()
+        await response.write_eof()
+        return response
 
     async def _receive(
         self, request: web.BaseRequest, dialect: Dialect, named: str | None, received_at: str, received: float

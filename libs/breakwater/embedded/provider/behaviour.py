@@ -19,6 +19,7 @@ from breakwater.embedded.provider.script import (
     Latency,
     ModelScript,
     ProviderScript,
+    ScriptedPrice,
     ToolCall,
     price_nano,
 )
@@ -72,6 +73,7 @@ _NORMAL = NormalDist()
 _Z95 = _NORMAL.inv_cdf(0.95)
 _PLACEHOLDER = re.compile(r"\{(?:prompt|n)\}")
 ECHOED_CHARS = 80
+DEFAULT_STALL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,8 @@ def _applies(fault: Fault, index: int, plan: ModelPlan, number: int, elapsed_s: 
             return False
     if fault.when == "orphan_tool_calls" and not request.orphans:
         return False
+    if fault.stream is not None and not request.stream:
+        return False
     return fault.rate is None or _draw(plan.key, number, f"fault{index}") < fault.rate
 
 
@@ -149,8 +153,11 @@ def _succeed(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault | 
         choices=request.choices,
         finish_reason=answer.finish_reason,
         usage=answer.usage,
-        cost_nano=_cost(plan.script, answer.usage),
+        cost_nano=cost_of(plan.script.price, answer.usage),
         report_usage=plan.script.usage.report,
+        price=plan.script.price,
+        streamed=plan.script.stream if request.stream else None,
+        stream_usage=request.stream_usage,
     )
 
 
@@ -161,6 +168,10 @@ def _fail(fault: Fault, plan: ModelPlan, number: int, request: ChatRequest) -> D
     if fault.hang_s is not None:
         # A client that waits it out gets the ordinary answer.
         return replace(whole, delay_s=fault.hang_s, hangs=True, billed_when_abandoned=fault.billed_when_abandoned)
+    if fault.stream is not None:
+        stall_s = DEFAULT_STALL_S if fault.stall_s is None else fault.stall_s
+        whole = replace(whole, stream_fault=fault.stream, after_chunks=fault.after_chunks, stall_s=stall_s)
+        return replace(whole, error=fault.error)
     # `no_choices` is a 200 that reports its usage, so it is billed like one.
     billed = fault.kind == "no_choices" or plan.script.billed_on_error if fault.billed is None else fault.billed
     error = fault.error
@@ -176,6 +187,8 @@ def _fail(fault: Fault, plan: ModelPlan, number: int, request: ChatRequest) -> D
 def _name(fault: Fault) -> str:
     if fault.kind is not None:
         return fault.kind
+    if fault.stream is not None:
+        return f"stream_{fault.stream}"
     if fault.hang_s is not None:
         return "hang"
     return "status" if fault.status is not None else "answer"
@@ -229,8 +242,8 @@ def _cut(content: str, tokens: int, limit: int) -> str:
     return content[: min(len(content) * limit // tokens, limit * CHARS_PER_TOKEN)]
 
 
-def _cost(rules: ModelScript, usage: AnswerUsage) -> int:
-    price = rules.price
+def cost_of(price: ScriptedPrice, usage: AnswerUsage) -> int:
+    """What tokens cost, in nano-dollars."""
     cached = price.cached_input_usd_per_mtok
     return price_nano(
         input_tokens=usage.input_tokens,
@@ -240,6 +253,15 @@ def _cost(rules: ModelScript, usage: AnswerUsage) -> int:
         output_nano_per_mtok=price.output_usd_per_mtok,
         cached_input_nano_per_mtok=price.input_usd_per_mtok if cached is None else cached,
     )
+
+
+def partly(decision: Decision, sent: int, chunks: int) -> Decision:
+    """What a stream comes to of which only some chunks of content were sent: it is billed for these."""
+    usage, price = decision.usage, decision.price
+    if usage is None or price is None or sent >= chunks:
+        return decision
+    usage = replace(usage, output_tokens=math.ceil(usage.output_tokens * sent / chunks))
+    return replace(decision, usage=usage, cost_nano=cost_of(price, usage))
 
 
 def _delay_s(latency: float | Latency, key: bytes, number: int) -> float:

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from breakwater.embedded.provider import anthropic, wire
 from breakwater.embedded.provider.behaviour import refuse
-from breakwater.embedded.provider.script import ErrorText
-from breakwater.embedded.provider.wire import ChatRequest, Decision
+from breakwater.embedded.provider.script import ErrorText, Pace
+from breakwater.embedded.provider.wire import ChatRequest, Decision, StreamEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,9 @@ class Dialect:
         missing: refuses a request for what it lacks beside its body; None if it lacks nothing.
         unknown_model: the error of a model that is not scripted.
         write_completion: the body of an answer of a model.
+        write_stream: the same as the events of a stream.
         write_error: the body of an error.
+        write_error_event: makes an event of it.
         error_headers: of a status and the seconds to wait.
         id_header: carries the request's id.
         key_header: carries the API key; a bearer token is taken, too.
@@ -33,7 +35,9 @@ class Dialect:
     missing: Callable[[web.BaseRequest], Decision | None] = lambda _: None
     unknown_model: Callable[[str], ErrorText] = wire.unknown_model
     write_completion: Callable[[Decision, str], bytes] = wire.write_completion
+    write_stream: Callable[[Decision, str, Pace], list[StreamEvent]] = wire.write_stream
     write_error: Callable[[int, ErrorText | None], bytes] = wire.write_error
+    write_error_event: Callable[[bytes], bytes] = wire.write_error_event
     error_headers: Callable[[int, float | None], dict[str, str]] = wire.error_headers
     id_header: str = "x-request-id"
     key_header: str | None = None
@@ -63,7 +67,9 @@ ANTHROPIC = Dialect(
     missing=_needs_version_header,
     unknown_model=anthropic.unknown_model,
     write_completion=anthropic.write_completion,
+    write_stream=anthropic.write_stream,
     write_error=anthropic.write_error,
+    write_error_event=anthropic.write_error_event,
     error_headers=anthropic.error_headers,
     id_header="request-id",
     key_header="x-api-key",

@@ -85,6 +85,7 @@ def price_nano(
 
 
 BrokenKind = Literal["malformed_json", "empty_body", "truncated", "no_choices", "error_in_200", "reset"]
+StreamFault = Literal["cut", "stall", "malformed", "no_end", "error"]
 Condition = Literal["orphan_tool_calls"]
 
 
@@ -161,6 +162,13 @@ class ErrorText(_Part):
     param: str | None = None
 
 
+class Pace(_Part):
+    """How an answer is streamed: so many tokens in a chunk, and a second; without the latter all at once."""
+
+    tokens_per_chunk: Annotated[int, Field(ge=1)] = 1
+    tokens_per_s: Annotated[float, Field(gt=0)] | None = None
+
+
 class Fault(_Part):
     """One way to fail and when. All conditions given must hold; without any it always applies.
 
@@ -174,6 +182,10 @@ class Fault(_Part):
         hang_s: accepts the request and answers, normally, only after this long.
         kind: answers 200 with a broken body, or (`reset`) closes the socket.
         answer: answers normally, but with this text; `answer_json` with this JSON.
+        stream: hits requests for a stream alone, after `after_chunks` chunks of content. The connection breaks (`cut`);
+            nothing comes for `stall_s`, 30 by default (`stall`); one event is no JSON (`malformed`); the body ends in
+            order, but without what would follow (`no_end`); an error comes as an event, and is the last (`error`).
+        after_chunks: null means after the last one; with `no_end`, that only the mark of the end is missing.
         retry_after_s: sent with `status` as `Retry-After`.
         error: the error body sent with `status` or `error_in_200`.
         latency_ms: replaces the model's latency.
@@ -192,7 +204,10 @@ class Fault(_Part):
     kind: BrokenKind | None = None
     answer: str | None = None
     answer_json: JsonValue | None = None
+    stream: StreamFault | None = None
 
+    after_chunks: Annotated[int, Field(ge=0)] | None = None
+    stall_s: Annotated[float, Field(gt=0)] | None = None
     retry_after_s: Annotated[float, Field(ge=0)] | None = None
     error: ErrorText | None = None
     latency_ms: Annotated[float, Field(ge=0)] | Latency | None = None
@@ -201,14 +216,16 @@ class Fault(_Part):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        effects = ("status", "hang_s", "kind", "answer", "answer_json")
+        effects = ("status", "hang_s", "kind", "answer", "answer_json", "stream")
         given = [name for name in effects if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"needs exactly one of {', '.join(effects)}; it has {' and '.join(given) or 'none'}")
         if self.retry_after_s is not None and self.status is None:
             raise ValueError("retry_after_s is sent with an error: it needs status")
-        if self.error is not None and self.status is None and self.kind != "error_in_200":
-            raise ValueError("error needs status, or kind: error_in_200")
+        if self.error is not None and self.status is None and "error" not in (self.kind or self.stream or ""):
+            raise ValueError("error needs status, kind: error_in_200, or stream: error")
+        if (self.after_chunks, self.stall_s) != (None, None) and self.stream is None:
+            raise ValueError("after_chunks and stall_s are about a stream: they need stream")
         if self.billed_when_abandoned and self.hang_s is None:
             raise ValueError("billed_when_abandoned is about a hang: it needs hang_s")
         if self.to_s is not None and self.to_s <= (self.from_s or 0):
@@ -223,7 +240,8 @@ class ModelScript(_Part):
 
     Attributes:
         price: what a billed call costs.
-        latency_ms: how long every answer takes, errors included; a number or a log-normal.
+        latency_ms: how long every answer takes, errors included; a number or a log-normal. A stream begins then.
+        stream: the pace of streams.
         usage: the tokens of an answer.
         answer: the text; `{prompt}` is the last user message, `{n}` the request number of this model.
         answer_json: the answer to a request for JSON, and to all requests where `answer` is not given.
@@ -234,6 +252,7 @@ class ModelScript(_Part):
 
     price: ScriptedPrice
     latency_ms: Annotated[float, Field(ge=0)] | Latency = 0.0
+    stream: Pace = Pace()
     usage: UsageRule = UsageRule()
     answer: str | None = None
     answer_json: JsonValue | None = None

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import orjson
 
-from breakwater.embedded.provider.script import BrokenKind, ErrorText, ToolCall
+from breakwater.embedded.provider.script import BrokenKind, ErrorText, Pace, ScriptedPrice, StreamFault, ToolCall
 
 JSON_FORMATS = frozenset({"json_object", "json_schema"})
 MAX_CHOICES = 128
@@ -50,6 +50,10 @@ class ChatRequest:
     """Ids of tool calls that have no result."""
     orphan_error: ErrorText | None = None
     """What the interface says of them; None for OpenAI's words."""
+    stream: bool = False
+    """The answer is wanted in chunks."""
+    stream_usage: bool = False
+    """And its usage with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,12 @@ class Decision:
         report_usage: the answer carries its usage.
         broken: the way in which a 200 is broken.
         error: the body's error, for the status or for `error_in_200`.
+        price: what tokens cost, for a stream that ends early.
+        streamed: the answer is sent in chunks, at this pace.
+        stream_usage: the stream carries its usage.
+        stream_fault: what goes wrong with the stream.
+        after_chunks: after so many chunks of content; None: after the last.
+        stall_s: how long a stalled one is silent.
     """
 
     status: int | None
@@ -96,6 +106,12 @@ class Decision:
     broken: BrokenKind | None = None
     error: ErrorText | None = None
     retry_after_s: float | None = None
+    price: ScriptedPrice | None = None
+    streamed: Pace | None = None
+    stream_usage: bool = False
+    stream_fault: StreamFault | None = None
+    after_chunks: int | None = None
+    stall_s: float = 0.0
 
 
 class RequestRefusedError(Exception):
@@ -147,9 +163,12 @@ def read_request(body: bytes, model: str | None = None) -> ChatRequest:
     if not isinstance(model, str) or not model:
         raise RequestRefusedError("You must name a model, as text.", param="model")
     messages = _messages(fields, model)
-    if fields.get("stream"):
+    options: Any = fields.get("stream_options") or {}
+    if options and not fields.get("stream"):
         raise RequestRefusedError(
-            "Streaming is not simulated; leave `stream` out.", param="stream", code="unsupported_value", model=model
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            param="stream_options",
+            model=model,
         )
     choices = fields.get("n")
     if choices is not None and (isinstance(choices, bool) or choices not in range(1, MAX_CHOICES + 1)):
@@ -164,7 +183,13 @@ def read_request(body: bytes, model: str | None = None) -> ChatRequest:
         schema=_schema(response_format),
         has_tools=bool(fields.get("tools")),
     )
-    return replace(request, choices=choices or 1, forced_tool=_forced_tool(fields))
+    return replace(
+        request,
+        choices=choices or 1,
+        forced_tool=_forced_tool(fields),
+        stream=bool(fields.get("stream")),
+        stream_usage=bool(options.get("include_usage")),
+    )
 
 
 def _forced_tool(fields: dict[str, Any]) -> ForcedTool | None:
@@ -264,14 +289,7 @@ def write_completion(decision: Decision, model: str) -> bytes:
     """A `chat.completion` object."""
     message: dict[str, Any] = {"role": "assistant", "content": decision.content, "refusal": None, "annotations": []}
     if decision.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": f"call_{decision.completion_id[-16:]}_{index}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": orjson.dumps(call.arguments).decode()},
-            }
-            for index, call in enumerate(decision.tool_calls)
-        ]
+        message["tool_calls"] = _tool_calls(decision)
     choice = {"message": message, "logprobs": None, "finish_reason": decision.finish_reason}
     choices = [{"index": index, **choice} for index in range(decision.choices)]
     answer: dict[str, Any] = {
@@ -281,14 +299,87 @@ def write_completion(decision: Decision, model: str) -> bytes:
         "model": model,
         "choices": choices if decision.broken != "no_choices" else [],
     }
-    if (usage := decision.usage) is not None and decision.report_usage:
-        answer["usage"] = {
-            "prompt_tokens": usage.input_tokens,
-            "completion_tokens": usage.output_tokens,
-            "total_tokens": usage.input_tokens + usage.output_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        }
+    if decision.usage is not None and decision.report_usage:
+        answer["usage"] = _usage(decision.usage)
     return orjson.dumps(answer)
+
+
+def _tool_calls(decision: Decision) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"call_{decision.completion_id[-16:]}_{index}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": orjson.dumps(call.arguments).decode()},
+        }
+        for index, call in enumerate(decision.tool_calls)
+    ]
+
+
+def _usage(usage: AnswerUsage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One event of a stream, as it is sent."""
+
+    data: bytes
+    content: bool = False
+    """It carries some of the answer, so it comes at the pace of the tokens."""
+    ends: bool = False
+    """It is one of those that say that the answer is whole."""
+
+
+def pieces_of(text: str, pace: Pace) -> list[str]:
+    """A text as a model streams it."""
+    size = pace.tokens_per_chunk * CHARS_PER_TOKEN
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+def write_stream(decision: Decision, model: str, pace: Pace) -> list[StreamEvent]:
+    """The events of a streamed answer: `chat.completion.chunk` objects, and `[DONE]`."""
+    usage = decision.usage if decision.stream_usage and decision.report_usage else None
+    head = {
+        "id": decision.completion_id,
+        "object": "chat.completion.chunk",
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": "fp_simulated",
+    }
+
+    def event(index: int, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+        chunk = {**head, "choices": [choice], **({} if usage is None else {"usage": None})}
+        return b"data: %b\n\n" % orjson.dumps(chunk)
+
+    choices = range(decision.choices if decision.broken != "no_choices" else 0)
+    empty = None if decision.content is None else ""
+    events = [StreamEvent(event(i, {"role": "assistant", "content": empty, "refusal": None})) for i in choices]
+    deltas: list[dict[str, Any]] = [{"content": piece} for piece in pieces_of(decision.content or "", pace)]
+    for number, call in enumerate(_tool_calls(decision)):
+        function = call["function"]
+        named = {"name": function["name"], "arguments": ""}
+        deltas.append({"tool_calls": [{"index": number, **call, "function": named}]})
+        deltas += (
+            {"tool_calls": [{"index": number, "function": {"arguments": piece}}]}
+            for piece in pieces_of(function["arguments"], pace)
+        )
+    events += (StreamEvent(event(i, delta), content=True) for delta in deltas for i in choices)
+    events += (StreamEvent(event(i, {}, decision.finish_reason), ends=True) for i in choices)
+    if usage is not None:
+        chunk = {**head, "choices": [], "usage": _usage(usage)}
+        events.append(StreamEvent(b"data: %b\n\n" % orjson.dumps(chunk), ends=True))
+    return [*events, StreamEvent(b"data: [DONE]\n\n", ends=True)]
+
+
+def write_error_event(error: bytes) -> bytes:
+    """An error in the middle of a stream."""
+    return b"data: %b\n\n" % error
 
 
 def write_models(models: Iterable[str]) -> bytes:
