@@ -318,11 +318,12 @@ def test_retry_after_is_sent_in_seconds(wait_s: float, header: str) -> None:
         ({"statsu": 500}, f"models.{MODEL}.faults.0.statsu"),
         ({}, "needs exactly one of"),
         ({"status": 500, "hang_s": 1}, "needs exactly one of"),
-        ({"status": 200}, f"models.{MODEL}.faults.0.status"),
+        ({"status": 199}, f"models.{MODEL}.faults.0.status"),
         ({"rate": 1.5, "status": 500}, f"models.{MODEL}.faults.0.rate"),
         ({"requests": [4, 2], "status": 500}, "is empty"),
         ({"from_s": 5, "to_s": 5, "status": 500}, "window ends"),
         ({"kind": "reset", "retry_after_s": 1}, "needs status"),
+        ({"status": 201, "error": {"message": "no"}}, "needs status"),
         ({"status": 500, "billed_when_abandoned": True}, "needs hang_s"),
     ],
 )

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from breakwater.embedded.ports import free_port
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, classify
-from breakwater.providers.failures import MAX_ERROR_TEXT, error_in_answer, http_failure, transport_failure
+from breakwater.providers.failures import MAX_ERROR_TEXT, error_in_answer, http_failure, read_json, transport_failure
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 
@@ -50,6 +50,20 @@ GEMINI = {
         ],
     }
 }
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+def test_a_body_in_another_form_of_unicode_is_json(encoding: str) -> None:
+    payload = orjson.dumps(OPENAI).decode().encode(encoding)
+    assert read_json(payload) == OPENAI
+    assert http_failure(429, payload, {}).code == "rate_limit_exceeded"
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xff\xfe", b"\xff\xfe{", b"\xef\xbb\xbf", b"\x00\x00\xd8\x00"])
+def test_what_only_begins_like_unicode_is_no_json(payload: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_json(payload)
+    assert http_failure(400, payload, {}).status == 400
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,22 @@ async def test_a_rate_limit_brings_the_wait(kind: str) -> None:
     assert float(failed.failure.headers["retry-after"]) == 3
 
 
+@pytest.mark.parametrize("fault", [{"status": 201}, {"status": 202}, {"status": 206}, {"kind": "byte_order_mark"}])
+async def test_any_2xx_with_a_valid_body_is_an_answer_with_its_usage(kind: str, fault: dict[str, Any]) -> None:
+    async with SimulatedProvider({"api_keys": [KEY], "models": {"m": model(fault, answer="hi")}}) as sim:
+        answered = await perform(settings(kind, sim.url.removesuffix("/v1")))
+        assert sim.ledger.totals.billed_calls == 1
+    assert (answered.output, answered.usage) == ("hi", REPORTED[kind])
+
+
+@pytest.mark.parametrize(("status", "body"), [(202, {"id": "queued"}), (204, b""), (299, b"accepted")])
+async def test_any_other_2xx_is_a_broken_answer_that_may_have_been_billed(kind: str, status: int, body: Any) -> None:
+    async with saying(body, status) as origin:
+        failed = await failure(settings(kind, origin))
+    assert isinstance(failed.failure, BrokenAnswer)
+    assert (failed.failure.status, failed.maybe_billed) == (status, True)
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

@@ -200,6 +200,11 @@ async def test_a_program_may_say_what_it_took(
     assert await opened(*sh(script), cost_per_call_usd=per_call).perform(call()) == Answer([1, None], usage, cost)
 
 
+async def test_a_program_may_begin_with_a_byte_order_mark(opened: Opener) -> None:
+    script = r"""printf '\357\273\277{"status":"success","code":0,"result":"ok"}'"""
+    assert (await opened(*sh(script)).perform(call())).output == "ok"
+
+
 @pytest.mark.parametrize(
     ("status", "code", "kind", "name", "seen"),
     [

@@ -236,9 +236,10 @@ class TransportFailure:
 
 @dataclass(frozen=True, slots=True)
 class BrokenAnswer:
-    """A 200 that can't be used: no JSON, cut short, no choices, or an error in disguise."""
+    """A 2xx that can't be used: no JSON, cut short, no choices, or an error in disguise."""
 
     message: str
+    status: int = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,8 +329,10 @@ def classify(failure: Failure, now: datetime) -> Classification:
     match failure:
         case TransportFailure(kind, class_name, message):
             return Classification(kind, class_name, message, None, retryable=True, counts_for_breaker=True)
-        case BrokenAnswer(message):
-            return Classification("server", "BrokenAnswerError", message, 200, retryable=True, counts_for_breaker=True)
+        case BrokenAnswer(message, status):
+            return Classification(
+                "server", "BrokenAnswerError", message, status, retryable=True, counts_for_breaker=True
+            )
         case ProgramFailure(class_name, message, status, kind):
             again = kind != "client"
             return Classification(kind, class_name, message, status, retryable=again, counts_for_breaker=again)

@@ -177,7 +177,7 @@ class LocalSettings(ProviderSettings):
 
 
 class UnusableAnswerError(Exception):
-    """A 200 that says nothing; its text says what is missing."""
+    """A 2xx that says nothing; its text says what is missing."""
 
 
 class Wire(Protocol):

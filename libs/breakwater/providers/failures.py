@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import html
+import json
 import re
 import socket
 import ssl
@@ -55,7 +56,7 @@ _STATUS_BY_NAME = {
 
 
 def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> HttpFailure:
-    """Reads an answer that is not 200.
+    """Reads an answer that is no 2xx.
 
     Understood are the error bodies of OpenAI, Anthropic and Gemini and of what is compatible with them; of a page in
     HTML its title, and any other body as the text that it is.
@@ -74,24 +75,42 @@ def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> Htt
     return HttpFailure(status, message, _name(error, "code"), _type(error), lowered, _delay_s(error, message))
 
 
-def error_in_answer(body: dict[str, Any]) -> HttpFailure | BrokenAnswer:
-    """The error that the body of a 200 carries.
+def error_in_answer(body: dict[str, Any], answered: int = 200) -> HttpFailure | BrokenAnswer:
+    """The error that the body of a 2xx carries.
 
     It is taken for the error that it is where the body says which, as gateways do that have sent their 200 before
     they knew; otherwise the answer is broken.
+
+    Args:
+        body: of the answer.
+        answered: its status.
     """
     error = _error_of(body) or {}
     message = _text(error.get("message")) or "an error without a text"
     status = _status(error)
     if status is None:
-        return BrokenAnswer(f"a 200 that carries an error: {message}"[:MAX_ERROR_TEXT])
+        return BrokenAnswer(f"a {answered} that carries an error: {message}"[:MAX_ERROR_TEXT], answered)
     return HttpFailure(status, message, _name(error, "code"), _type(error), retry_delay_s=_delay_s(error, message))
+
+
+def read_json(payload: bytes) -> Any:
+    """A body as JSON, also with a byte-order mark, as programs on Windows write it, and in UTF-16.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        if (encoding := json.detect_encoding(payload)) == "utf-8":
+            raise
+        return orjson.loads(payload.decode(encoding))
 
 
 def _parsed(payload: bytes) -> Any:
     try:
-        return orjson.loads(payload)
-    except orjson.JSONDecodeError:
+        return read_json(payload)
+    except ValueError:
         return None
 
 

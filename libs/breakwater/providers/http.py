@@ -19,7 +19,7 @@ from breakwater.errors import ConfigError
 from breakwater.policy.classify import BrokenAnswer, Failure, TransportFailure
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer, Call, CallFailed, HttpSettings, UnusableAnswerError, Wire
-from breakwater.providers.failures import error_in_answer, http_failure, transport_failure
+from breakwater.providers.failures import error_in_answer, http_failure, read_json, transport_failure
 from breakwater.secret_refs import SecretRef
 
 
@@ -198,16 +198,17 @@ class HttpProvider:
         return self._session
 
     def _read(self, reply: _Reply) -> Answer:
-        if reply.status != 200:
-            raise CallFailed(http_failure(reply.status, reply.payload, reply.headers), maybe_billed=False)
+        status = reply.status
+        if not 200 <= status <= 299:
+            raise CallFailed(http_failure(status, reply.payload, reply.headers), maybe_billed=False)
         body = _parsed(reply)
         usage = self._wire.usage(body)
         if body.get("error") or "error" in (body.get("type"), body.get("object")):
-            raise CallFailed(error_in_answer(body), maybe_billed=True, usage=usage)
+            raise CallFailed(error_in_answer(body, status), maybe_billed=True, usage=usage)
         try:
             return Answer(self._wire.output(body), usage or Usage(None, None), response=body)
         except UnusableAnswerError as error:
-            raise _broken(str(error), usage) from error
+            raise _broken(status, str(error), usage) from error
 
 
 async def _note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
@@ -227,25 +228,25 @@ async def _payload(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
 
 
 def _parsed(reply: _Reply) -> dict[str, Any]:
-    payload = reply.payload
+    status, payload = reply.status, reply.payload
     if not reply.whole:
-        raise _broken(f"the answer was truncated after {len(payload)} bytes")
+        raise _broken(status, f"the answer was truncated after {len(payload)} bytes")
     if len(payload) > MAX_ANSWER_BYTES:
-        raise _broken(f"the answer is over {MAX_ANSWER_BYTES} bytes")
+        raise _broken(status, f"the answer is over {MAX_ANSWER_BYTES} bytes")
     if not payload.strip():
-        raise _broken("the answer's body is empty")
+        raise _broken(status, "the answer's body is empty")
     try:
-        body: Any = orjson.loads(payload)
-    except orjson.JSONDecodeError as error:
-        raise _broken(f"the answer is not JSON: {error}") from error
+        body: Any = read_json(payload)
+    except ValueError as error:
+        raise _broken(status, f"the answer is not JSON: {error}") from error
     if not isinstance(body, dict):
-        raise _broken("the answer is not a JSON object")
+        raise _broken(status, "the answer is not a JSON object")
     return cast(dict[str, Any], body)
 
 
-def _broken(text: str, usage: Usage | None = None) -> CallFailed:
+def _broken(status: int, text: str, usage: Usage | None = None) -> CallFailed:
     # A model ran and gave something: its provider may well bill for it.
-    return CallFailed(BrokenAnswer(text), maybe_billed=True, usage=usage)
+    return CallFailed(BrokenAnswer(text, status), maybe_billed=True, usage=usage)
 
 
 def _without(key: str | None, failure: Failure) -> Failure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import os
 import re
 import resource
@@ -268,7 +269,7 @@ class ProcessProvider:
         if not child.stdout.strip():
             raise _failed("printed nothing")
         try:
-            printed = from_json(bytes(child.stdout), allow_inf_nan=False)
+            printed = from_json(bytes(child.stdout).removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
         except ValueError as error:
             text = self._shown(child.stdout.decode(errors="replace"))
             raise _failed(f"printed no JSON ({error}): {text}") from error

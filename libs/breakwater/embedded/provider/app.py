@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import socket
 import struct
 import time
@@ -366,14 +367,14 @@ async def deliver(
     headers = {dialect.id_header: f"req_{call.seq:016d}"}
     if decision.status is None:
         return await _reset_connection(request)
-    if decision.status != 200:
+    if decision.status >= 300:
         headers |= dialect.error_headers(decision.status, decision.retry_after_s)
         body = dialect.write_error(decision.status, decision.error)
         return web.Response(status=decision.status, body=body, headers=headers, content_type=JSON)
     body = _body(call, decision, dialect)
     if decision.broken == "truncated":
         return await _send_half(request, body, headers)
-    return web.Response(body=body, headers=headers, content_type=JSON)
+    return web.Response(status=decision.status, body=body, headers=headers, content_type=JSON)
 
 
 def _body(call: LedgerCall, decision: Decision, dialect: Dialect) -> bytes:
@@ -382,6 +383,8 @@ def _body(call: LedgerCall, decision: Decision, dialect: Dialect) -> bytes:
     if decision.broken == "error_in_200":
         return dialect.write_error(500, decision.error)
     body = dialect.write_completion(decision, call.model)
+    if decision.broken == "byte_order_mark":
+        return codecs.BOM_UTF8 + body
     return body[: len(body) // 2] if decision.broken == "malformed_json" else body
 
 

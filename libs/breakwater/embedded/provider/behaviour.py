@@ -172,8 +172,11 @@ def _fail(fault: Fault, plan: ModelPlan, number: int, request: ChatRequest) -> D
         stall_s = DEFAULT_STALL_S if fault.stall_s is None else fault.stall_s
         whole = replace(whole, stream_fault=fault.stream, after_chunks=fault.after_chunks, stall_s=stall_s)
         return replace(whole, error=fault.error)
-    # `no_choices` is a 200 that reports its usage, so it is billed like one.
-    billed = fault.kind == "no_choices" or plan.script.billed_on_error if fault.billed is None else fault.billed
+    if fault.status is not None and fault.status < 300:
+        return replace(whole, status=fault.status)
+    # These report their usage, so they are billed like any answer.
+    whole_body = fault.kind in ("no_choices", "byte_order_mark")
+    billed = whole_body or plan.script.billed_on_error if fault.billed is None else fault.billed
     error = fault.error
     if error is None and fault.when == "orphan_tool_calls":
         error = request.orphan_error or wire.orphan_tool_calls(request.orphans)

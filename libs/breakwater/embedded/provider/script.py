@@ -84,7 +84,9 @@ def price_nano(
     return (exact + TOKENS_PER_MTOK // 2) // TOKENS_PER_MTOK
 
 
-BrokenKind = Literal["malformed_json", "empty_body", "truncated", "no_choices", "error_in_200", "reset"]
+BrokenKind = Literal[
+    "malformed_json", "empty_body", "truncated", "no_choices", "error_in_200", "reset", "byte_order_mark"
+]
 StreamFault = Literal["cut", "stall", "malformed", "no_end", "error"]
 Condition = Literal["orphan_tool_calls"]
 
@@ -178,9 +180,9 @@ class Fault(_Part):
         rate: the share of requests it hits, drawn from the seed.
         requests: first and last request number of this model it hits, both included; a last of null means no end.
         when: a property of the request.
-        status: answers with this HTTP status.
+        status: answers with this HTTP status; with a 2xx, with the ordinary answer.
         hang_s: accepts the request and answers, normally, only after this long.
-        kind: answers 200 with a broken body, or (`reset`) closes the socket.
+        kind: answers 200 with a broken or odd body, or (`reset`) closes the socket.
         answer: answers normally, but with this text; `answer_json` with this JSON.
         stream: hits requests for a stream alone, after `after_chunks` chunks of content. The connection breaks (`cut`);
             nothing comes for `stall_s`, 30 by default (`stall`); one event is no JSON (`malformed`); the body ends in
@@ -199,7 +201,7 @@ class Fault(_Part):
     requests: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)] | None] | None = None
     when: Condition | None = None
 
-    status: Annotated[int, Field(ge=300, le=599)] | None = None
+    status: Annotated[int, Field(ge=200, le=599)] | None = None
     hang_s: Annotated[float, Field(gt=0)] | None = None
     kind: BrokenKind | None = None
     answer: str | None = None
@@ -220,10 +222,11 @@ class Fault(_Part):
         given = [name for name in effects if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"needs exactly one of {', '.join(effects)}; it has {' and '.join(given) or 'none'}")
-        if self.retry_after_s is not None and self.status is None:
-            raise ValueError("retry_after_s is sent with an error: it needs status")
-        if self.error is not None and self.status is None and "error" not in (self.kind or self.stream or ""):
-            raise ValueError("error needs status, kind: error_in_200, or stream: error")
+        fails = self.status is not None and self.status >= 300
+        if self.retry_after_s is not None and not fails:
+            raise ValueError("retry_after_s is sent with an error: it needs status of 300 or more")
+        if self.error is not None and not fails and "error" not in (self.kind or self.stream or ""):
+            raise ValueError("error needs status of 300 or more, kind: error_in_200, or stream: error")
         if (self.after_chunks, self.stall_s) != (None, None) and self.stream is None:
             raise ValueError("after_chunks and stall_s are about a stream: they need stream")
         if self.billed_when_abandoned and self.hang_s is None:
