@@ -33,6 +33,10 @@ class Service(Protocol):
 
     def run(self) -> Coroutine[Any, Any, None]: ...  # noqa: D102
 
+    async def is_alive(self) -> bool:
+        """Whether it has subscribed, and is connected now."""
+        ...
+
 
 class ServiceModule(Protocol):
     """The shape of every `services/<name>/app.py`."""
@@ -94,11 +98,9 @@ async def run(service: Service, alive_file: Path | None) -> None:
 
 async def _touch_alive(service: Service, file: Path) -> None:
     """Touches a file for the container's health check, which has no port to ask."""
-    # A FastStream app shows its broker; `request` has none to show, and /readyz instead.
-    broker = getattr(service, "broker", None)
     started = False
     while True:
-        if broker is None or await broker.ping(timeout=1.0):
+        if await service.is_alive():
             started = True
             try:
                 file.touch()  # noqa: ASYNC240  on a file system in memory

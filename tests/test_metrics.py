@@ -28,7 +28,7 @@ from breakwater.embedded.stack import METRICS_PORT, plan_stack
 from breakwater.metrics import AlerterMetrics, BudgetMetrics, HttpMetrics, SinkMetrics, WorkerMetrics
 from services.__main__ import NAMES
 from tests.docs.markdown import rows
-from tests.helpers import ServiceProcess, start_service
+from tests.helpers import ServiceProcess, start_service, wait_until
 
 ROOT = Path(__file__).parent.parent
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -333,15 +333,19 @@ def a_sink(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_port_that_is_taken_is_reported_and_no_restart_is_asked_for(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+def test_a_service_whose_port_is_taken_works_without_metrics_and_serves_them_once_the_port_is_free(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "log"
+    with socket.create_server(("127.0.0.1", free_port())) as taken:
         port = taken.getsockname()[1]
-        environment = environment_for(tmp_path, BREAKWATER_METRICS_PORT=str(port))
-        ran = a_sink(environment)
-    assert ran.returncode == os.EX_CONFIG
-    assert f"metrics: can't listen on 127.0.0.1:{port}: another program listens there already" in ran.stderr
-    assert "BREAKWATER_METRICS_PORT" in ran.stderr
-    assert "Traceback" not in ran.stderr
+        with service("sink", environment_for(tmp_path, BREAKWATER_METRICS_PORT=str(port)), log) as process:
+            wait_until(lambda: "another program listens" in log.read_text() or process.poll() is not None)
+            assert process.poll() is None
+            assert "BREAKWATER_METRICS_PORT" in log.read_text()
+            taken.close()
+            assert scrape(process, f"http://127.0.0.1:{port}/metrics")
+    assert "Traceback" not in log.read_text()
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
+from threading import Thread
 from typing import Generic, TypeVar
 
 from prometheus_client import (
@@ -28,6 +30,7 @@ from prometheus_client.exposition import choose_encoder
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.types import NANO_PER_USD
 from breakwater.errors import ConfigError
+from breakwater.outage import Outage
 
 OTHER = "other"
 """Stands for every model that a job may ask for and the config does not name."""
@@ -37,6 +40,9 @@ NONE = "none"
 
 LLM_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 HTTP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0)
+
+RETRY_S = 2.0
+"""How often a port is tried again that another program has."""
 
 # One more series for each counter, and nothing that a scraper of this format would use.
 disable_created_metrics()
@@ -297,20 +303,34 @@ class SinkMetrics:
 
 
 def serve(host: str, port: int) -> None:
-    """Serves /metrics from a thread, until the process ends.
+    """Serves /metrics from a thread, until the process ends; where another program has the port, as soon as it can.
+
+    The service does its work meanwhile: metrics are the least that it is there for.
 
     Raises:
-        ConfigError: the port or the address can't be had.
+        ConfigError: the address or the port can't be had by any program here.
     """
+    choose = "choose with BREAKWATER_METRICS_HOST and BREAKWATER_METRICS_PORT"
     try:
         start_http_server(port, host)
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        reason = "another program listens there already" if taken else error.strerror or os.strerror(error.errno or 0)
-        raise ConfigError(
-            f"metrics: can't listen on {host}:{port}: {reason}; "
-            "choose with BREAKWATER_METRICS_HOST and BREAKWATER_METRICS_PORT, or end that program"
-        ) from error
+        if error.errno != errno.EADDRINUSE:
+            reason = error.strerror or os.strerror(error.errno or 0)
+            raise ConfigError(f"metrics: can't listen on {host}:{port}: {reason}; {choose}") from error
+        outage = Outage("metrics")
+        outage.failed(f"another program listens on {host}:{port}; {choose}, or end that program")
+        Thread(target=_serve_later, args=(host, port, outage), name="metrics", daemon=True).start()
+
+
+def _serve_later(host: str, port: int, outage: Outage) -> None:
+    while outage.lasting:
+        time.sleep(RETRY_S)
+        try:
+            start_http_server(port, host)
+        except OSError as error:
+            outage.failed(error)
+        else:
+            outage.worked()
 
 
 def exposition(accept: str) -> tuple[bytes, str]:

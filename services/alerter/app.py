@@ -12,10 +12,8 @@ import socket
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from faststream import FastStream
-
 from breakwater import background
-from breakwater.bus.broker import connection_of, make_app, make_broker, on_each, on_request
+from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_each, on_request
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.leader_lease import LeaderLease
 from breakwater.bus.lookup import Lookup
@@ -33,7 +31,7 @@ from services.alerter.leader_tasks import AlerterBus, LeaderTasks
 from services.alerter.notes import DisabledChannels, SentMessages
 
 
-def build(settings: Settings, config: Config) -> FastStream:
+def build(settings: Settings, config: Config) -> ServiceApp:
     """Wires the service. Connects to nothing yet.
 
     Raises:
@@ -53,7 +51,7 @@ def build(settings: Settings, config: Config) -> FastStream:
     tasks = LeaderTasks(alerts, rules, channels, log, bus, AlerterMetrics(), _now)
     holder = f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex}"
     lease = LeaderLease(bus.lookup, bus.publisher, Stream.ALERTER, ALERTER_LEADER, holder)
-    app = make_app(broker)
+    app = ServiceApp(broker)
     running: list[asyncio.Task[None]] = []
 
     @app.on_startup

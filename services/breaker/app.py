@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from faststream import FastStream
-
 from breakwater import background
-from breakwater.bus.broker import connection_of, make_app, make_broker, on_batch
+from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
@@ -25,7 +23,7 @@ LINGER_S = 0.05
 """How long attempts are gathered; what a breaker may be late by."""
 
 
-def build(settings: Settings, config: Config) -> FastStream:
+def build(settings: Settings, config: Config) -> ServiceApp:
     """The breaker service."""
     broker = make_broker(settings.nats_url.get_secret_value(), "breaker")
     redis = Redis(settings.redis_url.get_secret_value())
@@ -38,7 +36,7 @@ def build(settings: Settings, config: Config) -> FastStream:
     async def handle(batch: list[Delivery]) -> None:
         await handler.handle(batch, once=heartbeat.filled)
 
-    app = make_app(broker)
+    app = ServiceApp(broker)
     on_batch(app, broker, Stream.EVENTS, "breaker", handle, size=500, linger_s=LINGER_S)
     running: list[asyncio.Task[None]] = []
 

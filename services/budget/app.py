@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from faststream import FastStream
-
 from breakwater import background
 from breakwater.analytics.client import connect
-from breakwater.bus.broker import connection_of, make_app, make_broker, on_batch
+from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, LiveCaps
@@ -25,18 +23,18 @@ from services.budget.reconciler import Reconciler
 LINGER_S = 0.05
 
 
-def build(settings: Settings, config: Config) -> FastStream:
+def build(settings: Settings, config: Config) -> ServiceApp:
     """The budget service."""
     broker = make_broker(settings.nats_url.get_secret_value(), "budget")
     redis, analytics = Redis(settings.redis_url.get_secret_value()), connect(settings.clickhouse_url)
     connection, zone = connection_of(broker), config.budgets.zone
-    caps, counters = LiveCaps(config, settings.config), BudgetCounters(redis, zone)
+    caps, counters = LiveCaps(config, settings.edited_config), BudgetCounters(redis, zone)
     publisher, lookup = Publisher(connection, "budget"), Lookup(connection)
     record = RecordedSpend(connection, analytics, zone)
     every_s = config.budgets.compare_every_s
     reconciler = Reconciler(caps, counters, record, publisher, lookup, BudgetMetrics(), compare_every_s=every_s)
     handler = BudgetHandler(caps, Budgets(redis, zone), counters, publisher, lookup, reconciler.filled)
-    app = make_app(broker)
+    app = ServiceApp(broker)
     on_batch(app, broker, Stream.EVENTS, "budget", handler.handle, size=500, linger_s=LINGER_S)
     beside: list[asyncio.Task[None]] = []
 

@@ -76,6 +76,10 @@ class ConsoleService:
             structlog.get_logger().info("listening", url=f"http://{host}:{port}")
             await self._server.serve([listening])
 
+    async def is_alive(self) -> bool:
+        """Whether its event loop turns; it subscribes to nothing."""
+        return True
+
     def stop(self) -> None:
         """Ends serving, as SIGTERM does."""
         self._server.stop()
@@ -106,6 +110,7 @@ class ConsoleService:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:  # noqa: ARG002  Starlette passes it
+        structlog.get_logger().info("service_ready")
         try:
             yield
         finally:

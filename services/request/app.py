@@ -22,7 +22,7 @@ from starlette.routing import Route
 from breakwater import background
 from breakwater.analytics.client import connect
 from breakwater.api_keys import KeyRing
-from breakwater.bus.broker import make_broker
+from breakwater.bus.broker import make_broker, subscribed
 from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.lookup import Lookup
@@ -102,7 +102,7 @@ class RequestService:
         links = config.alerts.links
         self._links = None if links is None else LinkRoutes(links.signing_secret(), incidents, redactor)
         self._analytics = connect(settings.clickhouse_url)
-        self._caps = LiveCaps(config, settings.config)
+        self._caps = LiveCaps(config, settings.edited_config)
         counters = BudgetCounters(self._redis, config.budgets.zone)
         record = RecordedSpend(self._connection, self._analytics, config.budgets.zone)
 
@@ -121,6 +121,7 @@ class RequestService:
             stopping=self._streams.release,
         )
         self._connecting: asyncio.Task[None] | None = None
+        self._subscribed = False
 
     async def run(self) -> None:
         """Serves until SIGTERM or SIGINT, then drains.
@@ -137,6 +138,10 @@ class RequestService:
             await self._server.serve([listening])
         if self._connecting is not None and self._connecting.done() and not self._connecting.cancelled():
             self._connecting.result()
+
+    async def is_alive(self) -> bool:
+        """Whether its event loop turns; whether it is ready stands at /readyz."""
+        return True
 
     def stop(self) -> None:
         """Ends serving, as SIGTERM does."""
@@ -233,6 +238,9 @@ class RequestService:
             slow.cancel()
         # A plain subscription: all results pass here, and FastStream's would cost each five times as much.
         await self._broker.connection.subscribe("bw.results.>", cb=self._receive)
+        await subscribed(self._broker)
+        self._subscribed = True
+        structlog.get_logger().info("service_ready")
 
     def _stop_if_failed(self, connecting: asyncio.Task[None]) -> None:
         if not connecting.cancelled() and connecting.exception() is not None:
@@ -264,6 +272,8 @@ class RequestService:
             self._connection()
         except BusUnavailable as error:
             raise unavailable("not_ready", str(error)) from None
+        if not self._subscribed:
+            raise unavailable("not_ready", "the results of jobs are not subscribed to yet")
         return JSONResponse({"status": "ready"})
 
 

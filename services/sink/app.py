@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from faststream import FastStream
-
 from breakwater.analytics.client import connect
-from breakwater.bus.broker import connection_of, make_app, make_broker, on_batch
+from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config
 from breakwater.contracts.subjects import Stream
@@ -20,12 +18,12 @@ LINGER_S = 0.5
 """ClickHouse likes few large inserts: at most two a second for each table."""
 
 
-def build(settings: Settings, config: Config) -> FastStream:  # noqa: ARG001  every service is built alike
+def build(settings: Settings, config: Config) -> ServiceApp:  # noqa: ARG001  every service is built alike
     """Wires the service. Connects to nothing yet."""
     broker = make_broker(settings.nats_url.get_secret_value(), "sink")
     analytics = connect(settings.clickhouse_url)
     sink = Sink(analytics, Publisher(connection_of(broker), "sink"), lambda: datetime.now(UTC), SinkMetrics())
-    app = make_app(broker)
+    app = ServiceApp(broker)
     # Before the batches are waited for: it ends their waiting for ClickHouse.
     app.on_shutdown(sink.stop)
     on_batch(app, broker, Stream.EVENTS, "sink-events", sink.store, size=BATCH_SIZE, linger_s=LINGER_S)

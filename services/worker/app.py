@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from faststream import FastStream
-
 from breakwater import background
-from breakwater.bus.broker import connection_of, make_app, make_broker, on_batch, on_each
+from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch, on_each
 from breakwater.bus.delivery import WAKER_BATCH, WAKER_LINGER_S, Waker
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
@@ -22,12 +20,12 @@ from services.worker.gates import GATES
 from services.worker.handler import JobHandler
 
 
-def build(settings: Settings, config: Config) -> FastStream:
+def build(settings: Settings, config: Config) -> ServiceApp:
     """A worker for every agent of the config. Raises ConfigError where a provider's key is missing."""
     broker = make_broker(settings.nats_url.get_secret_value(), "worker", graceful_timeout_s=config.limits.drain_s)
     redis = Redis(settings.redis_url.get_secret_value())
     connection = connection_of(broker)
-    caps = LiveCaps(config, settings.config)
+    caps = LiveCaps(config, settings.edited_config)
     providers = {name: settings.open() for name, settings in config.providers.items()}
     worker = context_for(
         config,
@@ -48,7 +46,7 @@ def build(settings: Settings, config: Config) -> FastStream:
             concurrency=agent.concurrency,
         )
     waker = Waker(worker.publisher, config.agents)
-    app = make_app(broker)
+    app = ServiceApp(broker)
     on_batch(app, broker, Stream.PARKED, PARKED_CONSUMER, waker.handle_all, size=WAKER_BATCH, linger_s=WAKER_LINGER_S)
     watching: list[asyncio.Task[None]] = []
 

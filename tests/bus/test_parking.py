@@ -15,7 +15,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 from structlog.testing import capture_logs
 
-from breakwater.bus.broker import connection_of, make_app, make_broker, on_batch, on_each
+from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch, on_each
 from breakwater.bus.delivery import WAKER_BATCH, WAKER_LINGER_S, Delivery, Waker, park, parked_execution, queued_at
 from breakwater.bus.errors import BusUnavailable, PublishRefused
 from breakwater.bus.provision import provision
@@ -66,7 +66,7 @@ async def worker(url: str, handle: Callable[[Delivery], Awaitable[None]]) -> Asy
         await waker.handle_all(deliveries)
         looked_at.extend(deliveries)
 
-    app = make_app(broker)
+    app = ServiceApp(broker)
     on_batch(app, broker, Stream.PARKED, PARKED_CONSUMER, wake, size=WAKER_BATCH, linger_s=WAKER_LINGER_S)
     await app.start()
     try:

@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
-from breakwater.bus.broker import connection_of, make_app, make_broker, on_batch, on_each
+from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch, on_each
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import BusUnavailable, PublishRefused
 from breakwater.bus.lookup import Lookup
@@ -221,7 +221,7 @@ async def test_the_sink_takes_batches_with_its_own_user(url_of: UrlOf) -> None:
             await delivery.ack()
             seen.put_nowait(delivery.sequence)
 
-    app = make_app(broker)
+    app = ServiceApp(broker)
     on_batch(app, broker, Stream.EVENTS, "sink-events", handle, size=100, linger_s=0.2)
     async with connected(url_of, "budget") as (budget, _):
         stored = await budget.jetstream().publish("bw.budgets.global.monthly", b"{}")

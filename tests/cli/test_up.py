@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -82,6 +84,17 @@ class Up:
                 time.sleep(float(error.headers["Retry-After"]))
 
 
+READY = {"event": "ready", "process": "alerter", "pid": 0, "code": None}
+
+
+def taken(port: int) -> socket.socket | None:
+    """The port, as soon as it is free."""
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError:
+        return None
+
+
 @pytest.fixture
 def up(tmp_path: Path) -> Generator[Callable[..., Up]]:
     started: list[Up] = []
@@ -141,7 +154,7 @@ def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data(up: C
 
 
 @pytest.mark.long
-def test_a_channel_of_alerts_can_be_tested_and_a_killed_stack_leaves_no_process(
+def test_a_part_that_dies_over_a_broken_file_and_a_taken_port_comes_back_and_a_killed_stack_leaves_no_process(
     up: Callable[..., Up], tmp_path: Path
 ) -> None:
     channel = {"webhook": {"url": "http://127.0.0.1:9/", "secret": {"env": "HOOK_SECRET"}}}
@@ -150,8 +163,8 @@ def test_a_channel_of_alerts_can_be_tested_and_a_killed_stack_leaves_no_process(
     config = tmp_path / "alerts.yaml"
     config.write_text(yaml.safe_dump(document))
     secret = "whsec_" + base64.b64encode(b"only for the tests of the stack").decode()
-    one = up("--simulate", config=config, HOOK_SECRET=secret)
-    one.ready()
+    one = up(config=config, HOOK_SECRET=secret, OPENAI_API_KEY="none is called")
+    metrics = urlsplit(one.ready()["metrics"]["alerter"])
     command = [sys.executable, "-m", "breakwater.cli", "alerts", "test", "ops", "--data", str(one.data), "--json"]
 
     def ready_event() -> dict[str, Any] | None:
@@ -162,6 +175,14 @@ def test_a_channel_of_alerts_can_be_tested_and_a_killed_stack_leaves_no_process(
     answer = wait_until(ready_event, "the reported events")
     assert (answer["channel"], answer["delivered"]) == ("ops", False)
     assert "alerts.allow_networks" in answer["error"]
+
+    # Somebody saves a broken file, the alerter dies, and another program takes the port of its metrics.
+    config.write_text("agents: {")
+    before = one.pid("alerter")
+    os.kill(before, signal.SIGKILL)
+    with wait_until(lambda: taken(int(str(metrics.port))), "the port"):
+        wait_until(lambda: one.pid("alerter") != before and one.events[-1] | {"pid": 0} == READY | {"pid": 0})
+        assert wait_until(ready_event, "the reported events")["channel"] == "ops"
 
     # A stack that is killed leaves no process behind.
     processes = one.children()
@@ -232,8 +253,6 @@ def test_a_data_directory_that_cannot_be_used_is_reported(tmp_path: Path) -> Non
 
 
 def test_a_taken_port_that_was_asked_for_is_reported(tmp_path: Path) -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         code, text = refused(tmp_path / "data", "--simulate", "--http-port", port)

@@ -123,7 +123,7 @@ async def test_a_killed_process_comes_back_with_a_new_pid(tmp_path: Path, heard:
     assert waiting.delay_s == 0.2
 
 
-async def test_a_process_that_dies_again_and_again_waits_longer_and_is_reported_once(
+async def test_a_process_that_dies_again_and_again_waits_longer_and_is_reported_each_time(
     tmp_path: Path, heard: Heard
 ) -> None:
     policy = RestartPolicy(first_s=0.01, cap_s=0.05)
@@ -131,9 +131,10 @@ async def test_a_process_that_dies_again_and_again_waits_longer_and_is_reported_
     async with Supervisor(on_event=heard.append) as supervisor:
         await supervisor.start([flapping])
         await until(lambda: supervisor.keepers["flapping"].restarts >= 5)
-    assert [event.delay_s for event in heard.of("restarting_in")][:5] == [0.01, 0.02, 0.04, 0.05, 0.05]
-    for kind in ("exited", "restarting_in"):
-        assert [event.repeated for event in heard.of(kind)][:3] == [False, True, True]
+    waiting = heard.of("restarting_in")
+    assert [event.delay_s for event in waiting][:5] == [0.01, 0.02, 0.04, 0.05, 0.05]
+    assert [event.failures for event in waiting][:5] == [1, 2, 3, 4, 5]
+    assert {event.message for event in waiting} == {"exited with code 3"}
     assert not heard.of("gave_up")
 
 
@@ -144,30 +145,36 @@ async def test_health_resets_the_wait_and_a_new_outage_is_reported_again(tmp_pat
         await supervisor.start([flapping])
         await until(lambda: supervisor.keepers["flapping"].restarts >= 3)
     assert {event.delay_s for event in heard.of("restarting_in")} == {0.01}
-    assert not any(event.repeated for event in heard.of("exited"))
+    assert {event.failures for event in heard.of("exited")} == {1}
 
 
-def test_the_default_waits_double_from_a_fifth_of_a_second_to_five() -> None:
-    assert [RestartPolicy().delay_s(failures) for failures in (1, 2, 3, 4, 5, 6, 7, 1000)] == [
-        *(0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0)
+def test_the_default_waits_double_from_a_fifth_of_a_second_to_thirty() -> None:
+    assert [RestartPolicy().delay_s(failures) for failures in (1, 2, 3, 6, 8, 9, 1000)] == [
+        *(0.2, 0.4, 0.8, 6.4, 25.6, 30.0, 30.0)
     ]
 
 
-async def test_a_wrong_configuration_is_not_tried_again_and_stops_the_stack(tmp_path: Path, heard: Heard) -> None:
+async def test_a_part_that_finds_its_config_wrong_at_a_restart_is_tried_again_and_the_others_work_on(
+    tmp_path: Path, heard: Heard
+) -> None:
     marker = tmp_path / "wrong"
-    code = f"import pathlib, sys, time\nwhile not pathlib.Path({str(marker)!r}).exists(): time.sleep(0.01)\n"
-    code += "print('agents.writer.model: unknown'); sys.exit(78)"
-    supervisor = Supervisor(on_event=heard.append)
+    code = f"import pathlib, sys, time\nif pathlib.Path({str(marker)!r}).exists(): sys.exit(78)\n{SLEEPER}"
+    policy = RestartPolicy(first_s=0.01, cap_s=0.05)
 
-    async def bring_up() -> None:
-        await supervisor.start([python_spec(tmp_path, "server", SLEEPER), python_spec(tmp_path, "worker", code)])
+    async def ready() -> bool:
+        return not marker.exists()
+
+    async with Supervisor(on_event=heard.append) as supervisor:
+        worker = replace(python_spec(tmp_path, "worker", code), ready=ready, restart=policy)
+        await supervisor.start([python_spec(tmp_path, "server", SLEEPER), worker])
+        server = supervisor.keepers["server"].pid
         marker.touch()
-
-    with pytest.raises(ProcessFailedError, match=r"agents\.writer\.model: unknown") as caught:
-        await supervisor.run_until_signal(bring_up)
-    assert caught.value.exit_code == 78
-    assert heard.brief()[-3:] == ["gave_up worker", "stopping server", "stopped server"]
-    assert all(is_gone(event.pid) for event in heard if event.pid is not None)
+        supervisor.keepers["worker"].signal(signal.SIGKILL)
+        await until(lambda: len([event for event in heard.of("exited") if event.code == 78]) >= 3)
+        marker.unlink()
+        await supervisor.keepers["worker"].until_ready()
+        assert supervisor.keepers["server"].pid == server
+    assert not heard.of("gave_up")
 
 
 async def test_a_failure_while_others_start_ends_the_start(tmp_path: Path) -> None:

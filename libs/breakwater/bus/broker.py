@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+import nats.errors
 import structlog
 from faststream import AckPolicy, FastStream
 from faststream.message import StreamMessage
@@ -15,12 +17,13 @@ from nats.aio.client import Client
 
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.permissions import inbox_prefix
-from breakwater.bus.pull import WAIT_S, Batches, Pull
+from breakwater.bus.pull import RETRY_S, WAIT_S, Batches, Pull
 from breakwater.bus.tls import tls_options
 from breakwater.contracts.subjects import Stream
 from breakwater.outage import Outage
 
 MAX_PENDING_BYTES = 16 * 1024 * 1024
+PING_S = 1.0
 
 CONNECTIONS_OWN_INBOX: bytes = None  # pyright: ignore[reportAssignmentType]  # nats-py takes None; FastStream passes it on
 """FastStream would subscribe to `_INBOX.…` otherwise, whatever prefix the connection has."""
@@ -80,15 +83,35 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
     return broker
 
 
-def make_app(broker: NatsBroker) -> FastStream:
+class ServiceApp(FastStream):
     """The application around a broker: runs until SIGTERM or SIGINT, and reports when it is ready."""
-    app = FastStream(broker, logger=None)
 
-    @app.after_startup
-    async def ready() -> None:
+    def __init__(self, broker: NatsBroker) -> None:
+        super().__init__(broker, logger=None)
+        self._broker = broker
+        self._ready = False
+
+    async def start(self, **run_extra_options: Any) -> None:
+        """Connects, subscribes, and does what is registered to be done after that; then it is ready."""
+        await super().start(**run_extra_options)
+        await subscribed(self._broker)
+        self._ready = True
         structlog.get_logger().info("service_ready")
 
-    return app
+    async def is_alive(self) -> bool:
+        """Whether it is ready, and connected now."""
+        return self._ready and await self._broker.ping(timeout=PING_S)
+
+
+async def subscribed(broker: NatsBroker) -> None:
+    """Returns when NATS has all subscriptions: it handles what a connection sends in its order, and answers a ping."""
+    while True:
+        try:
+            await broker.connection.flush()
+        except (TimeoutError, nats.errors.Error):
+            await asyncio.sleep(RETRY_S)  # lost meanwhile; it is regained with its subscriptions
+        else:
+            return
 
 
 def connection_of(broker: NatsBroker) -> Callable[[], Client]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import nats.errors
 import nats.js.errors
@@ -24,6 +25,9 @@ DRAIN_S = 0.05
 
 WAIT_S = 2.0
 """After a server restart a waiting pull request is gone; this is how long it takes to notice."""
+
+FIRST_WAIT_S = 0.1
+"""How long the first fetch of all waits; a consumer that is not there is reported at once."""
 
 RETRY_S = 0.5
 STOP_S = 10.0
@@ -93,12 +97,13 @@ class Batches:
         """Reads nothing yet; the arguments are those of `on_batch`."""
         self._pull, self._handle = pull, handle
         self._size, self._linger_s = size, linger_s
+        self._outage = Outage("messages to handle")
         self._reading: asyncio.Task[None] | None = None
         self._handling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begins to read, beside whatever else the service does."""
-        self._reading = asyncio.create_task(self._read())
+        """Begins to read, beside whatever else the service does; returns when the consumer has answered once."""
+        self._reading = asyncio.create_task(self._read(await self._next(FIRST_WAIT_S)))
 
     async def stop(self) -> None:
         """Reads no more, and returns when the last batch is handled, or has taken too long."""
@@ -108,20 +113,20 @@ class Batches:
             await asyncio.wait({self._handling}, timeout=STOP_S)
             await background.stop(self._handling)
 
-    async def _read(self) -> None:
-        outage = Outage("messages to handle")
+    async def _read(self, batch: list[Delivery]) -> None:
         try:
             while True:
-                batch = await outage.outlast(self._fetch, on=BusUnavailable, retry_s=RETRY_S)
                 if batch:
                     # In a task of its own, which the end of the reading does not interrupt.
                     self._handling = asyncio.create_task(self._handled(batch))
                     await asyncio.shield(self._handling)
+                batch = await self._next(WAIT_S)
         finally:
             await self._pull.close()
 
-    async def _fetch(self) -> list[Delivery]:
-        return await self._pull.fetch(self._size, WAIT_S, self._linger_s)
+    async def _next(self, wait_s: float) -> list[Delivery]:
+        fetch = partial(self._pull.fetch, self._size, wait_s, self._linger_s)
+        return await self._outage.outlast(fetch, on=BusUnavailable, retry_s=RETRY_S)
 
     async def _handled(self, batch: list[Delivery]) -> None:
         try:

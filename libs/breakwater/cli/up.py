@@ -97,7 +97,10 @@ async def _run(
     from breakwater.embedded.supervisor import Supervisor
 
     supervisor = Supervisor(
-        on_event=_printer(as_json=as_json), inherit=[lock], stop_s=12.0, fork_log=data.logs / "fork-server.log"
+        on_event=_printer(data.logs, as_json=as_json),
+        inherit=[lock],
+        stop_s=12.0,
+        fork_log=data.logs / "fork-server.log",
     )
 
     async def bring_up() -> None:
@@ -118,7 +121,7 @@ async def _run(
                 console_port=console_port,
             )
             key = await start_stack(supervisor, data, stack)
-        agent = next(iter(load_config(effective).agents))
+        agent = next(iter(load_config(Path(stack.setup_env["BREAKWATER_CONFIG"])).agents))
         _show_endpoints(stack, key, agent, as_json=as_json, simulate=simulate)
 
     try:
@@ -219,20 +222,22 @@ def _span_of(urls: list[str]) -> str:
     return f"{urls[0]} ({len(urls)} processes, listed in endpoints.json)"
 
 
-def _printer(*, as_json: bool) -> Any:
+def _printer(logs: Path, *, as_json: bool) -> Any:
     def show(event: ProcessEvent) -> None:
         if as_json:
-            output.json_line({"event": event.kind, "process": event.name, "pid": event.pid, "code": event.code})
-            return
-        if event.repeated:
+            line = {"event": event.kind, "process": event.name, "pid": event.pid, "code": event.code}
+            more = {"delay_s": event.delay_s, "failures": event.failures or None, "message": event.message}
+            output.json_line(line | {name: value for name, value in more.items() if value is not None})
             return
         match event.kind:
             case "ready":
                 again = " again" if event.restarts else ""
                 output.note(f"  {event.name} is ready{again} (pid {event.pid})")
-            case "exited":
-                how = f"killed by {event.signal.name}" if event.signal else f"exit code {event.code}"
-                output.styled((f"  {event.name} died ({how}); it is started again", "yellow"))
+            case "restarting_in":
+                times = f", {event.failures} times in a row" if event.failures > 1 else ""
+                log = f" (its log: {logs / event.name}.log)" if times else ""
+                text = f"  {event.name} {event.message}{times}; it is started again in {event.delay_s:g} s{log}"
+                output.styled((text, "yellow"))
             case "gave_up":
                 output.styled((f"  {event.name} can't go on: {event.message}", "red"))
             case "stopping":

@@ -27,13 +27,17 @@ def load_config(path: Path) -> Config:
     Raises:
         ConfigError: the file can't be read or something in it is wrong; its text says where and what would be right.
     """
+    return parse_config(read_config(path), source=str(path))
+
+
+def read_config(path: Path) -> str:
+    """The text of the config file. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file; name one with --config FILE") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: can't be read: {error}") from error
-    return parse_config(text, source=str(path))
 
 
 def parse_config(text: str, *, source: str = "config") -> Config:
@@ -210,7 +214,7 @@ class LiveCaps:
         self._table = config.caps
         self._path = path
         self._seen: tuple[int, int, int] | None = None  # it may have been edited since it was read
-        self._changed: tuple[int, int, int] | None = None
+        self._changed = self._stamp()
 
     def __call__(self) -> CapTable:
         """The caps that hold now."""

@@ -27,7 +27,7 @@ class Endpoints(BaseModel):
         redis_url: Redis, password included.
         clickhouse_url: ClickHouse's HTTP protocol, as `reader`, who only reads; password included.
         api_key_file: The file with a key for the HTTP API.
-        config_file: The config that the services read.
+        config_file: The config, as it is edited; the services read a copy of it.
         data_dir: The stack's data directory.
         metrics: What Prometheus scrapes, by process.
         pid: The process that runs it.

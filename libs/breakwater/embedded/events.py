@@ -7,8 +7,6 @@ from typing import Literal
 
 EventKind = Literal["started", "ready", "exited", "restarting_in", "stopping", "stopped", "gave_up"]
 
-EX_CONFIG = 78  # sysexits.h: the configuration is wrong, so trying again cannot help
-
 
 @dataclass(frozen=True, slots=True)
 class ProcessEvent:
@@ -16,16 +14,15 @@ class ProcessEvent:
 
     Attributes:
         kind: `stopping` is reported when a process is asked to end, `stopped` when it has. An end that was not asked
-            for is `exited`; `gave_up` means that no restart can help, and the stack stops.
+            for is `exited`; `gave_up` means that it never came up, and the stack stops.
         name: The process' name in the stack.
         pid: Its process id; None while it has none, between two runs.
-        code: Exit code, for `exited` and `stopped`; None if a signal ended it.
-        signal: The signal that ended it, for `exited` and `stopped`.
+        code: Exit code, for `exited`, `restarting_in` and `stopped`; None if a signal ended it.
+        signal: The signal that ended it, for the same.
         delay_s: How long until the next start, for `restarting_in`.
         restarts: How often it has been started again so far.
-        repeated: The same was reported before in this outage. A reader that skips these shows each outage once,
-            however often the process is restarted.
-        message: For `gave_up`: why, with the end of its log.
+        failures: For `exited` and `restarting_in`: how often it has ended so without being healthy in between.
+        message: For `restarting_in`: how it ended, in words. For `gave_up`: the same, with the end of its log.
     """
 
     kind: EventKind
@@ -35,12 +32,12 @@ class ProcessEvent:
     signal: Signals | None = None
     delay_s: float | None = None
     restarts: int = 0
-    repeated: bool = False
+    failures: int = 0
     message: str | None = None
 
 
 class ProcessFailedError(RuntimeError):
-    """A process did not come up, or ended in a way that no restart can mend.
+    """A process did not come up, or one that is not to be started again has ended.
 
     Args:
         name: The process' name in the stack.

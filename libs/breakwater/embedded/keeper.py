@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from breakwater.embedded.events import EX_CONFIG, EventKind, ProcessEvent, ProcessFailedError, describe_exit
+from breakwater.embedded.events import EventKind, ProcessEvent, ProcessFailedError, describe_exit
 from breakwater.embedded.process import Process, ProcessSpec, has_ended, log_size, log_tail, signal_group, until_ended
 
 _PROBE_EVERY_S = 0.03
@@ -44,7 +44,6 @@ class Keeper:
         self._log_start = 0
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._reported: set[EventKind] = set()
 
     @property
     def pid(self) -> int | None:
@@ -110,15 +109,15 @@ class Keeper:
             policy = self.spec.restart
             if policy is not None and run.healthy_s is not None and run.healthy_s >= policy.reset_after_s:
                 failures = 0
-            if failures == 0:
-                self._reported.clear()
             failures += 1
-            self._report("exited", run)
+            self._report("exited", run, failures=failures)
             came_up = self.restarts > 0 or run.healthy_s is not None
-            if policy is None or run.returncode == EX_CONFIG or not came_up:
+            if policy is None or not came_up:
                 raise self._give_up(run)
+            # Whatever ended it, a port that was taken or a file that was wrong: the others do their work without it,
+            # and what ended it may have passed at the next try.
             delay_s = policy.delay_s(failures)
-            self._report("restarting_in", delay_s=delay_s)
+            self._report("restarting_in", run, failures=failures, delay_s=delay_s, message=run.reason)
             if await self._stopped_within(delay_s):
                 self._report("stopped")
                 return
@@ -194,7 +193,13 @@ class Keeper:
         return error
 
     def _report(
-        self, kind: EventKind, run: _Run | None = None, *, delay_s: float | None = None, message: str | None = None
+        self,
+        kind: EventKind,
+        run: _Run | None = None,
+        *,
+        failures: int = 0,
+        delay_s: float | None = None,
+        message: str | None = None,
     ) -> None:
         code = None if run is None else run.returncode
         event = ProcessEvent(
@@ -205,8 +210,7 @@ class Keeper:
             signal=signal.Signals(-code) if code is not None and code < 0 else None,
             delay_s=delay_s,
             restarts=self.restarts,
-            repeated=kind in self._reported,
+            failures=failures,
             message=message,
         )
-        self._reported.add(kind)
         self._on_event(event)

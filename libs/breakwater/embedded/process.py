@@ -34,7 +34,7 @@ class RestartPolicy:
     """
 
     first_s: float = 0.2
-    cap_s: float = 5.0
+    cap_s: float = 30.0
     reset_after_s: float = 30.0
 
     def delay_s(self, failures: int) -> float:

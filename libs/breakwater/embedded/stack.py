@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from breakwater.bus.permissions import GRANTS, program
-from breakwater.config import load_config
+from breakwater.config import parse_config, read_config
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.endpoints import Endpoints
 from breakwater.embedded.environment import for_service, settings_of
@@ -26,6 +26,7 @@ from breakwater.embedded.servers import (
     nats_spec,
     redis_spec,
 )
+from breakwater.files import write_private
 
 LOOPBACK = "127.0.0.1"
 HTTP_PORT = 8080
@@ -67,11 +68,14 @@ def plan_stack(
     console_port: int | None = None,
     port: Callable[[int], int] = choose_port,
 ) -> Stack:
-    """Chooses ports, makes secrets, and lists the processes. Starts nothing.
+    """Chooses ports, makes secrets, copies the config, and lists the processes. Starts nothing.
+
+    All services read the copy: one that is started again has the config that the others have and that the servers were
+    prepared for, whatever stands in the file by then.
 
     Args:
         data: The data directory; it must be locked by the caller.
-        config_file: What the services read.
+        config_file: What the services read a copy of.
         workers: How many worker processes to run.
         environment: Where `BREAKWATER_NATS_URL`, `BREAKWATER_REDIS_URL` and `BREAKWATER_CLICKHOUSE_URL` may name
             servers that are already there. The services get of it what each needs (see environment.py).
@@ -83,7 +87,10 @@ def plan_stack(
         PortInUseError: `http_port` or `console_port` is in use, or so are all ports after a standard one.
         ConfigError: The config can't be read, or is wrong.
     """
-    config = load_config(config_file)
+    text = read_config(config_file)
+    config = parse_config(text, source=str(config_file))
+    in_force = data.path / "config-in-force.yaml"
+    write_private(in_force, text)
     for chosen in (http_port, console_port):
         if chosen is not None and not is_free(chosen):
             raise PortInUseError(chosen, LOOPBACK)
@@ -121,7 +128,8 @@ def plan_stack(
         port(CONSOLE_PORT if http_port < CONSOLE_PORT else http_port + 1) if console_port is None else console_port
     )
     common = {
-        "BREAKWATER_CONFIG": str(config_file.absolute()),
+        "BREAKWATER_CONFIG": str(in_force),
+        "BREAKWATER_CONFIG_EDITED": str(config_file.absolute()),
         "BREAKWATER_REDIS_URL": redis_url,
         "BREAKWATER_CLICKHOUSE_URL": clickhouse_url,
         "BREAKWATER_HTTP_HOST": LOOPBACK,
