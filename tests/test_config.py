@@ -71,6 +71,12 @@ def test_the_built_in_defaults_protect() -> None:
         ("defaults:", "budgets: {timezone: Berlin}\ndefaults:", "budgets.timezone: 'Berlin' is not a time zone"),
         ("defaults:", "redaction: {patterns: ['(']}\ndefaults:", "redaction.patterns: '(' is not a regular expression"),
         ("providers:", "providers: [", "line 4, column"),
+        ("max_attempts: 2", "max_attempts: 2, max_attempts: 3", "'max_attempts' is set twice, first in line "),
+        (
+            "defaults:",
+            "limits: {results_max_age_h: 0.1}\ndefaults:",
+            "limits.results_max_age_h: should be",
+        ),
     ],
 )
 def test_a_mistake_is_named_by_its_path_and_what_would_be_right(old: str, new: str, words: str) -> None:

@@ -25,7 +25,6 @@ from breakwater.api_keys import KeyRing
 from breakwater.bus.broker import make_broker, subscribed
 from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.incidents import IncidentLog
-from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, LiveCaps
 from breakwater.contracts.events import Reconciliation
@@ -84,10 +83,8 @@ class RequestService:
         self._accepted = Accepted(self._redis)
         self._waiters = Waiters()
         self._redactor = redactor = Redactor.compile(config.redaction)
-        results, publisher = (
-            ResultReader(Lookup(self._connection), self._reconnects),
-            Publisher(self._connection, "request"),
-        )
+        results = ResultReader(self._connection, self._reconnects)
+        publisher = Publisher(self._connection, "request")
         breakers = Breakers(self._redis)
         self._agents = Agents(config, breakers, Healths(self._redis))
         self._breakers = BreakerRoutes(config, breakers, publisher, self._connection)

@@ -14,10 +14,11 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.bus.errors import BusUnavailable, PublishRefused
+from breakwater.bus.errors import BusError, BusUnavailable, PublishRefused
 from breakwater.bus.publisher import PUBLISH_TIMEOUT_S, Publisher, Stored, new_traceparent
 from breakwater.config import Config, objection
 from breakwater.contracts import subjects
+from breakwater.contracts.api import UndecidedJob
 from breakwater.contracts.execution import Progress
 from breakwater.contracts.job import ID_ENTROPY_BYTES, Job, new_job_id
 from breakwater.contracts.subjects import Header
@@ -25,6 +26,7 @@ from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.api_keys import ApiKey
 from breakwater.policy.ownership import may_see, may_submit, owner_of
+from breakwater.policy.record import without_figures
 from breakwater.state.accepted import Accepted, Standing
 from breakwater.state.connection import StateUnavailable
 from services.request.agents import Agents
@@ -200,14 +202,15 @@ class Jobs:
         try:
             decided = await self._results.decided(job_id)
             standing = None if decided is not None else await self._accepted.standing(job_id)
-        except (BusUnavailable, StateUnavailable) as error:
+            if not job_is_of(holder_of(request), decided, standing):
+                raise unknown_job(job_id)
+            if decided is not None:
+                return Response(decided, media_type=_JSON)
+            attempts = tuple(map(without_figures, await self._results.attempts(job_id)))
+        except (BusError, StateUnavailable) as error:
             raise unavailable("unavailable", f"the job's status cannot be read now: {error}") from error
-        if not job_is_of(holder_of(request), decided, standing):
-            raise unknown_job(job_id)
-        if decided is not None:
-            return Response(decided, media_type=_JSON)
-        body = {"job_id": job_id, "execution_id": job_id, "status": "accepted"}
-        return Response(orjson.dumps(body), 202, media_type=_JSON)
+        body = UndecidedJob(job_id=job_id, execution_id=job_id, attempts=attempts)
+        return Response(body.json_bytes(), 202, media_type=_JSON)
 
     async def _accept(self, sent: Submission, traceparent: str | None) -> Response:
         if not sent.id_made_here:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -20,12 +20,9 @@ from starlette.types import Receive, Scope, Send
 from breakwater import background
 from breakwater.bus.core import hearing
 from breakwater.bus.errors import BusError
-from breakwater.bus.lookup import Connection, Lookup
-from breakwater.bus.records import read_record
-from breakwater.bus.scan import scan
+from breakwater.bus.lookup import Connection
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Progress
-from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import Event, Timestamp, is_identifier
 from breakwater.state.accepted import Accepted, Standing
 from breakwater.state.connection import StateUnavailable
@@ -103,20 +100,6 @@ class Sources:
     results: ResultReader
     accepted: Accepted
     reconnects: Callable[[], int]
-
-    async def attempts(self, job_id: str, beyond: int) -> list[Attempt]:
-        """The recorded attempts with higher numbers, in order. Raises BusError."""
-        subject = f"bw.attempts.*.{subjects.encode_token(job_id)}.*"
-        newest = await Lookup(self.connection).last(Stream.EVENTS, subject)
-        if newest is None or int(newest.subject.rpartition(".")[2]) <= beyond:
-            return []
-        found: list[Attempt] = []
-        async with aclosing(scan(self.connection, Stream.EVENTS, subject)) as stored:
-            async for message in stored:
-                attempt = read_record(message, Attempt)
-                if attempt is not None and attempt.number > beyond:
-                    found.append(attempt)
-        return sorted(found, key=lambda attempt: attempt.number)
 
 
 class ProgressStreams:
@@ -221,7 +204,7 @@ class _Following(Response):
         """What is known when somebody joins, and the decision. Raises Problem: 404, the job is unknown."""
         # In this order: the attempts of a job that is decided are all recorded.
         decided = await self._sources.results.decided(self._job_id)
-        attempts = await self._sources.attempts(self._job_id, 0)
+        attempts = await self._sources.results.attempts(self._job_id)
         found = [of_attempt(attempt) for attempt in attempts]
         if decided is None:
             standing = await self._sources.accepted.standing(self._job_id)
@@ -268,7 +251,7 @@ class _Following(Response):
     async def _look(self, sender: _Sender) -> bytes | None:
         """Sends the recorded attempts that the subscription missed, and returns the decision."""
         decided = await self._sources.results.decided(self._job_id)
-        for attempt in await self._sources.attempts(self._job_id, self._sent.complete_to):
+        for attempt in await self._sources.results.attempts(self._job_id, self._sent.complete_to):
             await self._send_step(sender, of_attempt(attempt))
         return decided
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 from breakwater.bus.errors import BusUnavailable
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.records import is_result_of
+from breakwater.bus.lookup import Connection, Lookup
+from breakwater.bus.records import is_result_of, read_record
+from breakwater.bus.scan import scan
 from breakwater.contracts import subjects
+from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
 from services.request.parsing import with_field
 
@@ -71,8 +73,9 @@ class Waiters:
 class ResultReader:
     """Reads results. Bytes are passed on as they were published and not parsed."""
 
-    def __init__(self, lookup: Lookup, reconnects: Callable[[], int]) -> None:
-        self._lookup = lookup
+    def __init__(self, connection: Connection, reconnects: Callable[[], int]) -> None:
+        self._connection = connection
+        self._lookup = Lookup(connection)
         self._reconnects = reconnects
 
     async def decided(self, job_id: str) -> bytes | None:
@@ -88,6 +91,20 @@ class ResultReader:
         if record is None or not is_result_of(record.data, job_id):
             return None
         return with_field(record.data, "job_id", job_id)
+
+    async def attempts(self, job_id: str, beyond: int = 0) -> list[Attempt]:
+        """The recorded attempts with higher numbers, in order. Raises BusError."""
+        subject = f"bw.attempts.*.{subjects.encode_token(job_id)}.*"
+        newest = await self._lookup.last(Stream.EVENTS, subject)
+        if newest is None or int(newest.subject.rpartition(".")[2]) <= beyond:
+            return []
+        found: list[Attempt] = []
+        async with aclosing(scan(self._connection, Stream.EVENTS, subject)) as stored:
+            async for message in stored:
+                attempt = read_record(message, Attempt)
+                if attempt is not None and attempt.number > beyond:
+                    found.append(attempt)
+        return sorted(found, key=lambda attempt: attempt.number)
 
     async def wait(
         self, job_id: str, answer: Answer, left: asyncio.Future[Any], deadline: float, *, look_now: bool

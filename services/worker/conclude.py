@@ -18,12 +18,12 @@ from breakwater.bus.delivery import dead_letter
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable, PublishRefused
 from breakwater.bus.records import is_result_of, read_record
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Attempt, ErrorInfo, Execution, Reason, Result
+from breakwater.contracts.execution import ErrorInfo, Execution, Reason, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
 from breakwater.policy.budget import OWN_CAP
 from breakwater.policy.classify import WORKER_LOST
-from breakwater.policy.record import totals
+from breakwater.policy.record import totals, without_figures
 from breakwater.policy.user_message import user_message_for
 from services.worker.assignment import Finished, JobDelivery
 from services.worker.checkpoint import Checkpoint
@@ -73,7 +73,7 @@ def conclude(end: Conclusion) -> Result:
         requested_model=end.chain[0],
         chosen_model=finished.chosen_model,
         fallback_chain=end.chain,
-        attempts=tuple(map(_without_figures, attempts)),
+        attempts=tuple(map(without_figures, attempts)),
         attempts_count=len(attempts),
         input_tokens=sums.input_tokens,
         output_tokens=sums.output_tokens,
@@ -98,13 +98,6 @@ def conclude(end: Conclusion) -> Result:
         job_digest=end.digest,
         response=finished.response,
     )
-
-
-def _without_figures(attempt: Attempt) -> Attempt:
-    """The attempt as programs see it: caps, and what is left of them, are for operators."""
-    if not attempt.short_circuited or attempt.error is None:
-        return attempt
-    return attempt.model_copy(update={"refused_cap": None, "error": attempt.error.model_copy(update={"figures": None})})
 
 
 def stopped(at: Checkpoint, reason: Reason) -> Finished:

@@ -325,7 +325,7 @@ class JobHandler:
             Conclusion(
                 execution_id=execution_id,
                 agent_name=self._agent_name,
-                job=asked.job or Job(agent=self._agent_name, prompt=""),
+                job=asked.job or Job.model_construct(agent=self._agent_name, prompt=""),
                 chain=self._agent.chain if asked.job is None else self._agent.chain_for(asked.job),
                 queued_at=queued_at(asked.delivery.headers, asked.delivery.published_at),
                 completed_at=self._worker.now(),

@@ -197,6 +197,31 @@ def test_config_check_shows_shared_caps_and_warns_of_what_is_hardly_meant(run: R
     assert run("config", "check", str(file), "--json").json["warnings"] == [
         "agents.a.budget: is hard but has no cap, so nothing is refused; set daily_usd or monthly_usd",
         "budgets.tenants.*: a day may cost more than its month",
+        "agents.a: no call is ever made under the hard cap: m has no price (set models.m.price)",
+    ]
+
+
+def test_config_check_warns_of_models_that_go_elsewhere_and_calls_that_no_cap_has_room_for(
+    run: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "providers: {p: {base_url: 'http://127.0.0.1:1'}, job: {kind: process, command: [cat]}}\n"
+        "models: {p/dear: {price: {input_usd_per_mtok: 1, output_usd_per_mtok: 100}}}\n"
+        "defaults: {provider: p}\n"
+        "agents:\n"
+        "  elsewhere: {model: openai/m}\n"
+        "  mixed: {provider: job, model: job, fallback_models: [p/dear]}\n"
+        "  dear: {model: p/dear, budget: {daily_usd: 0.25, enforcement: hard}}\n"
+        "  short: {model: p/dear, max_tokens: 2000, budget: {daily_usd: 0.25, enforcement: hard}}\n"
+    )
+    assert run("config", "check", str(file), "--json").json["warnings"] == [
+        "agents.elsewhere: no provider is named 'openai', so 'p' is asked for a model named 'openai/m'; "
+        "set models.openai/m.provider to 'p' if that is meant",
+        "agents.mixed: has programs and chat models in its chain, so its jobs may have no `input`, which only "
+        "programs take",
+        "agents.dear: no call is ever made under the hard cap: the output of a call to p/dear alone may cost $0.40, "
+        "and the cap is $0.25",
     ]
 
 

@@ -15,7 +15,7 @@ from aiohttp import web
 from breakwater.cli import init
 from breakwater.cli.errors import ExitCode
 from breakwater.config import load_config
-from services.worker.targets import pricing_of
+from breakwater.pricing import pricing_of
 from tests.cli.conftest import Run, in_thread
 
 KEY = "sk-of-the-test"

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,11 @@ def test_help_documents_the_exit_codes(run: Run) -> None:
     text = " ".join(run("--help").out.split())
     for number in ("0 ok", "1 failed", "2 wrong usage", "3 the job was", "4 the plane", "5 the job is accepted"):
         assert number in text
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_is_that_of_the_distribution(run: Run, option: str) -> None:
+    assert run(option).out == f"breakwater {version('breakwater')}\n"
 
 
 def test_help_loads_none_of_the_heavy_libraries() -> None:

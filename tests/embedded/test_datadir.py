@@ -93,6 +93,12 @@ def test_a_file_in_the_way_is_named_with_what_to_do(tmp_path: Path, below: str) 
     assert "file" in str(caught.value).partition(": ")[2]
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a /proc")
+def test_a_place_where_nothing_can_be_created_is_named() -> None:
+    with pytest.raises(DataDirError, match="/proc/nowhere/data: it can't be created there"):
+        DataDir(Path("/proc/nowhere/data")).create()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process as another user")
 def test_a_directory_of_another_user_is_refused_with_the_permission_that_is_missing() -> None:
     # Not in tmp_path, which other users cannot even enter.

@@ -433,6 +433,9 @@ def ended(**fields: Any) -> Execution:
     return Execution.model_validate(given | fields)
 
 
+REFUSED = {"kind": "budget_exceeded", "message": "no such call ever fits"}
+
+
 @pytest.mark.parametrize(
     ("fields", "key", "title"),
     [
@@ -446,6 +449,13 @@ def ended(**fields: Any) -> Execution:
         ({"reason": "budget_exceeded"}, None, None),
         ({"reason": "guard_tripped"}, None, None),
         ({"reason": "rate_limited"}, None, None),
+        # Unless no call of the agent is ever made.
+        (
+            {"reason": "budget_exceeded", "error": {**REFUSED, "class": "CallOverCapError"}},
+            "job_dead_lettered/writer/budget_exceeded",
+            "Jobs fail: writer (budget_exceeded)",
+        ),
+        ({"reason": "budget_exceeded", "error": {**REFUSED, "class": "BudgetExceededError"}}, None, None),
         ({"status": "succeeded", "reason": None}, None, None),
         ({"status": "cancelled"}, None, None),
         ({"dry_run": True}, None, None),

@@ -16,7 +16,7 @@ from nats.js.api import (
 )
 
 from breakwater.contracts import subjects
-from breakwater.contracts.subjects import Stream
+from breakwater.contracts.subjects import DUPLICATE_WINDOW_S, Stream
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -74,7 +74,7 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             retention=RetentionPolicy.WORK_QUEUE,
             discard=DiscardPolicy.NEW,
             max_bytes=JOBS_MAX_BYTES,
-            duplicate_window=600.0,
+            duplicate_window=DUPLICATE_WINDOW_S,
         ),
         stream(
             Stream.PARKED,
@@ -83,7 +83,7 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             retention=RetentionPolicy.WORK_QUEUE,
             discard=DiscardPolicy.NEW,
             max_bytes=PARKED_MAX_BYTES,
-            duplicate_window=600.0,
+            duplicate_window=DUPLICATE_WINDOW_S,
         ),
         stream(
             Stream.EVENTS,
@@ -104,7 +104,7 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             max_msgs_per_subject=1,
             duplicate_window=120.0,
         ),
-        stream(Stream.RESULTS, ["bw.results.>"], plan.results_max_age_h * HOUR_S, duplicate_window=600.0),
+        stream(Stream.RESULTS, ["bw.results.>"], plan.results_max_age_h * HOUR_S, duplicate_window=DUPLICATE_WINDOW_S),
         # What was replayed is recorded beside the dead letters, and is kept for as long as they are.
         stream(Stream.DLQ, ["bw.dlq.>", "bw.replayed.*"], 30 * DAY_S, duplicate_window=DAY_S),
         stream(

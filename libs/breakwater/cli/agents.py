@@ -121,7 +121,7 @@ def add(
         breakwater agents add triage --model gpt-5 --fallback gpt-5-mini --system-prompt "Answer in one sentence."
     """
     from breakwater.config import load_config, parse_config
-    from services.worker.targets import pricing_of
+    from breakwater.pricing import pricing_of
 
     path = file or Path(os.environ.get("BREAKWATER_CONFIG") or "breakwater.yaml")
     if name in load_config(path).agents:

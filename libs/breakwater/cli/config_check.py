@@ -98,6 +98,8 @@ def check(
 
 def warnings(config: Config) -> tuple[str, ...]:
     """Settings that are valid, and probably a mistake."""
+    from breakwater.pricing import unaffordable
+
     every = {f"agents.{name}.budget": agent.budget for name, agent in config.agents.items()}
     found: list[str] = []
     for place, caps in {**every, **_shared_caps(config)}.items():
@@ -106,7 +108,26 @@ def warnings(config: Config) -> tuple[str, ...]:
             found.append(f"{place}: is hard but has no cap, so nothing is refused; set daily_usd or monthly_usd")
         if daily is not None and monthly is not None and daily > monthly:
             found.append(f"{place}: a day may cost more than its month")
+    for name, agent in config.agents.items():
+        found += (f"agents.{name}: {problem}" for problem in _about_models(config, agent))
+        if (why := unaffordable(config, name)) is not None:
+            found.append(f"agents.{name}: {why}")
     return (*found, *_about_alerts(config.alerts))
+
+
+def _about_models(config: Config, agent: Agent) -> Iterable[str]:
+    local = [config.is_local(config.provider_name(agent, model)) for model in agent.chain]
+    if any(local) and not all(local):
+        yield "has programs and chat models in its chain, so its jobs may have no `input`, which only programs take"
+    for model in agent.chain:
+        prefix, _, name = model.partition("/")
+        settings = config.models.get(model)
+        if name and prefix not in config.providers and (settings is None or settings.provider is None):
+            serving = config.provider_name(agent, model)
+            yield (
+                f"no provider is named {prefix!r}, so {serving!r} is asked for a model named {model!r}; "
+                f"set models.{model}.provider to {serving!r} if that is meant"
+            )
 
 
 def _about_alerts(alerts: Alerts) -> Iterable[str]:

@@ -218,7 +218,7 @@ async def _models_of(provider: StartingProvider, environment: Mapping[str, str])
 def _written(file: Path, provider: StartingProvider, agent: StartingAgent) -> Config:
     """Writes the config, as far as it is valid. Raises ConfigError, CliError."""
     from breakwater.config import parse_config
-    from services.worker.targets import pricing_of
+    from breakwater.pricing import pricing_of
 
     text = config_text(provider, agent, priced=True)
     config = parse_config(text, source="the config that this would be")

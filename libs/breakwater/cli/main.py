@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -34,7 +35,6 @@ from breakwater.cli.errors import EXIT_CODES, CliError, ExitCode
 
 app = typer.Typer(
     name="breakwater",
-    help="A self-hosted reliability and governance plane for LLM agent calls.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=True,
@@ -62,6 +62,24 @@ app.command(rich_help_panel="Run")(setup.setup)
 app.command(rich_help_panel="Run")(contract.contract)
 app.add_typer(config_check.app, name="config", rich_help_panel="Run")
 app.add_typer(keys.app, name="keys", rich_help_panel="Run")
+
+
+def _show_version(shown: bool) -> None:
+    if shown:
+        from importlib.metadata import version
+
+        typer.echo(f"breakwater {version('breakwater')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """A self-hosted reliability and governance plane for LLM agent calls."""
+
 
 _PLAIN = {"number": "a number", "integer": "a whole number"}
 

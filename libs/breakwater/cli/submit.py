@@ -348,17 +348,25 @@ def note_if_recorded(result: dict[str, Any], submitted_at: datetime) -> None:
 def _summary(result: dict[str, Any]) -> str:
     """What an execution took, in a line: model, attempts, tokens, cost, time."""
     count = result["attempts_count"]
-    cost = result["total_cost"]
     parts = [
         result["chosen_model"] or result["requested_model"] or "no model",
         "dry run" if result["dry_run"] else formats.counted(count, "attempt"),
         f"{result['total_tokens']} tokens" if result["total_tokens"] else "",
-        "cost unknown" if cost is None else formats.dollars(cost),
+        _cost_summary(result),
         "estimated" if result["cost_basis"] == "estimated" else "",
         formats.duration(result["duration_ms"]),
         result["execution_id"],
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _cost_summary(result: dict[str, Any]) -> str:
+    if result["dry_run"]:
+        # One call of the model that would be called first.
+        first = next((one for one in result["output"]["models"] if one["admission"] != "refused"), None)
+        return "nothing would be called" if first is None else f"worst case {_planned_cost(first['worst_case_cost'])}"
+    cost = result["total_cost"]
+    return "cost unknown" if cost is None else formats.dollars(cost)
 
 
 def _answer(result: dict[str, Any]) -> None:

@@ -77,8 +77,23 @@ def tail(
     if not follow and since is None:
         raise wrong_usage("--no-follow without --since shows nothing", "Add --since 10m.")
     begin = formats.since(since, datetime.now(UTC)) if since is not None else None
-    url = PlaneLocation(data).nats_url
+    place = PlaneLocation(data)
+    url = place.nats_url
+    if agent is not None:
+        _note_unknown(place, agent)
     run(_tail(url, agent, kinds, begin, follow=follow, as_json=as_json))
+
+
+def _note_unknown(place: PlaneLocation, agent: str) -> None:
+    """An agent of a plane whose config is not at hand may be any."""
+    from breakwater.errors import ConfigError
+
+    try:
+        agents = place.config(None).agents
+    except ConfigError:
+        return
+    if agent not in agents:
+        output.note(f"agent {agent!r} is not configured; {place.config_file(None)} has {', '.join(agents)}", "yellow")
 
 
 def subject_of(kind: str, agent: str | None) -> str:

@@ -21,6 +21,22 @@ from breakwater.providers.registry import KINDS
 from breakwater.secret_refs import SecretRef
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping, of which YAML would keep the last in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen and key.value != "<<":
+                problem = f"{key.value!r} is set twice, first in line {seen[key.value]}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen[key.value] = line
+        return super().construct_mapping(node, deep=deep)
+
+
 def load_config(path: Path) -> Config:
     """Reads and checks the config file.
 
@@ -47,12 +63,13 @@ def parse_config(text: str, *, source: str = "config") -> Config:
         ConfigError: as `load_config`.
     """
     try:
-        document = yaml.safe_load(text)
+        document = yaml.load(text, _Loader)  # noqa: S506  a safe one
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"{source}{where}: is not YAML: {problem}") from error
+        what = "" if isinstance(error, yaml.constructor.ConstructorError) else "is not YAML: "
+        raise ConfigError(f"{source}{where}: {what}{problem}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: must be a mapping with at least `providers` and `agents`")
     try:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, JsonValue, field_validator, model_va
 
 from breakwater.config.alerts import Alerts
 from breakwater.contracts.job import Job
+from breakwater.contracts.subjects import DUPLICATE_WINDOW_S
 from breakwater.contracts.types import Identifier, Message, ModelId, Off, UsdAmount
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, with_preset
@@ -269,7 +270,10 @@ class Limits(Message):
     events_max_age_h: float = Field(
         default=72, gt=0, le=144, description="How long EVENTS keeps events, and so how long a job_id is idempotent."
     )
-    results_max_age_h: float = Field(default=24, gt=0)
+    # A result is what a job that comes again within the window of duplicates is answered from.
+    results_max_age_h: float = Field(
+        default=24, ge=DUPLICATE_WINDOW_S / 3600, description="How long results can be read on RESULTS."
+    )
     drain_s: float = Field(default=8.0, ge=0, le=600, description="How long a stopping worker lets its calls finish.")
 
 
@@ -443,6 +447,8 @@ def objection(config: Config, job: Job) -> FieldError | None:
             return FieldError(path, f"no provider is known for {model!r}; known are {listing(config.providers)}")
         if model not in allowed and config.is_local(provider):
             return FieldError(path, f"{model!r} is a program, and has to be allowed by its name")
+    if job.total_timeout_s is not None and job.total_timeout_s > agent.total_timeout_s:
+        return FieldError("total_timeout_s", f"agent {job.agent!r} allows at most {agent.total_timeout_s:g}")
     if job.input is not None:
         chain = agent.chain_for(job)
         if any(not config.is_local(config.provider_name(agent, model)) for model in chain):

@@ -22,7 +22,7 @@ from breakwater.contracts.events import (
     Scope,
     Window,
 )
-from breakwater.contracts.execution import Status
+from breakwater.contracts.execution import Attempt, Status
 from breakwater.contracts.job import ChatMessage, TotalTimeout
 from breakwater.contracts.types import (
     NO_CONTROLS,
@@ -88,6 +88,15 @@ class AcceptedJob(Event):
         default=False,
         description="Whether a job with this id was queued within the last ten minutes; this one was not queued again.",
     )
+
+
+class UndecidedJob(Event):
+    """A job that was accepted and has not ended yet."""
+
+    job_id: Identifier
+    execution_id: Identifier = Field(description="The same as `job_id`.")
+    status: Literal["accepted"] = "accepted"
+    attempts: tuple[Attempt, ...] = Field(description="Those that have ended, in order.")
 
 
 # OpenAI's chat completions

@@ -39,7 +39,7 @@ class Job(Message):
     job_id: Identifier | None = Field(
         default=None, description="Idempotency key. If absent, it is taken from the Nats-Msg-Id header, or generated."
     )
-    prompt: str | None = Field(default=None, description="One user message.")
+    prompt: str | None = Field(default=None, min_length=1, description="One user message.")
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = Field(
         default=None, description="A conversation in OpenAI's chat format, tools and tool calls included."
     )
@@ -84,6 +84,8 @@ class Job(Message):
         if len(given) != 1:
             found = " and ".join(given) if given else "none of them"
             raise ValueError(f"exactly one of prompt, messages and input is required; found {found}")
+        if self.prompt is not None and not self.prompt.strip():
+            raise ValueError("prompt: is empty")
         return self
 
     def chat_messages(self) -> list[dict[str, JsonValue]]:

@@ -16,6 +16,10 @@ _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 _ENCODED = tuple(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in range(256))
 
 
+DUPLICATE_WINDOW_S = 600.0
+"""How long JetStream knows the ids of jobs and results again."""
+
+
 class Stream(StrEnum):
     """The JetStream streams."""
 

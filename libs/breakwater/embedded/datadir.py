@@ -67,12 +67,19 @@ _REMEDIES = {
 
 
 @contextlib.contextmanager
-def explained(path: Path) -> Generator[None]:
-    """Translate what the operating system says; a missing file is left to the caller, who knows what it means."""
+def explained(path: Path, *, missing: str | None = None) -> Generator[None]:
+    """Translate what the operating system says.
+
+    Args:
+        path: what it is about.
+        missing: what a missing file means; None where the caller knows, and gets the FileNotFoundError.
+    """
     try:
         yield
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError as error:
+        if missing is None:
+            raise
+        raise DataDirError(missing, path, "Name another data directory.") from error
     except OSError as error:
         problem, remedy = _REMEDIES.get(
             error.errno or 0, (error.strerror or str(error), "Name another data directory.")
@@ -112,7 +119,7 @@ class DataDir:
         Raises:
             DataDirError: Something is in the way, a permission is missing, or the disk is full.
         """
-        with explained(self.path):
+        with explained(self.path, missing="it can't be created there"):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Whether writing works is known only by writing: read-only mounts and full disks answer access() with yes.
             write_private(self.path / ".writable", "x" * 4096)

@@ -206,6 +206,9 @@ class CapTable:
 
 MAX_KNOWN = 10_000
 
+NEVER_FITS = frozenset({"CallOverCapError", "UnpricedModelError"})
+"""The classes of refusals that no day and no month ends: a call that a cap has no room for, whatever was spent."""
+
 
 def scope_keys(agent: str, tenant: str | None) -> tuple[str, ...]:
     """The scopes whose budgets a call is held against, by their keys."""

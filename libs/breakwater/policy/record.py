@@ -75,3 +75,10 @@ def _sum(costs: Iterable[int | None]) -> int | None:
     known = sum(cost for cost in parts if cost is not None)
     # Never 0 for what may have cost something.
     return known if known or None not in parts else None
+
+
+def without_figures(attempt: Attempt) -> Attempt:
+    """The attempt as programs see it: caps, and what is left of them, are for operators."""
+    if not attempt.short_circuited or attempt.error is None:
+        return attempt
+    return attempt.model_copy(update={"refused_cap": None, "error": attempt.error.model_copy(update={"figures": None})})

@@ -24,6 +24,7 @@ from breakwater.contracts.subjects import Header, encode_token
 from breakwater.contracts.types import is_identifier
 from breakwater.policy.alert_rules import UNDELIVERABLE
 from breakwater.policy.alert_texts import moment, money_text, sentence
+from breakwater.policy.budget import NEVER_FITS
 
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
     ("budget_soft_cap", "hard"): "Calls that could exceed the cap will be refused.",
@@ -244,7 +245,8 @@ def of_execution(execution: Execution, costly: int | None, long_ms: int | None) 
     if execution.dry_run:
         return ()
     found: list[Firing] = []
-    if execution.status == "dead_lettered" and execution.reason not in _ALERTED_BY_OTHERS:
+    never_fits = execution.error is not None and execution.error.class_ in NEVER_FITS
+    if execution.status == "dead_lettered" and (never_fits or execution.reason not in _ALERTED_BY_OTHERS):
         found.append(_failed(execution))
     if costly is not None and (execution.total_cost or 0) > costly:
         spent = money_text(execution.total_cost or 0)
@@ -263,6 +265,8 @@ def _failed(execution: Execution) -> Firing:
     figures: dict[str, JsonValue] = {"reason": reason, "error_kind": None if error is None else error.kind}
     if not tried:
         what = f": ended without an answer: {reason}{kind}."
+        if error is not None and error.class_ in NEVER_FITS:
+            what = f": {error.message}."
         return _of_job(execution, "job_dead_lettered", reason, "Jobs fail", what, "was tried", figures)
     cost = "" if execution.total_cost is None else f" They cost {money_text(execution.total_cost)}."
     what = f": no answer after {execution.attempts_count} attempts{kind}.{cost}"

@@ -119,12 +119,13 @@ class BudgetGate(Gate):
         spent = spent_by(self.request.checkpoint.attempts)
         if fits(worst_case, limit=cap, spent=spent):
             return None
+        never = not fits(worst_case, limit=cap, spent=0)
         next_call = f"a call to {model} may cost up to {money_text(worst_case)}"
         return Refused(
             "budget_exceeded",
             ErrorInfo(
                 kind="budget_exceeded",
-                class_="BudgetExceededError",
+                class_="CallOverCapError" if never else "BudgetExceededError",
                 message=f"a call to {model} does not fit under the job's own cap (max_cost_usd)",
                 figures=f"the job has cost {money_text(spent)}, and {next_call}; max_cost_usd is {money_text(cap)}",
                 user_message="This request would cost too much for a single one. Please make it shorter or simpler.",
@@ -154,6 +155,8 @@ class BudgetGate(Gate):
         what = f"the {counter.window} budget of {who}"
         worst = f"a call to {self.request.flight.model} may cost up to {money_text(over.amount)}"
         left = max(0, over.limit - over.spent - over.reserved)
+        # A tenant's cap may be meant for other agents.
+        never = over.amount > over.limit > 0 and counter.scope != "tenant"
         held = f" ({money_text(over.reserved)} of it is reserved by calls in flight)" if over.reserved else ""
         if over.limit == 0:
             message, figures = f"no call that costs anything is made under {what}", f"{what} is $0.00"
@@ -174,7 +177,7 @@ class BudgetGate(Gate):
             "budget_exceeded",
             ErrorInfo(
                 kind="budget_exceeded",
-                class_="BudgetExceededError",
+                class_="CallOverCapError" if never else "BudgetExceededError",
                 message=message,
                 figures=figures,
                 retry_after_s=wait_s,

@@ -165,6 +165,16 @@ async def test_who_joins_in_the_middle_receives_what_is_recorded_and_then_what_h
         assert await reader.step() == ("succeeded", None, None)
 
 
+async def test_a_job_that_is_not_decided_is_shown_with_its_attempts_so_far(api: HttpApi) -> None:
+    job_id = await submitted(api)
+    shown = await api.ask("GET", f"/api/v1/jobs/{job_id}")
+    assert (shown.status, shown.json["status"], shown.json["attempts"]) == (202, "accepted", [])
+    await record(api, attempt_of(job_id, 1, fails=True))
+    await record(api, attempt_of(job_id, 2, fails=True))
+    shown = await api.ask("GET", f"/api/v1/jobs/{job_id}")
+    assert [(one["number"], one["outcome"]) for one in shown.json["attempts"]] == [(1, "error"), (2, "error")]
+
+
 async def test_who_joins_after_the_end_receives_what_was_and_how_it_ended(api: HttpApi) -> None:
     job_id = new_id()  # published to NATS: the API has never heard of it
     await record(api, attempt_of(job_id, 1))

@@ -7,7 +7,6 @@ import aiohttp
 import pytest
 import redis.asyncio
 
-from breakwater.bus.lookup import Lookup
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Execution
 from breakwater.state.accepted import recent_keys
@@ -126,7 +125,7 @@ async def test_a_result_that_nobody_heard_of_is_looked_up(
     monkeypatch.setattr("services.request.results.CHECK_S", 0.02)
     monkeypatch.setattr("services.request.results.FIRST_LOOK_S", 60 if reconnects else 0.02)
     count = iter([0])
-    answers = ResultReader(Lookup(lambda: api.bus), lambda: next(count, reconnects))
+    answers = ResultReader(lambda: api.bus, lambda: next(count, reconnects))
     nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     unheard: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
     result = result_of(new_id(), "writer")
@@ -188,7 +187,8 @@ async def test_a_stopping_service_lets_a_result_arrive(api: HttpApi) -> None:
 async def test_a_job_is_shown_as_accepted_and_then_with_its_result(api: HttpApi) -> None:
     job_id = (await api.post(JOB)).json["job_id"]
     shown = await api.ask("GET", f"/api/v1/jobs/{job_id}")
-    assert (shown.status, shown.json) == (202, {"job_id": job_id, "execution_id": job_id, "status": "accepted"})
+    undecided = {"job_id": job_id, "execution_id": job_id, "status": "accepted", "attempts": []}
+    assert (shown.status, shown.json) == (202, undecided)
     result = result_of(job_id, "writer")
     await publish_result(api.bus, result)
     shown = await api.ask("GET", f"/api/v1/jobs/{job_id}")

@@ -35,7 +35,7 @@ async def test_a_call_that_might_pass_the_cap_of_its_job_is_left_to_a_cheaper_mo
     models = {name: model(usage=USAGE) for name in ("sim/dear", "sim/dear-too", "sim/cheap", "sim/free")}
     async with start_worker(models, agents, more_models={"sim/cheap": CHEAP, "sim/free": {}}) as plane:
         saved = await run(plane, "saved")
-        over = ("execution", "BudgetExceededError")
+        over = ("execution", "CallOverCapError")
         assert refusals(saved) == [("sim/dear", *over), ("sim/cheap", None, None)]
         assert (saved["status"], saved["chosen_model"], saved["total_cost"]) == (
             "succeeded",

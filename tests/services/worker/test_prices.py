@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from breakwater.config import Config, ModelSettings
 from breakwater.policy.price import Usage, estimate_input_tokens, size_of_messages, size_of_params
-from services.worker.targets import Targets, pricing_of, token_rules
+from breakwater.pricing import pricing_of
+from services.worker.targets import Targets, token_rules
 
 
 class PriceBook:
