@@ -25,6 +25,7 @@ from breakwater.api_keys import KeyRing
 from breakwater.bus.broker import make_broker, subscribed
 from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.incidents import IncidentLog
+from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, LiveCaps
 from breakwater.contracts.events import Reconciliation
@@ -57,6 +58,7 @@ from services.request.openapi import documentation
 from services.request.operations import OPERATIONS
 from services.request.problems import Problem, unavailable
 from services.request.progress import ProgressStreams, Sources
+from services.request.queue_shares import QueueShares
 from services.request.queues import QueueRoutes
 from services.request.results import ResultReader, Waiters
 from services.request.routing import Endpoint, Handler, endpoint, route, show_key
@@ -92,7 +94,9 @@ class RequestService:
         incidents = IncidentLog(self._connection, publisher, redactor)
         self._alerts = AlertRoutes(incidents, config.agents)
         self._channels = ChannelRoutes(config.alerts.channels, self._connection, publisher)
-        replays = Replays(config, self._connection, Queue(publisher), publisher, self._accepted, redactor)
+        self._shares = QueueShares(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection))
+        queue = Queue(publisher, self._shares)
+        replays = Replays(config, self._connection, queue, publisher, self._accepted, redactor)
         self._dead_letters = DeadLetterRoutes(self._connection, replays, redactor)
         concurrency = {name: agent.concurrency for name, agent in config.agents.items()}
         self._queues = QueueRoutes(concurrency, tuple(config.alerts.channels), self._connection)
@@ -107,7 +111,7 @@ class RequestService:
             return (await compare(record, counters, datetime.now(UTC))).reconciliation()
 
         self._budgets = BudgetRoutes(self._caps, counters, publisher, compared)
-        self._jobs = Jobs(config, Queue(publisher), results, self._waiters, self._accepted, self._agents)
+        self._jobs = Jobs(config, queue, results, self._waiters, self._accepted, self._agents)
         self._openai = OpenAIRoutes(config, self._jobs, Unanswered(self._redis))
         self._streams = ProgressStreams(Sources(self._connection, results, self._accepted, self._reconnects))
         self._server = Server(
@@ -211,7 +215,7 @@ class RequestService:
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:  # noqa: ARG002  Starlette passes it
         # Not waited for: without NATS the service responds all the same, with 503 and the reason.
         self._connecting = asyncio.create_task(self._connect())
-        watching = asyncio.create_task(self._caps.run())
+        watching = [asyncio.create_task(self._caps.run()), asyncio.create_task(self._shares.run())]
         self._connecting.add_done_callback(self._stop_if_failed)
         structlog.get_logger().info(
             "listening", url=f"http://{self._settings.http_host}:{self._settings.http_port}", docs="/docs"
@@ -219,7 +223,7 @@ class RequestService:
         try:
             yield
         finally:
-            await background.stop(watching, self._connecting)
+            await background.stop(*watching, self._connecting)
             await self._broker.stop()
             await self._accepted.close()
             await self._redis.close()

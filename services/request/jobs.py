@@ -34,6 +34,7 @@ from services.request.auth import holder_of
 from services.request.observe import SubmissionTrace, submitting
 from services.request.parsing import Submission, invalid_job, read_body, read_job, submission, suggestion, with_field
 from services.request.problems import Problem, unavailable, unknown_job
+from services.request.queue_shares import QueueShares
 from services.request.results import ResultReader, Waiters
 
 MAX_WAIT_S = 300.0
@@ -50,8 +51,9 @@ _JSON = "application/json"
 class Queue:
     """Puts jobs on JOBS. One is accepted when JetStream has acknowledged it, and not before."""
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(self, publisher: Publisher, shares: QueueShares) -> None:
         self._publisher = publisher
+        self._shares = shares
 
     async def put(self, sent: Submission, traceparent: str | None) -> bool:
         """Publishes a job.
@@ -66,6 +68,9 @@ class Queue:
         Raises:
             Problem: 503, it was not accepted.
         """
+        if not self._shares.has_room(sent.job.agent, len(sent.payload)):
+            what = f"the jobs of agent {sent.job.agent!r} that wait take its whole share of the queue"
+            raise unavailable("refused", f"the job was not accepted: {what}; send it again when some are done")
         headers = {
             Header.MSG_ID.value: subjects.message_id(sent.job.agent, sent.job_id),
             Header.TRACEPARENT.value: traceparent or new_traceparent(),
@@ -80,6 +85,7 @@ class Queue:
             raise unavailable("unavailable", f"the job was not accepted: {error}") from error
         except PublishRefused as error:
             raise unavailable("refused", f"the job was not accepted: {error}") from error
+        self._shares.add(sent.job.agent, len(sent.payload))
         # An id that was made here is there already only where the first try's acknowledgement was lost.
         return stored.duplicate and not sent.id_made_here
 

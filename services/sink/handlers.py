@@ -19,7 +19,7 @@ from breakwater.analytics.errors import RowsRejected, Unstorable
 from breakwater.analytics.rows import Row
 from breakwater.analytics.schema import Table
 from breakwater.bus.delivery import Delivery, dead_letter, heartbeat
-from breakwater.bus.errors import PublishRefused
+from breakwater.bus.errors import NoRoom, PublishRefused
 from breakwater.bus.publisher import Publisher
 from breakwater.metrics import SinkMetrics
 from breakwater.outage import Outages, StoppedWaiting
@@ -137,8 +137,8 @@ class Sink:
             )
 
         try:
-            await self._outages.retry_while_unavailable(publish)
-        except PublishRefused:
+            await self._outages.retry_while_unavailable(publish, unless=NoRoom)
+        except (PublishRefused, NoRoom):
             log.exception("dead_letter_refused", error=error, tried_again_in_s=REFUSED_DELAY_S)
             return False
         self._metrics.set_aside(delivery.stream)

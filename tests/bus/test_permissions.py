@@ -83,7 +83,7 @@ MAY_PUBLISH = {
     "$JS.ACK.PARKED.worker-parked.1.1.1.1.0": {"worker"},
     "$JS.ACK.EVENTS.sink-events.1.1.1.1.0": {"sink"},
     "$JS.ACK.domain.account.EVENTS.sink-events.1.1.1.1.0": {"sink"},
-    "$JS.API.DIRECT.GET.JOBS.bw.jobs.writer": {"setup"},
+    "$JS.API.DIRECT.GET.JOBS.bw.jobs.writer": {"request", "setup"},
     "$JS.API.DIRECT.GET.PARKED.bw.parked.writer.e1": {"setup"},
     "$JS.API.DIRECT.GET.DLQ.bw.dlq.invalid.writer": {"request", "setup"},
     "$JS.API.DIRECT.GET.RESULTS.bw.results.e1": {"request", "worker", "setup", "client"},
@@ -92,7 +92,7 @@ MAY_PUBLISH = {
     "$JS.API.DIRECT.GET.ALERTER.bw.alerter.sent.ops.inc_1": {"request", "alerter", "setup"},
     "$JS.API.STREAM.INFO.ALERTS": {"request", "alerter", "setup", "client"},
     "$JS.API.STREAM.INFO.DLQ": {"request", "setup"},
-    "$JS.API.STREAM.INFO.JOBS": {"setup"},
+    "$JS.API.STREAM.INFO.JOBS": {"request", "setup"},
     "$SYS.REQ.SERVER.PING": set[str](),
     "anything.else": set[str](),
 }

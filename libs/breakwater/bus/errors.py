@@ -2,8 +2,10 @@
 
 BusError
 ├── BusUnavailable      no server, no answer in time: try again later, with the same message id
+│   └── NoRoom          the stream of an event is full: the same
 ├── PublishRefused      the stream does not take it: full, or too large
-│   └── NoStream        no stream takes the subject: an agent that is not configured
+│   ├── NoStream        no stream takes the subject: an agent that is not configured
+│   └── StreamFull      a queue is full
 ├── AlreadyDecided      another writer was first (wrong last sequence on its own subject): read it back
 └── NobodyListens       the service that answers a request is not running
 """
@@ -23,12 +25,20 @@ class BusUnavailable(BusError, Unavailable):  # noqa: N818  a condition, named a
     server = "nats"
 
 
+class NoRoom(BusUnavailable):
+    """The stream of an event is full. What the plane has to record waits for room, and nothing goes to make it."""
+
+
 class PublishRefused(BusError):  # noqa: N818
     """The stream refused the message, which is not stored."""
 
 
 class NoStream(PublishRefused):
     """No stream takes the subject."""
+
+
+class StreamFull(PublishRefused):
+    """The stream, or the disk of its server, is full."""
 
 
 class AlreadyDecided(BusError):  # noqa: N818

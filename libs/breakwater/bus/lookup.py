@@ -58,6 +58,9 @@ class Facts:
     first: int
     """The oldest sequence that is stored; 0 or 1 where nothing was ever removed."""
     last: int
+    bytes: int
+    max_bytes: int
+    """-1 where there is no limit."""
 
 
 def found(data: bytes | None, headers: Mapping[str, str]) -> Found:
@@ -101,7 +104,8 @@ class Lookup:
         """What a stream is and holds now. Raises BusUnavailable: NATS does not answer."""
         info = await self._info(stream)
         created = info.created or datetime.fromtimestamp(0, UTC)
-        return Facts(_identity(info), created, info.state.first_seq, info.state.last_seq)
+        state, limit = info.state, info.config.max_bytes
+        return Facts(_identity(info), created, state.first_seq, state.last_seq, state.bytes, limit or -1)
 
     async def counts(self, stream: Stream, subject_filter: str) -> dict[str, int]:
         """How many messages each subject holds that matches, as the server counts them. Raises as `facts`.

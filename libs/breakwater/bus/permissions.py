@@ -164,6 +164,9 @@ GRANTS = (
             # A job; what an operator resets, or forces open; caps that an operator raises.
             *_below("jobs", "breakers", "guards", "budgets"),
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
+            # How many bytes of it each agent's jobs take.
+            f"$JS.API.STREAM.INFO.{Stream.JOBS}",
+            *reads(Stream.JOBS),
             # Dead letters: how many there are, and which of them were run again.
             f"$JS.API.STREAM.INFO.{Stream.DLQ}",
             "bw.replayed.*",

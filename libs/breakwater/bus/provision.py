@@ -25,6 +25,9 @@ ANSWER_S = 10.0
 
 TRIES = 4
 
+NO_STORAGE = 10047
+LEAST_BYTES = 1024**2
+
 
 async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float = ANSWER_S) -> tuple[str, ...]:
     """Creates what is missing and updates what differs; what is right is left alone.
@@ -63,8 +66,8 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float 
                 f"stream {stream.name}",
                 stream,
                 lambda name=wanted.name or "": _config_of(jetstream.stream_info(name)),
-                lambda config: jetstream.add_stream(config),
-                lambda config: jetstream.update_stream(config),
+                lambda config: _with_room(lambda c: jetstream.add_stream(c), config),
+                lambda config: _with_room(lambda c: jetstream.update_stream(c), config),
             )
         for stream_name, consumer in topology.consumers(plan):
             put = partial(jetstream.add_consumer, stream_name.value)
@@ -94,13 +97,29 @@ async def _apply(
     existing = await _answered(what, now)
     if existing is None:
         # Creating once more what is there already, as the answer was lost, changes nothing.
-        await _answered(what, lambda: create(wanted))
-        return [f"created {what}"]
-    changed = differences(wanted, existing)
-    if not changed:
+        stored = (await _answered(what, lambda: create(wanted))).config
+        less = ", ".join(differences(wanted, stored))
+        return [f"created {what} (with less {less}: NATS has no more storage)" if less else f"created {what}"]
+    if not differences(wanted, existing):
         return []
-    await _answered(what, lambda: update(wanted))
-    return [f"updated {what} ({', '.join(changed)})"]
+    stored = (await _answered(what, lambda: update(wanted))).config
+    # A limit that NATS has no storage for is as it was.
+    changed = [name for name in differences(wanted, existing) if name in differences(stored, existing)]
+    return [f"updated {what} ({', '.join(changed)})"] if changed else []
+
+
+async def _with_room(change: Callable[[StreamConfig], Awaitable[StreamInfo]], config: StreamConfig) -> StreamInfo:
+    """Creates or changes a stream, with half the limit in bytes as often as the server has no storage for it.
+
+    The server sets the limits of all streams aside in full. A machine with little disk is no reason to have none.
+    """
+    while True:
+        try:
+            return await change(config)
+        except APIError as error:
+            if error.err_code != NO_STORAGE or (config.max_bytes or 0) < 2 * LEAST_BYTES:
+                raise
+            config = config.evolve(max_bytes=(config.max_bytes or 0) // 2)
 
 
 async def _answered(what: str, request: Callable[[], Awaitable[Any]]) -> Any:

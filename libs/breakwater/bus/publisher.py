@@ -13,13 +13,14 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
-from breakwater.bus.errors import AlreadyDecided, BusUnavailable, NoStream, PublishRefused
+from breakwater.bus.errors import AlreadyDecided, BusUnavailable, NoRoom, NoStream, PublishRefused, StreamFull
 from breakwater.contracts.subjects import Header
 from breakwater.contracts.types import Event, format_time
 
 WRONG_LAST_SEQUENCE = 10071
-STORE_FAILED = 10077
-"""The stream is full. Its API code is 503 all the same, as where JetStream itself is away."""
+FULL = frozenset({10077, 10002, 10047})
+"""A stream at its limit, whose API code is 503 all the same, as where JetStream itself is away; an account or a server
+at its limit of storage."""
 
 PUBLISH_TIMEOUT_S = 5.0
 
@@ -65,7 +66,7 @@ class Publisher:
 
         Raises:
             AlreadyDecided: `once`, and there is a message on the subject; or `after`, and there are later ones.
-            BusUnavailable: no acknowledgement came; publish again with the same id.
+            BusUnavailable: no acknowledgement came, or there is no room (`NoRoom`); publish again with the same id.
             PublishRefused: the stream does not take it.
         """
         headers = {
@@ -89,11 +90,13 @@ class Publisher:
         except NoStream as error:
             # The plane's own subjects are always there: a cluster is choosing the stream's new leader.
             raise BusUnavailable(str(error)) from error
+        except StreamFull as error:
+            raise NoRoom(f"{error}: it waits until the oldest go, or limits.*_max_bytes is raised") from error
 
     async def raw(
         self, subject: str, payload: bytes, headers: Mapping[str, str], *, timeout_s: float = PUBLISH_TIMEOUT_S
     ) -> Stored:
-        """Publishes bytes and waits for the acknowledgement. Raises as `event` does."""
+        """Publishes bytes and waits for the acknowledgement. Raises as `event` does, but StreamFull for NoRoom."""
         client = self._connection()
         if self._jetstream is None:
             self._jetstream = client.jetstream()
@@ -105,7 +108,9 @@ class Publisher:
         except APIError as error:
             if error.err_code == WRONG_LAST_SEQUENCE:
                 raise AlreadyDecided(f"{subject} is already recorded") from error
-            if error.code == 503 and error.err_code != STORE_FAILED:
+            if error.err_code in FULL:
+                raise StreamFull(f"{subject}: {error.description}") from error
+            if error.code == 503:
                 raise BusUnavailable(f"JetStream is not available: {error.description}") from error
             raise PublishRefused(f"{subject}: {error.description}") from error
         except nats.js.errors.NoStreamResponseError as error:

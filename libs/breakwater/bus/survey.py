@@ -31,6 +31,9 @@ class StreamFound:
     different: tuple[str, ...] = ()
     """The settings that differ from the topology."""
     messages: int | None = None
+    bytes: int = 0
+    max_bytes: int | None = None
+    """None for a stream without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,15 @@ async def _stream(jetstream: JetStreamContext, wanted: StreamConfig, replicas: i
         return StreamFound(name, "hidden")
     asked = wanted.evolve(num_replicas=found.config.num_replicas if replicas is None else replicas)
     different = tuple(differences(asked, found.config))
-    return StreamFound(name, "differs" if different else "right", different, found.state.messages)
+    limit = found.config.max_bytes
+    return StreamFound(
+        name,
+        "differs" if different else "right",
+        different,
+        found.state.messages,
+        found.state.bytes,
+        limit if limit and limit > 0 else None,
+    )
 
 
 async def _consumer(jetstream: JetStreamContext, stream: Stream, wanted: ConsumerConfig) -> ConsumerFound:

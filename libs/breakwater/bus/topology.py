@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nats.js.api import (
     AckPolicy,
@@ -23,11 +23,12 @@ DAY_S = 24 * HOUR_S
 ACK_WAIT_S = 20.0
 """How long a worker may send no sign of life before its job is delivered to another one."""
 
-JOBS_MAX_BYTES = 4 * 1024**3
-"""Waiting jobs fill no disk: beyond this, publishing is refused, and nothing that was accepted goes."""
+MIB = 1024**2
 
-PARKED_MAX_BYTES = 1024**3
+PARKED_MAX_BYTES = 1024 * MIB
 """The server sets a stream's limit aside on its disk in full, and few jobs sleep. Beyond it, a job waits in JOBS."""
+
+ADVISORIES_MAX_BYTES = 64 * MIB
 
 PARKED_CONSUMER = "worker-parked"
 
@@ -41,6 +42,18 @@ ALERTS_HELD = 1_000
 """How many alerts a channel holds back at once, to send them as one message; the others wait in the stream."""
 
 
+WHEN_FULL = {
+    Stream.JOBS: "new jobs are refused",
+    Stream.PARKED: "jobs that sleep keep their agents' slots",
+    Stream.EVENTS: "workers wait before they call, until the oldest events have expired",
+    Stream.RESULTS: "workers wait with what they have, until the oldest results have expired",
+    Stream.DLQ: "jobs that are to be dead-lettered wait, in their agents' slots",
+    Stream.ALERTS: "the oldest alerts go",
+    Stream.ADVISORIES: "the oldest advisories go",
+}
+"""What happens when a stream that has a limit in bytes is full."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What of the config shapes the bus."""
@@ -50,10 +63,15 @@ class Plan:
     alert_channels: tuple[str, ...] = ()
     events_max_age_h: float = 72
     results_max_age_h: float = 24
+    max_bytes: Mapping[Stream, int] = field(default_factory=dict[Stream, int])
+    """Of the streams that the config limits."""
 
 
 def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
     """Every stream of the plane. An agent that is not configured has no subject in JOBS."""
+    # Where a message that was accepted may not go for a later one, a full stream refuses what is new. Who publishes an
+    # event then waits (`NoRoom`), so that calls stop and jobs stay in JOBS.
+    keeps = {"discard": DiscardPolicy.NEW}
 
     def stream(name: Stream, subject_names: Iterable[str], max_age_s: float, **more: object) -> StreamConfig:
         return StreamConfig(
@@ -63,7 +81,7 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             storage=StorageType.FILE,
             num_replicas=replicas,
             allow_direct=True,
-            **more,  # pyright: ignore[reportArgumentType]  # keyword arguments of a vendor dataclass
+            **{"max_bytes": plan.max_bytes.get(name), **more},  # pyright: ignore[reportArgumentType]  # keyword arguments of a vendor dataclass
         )
 
     return (
@@ -72,18 +90,17 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             [subjects.job(agent) for agent in plan.agents],
             0,
             retention=RetentionPolicy.WORK_QUEUE,
-            discard=DiscardPolicy.NEW,
-            max_bytes=JOBS_MAX_BYTES,
             duplicate_window=DUPLICATE_WINDOW_S,
+            **keeps,
         ),
         stream(
             Stream.PARKED,
             ["bw.parked.*.*"],
             0,
             retention=RetentionPolicy.WORK_QUEUE,
-            discard=DiscardPolicy.NEW,
             max_bytes=PARKED_MAX_BYTES,
             duplicate_window=DUPLICATE_WINDOW_S,
+            **keeps,
         ),
         stream(
             Stream.EVENTS,
@@ -91,8 +108,10 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             plan.events_max_age_h * HOUR_S,
             # Only the rare events carry a message id; attempts and records are single by their subject.
             duplicate_window=min(DAY_S, plan.events_max_age_h * HOUR_S),
+            **keeps,
         ),
-        stream(Stream.ALERTS, ["bw.alerts.>"], 30 * DAY_S, duplicate_window=DAY_S),
+        # The oldest alerts go: they are delivered and in ClickHouse, and a flood of them must not silence the next.
+        stream(Stream.ALERTS, ["bw.alerts.>"], 30 * DAY_S, discard=DiscardPolicy.OLD, duplicate_window=DAY_S),
         stream(
             Stream.ALERTER,
             # Not bw.alerter.test: a test expects an answer, not an acknowledgement.
@@ -104,13 +123,21 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             max_msgs_per_subject=1,
             duplicate_window=120.0,
         ),
-        stream(Stream.RESULTS, ["bw.results.>"], plan.results_max_age_h * HOUR_S, duplicate_window=DUPLICATE_WINDOW_S),
+        stream(
+            Stream.RESULTS,
+            ["bw.results.>"],
+            plan.results_max_age_h * HOUR_S,
+            duplicate_window=DUPLICATE_WINDOW_S,
+            **keeps,
+        ),
         # What was replayed is recorded beside the dead letters, and is kept for as long as they are.
-        stream(Stream.DLQ, ["bw.dlq.>", "bw.replayed.*"], 30 * DAY_S, duplicate_window=DAY_S),
+        stream(Stream.DLQ, ["bw.dlq.>", "bw.replayed.*"], 30 * DAY_S, duplicate_window=DAY_S, **keeps),
         stream(
             Stream.ADVISORIES,
             ["$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>", "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>"],
             30 * DAY_S,
+            discard=DiscardPolicy.OLD,
+            max_bytes=ADVISORIES_MAX_BYTES,
             duplicate_window=120.0,
         ),
     )

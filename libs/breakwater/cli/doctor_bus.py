@@ -18,13 +18,16 @@ from breakwater.cli.plane import PlaneLocation
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-    from breakwater.bus.survey import ConsumerFound
+    from breakwater.bus.survey import ConsumerFound, StreamFound
     from breakwater.config import Alerts, Config
     from breakwater.policy.alert_rules import Route
 
 READER_RETRY_S = 1.0
 
 CHANNELS = "alerter-channel-"
+
+FULL_WARN, FULL_FAIL = 0.8, 0.98
+"""What part of a stream's limit is in use. The last few bytes are too few for most messages."""
 
 LAG_WARN = 1_000
 """So many messages that wait are worth a word."""
@@ -107,6 +110,9 @@ async def _topology(client: Client, config: Config) -> list[Finding]:
         what = f"stream {one.name}" if not hasattr(one, "readers") else f"consumer {one.name}"
         if one.verdict == "missing":
             findings.append(Finding("nats", "fail", f"{what} is missing", SETUP))
+        elif one.verdict == "differs" and one.different == ("max_bytes",):
+            remedy = f"{SETUP} If that changes nothing, NATS has not as much storage: free some, or lower `limits`."
+            findings.append(Finding("nats", "warn", f"{what} has another limit in bytes than the config asks", remedy))
         elif one.verdict == "differs":
             findings.append(Finding("nats", "warn", f"{what} has another {', '.join(one.different)}", SETUP))
         wrong = wrong or one.verdict != "right"
@@ -114,6 +120,7 @@ async def _topology(client: Client, config: Config) -> list[Finding]:
     if hidden:
         remedy = "Set BREAKWATER_NATS_URL to an address with the user `setup`."
         findings.append(Finding("nats", "warn", f"this user may not see {hidden} streams and consumers", remedy))
+    findings += [full for one in found.streams if (full := full_finding(one)) is not None]
     if not wrong:
         count = f"{len(found.streams)} streams and {len(found.consumers)} consumers are"
         findings.append(Finding("nats", "ok", f"{count} as the config asks"))
@@ -125,6 +132,21 @@ async def _topology(client: Client, config: Config) -> list[Finding]:
     )
     findings += [_lag(one, stuck=one.name in stuck) for one in services]
     return findings + channels
+
+
+def full_finding(stream: StreamFound) -> Finding | None:
+    """What a stream that is nearly full means; None where it has room."""
+    from breakwater.bus.topology import WHEN_FULL
+    from breakwater.contracts.subjects import Stream
+
+    if stream.max_bytes is None or stream.bytes < FULL_WARN * stream.max_bytes:
+        return None
+    share = min(stream.bytes / stream.max_bytes, 1)
+    text = (
+        f"stream {stream.name} is {share:.0%} full ({stream.bytes / 2**20:,.0f} MiB): {WHEN_FULL[Stream(stream.name)]}"
+    )
+    remedy = "Raise its limit in `limits` of the config (NATS needs the disk for it), and run `breakwater setup`."
+    return Finding("nats", "fail" if share >= FULL_FAIL else "warn", text, remedy)
 
 
 def stands_still(before: ConsumerProgress | None, after: ConsumerProgress | None) -> bool:

@@ -107,10 +107,18 @@ def layout(config: Config) -> Layout:
 def bus_plan(config: Config) -> Plan:
     """What of the config shapes streams and consumers."""
     from breakwater.bus.topology import Plan
+    from breakwater.contracts.subjects import Stream
 
     return Plan(
         agents={name: agent.concurrency for name, agent in config.agents.items()},
         alert_channels=tuple(config.alerts.channels),
         events_max_age_h=config.limits.events_max_age_h,
         results_max_age_h=config.limits.results_max_age_h,
+        max_bytes={
+            Stream.JOBS: config.limits.jobs_max_bytes,
+            Stream.EVENTS: config.limits.events_max_bytes,
+            Stream.RESULTS: config.limits.results_max_bytes,
+            Stream.ALERTS: config.limits.alerts_max_bytes,
+            Stream.DLQ: config.limits.dead_letters_max_bytes,
+        },
     )

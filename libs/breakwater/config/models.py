@@ -26,6 +26,8 @@ from breakwater.policy.retry import RetryBudgetRules, RetryPolicy
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.secret_refs import EnvName
 
+MIB, GIB = 1024**2, 1024**3
+
 RESERVED_PARAMS = {
     "model": "has a place of its own in a job",
     "messages": "have a place of their own in a job",
@@ -273,6 +275,32 @@ class Limits(Message):
     # A result is what a job that comes again within the window of duplicates is answered from.
     results_max_age_h: float = Field(
         default=24, ge=DUPLICATE_WINDOW_S / 3600, description="How long results can be read on RESULTS."
+    )
+    jobs_max_bytes: int = Field(
+        default=4 * GIB, ge=MIB, description="The most bytes of jobs that wait. Beyond it, submissions are refused."
+    )
+    jobs_max_bytes_per_agent: int | None = Field(
+        default=None,
+        ge=MIB,
+        description="The most of them for one agent, by the estimate of `request`, which refuses more over HTTP; by "
+        "default a quarter of `jobs_max_bytes`.",
+    )
+    events_max_bytes: int = Field(
+        default=8 * GIB,
+        ge=MIB,
+        description="The most bytes of EVENTS, some 5 KB a job. When it is full, workers wait until the oldest events "
+        "have expired: jobs stay in JOBS, and nothing is lost.",
+    )
+    results_max_bytes: int = Field(
+        default=4 * GIB, ge=MIB, description="The same of RESULTS, which holds each answer once."
+    )
+    dead_letters_max_bytes: int = Field(
+        default=2 * GIB,
+        ge=MIB,
+        description="The same of DLQ. When it is full, jobs that are to be dead-lettered wait, in their agents' slots.",
+    )
+    alerts_max_bytes: int = Field(
+        default=256 * MIB, ge=MIB, description="The most bytes of ALERTS. When it is full, the oldest alerts go."
     )
     drain_s: float = Field(default=8.0, ge=0, le=600, description="How long a stopping worker lets its calls finish.")
 

@@ -1,0 +1,82 @@
+"""How many bytes of JOBS each agent's jobs take: one agent's must leave room for those of the others.
+
+The server limits the bytes of the whole stream alone. What an agent has of them is estimated from a few of its jobs,
+and only while JOBS holds more than half of what one agent may have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+
+from breakwater.bus.errors import BusError
+from breakwater.bus.lookup import Facts, Lookup
+from breakwater.contracts import subjects
+from breakwater.contracts.subjects import Stream
+from breakwater.outage import Outage
+
+LOOK_EVERY_S = 2.0
+SAMPLES = 8
+LARGEST = 8 * 1024**2
+"""No message is larger: an agent with a few jobs is within its share, whatever they are."""
+
+
+class QueueShares:
+    """What agents have in JOBS, as of the last look, and with what this process has added since."""
+
+    def __init__(self, share: int | None, lookup: Lookup) -> None:
+        """Takes the most bytes that one agent may have (None: a quarter of what JOBS may hold), and how to look."""
+        self._configured = share
+        self._share = float("inf") if share is None else share
+        self._lookup = lookup
+        self._held: Mapping[str, float] = {}
+        self._added: Counter[str] = Counter()
+        self._outage = Outage("the queue's shares")
+
+    def has_room(self, agent: str, size: int) -> bool:
+        """Whether a job of so many bytes is within its agent's share."""
+        return self._held.get(agent, 0.0) + self._added[agent] + size <= self._share
+
+    def add(self, agent: str, size: int) -> None:
+        """Counts a job that JOBS has taken."""
+        self._added[agent] += size
+
+    async def run(self) -> None:
+        """Looks again while there is something to look at, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if self._added or self._held:
+                await self._outage.survived(self.look, expected=BusError)
+
+    async def look(self) -> None:
+        """Looks at what JOBS holds. Raises BusError: that can't be known now."""
+        added, self._added = self._added, Counter()
+        try:
+            self._held = await self._look()
+        except BaseException:
+            self._added += added
+            raise
+
+    async def _look(self) -> dict[str, float]:
+        facts = await self._lookup.facts(Stream.JOBS)
+        if self._configured is None and facts.max_bytes > 0:
+            self._share = facts.max_bytes / 4
+        if facts.bytes <= self._share / 2:
+            return {}
+        counts = await self._lookup.counts(Stream.JOBS, "bw.jobs.>")
+        mean = facts.bytes / max(sum(counts.values()), 1)
+        estimates = {
+            subject: count * (mean if count * LARGEST <= self._share else await self._mean_size(subject, facts, mean))
+            for subject, count in counts.items()
+        }
+        # The total is known: with one agent that has nearly all, so is what it has.
+        scale = facts.bytes / max(sum(estimates.values()), 1)
+        return {subjects.agent_of_job(subject): estimate * scale for subject, estimate in estimates.items()}
+
+    async def _mean_size(self, subject: str, facts: Facts, default: float) -> float:
+        step = max((facts.last - facts.first) // SAMPLES, 1)
+        places = range(facts.first, facts.last + 1, step)
+        found = await asyncio.gather(*(self._lookup.next(Stream.JOBS, subject, place) for place in places))
+        sizes = [len(one.data) for one in found if one is not None]
+        return sum(sizes) / len(sizes) if sizes else default

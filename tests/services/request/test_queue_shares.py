@@ -1,0 +1,54 @@
+"""What one agent's jobs take of JOBS leaves room for those of the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from breakwater.bus.lookup import Lookup
+from services.request import queue_shares
+from services.request.queue_shares import QueueShares
+from tests.helpers import until
+from tests.services.request.conftest import CONFIG, HttpApi, StartApi
+
+SHARE = 2 * 1024**2
+LARGE = {"agent": "writer", "prompt": "x" * 200_000}
+
+
+async def test_an_agent_whose_jobs_take_its_share_is_refused_until_some_are_done_and_others_are_not(
+    start_api: StartApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_shares, "LOOK_EVERY_S", 0.05)
+    config = CONFIG.replace("limits: {", f"limits: {{jobs_max_bytes_per_agent: {SHARE}, ")
+    async with start_api(config) as api:
+        accepted = 0
+        while (answer := await api.post(LARGE)).status == 202:
+            accepted += 1
+        assert (answer.status, answer.code) == (503, "refused")
+        assert accepted in range(SHARE // 200_000, SHARE * 3 // 2 // 200_000 + 1)
+        assert "whole share" in answer.message
+        assert (await api.post({"agent": "reader", "prompt": "x"})).status == 202
+        await api.bus.jetstream().purge_stream("JOBS", keep=3)
+
+        async def accepts() -> bool:
+            return (await api.post(LARGE)).status == 202
+
+        await until(accepts)
+
+
+async def test_what_others_have_published_counts_by_its_size(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    jetstream, shares = api.bus.jetstream(), QueueShares(SHARE, Lookup(lambda: api.bus))
+    monkeypatch.setattr(queue_shares, "LARGEST", 400_000)
+    for _ in range(6):
+        await jetstream.publish("bw.jobs.writer", bytes(400_000))
+        for _ in range(6):
+            await jetstream.publish("bw.jobs.reader", bytes(40_000))
+    await shares.look()
+    assert not shares.has_room("writer", 0)
+    assert shares.has_room("reader", 200_000)
+    await jetstream.purge_stream("JOBS", subject="bw.jobs.writer")
+    await shares.look()
+    assert shares.has_room("writer", 1_900_000)
+    whole = QueueShares(None, Lookup(lambda: api.bus))
+    await whole.look()
+    assert whole.has_room("writer", 1024**3)
+    assert not whole.has_room("writer", 1024**3 + 1)
