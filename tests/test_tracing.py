@@ -314,6 +314,7 @@ def attempt_that_failed() -> Attempt:
         output_tokens=0,
         cost=1_500_000,
         cost_basis="billed",
+        finish_reason="length",
         outcome="error",
         error=ErrorInfo(kind="rate_limit", class_="RateLimitError", message="sk-secret", status_code=429),
         cause="retry",
@@ -343,13 +344,14 @@ def test_names_are_those_of_the_semantic_conventions() -> None:
         **tracing.execution_attributes(agent="a", execution_id="e"),
     }
     assert {name for name in said if not name.startswith("breakwater.")} <= known
-    assert len(said) == 17
+    assert len(said) == 18
 
 
 def test_an_attempt_is_reported_with_what_is_known_of_it() -> None:
     assert tracing.outcome_attributes(attempt_that_failed()) == {
         "gen_ai.usage.input_tokens": 10,
         "gen_ai.usage.output_tokens": 0,
+        "gen_ai.response.finish_reasons": ("length",),
         "http.response.status_code": 429,
         "breakwater.outcome": "error",
         "breakwater.error_kind": "rate_limit",

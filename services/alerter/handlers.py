@@ -25,6 +25,7 @@ from breakwater.policy.alert_rules import AnomalyRules, began_with
 from breakwater.policy.incidents import IncidentRules, due, due_at
 from breakwater.policy.signals import Firing, Resolved, Signal, key_of, of_dead_letter, of_execution, signals_of
 from services.alerter.baselines import Baselines
+from services.alerter.cut_off import CutOffAnswers
 
 RETRY_S = 1.0
 SWEEP_S = 1.0
@@ -192,15 +193,16 @@ class Grouping:
 def of_executions(
     baselines: Baselines, rules: AnomalyRules, now: Callable[[], datetime]
 ) -> Callable[[Delivery], Sequence[Firing]]:
-    """What the end of a job signals; it is also counted for the baseline of its agent."""
+    """What the end of a job signals; it is also counted for the baseline of its agent, and among its answers."""
     long_ms = None if rules.execution_duration_s is None else int(rules.execution_duration_s * 1000)
+    answers = CutOffAnswers(rules.cut_off_share)
 
     def signals(delivery: Delivery) -> Sequence[Firing]:
         execution = read_record(delivery, Execution)
         if execution is None:
             return ()
         baselines.add(execution, now())
-        return of_execution(execution, rules.execution_cost_usd, long_ms)
+        return (*of_execution(execution, rules.execution_cost_usd, long_ms), *answers.add(execution))
 
     return signals
 

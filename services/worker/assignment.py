@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from breakwater.bus.delivery import Delivery
 from breakwater.config import Agent
-from breakwater.contracts.execution import ErrorInfo, Reason
+from breakwater.contracts.execution import Choice, ErrorInfo, Reason
 from breakwater.contracts.job import Job
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.price import InputSize, max_output_of, size_of_messages, size_of_params
@@ -100,6 +100,8 @@ class Finished:
     reason: Reason | None
     error: ErrorInfo | None
     response: dict[str, JsonValue] | None = None
+    finish_reason: str | None = None
+    choices: tuple[Choice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

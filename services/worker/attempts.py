@@ -113,7 +113,8 @@ class Attempts:
             await self._record(ended.attempt)
         await self._settle(admitted.gates, ended.attempt)
         if ended.failure is None:
-            return Finished(self._at, ended.output, flight.model, None, None, ended.response)
+            reason = ended.attempt.finish_reason
+            return Finished(self._at, ended.output, flight.model, None, None, ended.response, reason, ended.choices)
         return await self._after_failure(ended)
 
     async def _refused(self, flight: InFlight, refused: Refused) -> Step:

@@ -16,11 +16,12 @@ from pydantic_core import to_json
 from breakwater import tracing
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Attempt, CostBasis, ErrorInfo, Outcome
+from breakwater.contracts.execution import Attempt, Choice, CostBasis, ErrorInfo, Outcome
 from breakwater.contracts.subjects import Stream
+from breakwater.contracts.types import MAX_COUNTED
 from breakwater.policy.classify import Classification, classify, without_text
 from breakwater.policy.output import Invalid, Valid
-from breakwater.policy.price import Usage
+from breakwater.policy.price import Usage, usage_problem
 from breakwater.providers.base import Answer, Call, CallFailed
 from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment
@@ -49,6 +50,7 @@ class Ended:
         credential: the reading of the key that the call was made with, where it failed.
         correction: the feedback for the model, where its answer did not satisfy the schema.
         response: the provider's own, where the job wants it.
+        choices: all of them, where the call gave several.
     """
 
     attempt: Attempt
@@ -57,6 +59,7 @@ class Ended:
     credential: int | None = None
     correction: Correction | None = None
     response: dict[str, JsonValue] | None = None
+    choices: tuple[Choice, ...] = ()
 
 
 async def call(
@@ -121,6 +124,8 @@ def attempt_of(
     cost: int | None = 0,
     basis: CostBasis = "billed",
     usage: Usage | None = None,
+    usage_problem: str | None = None,
+    finish_reason: str | None = None,
     error: ErrorInfo | None = None,
     counted: bool = False,
     refused: Refused | None = None,
@@ -143,6 +148,8 @@ def attempt_of(
         output_tokens=usage.output_tokens if usage else None,
         cached_tokens=usage.cached_tokens if usage else None,
         reasoning_tokens=usage.reasoning_tokens if usage else None,
+        usage_problem=usage_problem,
+        finish_reason=finish_reason,
         cost=cost,
         cost_basis=basis,
         reserved=None if flight.reserved_at is None else flight.reserved,
@@ -197,25 +204,69 @@ def cost_of_failure(flight: InFlight, *, maybe_billed: bool) -> tuple[int | None
     return flight.reserved, "unknown" if flight.reserved is None else "estimated"
 
 
-def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_at: datetime, answer: Answer) -> Ended:
-    usage = answer.usage
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """What a call has used, as far as that is credible; its fields are those of its attempt."""
+
+    usage: Usage | None
+    usage_problem: str | None
+    cost: int | None
+    basis: CostBasis
+
+
+def _spent(
+    worker: WorkerContext,
+    job: Assignment,
+    flight: InFlight,
+    usage: Usage | None,
+    cost: int | None,
+    *,
+    maybe_billed: bool,
+) -> _Spent:
+    """What a call has used by what was reported; where that says nothing of its cost, at most what was reserved."""
+    problem = None if usage is None else usage_problem(usage)
+    if problem is not None:
+        usage = None
     pricing = worker.targets.of(job.agent_name, flight.model).pricing
-    cost = answer.cost if answer.cost is not None or pricing is None else pricing.cost(usage)
-    # Priced, but the provider did not say how much was used: what was reserved for the call is the bound.
-    cost, basis = (cost, "billed") if cost is not None else cost_of_failure(flight, maybe_billed=True)
+    if cost is None and usage is not None and pricing is not None:
+        cost = pricing.cost(usage)
+        if cost is not None and cost > MAX_COUNTED:
+            problem, usage, cost = "more was reported than can be counted at the price of the model", None, None
+    if cost is not None:
+        return _Spent(usage, problem, cost, "billed")
+    return _Spent(usage, problem, *cost_of_failure(flight, maybe_billed=maybe_billed))
+
+
+def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_at: datetime, answer: Answer) -> Ended:
+    spent = _spent(worker, job, flight, answer.usage, answer.cost, maybe_billed=True)
+
+    def attempt(outcome: Outcome, error: ErrorInfo | None = None) -> Attempt:
+        return attempt_of(
+            worker,
+            job,
+            flight,
+            started_at,
+            outcome,
+            cost=spent.cost,
+            basis=spent.basis,
+            usage=spent.usage,
+            usage_problem=spent.usage_problem,
+            finish_reason=answer.finish_reason,
+            error=error,
+        )
 
     def refused(class_name: str, text: str, correction: Correction | None = None) -> Ended:
         kind = "client" if correction is None else "logic"
         failure = Classification(kind, class_name, text, None, retryable=False, counts_for_breaker=False)
-        attempt = attempt_of(
-            worker, job, flight, started_at, "error", cost=cost, basis=basis, usage=usage, error=failure.error_info()
-        )
-        return Ended(attempt, failure, correction=correction)
+        return Ended(attempt("error", failure.error_info()), failure, correction=correction)
 
     guard, output = job.output_guard, answer.output
     text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
     if (size := len(text.encode())) > MAX_ANSWER_BYTES:
         return refused("AnswerTooLargeError", f"the answer has {size} bytes; at most {MAX_ANSWER_BYTES} can be stored")
+    if (more := len(to_json(answer.choices))) > MAX_RESPONSE_BYTES:
+        text = f"the answer's choices have {more} bytes; at most {MAX_RESPONSE_BYTES} can be stored"
+        return refused("AnswerTooLargeError", text)
     checked = Valid(output) if guard is None else guard.check(output)
     if isinstance(checked, Invalid):
         # Redacted as a whole, and cut then: a part of a secret is not known for one.
@@ -224,11 +275,10 @@ def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_
             problems = f"{len(checked.problems)} problems, whose texts are not kept for this agent"
         correction = Correction(answer=text, problems=checked.problems)
         return refused("InvalidOutputError", f"the answer does not satisfy the output schema: {problems}", correction)
-    attempt = attempt_of(worker, job, flight, started_at, "success", cost=cost, basis=basis, usage=usage)
     response = answer.response if job.job.include_response else None
-    if response is not None and len(to_json(response)) > MAX_RESPONSE_BYTES:
+    if response is not None and more + len(to_json(response)) > MAX_RESPONSE_BYTES:
         response = None
-    return Ended(attempt, None, checked.value, response=response)
+    return Ended(attempt("success"), None, checked.value, response=response, choices=answer.choices)
 
 
 def _failed(
@@ -245,14 +295,7 @@ def _failed(
     )
     if failure.kind == "timeout" and timeout_s < job.agent.timeout_s:
         counted = False  # the job's own deadline cut it short, which says nothing of the model
-    reported = failed.cost
-    pricing = worker.targets.of(job.agent_name, flight.model).pricing
-    if reported is None and failed.usage is not None and pricing is not None:
-        reported = pricing.cost(failed.usage)
-    if reported is not None:
-        cost, basis = reported, "billed"
-    else:
-        cost, basis = cost_of_failure(flight, maybe_billed=failed.maybe_billed)
+    spent = _spent(worker, job, flight, failed.usage, failed.cost, maybe_billed=failed.maybe_billed)
     # The identity of the error is that of what is kept of it: two errors that differ in a secret are the same.
     if job.agent.keeps_error_texts:
         kept = replace(failure, message=worker.redactor.text(failure.message))
@@ -266,9 +309,11 @@ def _failed(
         flight,
         started_at,
         "error",
-        cost=cost,
-        basis=basis,
-        usage=failed.usage,
+        cost=spent.cost,
+        basis=spent.basis,
+        usage=spent.usage,
+        usage_problem=spent.usage_problem,
+        finish_reason=failed.finish_reason,
         error=error,
         counted=counted,
     )

@@ -84,6 +84,8 @@ def conclude(end: Conclusion) -> Result:
         wasted_by_cause=sums.wasted_by_cause,
         cost_basis=sums.cost_basis,
         output=output,
+        finish_reason=finished.finish_reason,
+        choices=finished.choices,
         error=error,
         metadata=job.metadata,
         queued_at=end.queued_at,

@@ -212,7 +212,16 @@ class JobHandler:
         if cache is not None and not resumed:
             cached = await cache.find(checkpoint.deadline)
             if cached is not None:
-                found = Finished(checkpoint, cached.output, cached.chosen_model, None, None, cached.response)
+                found = Finished(
+                    checkpoint,
+                    cached.output,
+                    cached.chosen_model,
+                    None,
+                    None,
+                    cached.response,
+                    cached.finish_reason,
+                    cached.choices,
+                )
                 return found, cached.execution_id
         gates = self._gates[job.job.task_id is not None]
         return await Attempts(self._worker, job, checkpoint, progress, gates).run(resumed=resumed), None

@@ -62,7 +62,15 @@ class ResponseCache:
     async def keep(self, finished: Finished, execution_id: str) -> None:
         """Caches the answer of a job that has succeeded, for the jobs that wait for it, too."""
         if finished.reason is None:
-            answer = Cached(execution_id, finished.chosen_model, finished.output, self._worker.now(), finished.response)
+            answer = Cached(
+                execution_id,
+                finished.chosen_model,
+                finished.output,
+                self._worker.now(),
+                finished.response,
+                finished.finish_reason,
+                finished.choices,
+            )
             flight = self._holder if self._leads else None
             await self._once(self._worker.cache.put(self._key, answer, self._rules.ttl_s, flight=flight))
 

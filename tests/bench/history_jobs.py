@@ -181,7 +181,7 @@ class Jobs:
         refused_by: str | None,
     ) -> None:
         at = time_from_ms(course.at_ms)
-        tokens_and_cost = (None, None, None, None, None, "unknown", None, None)
+        tokens_and_cost = (*(None,) * 7, "unknown", None, None)
         tail = (True, refused_by, False, None, cause, backoff, 0, at, self.next_sequence())
         number = len(course.rows) + 1
         course.rows.append(
@@ -239,7 +239,7 @@ class Jobs:
             (
                 *(f"{execution_id}:{number}", execution_id, agent.name, job.tenant, job.task_id, number),
                 *(model.name, model.provider, started, completed, took),
-                *((sent, given, cached, None) if billed else (None, None, None, None)),
+                *((sent, given, cached, None, None, "stop") if billed else (None,) * 6),
                 *(None if cost is None else Decimal(cost).scaleb(-9), basis),
                 *(None if reserved is None else Decimal(reserved).scaleb(-9), started),
                 "success" if failure is None else "worker_lost" if kind == "worker_lost" else "error",
@@ -300,7 +300,7 @@ class Jobs:
             course.calls_by_cause,
             {cause: Decimal(nano).scaleb(-9) for cause, nano in course.cost_by_cause.items()},
             basis,
-            self._output(agent) if status == "succeeded" and not dry_run else None,
+            *((self._output(agent), "stop") if status == "succeeded" and not dry_run else (None, None)),
             *error,
             self._messages(agent) if agent.keeps_prompts else None,
             None,
@@ -354,7 +354,7 @@ def _end(failure: Failure) -> str:
 
 
 def _last_error(course: Course) -> ErrorCells:
-    return course.last_call_error if course.failed else course.rows[-1][20:27]
+    return course.last_call_error if course.failed else course.rows[-1][22:29]
 
 
 def _wasted(calls: list[tuple[int, str, str]], *, answered: bool) -> dict[str, int]:

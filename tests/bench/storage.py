@@ -133,6 +133,7 @@ class Month:
                 input_tokens=asked if succeeded else None,
                 output_tokens=said if succeeded else None,
                 cached_tokens=0 if succeeded else None,
+                finish_reason="stop" if succeeded else None,
                 cost=asked * 150 + said * 600 if succeeded else picked.choice((0, asked * 150)),
                 reserved=asked * 300 + 4_096 * 600,
                 reserved_at=began_at - timedelta(milliseconds=1),

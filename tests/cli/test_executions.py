@@ -76,6 +76,15 @@ async def test_what_a_call_left_out_is_reported(run: Run, analytics: Analytics) 
     assert "left out" not in (await in_thread(run, "executions", "e2")).out
 
 
+async def test_why_models_stopped_and_usage_that_is_not_credible_are_reported(run: Run, analytics: Analytics) -> None:
+    attempts = (attempt(finish_reason="length", usage_problem="1e+15 output tokens were reported"),)
+    await store(analytics, [execution(attempts=attempts, finish_reason="length"), execution("e2")])
+    shown = (await in_thread(run, "executions", "e1")).out
+    assert "  finish reason length\n  usage         1e+15 output tokens were reported in attempt 1\n" in shown
+    assert shown.splitlines()[-1].split()[4] == "length"
+    assert "finish reason" not in (await in_thread(run, "executions", "e2")).out
+
+
 @pytest.mark.parametrize("asked", ["root", "a1"])
 async def test_a_tree_in_a_pipe_has_a_line_for_each_execution(run: Run, analytics: Analytics, asked: str) -> None:
     await store(analytics, FAMILY)

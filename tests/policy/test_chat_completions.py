@@ -183,12 +183,34 @@ def test_the_providers_own_object_passes_as_it_is() -> None:
 
 def test_why_another_dialect_stopped_is_said_in_openais_words() -> None:
     reasons = {
-        "end_turn": "stop",
-        "stop_sequence": "stop",
-        "max_tokens": "length",
-        "refusal": "content_filter",
+        "stop": "stop",
+        "length": "length",
+        "content_filter": "content_filter",
+        "pause_turn": "stop",
         None: "stop",
     }
     for reason, expected in reasons.items():
-        made = completion_of(RESULT | {"response": {"type": "message", "stop_reason": reason}})
+        made = completion_of(RESULT | {"response": {"type": "message"}, "finish_reason": reason})
         assert (made["id"], made["choices"][0]["finish_reason"]) == ("chatcmpl-e1", expected)
+
+
+def test_all_choices_of_a_result_are_those_of_the_completion() -> None:
+    choices = [
+        {"index": 0, "output": None, "finish_reason": "content_filter"},
+        {"index": 1, "output": "hi", "finish_reason": "length"},
+        {"index": 2, "output": MESSAGES[1], "finish_reason": "tool_calls"},
+    ]
+    made = completion_of(RESULT | {"choices": choices})["choices"]
+    assert [(one["index"], one["message"]["content"], one["finish_reason"]) for one in made] == [
+        (0, None, "content_filter"),
+        (1, "hi", "length"),
+        (2, None, "tool_calls"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("class_name", "code"), [("ContentFilteredError", "content_filter"), ("OutputLimitError", "max_tokens_reached")]
+)
+def test_an_answer_that_says_nothing_is_the_clients_error(class_name: str, code: str) -> None:
+    failed = {"status": "dead_lettered", "reason": "error", "error": {"kind": "client", "class": class_name}}
+    assert (error_of(failed).status, error_of(failed).code) == (400, code)

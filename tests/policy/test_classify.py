@@ -10,6 +10,7 @@ from breakwater.policy.classify import (
     BrokenAnswer,
     Failure,
     HttpFailure,
+    NothingSaid,
     ProgramFailure,
     TransportFailure,
     classify,
@@ -56,6 +57,11 @@ ROWS: list[Row] = [
     (BrokenAnswer("a 200 that carries an error"), "server", "BrokenAnswerError", True, True),
     (BrokenAnswer("the answer has no choices"), "server", "BrokenAnswerError", True, True),
     (BrokenAnswer("the answer was truncated"), "server", "BrokenAnswerError", True, True),
+    (BrokenAnswer("the answer has no choices", 202), "server", "BrokenAnswerError", True, True),
+    (NothingSaid("content_filter", "no text"), "client", "ContentFilteredError", False, False),
+    (NothingSaid("length", "no text"), "client", "OutputLimitError", False, False),
+    (NothingSaid("stop", "no text"), "server", "EmptyAnswerError", True, True),
+    (NothingSaid(None, "no text"), "server", "EmptyAnswerError", True, True),
     (ProgramFailure("BadInputError", "no", 400, "client"), "client", "BadInputError", False, False),
     (ProgramFailure("BackendFailureError", "no", None, "server"), "server", "BackendFailureError", True, True),
 ]
@@ -64,7 +70,7 @@ ROWS: list[Row] = [
 def name_of(row: object) -> str | None:
     if isinstance(row, HttpFailure):
         return f"{row.status} {row.code or row.type or row.message}"
-    return str(row) if isinstance(row, TransportFailure | BrokenAnswer | ProgramFailure) else None
+    return str(row) if isinstance(row, TransportFailure | BrokenAnswer | NothingSaid | ProgramFailure) else None
 
 
 @pytest.mark.parametrize(("failure", "kind", "class_name", "retryable", "counted"), ROWS, ids=name_of)
@@ -74,8 +80,8 @@ def test_every_failure_has_its_kind(
     verdict = classify(failure, NOW)
     assert (verdict.kind, verdict.class_name) == (kind, class_name)
     assert (verdict.retryable, verdict.counts_for_breaker) == (retryable, counted)
-    status = {HttpFailure: getattr(failure, "status", None), BrokenAnswer: 200, TransportFailure: None}
-    assert verdict.status_code == status.get(type(failure), getattr(failure, "status", None))
+    status = getattr(failure, "status", None)
+    assert verdict.status_code == status
     info = verdict.error_info()
     assert (info.kind, info.class_, info.message) == (kind, class_name, failure.message)
     assert (info.user_message is None) == retryable

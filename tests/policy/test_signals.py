@@ -11,6 +11,7 @@ from breakwater.contracts.execution import Execution
 from breakwater.contracts.types import nano_from_usd
 from breakwater.policy.alert_texts import money_text
 from breakwater.policy.signals import Firing, Resolved, channel_works, of_dead_letter, of_execution, signals_of
+from tests.analytics.samples import attempt
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 UNTIL = datetime(2026, 11, 21, 10, 1, 0, tzinfo=UTC)
@@ -489,6 +490,15 @@ def test_an_execution_that_costs_or_takes_too_much_is_an_anomaly_though_it_succe
     assert long.key == "agent_anomaly/writer/execution_duration"
     assert "took 12.3 s, more than 10.0 s." in long.text
     assert of_execution(ended(status="succeeded", reason=None, total_cost=None), 1, None) == ()
+
+
+def test_usage_that_is_not_credible_is_an_anomaly_of_the_agent() -> None:
+    problem = "1e+15 output tokens were reported, over 100,000,000 are not credible for one call"
+    [said] = of_execution(
+        ended(status="succeeded", reason=None, attempts=(attempt("e11", usage_problem=problem),)), None, None
+    )
+    assert (said.key, said.event, said.fades) == ("agent_anomaly/writer/reported_usage", "agent_anomaly", True)
+    assert f"Job e11 of writer: {problem}, so its cost is estimated" in said.text
 
 
 def dead_letter(**fields: Any) -> DeadLetter:

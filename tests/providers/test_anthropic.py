@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from breakwater.embedded.provider import SimulatedProvider
-from breakwater.policy.classify import BrokenAnswer, HttpFailure
+from breakwater.policy.classify import HttpFailure, NothingSaid
 from breakwater.policy.price import Usage
 from breakwater.providers.anthropic import AnthropicSettings
 from breakwater.providers.base import Answer, Call
@@ -158,13 +158,14 @@ async def test_tokens_from_and_to_the_cache_are_a_part_of_the_input(reported: di
         assert (await perform(settings("anthropic", origin))).usage == usage
 
 
-async def test_a_refusal_with_a_text_is_an_answer_and_one_without_is_a_broken_one() -> None:
+async def test_a_refusal_with_a_text_is_an_answer_and_one_without_is_a_failure() -> None:
     refusal = {"stop_reason": "refusal", "usage": {"input_tokens": 9, "output_tokens": 1}}
     async with saying({"content": [{"type": "text", "text": "I can't."}], **refusal}) as origin:
         assert (await perform(settings("anthropic", origin))).output == "I can't."
     async with saying({"content": [], **refusal}) as origin:
         failed = await failure(settings("anthropic", origin))
-    assert failed.failure == BrokenAnswer("the answer has no content (stop_reason: refusal)")
+    assert isinstance(failed.failure, NothingSaid)
+    assert (failed.failure.finish_reason, failed.finish_reason) == ("content_filter", "content_filter")
     assert (failed.maybe_billed, failed.usage) == (True, Usage(9, 1))
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.errors import ConfigError
-from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure
+from breakwater.policy.classify import BrokenAnswer, HttpFailure, NothingSaid, TransportFailure
 from breakwater.policy.price import Usage
 from breakwater.providers.base import CallFailed
 from breakwater.providers.http import MAX_ANSWER_BYTES
@@ -74,7 +74,7 @@ async def test_any_other_2xx_is_a_broken_answer_that_may_have_been_billed(kind: 
 )
 async def test_a_200_that_cannot_be_used_may_have_been_billed(kind: str, fault: str, words: str) -> None:
     failed = await failing(kind, {"kind": fault})
-    assert isinstance(failed.failure, BrokenAnswer)
+    assert isinstance(failed.failure, BrokenAnswer | NothingSaid)
     assert words in failed.failure.message
     assert failed.maybe_billed
     assert failed.usage == (REPORTED[kind] if fault == "no_choices" else None)
@@ -159,7 +159,7 @@ async def test_a_handshake_that_takes_too_long_was_never_billed(kind: str) -> No
 async def test_an_odd_answer_is_a_broken_one(kind: str, body: Any, words: str) -> None:
     async with saying(body) as origin:
         failed = await failure(settings(kind, origin))
-    assert isinstance(failed.failure, BrokenAnswer)
+    assert isinstance(failed.failure, BrokenAnswer | NothingSaid)
     assert words in failed.failure.message
     assert failed.maybe_billed
 

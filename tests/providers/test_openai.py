@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from breakwater.embedded.provider import SimulatedProvider
-from breakwater.policy.classify import HttpFailure
+from breakwater.policy.classify import HttpFailure, NothingSaid
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer
 from breakwater.providers.openai import ChatCompletions, OpenAISettings
@@ -57,6 +57,8 @@ async def test_usage_that_is_not_reported_is_unknown() -> None:
             },
             Usage(5, 7, cached_tokens=3, reasoning_tokens=6),
         ),
+        ({"prompt_tokens": 5.0, "completion_tokens": 10**30}, Usage(5, int(1e30))),
+        ({"prompt_tokens": -5, "completion_tokens": 0.5}, Usage(None, None)),
         (
             {"prompt_tokens": 5, "completion_tokens": 0, "prompt_tokens_details": None},
             Usage(5, 0),
@@ -66,6 +68,64 @@ async def test_usage_that_is_not_reported_is_unknown() -> None:
 async def test_tokens_are_counted_as_they_are_reported(reported: dict[str, Any], usage: Usage) -> None:
     async with saying({"choices": [{"message": {"content": "hi"}}], "usage": reported}) as origin:
         assert (await perform(settings("openai", origin))).usage == usage
+
+
+SILENT = {"role": "assistant", "content": None}
+CALLED = {**SILENT, "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        CALLED,
+        {**CALLED, "content": "I look."},
+        {**SILENT, "refusal": "I can't."},
+        {**SILENT, "audio": {"id": "a1", "data": "UklG"}},
+        {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "assistant", "content": [{"type": "text", "text": "hi"}]},
+    ],
+)
+async def test_a_message_that_says_more_than_a_text_is_returned_whole(message: dict[str, Any]) -> None:
+    async with saying({"choices": [{"message": message, "finish_reason": "stop"}]}) as origin:
+        assert (await perform(settings("openai", origin))).output == message
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (SILENT, "stop"),
+        (SILENT, None),
+        ({**SILENT, "tool_calls": [], "refusal": None, "reasoning_content": "Well,"}, "stop"),
+        ({**SILENT, "content": ""}, "content_filter"),
+        ({**SILENT, "content": ""}, "length"),
+        ({**SILENT, "content": []}, "stop"),
+    ],
+)
+async def test_a_message_that_says_nothing_is_a_failure_with_its_usage(
+    message: dict[str, Any], reason: str | None
+) -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 7}
+    async with saying({"choices": [{"message": message, "finish_reason": reason}], "usage": usage}) as origin:
+        failed = await failure(settings("openai", origin))
+    assert isinstance(failed.failure, NothingSaid)
+    assert (failed.failure.finish_reason, failed.finish_reason, failed.usage) == (reason, reason, Usage(5, 7))
+
+
+async def test_an_empty_text_of_a_model_that_has_ended_is_an_answer() -> None:
+    async with saying({"choices": [{"message": {"content": ""}, "finish_reason": "stop"}]}) as origin:
+        assert (await perform(settings("openai", origin))).output == ""
+
+
+async def test_of_several_choices_the_output_is_the_first_that_says_something() -> None:
+    reasons = {"content_filter": None, "length": "second", "stop": "third"}
+    choices = [
+        {"index": index, "message": {**SILENT, "content": text}, "finish_reason": reason}
+        for index, (reason, text) in enumerate(reasons.items())
+    ]
+    async with saying({"choices": choices}) as origin:
+        answered = await perform(settings("openai", origin))
+    assert (answered.output, answered.finish_reason) == ("second", "length")
+    assert {choice.finish_reason: choice.output for choice in answered.choices} == reasons
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,11 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
             "incidents that were open are firing",
             (ALERTS.modify_columns(("status",), layout), ALERTS.update("status", "open", "firing", layout)),
         ),
+        Migration(
+            9,
+            "why models stopped, and usage that is not credible",
+            (*added(EXECUTIONS, "finish_reason"), *added(ATTEMPTS, "usage_problem", "finish_reason")),
+        ),
     )
 
 

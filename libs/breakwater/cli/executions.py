@@ -173,6 +173,8 @@ def _show_execution(execution: Execution, *, as_json: bool) -> None:
         ("wasted", _wasted(execution)),
         ("cache", _cache(execution)),
         ("left out", _left_out(execution)),
+        ("finish reason", execution.finish_reason),
+        ("usage", _usage_problems(execution)),
         ("queued", formats.clock(execution.queued_at, now)),
         ("took", formats.duration(execution.duration_ms)),
         ("tenant", execution.tenant),
@@ -189,6 +191,7 @@ def _show_execution(execution: Execution, *, as_json: bool) -> None:
         Column("model", lambda one: one.model),
         Column("why", lambda one: one.cause, drop=4),
         Column("outcome", lambda one: output.state(one.outcome)),
+        Column("finish", lambda one: one.finish_reason, drop=6),
         Column("took", lambda one: formats.duration(one.duration_ms), right=True, drop=2),
         Column("waited", lambda one: formats.duration(one.backoff_ms or None), right=True, drop=5),
         Column("cost", lambda one: None if one.short_circuited else formats.money(one.cost), right=True, drop=1),
@@ -234,6 +237,15 @@ def _left_out(execution: Execution) -> str:
         f"{attempt.dropped_messages} message{'s' if attempt.dropped_messages > 1 else ''} in attempt {attempt.number}"
         for attempt in execution.attempts
         if attempt.dropped_messages
+    )
+
+
+def _usage_problems(execution: Execution) -> str:
+    """What was reported and is not credible; the costs are estimated then."""
+    return "; ".join(
+        f"{attempt.usage_problem} in attempt {attempt.number}"
+        for attempt in execution.attempts
+        if attempt.usage_problem is not None
     )
 
 

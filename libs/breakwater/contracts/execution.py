@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Field, JsonValue
 
@@ -40,6 +40,13 @@ Waste = Literal["retry", "fallback", "self_correction", "worker_lost", "failed"]
 """Why the cost of an attempt was wasted: what followed it, or what was wrong with it."""
 CostBasis = Literal["billed", "estimated", "unknown"]
 Status = Literal["succeeded", "dead_lettered", "cancelled"]
+FinishReason = Annotated[
+    str | None,
+    Field(
+        description="Why the model stopped: `stop`, `length` (the answer is cut off), `tool_calls` or "
+        "`content_filter`; else the provider's own word. Null if not reported.",
+    ),
+]
 Reason = Literal[
     "error", "timeout", "breaker_open", "budget_exceeded", "guard_tripped", "rate_limited", "invalid", "worker_lost"
 ]
@@ -87,6 +94,11 @@ class Attempt(Event):
         default=None, description="The part of the input tokens that came from the provider's cache."
     )
     reasoning_tokens: Count | None = Field(default=None, description="Part of the output tokens.")
+    usage_problem: str | None = Field(
+        default=None,
+        description="Why the usage that was reported is not credible. Its tokens are unknown then, its cost estimated.",
+    )
+    finish_reason: FinishReason = None
     cost: Money | None = Field(default=None, description="Null if unknown; never zero for unknown.")
     cost_basis: CostBasis = "unknown"
     reserved: Money | None = Field(
@@ -151,6 +163,7 @@ class Execution(Event):
     )
     cost_basis: CostBasis = "unknown"
     output: JsonValue = None
+    finish_reason: FinishReason = None
     error: ErrorInfo | None = None
     messages: list[dict[str, JsonValue]] | None = None
     input: JsonValue = Field(default=None, description="Input of a process or python agent.")
@@ -171,10 +184,23 @@ class Execution(Event):
     )
 
 
+class Choice(Event):
+    """One of several answers to the same call."""
+
+    index: Count
+    output: JsonValue = Field(description="As the execution's; null if it says nothing.")
+    finish_reason: FinishReason = None
+
+
 class Result(Execution):
     """The result of a job, for its submitter: the execution with its output as the model returned it."""
 
     job_id: Identifier
+    choices: tuple[Choice, ...] = Field(
+        default=(),
+        description="All choices of a response that has several, as with `n` in the job's `params`, as the model "
+        "returned them. `output` is the first one that says something.",
+    )
     response: dict[str, JsonValue] | None = Field(
         default=None,
         description="The provider's own response, as JSON, where the job has `include_response`: with all choices, ids "

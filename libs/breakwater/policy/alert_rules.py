@@ -75,6 +75,11 @@ class AnomalyRules(Message):
     execution_duration_s: float | None = Field(
         default=None, gt=0, description="An execution that takes longer is an anomaly by itself."
     )
+    cut_off_share: Annotated[Annotated[float, Field(gt=0, le=1)] | None, Off] = Field(
+        default=0.2,
+        description="The share of an agent's last 50 answers (at least 10) cut off by the output limit "
+        "(`finish_reason: length`) that is an anomaly; or `off`.",
+    )
 
 
 class QuietHours(Message):

@@ -56,8 +56,15 @@ _OF_THE_PLANE = frozenset({401, 402, 403, 407})
 _OVERLOADED = frozenset({503, 529})
 
 
-_FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"}
-"""Where Anthropic's `stop_reason` says more than the message does."""
+_OF_ANSWERS: Mapping[str, tuple[int, str]] = {
+    "QuotaExceededError": (429, "insufficient_quota"),
+    "ContentFilteredError": (400, "content_filter"),
+    "OutputLimitError": (400, "max_tokens_reached"),
+}
+"""By the error's class: what OpenAI has codes of its own for."""
+
+_FINISH_REASONS = frozenset({"stop", "length", "content_filter"})
+"""Those that OpenAI's clients know; whether tools are called, the message says."""
 
 
 def job_of(request: ChatCompletionRequest, options: CallOptions, agent: str, model: str | None) -> Job:
@@ -97,8 +104,8 @@ def error_of(result: Mapping[str, Any]) -> ChatError:
             status = 503
         param = "messages" if kind in {"context_overflow", "orphan_tool_calls"} and status == 400 else None
         return ChatError(status, code, message, param, retry_after_s)
-    if error.get("class") == "QuotaExceededError":
-        return ChatError(429, "insufficient_quota", message)
+    if (known := _OF_ANSWERS.get(str(error.get("class")))) is not None:
+        return ChatError(*known, message)
     if not isinstance(status_code, int) or not 400 <= status_code < 500 or status_code in _OF_THE_PLANE:
         return ChatError(502, "provider_error", message)
     return ChatError(status_code, "model_not_found" if status_code == 404 else "invalid_request", message)
@@ -113,26 +120,32 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
     response = cast(dict[str, Any], result.get("response") or {})
     if isinstance(response.get("choices"), list):
         return response
-    message = _message(result.get("output"))
-    finish_reason = _FINISH_REASONS.get(
-        str(response.get("stop_reason")), "tool_calls" if message.get("tool_calls") else "stop"
-    )
+    choices = cast(list[Mapping[str, Any]], result.get("choices") or [{"index": 0, **result}])
     usage = _usage(result)
     return {
         "id": f"chatcmpl-{result['execution_id']}",
         "object": "chat.completion",
         "created": int(datetime.fromisoformat(result["completed_at"]).timestamp()),
         "model": result.get("chosen_model") or result.get("requested_model") or result["agent"],
-        "choices": [{"index": 0, "message": message, "finish_reason": finish_reason, "logprobs": None}],
+        "choices": [_choice(choice) for choice in choices],
         **({} if usage is None else {"usage": usage}),
     }
+
+
+def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    message, reason = _message(choice.get("output")), choice.get("finish_reason")
+    if message.get("tool_calls"):
+        reason = "tool_calls"
+    elif reason not in _FINISH_REASONS:
+        reason = "stop"
+    return {"index": choice["index"], "message": message, "finish_reason": reason, "logprobs": None}
 
 
 def _message(output: Any) -> dict[str, Any]:
     """The assistant's message; JSON that is neither a text nor a message becomes a text."""
     if isinstance(output, dict) and (said := cast(dict[str, Any], output)).get("role") == "assistant":
         return {"content": None, "refusal": None, **said}
-    content = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+    content = output if output is None or isinstance(output, str) else json.dumps(output, ensure_ascii=False)
     return {"role": "assistant", "content": content, "refusal": None}
 
 

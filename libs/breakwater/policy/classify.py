@@ -243,6 +243,15 @@ class BrokenAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class NothingSaid:
+    """A valid answer without a text, a tool call, or anything else; its meaning depends on why the model stopped."""
+
+    finish_reason: str | None
+    message: str
+    status: int = 200
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramFailure:
     """A program or a callable failed, or said that it could not answer. It names what happened itself.
 
@@ -259,7 +268,7 @@ class ProgramFailure:
     kind: Literal["client", "server", "timeout", "network"]
 
 
-Failure = HttpFailure | TransportFailure | BrokenAnswer | ProgramFailure
+Failure = HttpFailure | TransportFailure | BrokenAnswer | NothingSaid | ProgramFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +341,15 @@ def classify(failure: Failure, now: datetime) -> Classification:
         case BrokenAnswer(message, status):
             return Classification(
                 "server", "BrokenAnswerError", message, status, retryable=True, counts_for_breaker=True
+            )
+        case NothingSaid("content_filter", message, status):
+            return Classification("client", "ContentFilteredError", message, status, False, False)
+        case NothingSaid("length", message, status):
+            # The model has thought until its limit, and would again.
+            return Classification("client", "OutputLimitError", message, status, False, False)
+        case NothingSaid(_, message, status):
+            return Classification(
+                "server", "EmptyAnswerError", message, status, retryable=True, counts_for_breaker=True
             )
         case ProgramFailure(class_name, message, status, kind):
             again = kind != "client"

@@ -84,6 +84,18 @@ class Usage:
     reasoning_tokens: int | None = None
 
 
+MAX_USAGE = 100_000_000
+"""Tokens. The largest models take and give a few million in one call."""
+
+
+def usage_problem(usage: Usage) -> str | None:
+    """Why the usage that was reported can't be what a call used; None where it can."""
+    for name, tokens in (("input", usage.input_tokens), ("output", usage.output_tokens)):
+        if tokens is not None and tokens > MAX_USAGE:
+            return f"{tokens:.3g} {name} tokens were reported, over {MAX_USAGE:,} are not credible for one call"
+    return None
+
+
 def choices_of(params: Mapping[str, JsonValue]) -> int:
     """How many answers a request asks for: `n`."""
     return _positive(params.get("n")) or 1

@@ -250,11 +250,24 @@ def of_execution(execution: Execution, costly: int | None, long_ms: int | None) 
         found.append(_failed(execution))
     if costly is not None and (execution.total_cost or 0) > costly:
         spent = money_text(execution.total_cost or 0)
-        found.append(_unusual(execution, "execution_cost", f"cost {spent}, more than {money_text(costly)}"))
+        found.append(_unusual(execution, "execution_cost", f" cost {spent}, more than {money_text(costly)}"))
     if long_ms is not None and execution.duration_ms > long_ms:
-        took = f"took {execution.duration_ms / 1000:,.1f} s, more than {long_ms / 1000:,.1f} s"
+        took = f" took {execution.duration_ms / 1000:,.1f} s, more than {long_ms / 1000:,.1f} s"
         found.append(_unusual(execution, "execution_duration", took))
+    problem = next((one.usage_problem for one in execution.attempts if one.usage_problem is not None), None)
+    if problem is not None:
+        text = f": {problem}, so its cost is estimated, and the provider's bill may differ"
+        found.append(_unusual(execution, "reported_usage", text))
     return tuple(found)
+
+
+def cut_off(execution: Execution, cut: int, answers: int) -> Firing:
+    """That many of an agent's latest answers were cut off, the one of this execution included."""
+    what = (
+        f" was cut off by its output limit, as were {cut} of the agent's last {answers} answers: raise the agent's "
+        "`max_tokens`, or ask for less"
+    )
+    return _unusual(execution, "finish_reason", what, title="Answers cut off")
 
 
 def _failed(execution: Execution) -> Firing:
@@ -273,9 +286,9 @@ def _failed(execution: Execution) -> Firing:
     return _of_job(execution, "retries_exhausted", reason, "Retries exhausted", what, "was tried", figures)
 
 
-def _unusual(execution: Execution, measure: str, what: str) -> Firing:
+def _unusual(execution: Execution, measure: str, what: str, title: str = "Unusual execution") -> Firing:
     figures: dict[str, JsonValue] = {"measure": measure}
-    signal = _of_job(execution, "agent_anomaly", measure, "Unusual execution", f" {what}.", "it did", figures)
+    signal = _of_job(execution, "agent_anomaly", measure, title, f"{what}.", "it did", figures)
     return replace(signal, source_id=f"{execution.execution_id}/{measure}")
 
 

@@ -39,6 +39,8 @@ _CLASSES = {
     "NotFoundError": "The model or resource does not exist or is not available to you.",
     "RequestTooLargeError": "The request is too large; please send less.",
     "UnprocessableEntityError": "A parameter's value may be invalid.",
+    "ContentFilteredError": "The provider's content filter withheld the answer. Please rephrase the request.",
+    "OutputLimitError": "The model reached its output limit before it said anything. Please allow it more tokens.",
     "DnsError": "The address of the model's provider could not be found. Please contact the agent's owner.",
     "TlsError": "No secure connection to the model's provider could be made. Please contact the agent's owner.",
     "ServiceUnavailableError": f"The model's provider is not available. {_LATER}",

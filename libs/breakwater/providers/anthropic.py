@@ -9,6 +9,8 @@ from typing import Any, Literal, cast
 import orjson
 from pydantic import Field, JsonValue
 
+from breakwater.contracts.execution import Choice
+from breakwater.policy.finish import finish_reason
 from breakwater.policy.price import Usage, max_tokens_of
 from breakwater.providers.base import (
     URL,
@@ -391,25 +393,26 @@ class Messages:
             reasoning_tokens=count(fields(reported.get("output_tokens_details")).get("thinking_tokens")),
         )
 
-    def output(self, answer: Mapping[str, Any]) -> JsonValue:
-        """The text, also that of a refusal; with tool calls the assistant message. Raises UnusableAnswerError.
+    def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
+        """The one: its text, also that of a refusal; with tool calls the assistant message.
 
         Such a message has the blocks of extended thinking as `thinking_blocks`: Anthropic wants them back, unchanged,
         with the tools' results.
         """
         content = answer.get("content")
-        blocks = [fields(block) for block in cast(list[Any], content)] if isinstance(content, list) else []
+        if not isinstance(content, list):
+            raise UnusableAnswerError("the answer has no content")
+        blocks = [fields(block) for block in cast(list[Any], content)]
         text = "".join(str(block.get("text") or "") for block in blocks if block.get("type") == "text")
         calls = [_tool_call(block) for block in blocks if block.get("type") == "tool_use"]
+        output: JsonValue = text or None
         if calls:
             message: dict[str, Any] = {"role": "assistant", "content": text or None, "tool_calls": calls}
             thinking = [dict(block) for block in blocks if block.get("type") in ("thinking", "redacted_thinking")]
             if thinking:
                 message["thinking_blocks"] = thinking
-            return message
-        if not text:
-            raise UnusableAnswerError(f"the answer has no content (stop_reason: {answer.get('stop_reason')})")
-        return text
+            output = message
+        return [Choice(index=0, output=output, finish_reason=finish_reason(answer.get("stop_reason")))]
 
 
 def _tool_call(block: Mapping[str, Any]) -> dict[str, Any]:

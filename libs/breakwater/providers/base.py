@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import BeforeValidator, Field, JsonValue
 
+from breakwater.contracts.execution import Choice
 from breakwater.contracts.types import Message, UsdAmount
 from breakwater.policy.classify import Failure, HttpFailure
 from breakwater.policy.price import Usage
@@ -59,12 +60,16 @@ class Answer:
         usage: tokens as the provider reports them.
         cost: nano-dollars, where the provider reports them itself.
         response: what an HTTP API sent, whole.
+        finish_reason: why the model stopped, where that is known.
+        choices: all of them, where the call gave several.
     """
 
     output: JsonValue
     usage: Usage
     cost: int | None = None
     response: dict[str, JsonValue] | None = None
+    finish_reason: str | None = None
+    choices: tuple[Choice, ...] = ()
 
 
 class CallFailed(Exception):  # noqa: N818  what happened, in the field's words
@@ -76,6 +81,7 @@ class CallFailed(Exception):  # noqa: N818  what happened, in the field's words
         usage: what the provider reports to have used all the same.
         cost: what it reports to have cost, in nano-dollars.
         credential: which reading of the key the call was made with, for `Provider.refresh_credential`.
+        finish_reason: why the model stopped, where it ran and that is known.
     """
 
     def __init__(
@@ -86,6 +92,7 @@ class CallFailed(Exception):  # noqa: N818  what happened, in the field's words
         usage: Usage | None = None,
         cost: int | None = None,
         credential: int | None = None,
+        finish_reason: str | None = None,
     ) -> None:
         super().__init__(str(failure))
         self.failure = failure
@@ -93,6 +100,7 @@ class CallFailed(Exception):  # noqa: N818  what happened, in the field's words
         self.usage = usage
         self.cost = cost
         self.credential = credential
+        self.finish_reason = finish_reason
 
 
 class Provider(Protocol):
@@ -203,11 +211,14 @@ class Wire(Protocol):
         """The tokens that an answer reports; None where it reports none."""
         ...
 
-    def output(self, answer: Mapping[str, Any]) -> JsonValue:
-        """The text of an answer, or the whole assistant message in OpenAI's format where it calls tools.
+    def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
+        """The choices of an answer, at least one.
+
+        The output of each is its text, or the whole assistant message in OpenAI's format where that is more than a
+        text, as when it calls tools; None where the model said nothing.
 
         Raises:
-            UnusableAnswerError: there is none.
+            UnusableAnswerError: there are none.
         """
         ...
 
@@ -219,6 +230,8 @@ def refused(text: str) -> CallFailed:
 
 def count(value: Any) -> int | None:
     """A number of tokens; None for anything else."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # also what has more than 64 bits
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 

@@ -16,7 +16,8 @@ import structlog
 from yarl import URL
 
 from breakwater.errors import ConfigError
-from breakwater.policy.classify import BrokenAnswer, Failure, TransportFailure
+from breakwater.policy.classify import BrokenAnswer, Failure, NothingSaid, TransportFailure
+from breakwater.policy.finish import INTERRUPTED
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer, Call, CallFailed, HttpSettings, UnusableAnswerError, Wire
 from breakwater.providers.failures import error_in_answer, http_failure, read_json, transport_failure
@@ -148,7 +149,11 @@ class HttpProvider:
             return self._read(await self._post(call, key))
         except CallFailed as failed:
             raise CallFailed(
-                _without(key, failed.failure), maybe_billed=failed.maybe_billed, usage=failed.usage, credential=version
+                _without(key, failed.failure),
+                maybe_billed=failed.maybe_billed,
+                usage=failed.usage,
+                credential=version,
+                finish_reason=failed.finish_reason,
             ) from failed.__cause__
 
     async def refresh_credential(self, used: int | None) -> bool:
@@ -206,9 +211,21 @@ class HttpProvider:
         if body.get("error") or "error" in (body.get("type"), body.get("object")):
             raise CallFailed(error_in_answer(body, status), maybe_billed=True, usage=usage)
         try:
-            return Answer(self._wire.output(body), usage or Usage(None, None), response=body)
+            choices = tuple(self._wire.choices(body))
         except UnusableAnswerError as error:
             raise _broken(status, str(error), usage) from error
+        chosen = next((choice for choice in choices if choice.output is not None), choices[0])
+        reason = chosen.finish_reason
+        failure: Failure | None = None
+        if reason in INTERRUPTED:
+            failure = BrokenAnswer(f"the provider broke the answer off (finish_reason: {reason})", status)
+        elif chosen.output is None:
+            words = f"the answer has no text and no tool call (finish_reason: {reason or 'none'})"
+            failure = NothingSaid(reason, words, status)
+        if failure is not None:
+            raise CallFailed(failure, maybe_billed=True, usage=usage, finish_reason=reason)
+        several = choices if len(choices) > 1 else ()
+        return Answer(chosen.output, usage or Usage(None, None), None, body, reason, several)
 
 
 async def _note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:

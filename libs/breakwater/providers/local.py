@@ -56,7 +56,7 @@ def _nano(value: object) -> int:
 
 ReportedCost = Annotated[int, BeforeValidator(_nano), Field(ge=0, le=MAX_COUNTED)]
 """Nano-dollars, from what a program reports in USD; rounded half up to whole ones."""
-Tokens = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNTED)]
+Tokens = Annotated[int, Field(strict=True, ge=0)]
 
 
 class Reported(BaseModel):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 from urllib.parse import quote, urlsplit
 
 from pydantic import Field, JsonValue
 
+from breakwater.contracts.execution import Choice
+from breakwater.policy.finish import finish_reason
 from breakwater.policy.price import Usage
 from breakwater.providers.base import URL, ApiVersion, Call, HttpSettings, Provider, UnusableAnswerError, count, fields
 
@@ -68,17 +70,26 @@ class ChatCompletions:
             reasoning_tokens=count(fields(reported.get("completion_tokens_details")).get("reasoning_tokens")),
         )
 
-    def output(self, answer: Mapping[str, Any]) -> JsonValue:
-        """The first choice. Raises UnusableAnswerError."""
-        choices = answer.get("choices")
-        if not isinstance(choices, list) or not choices:
+    def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
+        """All of them. Raises UnusableAnswerError."""
+        found = answer.get("choices")
+        if not isinstance(found, list) or not found:
             raise UnusableAnswerError("the answer has no choices")
-        message = fields(cast(list[Any], choices)[0]).get("message")
-        if not isinstance(message, dict):
-            raise UnusableAnswerError("the answer's first choice has no message")
-        said = cast(dict[str, JsonValue], message)
-        content = said.get("content")
-        return content if isinstance(content, str) and not said.get("tool_calls") else said
+        return [_choice(index, fields(one)) for index, one in enumerate(cast(list[Any], found))]
+
+
+_BESIDE_TEXT = ("tool_calls", "function_call", "refusal", "audio", "images")
+"""What a message may say without a text, or beside it."""
+
+
+def _choice(index: int, choice: Mapping[str, Any]) -> Choice:
+    said, reason = dict(fields(choice.get("message"))), finish_reason(choice.get("finish_reason"))
+    output: JsonValue = said.get("content")
+    if any(said.get(name) for name in _BESIDE_TEXT) or (output and not isinstance(output, str)):
+        output = said
+    elif not output and (not isinstance(output, str) or reason in {"content_filter", "length"}):
+        output = None  # an empty text is an answer only of a model that has ended by itself
+    return Choice(index=index, output=output, finish_reason=reason)
 
 
 class AzureSettings(HttpSettings):

@@ -11,6 +11,7 @@ from typing import cast
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
+from breakwater.contracts.execution import Choice
 from breakwater.contracts.types import Timestamp
 from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
@@ -31,6 +32,8 @@ class Cached:
     output: JsonValue
     completed_at: Timestamp
     response: dict[str, JsonValue] | None = None
+    finish_reason: str | None = None
+    choices: tuple[Choice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

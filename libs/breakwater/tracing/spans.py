@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from breakwater.contracts.execution import Attempt, Cause, Execution
 from breakwater.contracts.types import NANO_PER_USD
 
-Attribute = str | int | float | bool
+Attribute = str | int | float | bool | tuple[str, ...]
 Kind = Literal["server", "client", "internal", "producer", "consumer"]
 
 Attributes = Mapping[str, Attribute]
@@ -149,6 +149,7 @@ def outcome_attributes(attempt: Attempt) -> _Attributes:
             "gen_ai.usage.output_tokens": attempt.output_tokens,
             "gen_ai.usage.cache_read.input_tokens": attempt.cached_tokens,
             "gen_ai.usage.reasoning.output_tokens": attempt.reasoning_tokens,
+            "gen_ai.response.finish_reasons": None if attempt.finish_reason is None else (attempt.finish_reason,),
             "http.response.status_code": None if attempt.error is None else attempt.error.status_code,
             "breakwater.outcome": attempt.outcome,
             "breakwater.error_kind": None if attempt.error is None else attempt.error.kind,

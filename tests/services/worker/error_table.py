@@ -57,6 +57,11 @@ def broken(name: str, kind: str, cost: Literal["estimated", "billed"] = "estimat
     return Row(name, "server", "BrokenAnswerError", retried=True, counted=True, cost=cost, fault={"kind": kind})
 
 
+def silent(name: str, kind: str, class_name: str, reason: str) -> Row:
+    again, fault = kind == "server", {"kind": "no_content", "finish_reason": reason}
+    return Row(name, kind, class_name, retried=again, counted=again, cost="billed", fault=fault)
+
+
 def unreachable(name: str, class_name: str, endpoint: str) -> Row:
     return Row(name, "network", class_name, retried=True, counted=True, endpoint=endpoint)
 
@@ -122,4 +127,7 @@ ROWS = (
     broken("200 with an error in it", "error_in_200"),
     broken("200 without choices", "no_choices", "billed"),
     broken("truncated body", "truncated"),
+    silent("no text, `content_filter`", "client", "ContentFilteredError", "content_filter"),
+    silent("no text, `length`", "client", "OutputLimitError", "length"),
+    silent("no text, no tool call", "server", "EmptyAnswerError", "stop"),
 )

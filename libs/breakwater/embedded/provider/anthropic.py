@@ -30,7 +30,7 @@ _PARAMS = frozenset(
     }
 )  # fmt: skip
 _BLOCKS = frozenset({"text", "image", "document", "tool_use", "tool_result", "thinking", "redacted_thinking"})
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _STANDARD = {
     400: ErrorText(type="invalid_request_error", message="The request is invalid."),
     401: ErrorText(type="authentication_error", message="invalid x-api-key"),
@@ -144,10 +144,10 @@ def _message(decision: Decision, model: str) -> dict[str, Any]:
         "role": "assistant",
         "model": model,
         "content": blocks if decision.broken != "no_choices" else [],
-        "stop_reason": _STOP_REASONS[decision.finish_reason],
+        "stop_reason": _STOP_REASONS.get(decision.finish_reason, decision.finish_reason),
         "stop_sequence": None,
     }
-    if (usage := decision.usage) is not None and decision.report_usage:
+    if (usage := decision.shown_usage) is not None:
         # Here the cached tokens are not a part of the input.
         answer["usage"] = {
             "input_tokens": usage.input_tokens - usage.cached_tokens,

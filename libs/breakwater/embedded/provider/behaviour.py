@@ -142,6 +142,7 @@ def _applies(fault: Fault, index: int, plan: ModelPlan, number: int, elapsed_s: 
 def _succeed(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault | None = None) -> Decision:
     answer = _answer(plan, number, request, fault)
     latency = plan.script.latency_ms if fault is None or fault.latency_ms is None else fault.latency_ms
+    reported = None if fault is None or fault.reports is None else replace(answer.usage, **fault.reports)
     return Decision(
         status=200,
         delay_s=_delay_s(latency, plan.key, number),
@@ -151,10 +152,11 @@ def _succeed(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault | 
         content=answer.content,
         tool_calls=answer.tool_calls,
         choices=request.choices,
-        finish_reason=answer.finish_reason,
+        finish_reason=answer.finish_reason if fault is None or fault.finish_reason is None else fault.finish_reason,
         usage=answer.usage,
         cost_nano=cost_of(plan.script.price, answer.usage),
         report_usage=plan.script.usage.report,
+        reported=reported,
         price=plan.script.price,
         streamed=plan.script.stream if request.stream else None,
         stream_usage=request.stream_usage,
@@ -175,7 +177,9 @@ def _fail(fault: Fault, plan: ModelPlan, number: int, request: ChatRequest) -> D
     if fault.status is not None and fault.status < 300:
         return replace(whole, status=fault.status)
     # These report their usage, so they are billed like any answer.
-    whole_body = fault.kind in ("no_choices", "byte_order_mark")
+    whole_body = fault.kind in ("no_choices", "no_content", "byte_order_mark")
+    if fault.kind == "no_content":
+        whole = replace(whole, content=None, tool_calls=())
     billed = whole_body or plan.script.billed_on_error if fault.billed is None else fault.billed
     error = fault.error
     if error is None and fault.when == "orphan_tool_calls":

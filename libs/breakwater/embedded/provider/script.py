@@ -85,7 +85,7 @@ def price_nano(
 
 
 BrokenKind = Literal[
-    "malformed_json", "empty_body", "truncated", "no_choices", "error_in_200", "reset", "byte_order_mark"
+    "malformed_json", "empty_body", "truncated", "no_choices", "no_content", "error_in_200", "reset", "byte_order_mark"
 ]
 StreamFault = Literal["cut", "stall", "malformed", "no_end", "error"]
 Condition = Literal["orphan_tool_calls"]
@@ -190,6 +190,8 @@ class Fault(_Part):
         after_chunks: null means after the last one; with `no_end`, that only the mark of the end is missing.
         retry_after_s: sent with `status` as `Retry-After`.
         error: the error body sent with `status` or `error_in_200`.
+        reports: tokens that the answer reports instead of those that are billed.
+        finish_reason: why the model says that it stopped; with `kind: no_content` or any answer.
         latency_ms: replaces the model's latency.
         billed: replaces the rule that only a whole answer is billed, and an error as `billed_on_error` says.
         billed_when_abandoned: a hang the client gave up on is billed as if it had been answered.
@@ -212,6 +214,8 @@ class Fault(_Part):
     stall_s: Annotated[float, Field(gt=0)] | None = None
     retry_after_s: Annotated[float, Field(ge=0)] | None = None
     error: ErrorText | None = None
+    reports: dict[Literal["input_tokens", "output_tokens"], _Tokens] | None = None
+    finish_reason: str | None = None
     latency_ms: Annotated[float, Field(ge=0)] | Latency | None = None
     billed: bool | None = None
     billed_when_abandoned: bool = False

@@ -79,6 +79,7 @@ class Decision:
         usage: tokens of the answer, and what is billed when the call is billed.
         cost_nano: what the call costs when it is billed, in nano-dollars.
         report_usage: the answer carries its usage.
+        reported: the usage that it carries, where that is not what is billed.
         broken: the way in which a 200 is broken.
         error: the body's error, for the status or for `error_in_200`.
         price: what tokens cost, for a stream that ends early.
@@ -103,6 +104,7 @@ class Decision:
     usage: AnswerUsage | None = None
     cost_nano: int = 0
     report_usage: bool = True
+    reported: AnswerUsage | None = None
     broken: BrokenKind | None = None
     error: ErrorText | None = None
     retry_after_s: float | None = None
@@ -112,6 +114,11 @@ class Decision:
     stream_fault: StreamFault | None = None
     after_chunks: int | None = None
     stall_s: float = 0.0
+
+    @property
+    def shown_usage(self) -> AnswerUsage | None:
+        """The usage that the answer carries."""
+        return (self.reported or self.usage) if self.report_usage else None
 
 
 class RequestRefusedError(Exception):
@@ -299,8 +306,8 @@ def write_completion(decision: Decision, model: str) -> bytes:
         "model": model,
         "choices": choices if decision.broken != "no_choices" else [],
     }
-    if decision.usage is not None and decision.report_usage:
-        answer["usage"] = _usage(decision.usage)
+    if (usage := decision.shown_usage) is not None:
+        answer["usage"] = _usage(usage)
     return orjson.dumps(answer)
 
 
@@ -343,7 +350,7 @@ def pieces_of(text: str, pace: Pace) -> list[str]:
 
 def write_stream(decision: Decision, model: str, pace: Pace) -> list[StreamEvent]:
     """The events of a streamed answer: `chat.completion.chunk` objects, and `[DONE]`."""
-    usage = decision.usage if decision.stream_usage and decision.report_usage else None
+    usage = decision.shown_usage if decision.stream_usage else None
     head = {
         "id": decision.completion_id,
         "object": "chat.completion.chunk",

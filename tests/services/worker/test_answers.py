@@ -1,0 +1,124 @@
+"""What providers answer: how it stands in attempts, results and records, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+from breakwater.analytics.rows import attempt_row, execution_row
+from breakwater.contracts import subjects
+from breakwater.contracts.execution import Attempt, Execution, Result
+from tests.flow.kit import COST, model
+from tests.services.worker.conftest import StartWorker
+
+AGENT = {"retry": {"max_attempts": 2, "backoff": "constant", "base_s": 0.01}, "breaker": "off", "max_tokens": 100}
+ABSURD = {"reports": {"output_tokens": 10**15}}
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+
+
+async def test_what_a_model_said_is_told_with_why_it_stopped_and_what_it_cost(start_worker: StartWorker) -> None:
+    faults: dict[str, dict[str, Any]] = {
+        "plain": {"answer": "hi"},
+        "created": {"status": 201},
+        "marked": {"kind": "byte_order_mark"},
+        "filtered": {"answer": "I can't", "finish_reason": "content_filter"},
+        "vague": {"answer": "hi", "finish_reason": "Quite done!"},
+        "absurd": {"answer": "hi", **ABSURD},
+        "beyond": {"answer": "hi", "reports": {"input_tokens": 10**17}},
+        "short": {"answer": "hi there " * 20},
+    }
+    agents = {name: {**AGENT, "model": f"sim/{name}"} for name in faults}
+    agents["short"]["max_tokens"] = 1
+    results: dict[str, dict[str, Any]] = {}
+    async with start_worker({f"sim/{name}": model(fault) for name, fault in faults.items()}, agents) as plane:
+        for name in faults:
+            await plane.publish({"agent": name, "job_id": name, "prompt": "hello"})
+        for name in faults:
+            results[name] = await plane.result(name)
+            # Whatever was answered: the contract reads what was recorded, and ClickHouse takes it.
+            record = await plane.jetstream.get_last_msg("EVENTS", subjects.execution(name, name))
+            attempt = await plane.jetstream.get_last_msg("EVENTS", subjects.attempt(name, name, 1))
+            assert record.data is not None
+            assert attempt.data is not None
+            execution = Execution.model_validate_json(record.data)
+            assert execution.finish_reason == results[name]["finish_reason"]
+            assert execution_row(execution, 1)
+            assert attempt_row(Attempt.model_validate_json(attempt.data), 1, datetime.now(UTC))
+    assert {result["status"] for result in results.values()} == {"succeeded"}
+    assert {name: result["finish_reason"] for name, result in results.items()} == {
+        "plain": "stop",
+        "created": "stop",
+        "marked": "stop",
+        "filtered": "content_filter",
+        "vague": None,
+        "absurd": "stop",
+        "beyond": "stop",
+        "short": "length",
+    }
+    costs = {name: (result["total_cost"], result["cost_basis"]) for name, result in results.items()}
+    assert {costs[name] for name in ("plain", "created", "marked", "filtered", "vague")} == {(COST, "billed")}
+    for name, words in (("absurd", "1e+15 output tokens"), ("beyond", "1e+17 input tokens")):
+        [attempt] = results[name]["attempts"]
+        assert costs[name] == (attempt["reserved"], "estimated")
+        assert (attempt["input_tokens"], attempt["output_tokens"]) == (None, None)
+        assert attempt["usage_problem"].startswith(words)
+
+
+async def test_an_answer_that_says_nothing_fails_by_why_the_model_stopped(start_worker: StartWorker) -> None:
+    silent: dict[str, dict[str, Any]] = {
+        "filtered": {"kind": "no_content", "finish_reason": "content_filter"},
+        "blank": {"answer": "", "finish_reason": "content_filter"},
+        "thought": {"kind": "no_content", "finish_reason": "length"},
+        "empty": {"kind": "no_content"},
+        "called": {"kind": "no_content", "finish_reason": "tool_calls"},
+        "interrupted": {"answer": "The first", "finish_reason": "error"},
+    }
+    models = {f"sim/{name}": model(fault) for name, fault in silent.items()} | {"sim/good": model()}
+    agents = {name: {**AGENT, "model": f"sim/{name}", "fallback_models": ["sim/good"]} for name in silent}
+    async with start_worker(models, agents) as plane:
+        for name in silent:
+            await plane.publish({"agent": name, "job_id": name, "prompt": "hello"})
+        results = {name: await plane.result(name) for name in silent}
+    said = {
+        name: [
+            (one["error"]["class"], one["finish_reason"], one["counts_for_breaker"]) for one in result["attempts"][:-1]
+        ]
+        for name, result in results.items()
+    }
+    assert said == {
+        "filtered": [("ContentFilteredError", "content_filter", False)],
+        "blank": [("ContentFilteredError", "content_filter", False)],
+        "thought": [("OutputLimitError", "length", False)],
+        "empty": [("EmptyAnswerError", "stop", True)] * 2,
+        "called": [("EmptyAnswerError", "tool_calls", True)] * 2,
+        "interrupted": [("BrokenAnswerError", "error", True)] * 2,
+    }
+    for result in results.values():
+        assert (result["status"], result["chosen_model"], result["finish_reason"]) == ("succeeded", "sim/good", "stop")
+        assert {attempt["cost"] for attempt in result["attempts"]} == {COST}, "the provider reported what it billed"
+
+
+async def test_all_choices_and_tool_calls_are_returned_also_from_the_cache(start_worker: StartWorker) -> None:
+    calls = [{"name": "look_up", "arguments": {"id": number}} for number in (1, 2)]
+    models = {"sim/m": model(), "sim/tools": model(tool_calls=calls)}
+    agents = {
+        "writer": {**AGENT, "model": "sim/m", "cache": {"ttl_s": 600}},
+        "caller": {**AGENT, "model": "sim/tools"},
+    }
+    async with start_worker(models, agents) as plane:
+        several = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "hello", "params": {"n": 3}})
+        again = await plane.run({"agent": "writer", "job_id": "j2", "prompt": "hello", "params": {"n": 3}})
+        one, called = await asyncio.gather(
+            plane.run({"agent": "writer", "job_id": "j3", "prompt": "hello"}),
+            plane.run({"agent": "caller", "job_id": "j4", "prompt": "hello", "params": {"tools": [TOOL], "n": 2}}),
+        )
+    assert [choice["index"] for choice in several["choices"]] == [0, 1, 2]
+    assert {choice["output"] for choice in several["choices"]} == {several["output"]}
+    assert (again["cache_hit"], again["choices"], again["finish_reason"]) == (True, several["choices"], "stop")
+    assert (one["choices"], one["finish_reason"]) == ([], "stop")
+    assert [choice["finish_reason"] for choice in called["choices"]] == ["tool_calls"] * 2
+    for output in (called["output"], *(choice["output"] for choice in called["choices"])):
+        functions = [call["function"] for call in output["tool_calls"]]
+        assert functions == [{"name": "look_up", "arguments": f'{{"id":{number}}}'} for number in (1, 2)]
+    assert Result.model_validate(called).choices[1].index == 1
