@@ -28,7 +28,7 @@ from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, CapRa
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import ms_from_time
-from breakwater.policy.budget import Period
+from breakwater.policy.budget import Period, threshold
 from breakwater.policy.ledger import Figures, Ledger, Place, figures_of, places_of
 from breakwater.state.budget_counters import BudgetCounters, Notes, Repair, Snapshot
 from breakwater.state.budgets import NotFilled
@@ -351,6 +351,6 @@ def _notes(events: Iterable[BudgetEvent]) -> dict[str, Notes]:
         elif event.kind == "raise_ended":
             raises[event.period].pop(key, None)
         elif event.threshold_percent is not None:
-            announced[event.period].add(f"{key}@{event.limit}@{event.threshold_percent}")
+            announced[event.period].add(threshold(key, event.limit, event.threshold_percent))
     names = {*raises, *announced}
     return {name: Notes(raises.get(name, {}), frozenset(announced.get(name, ()))) for name in names}

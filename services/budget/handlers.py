@@ -17,7 +17,7 @@ from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import time_from_ms
 from breakwater.outage import Outages
-from breakwater.policy.budget import CapTable, Counter, Period, in_force, periods_at, reached
+from breakwater.policy.budget import CapTable, Counter, Period, in_force, periods_at, reached, threshold
 from breakwater.policy.ledger import charged_at
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets, NotFilled, Settlement, Totals
@@ -132,17 +132,16 @@ class BudgetHandler:
         percents = reached(counter, limit, total.spent, refused=refused_cap == limit)
         if not percents:
             return
-        # A cap that is changed in mid-period has thresholds of its own.
-        thresholds = [f"{total.key}@{limit}@{percent}" for percent in percents]
+        thresholds = [threshold(total.key, limit, percent) for percent in percents]
         announced = await self._counters.announced(total.period, thresholds)
-        for percent, threshold, is_announced in zip(percents, thresholds, announced, strict=True):
+        for percent, name, is_announced in zip(percents, thresholds, announced, strict=True):
             if is_announced:
                 continue
             event = _crossing(counter, total, percent, limit)
             subject = subjects.budget(counter.scope, counter.window)
             await self._publisher.event(subject, event, id=event.event_id, at=event.at)
             structlog.get_logger().info("budget_threshold", budget=counter.name, percent=percent)
-            await self._counters.announce(total.period, threshold)
+            await self._counters.announce(total.period, name)
 
 
 def _crossing(counter: Counter, total: Totals, percent: int, limit: int) -> BudgetEvent:

@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from markupsafe import Markup
 from starlette.requests import Request
@@ -72,7 +71,7 @@ class BudgetRow:
         spent, reserved, limit = self.status.spent, self.status.reserved, self.status.limit
         if limit is None or self.used is None:
             return None
-        colour = "bad" if self.used >= 1 else "warn" if self.used >= NEARLY else "good"
+        colour = "bad" if self.status.reached else "warn" if self.used >= NEARLY else "good"
         label = f"{short_money(spent)} spent and {short_money(reserved)} reserved of {short_money(limit)}"
         parts = [(colour, float(spent)), ("second", float(reserved))] if limit else [(colour, 1.0)]
         return charts.share(parts, label, of=float(limit) or 1.0)
@@ -125,7 +124,6 @@ def routes(context: PageContext) -> list[Route]:
                 periods.of(one.window),
                 None if recent.value is None else recent.value[one.window].get(_scope(one), 0),
                 now,
-                context.zone,
             )
             for one in (known.value.budgets if known.value else ())
         ]
@@ -204,7 +202,7 @@ def routes(context: PageContext) -> list[Route]:
     ]
 
 
-def budget_row(status: BudgetStatus, period: Period, recent: int | None, now: datetime, zone: ZoneInfo) -> BudgetRow:
+def budget_row(status: BudgetStatus, period: Period, recent: int | None, now: datetime) -> BudgetRow:
     """A budget with its forecast.
 
     Args:
@@ -212,26 +210,27 @@ def budget_row(status: BudgetStatus, period: Period, recent: int | None, now: da
         period: the present one of its window.
         recent: recent spend, in nano-dollars; None if unknown, and then there is no forecast.
         now: the time.
-        zone: where the budgets' days begin.
     """
     expected = None
     # The counters may still be those of the period that has just ended.
-    if recent is not None and status.period == period.name:
-        expected = forecast(period, ms_from_time(now), spent=status.spent, recent=recent, limit=status.limit)
-    return BudgetRow(status, expected, outlook(status, expected, recent is not None, zone), _tone(status, expected))
+    hard, now_ms = status.enforcement == "hard", ms_from_time(now)
+    # Under a hard cap that is reached, nothing more is to come.
+    if recent is not None and status.period == period.name and not (hard and status.reached):
+        expected = forecast(period, now_ms, spent=status.spent, recent=recent, limit=status.limit, hard=hard)
+    return BudgetRow(status, expected, outlook(status, expected, recent is not None, now_ms), _tone(status, expected))
 
 
-def outlook(status: BudgetStatus, expected: Forecast | None, known: bool, zone: ZoneInfo) -> str:
+def outlook(status: BudgetStatus, expected: Forecast | None, known: bool, now_ms: int) -> str:
     """A forecast in words. `known`: whether recent spend is known."""
     length, limit = _LENGTH[status.window], status.limit
-    if limit is not None and status.spent >= limit:
+    if limit is not None and status.reached:
         return "the cap is reached" if limit else "the cap is zero"
     if not status.spent:
         return "nothing spent yet"
     if expected is None:
         return f"too early in the {length} to forecast" if known else "unknown: ClickHouse is unavailable"
     if expected.reaches_ms is not None:
-        return f"at this pace the cap is reached {_when(time_from_ms(expected.reaches_ms), status, zone)}"
+        return f"at this pace the cap is reached {_in_about(expected.reaches_ms - now_ms)}"
     of = "" if limit is None else f" of {short_money(limit)}"
     return f"at this pace the {length} ends at {short_money(expected.total)}{of}"
 
@@ -239,16 +238,19 @@ def outlook(status: BudgetStatus, expected: Forecast | None, known: bool, zone: 
 def _tone(status: BudgetStatus, expected: Forecast | None) -> str:
     if status.limit is None:
         return ""
-    used = status.spent + status.reserved
-    if used >= status.limit:
+    if status.reached:
         return "bad"
-    return "warn" if (expected is not None and expected.reaches_ms is not None) or used >= status.limit * NEARLY else ""
+    nearly = status.spent + status.reserved >= status.limit * NEARLY
+    return "warn" if (expected is not None and expected.reaches_ms is not None) or nearly else ""
 
 
-def _when(moment: datetime, status: BudgetStatus, zone: ZoneInfo) -> str:
-    at = moment.astimezone(zone)
-    day = "" if status.window == "daily" else f"on {at:%A}, {at:%b} {at.day}, "
-    return f"{day}at {at:%H:%M} {at.tzname()}"
+def _in_about(wait_ms: int) -> str:
+    """A time to come, as vague as a pace is: an hour of the clock would be another one at every look."""
+    hours = wait_ms / 3_600_000
+    if hours < 1:
+        return "within an hour"
+    number, unit = (round(hours), "hour") if hours < 36 else (round(hours / 24), "day")
+    return f"in about {number} {unit}" + ("s" if number > 1 else "")
 
 
 def _rejected(
@@ -311,8 +313,18 @@ def _picture(row: BudgetRow, period: Period, burnt: Burn, now: datetime) -> Mark
         end=time_from_ms(period.end_ms),
         unit=lambda usd: short_money(round(usd * NANO_PER_USD)),
         cap=None if status.limit is None else status.limit / NANO_PER_USD,
-        forecast=None if row.forecast is None else row.forecast.total / NANO_PER_USD,
+        forecast=_ahead(row.forecast, status.limit, time_from_ms(period.end_ms)),
     )
+
+
+def _ahead(expected: Forecast | None, limit: int | None, end: datetime) -> list[tuple[datetime, float]]:
+    """A forecast as a line: up to the cap, and on to the period's end; under a hard cap, level from there."""
+    if expected is None:
+        return []
+    line = [(end, expected.total / NANO_PER_USD)]
+    if expected.reaches_ms is not None and limit is not None:
+        line.insert(0, (time_from_ms(expected.reaches_ms), limit / NANO_PER_USD))
+    return line
 
 
 def _nearness(one: BudgetRow) -> tuple[float, int]:

@@ -184,7 +184,7 @@ def burn(
     end: datetime,
     unit: Unit,
     cap: float | None = None,
-    forecast: float | None = None,
+    forecast: Sequence[tuple[datetime, float]] = (),
 ) -> Markup:
     """How a sum grows through a period, with its cap and its forecast.
 
@@ -195,9 +195,9 @@ def burn(
         end: of the period.
         unit: how a value is written.
         cap: drawn as a line across.
-        forecast: the expected sum at the end.
+        forecast: times to come and the sum expected at each, the last one at the end.
     """
-    highest = max([value for _, value in points] + [cap or 0, forecast or 0], default=0)
+    highest = max([value for _, value in (*points, *forecast)] + [cap or 0], default=0)
     top = nice(highest)
     length = max((end - start).total_seconds(), 1)
 
@@ -210,8 +210,9 @@ def burn(
         area = [(placed[0][0], float(HEIGHT)), *placed, (placed[-1][0], float(HEIGHT))]
         drawn.append(Markup('<path class="area plain" d="{}"/>').format(_path(area)))
         drawn.append(Markup('<path class="line plain" d="{}"/>').format(_path(placed)))
-    if placed and forecast is not None:
-        drawn.append(Markup('<path class="line forecast" d="{}"/>').format(_path([placed[-1], place(end, forecast)])))
+    if placed and forecast:
+        ahead = [placed[-1], *(place(moment, value) for moment, value in forecast)]
+        drawn.append(Markup('<path class="line forecast" d="{}"/>').format(_path(ahead)))
     if cap is not None:
         across = [(0.0, HEIGHT - cap / top * HEIGHT), (float(WIDTH), HEIGHT - cap / top * HEIGHT)]
         drawn.append(Markup('<path class="line cap" d="{}"/>').format(_path(across)))
@@ -219,8 +220,8 @@ def burn(
     legend = [("plain", "spent")]
     if cap is not None:
         legend.append(("cap", f"cap {unit(cap)}"))
-    if forecast is not None:
-        legend.append(("forecast", f"forecast {unit(forecast)}"))
+    if forecast:
+        legend.append(("forecast", f"forecast {unit(forecast[-1][1])}"))
     rows = [(_day_and_time(moment), [unit(value)]) for moment, value in points]
     return _frame(
         label, Markup("").join(drawn), top, unit, [_day_and_time(one) for one in moments], legend, ["spent"], rows

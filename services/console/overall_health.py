@@ -113,7 +113,7 @@ def overall_health(totals: WindowTotals | None, live: Live, when: str, failed: s
 
 def spent(budget: BudgetStatus) -> bool:
     """Whether a cap is reached. A cap of zero is intentional, and does not count."""
-    return bool(budget.limit) and budget.spent + budget.reserved >= (budget.limit or 0)
+    return bool(budget.limit) and (budget.reached or budget.spent + budget.reserved >= (budget.limit or 0))
 
 
 def queue_of(queues: Queues | None, agent: str) -> AgentQueue | None:

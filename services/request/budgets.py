@@ -24,9 +24,9 @@ from breakwater.contracts.types import Message, is_identifier, ms_from_time, tim
 from breakwater.contracts.validation import FieldError
 from breakwater.errors import Unavailable
 from breakwater.policy.alert_texts import money_text
-from breakwater.policy.budget import OTHERS, WINDOWS, CapTable, Counter, Period, in_force, periods_at
-from breakwater.policy.ledger import Figures
-from breakwater.state.budget_counters import BudgetCounters, Filled, PeriodCounters, Snapshot
+from breakwater.policy.budget import OTHERS, WINDOWS, CapTable, Counter, Period, in_force, periods_at, threshold
+from breakwater.policy.ledger import Figures, is_reached
+from breakwater.state.budget_counters import BudgetCounters, Filled, Notes, PeriodCounters, Snapshot
 from breakwater.state.budgets import NotFilled
 from services.request.parsing import suggestion
 from services.request.problems import Problem, unavailable
@@ -260,11 +260,17 @@ def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetSt
         spent=figures.spent,
         reserved=held,
         remaining=None if limit is None else max(0, limit - figures.spent - held),
+        reached=limit is not None
+        and is_reached(limit, figures, held, refused=_has_refused(counter, limit, period_counters.notes)),
         calls=figures.calls,
         calls_of_unknown_cost=figures.unpriced,
         resets_at=time_from_ms(period_counters.period.end_ms),
         estimate=_accuracy(figures),
     )
+
+
+def _has_refused(counter: Counter, limit: int, notes: Notes) -> bool:
+    return counter.caps.enforcement == "hard" and threshold(counter.key, limit, 100) in notes.announced
 
 
 def _accuracy(figures: Figures) -> EstimateAccuracy | None:

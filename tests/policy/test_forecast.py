@@ -50,6 +50,15 @@ def test_days(hour: float, spent: int, recent: int, limit: int | None, expected:
     assert forecast(DAY, at(hour), spent=spent * USD, recent=recent * USD, limit=cap) == expected
 
 
+@pytest.mark.parametrize(
+    ("limit", "total", "reaches"),
+    [(100, 24, None), (24, 24, 24), (18, 18, 18), (12, 12, None), (5, 12, None)],
+)
+def test_no_more_is_expected_than_a_hard_cap_lets_be_spent(limit: int, total: int, reaches: int | None) -> None:
+    expected = Forecast(total * USD, None if reaches is None else at(reaches))
+    assert forecast(DAY, at(12), spent=12 * USD, recent=3 * USD, limit=limit * USD, hard=True) == expected
+
+
 def test_a_cap_of_nothing_is_never_said_to_be_reached_later() -> None:
     assert forecast(DAY, at(12), spent=USD, recent=0, limit=0) == Forecast(int(1.5 * USD), None)
 
@@ -88,6 +97,10 @@ def test_whatever_was_spent(of: Period, share: float, spent: int, recent: int, l
         assert (predicted.reaches_ms is not None) == (predicted.total >= limit)
     if predicted.reaches_ms is not None:
         assert now_ms <= predicted.reaches_ms <= of.end_ms
+    capped = forecast(of, now_ms, spent=spent, recent=recent, limit=limit, hard=True)
+    assert capped is not None
+    assert capped.total <= max(spent, predicted.total if limit is None else limit)
+    assert capped.reaches_ms == predicted.reaches_ms
     more = forecast(of, now_ms, spent=spent, recent=recent + 1_000, limit=limit)
     assert more is not None
     assert more.total >= predicted.total, "spending faster lately never promises less"

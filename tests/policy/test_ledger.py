@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.policy.ledger import FIGURES, Figures, charged_at, figures_of, ledger, places_of
+from breakwater.policy.ledger import FIGURES, Figures, charged_at, figures_of, is_reached, ledger, places_of
 from tests.contracts.test_messages import attempt
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -117,3 +117,20 @@ def test_figures_are_added_and_taken_away_one_by_one(one: Figures, other: Figure
     assert one + other - other == one
     assert one + Figures() == one
     assert dict(one.items()) == dict(zip(FIGURES, astuple(one), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("spent", "reserved", "refused", "usual", "expected"),
+    [
+        pytest.param(100, 0, False, 10, True, id="all is spent"),
+        pytest.param(80, 20, False, 10, True, id="the rest is held by calls in flight"),
+        pytest.param(95, 0, False, 10, False, id="a call may not fit, and none has been refused"),
+        pytest.param(95, 0, True, 10, True, id="a usual call does not fit, and was refused"),
+        pytest.param(90, 0, True, 10, False, id="a usual call fits by now"),
+        pytest.param(10, 30, True, 10, False, id="it was refused because others held the rest"),
+        pytest.param(10, 0, True, None, True, id="nothing says that a call fits"),
+    ],
+)
+def test_a_cap_is_reached(spent: int, reserved: int, refused: bool, usual: int | None, expected: bool) -> None:
+    figures = Figures(spent=spent, calls=4) if usual is None else Figures(spent, 4, gauged=2, foreseen=2 * usual)
+    assert is_reached(100, figures, reserved, refused=refused) is expected

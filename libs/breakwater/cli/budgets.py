@@ -59,7 +59,7 @@ def list_(
 
         breakwater budgets list --agent content-writer --tenant acme
 
-        breakwater budgets list --json | jq '.budgets[] | select(.remaining == "0.000000000")'
+        breakwater budgets list --json | jq '.budgets[] | select(.reached)'
     """
     from breakwater.contracts.api import BudgetList
 
@@ -144,7 +144,7 @@ def _show(budgets: Sequence[BudgetStatus], now: datetime, *, filled: bool = True
         Column("limit", lambda one: _money(one.limit), right=True),
         Column("spent", lambda one: known((_spent(one), _style(one))), right=True),
         Column("reserved", lambda one: known(_money(one.reserved)), right=True, drop=4),
-        Column("left", lambda one: known((_money(one.remaining), _style(one))), right=True),
+        Column("left", lambda one: known((_left(one), _style(one))), right=True),
         Column("resets", lambda one: _until(one.resets_at, now), drop=2),
         Column("mode", lambda one: one.enforcement if one.limit is not None else "", drop=1),
         Column("est.", _estimate, right=True, drop=3),
@@ -214,10 +214,15 @@ def _spent(budget: BudgetStatus) -> str:
     return _money(budget.spent) + ("+" if budget.calls_of_unknown_cost else "")
 
 
+def _left(budget: BudgetStatus) -> str:
+    # What is left may be more than nothing, and less than a call.
+    return _money(budget.remaining) + (", reached" if budget.reached and budget.remaining else "")
+
+
 def _style(budget: BudgetStatus) -> str:
     if budget.limit is None:
         return ""
-    if not budget.remaining:
+    if budget.reached or not budget.remaining:
         return "red"
     # Over 80 %, in integers.
     return "yellow" if (budget.limit - budget.remaining) * 100 > budget.limit * WARN_PERCENT else ""

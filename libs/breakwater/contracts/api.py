@@ -353,6 +353,11 @@ class BudgetStatus(Event):
     spent: Money
     reserved: Money = Field(description="Reserved for calls in flight.")
     remaining: Money | None = Field(default=None, description="What further calls may cost; null without a cap.")
+    reached: bool = Field(
+        default=False,
+        description="Whether the cap is reached: by what is spent and reserved; or a hard one has refused a call, and "
+        "what is left is less than a call reserves on average.",
+    )
     calls: Count
     calls_of_unknown_cost: Count
     resets_at: Timestamp

@@ -246,6 +246,11 @@ def reached(counter: Counter, limit: int | None, spent: int, *, refused: bool = 
     return tuple(sorted({*by_spend, 100} if refused else by_spend))
 
 
+def threshold(key: str, limit: int | None, percent: int) -> str:
+    """The name of a threshold among those that were announced. A cap that is changed in mid-period has its own."""
+    return f"{key}@{limit}@{percent}"
+
+
 OWN_CAP = "execution"
 """The name of a job's own cap (`max_cost_usd`), as what refused a call."""
 

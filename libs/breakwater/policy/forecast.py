@@ -23,7 +23,7 @@ class Forecast:
     """What comes of a period at its present pace."""
 
     total: int
-    """Nano-dollars at its end; at least what is spent. A hard cap would refuse what is beyond it."""
+    """Nano-dollars at its end; at least what is spent, and no more than a hard cap lets be spent."""
     reaches_ms: int | None
     """When its cap is reached, in ms since the epoch; None where that is not within the period, or is so already."""
 
@@ -33,7 +33,9 @@ def recent_from(period: Period, now_ms: int) -> int:
     return max(period.start_ms, now_ms - (period.end_ms - period.start_ms) // RECENT_PARTS)
 
 
-def forecast(period: Period, now_ms: int, *, spent: int, recent: int, limit: int | None) -> Forecast | None:
+def forecast(
+    period: Period, now_ms: int, *, spent: int, recent: int, limit: int | None, hard: bool = False
+) -> Forecast | None:
     """Follows the pace of a period to its end.
 
     Args:
@@ -42,6 +44,7 @@ def forecast(period: Period, now_ms: int, *, spent: int, recent: int, limit: int
         spent: nano-dollars in the period so far.
         recent: what of it was spent since `recent_from`; never taken for more than `spent`.
         limit: the cap in nano-dollars; None where there is none.
+        hard: it refuses what is beyond it.
 
     Returns:
         None where too little is known: the period has just begun, is over, or nothing was spent.
@@ -56,4 +59,5 @@ def forecast(period: Period, now_ms: int, *, spent: int, recent: int, limit: int
     reaches_ms = None
     if limit is not None and spent < limit <= spent + more:
         reaches_ms = now_ms + left * (limit - spent) // more
-    return Forecast(spent + more, reaches_ms)
+    total = spent + more
+    return Forecast(min(total, max(limit, spent)) if hard and limit is not None else total, reaches_ms)

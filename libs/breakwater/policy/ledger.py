@@ -57,6 +57,19 @@ Place = tuple[str, str]
 Ledger = Mapping[Place, Figures]
 
 
+def is_reached(limit: int, figures: Figures, reserved: int, *, refused: bool) -> bool:
+    """Whether a cap is reached. A hard one hardly ever is to the cent: it refuses the call that could exceed it.
+
+    Args:
+        limit: the cap, in nano-dollars.
+        figures: what is spent under it.
+        reserved: what calls in flight hold of it.
+        refused: it has refused a call. That alone says little: others may have held the rest, and have ended since.
+    """
+    no_call_fits = not figures.gauged or (limit - figures.spent) * figures.gauged < figures.foreseen
+    return figures.spent + reserved >= limit or (refused and no_call_fits)
+
+
 def figures_of(attempt: Attempt) -> Figures:
     """What one attempt adds. Nothing where no call was made."""
     if attempt.short_circuited:

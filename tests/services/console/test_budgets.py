@@ -8,7 +8,7 @@ import pytest
 
 from breakwater.analytics import schema
 from breakwater.contracts.api import BudgetStatus
-from breakwater.contracts.types import NANO_PER_USD, format_time, time_from_ms
+from breakwater.contracts.types import NANO_PER_USD, format_time, ms_from_time, time_from_ms
 from breakwater.policy.budget import period
 from breakwater.policy.forecast import Forecast
 from services.console.budgets import budget_row, outlook
@@ -38,6 +38,7 @@ def budget(name: str = "global/daily", spent: str = "1", limit: str | None = "10
         "spent": spent,
         "reserved": "0",
         "remaining": None,
+        "reached": limit is not None and float(spent) + float(fields.get("reserved", 0)) >= float(limit),
         "calls": 3,
         "calls_of_unknown_cost": 0,
         "resets_at": format_time(time_from_ms(current.end_ms)),
@@ -53,8 +54,9 @@ def listed(*budgets: dict[str, Any], filled: bool = True) -> tuple[int, Any]:
     return 200, {"filled": filled, "budgets": list(budgets)}
 
 
-TUESDAY_2PM_MS = int(datetime(2026, 11, 24, 14, tzinfo=UTC).timestamp() * 1000)
 USD = NANO_PER_USD
+NOON_MS = ms_from_time(MONDAY_NOON)
+HOUR_MS = 3_600_000
 
 
 @pytest.mark.parametrize(
@@ -62,39 +64,45 @@ USD = NANO_PER_USD
     [
         (status(), Forecast(2 * USD, None), "at this pace the day ends at $2.00 of $10.00"),
         (status(limit=None), Forecast(2 * USD, None), "at this pace the day ends at $2.00"),
+        (status(), Forecast(20 * USD, NOON_MS + 1), "at this pace the cap is reached within an hour"),
+        (status(), Forecast(20 * USD, NOON_MS + HOUR_MS), "at this pace the cap is reached in about 1 hour"),
+        (status(), Forecast(20 * USD, NOON_MS + 26 * HOUR_MS), "at this pace the cap is reached in about 26 hours"),
         (
             status("global/monthly"),
-            Forecast(20 * USD, TUESDAY_2PM_MS),
-            "at this pace the cap is reached on Tuesday, Nov 24, at 14:00 UTC",
+            Forecast(20 * USD, NOON_MS + 80 * HOUR_MS),
+            "at this pace the cap is reached in about 3 days",
         ),
-        (status(), Forecast(20 * USD, TUESDAY_2PM_MS), "at this pace the cap is reached at 14:00 UTC"),
         (status(spent="10"), Forecast(20 * USD, None), "the cap is reached"),
+        (status(spent="9.99", reached=True), None, "the cap is reached"),
         (status(spent="0"), None, "nothing spent yet"),
         (status(), None, "too early in the day to forecast"),
     ],
 )
 def test_an_outlook_in_words(of: BudgetStatus, reported: Forecast | None, expected: str):
-    assert outlook(of, reported, known=True, zone=UTC_ZONE) == expected
-
-
-def test_an_outlook_names_the_time_of_the_budgets_zone():
-    reported = outlook(status(), Forecast(20 * USD, TUESDAY_2PM_MS), known=True, zone=ZoneInfo("Asia/Tokyo"))
-    assert reported.endswith("at 23:00 JST")
+    assert outlook(of, reported, known=True, now_ms=NOON_MS) == expected
 
 
 def test_a_line_follows_the_pace_and_warns_in_time():
     day = period("daily", MONDAY_NOON, UTC_ZONE)
-    calm = budget_row(status(), day, 0, MONDAY_NOON, UTC_ZONE)
+    calm = budget_row(status(), day, 0, MONDAY_NOON)
     assert (calm.forecast, calm.tone) == (Forecast(1_500_000_000, None), "")
-    assert budget_row(status(limit="1.2"), day, 0, MONDAY_NOON, UTC_ZONE).tone == "warn", "it will be reached"
-    assert budget_row(status(limit="100", spent="1", reserved="99"), day, 0, MONDAY_NOON, UTC_ZONE).tone == "bad"
-    assert budget_row(status(limit="0", spent="0"), day, 0, MONDAY_NOON, UTC_ZONE).used == 1.0
-    assert budget_row(status(limit=None), day, 0, MONDAY_NOON, UTC_ZONE).bar is None
-    unknown = budget_row(status(), day, None, MONDAY_NOON, UTC_ZONE)
+    assert budget_row(status(limit="1.2"), day, 0, MONDAY_NOON).tone == "warn", "it will be reached"
+    assert budget_row(status(limit="100", spent="1", reserved="99"), day, 0, MONDAY_NOON).tone == "bad"
+    assert budget_row(status(limit="0", spent="0"), day, 0, MONDAY_NOON).used == 1.0
+    assert budget_row(status(limit=None), day, 0, MONDAY_NOON).bar is None
+    unknown = budget_row(status(), day, None, MONDAY_NOON)
     assert unknown.forecast is None
     assert "ClickHouse is unavailable" in unknown.outlook
-    yesterday = budget_row(status(period="2026-11-22"), day, 0, MONDAY_NOON, UTC_ZONE)
+    yesterday = budget_row(status(period="2026-11-22"), day, 0, MONDAY_NOON)
     assert yesterday.forecast is None, "the counters are of a period that is over"
+
+
+def test_a_hard_cap_is_never_passed_and_one_that_refuses_calls_is_reached():
+    day = period("daily", MONDAY_NOON, UTC_ZONE)
+    rows = [budget_row(status(limit="1.2", enforcement=one), day, 0, MONDAY_NOON) for one in ("hard", "soft")]
+    assert [row.forecast and row.forecast.total for row in rows] == [1_200_000_000, 1_500_000_000]
+    refusing = budget_row(status(limit="1.001", reached=True), day, NANO_PER_USD, MONDAY_NOON)
+    assert (refusing.forecast, refusing.outlook, refusing.tone) == (None, "the cap is reached", "bad")
 
 
 async def test_all_budgets_with_what_is_spent_and_how_much_of_the_cap(console: Console):

@@ -69,10 +69,11 @@ def test_a_burn_down_shows_cap_and_forecast():
         end=NOON + 4 * HOUR,
         unit=lambda value: f"${value:g}",
         cap=8.0,
-        forecast=16.0,
+        forecast=[(NOON + 2 * HOUR, 8.0), (NOON + 4 * HOUR, 16.0)],
     )
     lines = {one.attrib["class"]: one.attrib["d"] for one in drawing(drawn).iter("path")}
     assert lines["line cap"] == f"M0 {HEIGHT - 8 / 20 * HEIGHT:g}L{WIDTH} {HEIGHT - 8 / 20 * HEIGHT:g}"
+    assert lines["line forecast"].count("L") == 2
     assert lines["line forecast"].endswith(f"L{WIDTH} {HEIGHT - 16 / 20 * HEIGHT:g}")
     assert "cap $8" in drawn
     assert "forecast $16" in drawn

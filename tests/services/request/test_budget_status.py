@@ -36,10 +36,11 @@ async def reported(
     notes: dict[str, CapRaise] | None = None,
     caps: CapTable = CAPS,
     now: datetime | None = None,
+    announced: frozenset[str] = frozenset(),
 ) -> dict[str, BudgetStatus]:
     counters, moment = BudgetCounters(redis, ZONE), now or datetime.now(UTC)
     day = periods_at(moment, ZONE).day
-    noted = {day.name: Notes(notes or {})}
+    noted = {day.name: Notes(notes or {}, announced)}
     assert await counters.fill(await counters.filled(), "log", 0, counters.periods(moment), figures or {}, noted)
     return {status.budget: status for status in await budget_statuses(caps, counters, moment)}
 
@@ -148,3 +149,19 @@ async def test_how_good_the_estimates_are_is_reported_where_any_call_shows_it(re
     assert free is not None
     assert (free.calls, free.percent) == (1, None)
     assert budgets["agent:reader/daily"].estimate is None
+
+
+async def test_a_hard_cap_that_refused_a_call_is_reached_though_the_spend_stays_below_it(redis: Redis) -> None:
+    now = datetime.now(UTC)
+    day = periods_at(now, ZONE).day.name
+    spent = Figures(spent=9_990_000_000, calls=100, gauged=100, foreseen=100 * 20_000_000, measured=9_990_000_000)
+    announced = frozenset({f"agent:writer@{10 * NANO_PER_USD}@100"})
+    for known, expected in ((frozenset[str](), False), (announced, True)):
+        budgets = await reported(redis, {(day, "agent:writer"): spent}, now=now, announced=known)
+        assert budgets["agent:writer/daily"].reached is expected
+        assert budgets["agent:writer/daily"].remaining == 10_000_000
+    raised = CapRaise(limit=20 * NANO_PER_USD, configured=10 * NANO_PER_USD, by="ops", reason="launch", at=now)
+    budgets = await reported(
+        redis, {(day, "agent:writer"): spent}, {"agent:writer": raised}, now=now, announced=announced
+    )
+    assert not budgets["agent:writer/daily"].reached, "the cap that has refused it holds no longer"
