@@ -90,7 +90,7 @@ def start_service(name: str, environment: Mapping[str, str], log_file: Path) -> 
     """
     everything = {**os.environ, **environment}
     with log_file.open("ab") as log:
-        if not SUPPORTED:
+        if not SUPPORTED or "LD_PRELOAD" in environment:  # a fork is loaded already
             argv = (sys.executable, "-m", "services", name)
             return subprocess.Popen(argv, env=everything, stdout=log, stderr=log)
         if not _fork_servers:

@@ -5,9 +5,9 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -56,6 +56,11 @@ class RunningServer:
         assert isinstance(self._runner, ProcessRunner), "a container has no process here"
         assert self._runner.pid is not None, "it does not run"
         return self._runner.pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process has not ended."""
+        return self._runner.check() is None
 
     def kill(self) -> None:
         """End it with SIGKILL, as a crash would, and wait until it is gone."""
@@ -114,15 +119,18 @@ class Servers(Protocol):
 class EmbeddedServers:
     """Servers that are processes of this machine, from the same specs as the stack of `breakwater up`."""
 
-    def __init__(self, new_directory: Callable[[], Path]) -> None:
+    def __init__(self, new_directory: Callable[[], Path], redis_env: Mapping[str, str] | None = None) -> None:
         self._new_directory = new_directory
+        self._redis_env = redis_env or {}
         self._running: list[RunningServer] = []
 
     def nats(self) -> RunningServer:
         return self._run(lambda data, port: nats_spec(data, port, {}), "nats://127.0.0.1:{port}")
 
     def redis(self) -> RunningServer:
-        return self._run(lambda data, port: redis_spec(data, port, None), "redis://127.0.0.1:{port}/0")
+        return self._run(
+            lambda data, port: replace(redis_spec(data, port, None), env=self._redis_env), "redis://127.0.0.1:{port}/0"
+        )
 
     def clickhouse(self) -> RunningServer:
         def spec(data: Path, port: int) -> ProcessSpec:

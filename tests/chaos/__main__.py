@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.chaos.clock import JumpingClock
 from tests.chaos.faults import KINDS, LEADER, PARTS, SCENARIOS, SERVERS, Fault, Scenario, at_random
 from tests.chaos.plane import Outcome, chaos_plane
 from tests.server_sources import EmbeddedServers
@@ -46,11 +47,15 @@ async def run(scenario: Scenario, jobs: int, per_s: float) -> Outcome:
         return path
 
     full = any(fault.kind == "full" for fault in scenario)
-    servers = EmbeddedServers(lambda: small_disk(new_directory()) if full else new_directory())
+    clocks = {fault.part: JumpingClock(directory / f"clock-{fault.part}") for fault in scenario if fault.kind == "jump"}
+    servers = EmbeddedServers(
+        lambda: small_disk(new_directory()) if full else new_directory(),
+        clocks["redis"].environment() if "redis" in clocks else {},
+    )
     disks = {name: directory / f"server-{number}" for number, name in enumerate(SERVERS)}  # in the order they ask in
     nodes = 3 if any(fault.part == LEADER for fault in scenario) else 1
     try:
-        async with chaos_plane(directory, servers, nodes=nodes, disks=disks if full else {}) as chaos:
+        async with chaos_plane(directory, servers, nodes=nodes, disks=disks if full else {}, clocks=clocks) as chaos:
             return await chaos.run(scenario, jobs, per_s)
     finally:
         servers.stop()
@@ -106,7 +111,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=300, help="in each (default 300)")
     parser.add_argument("--per-s", type=float, default=50.0, help="jobs a second (default 50)")
     wanted = parser.parse_args()
-    logging.getLogger("nats").disabled = True  # it logs every connection that is lost on purpose
+    logging.getLogger("nats").setLevel(logging.CRITICAL + 1)  # it logs every connection that is lost on purpose
     print(HEADER, flush=True)
     failed = 0
     for seed, scenario in scenarios(wanted):

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["kill", "stop", "slow", "silent", "reset", "full"]
+Kind = Literal["kill", "stop", "slow", "silent", "reset", "memory", "jump", "full"]
 
 SERVICES = ("worker", "worker-2", "breaker", "budget", "alerter", "sink", "request")
 SERVERS = ("nats", "redis", "clickhouse")
@@ -14,7 +14,15 @@ PARTS = SERVICES + SERVERS
 LEADER = "nats-leader"
 """The node that leads the stream of jobs. A scenario that names it runs on a cluster of three."""
 
-KINDS: tuple[Kind, ...] = ("kill", "stop", "slow", "silent", "reset", "full")
+ANYWHERE: tuple[Kind, ...] = ("kill", "stop", "slow", "silent", "reset", "memory")
+KINDS: tuple[Kind, ...] = (*ANYWHERE, "jump", "full")
+
+_OF: dict[Kind, tuple[str, ...]] = {
+    **dict.fromkeys(ANYWHERE, PARTS),
+    "jump": (*SERVICES, "redis"),  # a program in Go asks the kernel itself
+    "full": SERVERS,
+}
+_OF_LEADER: tuple[Kind, ...] = ("kill", "stop", "silent", "reset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +31,11 @@ class Fault:
 
     Attributes:
         kind: `kill` is SIGKILL, and a start; `stop` is SIGSTOP, and SIGCONT. The others concern all connections of the
-            part: they become slow or silent, or are reset and refused. `full` fills the disk of a server, and
-            starts NATS again when there is space.
-        part: one of `PARTS`, or `LEADER`, which can be killed and stopped.
+            part, and of the leader those to the other nodes: they become slow or silent, or are reset and refused.
+            `memory` leaves a part no more memory than it has, and starts it again where it dies of that. `jump`
+            sets its clock an hour ahead, and back. `full` fills the disk of a server, and starts NATS again when
+            there is space.
+        part: one of `PARTS`, or `LEADER`.
         for_s: how long it lasts.
         at_s: when, after the first job.
     """
@@ -43,9 +53,7 @@ class Fault:
         """Reads `nats:stop:28` or `nats:stop:28@5`. Raises ValueError."""
         what, _, at = text.partition("@")
         part, kind, for_s = what.split(":")
-        if part not in (*PARTS, LEADER) or kind not in KINDS:
-            raise ValueError(kind)
-        if (kind == "full" and part not in SERVERS) or (part == LEADER and kind not in ("kill", "stop")):
+        if kind not in KINDS or not (kind in _OF_LEADER if part == LEADER else part in _OF[kind]):
             raise ValueError(kind)
         return cls(kind, part, float(for_s), float(at or 2))
 
@@ -54,14 +62,14 @@ Scenario = tuple[Fault, ...]
 
 
 def at_random(seed: int, faults: int = 4, over_s: float = 12.0) -> Scenario:
-    """A scenario of faults of all kinds but `full`. One part has one fault at a time."""
+    """A scenario of faults that any part may have. One part has one fault at a time."""
     chosen = random.Random(seed)
     free_at: dict[str, float] = {}
     found: list[Fault] = []
     for _ in range(faults):
         part = chosen.choice(PARTS)
         at_s = max(round(chosen.uniform(0.5, over_s), 1), free_at.get(part, 0.0))
-        fault = Fault(chosen.choice(KINDS[:-1]), part, chosen.choice((0.5, 1.0, 3.0, 8.0, 15.0, 25.0)), at_s)
+        fault = Fault(chosen.choice(ANYWHERE), part, chosen.choice((0.5, 1.0, 3.0, 8.0, 15.0, 25.0)), at_s)
         free_at[part] = fault.at_s + fault.for_s + 1.0
         found.append(fault)
     return tuple(sorted(found, key=lambda fault: fault.at_s))
@@ -79,6 +87,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     *((Fault("full", part, 10),) for part in SERVERS),
     (Fault("kill", LEADER, 10),),
     (Fault("stop", LEADER, 28),),
+    (Fault("silent", LEADER, 28),),
+    *((Fault("memory", part, 15),) for part in ("worker", "sink", "nats", "redis", "clickhouse")),
+    *((Fault("jump", part, 15),) for part in ("worker", "budget", "redis")),
     (Fault("stop", "nats", 28), Fault("stop", "redis", 28)),
     (Fault("kill", "worker", 1), Fault("kill", "redis", 1)),
     (Fault("kill", "nats", 2), Fault("kill", "sink", 1), Fault("kill", "budget", 1)),

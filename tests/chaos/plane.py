@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 import time
@@ -27,6 +28,7 @@ from breakwater.api_keys import create_key
 from breakwater.contracts.types import nano_from_usd
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.probes import http_ready
+from tests.chaos.clock import AHEAD_S, JumpingClock
 from tests.chaos.faults import LEADER, SERVERS, SERVICES, Fault, Scenario
 from tests.chaos.network import Link
 from tests.flow.kit import Plane, model, running_plane
@@ -101,6 +103,7 @@ class Chaos:
         servers: Mapping[str, RunningServer],
         disks: Mapping[str, Path],
         links: Mapping[tuple[str, str], Link],
+        clocks: Mapping[str, JumpingClock],
         analytics: Analytics,
         http: aiohttp.ClientSession,
     ) -> None:
@@ -108,6 +111,7 @@ class Chaos:
         self.servers = servers
         self.disks = disks
         self.links = links
+        self.clocks = clocks
         self.analytics = analytics
         self.http = http
         self.accepted: dict[str, float] = {}
@@ -142,8 +146,14 @@ class Chaos:
                 await self._fill(self.disks[part], fault.for_s)
                 if part == "nats":  # it takes nothing into a stream that could not be written, until it starts again
                     await self._kill(part, 0)
+            case "memory":
+                await self._starve(part, fault.for_s)
+            case "jump":
+                self.clocks[part].jump(AHEAD_S)
+                await asyncio.sleep(fault.for_s)
+                self.clocks[part].jump(0)
             case _:
-                links = [link for ends, link in self.links.items() if fault.part in ends]
+                links = [link for ends, link in self.links.items() if part in ends]
                 for link in links:
                     link.become(fault.kind)
                 await asyncio.sleep(fault.for_s)
@@ -159,6 +169,27 @@ class Chaos:
             self.plane.kill(part)
             await asyncio.sleep(for_s)
             self.plane.start(part.partition("-")[0], part)
+
+    async def _starve(self, part: str, for_s: float) -> None:
+        if part == "redis":  # it would only die; a limit of its own makes it refuse what it is to keep
+            async with aioredis.Redis.from_url(self.servers[part].url) as client:
+                await client.config_set("maxmemory", "1mb")
+                await asyncio.sleep(for_s)
+                await client.config_set("maxmemory", 0)
+            return
+        pid = self._pid(part)
+        before = resource.prlimit(pid, resource.RLIMIT_AS)
+        resource.prlimit(pid, resource.RLIMIT_AS, (_size_of(pid), before[1]))
+        await asyncio.sleep(for_s)
+        with suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_AS, before)
+        if self._ended(part):
+            await self._kill(part, 0)
+
+    def _ended(self, part: str) -> bool:
+        if part in self.plane.processes:
+            return self.plane.processes[part].poll() is not None
+        return not self.servers[part].runs
 
     async def _leader(self) -> str:
         cluster = (await self.plane.jetstream.stream_info("JOBS")).cluster
@@ -285,9 +316,19 @@ class Chaos:
         return tuple(found)
 
 
+def _size_of(pid: int) -> int:
+    """Of a process in virtual memory, in bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+
+
 @asynccontextmanager
 async def chaos_plane(
-    directory: Path, source: Servers, *, nodes: int, disks: Mapping[str, Path]
+    directory: Path,
+    source: Servers,
+    *,
+    nodes: int,
+    disks: Mapping[str, Path],
+    clocks: Mapping[str, JumpingClock],
 ) -> AsyncGenerator[Chaos]:
     """A plane of two workers and one of each other service, on servers of its own.
 
@@ -296,8 +337,10 @@ async def chaos_plane(
         source: of its servers.
         nodes: of NATS; connections to several are direct.
         disks: the small ones that the servers have their data on; empty if they have none.
+        clocks: that are to jump, by part; a server's has to be known to its source.
     """
-    bus = {"nats": source.nats()} if nodes == 1 else start_cluster(directory, nodes)
+    links: dict[tuple[str, str], Link] = {}
+    bus = {"nats": source.nats()} if nodes == 1 else await start_cluster(directory, nodes, links)
     if disks:
         # NATS otherwise sets aside for streams what the disk has, and refuses more.
         config = disks["nats"] / "nats.conf"
@@ -316,10 +359,11 @@ async def chaos_plane(
         closing.push_async_callback(analytics.close)
         for node in bus.values():
             closing.callback(node.stop)
-        links: dict[tuple[str, str], Link] = {}
+        for link in links.values():
+            closing.push_async_callback(link.close)
         environments: dict[str, dict[str, str]] = {}
         for service in SERVICES:
-            environments[service] = {}
+            environments[service] = clocks[service].environment() if service in clocks else {}
             for server in SERVERS if nodes == 1 else SERVERS[1:]:
                 parts = urlsplit(urls[server])
                 links[service, server] = link = Link(parts.hostname or "", parts.port or 0)
@@ -368,25 +412,30 @@ async def chaos_plane(
             plane.start(name.partition("-")[0], name)
         for name in SERVICES:
             await plane.ready(name) if name != "request" else await _serving(http)
-        yield Chaos(plane, servers, disks, links, analytics, http)
+        yield Chaos(plane, servers, disks, links, clocks, analytics, http)
 
 
-def start_cluster(directory: Path, size: int) -> dict[str, RunningServer]:
-    """Nodes that anybody may use."""
+async def start_cluster(directory: Path, size: int, links: dict[tuple[str, str], Link]) -> dict[str, RunningServer]:
+    """Nodes that anybody may use, and the links between them."""
     ports = {f"nats-{number}": (free_port(), free_port(), free_port()) for number in range(1, size + 1)}
-    routes = ", ".join(f'"nats://127.0.0.1:{route}"' for _, route, _ in ports.values())
     nodes: dict[str, RunningServer] = {}
     for name, (port, route, monitor) in ports.items():
         folder = directory / name
         folder.mkdir()
+        others: list[str] = []
+        for other in ports.keys() - {name}:
+            links[name, other] = Link("127.0.0.1", ports[other][1])
+            others.append(f'"nats://127.0.0.1:{await links[name, other].listen()}"')
+        routes = ", ".join(others)
         config = f"""
             server_name: {name}, listen: "127.0.0.1:{port}", http: "127.0.0.1:{monitor}", max_payload: 8MB
             jetstream {{ store_dir: "{folder}/data" }}
-            cluster {{ name: chaos, listen: "127.0.0.1:{route}", routes: [{routes}] }}
+            # Nodes otherwise tell each other where they listen, and connect past the links.
+            cluster {{ name: chaos, listen: "127.0.0.1:{route}", advertise: "127.0.0.1:1", routes: [{routes}] }}
             """
         nodes[name] = start_nats(folder, config, port, ready=http_ready("127.0.0.1", monitor, "/healthz"))
     for node in nodes.values():
-        node.wait_until_ready()
+        await asyncio.to_thread(node.wait_until_ready)
     return nodes
 
 

@@ -24,7 +24,7 @@ async def test_nothing_is_lost_or_paid_twice_while_parts_die_stand_still_and_are
         Fault("stop", "worker", 3, 2),
         Fault("kill", "request", 0.5, 3),
     )
-    async with chaos_plane(tmp_path, servers, nodes=1, disks={}) as chaos:
+    async with chaos_plane(tmp_path, servers, nodes=1, disks={}, clocks={}) as chaos:
         outcome = await chaos.run(scenario, jobs=60, per_s=20)
     assert outcome.faults_found(scenario) == []
     assert outcome.called_twice == 0, "a worker that stood still for 3 s still holds its claims"
@@ -39,7 +39,8 @@ def test_a_seed_gives_the_same_scenario_and_a_part_has_one_fault_at_a_time() -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["nats:stop", "nats:sleep:1", "disk:full:1", "worker:full:1", "nats-leader:slow:3", "nats:stop:x"]
+    "text",
+    ["nats:stop", "nats:sleep:1", "disk:full:1", "worker:full:1", "nats:jump:1", "nats-leader:slow:3", "nats:stop:x"],
 )
 def test_what_is_no_fault_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
