@@ -399,6 +399,7 @@ def test_strict_closes_every_object_that_does_not_say_whether_it_is() -> None:
             True,
         ),
         ("task_result", True, False),
+        ("task_report", True, False),
     ],
 )
 def test_it_is_known_whether_openais_strict_mode_takes_a_schema(schema: Any, strict: bool, fits: bool) -> None:
@@ -490,6 +491,18 @@ def test_the_ready_schemas_are_schemas_and_explain_their_fields() -> None:
 @pytest.mark.parametrize("strict", [False, True])
 def test_the_ready_schemas_take_what_they_are_for(strict: bool) -> None:
     result = guard("task_result", strict=strict)
+    for value in (
+        {"success": True, "message": "Done.", "data": {"order": 4711}},
+        {"success": False, "message": "", "data": None},
+        {"success": True, "message": "Done."},
+    ):
+        assert result.check(json.dumps(value)) == Valid(value)
+    assert problems(result.check({"success": "yes", "message": "Done."})) == (
+        "$.success: should be boolean, is string",
+    )
+    assert problems(result.check({"success": True})) == ("$: is missing 'message'",)
+    assert isinstance(result.check({"success": True, "message": "Done.", "data": [1]}), Invalid)
+    report = guard("task_report", strict=strict)
     full = {
         "status": "partial",
         "summary": "Half of it.",
@@ -498,8 +511,8 @@ def test_the_ready_schemas_take_what_they_are_for(strict: bool) -> None:
         "errors": [{"message": "no access", "recoverable": True}],
     }
     for value in (full, {"status": "success", "summary": "Done."}):
-        assert result.check(json.dumps(value)) == Valid(value)
-    assert isinstance(result.check({"status": "done", "summary": "Done."}), Invalid)
+        assert report.check(json.dumps(value)) == Valid(value)
+    assert isinstance(report.check({"status": "done", "summary": "Done."}), Invalid)
     decision = guard("agent_decision", strict=strict)
     value = {
         "action": "stop",

@@ -16,13 +16,31 @@ Schema = dict[str, JsonValue]
 
 def ready_schemas() -> Mapping[str, Schema]:
     """The schemas by name."""
-    return {"task_result": _task_result(), "agent_decision": _agent_decision()}
+    return {"task_result": _task_result(), "task_report": _task_report(), "agent_decision": _agent_decision()}
 
 
 def _task_result() -> Schema:
     return {
         "title": "task_result",
         "description": "What came of a task.",
+        "type": "object",
+        "properties": {
+            "success": {"description": "Whether what was asked for was done.", "type": "boolean"},
+            "message": {"description": "What came of it, or why it failed, in a sentence or two.", "type": "string"},
+            "data": {
+                "description": "What was asked for, where that is more than the message.",
+                "type": ["object", "null"],
+                "additionalProperties": True,  # under `strict`, too: it is anybody's
+            },
+        },
+        "required": ["success", "message"],
+    }
+
+
+def _task_report() -> Schema:
+    return {
+        "title": "task_report",
+        "description": "What came of a task of several parts.",
         "type": "object",
         "properties": {
             "status": {
@@ -121,7 +139,7 @@ class OutputRules(Message):
 
     schema_: str | dict[str, JsonValue] = Field(
         alias="schema",
-        description="A JSON schema, or the name of a built-in one: task_result, agent_decision.",
+        description="A JSON schema, or the name of a built-in one: task_result, task_report, agent_decision.",
     )
     strict: bool = False
     native: bool = Field(default=True, description="Have providers enforce the schema, if they can.")
