@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from breakwater.contracts.execution import Attempt, Cause, Notification
 from breakwater.contracts.types import Count, Event
-from breakwater.policy.classify import Classification
+from breakwater.policy.classify import UNFAMILIAR, Classification
 from breakwater.policy.conversation import keep_ratio_from, prune_orphans, trim
 from breakwater.policy.output import correction_message
 from breakwater.policy.price import InputSize, size_of_messages
@@ -109,7 +109,9 @@ class Repairs(Event):
             may_trim: whether a conversation that is too long may lose its oldest turns.
             max_corrections: how often a model is sent feedback on an invalid answer.
         """
-        if failure.kind == "orphan_tool_calls" and (pruned := self.prune(messages)) is not None:
+        # Providers word it in many ways. A 400 that nobody has seen yet may be about the orphans, where there are any.
+        may_be_orphans = failure.kind == "orphan_tool_calls" or failure.class_name == UNFAMILIAR
+        if may_be_orphans and (pruned := self.prune(messages)) is not None:
             repairs, count = pruned
             return Repaired("orphan_recovery", repairs, "orphan_tool_calls_pruned", count)
         if failure.kind == "context_overflow" and may_trim:

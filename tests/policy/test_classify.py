@@ -115,6 +115,29 @@ def test_every_failure_has_its_kind(
          " length"),
         (400, None, "Input is too long for requested model."),
         (400, None, "This model's maximum prompt length is 131072 but the request contains 537812 tokens."),
+        (400, None, "Please reduce the length of the messages or completion."),
+        (400, None, "Please reduce the length of the messages or completion. Current length is 42328 while limit is"
+         " 40000"),
+        (413, "rate_limit_exceeded", "Request too large for model `llama-3.3-70b-versatile` in organization `org_1`"
+         " service tier `on_demand` on tokens per minute (TPM): Limit 12000, Requested 14137, please reduce your"
+         " message size and try again."),
+        (429, "rate_limit_exceeded", "Request too large for gpt-4o in organization org-1 on tokens per min (TPM): Limit"
+         " 30000, Requested 40121. The input or output tokens must be reduced in order to run successfully."),
+        (400, None, "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 300000"
+         " tokens. Please reduce the length of the messages."),
+        (400, None, "Input Tokens Exceeded: Number of input tokens exceeds maximum length. Please update the input to"
+         " try again."),
+        (400, None, "The prompt is too long: 150000, model maximum context length: 131071"),
+        (400, None, "The engine prompt length 5000 exceeds the max_model_len 4096. Please reduce prompt."),
+        (400, None, "You passed 5000 input tokens and requested 100 output tokens. However, the model's context length"
+         " is only 4096 tokens, resulting in a maximum input length of 3996 tokens."),
+        (400, None, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8193. Given: 9000 `inputs`"
+         " tokens and 2193 `max_new_tokens`"),
+        (400, None, "prompt token count of 70000 exceeds the limit of 64000"),
+        (400, None, "Invalid request: Your request exceeded model token limit: 8192"),
+        (400, None, "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 30720]"),
+        (400, None, "The number of tokens to keep from the initial prompt is greater than the context length"),
+        (413, "tokens_limit_reached", "Request body too large for gpt-4o model. Max size: 8000 tokens."),
         (413, None, "prompt is too long: 2100000 tokens > 200000 maximum"),
         (413, "context_length_exceeded", "Request too large"),
         (422, None, "Input validation error: `inputs` must have less than 4096 tokens. Given: 5000"),
@@ -143,10 +166,23 @@ def test_a_conversation_that_is_too_long_is_an_overflow(status: int, code: str |
         "Please ensure that function response turn comes immediately after a function call turn.",
         "Not the same number of function calls and responses",
         "No tool output found for function call call_1.",
+        "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'. "
+        "(insufficient tool messages following tool_calls message)",
+        "InternalError.Algo.InvalidParameter: An assistant message with \u201ctool_calls\u201d must be followed by "
+        "tool messages responding to each \u201ctool_call_id\u201d.",
+        "Invalid parameter: 'tool_call_id' of 'call_1' not found in 'tool_calls' of previous message.",
+        "Duplicate value for 'tool_call_id' of 'call_1' in message[3]",
+        "Unexpected tool call id call_1 in tool results",
+        "Unexpected role 'tool' after role 'user'",
+        "The model returned the following errors: messages.2: `tool_use` ids were found without `tool_result` blocks "
+        "immediately after: tooluse_1.",
+        "Expected toolResult blocks at messages.2.content for the following Ids: tooluse_1",
+        "The number of toolResult blocks at messages.2.content exceeds the number of toolUse blocks of previous turn.",
     ],
 )
-def test_a_tool_call_without_its_result_is_an_orphan(message: str) -> None:
-    verdict = classify(HttpFailure(400, message), NOW)
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_tool_call_without_its_result_is_an_orphan(status: int, message: str) -> None:
+    verdict = classify(HttpFailure(status, message), NOW)
     assert (verdict.kind, verdict.class_name) == ("orphan_tool_calls", "OrphanToolCallsError")
     assert (verdict.retryable, verdict.counts_for_breaker) == (False, False)
 
@@ -162,6 +198,12 @@ def test_a_tool_call_without_its_result_is_an_orphan(message: str) -> None:
 )
 def test_a_400_of_another_sort_is_the_callers_mistake(message: str) -> None:
     assert classify(HttpFailure(400, message), NOW).class_name == "BadRequestError"
+
+
+@pytest.mark.parametrize("code", ["content_filter", "content_policy_violation"])
+def test_a_prompt_that_a_filter_refuses_is_no_unfamiliar_400(code: str) -> None:
+    verdict = classify(HttpFailure(400, "The response was filtered due to the prompt.", code), NOW)
+    assert (verdict.kind, verdict.class_name) == ("client", "ContentFilteredError")
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])

@@ -400,6 +400,22 @@ def test_text_that_is_no_unicode_has_a_size_too() -> None:
             "`inputs` tokens + `max_new_tokens` must be <= 8193. Given: 9000 `inputs` tokens and 2193 `max_new_tokens`",
             6000 / 9000 * 0.9,
         ),
+        (
+            "Request too large for model `m` in organization `o` service tier `s` on tokens per minute: Limit 6,000, "
+            "Requested 12000, please reduce your message size and try again.",
+            0.45,
+        ),
+        ("Please reduce the length of the messages. Current length is 50000 while limit is 40000", 0.72),
+        ("Input tokens exceed the configured limit of 1000 tokens. Your messages resulted in 2000 tokens.", 0.45),
+        ("The prompt is too long: 200000, model maximum context length: 100000", 0.45),
+        ("The engine prompt length 8000 exceeds the max_model_len 4000. Please reduce prompt.", 0.45),
+        ("The decoder prompt (length 8000) is longer than the maximum model length of 4000.", 0.45),
+        (
+            "You passed 8000 input tokens and requested 100 output tokens. However, the model's context length is only "
+            "4000 tokens, resulting in a maximum input length of 3900 tokens.",
+            0.45,
+        ),
+        ("prompt token count of 8000 exceeds the limit of 4000", 0.45),
         ("prompt is too long: 200001 tokens > 200000 maximum", 200000 / 200001 * 0.9),
         ("prompt is too long: 1 tokens > 200000 maximum", 0.9),
         ("prompt is too long: 99999999 tokens > 10 maximum", 0.1),

@@ -150,16 +150,29 @@ def _long_word(found: re.Match[str]) -> str:
     return "HEX" if numbers >= (1 if prefixed else 3) else found[0]
 
 
-_OVERFLOW_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "model_context_window_exceeded"})
+_OVERFLOW_CODES = frozenset(
+    {
+        "context_length_exceeded",  # OpenAI, Azure, Groq, Cerebras, vLLM
+        "exceed_context_size_error",  # llama.cpp
+        "model_context_window_exceeded",
+        "tokens_limit_reached",  # GitHub
+    }
+)
 _OVERFLOW = re.compile(
     "|".join(
         (
-            r"prompt (is )?too long",  # Anthropic, Ollama
-            r"input is too long",  # Bedrock
+            r"prompt (is )?too long",  # Anthropic, Fireworks, Ollama
+            r"input is too long|input tokens exceed",  # Bedrock, OpenAI
             r"prompt \([^)]{0,40}\) is too long",  # vLLM
             r"input token count[^.]{0,40}exceeds",  # Gemini
-            r"longer than the maximum model length",  # vLLM
+            r"longer than the maximum model length|exceeds? the max_model_len",  # vLLM
             r"maximum prompt length",  # xAI
+            r"reduce the length of (the|your) (input|messages|prompt)",  # Groq, Cerebras, DeepSeek
+            r"request too large for model",  # Groq: more than a minute's tokens, so that it never fits
+            r"prompt token count of \d+ exceeds",  # GitHub
+            r"exceeded model token limit",  # Moonshot
+            r"range of input length should be",  # Alibaba
+            r"tokens to keep from the initial prompt is greater",  # LM Studio
             r"too many (input )?tokens",  # Cohere
             r"exceeds? the (available )?context",  # llama.cpp
             r"`inputs`( tokens \+ `max_new_tokens`)? must (be|have)",  # Text Generation Inference
@@ -173,23 +186,33 @@ _TOO_MUCH = re.compile(
 )
 """A text that only names the context window may be about a parameter of that name."""
 
+_Q = r"['`\"\u2018\u2019\u201c\u201d]?"
 _ORPHANS = re.compile(
     "|".join(
         (
-            r"'tool_calls' must be followed by tool messages",  # OpenAI, and most that are compatible
-            r"role '?tool'? must be a response to a prece+ding message with '?tool_calls",
+            # OpenAI, and with one quote or another most that are compatible: Azure, DeepSeek, Groq, Together, Alibaba
+            rf"{_Q}tool_calls{_Q} must be followed by tool messages|insufficient tool messages following",
+            rf"role {_Q}tool{_Q} must be a response to a prece+ding message with {_Q}tool_calls",
+            rf"{_Q}tool_call_id{_Q} of [^ ]{{1,80}} not found in {_Q}tool_calls|duplicate value for {_Q}tool_call_id",
             r"no tool (output found for function call|call found for function call output)",  # OpenAI's Responses
             r"`?tool_use`? ids were found without `?tool_result`? blocks",  # Anthropic
             r"unexpected `?tool_use_id`? found in `?tool_result`? blocks",
             r"`?tool_result`? block must have a corresponding `?tool_use`? block",
             r"function response (parts|turn)[^.]{0,80}function call (parts|turn)",  # Gemini
             r"function call (parts|turn)[^.]{0,80}function response (parts|turn)",
-            r"not the same number of function calls and responses",  # Mistral
+            r"not the same number of function calls and responses",  # Mistral, also in vLLM
+            r"unexpected tool call id [^ ]{1,80} in tool results|unexpected role 'tool' after role",
             r"expected toolresult blocks at|toolresult blocks at [^ ]{1,40} exceeds the number of tooluse",  # Bedrock
         )
     ),
     re.I,
 )
+
+_NEVER_FITS = re.compile(r"request too large for .{1,200}\btokens per min", re.I)
+"""OpenAI's rate limit for a request that is over a whole minute's tokens: it says no other minute would do."""
+
+_FILTERED = frozenset({"content_filter", "content_policy_violation"})
+"""Codes of Azure and OpenAI for a prompt that their filters refuse."""
 
 _EMPTY_ACCOUNT = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
 
@@ -309,8 +332,11 @@ WORKER_LOST = Classification(
 )
 """What a call came to whose worker died before it could record it."""
 
+UNFAMILIAR = "BadRequestError"
+"""The class of a 400 whose words say nothing that is known here."""
+
 _CLIENT_CLASSES = {
-    400: "BadRequestError",
+    400: UNFAMILIAR,
     401: "UnauthorizedError",
     402: "PaymentRequiredError",
     403: "ForbiddenError",
@@ -375,6 +401,8 @@ def _classify_status(failure: HttpFailure, now: datetime) -> Classification:
     if status == 429 and is_empty_account(failure.code, failure.type):
         # No limit that resets: the account has no credit, and repeating the call only delays the next model.
         return Classification("client", "QuotaExceededError", message, status, False, False)
+    if status == 429 and _NEVER_FITS.search(message):
+        return Classification("context_overflow", "ContextOverflowError", message, status, False, False)
     if status == 429 or 500 <= status <= 599:
         wait = retry_after_s(failure.headers, now, failure.retry_delay_s)
         if status == 429:
@@ -383,7 +411,9 @@ def _classify_status(failure: HttpFailure, now: datetime) -> Classification:
     if status in _MAY_BE_OF_THE_CONVERSATION:
         if is_context_overflow(failure.code, failure.type, message):
             return Classification("context_overflow", "ContextOverflowError", message, status, False, False)
-        if status == 400 and has_orphan_tool_calls(message):
+        if status != 413 and has_orphan_tool_calls(message):
             return Classification("orphan_tool_calls", "OrphanToolCallsError", message, status, False, False)
+        if failure.code in _FILTERED:
+            return Classification("client", "ContentFilteredError", message, status, False, False)
     # An unknown status is handled as the caller's mistake: repeating what nobody understands helps nobody.
     return Classification("client", _CLIENT_CLASSES.get(status, "ClientError"), message, status, False, False)

@@ -207,13 +207,25 @@ _OVERFLOWS = tuple(
         rf" \({_INPUT} (of text input|in (the|your) \w+)[,;] {_OUTPUT} (in|for) ",
         rf"maximum context length is {_LIMIT} tokens.{{1,80}}?(resulted in|requested) (about )?{_USED} tokens",
         rf"too large: {_OUTPUT}\. .{{1,40}}?context length is {_LIMIT} tokens and your request has {_INPUT} input",
+        rf"limit of {_LIMIT} tokens.{{1,80}}?resulted in {_USED} tokens",
+        # Groq, OpenAI
+        rf"too large for .{{1,300}}?Limit {_LIMIT}, Requested {_USED}",
+        # Cerebras
+        rf"current length is {_USED} while limit is {_LIMIT}",
+        # vLLM
+        rf"passed {_USED} input tokens.{{1,80}}?context length is only {_LIMIT} tokens",
+        rf"prompt \(?length {_USED}\)? .{{1,40}}?max(?:imum model length of|_model_len) {_LIMIT}",
         # xAI
         rf"maximum prompt length is {_LIMIT} .{{1,40}}?contains {_USED} tokens",
         # Anthropic
         rf"exceed context limit: {_INPUT} \+ {_OUTPUT} > {_LIMIT}",
         rf"too long: {_USED} tokens > {_LIMIT}",
+        # Fireworks
+        rf"too long: {_USED}, .{{1,40}}?context length: {_LIMIT}",
         # Gemini
         rf"token count \({_USED}\) exceeds .{{1,60}}? \({_LIMIT}\)",
+        # GitHub
+        rf"token count of {_USED} exceeds the limit of {_LIMIT}",
         # Mistral
         rf"contains {_USED} tokens.{{1,80}}?model with {_LIMIT} maximum",
         # llama.cpp

@@ -61,6 +61,40 @@ async def test_orphaned_tool_calls_are_pruned_once_and_the_second_call_is_no_ret
     assert "llm_request_failed" not in _events(heard)
 
 
+async def test_an_unfamiliar_400_is_tried_once_with_orphans_pruned_where_there_are_any(
+    start_worker: StartWorker,
+) -> None:
+    strange = {"status": 400, "error": {"message": "Something is not right."}}
+    models = {
+        "sim/a": model({"when": "orphan_tool_calls", **strange}),
+        "sim/b": model(strange),
+        "sim/c": model(strange),
+    }
+    retry = {"max_attempts": 2, "backoff": "constant", "base_s": 0.01, "on": [400]}
+    agents = {
+        "mended": {**AGENT, "model": "sim/a"},
+        "not-mended": {**AGENT, "model": "sim/b", "retry": retry},
+        "whole": {**AGENT, "model": "sim/c"},
+    }
+    torn: list[dict[str, Any]] = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [CALL]},
+        {"role": "user", "content": "and?"},
+    ]
+    async with start_worker(models, agents) as plane:
+        mended = await plane.run({"agent": "mended", "job_id": "j1", "messages": torn})
+        not_mended = await plane.run({"agent": "not-mended", "job_id": "j2", "messages": torn})
+        whole = await plane.run({"agent": "whole", "job_id": "j3", "prompt": "hello"})
+    assert (mended["status"], [(one["cause"], one["backoff_ms"]) for one in mended["attempts"]]) == (
+        "succeeded",
+        [("first", 0), ("orphan_recovery", 0)],
+    )
+    # The recovery is no try: the agent's own two are made besides.
+    assert [one["cause"] for one in not_mended["attempts"]] == ["first", "orphan_recovery", "retry"]
+    assert [one["cause"] for one in whole["attempts"]] == ["first"]
+    assert {one["error"]["class"] for one in (not_mended, whole)} == {"BadRequestError"}
+
+
 async def test_a_conversation_that_is_too_long_is_trimmed_where_the_agent_wants_it(start_worker: StartWorker) -> None:
     fault = {"requests": [1, 1], "status": 400, "error": CONTEXT_OVERFLOW}
     models = {"sim/a": model(fault), "sim/b": model(fault), "sim/c": model()}
