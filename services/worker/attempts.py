@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar
 
-from breakwater.contracts.execution import Attempt
+from breakwater.contracts.execution import Attempt, Reason
 from breakwater.policy.classify import WORKER_LOST
 from breakwater.policy.price import estimate_input_tokens
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
@@ -54,6 +55,7 @@ class Attempts:
         self._at = checkpoint
         self._progress = progress
         self._gates = gates
+        self._waited: dict[Reason, float] = {}
 
     async def run(self, *, resumed: bool) -> Finished | Sleeping:
         """Runs until the job is decided, or must wait for long.
@@ -93,7 +95,7 @@ class Attempts:
         if self._at.repairs is not None:
             messages, dropped = self._at.repairs.applied(messages)
         timeout_s = min(self._job.agent.timeout_s, remaining_s)
-        request = request_for(self._worker, self._job, self._at, timeout_s, dropped)
+        request = replace(request_for(self._worker, self._job, self._at, timeout_s, dropped), waited=self._waited)
         match await self._credited(partial(admit, self._worker, request, self._gates)):
             case Refused() as refused:
                 return await self._refused(request.flight, refused)
@@ -129,6 +131,8 @@ class Attempts:
             return await self._refused(flight, wait.refused)
         if wait.delay_s >= POLL_S * 2:
             await self._progress.waits(wait.delay_s)
+        reason = wait.refused.reason
+        self._waited[reason] = self._waited.get(reason, 0.0) + wait.delay_s
         return Retry(wait.delay_s)
 
     async def _record(self, attempt: Attempt) -> None:
@@ -136,6 +140,7 @@ class Attempts:
         await self._credited(partial(record, self._worker, self._job, attempt))
         self._worker.metrics.attempt(attempt)
         self._at = self._at.after(attempt)
+        self._waited.clear()
         await self._progress.attempt_ended(attempt)
 
     async def _settle(self, gates: Iterable[Gate], attempt: Attempt) -> None:

@@ -299,6 +299,17 @@ def test_a_probe_that_succeeds_closes_it_with_a_clean_history() -> None:
     assert (consecutive_failures(closed), closed.last_success_ms) == (0, NOW)
 
 
+def test_the_errors_that_opened_it_are_not_counted_again_after_a_probe_that_succeeded() -> None:
+    limits = rules(same_error=3, within_s=600)
+    opened, _ = fold(Breaker(), reported(A, None, A, None, A), limits)
+    closed, _ = fold(half_open(opened), [seen(9, False, attempt="probe", version=2)], limits)
+    strays = [seen(number, error=A, version=3) for number in (10, 11, 12)]
+    for stray in strays[:2]:
+        closed, changes = fold(closed, [stray], limits)
+        assert (closed.state, changes) == ("closed", [])
+    assert fold(closed, strays[2:], limits)[0].state == "open"
+
+
 def test_a_probe_that_fails_opens_it_for_another_cooldown() -> None:
     later = NOW + 31_000
     failed = seen(9, error=C, at_ms=later, attempt="probe", version=2)

@@ -19,9 +19,16 @@ from breakwater.policy.transitions import half_opened
 from breakwater.state.breakers import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
 from breakwater.state.connection import ScriptCall, StateUnavailable
 from services.worker.context import WorkerContext
-from services.worker.gates.gate import Gate, Refused, Verdict
+from services.worker.gates.gate import Gate, Refused, Verdict, WaitForCapacity
 
 LOOK_EVERY_S = ALIVE_MS / 5000
+
+PROBE_WAIT_S = 2.0
+"""How long a call waits for another's probe, which may have succeeded already: the breaker closes when that has gone
+through the log, some 0.1 s later. Longer waits would hold back the agent's other jobs."""
+
+PROBE_POLL_S = 0.1
+"""How soon it asks again; up to as much again is added at random."""
 
 MISSING = (
     "no breaker service is at work, or it has not read the event log yet: models that fail are called all the same; "
@@ -56,11 +63,14 @@ class BreakerGate(Gate):
             return None
         return self.worker.breakers.admit_call(self._key, self.request.attempt_id, self.request.lease_ms)
 
-    def read(self, answer: Any) -> Refused | None:
-        """Refused while the breaker is open, or another call is its probe."""
+    def read(self, answer: Any) -> Refused | WaitForCapacity | None:
+        """Refused while the breaker is open; while another call is its probe, after a short wait for that one's end."""
         match self.worker.breakers.admission(answer):
             case BreakerRefused() as refused:
-                return self._open(refused)
+                verdict = self._open(refused)
+                if refused.probing and self._may_wait():
+                    return WaitForCapacity(PROBE_POLL_S * (1 + self.worker.jitter()), verdict)
+                return verdict
             case BreakerAdmitted() as admitted:
                 self._admitted = admitted
                 # For this version alone its outcome will count.
@@ -89,6 +99,11 @@ class BreakerGate(Gate):
         await worker.outages.retry_while_unavailable(
             lambda: worker.publisher.event(subject, event, id=event.transition_id, at=event.at)
         )
+
+    def _may_wait(self) -> bool:
+        """Not where another model can be tried at once."""
+        at, waited_s = self.request.checkpoint, self.request.waited.get("breaker_open", 0.0)
+        return at.model_index + 1 >= len(self.request.job.chain) and waited_s < PROBE_WAIT_S
 
     def _open(self, refused: BreakerRefused) -> Refused:
         user_message, rules = "This agent is paused for now. Please try again later.", self.request.job.agent.breaker

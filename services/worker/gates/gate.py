@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -41,6 +41,8 @@ class AdmissionRequest:
     """What the grants are held for."""
     lease_ms: int | None
     """How long they are held. None for a dry run: nothing may be taken, counted or saved."""
+    waited: Mapping[Reason, float] = field(default_factory=dict[Reason, float])
+    """For how many seconds it has waited for capacity, by what it would have been refused with."""
 
 
 @dataclass(frozen=True, slots=True)
