@@ -217,7 +217,7 @@ async def test_ten_million_rows_stream_through_without_growing_the_process(serve
 async def test_sixteen_queries_are_answered_while_one_sleeps(server: Server, client: AsyncClient) -> None:
     await client.command("CREATE OR REPLACE TABLE busy (n UInt32) ENGINE = MergeTree ORDER BY n")
     slow = asyncio.create_task(client.query("SELECT sleepEachRow(1) FROM numbers(90) SETTINGS max_block_size = 1"))
-    await until(lambda: _runs(client, "sleepEachRow(1)"))
+    await until(lambda: _running(client, "sleepEachRow(1)"))
     began = time.monotonic()
     answers = await asyncio.gather(*(client.query(f"SELECT {n}, sum(number) FROM numbers(1000)") for n in range(16)))
     await client.insert("busy", [[1]], column_names=["n"])
@@ -545,16 +545,16 @@ async def test_settings_of_the_transport_do_not_reach_the_engine(server: Server,
         assert "Content-Encoding" not in answer.headers
 
 
-async def _runs(client: AsyncClient, text: str) -> bool:
+async def _running(client: AsyncClient, text: str) -> int:
     found = await client.query(
         "SELECT count() FROM system.processes WHERE position(query, {t:String}) > 0 AND query NOT LIKE '%processes%'",
         parameters={"t": text},
     )
-    return bool(found.result_rows[0][0])
+    return int(found.result_rows[0][0])
 
 
 async def _ended(client: AsyncClient, text: str) -> bool:
-    return not await _runs(client, text)
+    return not await _running(client, text)
 
 
 async def _leave(request: asyncio.Task[aiohttp.ClientResponse]) -> None:
@@ -572,9 +572,27 @@ async def test_a_client_that_leaves_cancels_its_query(server: Server, client: As
         request = asyncio.create_task(
             session.post(server.url, data=f"SELECT '{mark}', {sql} SETTINGS max_block_size = 1")
         )
-        await until(lambda: _runs(client, mark))
+        await until(lambda: _running(client, mark))
         await _leave(request)
     await until(lambda: _ended(client, mark))
+
+
+async def test_statements_that_end_slowly_hold_up_no_other_that_was_left(server: Server, client: AsyncClient) -> None:
+    # One that sleeps looks once a second whether it is to end: one after the other, these take as many seconds.
+    mark, many = f"slow_{time.monotonic_ns()}", 16
+    sql = f"SELECT '{mark}', sleepEachRow(3) FROM numbers(60) SETTINGS max_block_size = 1"
+
+    async def all_run() -> bool:
+        return await _running(client, mark) == many
+
+    async with aiohttp.ClientSession(headers=AUTH) as session:
+        requests = [asyncio.create_task(session.post(server.url, data=sql)) for _ in range(many)]
+        await until(all_run)
+        for request in requests:
+            await _leave(request)
+    left_at = time.monotonic()
+    await until(lambda: _ended(client, mark))
+    assert time.monotonic() - left_at < many / 2
 
 
 async def test_a_client_may_leave_at_any_moment(server: Server, client: AsyncClient) -> None:
@@ -602,13 +620,13 @@ async def test_an_insert_whose_client_leaves_is_not_finished(
     params = {"query": "INSERT INTO cut_off FORMAT JSONEachRow"}
     request = asyncio.create_task(http.post(server.url, params=params, data=half()))
     await began.wait()
-    await until(lambda: _runs(client, "INSERT INTO cut_off"))
+    await until(lambda: _running(client, "INSERT INTO cut_off"))
     request.cancel()
     with suppress(asyncio.CancelledError):
         await request
 
     async def gone() -> bool:
-        return not await _runs(client, "INSERT INTO cut_off")
+        return not await _running(client, "INSERT INTO cut_off")
 
     await until(gone)
     assert await client.command("SELECT count() FROM cut_off") == 0
@@ -645,7 +663,7 @@ async def test_sigterm_lets_a_running_statement_finish(tmp_path: Path) -> None:
     try:
         async with await connect(running) as client:
             sleeper = asyncio.create_task(client.query("SELECT sleep(2.5), 'done'"))
-            await until(lambda: _runs(client, "sleep(2.5), "))
+            await until(lambda: _running(client, "sleep(2.5), "))
             running.process.send_signal(signal.SIGTERM)
             answer = await sleeper
     finally:
@@ -661,7 +679,7 @@ async def test_sigterm_does_not_wait_for_ever(tmp_path: Path) -> None:
             sleeper = asyncio.create_task(
                 client.query("SELECT sleepEachRow(3) FROM numbers(100) SETTINGS max_block_size = 1")
             )
-            await until(lambda: _runs(client, "sleepEachRow(3)"))
+            await until(lambda: _running(client, "sleepEachRow(3)"))
             running.process.send_signal(signal.SIGTERM)
             code = await asyncio.to_thread(running.process.wait, 60)  # the statement takes five minutes
             with pytest.raises(DatabaseError):

@@ -222,7 +222,7 @@ class Engine:
         # Reads and writes have threads of their own: slow SELECTs, however many, never hold up an insert.
         self._readers = ThreadPoolExecutor(_READERS, "clickhouse-read")
         self._writers = ThreadPoolExecutor(_WRITERS, "clickhouse-write")
-        self._cancels = ThreadPoolExecutor(1, "clickhouse-cancel")
+        self._cancels = ThreadPoolExecutor(_READERS, "clickhouse-cancel")  # one for each, as one may end slowly
         self._running: set[Future[Counts]] = set()
         # The engine lives as long as one handle is open, and takes its server settings from the first one.
         self._keeper = connect(f"{self._path}?{_SERVER_SETTINGS}{_access(data)}")
