@@ -16,9 +16,9 @@ from breakwater.embedded.ports import free_port
 from breakwater.embedded.probes import Probe, http_ready, nats_ready, redis_ready
 from tests.server_sources import PASSWORD, USER, RunningServer
 
-NATS_IMAGE = "nats:2"
+NATS_IMAGE = "nats:2.12-alpine"
 REDIS_IMAGE = "valkey/valkey:9.1"
-CLICKHOUSE_IMAGE = "clickhouse/clickhouse-server:latest"
+CLICKHOUSE_IMAGE = "clickhouse/clickhouse-server:25.8"
 
 _MAX_PAYLOAD = 8 * 1024 * 1024
 

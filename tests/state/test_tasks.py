@@ -501,7 +501,8 @@ async def test_tasks_of_other_tenants_or_names_are_others_however_odd_the_names(
 async def test_all_keys_of_a_task_are_in_one_slot(redis: Redis) -> None:
     for key in NAMES:
         call = Tasks.enter_call(key, "e}{other}")
-        assert {name[name.index("{") : name.index("}")] for name in call.keys} == {f"{{{key.name}"}
+        # The slot is that of what is between the first braces.
+        assert {name[: name.index("}") + 1] for name in call.keys} == {key.redis_key}
         assert key.name.count("/") == 1
     assert TaskKey(None, "run").redis_key == "bw:task:{/run}"
     assert TaskKey("a.b", "c d").redis_key == "bw:task:{a%2Eb/c%20d}"
@@ -565,3 +566,24 @@ async def test_a_job_that_was_refused_without_a_call_is_neither_an_iteration_nor
     assert Tasks.entered(answer).number == 2
     task = await tasks.record(key, "half", replace(REFUSED, tokens=50, cost=7, called=True))
     assert (task.iterations, task.consecutive_failures, task.tokens) == (2, 1, FAILED.tokens + 50)
+
+
+async def test_a_task_takes_little_memory_whatever_its_names(redis: Redis) -> None:
+    async def taken(pattern: str) -> int:
+        found = [key async for key in redis.client.scan_iter(pattern)]
+        return sum([await redis.client.memory_usage(key) or 0 for key in found])
+
+    tasks = Tasks(redis)
+    for name in ("nightly run", "é" * 128, "~" + "0" * 32):
+        await redis.client.flushdb()
+        key = TaskKey(name, name)
+        assert (await enter(redis, name, key, hold=500, cap=10**9)).held == 0
+        assert (await enter(redis, "another", key, hold=1, cap=10**9)).held == 500
+        assert (await tasks.record(key, name, FINE)).iterations == 2
+        assert (await tasks.record(key, name, FINE)).cost == 3_000, "counted once"
+        assert (await enter(redis, "another", key, cap=10**9)).held == 0
+        # For seven days, and for an hour after its last job.
+        assert await taken("bw:task:*}") < 300
+        assert await taken("bw:task:*") < 700
+        await stop(tasks, key)
+        assert [one for one, _ in await tasks.tripped()] == [key]

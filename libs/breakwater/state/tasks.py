@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, cast
 
 from breakwater.contracts.events import GuardRule
@@ -26,6 +27,8 @@ KEEP_DONE_MS = 3_600_000
 
 KEEP_ASIDE_MS = 60_000
 """How long a reset answers the same to whoever asks again."""
+
+LONGEST_NAME = 48
 
 MAX_KEPT = 100
 """Different errors of a task, and answers that said how sure they are."""
@@ -59,8 +62,8 @@ class TaskKey:
 
     @property
     def redis_key(self) -> str:
-        """Its key in Redis."""
-        return f"bw:task:{{{self.name}}}"
+        """Its key in Redis, of a bounded size whatever the names."""
+        return f"bw:task:{{{_short(self.name)}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,8 @@ class Tasks:
         """
         limit = "" if cap is None else cap
         keys = [key.redis_key, _marker(key, execution_id)]
-        return ScriptCall(_ENTER, keys, ["" if look_only else KEEP_MS, KEEP_MS, execution_id, hold, limit, *_FIELDS])
+        arguments = ["" if look_only else KEEP_MS, KEEP_MS, _short(execution_id), hold, limit]
+        return ScriptCall(_ENTER, keys, [*arguments, *_FIELDS])
 
     @staticmethod
     def entered(answer: Sequence[Any]) -> Entered:
@@ -129,7 +133,7 @@ class Tasks:
     @staticmethod
     def shrink_call(key: TaskKey, execution_id: str, *, spent: int) -> ScriptCall:
         """Holds no more for a job than it has spent (nano-dollars), as it is at no call; answers nothing."""
-        return ScriptCall(_SHRINK, [key.redis_key], [execution_id, spent])
+        return ScriptCall(_SHRINK, [key.redis_key], [_short(execution_id), spent])
 
     async def record(self, key: TaskKey, execution_id: str, outcome: JobOutcome) -> Task:
         """Counts a concluded job instead of its hold, once, whether it ever entered or not; returns the task then."""
@@ -137,7 +141,7 @@ class Tasks:
         confidence = "" if outcome.confidence is None else repr(outcome.confidence)
         failed = "" if outcome.failed is None else int(outcome.failed)
         counted = [outcome.tokens, outcome.cost, failed, int(outcome.called), error, confidence]
-        arguments = [KEEP_MS, KEEP_DONE_MS, *counted, MAX_KEPT, execution_id, *_FIELDS]
+        arguments = [KEEP_MS, KEEP_DONE_MS, *counted, MAX_KEPT, _short(execution_id), *_FIELDS]
         [values] = await self._redis.run([ScriptCall(_RECORD, [key.redis_key, _marker(key, execution_id)], arguments)])
         return _read(values)[0]
 
@@ -209,7 +213,18 @@ def _unlist(name: str, at_ms: int) -> ScriptCall:
 
 
 def _marker(key: TaskKey, execution_id: str) -> str:
-    return f"{key.redis_key}:x:{execution_id}"
+    return f"{key.redis_key}:x:{_short(execution_id)}"
+
+
+def _short(name: str) -> str:
+    """A name that Redis keeps for each task or job: a digest of one that is long.
+
+    Names are chosen by who sends jobs, and take up to 3 KB each, encoded; and a hash with a field of more than 64 bytes
+    takes three times the memory.
+    """
+    if len(name) <= LONGEST_NAME and not name.startswith("~"):
+        return name
+    return f"~{blake2b(name.encode(), digest_size=16).hexdigest()}"
 
 
 def _key(name: str) -> TaskKey:
