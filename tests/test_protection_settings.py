@@ -62,6 +62,9 @@ def test_what_protects_is_on_where_nothing_is_set_and_off_where_that_is_said() -
         ({"guard": {"confidence": {"falling": False}}}, "confidence: off"),
         ({"rate_limit": {}}, "rate_limit: off"),
         ({"rate_limit": {"requests_per_minute": 0}}, "agents.a.rate_limit.requests_per_minute"),
+        ({"rate_limit": {"requests": 50}}, "need `per: hour` or `per: day`"),
+        ({"rate_limit": {"per": "hour"}}, "per needs requests or tokens"),
+        ({"rate_limit": {"requests": 50, "per": "minute"}}, "agents.a.rate_limit.per"),
     ],
 )
 def test_a_mistake_is_named_with_its_place_or_its_remedy(agent: dict[str, Any], said: str) -> None:

@@ -61,7 +61,7 @@ class Targets:
             token_rules=token_rules(config, provider, model),
             pricing=self._pricing(provider, model),
             breaker=None if agent.breaker is None else BreakerKey.of(agent.breaker.scope, agent_name, model, provider),
-            limits=tuple(Limited(name, rule) for name, rule in rules if rule is not None),
+            limits=tuple(one for name, rule in rules if rule is not None for one in Limited.all_of(name, rule)),
         )
 
     def _priced(self, provider: str, model: str) -> Pricing | None:

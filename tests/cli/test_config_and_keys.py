@@ -26,7 +26,7 @@ agents:
     rate_limit: {requests_per_minute: 60, concurrent_calls: 1}
   reader: {breaker: off, guard: off, retry: {max_attempts: 1}}
   plain: {}
-models: {large: {rate_limit: {tokens_per_minute: 9000, on_exceeded: fail}}}
+models: {large: {rate_limit: {tokens_per_minute: 9000, requests: 50, per: hour, on_exceeded: fail}}}
 """
 BAD = """
 providers: {local: {base_url: "ftp://x"}}
@@ -47,7 +47,7 @@ def test_a_right_config_shows_the_agents_as_they_will_run(run: Run, tmp_path: Pa
         "refactor: 2 in a row, or 3 alike or 20 errors or 50% of 10 or more in 60 s; "
         "open 60-3600 s, per provider for all agents",
         "10 iterations, $10.00, 3 failures in a row, 5 alike, confidence below 0.4 or falling in 3 answers",
-        "60 requests/min, 1 call at once, then waits; large: 9,000 tokens/min, then the next model",
+        "60 requests/min, 1 call at once, then waits; large: 9,000 tokens/min, 50 requests/hour, then the next model",
     ]
     assert cells["reader"][2] == "once"
     assert cells["reader"][5:] == ["no cap", "off", "off", "none"]

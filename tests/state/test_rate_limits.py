@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -105,6 +105,41 @@ async def test_calls_are_admitted_up_to_each_limit_and_not_beyond(
     assert answers[:granted] == [None] * granted
     assert [(over.name, over.what) for over in answers[granted:] if over] == [(AGENT, what)] * 2
     assert await used(redis, AGENT) == [(granted, granted * tokens, granted)]
+
+
+@pytest.mark.parametrize(("period", "hours"), [("hour", 1), ("day", 24)])
+async def test_requests_and_tokens_of_an_hour_or_a_day_are_counted_for_that_long(
+    redis: Redis, period: Literal["hour", "day"], hours: int
+) -> None:
+    rule = RateLimit(requests=2, tokens=100, per=period, requests_per_minute=10, concurrent_calls=10)
+    limits = Limited.all_of(AGENT, rule)
+    assert [limited.period for limited in limits] == ["minute", period]
+    assert [await admit(redis, f"j{number}", *limits, tokens=20) for number in range(2)] == [None, None]
+    over = await admit(redis, "j2", *limits, tokens=20)
+    assert over is not None
+    assert (over.name, over.what) == (AGENT, f"requests_per_{period}")
+    assert over.wait_ms is not None
+    # A slice is 1 % of the window, and counts until a whole window after its end.
+    assert hours * 3_600_000 * 0.99 < over.wait_ms <= hours * 3_600_000 * 1.01
+    assert await used(redis, AGENT) == [(2, 40, 2)], "the minute has its own counts"
+    await settle(redis, "j0", limits, 75)
+    await release(redis, "j1", limits)
+    over = await admit(redis, "j3", *limits, tokens=30)
+    assert over is not None
+    assert over.what == f"tokens_per_{period}"
+    assert await admit(redis, "j4", *limits, tokens=25) is None
+    never = await admit(redis, "j5", *limits, tokens=101)
+    assert never is not None
+    assert (never.what, never.wait_ms) == (f"tokens_per_{period}", None)
+    [remembered] = await redis.client.keys("bw:{rate}:attempt:j4")
+    assert LEASE_MS < await redis.client.pttl(remembered) <= LEASE_MS + 3_600_000
+
+
+async def test_a_limit_of_an_hour_alone_is_one_question(redis: Redis) -> None:
+    [limited] = Limited.all_of(MODEL, RateLimit(requests=1, per="hour"))
+    assert await admit(redis, "j0", limited, lease_ms=1) is None
+    assert await admit(redis, "j1", limited, rpm(5)) is not None
+    assert await used(redis, AGENT) == [(0, 0, 0)]
 
 
 async def test_of_two_hundred_that_ask_at_once_fifty_are_admitted(redis: Redis) -> None:
@@ -401,6 +436,7 @@ RULES = st.builds(
     tokens_per_minute=st.none() | st.integers(1, 60),
     concurrent_calls=st.none() | st.integers(1, 3),
 )
+LIMITED = ("requests_per_minute", "tokens_per_minute", "concurrent_calls")
 NAMES = ("agent:a", "agent:b", "model:m")
 LIMITS = st.dictionaries(st.sampled_from(NAMES), RULES, min_size=1).map(
     lambda rules: [Limited(name, limit) for name, limit in rules.items()]
@@ -433,8 +469,8 @@ class Limits(RuleBasedStateMachine):
         found: set[tuple[str, str]] = set()
         for limited in limits:
             more = zip(self.expected(limited.name), (1, tokens, 1), strict=True)
-            for what, (counted, amount) in zip(limited.rule.model_dump(exclude={"on_exceeded"}), more, strict=True):
-                most: int | None = getattr(limited.rule, what)
+            limits_of = zip(LIMITED, limited.rule.most("minute"), more, strict=True)
+            for what, most, (counted, amount) in limits_of:
                 if most is not None and counted + amount > most:
                     found.add((limited.name, what))
         return found

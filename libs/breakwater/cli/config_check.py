@@ -262,6 +262,10 @@ def rate_limit_in_words(limit: RateLimit | None) -> str:
         limits.append(f"{counted(limit.requests_per_minute, 'request')}/min")
     if limit.tokens_per_minute is not None:
         limits.append(f"{counted(limit.tokens_per_minute, 'token')}/min")
+    if limit.requests is not None:
+        limits.append(f"{counted(limit.requests, 'request')}/{limit.per}")
+    if limit.tokens is not None:
+        limits.append(f"{counted(limit.tokens, 'token')}/{limit.per}")
     if limit.concurrent_calls is not None:
         limits.append(f"{counted(limit.concurrent_calls, 'call')} at once")
     return f"{', '.join(limits)}, then {'waits' if limit.on_exceeded == 'wait' else 'the next model'}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from breakwater.contracts.types import Message
 
+Period = Literal["minute", "hour", "day"]
 WINDOW_MS = 60_000
-"""Requests and tokens are counted in the minute that ends now."""
+"""Requests and tokens are counted in the minute that ends now, or in the hour or the day."""
+MINUTES: Mapping[Period, int] = {"minute": 1, "hour": 60, "day": 1440}
 
 
 class RateLimit(Message):
@@ -23,6 +26,13 @@ class RateLimit(Message):
         description="Input and output tokens; a call counts with its worst case until its usage is known.",
     )
     concurrent_calls: int | None = Field(default=None, ge=1, le=100_000, description="Calls in flight at once.")
+    requests: int | None = Field(
+        default=None, ge=1, le=10_000_000, description="Requests in the last hour or 24 hours, as `per` says."
+    )
+    tokens: int | None = Field(
+        default=None, ge=1, le=10_000_000_000, description="Tokens in the last hour or 24 hours, as `per` says."
+    )
+    per: Literal["hour", "day"] | None = None
     on_exceeded: Literal["wait", "fail"] = Field(
         default="wait",
         description="wait: the job waits, and survives restarts; fail: the next model is tried at once.",
@@ -30,6 +40,23 @@ class RateLimit(Message):
 
     @model_validator(mode="after")
     def _some_limit(self) -> Self:
-        if self.requests_per_minute is None and self.tokens_per_minute is None and self.concurrent_calls is None:
-            raise ValueError("set requests_per_minute, tokens_per_minute or concurrent_calls, or `rate_limit: off`")
+        if (self.requests, self.tokens) != (None, None) and self.per is None:
+            raise ValueError("requests and tokens need `per: hour` or `per: day`; for a minute, requests_per_minute")
+        if self.per is not None and (self.requests, self.tokens) == (None, None):
+            raise ValueError("per needs requests or tokens")
+        if not self.periods:
+            text = "set requests_per_minute, tokens_per_minute, concurrent_calls, or requests or tokens with per"
+            raise ValueError(f"{text}, or `rate_limit: off`")
         return self
+
+    @property
+    def periods(self) -> tuple[Period, ...]:
+        """Those that something is limited in; concurrent calls are counted with the minute."""
+        of_minute = (self.requests_per_minute, self.tokens_per_minute, self.concurrent_calls)
+        return (*(() if of_minute == (None, None, None) else ("minute",)), *(() if self.per is None else (self.per,)))
+
+    def most(self, period: Period) -> tuple[int | None, int | None, int | None]:
+        """The limits on requests, tokens and concurrent calls."""
+        if period == "minute":
+            return self.requests_per_minute, self.tokens_per_minute, self.concurrent_calls
+        return self.requests, self.tokens, None

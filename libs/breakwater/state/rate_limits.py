@@ -1,10 +1,11 @@
 """The limits of agents and models on requests, tokens and concurrent calls: over the whole fleet, by Redis' clock.
 
-Requests and tokens are counted in slices of 1 % of the window with running sums, in one hash for each name: at most
-206 small fields, however much is called. A call counts for at least the whole window and at most a slice longer, so no
-window, wherever it is laid, ever holds more than the limit. Calls under way are a sorted set of leases: those of a
-worker that died end by themselves. What a call has counted is remembered in a small hash for each attempt, as long as
-its lease stands or it counts. All keys share one hash slot.
+Requests and tokens are counted in slices of 1 % of the window with running sums, in one hash for each name and window
+(a minute, an hour, a day): at most 206 small fields, however much is called. A call counts for at least the whole
+window and at most a slice longer, so no window, wherever it is laid, ever holds more than the limit. Calls under way
+are a sorted set of leases: those of a worker that died end by themselves. What a call has counted is remembered in a
+small hash for each attempt, as long as its lease stands or it counts, but no longer than an hour after its lease. All
+keys share one hash slot.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from breakwater.contracts.subjects import encode_token
-from breakwater.policy.rate_limit import WINDOW_MS, RateLimit
+from breakwater.policy.rate_limit import MINUTES, WINDOW_MS, Period, RateLimit
 from breakwater.state.connection import Script, ScriptCall
 
 SLICES = 100
@@ -32,6 +33,12 @@ class Limited:
 
     name: str
     rule: RateLimit
+    period: Period = "minute"
+
+    @classmethod
+    def all_of(cls, name: str, rule: RateLimit) -> tuple[Limited, ...]:
+        """One for each period of a rule."""
+        return tuple(cls(name, rule, period) for period in rule.periods)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +46,12 @@ class OverLimit:
     """The call was refused: by whose limit, and on what."""
 
     name: str
-    what: Literal["requests_per_minute", "tokens_per_minute", "concurrent_calls"]
+    what: str
+    """`requests_per_minute`, `tokens_per_hour` and so on; or `concurrent_calls`."""
     wait_ms: int | None
     """Requests and tokens: when enough of what counts now will be over; sooner only if calls use less than their worst
     case. Concurrent calls: when enough leases will have ended, which is the latest; calls mostly end sooner. None: it
-    can never fit, as the call alone is more than a minute's tokens.
+    can never fit, as the call alone is more than a window's tokens.
     """
     under_way: int = 0
     """The calls that count towards the limit and have not ended."""
@@ -53,8 +61,8 @@ class RateLimits:
     """The rate limits of the fleet. Rules are arguments: a changed one holds from the next question on."""
 
     def __init__(self, window_ms: int = WINDOW_MS) -> None:
-        """Takes the window's length: a multiple of `SLICES`, and the same for all that share a Redis."""
-        self._slice_ms = window_ms // SLICES
+        """Takes the length of a minute: a multiple of `SLICES`, and the same for all that share a Redis."""
+        self._slice_ms = {period: minutes * window_ms // SLICES for period, minutes in MINUTES.items()}
 
     def admit_call(self, attempt_id: str, limits: Sequence[Limited], tokens: int, lease_ms: int | None) -> ScriptCall:
         """Asks whether a call fits all its limits, and counts it if so; read its answer with `admitted`.
@@ -63,19 +71,19 @@ class RateLimits:
 
         Args:
             attempt_id: what the call is counted for.
-            limits: of the agent and of the model, each name once.
+            limits: of the agent and of the model, each name and period once.
             tokens: the call's worst case, input and output; at least 0.
             lease_ms: how long it counts as under way, unless it is settled or released before.
         """
         rules = [
-            "" if most is None else most
-            for rule in (limited.rule for limited in limits)
-            for most in (rule.requests_per_minute, rule.tokens_per_minute, rule.concurrent_calls)
+            "" if value is None else value
+            for limited in limits
+            for value in (self._slice_ms[limited.period], *limited.rule.most(limited.period))
         ]
         return ScriptCall(
             _ADMIT,
             _keys(attempt_id, limits),
-            [attempt_id, tokens, "" if lease_ms is None else lease_ms, self._slice_ms, SLICES, *rules],
+            [attempt_id, tokens, "" if lease_ms is None else lease_ms, SLICES, *rules],
         )
 
     @staticmethod
@@ -87,7 +95,10 @@ class RateLimits:
         if answer[0] == 1:
             return None
         _, index, what, wait_ms, under_way = answer
-        return OverLimit(limits[int(index) - 1].name, what, None if wait_ms < 0 else int(wait_ms), int(under_way))
+        limited = limits[int(index) - 1]
+        if what != "concurrent_calls":
+            what = f"{what}_per_{limited.period}"
+        return OverLimit(limited.name, what, None if wait_ms < 0 else int(wait_ms), int(under_way))
 
     @staticmethod
     def settle_call(attempt_id: str, limits: Sequence[Limited], tokens: int | None) -> ScriptCall:
@@ -105,11 +116,12 @@ class RateLimits:
 
 
 def _keys(attempt_id: str, limits: Sequence[Limited]) -> list[str]:
-    by_name = [key for limited in limits for key in _counts_and_calls(limited.name)]
+    by_name = [key for limited in limits for key in _counts_and_calls(limited.name, limited.period)]
     return [f"bw:{{rate}}:attempt:{attempt_id}", *by_name]
 
 
 @lru_cache(maxsize=4096)
-def _counts_and_calls(name: str) -> tuple[str, str]:
+def _counts_and_calls(name: str, period: Period) -> tuple[str, str]:
     token = encode_token(name)
-    return f"bw:{{rate}}:counts:{token}", f"bw:{{rate}}:calls:{token}"
+    window = "" if period == "minute" else f":{period}"
+    return f"bw:{{rate}}:counts:{token}{window}", f"bw:{{rate}}:calls:{token}"

@@ -1,4 +1,4 @@
-"""Rate limits: requests and tokens a minute, and concurrent calls, of the agent and of the model."""
+"""Rate limits: requests and tokens in a minute, an hour or a day, and concurrent calls, of the agent and the model."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class RateLimitGate(Gate):
         if limited.rule.on_exceeded == "fail" or wait_s is None:
             return refused
         # A call under way mostly ends long before its lease, and with fewer tokens than it may use.
-        soon = over.what == "concurrent_calls" or (over.what == "tokens_per_minute" and over.under_way > 0)
+        soon = over.what == "concurrent_calls" or (over.what.startswith("tokens") and over.under_way > 0)
         # Jitter: not all at the same moment.
         return WaitForCapacity((min(wait_s, POLL_S) if soon else wait_s) + POLL_S * self.worker.jitter(), refused)
 

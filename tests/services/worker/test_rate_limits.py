@@ -34,6 +34,21 @@ async def test_over_the_limit_a_job_fails_at_once_where_that_is_asked_for(start_
         assert plane.sim.ledger.totals.calls == 5
 
 
+async def test_over_the_requests_of_an_hour_a_job_that_can_not_wait_so_long_is_refused(
+    start_worker: StartWorker,
+) -> None:
+    agents = {"writer": {"model": "sim/m", "rate_limit": {"requests": 2, "per": "hour"}, "total_timeout_s": 60}}
+    async with start_worker({"sim/m": model()}, agents) as plane:
+        results = await submit(plane, 3)
+        assert plane.sim.ledger.totals.calls == 2
+    [refused] = [result["error"] for result in results if result["reason"] == "rate_limited"]
+    assert (
+        refused["message"]
+        == "the limit of agent writer on requests per hour has no room for this call; no call was made"
+    )
+    assert 3_500 < refused["retry_after_s"] <= 3_640
+
+
 async def test_a_models_limit_holds_over_all_agents_and_the_chain_goes_on(start_worker: StartWorker) -> None:
     agents = {name: {"model": "sim/m", "fallback_models": ["sim/n"]} for name in ("writer", "reader")}
     limited = {"sim/m": {"price": PRICE, "rate_limit": {"requests_per_minute": 4, **FAIL}}}

@@ -1,7 +1,7 @@
 -- May this call be made? If it fits all its limits; then it counts towards each of them, and otherwise towards none.
 -- Asking again while the lease stands gives the same answer, counts nothing and renews the lease.
 -- KEYS: attempt, then for each limit: counts, calls
--- ARGV from the 6th, for each limit: requests, tokens, concurrent calls ('' = none)
+-- ARGV from the 5th, for each limit: ms of a slice of its window, requests, tokens, concurrent calls ('' = none)
 -- Returns {1} or {0, index of the refusing limit from 1, what it limits, ms until it may fit (-1 = never), calls of that
 -- limit under way}.
 -- counts: 'r<slice>' and 't<slice>' with the requests and tokens of a slice, 'requests' and 'tokens' with the sums over
@@ -10,11 +10,12 @@
 -- calls: attempts by the end of their leases.   attempt: 'until', and 'slice|tokens' by the counts it is part of.
 local attempt_id, tokens = ARGV[1], tonumber(ARGV[2])
 local lease_ms = tonumber(ARGV[3]) -- '': only looks, and counts nothing
-local slice_ms, slices, first_limit = tonumber(ARGV[4]), tonumber(ARGV[5]), 6
+local slices, first_limit = tonumber(ARGV[4]), 5
+local HOUR_MS = 3600000 -- how long after its lease a call can still be settled, where it counts for longer
 local attempt, limits = KEYS[1], (#KEYS - 1) / 2
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local until_ms, slice = now + (lease_ms or 0), math.floor(now / slice_ms)
+local until_ms = now + (lease_ms or 0)
 
 local function keep(key, ms)
   if redis.call('PTTL', key) < ms then
@@ -22,20 +23,21 @@ local function keep(key, ms)
   end
 end
 
-local function counted(key)
+local function counted(key, slice_ms)
+  local slice = math.floor(now / slice_ms)
   local known = redis.call('HMGET', key, 'first', 'last', 'requests', 'tokens', 'r' .. slice, 't' .. slice)
   local over = slice - slices - 1
   local last = tonumber(known[2] or over)
   if last <= over or last > slice + slices then -- ahead by a window: the clock was set back, and the counts mean nothing
     redis.call('DEL', key)
-    return {first = slice, last = slice, requests = 0, tokens = 0, r = 0, t = 0, fresh = true}
+    return {first = slice, last = slice, requests = 0, tokens = 0, r = 0, t = 0, fresh = true, slice_ms = slice_ms}
   end
   if last > slice then -- another server's clock, which was a little ahead
     known[5], known[6] = unpack(redis.call('HMGET', key, 'r' .. last, 't' .. last))
   end
   local sums = {
     first = tonumber(known[1]), last = math.max(last, slice), requests = tonumber(known[3]), tokens = tonumber(known[4]),
-    r = tonumber(known[5] or 0), t = tonumber(known[6] or 0), fresh = last < slice,
+    r = tonumber(known[5] or 0), t = tonumber(known[6] or 0), fresh = last < slice, slice_ms = slice_ms,
   }
   if sums.first <= over then
     local fields = {}
@@ -65,16 +67,16 @@ local function wait(key, kind, sums, excess)
     for i, count in ipairs(redis.call('HMGET', key, unpack(fields))) do
       excess = excess - tonumber(count or 0)
       if excess <= 0 then
-        return (from + i + slices) * slice_ms - now
+        return (from + i + slices) * sums.slice_ms - now
       end
     end
   end
-  return (sums.last + slices + 1) * slice_ms - now
+  return (sums.last + slices + 1) * sums.slice_ms - now
 end
 
 local function limit(index)
-  local first = first_limit + 3 * (index - 1)
-  return tonumber(ARGV[first]), tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2])
+  local first = first_limit + 4 * (index - 1)
+  return tonumber(ARGV[first]), tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2]), tonumber(ARGV[first + 3])
 end
 
 local asked = redis.call('HGET', attempt, 'until')
@@ -101,19 +103,19 @@ local function answer()
 end
 local all = {}
 for i = 1, limits do
-  local _, most = limit(i)
+  local _, _, most = limit(i)
   if most and tokens > most then
-    return {0, i, 'tokens_per_minute', -1, 0}
+    return {0, i, 'tokens', -1, 0}
   end
 end
 for i = 1, limits do
-  local key, requests, most = KEYS[2 * i], limit(i)
-  local sums = counted(key)
+  local key, slice_ms, requests, most = KEYS[2 * i], limit(i)
+  local sums = counted(key, slice_ms)
   if requests and sums.requests + 1 > requests then
-    refuse(i, 'requests_per_minute', wait(key, 'r', sums, sums.requests + 1 - requests))
+    refuse(i, 'requests', wait(key, 'r', sums, sums.requests + 1 - requests))
   end
   if most and sums.tokens + tokens > most then
-    refuse(i, 'tokens_per_minute', wait(key, 't', sums, sums.tokens + tokens - most))
+    refuse(i, 'tokens', wait(key, 't', sums, sums.tokens + tokens - most))
   end
   all[i] = sums
 end
@@ -121,7 +123,7 @@ if refusal then
   return answer()
 end
 for i = 1, limits do
-  local key, _, _, most = KEYS[2 * i + 1], limit(i)
+  local key, _, _, _, most = KEYS[2 * i + 1], limit(i)
   redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
   local calls = most and redis.call('ZCARD', key) or 0
   if most and calls >= most then
@@ -139,7 +141,7 @@ end
 -- What has no limit is counted too: one that is set later holds at once.
 local memory, over_at = {}, until_ms
 for i, sums in ipairs(all) do
-  local counts, calls, ends = KEYS[2 * i], KEYS[2 * i + 1], (sums.last + slices + 1) * slice_ms
+  local counts, calls, ends = KEYS[2 * i], KEYS[2 * i + 1], (sums.last + slices + 1) * sums.slice_ms
   redis.call('HSET', counts, 'first', sums.first, 'last', sums.last, 'requests', sums.requests + 1,
     'tokens', sums.tokens + tokens, 'r' .. sums.last, sums.r + 1, 't' .. sums.last, sums.t + tokens)
   if sums.fresh then
@@ -149,7 +151,7 @@ for i, sums in ipairs(all) do
   keep(calls, lease_ms)
   memory[#memory + 1] = counts
   memory[#memory + 1] = sums.last .. '|' .. tokens
-  over_at = math.max(over_at, ends)
+  over_at = math.max(over_at, math.min(ends, until_ms + HOUR_MS))
 end
 redis.call('HSET', attempt, 'until', until_ms, unpack(memory))
 redis.call('PEXPIREAT', attempt, over_at)
