@@ -1,0 +1,37 @@
+"""The table of attacks: each of its lines is a test, and its figures are those of the tests."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.bus.test_attacks import APART, every_request, may, victims
+from tests.docs.markdown import README, ROOT, rows, section
+from tests.embedded.test_clickhouse_access import BY_ANYONE, BY_READERS
+
+PAGE = ROOT / "docs" / "security.md"
+TABLE = section(PAGE, "Attacks, by promise")
+
+
+@pytest.mark.parametrize(("promise", "who", "attack", "before", "after"), rows(PAGE, "promise"))
+def test_each_attack_is_a_test(promise: str, who: str, attack: str, before: str, after: str) -> None:
+    assert all((who, attack, before))
+    found = re.fullmatch(r'\[[^\]]+\]\(\.\./(tests/\S+\.py) "(test_\w+)"\)', after)
+    assert found is not None, after
+    file, name = found.groups()
+    defined = ast.parse((ROOT / file).read_text()).body
+    assert name in {one.name for one in defined if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert f"| {promise} |" in section(README, "Guarantees")
+
+
+def test_the_figures_are_those_of_the_tests() -> None:
+    pairs = sum(
+        sum(may(grant, request.subject) for request in every_request())
+        * sum(not may(grant, subject) for subject in victims())
+        for grant in APART
+    )
+    assert f"{pairs:,} pairs of a request" in TABLE, pairs
+    assert f"{len(BY_ANYONE) + len(BY_READERS)} statements by POST and GET" in TABLE
+    assert f"| {len(BY_ANYONE)} of these |" in TABLE
