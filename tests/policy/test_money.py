@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from breakwater.policy.budget import Caps
-from breakwater.policy.price import Price, Usage, max_output_of, max_tokens_of
+from breakwater.policy.price import MAX_USAGE, Price, Usage, max_output_of, max_tokens_of, usage_problem
 from breakwater.policy.record import totals
 from tests.contracts.test_messages import attempt
 
@@ -79,6 +80,17 @@ def test_the_output_limit_is_the_requests_own_where_it_has_one() -> None:
 )
 def test_the_most_that_a_call_may_answer_has_its_choices_and_its_thinking(params: dict[str, Any], most: int) -> None:
     assert max_output_of(params, 100) == most
+
+
+@pytest.mark.parametrize("name", ["input", "output", "cached", "cache_write", "reasoning"])
+def test_more_tokens_than_a_call_can_have_are_not_credible(name: str) -> None:
+    usual = Usage(1, 2, 3, 4, 5)
+    assert usage_problem(Usage(None, None)) is None
+    assert usage_problem(replace(usual, **{f"{name}_tokens": MAX_USAGE})) is None
+    for tokens, shown in ((MAX_USAGE + 1, "1.00e+8"), (10**15, "1.00e+15"), (10**400, "1.00e+400")):
+        problem = usage_problem(replace(usual, **{f"{name}_tokens": tokens}))
+        assert problem is not None
+        assert problem.startswith(f"{shown} {name.replace('_', ' ')} tokens were reported")
 
 
 def test_an_amount_in_the_config_is_what_the_person_wrote() -> None:

@@ -14,7 +14,8 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, cast
 
@@ -90,9 +91,10 @@ MAX_USAGE = 100_000_000
 
 def usage_problem(usage: Usage) -> str | None:
     """Why the usage that was reported can't be what a call used; None where it can."""
-    for name, tokens in (("input", usage.input_tokens), ("output", usage.output_tokens)):
+    for name, tokens in asdict(usage).items():
         if tokens is not None and tokens > MAX_USAGE:
-            return f"{tokens:.3g} {name} tokens were reported, over {MAX_USAGE:,} are not credible for one call"
+            what = name.replace("_", " ")
+            return f"{Decimal(tokens):.3g} {what} were reported, over {MAX_USAGE:,} are not credible for one call"
     return None
 
 

@@ -26,6 +26,7 @@ async def test_what_a_model_said_is_told_with_why_it_stopped_and_what_it_cost(st
         "vague": {"answer": "hi", "finish_reason": "Quite done!"},
         "absurd": {"answer": "hi", **ABSURD},
         "beyond": {"answer": "hi", "reports": {"input_tokens": 10**17}},
+        "cached": {"answer": "hi", "reports": {"cached_tokens": 10**19}},
         "short": {"answer": "hi there " * 20},
     }
     agents = {name: {**AGENT, "model": f"sim/{name}"} for name in faults}
@@ -54,15 +55,17 @@ async def test_what_a_model_said_is_told_with_why_it_stopped_and_what_it_cost(st
         "vague": None,
         "absurd": "stop",
         "beyond": "stop",
+        "cached": "stop",
         "short": "length",
     }
     costs = {name: (result["total_cost"], result["cost_basis"]) for name, result in results.items()}
     assert {costs[name] for name in ("plain", "created", "marked", "filtered", "vague")} == {(COST, "billed")}
-    for name, words in (("absurd", "1e+15 output tokens"), ("beyond", "1e+17 input tokens")):
+    words = {"absurd": "1.00e+15 output tokens", "beyond": "1.00e+17 input tokens", "cached": "1.00e+19 cached tokens"}
+    for name, said in words.items():
         [attempt] = results[name]["attempts"]
         assert costs[name] == (attempt["reserved"], "estimated")
         assert (attempt["input_tokens"], attempt["output_tokens"]) == (None, None)
-        assert attempt["usage_problem"].startswith(words)
+        assert attempt["usage_problem"].startswith(said)
 
 
 async def test_an_answer_that_says_nothing_fails_by_why_the_model_stopped(start_worker: StartWorker) -> None:

@@ -214,7 +214,7 @@ class Fault(_Part):
     stall_s: Annotated[float, Field(gt=0)] | None = None
     retry_after_s: Annotated[float, Field(ge=0)] | None = None
     error: ErrorText | None = None
-    reports: dict[Literal["input_tokens", "output_tokens"], _Tokens] | None = None
+    reports: dict[Literal["input_tokens", "output_tokens", "cached_tokens"], _Tokens] | None = None
     finish_reason: str | None = None
     latency_ms: Annotated[float, Field(ge=0)] | Latency | None = None
     billed: bool | None = None
