@@ -16,6 +16,7 @@ from breakwater.api_client import ApiError, ApiKeyRefused, ApiRefused, Unexpecte
 from breakwater.cli.api import api_errors
 from breakwater.cli.errors import CliError, ExitCode
 from breakwater.cli.submit import note_if_recorded
+from breakwater.contracts.execution import Result
 from tests.cli.conftest import Run
 
 Sent = Callable[..., dict[str, Any]]
@@ -216,6 +217,25 @@ def test_a_key_that_may_not_is_to_be_exchanged_for_another_one() -> None:
     error = refused(403, body)
     assert error.remedy == "Name another one with --api-key or BREAKWATER_API_KEY."
     assert refused(403, "<html>").code == "http"
+
+
+@pytest.mark.parametrize("reason", ["length", "stop", None])
+def test_an_answer_that_is_cut_off_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch, reason: str | None) -> None:
+    now = datetime.now(UTC)
+    times = dict.fromkeys(("queued_at", "dispatched_at", "completed_at"), now)
+    decided = Result(
+        job_id="j", execution_id="j", agent="writer", status="succeeded", output="Once", duration_ms=9,
+        finish_reason=reason, **times,
+    )  # fmt: skip
+
+    async def answer(_client: object, _job: dict[str, Any], *, wait_s: float) -> dict[str, Any]:
+        return {**decided.model_dump(mode="json"), "waited_s": wait_s}
+
+    monkeypatch.setattr("breakwater.cli.submit._send", answer)
+    monkeypatch.setenv("BREAKWATER_URL", "http://127.0.0.1:9")
+    ran = run("submit", "writer", "hi")
+    assert ran.out == "Once\n"
+    assert ("cut off by its output limit" in ran.err) == (reason == "length")
 
 
 def test_nothing_listening_is_said_with_its_address(run: Run) -> None:

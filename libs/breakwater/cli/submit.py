@@ -355,7 +355,7 @@ def _summary(result: dict[str, Any]) -> str:
         _cost_summary(result),
         "estimated" if result["cost_basis"] == "estimated" else "",
         formats.duration(result["duration_ms"]),
-        "cut off by its output limit" if result["finish_reason"] == "length" else "",
+        "cut off by its output limit" if result.get("finish_reason") == "length" else "",
         result["execution_id"],
     ]
     return " · ".join(part for part in parts if part)

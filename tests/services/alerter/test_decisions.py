@@ -16,6 +16,7 @@ from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.redact import RedactionRules, Redactor
 from breakwater.policy.signals import Firing
 from services.alerter import handlers
+from tests.analytics.samples import attempt
 from tests.server_sources import RunningServer
 from tests.services.alerter.kit import Bus, alerter, bus_of, config_of, crossed, opened, stopped
 
@@ -300,6 +301,24 @@ async def test_an_execution_that_costs_too_much_is_reported_though_it_succeeds(o
         "agent_anomaly/writer/execution_duration",
     ]
     assert {alert.payload["execution_id"] for alert in alerts} == {"e2"}
+
+
+async def test_an_agent_whose_answers_are_cut_off_or_whose_usage_is_absurd_is_reported(
+    own_nats_server: RunningServer,
+) -> None:
+    good: dict[str, Any] = {"status": "succeeded", "reason": None, "error": None}
+    short = [ended(number, finish_reason="length", **good) for number in range(10)]
+    problem = "1.00e+15 output tokens were reported"
+    absurd = ended(10, attempts=(attempt("e10", usage_problem=problem),), finish_reason="stop", **good)
+    config = config_of()
+    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
+        await publish_executions(bus, *short, absurd)
+        await bus.finished("EVENTS", "alerter-executions", 11)
+        alerts = {alert.key: alert for alert in await bus.alerts()}
+    assert sorted(alerts) == ["agent_anomaly/writer/finish_reason", "agent_anomaly/writer/reported_usage"]
+    assert {alert.severity for alert in alerts.values()} == {"warning"}
+    assert problem in alerts["agent_anomaly/writer/reported_usage"].text
+    assert "10 of the agent's last 10 answers" in alerts["agent_anomaly/writer/finish_reason"].text
 
 
 async def test_jobs_that_fail_by_what_has_opened_a_breaker_are_no_second_incident(
