@@ -25,7 +25,7 @@ from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, ErrorKind,
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.stack import METRICS_PORT, plan_stack
-from breakwater.metrics import AlerterMetrics, BudgetMetrics, HttpMetrics, SinkMetrics, WorkerMetrics
+from breakwater.metrics import AlerterMetrics, BudgetMetrics, HttpMetrics, SinkMetrics, StreamMetrics, WorkerMetrics
 from services.__main__ import NAMES
 from tests.docs.markdown import rows
 from tests.helpers import ServiceProcess, start_service, wait_until
@@ -247,6 +247,7 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
     retried = (attempt("error", "server"), attempt(cause="retry"))
     metrics.job(result(cache_hit=True, wasted_by_cause={"retry": 1}, attempts=retried))
     HttpMetrics(registry).request("/api/v1/jobs", "POST", 202, 0.01)
+    StreamMetrics(registry).used("EVENTS", 0.5)
     BudgetMetrics(registry).repaired()
     AlerterMetrics(registry).of("ops").sent()
     sink = SinkMetrics(registry)

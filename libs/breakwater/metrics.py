@@ -193,6 +193,18 @@ class HttpMetrics:
         self._seconds[route, method].observe(seconds)
 
 
+class StreamMetrics:
+    """How full streams are."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        what = "Which part of a stream's limit in bytes is used."
+        self._used = _gauge(registry, "stream_used_ratio", what, "stream")
+
+    def used(self, stream: str, ratio: float) -> None:
+        """Sets a stream's part: 0 for one without a limit."""
+        self._used[(stream,)].set(ratio)
+
+
 class BudgetMetrics:
     """The state of the budgets' counters."""
 

@@ -30,7 +30,7 @@ from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, LiveCaps
 from breakwater.contracts.events import Reconciliation
 from breakwater.http_server import PortTakenError, Server, listen
-from breakwater.metrics import HttpMetrics
+from breakwater.metrics import HttpMetrics, StreamMetrics
 from breakwater.policy.redact import Redactor
 from breakwater.reconciliation import RecordedSpend, compare
 from breakwater.settings import Settings
@@ -62,6 +62,7 @@ from services.request.queue_shares import QueueShares
 from services.request.queues import QueueRoutes
 from services.request.results import ResultReader, Waiters
 from services.request.routing import Endpoint, Handler, endpoint, route, show_key
+from services.request.stream_fill import StreamFill
 
 SLOW_START_S = 3.0
 
@@ -95,6 +96,7 @@ class RequestService:
         self._alerts = AlertRoutes(incidents, config.agents)
         self._channels = ChannelRoutes(config.alerts.channels, self._connection, publisher)
         self._shares = QueueShares(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection))
+        self._fill = StreamFill(Lookup(self._connection), StreamMetrics())
         queue = Queue(publisher, self._shares)
         replays = Replays(config, self._connection, queue, publisher, self._accepted, redactor)
         self._dead_letters = DeadLetterRoutes(self._connection, replays, redactor)
@@ -215,7 +217,7 @@ class RequestService:
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:  # noqa: ARG002  Starlette passes it
         # Not waited for: without NATS the service responds all the same, with 503 and the reason.
         self._connecting = asyncio.create_task(self._connect())
-        watching = [asyncio.create_task(self._caps.run()), asyncio.create_task(self._shares.run())]
+        watching = [asyncio.create_task(one.run()) for one in (self._caps, self._shares, self._fill)]
         self._connecting.add_done_callback(self._stop_if_failed)
         structlog.get_logger().info(
             "listening", url=f"http://{self._settings.http_host}:{self._settings.http_port}", docs="/docs"

@@ -26,12 +26,16 @@ def test_each_attack_is_a_test(promise: str, who: str, attack: str, before: str,
     assert f"| {promise} |" in section(README, "Guarantees")
 
 
-def test_the_figures_are_those_of_the_tests() -> None:
+def test_the_tests_make_as_many_attacks_as_the_page_says() -> None:
     pairs = sum(
         sum(may(grant, request.subject) for request in every_request())
         * sum(not may(grant, subject) for subject in victims())
         for grant in APART
     )
-    assert f"{pairs:,} pairs of a request" in TABLE, pairs
-    assert f"{len(BY_ANYONE) + len(BY_READERS)} statements by POST and GET" in TABLE
-    assert f"| {len(BY_ANYONE)} of these |" in TABLE
+    for most, what in (
+        (pairs, "pairs of a request"),
+        (len(BY_ANYONE) + len(BY_READERS), "statements by POST and GET"),
+        (len(BY_ANYONE), r"of these \|"),
+    ):
+        [said] = re.findall(rf"over ([\d,]+) {what}", TABLE)
+        assert int(said.replace(",", "")) < most

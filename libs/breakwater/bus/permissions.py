@@ -164,8 +164,8 @@ GRANTS = (
             # A job; what an operator resets, or forces open; caps that an operator raises.
             *_below("jobs", "breakers", "guards", "budgets"),
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
-            # How many bytes of it each agent's jobs take.
-            f"$JS.API.STREAM.INFO.{Stream.JOBS}",
+            # How full they are; and how many bytes of JOBS each agent's jobs take.
+            *(f"$JS.API.STREAM.INFO.{stream}" for stream in (Stream.JOBS, Stream.RESULTS)),
             *reads(Stream.JOBS),
             # Dead letters: how many there are, and which of them were run again.
             f"$JS.API.STREAM.INFO.{Stream.DLQ}",

@@ -1,12 +1,16 @@
-"""What one agent's jobs take of JOBS leaves room for those of the others."""
+"""What one agent's jobs take of JOBS leaves room for those of the others; and how full streams are."""
 
 from __future__ import annotations
 
 import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from breakwater.bus.lookup import Lookup
+from breakwater.metrics import StreamMetrics
 from services.request import queue_shares
 from services.request.queue_shares import QueueShares
+from services.request.stream_fill import StreamFill
 from tests.helpers import until
 from tests.services.request.conftest import CONFIG, HttpApi, StartApi
 
@@ -52,3 +56,28 @@ async def test_what_others_have_published_counts_by_its_size(api: HttpApi, monke
     await whole.look()
     assert whole.has_room("writer", 1024**3)
     assert not whole.has_room("writer", 1024**3 + 1)
+
+
+async def test_a_stream_that_fills_is_reported_once_before_it_is_full(api: HttpApi) -> None:
+    jetstream, registry = api.bus.jetstream(), CollectorRegistry()
+    fill = StreamFill(Lookup(lambda: api.bus), StreamMetrics(registry))
+
+    def used(stream: str) -> float | None:
+        return registry.get_sample_value("breakwater_stream_used_ratio", {"stream": stream})
+
+    config = (await jetstream.stream_info("DLQ")).config
+    await jetstream.update_stream(config.evolve(max_bytes=10_000))
+    with capture_logs() as logs:
+        await fill.look()
+        assert (used("DLQ"), used("RESULTS"), logs) == (0, 0, [])
+        await jetstream.publish("bw.dlq.error.writer", bytes(8_500))
+        for _ in range(2):
+            await fill.look()
+        assert 0.85 < (used("DLQ") or 0) < 1
+        await jetstream.purge_stream("DLQ")
+        await fill.look()
+    assert [(log["event"], log["stream"]) for log in logs] == [
+        ("stream_nearly_full", "DLQ"),
+        ("stream_has_room_again", "DLQ"),
+    ]
+    assert "dead-lettered wait" in logs[0]["when_full"]
