@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from breakwater.embedded.provider import SimulatedProvider
-from breakwater.policy.classify import HttpFailure, NothingSaid
+from breakwater.policy.classify import BrokenAnswer, HttpFailure, NothingSaid
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer
 from breakwater.providers.openai import ChatCompletions, OpenAISettings
@@ -111,20 +111,27 @@ async def test_a_message_that_says_nothing_is_a_failure_with_its_usage(
     assert (failed.failure.finish_reason, failed.finish_reason, failed.usage) == (reason, reason, Usage(5, 7))
 
 
+async def test_an_answer_that_the_provider_broke_off_is_a_broken_one() -> None:
+    async with saying({"choices": [{"message": {"content": "Once upon"}, "finish_reason": "error"}]}) as origin:
+        failed = await failure(settings("openai", origin))
+    assert failed.failure == BrokenAnswer("the provider broke the answer off (finish_reason: error)")
+    assert (failed.finish_reason, failed.maybe_billed) == ("error", True)
+
+
 async def test_an_empty_text_of_a_model_that_has_ended_is_an_answer() -> None:
     async with saying({"choices": [{"message": {"content": ""}, "finish_reason": "stop"}]}) as origin:
         assert (await perform(settings("openai", origin))).output == ""
 
 
 async def test_of_several_choices_the_output_is_the_first_that_says_something() -> None:
-    reasons = {"content_filter": None, "length": "second", "stop": "third"}
+    reasons = {"content_filter": None, "error": "half a", "length": "third", "stop": "fourth"}
     choices = [
         {"index": index, "message": {**SILENT, "content": text}, "finish_reason": reason}
         for index, (reason, text) in enumerate(reasons.items())
     ]
     async with saying({"choices": choices}) as origin:
         answered = await perform(settings("openai", origin))
-    assert (answered.output, answered.finish_reason) == ("second", "length")
+    assert (answered.output, answered.finish_reason) == ("third", "length")
     assert {choice.finish_reason: choice.output for choice in answered.choices} == reasons
 
 

@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, cast
@@ -85,13 +85,15 @@ class Usage:
     reasoning_tokens: int | None = None
 
 
+_COUNTS = tuple(count.name for count in fields(Usage))
 MAX_USAGE = 100_000_000
 """Tokens. The largest models take and give a few million in one call."""
 
 
 def usage_problem(usage: Usage) -> str | None:
     """Why the usage that was reported can't be what a call used; None where it can."""
-    for name, tokens in asdict(usage).items():
+    for name in _COUNTS:
+        tokens: int | None = getattr(usage, name)
         if tokens is not None and tokens > MAX_USAGE:
             what = name.replace("_", " ")
             return f"{Decimal(tokens):.3g} {what} were reported, over {MAX_USAGE:,} are not credible for one call"

@@ -214,7 +214,8 @@ class HttpProvider:
             choices = tuple(self._wire.choices(body))
         except UnusableAnswerError as error:
             raise _broken(status, str(error), usage) from error
-        chosen = next((choice for choice in choices if choice.output is not None), choices[0])
+        good = (one for one in choices if one.output is not None and one.finish_reason not in INTERRUPTED)
+        chosen = next(good, choices[0])
         reason = chosen.finish_reason
         failure: Failure | None = None
         if reason in INTERRUPTED:

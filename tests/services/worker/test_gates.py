@@ -78,8 +78,8 @@ class Bench:
         self, name: str = "j1", *, agent_name: str = "writer", claimed: bool = True, dry_run: bool = False
     ) -> AdmissionRequest:
         claim = Claim.new(name)
-        if claimed:
-            await self.worker.executions.claim(claim)
+        # A claim is lost to another holder; what Redis knows nothing of is still ours.
+        await self.worker.executions.claim(claim if claimed else Claim.new(name))
         agent = self.worker.config.agents[agent_name]
         job = Job.model_validate({"agent": agent_name, "prompt": "hello", "task_id": "t1"})
         assignment = Assignment(name, agent_name, agent, job, agent.chain, claim, None, Parameters.of(agent, {}, None))
