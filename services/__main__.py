@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -18,7 +20,7 @@ import uvloop
 from pydantic import ValidationError
 
 from breakwater import metrics, prctl, tracing
-from breakwater.config import Config, ConfigError, load_config
+from breakwater.config import Config, ConfigError, load_config, require_reloadable
 from breakwater.settings import Settings
 from breakwater.telemetry import configure_logging
 from services import fork_server
@@ -35,6 +37,11 @@ class Service(Protocol):
 
     async def is_alive(self) -> bool:
         """Whether it has subscribed, and is connected now."""
+        ...
+
+    @property
+    def take_over(self) -> Callable[[Config], Awaitable[None]]:
+        """Works under another config from now on. Raises ConfigError, and goes on under its own, where it can't be."""
         ...
 
 
@@ -67,12 +74,14 @@ def main() -> int:
 def run_service(name: str) -> int:
     """Runs a service as its environment says, and returns its exit code, as `main` does."""
     prctl.set_name(f"bw-{name}")
+    hangups = Hangups()
     try:
         settings = Settings()
         configure_logging(name, level=settings.log_level, as_json=settings.log_json)
         config = load_config(settings.config)
         module = cast(ServiceModule, importlib.import_module(f"services.{name}.app"))
         service = module.build(settings, config)
+        metrics.show_config(config.version)
         if settings.metrics_port is not None:
             metrics.serve(settings.metrics_host, settings.metrics_port)
         tracing.start(name)
@@ -80,20 +89,64 @@ def run_service(name: str) -> int:
         sys.stderr.write(f"{error}\n")
         return os.EX_CONFIG
     try:
-        uvloop.run(run(service, settings.alive_file))
+        uvloop.run(run(service, settings.alive_file, partial(hangups.follow, service, settings.config, config)))
     finally:
         tracing.stop()
     return 0
 
 
-async def run(service: Service, alive_file: Path | None) -> None:
-    """Runs a service to its end, and touches its alive file meanwhile."""
-    beating = asyncio.create_task(_touch_alive(service, alive_file)) if alive_file is not None else None
+class Hangups:
+    """SIGHUP: a service reads its config again. Made before it is read first, so that none is missed."""
+
+    def __init__(self) -> None:
+        self._received = False
+        signal.signal(signal.SIGHUP, self._receive)
+
+    async def follow(self, service: Service, path: Path, config: Config) -> None:
+        """Has a service take over its config file at each SIGHUP, until cancelled."""
+        received = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, received.set)
+        if self._received:
+            received.set()
+        while True:
+            await received.wait()
+            received.clear()
+            config = await _taken_over(service, path, config)
+
+    def _receive(self, _number: int, _frame: object) -> None:
+        self._received = True
+
+
+async def _taken_over(service: Service, path: Path, config: Config) -> Config:
+    """The config that holds from now on: what the file says, or the one of before where that can't be used."""
+    log, version = structlog.get_logger(), config.version
+    try:
+        changed = load_config(path)
+        if changed.version == version:
+            return config
+        require_reloadable(config, changed)
+        await service.take_over(changed)
+    except ConfigError as error:
+        log.warning("config_not_taken_over", error=str(error), effect=f"version {version} stays in force")
+        return config
+    except Exception:
+        log.exception("config_not_taken_over", effect=f"version {version} stays in force")
+        return config
+    metrics.show_config(changed.version)
+    log.info("config_taken_over", version=changed.version, before=version)
+    return changed
+
+
+async def run(service: Service, alive_file: Path | None, *beside: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs a service to its end, with what runs beside it, and touches its alive file meanwhile."""
+    tasks = [asyncio.create_task(work()) for work in beside]
+    if alive_file is not None:
+        tasks.append(asyncio.create_task(_touch_alive(service, alive_file)))
     try:
         await service.run()
     finally:
-        if beating is not None:
-            beating.cancel()
+        for task in tasks:
+            task.cancel()
 
 
 async def _touch_alive(service: Service, file: Path) -> None:

@@ -21,13 +21,13 @@ import nats
 import pytest
 import redis.asyncio
 import yaml
-from faststream import FastStream
 from nats.js.errors import APIError
 
-from breakwater.bus.broker import make_broker
+from breakwater.bus.broker import ServiceApp, make_broker
 from breakwater.bus.permissions import GRANTS, inbox_prefix
 from breakwater.bus.provision import provision
 from breakwater.bus.topology import Plan
+from breakwater.config import Config
 from breakwater.embedded.binaries import find_valkey
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.probes import http_ready, redis_ready
@@ -336,7 +336,7 @@ async def test_a_service_is_alive_when_it_is_connected_and_not_before(
 ) -> None:
     file = tmp_path / "alive"
     broker = make_broker(nats_server.url, "sink")
-    app = FastStream(broker, logger=None)
+    app = ServiceApp(broker)
     running = asyncio.create_task(run(app, file))
     try:
         async with asyncio.timeout(20):
@@ -352,17 +352,17 @@ async def test_a_service_that_never_connects_is_not_alive(tmp_path: Path) -> Non
     file = tmp_path / "alive"
     asked = asyncio.Event()
 
-    class Broker:
-        async def ping(self, timeout: float) -> bool:  # noqa: ARG002, ASYNC109  called by name
+    class Service:
+        async def is_alive(self) -> bool:
             asked.set()
             return False
-
-    class Service:
-        broker = Broker()
 
         async def run(self) -> None:
             await asked.wait()
             await asyncio.sleep(0)
+
+        async def take_over(self, config: Config) -> None:
+            raise NotImplementedError(config)
 
     async with asyncio.timeout(10):
         await run(Service(), file)

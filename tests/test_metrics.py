@@ -25,7 +25,15 @@ from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, ErrorKind,
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.stack import METRICS_PORT, plan_stack
-from breakwater.metrics import AlerterMetrics, BudgetMetrics, HttpMetrics, SinkMetrics, StreamMetrics, WorkerMetrics
+from breakwater.metrics import (
+    AlerterMetrics,
+    BudgetMetrics,
+    HttpMetrics,
+    SinkMetrics,
+    StreamMetrics,
+    WorkerMetrics,
+    show_config,
+)
 from services.__main__ import NAMES
 from tests.docs.markdown import rows
 from tests.helpers import ServiceProcess, start_service, wait_until
@@ -257,6 +265,7 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
     sink.behind("EVENTS", 1.5)
     sink.ended("EVENTS")
     sink.unavailable("clickhouse", yes=False)
+    show_config("0123456789ab", registry)
     families = list(text_string_to_metric_families(generate_latest(registry).decode()))
     served = {
         family.name + ("_total" if family.type == "counter" else ""): (
@@ -315,7 +324,9 @@ def test_a_service_serves_its_metrics_where_it_is_configured(tmp_path: Path, nam
         names = scrape(process, f"http://127.0.0.1:{port}/metrics")
     assert {"process_resident_memory_bytes", "process_cpu_seconds", "python_gc_objects_collected"} <= names
     table = rows(ROOT / "docs" / "observability.md", "metric")
-    own = {metric.strip("`").removesuffix("_total") for metric, _, _, served_by, _ in table if served_by == name}
+    own = {
+        metric.strip("`").removesuffix("_total") for metric, _, _, served_by, _ in table if served_by in {name, "all"}
+    }
     # Alive or not is unknown before somebody has looked, for which there is no Redis here.
     own.discard("breakwater_breaker_service_alive")
     assert {one for one in names if one.startswith("breakwater_")} == own

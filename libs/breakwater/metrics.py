@@ -22,6 +22,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Info,
     disable_created_metrics,
     start_http_server,
 )
@@ -312,6 +313,16 @@ class SinkMetrics:
     def unavailable(self, what: str, *, yes: bool) -> None:
         """Whether a server that is needed is unavailable, by the name that the log has for it."""
         self._unavailable[(what,)].set(yes)
+
+
+@cache
+def _config_info(registry: CollectorRegistry) -> Info:
+    return Info("breakwater_config", "The config that is in force in this process.", registry=registry)
+
+
+def show_config(version: str, registry: CollectorRegistry = REGISTRY) -> None:
+    """Shows which version of the config this process works under."""
+    _config_info(registry).info({"version": version})
 
 
 def serve(host: str, port: int) -> None:

@@ -14,9 +14,6 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="BREAKWATER_", frozen=True, extra="ignore", hide_input_in_errors=True)
 
     config: Path = Field(default=Path("breakwater.yaml"), description="The config file.")
-    config_edited: Path | None = Field(
-        default=None, description="The file that is edited, where `config` is a copy of it. Caps are read from there."
-    )
     nats_url: SecretStr = Field(default=SecretStr("nats://127.0.0.1:4222"), description="May hold user and password.")
     redis_url: SecretStr = Field(default=SecretStr("redis://127.0.0.1:6379/0"), description="May hold the password.")
     clickhouse_url: SecretStr = Field(
@@ -43,8 +40,3 @@ class Settings(BaseSettings):
     metrics_port: int | None = Field(
         default=None, ge=1, le=65_535, description="On which port; none are served by default."
     )
-
-    @property
-    def edited_config(self) -> Path:
-        """The config file that people edit."""
-        return self.config if self.config_edited is None else self.config_edited

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -19,16 +21,51 @@ from breakwater.bus.leader_lease import LeaderLease
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import ALERTER_EVENTS
-from breakwater.config import Config
+from breakwater.config import Alerts, Config
 from breakwater.contracts.subjects import ALERTER_LEADER, CHANNEL_TESTS, Stream
 from breakwater.metrics import AlerterMetrics
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.redact import Redactor
 from breakwater.settings import Settings
+from services.alerter.channel import AlertSender
 from services.alerter.channels import ChannelTester, channels_of
 from services.alerter.handlers import Decisions
 from services.alerter.leader_tasks import AlerterBus, LeaderTasks
 from services.alerter.notes import DisabledChannels, SentMessages
+
+
+@dataclass(frozen=True, slots=True)
+class AlerterGeneration:
+    """One version of the settings of alerting, as this alerter works by it."""
+
+    alerts: Alerts
+    channels: Sequence[AlertSender]
+    decisions: Decisions
+    tester: ChannelTester
+    tasks: LeaderTasks
+
+    @classmethod
+    def of(cls, alerts: Alerts, log: IncidentLog, bus: AlerterBus) -> AlerterGeneration:
+        """Wires it. Raises ConfigError: a channel's secret or callable is missing or unusable."""
+        channels = channels_of(alerts, lambda name: SentMessages(bus.lookup, bus.publisher, name), _now)
+        rules = IncidentRules(alerts.on_events, alerts.quiet_s, alerts.escalate, alerts.reminders)
+        return cls(
+            alerts,
+            channels,
+            Decisions(log, rules, bus.publisher, _now),
+            ChannelTester(channels, DisabledChannels(bus.lookup, bus.publisher), _now),
+            LeaderTasks(alerts, rules, channels, log, bus, AlerterMetrics(), _now),
+        )
+
+    async def open(self) -> None:
+        """Opens its channels."""
+        for channel in self.channels:
+            await channel.open()
+
+    async def close(self) -> None:
+        """Closes them."""
+        for channel in self.channels:
+            await channel.close()
 
 
 def build(settings: Settings, config: Config) -> ServiceApp:
@@ -37,18 +74,13 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     Raises:
         ConfigError: a channel's secret or callable is missing or unusable.
     """
-    alerts = config.alerts
     broker = make_broker(settings.nats_url.get_secret_value(), "alerter")
     connection = connection_of(broker)
     bus = AlerterBus(connection, Publisher(connection, "alerter"), Lookup(connection))
-    channels = channels_of(alerts, lambda name: SentMessages(bus.lookup, bus.publisher, name), _now)
-    rules = IncidentRules(alerts.on_events, alerts.quiet_s, alerts.escalate, alerts.reminders)
     log = IncidentLog(connection, bus.publisher, Redactor.compile(config.redaction))
-    decisions = Decisions(log, rules, bus.publisher, _now)
-    on_each(broker, Stream.EVENTS, "bw.>", ALERTER_EVENTS, decisions.handle, concurrency=1)
-    tester = ChannelTester(channels, DisabledChannels(bus.lookup, bus.publisher), _now)
-    on_request(broker, CHANNEL_TESTS, "alerters", tester.answer)
-    tasks = LeaderTasks(alerts, rules, channels, log, bus, AlerterMetrics(), _now)
+    now = AlerterGeneration.of(config.alerts, log, bus)
+    on_each(broker, Stream.EVENTS, "bw.>", ALERTER_EVENTS, lambda event: now.decisions.handle(event), concurrency=1)
+    on_request(broker, CHANNEL_TESTS, "alerters", lambda subject: now.tester.answer(subject))
     holder = f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex}"
     lease = LeaderLease(bus.lookup, bus.publisher, Stream.ALERTER, ALERTER_LEADER, holder)
     app = ServiceApp(broker)
@@ -56,12 +88,25 @@ def build(settings: Settings, config: Config) -> ServiceApp:
 
     @app.on_startup
     async def open_channels() -> None:
-        for channel in channels:
-            await channel.open()
+        await now.open()
 
     @app.after_startup
     async def start() -> None:
-        running.append(asyncio.create_task(lease.run(tasks.run)))
+        running.append(asyncio.create_task(lease.run(now.tasks.run)))
+
+    async def take_over(changed: Config) -> None:
+        nonlocal now
+        generation = None if changed.alerts == now.alerts else AlerterGeneration.of(changed.alerts, log, bus)
+        log.redactor = Redactor.compile(changed.redaction)
+        if generation is not None:
+            # As at a restart: what is being sent is given up, and sent again, here or by another alerter.
+            await generation.open()
+            await background.stop(*running)
+            before, now = now, generation
+            running[:] = [asyncio.create_task(lease.run(now.tasks.run))]
+            await before.close()
+
+    app.take_over = take_over
 
     @app.on_shutdown
     async def stop() -> None:
@@ -70,8 +115,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
 
     @app.after_shutdown
     async def close_channels() -> None:
-        for channel in channels:
-            await channel.close()
+        await now.close()
 
     return app
 

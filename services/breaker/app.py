@@ -48,5 +48,9 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     async def stop() -> None:
         await background.stop(*running)
 
+    async def take_over(changed: Config) -> None:
+        handler.config = rebuild.config = changed
+
+    app.take_over = take_over
     app.after_shutdown(redis.close)
     return app

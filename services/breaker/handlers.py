@@ -51,7 +51,7 @@ class BreakerHandler:
         publisher: Publisher,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._config, self._breakers, self._healths = config, breakers, healths
+        self.config, self._breakers, self._healths = config, breakers, healths
         self._publisher, self._jitter = publisher, jitter
         self._outages = Outages()
 
@@ -73,7 +73,7 @@ class BreakerHandler:
         """Attempts, each with its sequence and the time it was stored at (ms since the epoch), by whom they concern."""
         batch = Batch()
         for sequence, at_ms, attempt in attempts:
-            agent = self._config.agents.get(attempt.agent)
+            agent = self.config.agents.get(attempt.agent)
             if agent is None:
                 continue
             if (went_wrong := failed(attempt)) is not None:

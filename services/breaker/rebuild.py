@@ -59,7 +59,7 @@ class Rebuild:
         connection: Connection,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._config, self._handler = config, handler
+        self.config, self._handler = config, handler
         self._breakers, self._healths, self._tasks = breakers, healths, tasks
         self._connection, self._now = connection, now
 
@@ -98,7 +98,7 @@ class Rebuild:
                 [saved] = await self._breakers.save([Saving(key, loaded, fresh, loaded.unpublished)])
                 if not saved:
                     [loaded] = await self._breakers.load([key])
-        await self._healths.forget(list(self._config.agents))
+        await self._healths.forget(list(self.config.agents))
 
     async def recall_breakers(self) -> int:
         """Brings breakers that are behind the log to where their latest transition left them; how many that were."""
@@ -144,7 +144,7 @@ class Rebuild:
 
     async def _recall_usage(self, guards: Mapping[TaskKey, GuardEvent]) -> int:
         """Counts the jobs of tasks again that were decided lately; those that were counted since stay counted once."""
-        if all(agent.guard is None for agent in self._config.agents.values()):
+        if all(agent.guard is None for agent in self.config.agents.values()):
             return 0
         since = self._now() - timedelta(seconds=TASKS_FROM_S)
         count = 0
@@ -156,7 +156,7 @@ class Rebuild:
         return count
 
     async def _recount(self, record: Execution, guards: Mapping[TaskKey, GuardEvent]) -> bool:
-        agent = self._config.agents.get(record.agent)
+        agent = self.config.agents.get(record.agent)
         if agent is None or agent.guard is None or record.task_id is None or record.dry_run:
             return False
         key = TaskKey(record.tenant, record.task_id)
@@ -168,7 +168,7 @@ class Rebuild:
         return True
 
     async def _replay(self) -> int:
-        rules = [agent.breaker for agent in self._config.agents.values() if agent.breaker is not None]
+        rules = [agent.breaker for agent in self.config.agents.values() if agent.breaker is not None]
         window_s = max([HEALTH_FROM_S, *(rule.within_s for rule in rules)])
         since = self._now() - timedelta(seconds=window_s)
         batch: list[tuple[int, int, Attempt]] = []

@@ -9,7 +9,7 @@ from breakwater.analytics.client import connect
 from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
-from breakwater.config import Config, LiveCaps
+from breakwater.config import Config, LiveConfig
 from breakwater.contracts.subjects import Stream
 from breakwater.metrics import BudgetMetrics
 from breakwater.reconciliation import RecordedSpend
@@ -28,25 +28,35 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     broker = make_broker(settings.nats_url.get_secret_value(), "budget")
     redis, analytics = Redis(settings.redis_url.get_secret_value()), connect(settings.clickhouse_url)
     connection, zone = connection_of(broker), config.budgets.zone
-    caps, counters = LiveCaps(config, settings.edited_config), BudgetCounters(redis, zone)
+    live, counters = LiveConfig(config), BudgetCounters(redis, zone)
     publisher, lookup = Publisher(connection, "budget"), Lookup(connection)
     record = RecordedSpend(connection, analytics, zone)
-    every_s = config.budgets.compare_every_s
-    reconciler = Reconciler(caps, counters, record, publisher, lookup, BudgetMetrics(), compare_every_s=every_s)
-    handler = BudgetHandler(caps, Budgets(redis, zone), counters, publisher, lookup, reconciler.filled)
+    reconciler = Reconciler(
+        live.caps,
+        counters,
+        record,
+        publisher,
+        lookup,
+        BudgetMetrics(),
+        compare_every_s=lambda: live.now.budgets.compare_every_s,
+    )
+    handler = BudgetHandler(live.caps, Budgets(redis, zone), counters, publisher, lookup, reconciler.filled)
     app = ServiceApp(broker)
     on_batch(app, broker, Stream.EVENTS, "budget", handler.handle, size=500, linger_s=LINGER_S)
     beside: list[asyncio.Task[None]] = []
 
     @app.after_startup
     async def start() -> None:
-        beside.append(asyncio.create_task(caps.run()))
         beside.append(asyncio.create_task(reconciler.run(handler.charge_lapsed)))
 
     @app.on_shutdown
     async def stop() -> None:
         await background.stop(*beside)
 
+    async def take_over(changed: Config) -> None:
+        live.take_over(changed)
+
+    app.take_over = take_over
     app.after_shutdown(redis.close)
     app.after_shutdown(analytics.close)
     return app

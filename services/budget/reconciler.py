@@ -45,7 +45,7 @@ class Reconciler:
         lookup: Lookup,
         metrics: BudgetMetrics,
         *,
-        compare_every_s: float,
+        compare_every_s: Callable[[], float],
         grace_s: float = GRACE_S,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -103,7 +103,7 @@ class Reconciler:
                 if self._restarted:
                     compare_at = loop.time()  # Redis may have come back with what it knew a while before
                 if loop.time() >= compare_at and await self._tried(self._comparing, self.reconcile):
-                    compare_at = loop.time() + self._compare_every_s
+                    compare_at = loop.time() + self._compare_every_s()
                     self._restarted = False
 
     async def reconcile(self) -> BudgetComparison | None:

@@ -80,6 +80,10 @@ class ConsoleService:
         """Whether its event loop turns; it subscribes to nothing."""
         return True
 
+    async def take_over(self, config: Config) -> None:
+        """Shows pages by another config from now on."""
+        self._context.placeholder = config.redaction.placeholder
+
     def stop(self) -> None:
         """Ends serving, as SIGTERM does."""
         self._server.stop()

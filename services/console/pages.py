@@ -94,7 +94,7 @@ class PageRenderer:
         return self._templates.get_template(template).render(**values)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PageContext:
     """What the pages are made with."""
 
@@ -105,7 +105,7 @@ class PageContext:
     stopping: asyncio.Event
     """Set when the process ends, so that the pages of running jobs reconnect."""
     placeholder: str
-    """What replaces redacted text."""
+    """What replaces redacted text; as the config has it now."""
     zone: ZoneInfo
     """Where the days and months of budgets begin."""
 

@@ -18,6 +18,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from breakwater import background
 from breakwater.analytics.client import connect
@@ -27,7 +28,7 @@ from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
-from breakwater.config import Config, LiveCaps
+from breakwater.config import Config, LiveConfig
 from breakwater.contracts.events import Reconciliation
 from breakwater.http_server import PortTakenError, Server, listen
 from breakwater.metrics import HttpMetrics, StreamMetrics
@@ -85,39 +86,17 @@ class RequestService:
         self._redis = Redis(settings.redis_url.get_secret_value())
         self._accepted = Accepted(self._redis)
         self._waiters = Waiters()
-        self._redactor = redactor = Redactor.compile(config.redaction)
-        results = ResultReader(self._connection, self._reconnects)
-        publisher = Publisher(self._connection, "request")
-        breakers = Breakers(self._redis)
-        self._agents = Agents(config, breakers, Healths(self._redis))
-        self._breakers = BreakerRoutes(config, breakers, publisher, self._connection)
-        self._guards = GuardRoutes(Tasks(self._redis), publisher)
-        incidents = IncidentLog(self._connection, publisher, redactor)
-        self._alerts = AlertRoutes(incidents, config.agents)
-        self._channels = ChannelRoutes(config.alerts.channels, self._connection, publisher)
+        self._results = ResultReader(self._connection, self._reconnects)
+        self._publisher = Publisher(self._connection, "request")
+        self._incidents = IncidentLog(self._connection, self._publisher, Redactor.compile(config.redaction))
+        self._analytics = connect(settings.clickhouse_url)
+        self._live = LiveConfig(config)
         self._shares = QueueShares(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection))
         self._fill = StreamFill(Lookup(self._connection), StreamMetrics())
-        queue = Queue(publisher, self._shares)
-        replays = Replays(config, self._connection, queue, publisher, self._accepted, redactor)
-        self._dead_letters = DeadLetterRoutes(self._connection, replays, redactor)
-        concurrency = {name: agent.concurrency for name, agent in config.agents.items()}
-        self._queues = QueueRoutes(concurrency, tuple(config.alerts.channels), self._connection)
-        links = config.alerts.links
-        self._links = None if links is None else LinkRoutes(links.signing_secret(), incidents, redactor)
-        self._analytics = connect(settings.clickhouse_url)
-        self._caps = LiveCaps(config, settings.edited_config)
-        counters = BudgetCounters(self._redis, config.budgets.zone)
-        record = RecordedSpend(self._connection, self._analytics, config.budgets.zone)
-
-        async def compared() -> Reconciliation:
-            return (await compare(record, counters, datetime.now(UTC))).reconciliation()
-
-        self._budgets = BudgetRoutes(self._caps, counters, publisher, compared)
-        self._jobs = Jobs(config, queue, results, self._waiters, self._accepted, self._agents)
-        self._openai = OpenAIRoutes(config, self._jobs, Unanswered(self._redis))
-        self._streams = ProgressStreams(Sources(self._connection, results, self._accepted, self._reconnects))
+        self._streams = ProgressStreams(Sources(self._connection, self._results, self._accepted, self._reconnects))
+        self._app = _LiveApp(self._app_for(config))
         self._server = Server(
-            self._app(),
+            self._app,
             drain_s=config.limits.drain_s,
             release=self._waiters.release,
             # At once: a reader connects again, and a job that runs for hours must hold up no restart.
@@ -146,40 +125,68 @@ class RequestService:
         """Whether its event loop turns; whether it is ready stands at /readyz."""
         return True
 
+    async def take_over(self, config: Config) -> None:
+        """Answers by another config what is asked from now on. Raises ConfigError, and nothing has changed then."""
+        app = self._app_for(config)
+        self._incidents.redactor = Redactor.compile(config.redaction)
+        self._shares.set_share(config.limits.jobs_max_bytes_per_agent)
+        self._live.take_over(config)
+        self._app.now = app
+
     def stop(self) -> None:
         """Ends serving, as SIGTERM does."""
         self._server.stop()
 
-    def _app(self) -> Starlette:
+    def _app_for(self, config: Config) -> Starlette:
+        redactor, publisher, connection = Redactor.compile(config.redaction), self._publisher, self._connection
+        state, queue = Breakers(self._redis), Queue(publisher, self._shares)
+        agents = Agents(config, state, Healths(self._redis))
+        breakers = BreakerRoutes(config, state, publisher, connection)
+        guards = GuardRoutes(Tasks(self._redis), publisher)
+        alerts = AlertRoutes(self._incidents, config.agents)
+        channels = ChannelRoutes(config.alerts.channels, connection, publisher)
+        replays = Replays(config, connection, queue, publisher, self._accepted, redactor)
+        dead_letters = DeadLetterRoutes(connection, replays, redactor)
+        concurrency = {name: agent.concurrency for name, agent in config.agents.items()}
+        queues = QueueRoutes(concurrency, tuple(config.alerts.channels), connection)
+        counters = BudgetCounters(self._redis, config.budgets.zone)
+        record = RecordedSpend(connection, self._analytics, config.budgets.zone)
+
+        async def compared() -> Reconciliation:
+            return (await compare(record, counters, datetime.now(UTC))).reconciliation()
+
+        budgets = BudgetRoutes(self._live.caps, counters, publisher, compared)
+        jobs = Jobs(config, queue, self._results, self._waiters, self._accepted, agents)
+        openai = OpenAIRoutes(config, jobs, Unanswered(self._redis))
         handlers: dict[str, Handler] = {
-            "list_agents": self._agents.show,
-            "list_breakers": self._breakers.show,
-            "isolate_breaker": self._breakers.isolate,
-            "reset_breaker": self._breakers.reset,
-            "list_stopped_tasks": self._guards.show,
-            "reset_task": self._guards.reset,
-            "list_budgets": self._budgets.show,
-            "reconcile_budgets": self._budgets.reconciliation,
-            "raise_cap": self._budgets.raise_cap,
-            "list_incidents": self._alerts.show,
-            "show_incident": self._alerts.show_one,
-            "acknowledge_incident": self._alerts.acknowledge,
-            "resolve_incident": self._alerts.resolve,
-            "test_channel": self._channels.test,
-            "list_undelivered_alerts": self._channels.undelivered,
-            "replay_alerts": self._channels.replay,
-            "list_dead_letters": self._dead_letters.show,
-            "show_dead_letter": self._dead_letters.show_one,
-            "replay_dead_letters": self._dead_letters.replay,
-            "list_queues": self._queues.show,
+            "list_agents": agents.show,
+            "list_breakers": breakers.show,
+            "isolate_breaker": breakers.isolate,
+            "reset_breaker": breakers.reset,
+            "list_stopped_tasks": guards.show,
+            "reset_task": guards.reset,
+            "list_budgets": budgets.show,
+            "reconcile_budgets": budgets.reconciliation,
+            "raise_cap": budgets.raise_cap,
+            "list_incidents": alerts.show,
+            "show_incident": alerts.show_one,
+            "acknowledge_incident": alerts.acknowledge,
+            "resolve_incident": alerts.resolve,
+            "test_channel": channels.test,
+            "list_undelivered_alerts": channels.undelivered,
+            "replay_alerts": channels.replay,
+            "list_dead_letters": dead_letters.show,
+            "show_dead_letter": dead_letters.show_one,
+            "replay_dead_letters": dead_letters.replay,
+            "list_queues": queues.show,
             "show_key": show_key,
-            "list_models": self._openai.list_models,
-            "show_model": self._openai.show_model,
+            "list_models": openai.list_models,
+            "show_model": openai.show_model,
         }
         endpoints: dict[str, Endpoint] = {
-            "submit_job": self._jobs.submit,
-            "show_job": self._jobs.show,
-            "create_chat_completion": self._openai.complete,
+            "submit_job": jobs.submit,
+            "show_job": jobs.show,
+            "create_chat_completion": openai.complete,
             "follow_job": self._streams.follow,
             "alive": self._alive,
             "ready": self._ready,
@@ -190,12 +197,13 @@ class RequestService:
         # progress comes before the job, whose id may hold slashes.
         for operation in sorted(OPERATIONS, key=lambda one: "{" in one.path):
             handler = handlers.get(operation.id)
-            respond = endpoints[operation.id] if handler is None else endpoint(operation, handler, self._redactor)
+            respond = endpoints[operation.id] if handler is None else endpoint(operation, handler, redactor)
             routes.append(route(operation, respond))
-        if self._links is not None:
+        if config.alerts.links is not None:
+            links = LinkRoutes(config.alerts.links.signing_secret(), self._incidents, redactor)
             routes += [
-                Route("/alerts/{incident_id}", self._links.show, methods=["GET"]),
-                Route("/alerts/{incident_id}", self._links.act, methods=["POST"]),
+                Route("/alerts/{incident_id}", links.show, methods=["GET"]),
+                Route("/alerts/{incident_id}", links.act, methods=["POST"]),
             ]
         return Starlette(
             routes=[*routes, *documentation()],
@@ -217,7 +225,7 @@ class RequestService:
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:  # noqa: ARG002  Starlette passes it
         # Not waited for: without NATS the service responds all the same, with 503 and the reason.
         self._connecting = asyncio.create_task(self._connect())
-        watching = [asyncio.create_task(one.run()) for one in (self._caps, self._shares, self._fill)]
+        watching = [asyncio.create_task(one.run()) for one in (self._shares, self._fill)]
         self._connecting.add_done_callback(self._stop_if_failed)
         structlog.get_logger().info(
             "listening", url=f"http://{self._settings.http_host}:{self._settings.http_port}", docs="/docs"
@@ -278,6 +286,17 @@ class RequestService:
         if not self._subscribed:
             raise unavailable("not_ready", "the results of jobs are not subscribed to yet")
         return JSONResponse({"status": "ready"})
+
+
+class _LiveApp:
+    """The routes of the config that holds now. A request is answered to its end by those that it began with."""
+
+    def __init__(self, app: Starlette) -> None:
+        self.now = self._first = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._first if scope["type"] == "lifespan" else self.now
+        await app(scope, receive, send)
 
 
 async def _problem(request: Request, error: Exception) -> Response:

@@ -27,12 +27,16 @@ class QueueShares:
 
     def __init__(self, share: int | None, lookup: Lookup) -> None:
         """Takes the most bytes that one agent may have (None: a quarter of what JOBS may hold), and how to look."""
-        self._configured = share
-        self._share = float("inf") if share is None else share
+        self.set_share(share)
         self._lookup = lookup
         self._held: Mapping[str, float] = {}
         self._added: Counter[str] = Counter()
         self._outage = Outage("the queue's shares")
+
+    def set_share(self, share: int | None) -> None:
+        """Takes another share; None is known at the next look."""
+        self._configured = share
+        self._share = float("inf") if share is None else share
 
     def has_room(self, agent: str, size: int) -> bool:
         """Whether a job of so many bytes is within its agent's share."""

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from breakwater import background
-from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch, on_each
-from breakwater.bus.delivery import WAKER_BATCH, WAKER_LINGER_S, Waker
+from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
+from breakwater.bus.delivery import WAKER_BATCH, WAKER_LINGER_S, Delivery, Waker
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
+from breakwater.bus.pull import Each, Pull
 from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
-from breakwater.config import Config, LiveCaps
-from breakwater.contracts import subjects
+from breakwater.config import Config
 from breakwater.contracts.subjects import Stream
+from breakwater.policy.budget import CapTable
 from breakwater.settings import Settings
 from breakwater.state.connection import Redis
 from services.worker.context import context_for
 from services.worker.gates import GATES
-from services.worker.handler import JobHandler
+from services.worker.generations import Generations, ProviderPool
 
 
 def build(settings: Settings, config: Config) -> ServiceApp:
@@ -25,42 +27,71 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     broker = make_broker(settings.nats_url.get_secret_value(), "worker", graceful_timeout_s=config.limits.drain_s)
     redis = Redis(settings.redis_url.get_secret_value())
     connection = connection_of(broker)
-    caps = LiveCaps(config, settings.edited_config)
-    providers = {name: settings.open() for name, settings in config.providers.items()}
+    pool = ProviderPool()
+
+    def caps() -> CapTable:
+        return generations.caps()
+
     worker = context_for(
         config,
         caps,
         redis=redis,
         publisher=Publisher(connection, "worker"),
         lookup=Lookup(connection),
-        providers=providers,
+        providers=pool.open(config),
     )
-    for name, agent in config.agents.items():
-        handler = JobHandler(worker, name, agent)
-        on_each(
-            broker,
-            Stream.JOBS,
-            subjects.job(name),
-            worker_consumer(name),
-            handler.handle,
-            concurrency=agent.concurrency,
-        )
-    waker = Waker(worker.publisher, config.agents)
+    generations = Generations(worker, pool)
+    queues: dict[str, Each] = {}
+    beside: list[asyncio.Task[None]] = []
     app = ServiceApp(broker)
-    on_batch(app, broker, Stream.PARKED, PARKED_CONSUMER, waker.handle_all, size=WAKER_BATCH, linger_s=WAKER_LINGER_S)
-    watching: list[asyncio.Task[None]] = []
+
+    def serve() -> None:
+        """Reads the queues of agents that are new."""
+        for name in generations.agents:
+            if name not in queues:
+                pull = Pull(connection, Stream.JOBS, worker_consumer(name))
+                concurrency = partial(generations.concurrency, name)
+                queues[name] = Each(pull, partial(generations.handle, name), concurrency=concurrency)
+                queues[name].start()
+
+    async def wake(deliveries: list[Delivery]) -> None:
+        await Waker(worker.publisher, generations.agents).handle_all(deliveries)
+
+    async def restore() -> None:
+        await generations.restore()
+        serve()
+        await generations.save()
+
+    async def watch() -> None:
+        """Runs what the gates need beside the jobs, as the config has it now."""
+        ended = list(beside)
+        beside[:] = [asyncio.create_task(run) for gate in GATES if (run := gate.watch(generations.newest.worker))]
+        await background.stop(*ended)
+
+    async def take_over(changed: Config) -> None:
+        await generations.take_over(changed)
+        serve()
+        await watch()
+
+    on_batch(app, broker, Stream.PARKED, PARKED_CONSUMER, wake, size=WAKER_BATCH, linger_s=WAKER_LINGER_S)
+    app.take_over = take_over
+    kept: list[asyncio.Task[None]] = []
 
     @app.after_startup
-    async def watch() -> None:
-        watching.append(asyncio.create_task(caps.run()))
-        watching.append(asyncio.create_task(worker.leases.run()))
-        watching.extend(asyncio.create_task(run) for gate in GATES if (run := gate.watch(worker)) is not None)
+    async def start() -> None:
+        serve()
+        kept.extend((asyncio.create_task(worker.leases.run()), asyncio.create_task(restore())))
+        await watch()
+
+    @app.on_shutdown
+    async def drain() -> None:
+        drain_s = generations.newest.worker.config.limits.drain_s
+        await asyncio.gather(*(queue.stop(drain_s=drain_s) for queue in queues.values()))
 
     @app.after_shutdown
     async def close() -> None:
-        await background.stop(*watching)
-        for provider in providers.values():
-            await provider.close()
+        await background.stop(*kept, *beside)
+        await pool.close_except(())
         await redis.close()
 
     return app

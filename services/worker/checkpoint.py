@@ -31,6 +31,8 @@ class Checkpoint(Event):
 
     dispatched_at: Timestamp
     deadline: Timestamp
+    config_version: str | None = None
+    """Of the config that the job began under, and ends under."""
     attempts: tuple[Attempt, ...] = ()
     model_index: int = 0
     """Where in the chain of models the job is."""

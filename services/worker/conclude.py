@@ -48,6 +48,7 @@ class Conclusion:
     dry_run: bool = False
     owner: str | None = None
     digest: str | None = None
+    config_version: str | None = None
 
 
 def conclude(end: Conclusion) -> Result:
@@ -98,6 +99,7 @@ def conclude(end: Conclusion) -> Result:
         dry_run=end.dry_run,
         owner=end.owner,
         job_digest=end.digest,
+        config_version=end.config_version,
         response=finished.response,
     )
 

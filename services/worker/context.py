@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
@@ -38,6 +39,7 @@ class WorkerContext:
     """Everything that running a job needs. Clock and randomness are here, so that the decisions stay pure."""
 
     config: Config
+    config_version: str
     providers: Mapping[str, Provider]
     publisher: Publisher
     lookup: Lookup
@@ -64,6 +66,10 @@ class WorkerContext:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     jitter: Callable[[], float] = random.random
 
+    def under(self, config: Config, providers: Mapping[str, Provider]) -> WorkerContext:
+        """The same with another config; connections, leases and reservations are those of this one."""
+        return replace(self, providers=providers, **_compiled(config, self.redis))
+
 
 def context_for(
     config: Config,
@@ -77,25 +83,33 @@ def context_for(
     """The context of a worker, from its connections and what its config compiles to."""
     executions, outages = Executions(redis), Outages()
     return WorkerContext(
-        config=config,
+        **_compiled(config, redis),
         providers=providers,
         publisher=publisher,
         lookup=lookup,
         redis=redis,
         executions=executions,
         breakers=Breakers(redis),
-        budgets=Budgets(redis, config.budgets.zone),
-        retry_budgets=RetryBudgets(redis, config.retry_budget),
         cache=AnswerCache(redis),
-        targets=Targets(config),
         leases=Leases(executions, outages),
-        redactor=Redactor.compile(config.redaction),
         outages=outages,
-        metrics=WorkerMetrics(config.known_models),
         tasks=Tasks(redis),
         rate_limits=RateLimits(),
         caps=caps,
-        output_guards={
+    )
+
+
+def _compiled(config: Config, redis: Redis) -> dict[str, Any]:
+    """What a config compiles to."""
+    return {
+        "config": config,
+        "config_version": config.version,
+        "budgets": Budgets(redis, config.budgets.zone),
+        "retry_budgets": RetryBudgets(redis, config.retry_budget),
+        "targets": Targets(config),
+        "redactor": Redactor.compile(config.redaction),
+        "metrics": WorkerMetrics(config.known_models),
+        "output_guards": {
             name: OutputGuard.compile(agent.output) for name, agent in config.agents.items() if agent.output is not None
         },
-    )
+    }

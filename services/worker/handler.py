@@ -86,7 +86,7 @@ class JobHandler:
     async def _handle(self, delivery: Delivery) -> None:
         parsed = self._parse(delivery)
         asked = self._asked(delivery, parsed)
-        execution_id = _execution_id_of(delivery, asked.job)
+        execution_id = execution_id_of(delivery, asked.job)
         maybe_seen = (
             delivery.deliveries > 1
             or Header.UNIQUE_ID.value not in delivery.headers
@@ -141,7 +141,8 @@ class JobHandler:
         checkpoint = None if text is None else Checkpoint.model_validate_json(text)
         if checkpoint is None:
             now, total_s = worker.now(), job.total_timeout_s or self._agent.total_timeout_s
-            checkpoint = Checkpoint(dispatched_at=now, deadline=now + timedelta(seconds=total_s))
+            deadline = now + timedelta(seconds=total_s)
+            checkpoint = Checkpoint(dispatched_at=now, deadline=deadline, config_version=worker.config_version)
         span = tracing.begin(
             f"invoke_agent {self._agent_name}",
             parent=delivery.headers.get(Header.TRACEPARENT.value),
@@ -287,7 +288,7 @@ class JobHandler:
             return
         info = ErrorInfo(kind="server", class_="InternalError", message=f"{type(error).__name__} in the worker")
         asked = self._asked(delivery, self._parse(delivery))
-        await self._dead_end(asked, _execution_id_of(delivery, asked.job), "error", info)
+        await self._dead_end(asked, execution_id_of(delivery, asked.job), "error", info)
         del self._crashes[delivery.sequence]
 
     async def _dead_end(self, asked: JobDelivery, execution_id: str, reason: Reason, error: ErrorInfo) -> None:
@@ -344,12 +345,16 @@ class JobHandler:
                 dry_run=dry_run,
                 owner=asked.owner,
                 digest=asked.digest,
+                config_version=self._worker.config_version,
             )
         )
 
 
-def _execution_id_of(delivery: Delivery, job: Job | None) -> str:
-    """The job's id: its own, else that of its message, else made from where it is stored, the same every time."""
+def execution_id_of(delivery: Delivery, job: Job | None) -> str:
+    """The job's id: its own, else that of its message, else made from where it is stored, the same every time.
+
+    None for a job gives the same, if it is valid.
+    """
     if job is not None and job.job_id is not None:
         return job.job_id
     if job is None and (own := _field(delivery.data, "job_id")) is not None and _may_be_id(own):

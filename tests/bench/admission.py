@@ -38,7 +38,7 @@ import uvloop
 from breakwater.bus.broker import connection_of, make_broker
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
-from breakwater.config import Config, LiveCaps, parse_config
+from breakwater.config import Config, LiveConfig, parse_config
 from breakwater.contracts.job import Job
 from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.policy.guard import Trip
@@ -94,7 +94,7 @@ def context_of(redis: Redis, config: Config) -> WorkerContext:
     connection = connection_of(make_broker("nats://127.0.0.1:1", "bench"))
     return context_for(
         config,
-        LiveCaps(config),
+        LiveConfig(config).caps,
         redis=redis,
         publisher=Publisher(connection, "bench"),
         lookup=Lookup(connection),

@@ -39,7 +39,7 @@ MAY_PUBLISH = {
     "bw.progress.writer.e1": {"request", "worker"},
     "bw.breakers.writer.m": {"request", "worker", "breaker"},
     "bw.budgets.global.daily": {"request", "budget"},
-    "bw.alerts.breaker_open": {"request", "alerter"},
+    "bw.alerts.breaker_open": {"request", "alerter", "setup"},
     "bw.alerter.leader": {"alerter"},
     "bw.alerter.sent.ops.inc_1": {"alerter"},
     "bw.alerter.disabled.ops": {"alerter"},

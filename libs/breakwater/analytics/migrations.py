@@ -107,6 +107,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
             "why models stopped, and usage that is not credible",
             (*added(EXECUTIONS, "finish_reason"), *added(ATTEMPTS, "usage_problem", "finish_reason")),
         ),
+        Migration(10, "which config a job ran under", added(EXECUTIONS, "config_version")),
     )
 
 

@@ -92,6 +92,7 @@ EXECUTIONS = Table(
         "cache_hit": "Bool",
         "cached_from": TEXT_OR_NULL,
         "dry_run": "Bool",
+        "config_version": WORD_OR_NULL,
         "event_sequence": "UInt64",
     },
     order_by=("toStartOfHour(completed_at)", "agent", "completed_at", "execution_id"),

@@ -90,6 +90,8 @@ class ServiceApp(FastStream):
         super().__init__(broker, logger=None)
         self._broker = broker
         self._ready = False
+        self.take_over: Callable[[Any], Awaitable[None]] = _unchanged
+        """Takes over another config; raises ConfigError where that can't be, and has changed nothing then."""
 
     async def start(self, **run_extra_options: Any) -> None:
         """Connects, subscribes, and does what is registered to be done after that; then it is ready."""
@@ -101,6 +103,10 @@ class ServiceApp(FastStream):
     async def is_alive(self) -> bool:
         """Whether it is ready, and connected now."""
         return self._ready and await self._broker.ping(timeout=PING_S)
+
+
+async def _unchanged(_config: object) -> None:
+    """For a service that the config says nothing about."""
 
 
 async def subscribed(broker: NatsBroker) -> None:

@@ -82,7 +82,7 @@ class IncidentLog:
     def __init__(self, connection: Connection, publisher: Publisher, redactor: Redactor) -> None:
         self._connection = connection
         self._publisher = publisher
-        self._redactor = redactor
+        self.redactor = redactor
         self._lookup = Lookup(connection)
         self._lock = asyncio.Lock()
         self._stream: str | None = None
@@ -185,12 +185,12 @@ class IncidentLog:
             structlog.get_logger().error("alert_unreadable", sequence=sequence)
 
     def _redacted(self, alert: Alert) -> Alert:
-        payload = self._redactor.json(dict(alert.payload))
+        payload = self.redactor.json(dict(alert.payload))
         return alert.model_copy(
             update={
-                "title": self._redactor.text(alert.title),
-                "text": self._redactor.text(alert.text),
-                "reason": None if alert.reason is None else self._redactor.text(alert.reason),
+                "title": self.redactor.text(alert.title),
+                "text": self.redactor.text(alert.text),
+                "reason": None if alert.reason is None else self.redactor.text(alert.reason),
                 "payload": payload if isinstance(payload, Mapping) else {},
             }
         )

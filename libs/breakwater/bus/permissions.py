@@ -248,6 +248,8 @@ GRANTS = (
             *_api("CONSUMER.CREATE.>", "CONSUMER.DURABLE.CREATE.>"),
             *reads(*Stream),
             "bw.jobs.>",
+            # That another config is in force.
+            *_below("alerts"),
         ),
     ),
     Grant(

@@ -19,6 +19,7 @@ from breakwater.bus.errors import BusError
 from breakwater.bus.permissions import inbox_prefix
 from breakwater.bus.tls import tls_options
 from breakwater.bus.topology import Plan
+from breakwater.contracts.subjects import Stream
 
 ANSWER_S = 10.0
 """How long one request may take; a cluster that has just begun or lost its leader leaves some without an answer."""
@@ -33,7 +34,7 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float 
     """Creates what is missing and updates what differs; what is right is left alone.
 
     An agent that is no longer configured loses its subject in JOBS, so that publishing to it fails at once; but only
-    when none of its jobs wait there, as they would be stranded. Nothing that holds messages is taken away.
+    when none of its jobs wait there or in PARKED, as they would be stranded. Nothing that holds messages is taken away.
 
     Args:
         url: of the server, with the user that may do this.
@@ -158,5 +159,21 @@ async def _with_waiting_subjects(jetstream: JetStreamContext, wanted: StreamConf
         return wanted
     # Only now: the answer names every subject that holds a message, and in PARKED each message has its own.
     info = await jetstream.stream_info(wanted.name or "", subjects_filter=">")
-    waiting = [subject for subject in sorted(dropped) if (info.state.subjects or {}).get(subject)]
+    waiting = [
+        subject
+        for subject in sorted(dropped)
+        if (info.state.subjects or {}).get(subject) or await _any_parked(jetstream, subject)
+    ]
     return wanted.evolve(subjects=list(dict.fromkeys([*(wanted.subjects or ()), *waiting])))
+
+
+async def _any_parked(jetstream: JetStreamContext, subject: str) -> bool:
+    """Whether a job sleeps that goes back to a subject of JOBS."""
+    kind, _, agent = subject.rpartition(".")
+    if kind != "bw.jobs":
+        return False
+    try:
+        info = await jetstream.stream_info(Stream.PARKED.value, subjects_filter=f"bw.parked.{agent}.>")
+    except NotFoundError:
+        return False
+    return bool(info.state.subjects)

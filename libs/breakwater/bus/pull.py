@@ -40,7 +40,7 @@ class Pull:
     def __init__(self, connection: Connection, stream: Stream, durable: str) -> None:
         self._connection = connection
         self._stream = stream
-        self._durable = durable
+        self.durable = durable
         self._client: Client | None = None
         self._subscription: JetStreamContext.PullSubscription | None = None
 
@@ -60,9 +60,7 @@ class Pull:
             return []
         except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
             await self.close()
-            raise BusUnavailable(
-                f"NATS has nothing of {self._durable}: {str(error) or type(error).__name__}"
-            ) from error
+            raise BusUnavailable(f"NATS has nothing of {self.durable}: {str(error) or type(error).__name__}") from error
         return [Delivery(message) for message in messages]
 
     async def close(self) -> None:
@@ -83,9 +81,55 @@ class Pull:
     async def _subscribed(self) -> JetStreamContext.PullSubscription:
         client = self._connection()
         if self._subscription is None or self._client is not client:
-            self._subscription = await client.jetstream().pull_subscribe_bind(self._durable, self._stream.value)
+            self._subscription = await client.jetstream().pull_subscribe_bind(self.durable, self._stream.value)
             self._client = client
         return self._subscription
+
+
+class Each:
+    """The messages of a consumer, handled side by side."""
+
+    def __init__(
+        self, pull: Pull, handle: Callable[[Delivery], Awaitable[None]], *, concurrency: Callable[[], int]
+    ) -> None:
+        """Reads nothing yet. `concurrency`: how many at once, as of now. What `handle` raises is logged."""
+        self._pull, self._handle, self._concurrency = pull, handle, concurrency
+        self._reading: asyncio.Task[None] | None = None
+        self._handling: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begins to read."""
+        self._reading = asyncio.create_task(self._read())
+
+    async def stop(self, *, drain_s: float) -> None:
+        """Reads no more, and returns when all that was read is handled; it is cancelled after `drain_s`."""
+        if self._reading is not None:
+            await background.stop(self._reading)
+        if self._handling:
+            await asyncio.wait(self._handling, timeout=drain_s)
+        await background.stop(*self._handling)
+
+    async def _read(self) -> None:
+        outage = Outage(self._pull.durable)
+        try:
+            while True:
+                while len(self._handling) >= self._concurrency():
+                    await asyncio.wait(self._handling, return_when=asyncio.FIRST_COMPLETED)
+                for delivery in await outage.outlast(self._fetch, on=BusUnavailable, retry_s=RETRY_S):
+                    task = asyncio.create_task(self._handled(delivery))
+                    self._handling.add(task)
+                    task.add_done_callback(self._handling.discard)
+        finally:
+            await self._pull.close()
+
+    async def _fetch(self) -> list[Delivery]:
+        return await self._pull.fetch(1, WAIT_S)
+
+    async def _handled(self, delivery: Delivery) -> None:
+        try:
+            await self._handle(delivery)
+        except Exception:  # noqa: BLE001  the next one may go well; this one is delivered again
+            structlog.get_logger().exception("handler_failed")
 
 
 class Batches:

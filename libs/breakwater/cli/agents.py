@@ -139,7 +139,8 @@ def add(
             f"no price of {model} is known: set models.{model}.price, or its hard budget refuses all calls", "yellow"
         )
     output.styled(
-        (f"Added {name} to {path}", "green"), f"; restart `breakwater up`, then: {program()} submit {name} ..."
+        (f"Added {name} to {path}", "green"),
+        f"; a running `breakwater up` takes it over. Then: {program()} submit {name} ...",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
@@ -94,6 +95,41 @@ def check(
         output.write(f"{name}: {_caps(caps)}, days and months of {config.budgets.timezone}")
     for warning in warnings(config):
         output.note(warning, "yellow")
+
+
+@app.command()
+def apply(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="[default: $BREAKWATER_CONFIG, breakwater.yaml]")
+    ] = None,
+    by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who applies it. [default: your user]")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a config file, prepare NATS and ClickHouse for it, and notify people of what it changes.
+
+    Then send SIGHUP to the services: each takes the file over, and what has begun ends under the config it began with.
+    `breakwater up` does all of this by itself when its file is saved.
+
+    For example, with containers:
+
+        docker compose run --rm setup breakwater config apply
+
+        docker compose kill --signal HUP request worker breaker budget alerter sink console
+    """
+    from breakwater.cli.connect import run
+    from breakwater.cli.reload import apply_to_servers
+    from breakwater.config import load_config
+    from breakwater.settings import Settings
+
+    path = file or Path(os.environ.get("BREAKWATER_CONFIG") or "breakwater.yaml")
+    applied = run(apply_to_servers(Settings(), load_config(path), by or getpass.getuser()))
+    if as_json:
+        output.json_document(applied)
+        return
+    output.styled((f"version {applied.version} ", "bold"), "is applied" if applied.before else "is the first applied")
+    for line in (*applied.done, *applied.changes):
+        output.write(f"  {line}")
+    output.note("Send SIGHUP to the services now; `breakwater doctor` names those that are behind.")
 
 
 def warnings(config: Config) -> tuple[str, ...]:

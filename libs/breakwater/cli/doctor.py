@@ -81,6 +81,7 @@ async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Find
         ("clickhouse", lambda: doctor_checks.clickhouse_findings(plane)),
         ("api", lambda: doctor_checks.api_findings(plane)),
         ("console", lambda: doctor_checks.console_findings(plane)),
+        ("config", lambda: doctor_checks.config_findings(plane, config)),
     ]
     if config is not None:
         checks.append(("provider", lambda: doctor_checks.provider_findings(config)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -220,6 +221,44 @@ async def api_findings(plane: PlaneLocation) -> list[Finding]:
         else:
             findings.append(Finding("api", "ok", f"the API key {key['name']!r} may {', '.join(key['scopes'])}"))
     return findings
+
+
+async def config_findings(plane: PlaneLocation, config: Config | None) -> list[Finding]:
+    """Whether every service works under the config; nothing where none can be asked.
+
+    Args:
+        plane: the running one.
+        config: as its file says; None where that is wrong, of which there is another finding.
+    """
+    applied = plane.config_in_force() or config
+    if applied is None:
+        return []
+    version, of = applied.version, await _config_versions(await plane.metrics_urls())
+    behind = sorted(f"{name} ({found})" for name, found in of.items() if found != version)
+    findings: list[Finding] = []
+    if config is None or config.version != version:
+        why = "is wrong" if config is None else f"is version {config.version} and not applied"
+        text = f"version {version} stays in force, as the file {why}"
+        findings.append(Finding("config", "warn", text, "See what `breakwater up` says of it."))
+    if of:
+        good = f"version {version} is in force in each of {len(of)} processes"
+        bad = f"version {version} is not in force in {', '.join(behind)}"
+        remedy = "Send SIGHUP to them; their logs say if they do not take it over (`config_not_taken_over`)."
+        findings.append(judged("config", not behind, good, bad, remedy, verdict="warn"))
+    return findings
+
+
+async def _config_versions(urls: Mapping[str, str]) -> dict[str, str]:
+    """The version that each process shows; those that show none are left out, as others look after those."""
+    found: dict[str, str] = {}
+    for name, url in urls.items():
+        try:
+            _, text = await _get(url)
+        except OSError:
+            continue
+        if shown := re.search(r'^breakwater_config_info{version="(\w+)"}', text, re.MULTILINE):
+            found[name] = shown[1]
+    return found
 
 
 async def console_findings(plane: PlaneLocation) -> list[Finding]:

@@ -6,8 +6,10 @@ Where a part is: the option of the command; else, unless `--data` was given, its
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
@@ -95,6 +97,33 @@ class PlaneLocation:
         """The console of the running plane; None where none is known."""
         try:
             return self._running("BREAKWATER_URL").console_url
+        except CliError:
+            return None
+
+    async def metrics_urls(self) -> dict[str, str]:
+        """Where each process serves its metrics: of a local stack, or of the containers of a network."""
+        if (port := self._variable("BREAKWATER_METRICS_PORT")) is None:
+            try:
+                return self._running("BREAKWATER_CONFIG").metrics
+            except CliError:
+                return {}
+        loop, urls = asyncio.get_running_loop(), dict[str, str]()
+        for service in ("request", "worker", "breaker", "budget", "alerter", "sink", "console"):
+            try:
+                found = await loop.getaddrinfo(service, int(port), type=socket.SOCK_STREAM)
+            except OSError:
+                continue  # not in this network
+            hosts = sorted({str(address[4][0]) for address in found})
+            urls |= {f"{service} at {host}": f"http://{host}:{port}/metrics" for host in hosts}
+        return urls
+
+    def config_in_force(self) -> Config | None:
+        """What the services of a local stack work under; None where none runs. Raises ConfigError."""
+        from breakwater.config import load_config
+        from breakwater.embedded.stack import IN_FORCE
+
+        try:
+            return load_config(self._running("BREAKWATER_CONFIG").data_dir / IN_FORCE)
         except CliError:
             return None
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +16,10 @@ from breakwater import prctl
 from breakwater.cli import connect, formats, output
 from breakwater.cli.errors import wrong_usage
 from breakwater.cli.plane import DEFAULT_DATA
+from breakwater.files import write_private
 
 if TYPE_CHECKING:
+    from breakwater.cli.reload import Applied, NotApplied, Report
     from breakwater.embedded.datadir import DataDir
     from breakwater.embedded.events import ProcessEvent
     from breakwater.embedded.process import ProcessSpec
@@ -49,6 +53,8 @@ def up(
     Needs no Docker and no installed server. Everything listens on loopback only, with passwords made at the first
     start. A part that dies is started again; Ctrl-C stops everything, and the next start goes on with the same data.
 
+    When the config file is saved, it is checked and put in force without a restart; a broken one changes nothing.
+
     A server that is already there is used instead of starting one: set BREAKWATER_NATS_URL, BREAKWATER_REDIS_URL or
     BREAKWATER_CLICKHOUSE_URL.
 
@@ -58,7 +64,8 @@ def up(
 
         breakwater up --config breakwater.yaml --data /var/lib/breakwater --workers 4
     """
-    from breakwater.config import ConfigError, load_config, unreadable_secrets, unusable_programs
+    from breakwater.cli.reload import require_usable
+    from breakwater.config import load_config
     from breakwater.embedded.datadir import DataDir
 
     if not config.exists() and str(config) == "breakwater.yaml":
@@ -67,11 +74,7 @@ def up(
             "`breakwater init` writes one; or name one with --config FILE.",
         )
     # Before anything is started or created.
-    checked = load_config(config)
-    if not simulate and (missing := unreadable_secrets(checked)):
-        raise ConfigError("\n".join([f"{config}: secrets that the config names are missing", *missing]))
-    if wrong := unusable_programs(checked):
-        raise ConfigError("\n".join([f"{config}: programs that the config names can't be used", *wrong]))
+    require_usable(config, load_config(config), simulate=simulate)
     directory = DataDir(data)
     directory.create()
     with directory.locked() as lock:
@@ -91,6 +94,8 @@ async def _run(
     simulate: bool,
     as_json: bool,
 ) -> int:
+    from breakwater import background
+    from breakwater.cli.reload import ConfigFollower
     from breakwater.config import load_config
     from breakwater.embedded.ports import choosing
     from breakwater.embedded.stack import plan_stack
@@ -103,8 +108,10 @@ async def _run(
         fork_log=data.logs / "fork-server.log",
     )
 
+    following: list[asyncio.Task[None]] = []
+
     async def bring_up() -> None:
-        effective = config_file
+        effective, simulation = config_file, None
         if simulate:
             from breakwater.embedded.simulation import simulated
 
@@ -123,10 +130,13 @@ async def _run(
             key = await start_stack(supervisor, data, stack)
         agent = next(iter(load_config(Path(stack.setup_env["BREAKWATER_CONFIG"])).agents))
         _show_endpoints(stack, key, agent, as_json=as_json, simulate=simulate)
+        follower = ConfigFollower(supervisor, data, stack, config_file, _reporter(as_json=as_json), simulation)
+        following.append(asyncio.create_task(follower.run()))
 
     try:
         code = await supervisor.run_until_signal(bring_up)
     finally:
+        await background.stop(*following)
         data.remove_endpoints()
     if not as_json:
         output.note("stopped; the data stays in " + str(data.path))
@@ -153,15 +163,11 @@ async def start_stack(
     """
     from breakwater.cli.setup import prepare
     from breakwater.config import load_config
-    from breakwater.settings import Settings
 
     prctl.hide_memory()  # the secrets of all services are in its environment
     (data.path / "alive").mkdir(mode=0o700, exist_ok=True)
     await supervisor.start([*beside, *stack.servers], together=True)
-    values: Mapping[str, Any] = {
-        name.removeprefix("BREAKWATER_").lower(): value for name, value in stack.setup_env.items()
-    }
-    settings = Settings(**values)
+    settings = stack.setup_settings
     await prepare(settings, load_config(settings.config))
     key = _first_key(stack)
     await supervisor.start(stack.services, together=True)
@@ -171,7 +177,6 @@ async def start_stack(
 
 def _first_key(stack: Stack) -> str | None:
     from breakwater.api_keys import create_key, list_keys
-    from breakwater.files import write_private
 
     keys_file = Path(stack.setup_env["BREAKWATER_API_KEYS_FILE"])
     if stack.endpoints.api_key_file.exists() and list_keys(keys_file):
@@ -216,6 +221,29 @@ def _show_endpoints(stack: Stack, key: str | None, agent: str, *, as_json: bool,
     for arguments in (f'submit {shlex.quote(agent)} "Write a haiku about harbours."', "tail --since 1h"):
         output.styled((f"    {formats.program()} {arguments}{where}", "bold"))
     output.styled(("  Ctrl-C stops everything.", "dim"))
+
+
+def _reporter(*, as_json: bool) -> Report:
+    from breakwater.cli.reload import NotApplied
+
+    def show(happened: Applied | NotApplied) -> None:
+        if as_json:
+            output.json_line(
+                {
+                    "event": "config_not_applied" if isinstance(happened, NotApplied) else "config_applied",
+                    **asdict(happened),
+                }
+            )
+        elif isinstance(happened, NotApplied):
+            output.styled((f"  the config is not applied, and version {happened.version} stays in force:", "red"))
+            output.note(happened.error)
+        else:
+            output.note(f"  config version {happened.version} is applied, in place of {happened.before}:")
+            output.note("\n".join(f"    {line}" for line in happened.changes))
+            for name in happened.restarted:
+                output.note(f"  {name} is started again, with the environment variables that it needs now")
+
+    return show
 
 
 def _span_of(urls: list[str]) -> str:

@@ -1,8 +1,9 @@
 """The config file: what it may hold, and how it is read and checked."""
 
 from breakwater.config.alerts import AlertChannel, Alerts, PythonChannel, SlackChannel, WebhookChannel
+from breakwater.config.diff import changes
+from breakwater.config.live import LiveConfig, require_reloadable
 from breakwater.config.load import (
-    LiveCaps,
     load_config,
     named_secrets,
     parse_config,
@@ -37,18 +38,20 @@ __all__ = [
     "Config",
     "ConfigError",
     "Limits",
-    "LiveCaps",
+    "LiveConfig",
     "ModelSettings",
     "PythonChannel",
     "RetentionDays",
     "SecretRef",
     "SlackChannel",
     "WebhookChannel",
+    "changes",
     "load_config",
     "named_secrets",
     "objection",
     "parse_config",
     "read_config",
+    "require_reloadable",
     "unreadable_secrets",
     "unusable_programs",
     "variables_of",

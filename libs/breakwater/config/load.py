@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, cast, get_args, get_origin
 
-import structlog
 import yaml
 from pydantic import BaseModel, ValidationError
 
@@ -16,7 +14,6 @@ from breakwater.callables import load_callable
 from breakwater.config.models import Config, hint
 from breakwater.contracts.validation import about_controls
 from breakwater.errors import ConfigError
-from breakwater.policy.budget import CapTable
 from breakwater.providers.registry import KINDS
 from breakwater.secret_refs import SecretRef
 
@@ -73,7 +70,7 @@ def parse_config(text: str, *, source: str = "config") -> Config:
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: must be a mapping with at least `providers` and `agents`")
     try:
-        return Config.model_validate(document)
+        return Config.of(cast(dict[str, Any], document), text)
     except ValidationError as error:
         lines = [line for problem in _without_inherited(error.errors()) for line in _explain(problem)]
         count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
@@ -217,71 +214,3 @@ def variables_of(config: Config, service: str) -> frozenset[str]:
             named = ()
     secrets = {secret.env for _, secret in named if secret.env is not None}
     return frozenset(secrets.union(*(names for name, names in config.environment.items() if name == service)))
-
-
-LOOK_EVERY_S = 1.0
-
-
-class LiveCaps:
-    """The caps that hold now. Called, it gives them."""
-
-    def __init__(self, config: Config, path: Path | None = None) -> None:
-        """Takes the config that was read, and where from."""
-        self._config = config
-        self._table = config.caps
-        self._path = path
-        self._seen: tuple[int, int, int] | None = None  # it may have been edited since it was read
-        self._changed = self._stamp()
-
-    def __call__(self) -> CapTable:
-        """The caps that hold now."""
-        return self._table
-
-    async def run(self) -> None:
-        """Looks at the file every second, until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            self.look()
-
-    def look(self) -> None:
-        """Takes the caps over if the file has changed. One that can't be read or is wrong changes nothing."""
-        stamp = self._stamp()
-        if stamp == self._seen or stamp is None or self._path is None:
-            return
-        if stamp != self._changed:
-            # Taken over when it is the same at the next look: half of a file may be a valid one.
-            self._changed = stamp
-            return
-        log = structlog.get_logger()
-        try:
-            changed = load_config(self._path)
-        except ConfigError as error:
-            self._seen = stamp
-            log.warning("config_not_taken_over", error=str(error), effect="the caps stay as they were")
-            return
-        if self._stamp() != stamp:
-            return
-        self._seen = stamp
-        if changed.budgets.timezone != self._config.budgets.timezone:
-            log.warning("config_not_taken_over", error="budgets.timezone has changed", remedy="restart the services")
-            return
-        # An agent that is gone from the file is served until the restart, and under its cap.
-        caps = changed.caps
-        caps = CapTable(caps.total, {**self._table.agents, **caps.agents}, caps.tenants)
-        if caps != self._table:
-            self._table = caps
-            log.info("caps_changed", file=str(self._path))
-        agents = {name: agent.model_copy(update={"budget": None}) for name, agent in changed.agents.items()}
-        known = {name: agent.model_copy(update={"budget": None}) for name, agent in self._config.agents.items()}
-        rest = {"agents": agents, "budgets": None}
-        if changed.model_copy(update=rest) != self._config.model_copy(update={"agents": known, "budgets": None}):
-            log.warning("config_changed", effect="only caps are taken over", remedy="restart the services for the rest")
-
-    def _stamp(self) -> tuple[int, int, int] | None:
-        if self._path is None:
-            return None
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None  # being replaced, or gone: what was read holds
-        return found.st_mtime_ns, found.st_size, found.st_ino

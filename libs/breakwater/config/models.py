@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, cast
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, field_validator, model_validator
 
 from breakwater.config.alerts import Alerts
 from breakwater.contracts.job import Job
@@ -336,6 +338,25 @@ class Config(Message):
         description="NATS users of programs that are not to use each other's agents; `client` may use all. They take "
         "effect when NATS is restarted.",
     )
+    _text: str = PrivateAttr(default="")
+
+    @classmethod
+    def of(cls, document: dict[str, Any], text: str) -> Self:
+        """The config of a file's parsed text. Raises ValidationError."""
+        config = cls.model_validate(document)
+        config._text = text
+        return config
+
+    @property
+    def text(self) -> str:
+        """The file that it was read from: for a process that has to read it again."""
+        return self._text
+
+    @property
+    def version(self) -> str:
+        """A digest of all its settings, defaults included. Comments, and the order of settings, make no other."""
+        settings = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)
+        return hashlib.sha256(settings.encode()).hexdigest()[:12]
 
     @model_validator(mode="before")
     @classmethod

@@ -17,6 +17,7 @@ AlertEvent = Literal[
     "guard_tripped",
     "retries_exhausted",
     "job_dead_lettered",
+    "config_applied",
 ]
 Severity = Literal["info", "warning", "critical"]
 AlertChange = Literal["opened", "repeated", "reopened", "acknowledged", "reminded", "resolved"]

@@ -182,6 +182,9 @@ class Execution(Event):
     job_digest: str | None = Field(
         default=None, description="Of the job as it was asked: the same id with another one is refused (`id_conflict`)."
     )
+    config_version: str | None = Field(
+        default=None, description="Digest of the config that the job ran under, from its beginning to its end."
+    )
 
 
 class Choice(Event):

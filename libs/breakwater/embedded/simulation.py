@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from aiohttp import ClientError, ClientSession, ClientTimeout
 
-from breakwater.config import Config, load_config
+from breakwater.config import Config, ConfigError, load_config
 from breakwater.contracts.types import usd_from_nano
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.ports import free_port
@@ -19,6 +20,8 @@ from breakwater.embedded.process import ProcessSpec
 from breakwater.files import write_private
 
 FALLBACK_PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "4"}
+SCRIPT = "simulation.json"
+JSON = {"content-type": "application/json"}
 LATENCY_MS = {"p50": 120, "p95": 400}
 
 
@@ -35,19 +38,42 @@ class Simulation:
     process: ProcessSpec
     config_file: Path
     control_url: str
+    data: DataDir
+    port: int
+
+    async def follow(self, config_file: Path) -> Path:
+        """Simulates another config, with the provider that runs, and returns the one for the services.
+
+        Raises:
+            ConfigError: the person's can't be used, or the provider does not take its script.
+        """
+        again = simulated(self.data, config_file, port=self.port)
+        script = (self.data.path / SCRIPT).read_bytes()
+        try:
+            async with (
+                ClientSession(timeout=ClientTimeout(5)) as session,
+                session.post(f"{self.control_url}/_sim/script", data=script, headers=JSON) as answer,
+            ):
+                answer.raise_for_status()
+        except (ClientError, TimeoutError) as error:
+            raise ConfigError(f"the simulated provider does not take the models of {config_file}: {error}") from error
+        return again.config_file
 
 
-def simulated(data: DataDir, config_file: Path, script: dict[str, Any] | None = None) -> Simulation:
+def simulated(
+    data: DataDir, config_file: Path, script: dict[str, Any] | None = None, port: int | None = None
+) -> Simulation:
     """Writes script and config of a simulation into the data directory.
 
     Args:
         data: The data directory.
         config_file: The person's config; prices are taken from it.
         script: How the provider behaves; by default every model of the config answers, at its price, after 120 ms.
+        port: Where it listens; by default a free one.
     """
     config = load_config(config_file)
-    port = free_port()
-    script_file = data.path / "simulation.json"
+    port = port or free_port()
+    script_file = data.path / SCRIPT
     write_private(script_file, json.dumps(script if script is not None else _script(config)))
     effective = data.path / "breakwater.simulated.yaml"
     document = yaml.safe_load(config_file.read_text(encoding="utf-8"))
@@ -63,7 +89,7 @@ def simulated(data: DataDir, config_file: Path, script: dict[str, Any] | None = 
         models[model] = {**(models.get(model) or {}), "price": price, "name": model}
     write_private(effective, yaml.safe_dump(document, sort_keys=False))
     process = provider_process(data, port, script_file)
-    return Simulation(process, effective, f"http://127.0.0.1:{port}")
+    return Simulation(process, effective, f"http://127.0.0.1:{port}", data, port)
 
 
 def provider_process(data: DataDir, port: int, script_file: Path) -> ProcessSpec:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from breakwater.bus.permissions import GRANTS, program
-from breakwater.config import parse_config, read_config
+from breakwater.config import Config, parse_config, read_config
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.endpoints import Endpoints
 from breakwater.embedded.environment import for_service, settings_of
@@ -27,10 +28,14 @@ from breakwater.embedded.servers import (
     redis_spec,
 )
 from breakwater.files import write_private
+from breakwater.settings import Settings
 
 LOOPBACK = "127.0.0.1"
 HTTP_PORT = 8080
 CONSOLE_PORT = 8081
+IN_FORCE = "config-in-force.yaml"
+"""The config that the services read: a copy of the last one that was checked and that the servers are prepared for."""
+
 METRICS_PORT = 9464
 """The first of them; OpenTelemetry's for Prometheus, as in compose.yaml."""
 
@@ -56,6 +61,16 @@ class Stack:
     setup_env: Mapping[str, str] = field(repr=False)
     endpoints: Endpoints
     given: tuple[str, ...]
+    nats_port: int = 0
+    """Of the NATS that is started; 0 where one is given."""
+
+    @property
+    def setup_settings(self) -> Settings:
+        """The settings of the process that prepares the servers."""
+        values: dict[str, Any] = {
+            name.removeprefix("BREAKWATER_").lower(): value for name, value in self.setup_env.items()
+        }
+        return Settings(**values)
 
 
 def plan_stack(
@@ -89,7 +104,7 @@ def plan_stack(
     """
     text = read_config(config_file)
     config = parse_config(text, source=str(config_file))
-    in_force = data.path / "config-in-force.yaml"
+    in_force = data.path / IN_FORCE
     write_private(in_force, text)
     for chosen in (http_port, console_port):
         if chosen is not None and not is_free(chosen):
@@ -106,9 +121,7 @@ def plan_stack(
     nats_port = 0
     if not nats_url:
         nats_port = port(NATS_PORT)
-        programs = [program(name, one.agents) for name, one in config.programs.items()]
-        passwords = {grant.user: data.secret(f"nats-{grant.user}") for grant in (*GRANTS, *programs)}
-        servers.append(nats_spec(data.path, nats_port, passwords, programs))
+        servers.append(nats_server(data, nats_port, config))
     if not redis_url:
         redis_port, password = port(REDIS_PORT), data.secret("redis")
         servers.append(redis_spec(data.path, redis_port, password))
@@ -129,7 +142,6 @@ def plan_stack(
     )
     common = {
         "BREAKWATER_CONFIG": str(in_force),
-        "BREAKWATER_CONFIG_EDITED": str(config_file.absolute()),
         "BREAKWATER_REDIS_URL": redis_url,
         "BREAKWATER_CLICKHOUSE_URL": clickhouse_url,
         "BREAKWATER_HTTP_HOST": LOOPBACK,
@@ -179,7 +191,15 @@ def plan_stack(
         setup_env=common | {"BREAKWATER_NATS_URL": nats_for("setup")},
         endpoints=endpoints,
         given=tuple(given),
+        nats_port=nats_port,
     )
+
+
+def nats_server(data: DataDir, port: int, config: Config) -> ProcessSpec:
+    """Writes the config of NATS, with the users that a config has, and says how it is run."""
+    programs = [program(name, one.agents) for name, one in config.programs.items()]
+    passwords = {grant.user: data.secret(f"nats-{grant.user}") for grant in (*GRANTS, *programs)}
+    return nats_spec(data.path, port, passwords, programs)
 
 
 def _processes(workers: int) -> Sequence[tuple[str, str]]:

@@ -23,6 +23,7 @@ SEVERITY_OF: Mapping[str, Severity] = {
     "guard_tripped": "critical",
     "retries_exhausted": "warning",
     "job_dead_lettered": "warning",
+    "config_applied": "info",
 }
 """How bad an incident is, by what it began with. That a breaker closed is `info`."""
 

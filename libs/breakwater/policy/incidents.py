@@ -154,7 +154,8 @@ _FADING = frozenset({"retries_exhausted", "job_dead_lettered", "agent_anomaly"})
 
 def _opened(signal: Firing, rules: IncidentRules) -> Alert:
     incident_id = "inc_" + _digest(signal.key, signal.source_id)[:24]
-    status = _status(signal.event, rules)
+    over = signal.done_by is not None
+    status = "resolved" if over else _status(signal.event, rules)
     return Alert(
         alert_id=_alert_id(incident_id, 1),
         incident_id=incident_id,
@@ -175,6 +176,8 @@ def _opened(signal: Firing, rules: IncidentRules) -> Alert:
         last_at=signal.at,
         ends_at=_ends(signal, rules),
         remind_at=_reminder(signal.at, 0, rules) if status == "pending" else None,
+        resolved_by=signal.done_by,
+        resolved_at=signal.at if over else None,
         source_id=signal.source_id,
         last_event_id=signal.source_id,
         at=signal.at,

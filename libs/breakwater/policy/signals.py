@@ -32,6 +32,8 @@ _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
 }
 _NOT_ENFORCED = "The cap is not enforced: calls continue."
 
+_CHANGES_IN_TEXT = 5
+
 _ALERTED_BY_OTHERS = frozenset({"breaker_open", "budget_exceeded", "guard_tripped", "rate_limited"})
 """Why jobs end without an answer that are no news: what caused it is an incident of its own, or meant."""
 
@@ -61,6 +63,8 @@ class Firing(_Signal):
     """When it is over by itself."""
     fades: bool = False
     """Whether it is over when it has not happened again for the quiet time."""
+    done_by: str | None = None
+    """Who did it, where it is over at once: people are notified, and nothing is left to do."""
 
     def after(self, before: Firing) -> Firing:
         """This and an earlier signal of the same incident as one."""
@@ -351,6 +355,24 @@ def _undeliverable(dead_letter: DeadLetter, source_id: str, channel: str) -> tup
     )
     figures = _figures(dead_letter, "reason", "sequence", timestamp="at") | {"channel": channel}
     return (Firing(key, "job_dead_lettered", title, text, source_id, dead_letter.at, figures),)
+
+
+def config_applied(version: str, before: str, by: str, changes: tuple[str, ...], at: datetime) -> Firing:
+    """That another config is in force, and what it changes."""
+    listed = [
+        *changes[:_CHANGES_IN_TEXT],
+        *([f"and {more} more"] if (more := len(changes) - _CHANGES_IN_TEXT) > 0 else []),
+    ]
+    return Firing(
+        key=key_of("config_applied", version, f"{at:%Y-%m-%dT%H:%M:%S.%f}"),
+        event="config_applied",
+        title=f"Config applied: version {version}",
+        text=f"{by} applied version {version} in place of {before}: {'; '.join(listed)}. Nothing to do.",
+        source_id=f"config/{version}/{at:%Y-%m-%dT%H:%M:%S.%f}",
+        at=at,
+        payload={"version": version, "before": before, "by": by, "changes": list(changes)},
+        done_by=by,
+    )
 
 
 def channel_works(channel: str, source_id: str, at: datetime) -> Resolved:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 from uuid import uuid4
 
-from breakwater.state.connection import Redis, Script, ScriptCall
+from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
 CLAIM_LEASE_MS = 12_000
 """A worker renews its claims every three seconds."""
@@ -89,6 +90,12 @@ class Executions:
                 return Taken(int(detail))
             case _:
                 return Conflict()
+
+    async def saved_checkpoint(self, execution_id: str) -> str | None:
+        """How far a job is, whoever has it; None for one that has not begun. Raises StateUnavailable."""
+        async with translated():
+            found = await cast(Any, self._redis.client.hget(Claim(execution_id, "").key, "checkpoint"))
+        return found or None
 
     def checkpoint_call(self, claim: Claim, checkpoint: str, *, lease_ms: int = CLAIM_LEASE_MS) -> ScriptCall:
         """Saves how far the job is; its answer is 1, or 0 when the claim is lost. An empty text renews the lease."""

@@ -83,7 +83,7 @@ class BudgetPlane:
             Publisher(lambda: self.client, "budget"),
             lookup or self.lookup,
             BudgetMetrics(CollectorRegistry()),
-            compare_every_s=3600,
+            compare_every_s=lambda: 3600,
             grace_s=0,
         )
 

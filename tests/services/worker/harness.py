@@ -30,7 +30,7 @@ from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.cli.setup import bus_plan
-from breakwater.config import LiveCaps, load_config
+from breakwater.config import LiveConfig, load_config
 from breakwater.contracts.subjects import Stream
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.providers.base import Answer, Call, Provider
@@ -184,7 +184,7 @@ async def running_worker(
         opened = {name: settings.open() for name, settings in parsed.providers.items()} | dict(providers or {})
         context = context_for(
             parsed,
-            LiveCaps(parsed),
+            LiveConfig(parsed).caps,
             redis=redis,
             publisher=Publisher(lambda: client, "worker"),
             lookup=Lookup(lambda: client),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breakwater.config import LiveCaps, parse_config
+from breakwater.config import LiveConfig, parse_config
 from breakwater.contracts.execution import ErrorInfo
 from breakwater.contracts.job import Job
 from breakwater.metrics import WorkerMetrics
@@ -70,7 +70,9 @@ class Bench:
         self.published = Published()
         lookup: Any = None
         publisher: Any = self.published
-        context = context_for(config, LiveCaps(config), redis=redis, publisher=publisher, lookup=lookup, providers={})
+        context = context_for(
+            config, LiveConfig(config).caps, redis=redis, publisher=publisher, lookup=lookup, providers={}
+        )
         self.worker = replace(context, metrics=WorkerMetrics([], CollectorRegistry()), jitter=lambda: 0.0)
         self.key = BreakerKey("writer", "sim/m")
 

@@ -1,0 +1,235 @@
+"""Putting another config in force on a running plane: `up` follows its file, `config apply` is for containers.
+
+The order is what keeps a plane at work: the file is checked, then NATS and ClickHouse get what it needs, and only then
+do services read it. Those of `up` read a copy of the last file that went through all of this, so that one that is
+started again meanwhile does not meet a file that somebody is writing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from breakwater.bus.errors import BusError
+from breakwater.cli.errors import CliError
+from breakwater.config import (
+    Config,
+    ConfigError,
+    changes,
+    load_config,
+    parse_config,
+    require_reloadable,
+    unreadable_secrets,
+    unusable_programs,
+    variables_of,
+)
+from breakwater.files import write_private
+from breakwater.outage import Outage
+
+if TYPE_CHECKING:
+    from breakwater.embedded.datadir import DataDir
+    from breakwater.embedded.simulation import Simulation
+    from breakwater.embedded.stack import Stack
+    from breakwater.embedded.supervisor import Supervisor
+    from breakwater.settings import Settings
+
+LOOK_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Another config is in force."""
+
+    version: str
+    before: str
+    changes: tuple[str, ...]
+    restarted: tuple[str, ...] = ()
+    """Services that had to be started again, as they need environment variables that they did not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotApplied:
+    """The one of before stays in force."""
+
+    version: str
+    error: str
+
+
+Report = Callable[[Applied | NotApplied], None]
+
+
+def require_usable(path: Path, config: Config, *, simulate: bool = False) -> None:
+    """Raises ConfigError: secrets are missing here, or programs can't be used."""
+    if not simulate and (missing := unreadable_secrets(config)):
+        raise ConfigError("\n".join([f"{path}: secrets that the config names are missing", *missing]))
+    if wrong := unusable_programs(config):
+        raise ConfigError("\n".join([f"{path}: programs that the config names can't be used", *wrong]))
+
+
+async def announce(nats_url: str, before: Config, after: Config, by: str) -> None:
+    """Notifies people, as of any incident. Raises CliError, BusError."""
+    from breakwater.bus.incidents import IncidentLog
+    from breakwater.bus.publisher import Publisher
+    from breakwater.cli import connect
+    from breakwater.policy.incidents import IncidentRules
+    from breakwater.policy.redact import Redactor
+    from breakwater.policy.signals import config_applied
+
+    alerts = after.alerts
+    rules = IncidentRules(alerts.on_events, alerts.quiet_s, alerts.escalate, alerts.reminders)
+    signal_ = config_applied(after.version, before.version, by, changes(before, after), datetime.now(UTC))
+    async with connect.bus(nats_url) as client:
+        log = IncidentLog(lambda: client, Publisher(lambda: client, "setup"), Redactor.compile(after.redaction))
+        await log.apply(signal_, rules)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The servers are prepared for a config, and services may read it."""
+
+    version: str
+    before: str | None
+    """The version that was applied before; None where none was."""
+    changes: tuple[str, ...]
+    done: tuple[str, ...]
+    """What was done on the servers."""
+
+
+async def apply_to_servers(settings: Settings, config: Config, by: str) -> Prepared:
+    """All of applying a config but what the services do.
+
+    Raises:
+        ConfigError: a running plane can't go over to it.
+        CliError, BusError, AnalyticsError, StateUnavailable: a server does not answer, or refuses.
+    """
+    from breakwater.cli import connect
+    from breakwater.cli.setup import prepare
+    from breakwater.state.configs import Configs
+
+    async with connect.state(settings.redis_url.get_secret_value()) as redis:
+        configs = Configs(redis)
+        text = await configs.applied()
+        before = None if text is None else parse_config(text, source="the config that was applied last")
+        if before is not None:
+            require_reloadable(before, config)
+        done = await prepare(settings, config)
+        if before is not None and before.version != config.version:
+            if before.programs != config.programs:
+                done += ("programs have changed: `breakwater config nats-users` prints the users of NATS",)
+            await announce(settings.nats_url.get_secret_value(), before, config, by)
+        await configs.mark_applied(config.text)
+    changed = () if before is None else changes(before, config)
+    return Prepared(config.version, None if before is None else before.version, changed, done)
+
+
+class ConfigFollower:
+    """Puts the config file of a local stack in force whenever it is saved."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        data: DataDir,
+        stack: Stack,
+        file: Path,
+        report: Report,
+        simulation: Simulation | None = None,
+    ) -> None:
+        """Follows `file`, from which the copy was made that the stack's services read."""
+        self._supervisor, self._data, self._stack, self._file = supervisor, data, stack, file
+        self._report, self._simulation = report, simulation
+        self._in_force = Path(stack.setup_env["BREAKWATER_CONFIG"])
+        self._config = load_config(self._in_force)
+        self._unannounced: list[tuple[Config, Config]] = []
+
+    async def run(self) -> None:
+        """Looks at the file every second, until cancelled."""
+        # It may have been edited since it was read: the first look reads it again, which mostly changes nothing.
+        handled = seen = reported = None
+        announcing = Outage("announcing the config")
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            await announcing.survived(self._announce, expected=(CliError, BusError))
+            before, seen = seen, _stamp(self._file)
+            # Half of a file may be a valid one: it is read when it is the same at two looks.
+            if seen is None or seen == handled or seen != before:
+                continue
+            try:
+                await self._apply()
+                handled = seen
+            except ConfigError as error:
+                self._report(NotApplied(self._config.version, str(error)))
+                handled = seen
+            except Exception as error:  # noqa: BLE001  mostly a server that does not answer: again at the next look
+                if reported != seen:
+                    self._report(NotApplied(self._config.version, str(error) or repr(error)))
+                reported = seen
+
+    async def _announce(self) -> None:
+        while self._unannounced:
+            await announce(self._stack.setup_env["BREAKWATER_NATS_URL"], *self._unannounced[0], _owner(self._file))
+            del self._unannounced[0]
+
+    async def _apply(self) -> None:
+        """Raises ConfigError, and what is raised where a server does not answer."""
+        from breakwater.cli.setup import prepare
+
+        before, source = self._config, self._file
+        if self._simulation is not None:
+            source = await self._simulation.follow(self._file)
+        config = load_config(source)
+        if config.version == before.version:
+            return
+        require_reloadable(before, config)
+        require_usable(self._file, config, simulate=self._simulation is not None)
+        await prepare(self._stack.setup_settings, config)
+        self._provision_programs(config)
+        write_private(self._in_force, config.text)
+        self._config = config
+        restarted = self._signal_services(before, config)
+        self._unannounced.append((before, config))
+        self._report(Applied(config.version, before.version, changes(before, config), restarted))
+
+    def _provision_programs(self, config: Config) -> None:
+        """Gives NATS the users of programs that are new, and takes away those that are gone."""
+        from breakwater.embedded.stack import nats_server
+
+        nats = self._supervisor.keepers.get("nats")
+        if nats is not None and config.programs != self._config.programs:
+            nats_server(self._data, self._stack.nats_port, config)
+            nats.signal(signal.SIGHUP)
+
+    def _signal_services(self, before: Config, config: Config) -> tuple[str, ...]:
+        """Has every service read the config; returns those that were ended for it, to be started again."""
+        from breakwater.embedded.environment import for_service
+
+        restarted: list[str] = []
+        for spec in self._stack.services:
+            keeper, service = self._supervisor.keepers[spec.name], spec.service or spec.name
+            if variables_of(config, service) - variables_of(before, service):
+                keeper.spec = replace(keeper.spec, env={**keeper.spec.env, **for_service(service, os.environ, config)})
+                keeper.signal(keeper.spec.stop_signal)
+                restarted.append(spec.name)
+            else:
+                keeper.signal(signal.SIGHUP)
+        return tuple(restarted)
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None  # being replaced, or gone: what was applied holds
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _owner(file: Path) -> str:
+    try:
+        return file.owner()
+    except (KeyError, OSError):
+        return "an unknown user"

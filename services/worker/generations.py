@@ -1,0 +1,178 @@
+"""The configs that a worker runs jobs under: the newest, and earlier ones for the jobs that began under them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from breakwater.bus.delivery import Delivery, parked_execution
+from breakwater.config import Config, ConfigError, LiveConfig, parse_config
+from breakwater.policy.budget import CapTable
+from breakwater.providers.base import Provider
+from breakwater.state.configs import Configs
+from services.worker.checkpoint import Checkpoint
+from services.worker.context import WorkerContext
+from services.worker.handler import JobHandler, execution_id_of
+
+RETAINED = 3
+"""How many superseded configs stay compiled for jobs that sleep; more only while jobs run under them."""
+
+
+class ProviderPool:
+    """Opened providers. Those that a changed config leaves alone keep their connections, and what they have learned."""
+
+    def __init__(self) -> None:
+        self._opened: dict[tuple[str, str], Provider] = {}
+
+    def open(self, config: Config) -> dict[str, Provider]:
+        """The providers of a config, by name. Raises ConfigError: one can't be used."""
+        keys = {name: (name, settings.model_dump_json()) for name, settings in config.providers.items()}
+        fresh = {key: config.providers[name].open() for name, key in keys.items() if key not in self._opened}
+        self._opened |= fresh
+        return {name: self._opened[key] for name, key in keys.items()}
+
+    async def close_except(self, used: Iterable[Provider]) -> None:
+        """Closes all but these."""
+        kept = {id(provider) for provider in used}
+        for key, provider in [one for one in self._opened.items() if id(one[1]) not in kept]:
+            del self._opened[key]
+            await provider.close()
+
+
+@dataclass(eq=False, slots=True)
+class Generation:
+    """One version of the config, as this worker runs it."""
+
+    worker: WorkerContext
+    handlers: Mapping[str, JobHandler]
+    running: int = 0
+    """How many jobs run under it."""
+
+    @classmethod
+    def of(cls, worker: WorkerContext) -> Generation:
+        """The handlers of all its agents."""
+        return cls(worker, {name: JobHandler(worker, name, agent) for name, agent in worker.config.agents.items()})
+
+
+class Generations:
+    """Chooses the config for each delivery: a job that has begun ends under the one that it began under.
+
+    An agent that is configured no more is still served, under the last config that had it: jobs of it may wait.
+    """
+
+    def __init__(self, worker: WorkerContext, pool: ProviderPool) -> None:
+        """Begins with the config of a context, whose providers are the pool's."""
+        self.newest = Generation.of(worker)
+        self._pool = pool
+        self._configs = Configs(worker.redis)
+        self._compiled = {worker.config_version: self.newest}
+        """By version, the oldest first."""
+        self._serving = dict.fromkeys(self.newest.handlers, self.newest)
+        """The newest of each agent."""
+        self._live = LiveConfig(worker.config)
+
+    @property
+    def agents(self) -> Collection[str]:
+        """All that are served."""
+        return self._serving
+
+    def caps(self) -> CapTable:
+        """The caps that hold now, for jobs that began earlier too."""
+        return self._live.caps()
+
+    def concurrency(self, agent: str) -> int:
+        """How many jobs of an agent may run at once."""
+        return self._serving[agent].worker.config.agents[agent].concurrency
+
+    async def handle(self, agent: str, delivery: Delivery) -> None:
+        """Handles one delivery of an agent's job."""
+        held = self.newest.worker.leases.deliveries
+        held.add(delivery)
+        try:
+            generation = await self._began_under(agent, delivery) or self._serving[agent]
+        except asyncio.CancelledError:
+            await delivery.retry_in(0)
+            raise
+        finally:
+            held.discard(delivery)
+        generation.running += 1
+        try:
+            await generation.handlers[agent].handle(delivery)
+        finally:
+            generation.running -= 1
+            await self._forget()
+
+    async def take_over(self, config: Config) -> None:
+        """Runs under another config what begins from now on. Raises ConfigError, and nothing has changed then."""
+        self._add(config)
+        self.newest = self._compiled[config.version]
+        removed = {name: one for name, one in self._serving.items() if name not in self.newest.handlers}
+        self._serving = removed | dict.fromkeys(self.newest.handlers, self.newest)
+        self._live.take_over(config)
+        await self.save()
+        await self._forget()
+
+    async def save(self) -> None:
+        """Leaves what a worker needs that is started later: the configs, and which agents are gone from them."""
+        outages, configs = self.newest.worker.outages, {v: one.worker.config.text for v, one in self._compiled.items()}
+        agents = tuple(self.newest.handlers)
+        retired = {name: one.worker.config_version for name, one in self._serving.items() if name not in agents}
+        await outages.retry_while_unavailable(partial(self._configs.save, configs, agents=agents, retired=retired))
+
+    async def restore(self) -> None:
+        """Serves the agents again that were taken out of the config before this worker was started."""
+        for name, version in (await self.newest.worker.outages.retry_while_unavailable(self._configs.retired)).items():
+            if name not in self._serving and (found := await self._earlier(version, name)) is not None:
+                self._serving[name] = found
+                self._live.keep(name, found.worker.config.agents[name].budget)
+
+    def _add(self, config: Config) -> None:
+        """Compiles a config, as the newest of all."""
+        known = self._compiled.pop(config.version, None)
+        worker = self.newest.worker
+        self._compiled[config.version] = known or Generation.of(worker.under(config, self._pool.open(config)))
+
+    async def _began_under(self, agent: str, delivery: Delivery) -> Generation | None:
+        """The config that a job has begun under; None where it has not, or that config can't be had any more."""
+        if delivery.deliveries == 1 and parked_execution(delivery.headers) is None:
+            return None
+        worker = self.newest.worker
+        saved = partial(worker.executions.saved_checkpoint, execution_id_of(delivery, None))
+        text = await worker.outages.retry_while_unavailable(saved)
+        version = None if text is None else Checkpoint.model_validate_json(text).config_version
+        return None if version is None else await self._earlier(version, agent)
+
+    async def _earlier(self, version: str, agent: str) -> Generation | None:
+        if version not in self._compiled:
+            text = await self.newest.worker.outages.retry_while_unavailable(partial(self._configs.load, version))
+            if text is None:
+                _not_available(version, "nothing is known of it")
+                return None
+            try:
+                config = parse_config(text)
+                older = {version: Generation.of(self.newest.worker.under(config, self._pool.open(config)))}
+            except ConfigError as error:
+                _not_available(version, str(error))
+                return None
+            self._compiled = older | self._compiled
+        found = self._compiled.get(version)
+        return found if found is not None and agent in found.handlers else None
+
+    async def _forget(self) -> None:
+        """Lets go of configs that no job runs under and no agent is served under, but for the latest few."""
+        needed = {id(self.newest), *map(id, self._serving.values())}
+        spare = [version for version, one in self._compiled.items() if not one.running and id(one) not in needed]
+        if len(spare) <= RETAINED:
+            return
+        for version in spare[: len(spare) - RETAINED]:
+            del self._compiled[version]
+        await self._pool.close_except(one for kept in self._compiled.values() for one in kept.worker.providers.values())
+
+
+def _not_available(version: str, error: str) -> None:
+    effect = "what began under it goes on under the newest config"
+    structlog.get_logger().warning("earlier_config_not_available", version=version, error=error, effect=effect)
