@@ -29,6 +29,7 @@ from breakwater.contracts.alerts import Alert
 from breakwater.contracts.api import ReasonText
 from breakwater.contracts.types import Message, format_time
 from breakwater.contracts.validation import problems
+from breakwater.policy.alert_rules import began_with, highest_severity
 from breakwater.policy.alert_texts import moment, sentence
 from breakwater.policy.incidents import acknowledge, resolve
 from breakwater.policy.links import link_objection
@@ -192,7 +193,7 @@ class _Pages:
         """
         body = self._incident.substitute(
             colour=_colour(alert),
-            state=escape(f"{_STATE[alert.status]} · {alert.severity} · {alert.event.replace('_', ' ')}"),
+            state=escape(f"{_STATE[alert.status]} · {highest_severity(alert)} · {began_with(alert).replace('_', ' ')}"),
             title=escape(alert.title),
             notices="\n".join(_notices(alert, wrong)),
             text=_with_code(alert.text),

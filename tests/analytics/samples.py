@@ -335,6 +335,8 @@ def alert(alert_id: str = "alert_i1_1", **fields: Any) -> Alert:
             "status": "firing",
             "event": "breaker_open",
             "severity": "critical",
+            "first_event": fields.get("event", "breaker_open"),
+            "highest_severity": "critical",
             "agent": "writer",
             "model": "gpt-4.1",
             "title": "writer is stopped",

@@ -24,6 +24,7 @@ async def store(analytics: Analytics, *alerts: Any) -> None:
 
 async def test_incidents_are_found_by_what_they_are_of(analytics: Analytics):
     closed = {"status": "resolved", "event": "breaker_closed", "change": "resolved", "resolved_at": samples.NOON}
+    closed |= {"first_event": "breaker_open"}
     await store(
         analytics,
         incident("a", 0),

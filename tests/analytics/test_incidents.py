@@ -1,5 +1,6 @@
 """The view of incidents: the newest change of each, however often and in whatever order changes are stored."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -25,13 +26,15 @@ def then(before: Alert, minutes: float, change: str, **fields: Any) -> Alert:
 
 REPEATED = then(OPENED, 1, "repeated", count=2, last_at=after(1))
 ACKNOWLEDGED = then(REPEATED, 2, "acknowledged", status="acknowledged", acknowledged_by="ops", acknowledged_at=after(2))
-RESOLVED = then(ACKNOWLEDGED, 5, "resolved", status="resolved", resolved_at=after(5), event="breaker_closed")
+OVER = {"status": "resolved", "resolved_at": after(5), "event": "breaker_closed", "severity": "info"}
+RESOLVED = then(ACKNOWLEDGED, 5, "resolved", **OVER)
 REOPENED = then(
     RESOLVED,
     6,
     "reopened",
     status="firing",
     event="breaker_open",
+    severity="critical",
     count=3,
     last_at=after(6),
     acknowledged_by=None,
@@ -94,3 +97,31 @@ async def test_a_condition_is_about_the_newest_change_and_not_about_earlier_ones
     await store(analytics, OPENED, REPEATED, ACKNOWLEDGED, RESOLVED)
     assert await incidents(analytics, status="firing") == []
     assert len(await incidents(analytics, status="resolved")) == 1
+
+
+async def test_an_incident_that_is_over_is_still_what_it_was(analytics: Analytics) -> None:
+    await store(analytics, OPENED, RESOLVED)
+    (found,) = await incidents(analytics)
+    assert (found["event"], found["severity"]) == ("breaker_closed", "info")
+    assert (found["first_event"], found["highest_severity"]) == ("breaker_open", "critical")
+
+
+async def test_what_an_earlier_version_stored_is_known_by_its_key(analytics: Analytics) -> None:
+    left_out = ("first_event", "highest_severity")
+    for number, (key, severity) in enumerate(
+        [
+            ("breaker_open/writer/gpt-4%2E1", "critical"),
+            ("job_dead_lettered//undeliverable/ops", "critical"),
+            ("job_dead_lettered/writer/error", "warning"),
+        ]
+    ):
+        event = key.partition("/")[0]
+        alert = samples.alert(f"alert_{number}_1", incident_id=f"inc_{number}", key=key, event=event, severity="info")
+        names = [name for name in schema.ALERTS.columns if name not in left_out]
+        row = dict(zip(schema.ALERTS.columns, rows.alert_row(alert, number), strict=True))
+        await analytics.insert(
+            replace(schema.ALERTS, columns={name: schema.ALERTS.columns[name] for name in names}),
+            [tuple(row[name] for name in names)],
+        )
+        (found,) = await incidents(analytics, incident_id=f"inc_{number}")
+        assert (found["first_event"], found["highest_severity"]) == (event, severity)

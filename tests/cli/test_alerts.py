@@ -46,6 +46,7 @@ PENDING = incident()
 CAP = incident(
     "inc_77aa00112233445566778899",
     status="acknowledged",
+    key="budget_hard_cap/global/daily/2026-11-22",
     event="budget_hard_cap",
     agent=None,
     title="Budget refuses calls: all agents, daily",
@@ -186,6 +187,24 @@ async def test_all_of_one_is_shown(run: Run, stub: Stub) -> None:
         "text": CAP["text"],
     }
     assert (await in_thread(run, "alerts", "show", "inc_77aa", "--json")).json == CAP
+
+
+@pytest.mark.parametrize("known", [{"first_event": "breaker_open", "highest_severity": "critical"}, {}])
+async def test_one_that_is_over_is_shown_as_what_it_was(run: Run, stub: Stub, known: dict[str, str]) -> None:
+    """Also one that an earlier version opened, which said neither."""
+    closed = incident(key="breaker_open/researcher/m", event="breaker_closed", severity="info", **known)
+    stub.answers["GET alerts/inc_3f9a"] = (200, closed)
+    ran = await in_thread(run, "alerts", "show", "inc_3f9a")
+    reported = {line[2:16].strip(): line[16:].strip() for line in ran.out.splitlines()[1:]}
+    assert (reported["severity"], reported["event"], reported["ended with"]) == (
+        "critical",
+        "breaker_open",
+        "breaker_closed",
+    )
+    stub.answers["GET alerts"] = (200, {"alerts": [closed], "more": False})
+    listed = (await in_thread(run, "alerts", "--status", "all")).out
+    assert "critical" in listed
+    assert "breaker_closed" not in listed
 
 
 async def test_what_an_id_holds_is_no_path(run: Run, stub: Stub) -> None:

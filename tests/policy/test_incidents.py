@@ -97,6 +97,11 @@ def test_the_opposite_event_resolves_it_once() -> None:
         "info",
     )
     assert (alert.resolved_at, alert.resolved_by, alert.reason) == (after(minutes=1), None, "the probe succeeded")
+    # It stays known what it was.
+    assert (alert.first_event, alert.highest_severity) == ("breaker_open", "critical")
+    unknown = {"first_event": None, "highest_severity": None}
+    of_an_earlier_version = opened().model_copy(update=unknown)
+    assert then(decide(over(at=after(minutes=1), reason="the probe succeeded"), of_an_earlier_version, RULES)) == alert
     assert decide(over("e9", at=after(minutes=2)), alert, RULES) is None
 
 

@@ -76,7 +76,7 @@ DASHBOARD = Dashboard(
                 sql="""
                 SELECT
                     opened_at AS "opened",
-                    severity,
+                    highest_severity AS severity,
                     title,
                     status,
                     count AS "times",

@@ -90,7 +90,7 @@ SELECT
     opened_at AS time,
     ifNull(resolved_at, $__toTime) AS timeEnd,
     title AS text,
-    severity AS tags
+    highest_severity AS tags
 FROM incidents
 WHERE opened_at <= $__toTime AND (resolved_at IS NULL OR resolved_at >= $__fromTime)
     AND (agent IS NULL OR <agent>)

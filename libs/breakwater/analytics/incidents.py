@@ -24,6 +24,9 @@ class Incident:
     incident_id: str
     event: str
     severity: str
+    first_event: str
+    """What it was opened by; `event` is what happened last."""
+    highest_severity: str
     status: str
     agent: str | None
     model: str | None
@@ -61,6 +64,8 @@ class IncidentChange:
     status: str
     event: str
     severity: str
+    first_event: str
+    highest_severity: str
     agent: str | None
     model: str | None
     tenant: str | None
@@ -88,7 +93,7 @@ FROM incidents
 WHERE opened_at >= fromUnixTimestamp64Milli({{start_ms:Int64}})
     AND opened_at < fromUnixTimestamp64Milli({{end_ms:Int64}})
     AND ({{status:String}} = '' OR status = {{status:String}})
-    AND ({{event:String}} = '' OR event = {{event:String}} OR startsWith(key, concat({{event:String}}, '/')))
+    AND ({{event:String}} = '' OR event = {{event:String}} OR first_event = {{event:String}})
     AND ({{agent:String}} = '' OR agent = {{agent:String}})
     AND (toUnixTimestamp64Milli(opened_at), incident_id) < ({{before_ms:Int64}}, {{before_id:String}})
 ORDER BY opened_at DESC, incident_id DESC

@@ -108,6 +108,11 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
             (*added(EXECUTIONS, "finish_reason"), *added(ATTEMPTS, "usage_problem", "finish_reason")),
         ),
         Migration(10, "which config a job ran under", added(EXECUTIONS, "config_version")),
+        Migration(
+            11,
+            "what incidents began with, and how bad they were",
+            (*added(ALERTS, "first_event", "highest_severity"), create_view("incidents", layout)),
+        ),
     )
 
 

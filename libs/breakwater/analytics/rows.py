@@ -28,6 +28,7 @@ from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 from breakwater.contracts.types import nano_from_usd
+from breakwater.policy.alert_rules import began_with, highest_severity
 
 Row = tuple[object, ...]
 
@@ -90,7 +91,8 @@ def budget_row(event: BudgetEvent, sequence: int) -> Row:
 
 def alert_row(alert: Alert, sequence: int) -> Row:
     """A change of an incident as a row of `alerts`. Raises as `execution_row` does."""
-    return _row(ALERTS, alert, sequence, payload=_json(alert.payload))
+    began, worst = began_with(alert), highest_severity(alert)
+    return _row(ALERTS, alert, sequence, payload=_json(alert.payload), first_event=began, highest_severity=worst)
 
 
 def execution_of(row: Mapping[str, Any], attempts: Iterable[Attempt] = ()) -> Execution:

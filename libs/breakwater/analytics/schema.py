@@ -31,6 +31,7 @@ from breakwater.analytics.table import (
     WORD_OR_NULL,
     Table,
 )
+from breakwater.policy.alert_rules import SEVERITY_OF, UNDELIVERABLE
 
 __all__ = [
     "ALERTS",
@@ -243,6 +244,8 @@ ALERTS = Table(
         "status": WORD,
         "event": WORD,
         "severity": WORD,
+        "first_event": WORD,
+        "highest_severity": WORD,
         "agent": WORD_OR_NULL,
         "model": WORD_OR_NULL,
         "tenant": WORD_OR_NULL,
@@ -275,6 +278,9 @@ ALERTS = Table(
         "version": "1",
         "opened_at": "at",
         "last_at": "at",
+        "first_event": "if(key = '', event, splitByChar('/', key)[1])",
+        "highest_severity": f"if(startsWith(key, '{UNDELIVERABLE}'), 'critical', transform(splitByChar('/', key)[1], "
+        f"{list(SEVERITY_OF)}, {list(SEVERITY_OF.values())}, toString(severity)))",
     },
 )
 

@@ -196,6 +196,8 @@ SELECT
     key,
     event,
     severity,
+    first_event,
+    highest_severity,
     status,
     change,
     agent,

@@ -81,6 +81,7 @@ def list_(
         breakwater alerts list --json | jq -r '.alerts[].incident_id'
     """
     from breakwater.contracts.api import AlertList
+    from breakwater.policy.alert_rules import began_with, highest_severity
 
     document, listed = api.get(AlertList, "alerts", status=status, event=event, agent=agent, limit=limit)
     if api.as_json:
@@ -91,8 +92,9 @@ def list_(
     columns: list[Column[Alert]] = [
         Column("incident", lambda alert: short[alert.incident_id]),
         Column("status", lambda alert: output.state(alert.status)),
-        Column("severity", lambda alert: output.state(alert.severity), drop=3),
-        Column("event", lambda alert: alert.event),
+        # Of one that is over, what it was: that a breaker closed is the end of what was critical.
+        Column("severity", lambda alert: output.state(highest_severity(alert)), drop=3),
+        Column("event", began_with),
         Column("agent", lambda alert: alert.agent, drop=4),  # most titles name it
         Column("count", lambda alert: f"{alert.count:,}", right=True, drop=2),
         Column("since", lambda alert: formats.clock(alert.opened_at, now), drop=1),
@@ -119,6 +121,7 @@ def show(
         breakwater alerts show inc_3f9a1c07 --json | jq .payload
     """
     from breakwater.contracts.alerts import Alert
+    from breakwater.policy.alert_rules import began_with, highest_severity
 
     sendable("incident", incident)
     document, alert = api.get(Alert, f"alerts/{quote(incident, safe='')}")
@@ -128,8 +131,9 @@ def show(
     now = datetime.now(UTC)
     facts: list[tuple[str, output.Cell | None]] = [
         ("status", output.state(alert.status)),
-        ("severity", output.state(alert.severity)),
-        ("event", alert.event),
+        ("severity", output.state(highest_severity(alert))),
+        ("event", began_with(alert)),
+        ("ended with", alert.event if alert.event != began_with(alert) else ""),
         ("agent", alert.agent),
         ("model", alert.model),
         ("tenant", alert.tenant),

@@ -37,7 +37,13 @@ class Alert(Event):
     )
     status: IncidentStatus = Field(description="`pending`: it waits for an operator to acknowledge or resolve it.")
     event: AlertEvent = Field(description="What happened; `breaker_closed` when a breaker closed.")
-    severity: Severity
+    severity: Severity = Field(description="How bad it is now: `info` once a breaker has closed.")
+    first_event: AlertEvent | None = Field(
+        default=None, description="What it was opened by, whatever became of it; null in alerts of earlier versions."
+    )
+    highest_severity: Severity | None = Field(
+        default=None, description="How bad it was at its worst; null in alerts of earlier versions."
+    )
     agent: Identifier | None = None
     model: ModelId | None = None
     tenant: Identifier | None = None

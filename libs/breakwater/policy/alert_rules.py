@@ -42,7 +42,12 @@ ENDS: Mapping[str, AlertEvent] = {"breaker_open": "breaker_closed"}
 
 def began_with(alert: Alert) -> str:
     """What the incident began with: of a breaker that closed, `breaker_open`."""
-    return alert.key.partition("/")[0]
+    return alert.first_event or alert.key.partition("/")[0]
+
+
+def highest_severity(alert: Alert) -> Severity:
+    """How bad the incident was at its worst: a breaker that has closed was critical."""
+    return alert.highest_severity or severity_of(alert.key)
 
 
 class Reminders(Message):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from breakwater.contracts.alerts import Alert, AlertChange, AlertEvent, IncidentStatus
-from breakwater.policy.alert_rules import Reminders, severity_of
+from breakwater.policy.alert_rules import SEVERITIES, Reminders, began_with, highest_severity, severity_of
 from breakwater.policy.alert_texts import moment, sentence
 from breakwater.policy.signals import Firing, Resolved, Signal
 
@@ -164,6 +164,8 @@ def _opened(signal: Firing, rules: IncidentRules) -> Alert:
         status=status,
         event=signal.event,
         severity=severity_of(signal.key),
+        first_event=signal.event,
+        highest_severity=severity_of(signal.key),
         agent=signal.agent,
         model=signal.model,
         tenant=signal.tenant,
@@ -224,7 +226,11 @@ def _over(
 
 def _next(current: Alert, change: AlertChange, at: datetime, source_id: str, **changed: object) -> Alert:
     version = current.version + 1
+    severities = highest_severity(current), changed.get("severity", current.severity)
     fixed = {
+        # What an earlier version opened has neither.
+        "first_event": began_with(current),
+        "highest_severity": max(severities, key=SEVERITIES.index),
         "alert_id": _alert_id(current.incident_id, version),
         "change": change,
         "version": version,

@@ -47,6 +47,7 @@ async def store(console: Console, *alerts: Alert) -> None:
 async def test_what_is_not_over_stands_above_the_history(console: Console):
     open_one = incident("open", title=f"writer is stopped {EVIL}")
     over = {"status": "resolved", "change": "resolved", "version": 2, "resolved_by": "zoë"}
+    over |= {"event": "breaker_closed", "severity": "info", "first_event": "breaker_open"}
     resolved = incident("over", 60, **over, resolved_at=datetime.now(UTC) - timedelta(minutes=50), title="It was bad")
     await store(console, open_one, resolved)
     console.interface.answers["GET alerts"] = listed(open_one)
@@ -56,6 +57,7 @@ async def test_what_is_not_over_stands_above_the_history(console: Console):
     assert page.words.index(f"writer is stopped {EVIL}") < page.words.index("It was bad")
     assert EVIL not in page.text
     assert "resolved by zoë" in page.words
+    assert "It was bad breaker open critical" in page.words, "what it was, not how it ended"
     assert "ongoing" in page.words
     assert "Undelivered alerts Every alert was delivered" in page.words
 
