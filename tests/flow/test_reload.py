@@ -30,7 +30,7 @@ WORKERS = ("worker-1", "worker-2")
 SERVICES = (*WORKERS, "breaker", "budget")
 WRITER = {
     "model": "sim/a",
-    "retry": {"max_attempts": 5, "base_s": 0.3, "max_delay_s": 0.6},
+    "retry": {"max_attempts": 10, "base_s": 0.3, "max_delay_s": 0.6},
     "breaker": "off",
     "concurrency": 6,
 }

@@ -1,0 +1,57 @@
+"""`breakwater config apply`: the servers are prepared, and people are notified, before any service reads the file."""
+
+from __future__ import annotations
+
+import json
+
+import nats
+import pytest
+from pydantic import SecretStr
+
+from breakwater.analytics.client import Analytics
+from breakwater.cli.reload import apply_to_servers
+from breakwater.config import ConfigError, parse_config
+from breakwater.contracts.alerts import Alert
+from breakwater.settings import Settings
+from tests.servers import RunningServer
+
+TEXT = """
+providers: {p: {base_url: "http://127.0.0.1:9", api_key: {env: NOT_SET_HERE}}}
+agents: {writer: {model: m}}
+"""
+ADDED = TEXT.replace("writer: {model: m}", "writer: {model: m}, editor: {model: n, system_prompt: secret words}")
+
+
+async def test_what_changes_is_prepared_and_announced(
+    own_nats_server: RunningServer,
+    own_redis_server: RunningServer,
+    analytics: Analytics,
+    clickhouse_server: RunningServer,
+) -> None:
+    settings = Settings(
+        nats_url=SecretStr(own_nats_server.url),
+        redis_url=SecretStr(own_redis_server.url),
+        clickhouse_url=SecretStr(f"{clickhouse_server.url.rstrip('/')}/{analytics.database}"),
+    )
+    first, second = parse_config(TEXT), parse_config(ADDED)
+    done = await apply_to_servers(settings, first, "ops")
+    assert (done.version, done.before, done.changes) == (first.version, None, ())
+    done = await apply_to_servers(settings, second, "ops")
+    assert (done.before, done.changes) == (first.version, ("agents.editor: added",))
+    assert (await apply_to_servers(settings, second, "ops")).done == ()
+
+    client = await nats.connect(own_nats_server.url)
+    try:
+        jetstream = client.jetstream()
+        assert "bw.jobs.editor" in ((await jetstream.stream_info("JOBS")).config.subjects or ())
+        assert (await jetstream.stream_info("ALERTS")).state.messages == 1
+        message = await jetstream.get_last_msg("ALERTS", "bw.alerts.config_applied")
+    finally:
+        await client.close()
+    alert = Alert.model_validate_json(message.data or b"")
+    assert (alert.status, alert.resolved_by, alert.severity) == ("resolved", "ops", "info")
+    assert alert.payload["changes"] == ["agents.editor: added"]
+    assert "secret words" not in json.dumps(alert.model_dump(mode="json"))
+
+    with pytest.raises(ConfigError, match="timezone"):
+        await apply_to_servers(settings, parse_config(ADDED + "budgets: {timezone: Asia/Tokyo}\n"), "ops")

@@ -1,0 +1,77 @@
+"""What the doctor says of the config that is in force."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from breakwater.cli.doctor_checks import config_findings
+from breakwater.cli.plane import PlaneLocation
+from breakwater.config import Config, parse_config
+
+TEXT = "providers: {p: {base_url: 'http://127.0.0.1:9'}}\nagents: {writer: {model: m}}\n"
+NOW, EDITED = parse_config(TEXT), parse_config(TEXT + "limits: {drain_s: 3}\n")
+
+
+@asynccontextmanager
+async def serving(**versions: str) -> AsyncGenerator[dict[str, str]]:
+    """Processes that show a version of the config, and where each does so."""
+
+    async def show(request: web.Request) -> web.Response:
+        return web.Response(
+            text=f'x 1\nbreakwater_config_info{{version="{versions[request.match_info["name"]]}"}} 1.0\n'
+        )
+
+    app = web.Application()
+    app.router.add_get("/{name}", show)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        yield {name: f"http://127.0.0.1:{port}/{name}" for name in versions}
+    finally:
+        await runner.cleanup()
+
+
+async def found(
+    monkeypatch: pytest.MonkeyPatch, urls: Mapping[str, str], file: Config | None, in_force: Config | None = NOW
+) -> list[tuple[str, str]]:
+    async def metrics_urls(_plane: PlaneLocation) -> Mapping[str, str]:
+        return urls
+
+    monkeypatch.setattr(PlaneLocation, "metrics_urls", metrics_urls)
+    monkeypatch.setattr(PlaneLocation, "config_in_force", lambda _plane: in_force)
+    return [(one.verdict, one.text) for one in await config_findings(PlaneLocation(None), file)]
+
+
+async def test_services_that_are_behind_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(worker=NOW.version, budget="0123456789ab") as urls:
+        [(verdict, text)] = await found(monkeypatch, urls, NOW)
+    assert verdict == "warn"
+    assert text == f"version {NOW.version} is not in force in budget (0123456789ab)"
+
+
+async def test_one_version_everywhere_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(worker=NOW.version, budget=NOW.version) as urls:
+        assert await found(monkeypatch, urls, NOW, None) == [
+            ("ok", f"version {NOW.version} is in force in each of 2 processes")
+        ]
+
+
+@pytest.mark.parametrize(
+    ("file", "why"), [(None, "is wrong"), (EDITED, f"is version {EDITED.version} and not applied")]
+)
+async def test_a_file_that_is_not_in_force_is_reported(
+    monkeypatch: pytest.MonkeyPatch, file: Config | None, why: str
+) -> None:
+    text = f"version {NOW.version} stays in force, as the file {why}"
+    assert await found(monkeypatch, {}, file) == [("warn", text)]
+
+
+async def test_nothing_is_said_where_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await found(monkeypatch, {}, NOW, None) == []
