@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import nats
@@ -67,17 +66,14 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float 
                 f"stream {stream.name}",
                 stream,
                 lambda name=wanted.name or "": _config_of(jetstream.stream_info(name)),
-                lambda config: _with_room(lambda c: jetstream.add_stream(c), config),
-                lambda config: _with_room(lambda c: jetstream.update_stream(c), config),
+                lambda config, now: _with_room(jetstream, config, now),
             )
         for stream_name, consumer in topology.consumers(plan):
-            put = partial(jetstream.add_consumer, stream_name.value)
             done += await _apply(
                 f"consumer {consumer.durable_name}",
                 consumer,
                 lambda s=stream_name.value, c=consumer: _config_of(jetstream.consumer_info(s, c.durable_name or "")),
-                put,
-                put,
+                lambda config, _, s=stream_name.value: jetstream.add_consumer(s, config),
             )
         return tuple(done)
     finally:
@@ -92,35 +88,41 @@ async def _config_of(info: Awaitable[StreamInfo | ConsumerInfo]) -> Any:
         return None
 
 
-async def _apply(
-    what: str, wanted: Any, now: Callable[[], Any], create: Callable[[Any], Any], update: Callable[[Any], Any]
-) -> list[str]:
+async def _apply(what: str, wanted: Any, now: Callable[[], Any], put: Callable[[Any, Any], Any]) -> list[str]:
     existing = await _answered(what, now)
     if existing is None:
         # Creating once more what is there already, as the answer was lost, changes nothing.
-        stored = (await _answered(what, lambda: create(wanted))).config
+        stored = (await _answered(what, lambda: put(wanted, None))).config
         less = ", ".join(differences(wanted, stored))
         return [f"created {what} (with less {less}: NATS has no more storage)" if less else f"created {what}"]
     if not differences(wanted, existing):
         return []
-    stored = (await _answered(what, lambda: update(wanted))).config
+    stored = (await _answered(what, lambda: put(wanted, existing))).config
     # A limit that NATS has no storage for is as it was.
     changed = [name for name in differences(wanted, existing) if name in differences(stored, existing)]
     return [f"updated {what} ({', '.join(changed)})"] if changed else []
 
 
-async def _with_room(change: Callable[[StreamConfig], Awaitable[StreamInfo]], config: StreamConfig) -> StreamInfo:
-    """Creates or changes a stream, with half the limit in bytes as often as the server has no storage for it.
+async def _with_room(jetstream: JetStreamContext, wanted: StreamConfig, now: StreamConfig | None) -> StreamInfo:
+    """Creates or changes a stream; where the server has no storage for its limit in bytes, as it was, or with less.
 
     The server sets the limits of all streams aside in full. A machine with little disk is no reason to have none.
     """
+    change = jetstream.add_stream if now is None else jetstream.update_stream
+    had = max(0, (now and now.max_bytes) or 0)
+    asked = bytes_ = wanted.max_bytes or 0
     while True:
         try:
-            return await change(config)
+            info: StreamInfo = await change(wanted.evolve(max_bytes=bytes_) if bytes_ else wanted)
         except APIError as error:
-            if error.err_code != NO_STORAGE or (config.max_bytes or 0) < 2 * LEAST_BYTES:
+            if error.err_code != NO_STORAGE or bytes_ < 2 * LEAST_BYTES or bytes_ == had:
                 raise
-            config = config.evolve(max_bytes=(config.max_bytes or 0) // 2)
+            bytes_ = had or bytes_ // 2
+        else:
+            if bytes_ == asked or had:
+                return info
+            # As much is left for the streams that follow, or the last one would have nothing.
+            return await jetstream.update_stream(wanted.evolve(max_bytes=max(bytes_ // 2, 1)))
 
 
 async def _answered(what: str, request: Callable[[], Awaitable[Any]]) -> Any:

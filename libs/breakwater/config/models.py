@@ -279,7 +279,7 @@ class Limits(Message):
         default=24, ge=DUPLICATE_WINDOW_S / 3600, description="How long results can be read on RESULTS."
     )
     jobs_max_bytes: int = Field(
-        default=4 * GIB, ge=MIB, description="The most bytes of jobs that wait. Beyond it, submissions are refused."
+        default=2 * GIB, ge=MIB, description="The most bytes of jobs that wait. Beyond it, submissions are refused."
     )
     jobs_max_bytes_per_agent: int | None = Field(
         default=None,
