@@ -111,6 +111,8 @@ class WorkerMetrics:
         what = "Attempts that were recorded, refused ones among them."
         self._attempts = counter("attempts_total", what, "agent", "model", "outcome", "kind")
         self._attempt_seconds = seconds("attempt_duration_seconds", "How long calls took.", "agent", "model")
+        what = "From the start of a call to the first content of its streamed answer."
+        self._first_token_seconds = seconds("first_token_seconds", what, "agent", "model")
         self._tokens = counter("tokens_total", "Tokens that providers reported.", "agent", "model", "direction")
         what = "Known costs of calls, estimated ones among them."
         self._cost = counter("cost_usd_total", what, "agent", "model")
@@ -133,6 +135,8 @@ class WorkerMetrics:
             return
         if attempt.outcome != "worker_lost":  # the call's duration is unknown
             self._attempt_seconds[agent, model].observe(attempt.duration_ms / 1000)
+        if attempt.first_token_ms is not None:
+            self._first_token_seconds[agent, model].observe(attempt.first_token_ms / 1000)
         if attempt.input_tokens is not None:
             self._tokens[agent, model, "input"].inc(attempt.input_tokens)
         if attempt.output_tokens is not None:

@@ -157,7 +157,7 @@ class RequestService:
 
         budgets = BudgetRoutes(self._live.caps, counters, publisher, compared)
         jobs = Jobs(config, queue, self._results, self._waiters, self._accepted, agents)
-        openai = OpenAIRoutes(config, jobs, Unanswered(self._redis))
+        openai = OpenAIRoutes(config, jobs, Unanswered(self._redis), self._connection)
         handlers: dict[str, Handler] = {
             "list_agents": agents.show,
             "list_breakers": breakers.show,

@@ -6,7 +6,8 @@ import asyncio
 import math
 import os
 import time
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from urllib.parse import parse_qsl, quote
 
@@ -14,6 +15,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from breakwater import background
 from breakwater.bus.errors import BusError, BusUnavailable, PublishRefused
 from breakwater.bus.publisher import PUBLISH_TIMEOUT_S, Publisher, Stored, new_traceparent
 from breakwater.config import Config, objection
@@ -35,7 +37,7 @@ from services.request.observe import SubmissionTrace, submitting
 from services.request.parsing import Submission, invalid_job, read_body, read_job, submission, suggestion, with_field
 from services.request.problems import Problem, unavailable, unknown_job
 from services.request.queue_shares import QueueShares
-from services.request.results import ResultReader, Waiters
+from services.request.results import Answer, ResultReader, Waiters
 
 MAX_WAIT_S = 300.0
 
@@ -185,20 +187,37 @@ class Jobs:
         Raises:
             Problem: 409 or 503, it was not accepted.
         """
+        async with self.following(request, sent, traceparent, wait_s) as (acceptance, deciding):
+            return acceptance, await deciding
+
+    @asynccontextmanager
+    async def following(
+        self, request: Request, sent: Submission, traceparent: str | None, wait_s: float
+    ) -> AsyncGenerator[tuple[Response, asyncio.Task[bytes | None]]]:
+        """Publishes a job; gives the acceptance, and while the block runs the task that waits for the result.
+
+        The task raises Problem as `run` does, and returns what that does.
+        """
         await self._refuse_when_open(sent)
         deadline = time.monotonic() + wait_s
         with self._waiters.listening(subjects.result(sent.job_id)) as answer:
             acceptance = await self._accept(sent, traceparent)
             left = asyncio.ensure_future(_disconnected(request))
+            deciding = asyncio.create_task(self._decided(sent, answer, left, deadline))
             try:
-                # Of an id that others may have used, the result may be stored already, and would not be published
-                # again.
-                result = await self._results.wait(sent.job_id, answer, left, deadline, look_now=not sent.id_made_here)
+                yield acceptance, deciding
             finally:
                 left.cancel()
+                await background.stop(deciding)
+
+    async def _decided(
+        self, sent: Submission, answer: Answer, left: asyncio.Future[None], deadline: float
+    ) -> bytes | None:
+        # Of an id that others may have used, the result may be stored already, and would not be published again.
+        result = await self._results.wait(sent.job_id, answer, left, deadline, look_now=not sent.id_made_here)
         if result is not None and not sent.id_made_here:
             _refuse_conflict(sent, result)
-        return acceptance, result
+        return result
 
     async def show(self, request: Request) -> Response:
         """GET of one: 200 with the result or the record, 202 while it is not decided, 404."""

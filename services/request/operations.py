@@ -114,7 +114,8 @@ OPERATIONS = (
         "provider of another dialect, with one of the same form. The headers `x-breakwater-execution-id`, "
         "`-model`, `-attempts`, `-cost-usd` and `-cache` say how it came about, and `-dropped-params` which "
         "params the model that answered was not sent, as its provider has nothing like them. `x-should-retry: false` "
-        "is set whenever Breakwater has retried already.",
+        "is set whenever Breakwater has retried already. With `stream`, the response is server-sent events: OpenAI's "
+        "`chat.completion.chunk` objects and `[DONE]`, or an `error` after some of the answer.",
         headers={
             "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",
             "x-breakwater-tenant": "As `breakwater.tenant` in the body, which comes first; so for the other options.",

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from breakwater.contracts.execution import Attempt, Reason
 from breakwater.policy.classify import WORKER_LOST
-from breakwater.policy.price import estimate_input_tokens
+from breakwater.policy.price import estimate_input_tokens, size_of_messages
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment, Finished, Sleeping
@@ -33,6 +33,7 @@ from services.worker.gates.task import release_hold
 from services.worker.progress import ProgressReporter
 from services.worker.recovery import classification_of, recover
 from services.worker.repairs import Message, Repaired, Repairs
+from services.worker.streaming import AnswerStream, AttemptStream, continuing
 
 Step = Retry | NextModel | Stop | Repaired
 
@@ -56,6 +57,8 @@ class Attempts:
         self._progress = progress
         self._gates = gates
         self._waited: dict[Reason, float] = {}
+        # What has to be checked as a whole is published as a whole.
+        self._stream = AnswerStream(worker, job) if job.job.stream and job.output_guard is None else None
 
     async def run(self, *, resumed: bool) -> Finished | Sleeping:
         """Runs until the job is decided, or must wait for long.
@@ -74,7 +77,8 @@ class Attempts:
                 case Finished() as finished:
                     return finished
                 case Stop(reason):
-                    return stopped(self._at, reason)
+                    # What was published of an answer is recorded, too.
+                    return replace(stopped(self._at, reason), output=self._stream and self._stream.said())
                 case NextModel():
                     self._at = self._at.at_model(self._at.model_index + 1)
                 case Repaired(cause, repairs):
@@ -94,8 +98,12 @@ class Attempts:
         dropped = 0
         if self._at.repairs is not None:
             messages, dropped = self._at.repairs.applied(messages)
+        messages = [*messages, *continuing(self._at.said)]
         timeout_s = min(self._job.agent.timeout_s, remaining_s)
-        request = replace(request_for(self._worker, self._job, self._at, timeout_s, dropped), waited=self._waited)
+        # A stream may go on for as long as the job may.
+        lease_s = timeout_s if self._stream is None else remaining_s
+        request = request_for(self._worker, self._job, self._at, timeout_s, dropped, lease_s=lease_s)
+        request = replace(request, waited=self._waited)
         match await self._credited(partial(admit, self._worker, request, self._gates)):
             case Refused() as refused:
                 return await self._refused(request.flight, refused)
@@ -110,14 +118,33 @@ class Attempts:
         timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
         # After the admission this process may have stood still.
         await self._credited(partial(self._worker.leases.confirm, self._job.claim))
+        stream = None if self._stream is None else self._attempt_stream(self._stream, flight)
         with admitted.under_way():
-            ended = await call(self._worker, self._job, flight, messages, timeout_s)
+            ended = await call(self._worker, self._job, flight, messages, timeout_s, stream)
             await self._record(ended.attempt)
         await self._settle(admitted.gates, ended.attempt)
         if ended.failure is None:
             reason = ended.attempt.finish_reason
             return Finished(self._at, ended.output, flight.model, None, None, ended.response, reason, ended.choices)
         return await self._after_failure(ended)
+
+    def _attempt_stream(self, stream: AnswerStream, flight: InFlight) -> AttemptStream:
+        return AttemptStream(
+            stream,
+            flight,
+            self._answer_begins,
+            idle_timeout_s=self._job.agent.stream_idle_timeout_s,
+            total_timeout_s=max(0.001, self._remaining_s()),
+        )
+
+    async def _answer_begins(self, flight: InFlight) -> None:
+        """Saves that some of the answer is about to be out. Raises ClaimLost."""
+        text = self._at.model_copy(update={"in_flight": flight, "model": flight.model}).text()
+        await self._credited(partial(self._save, text))
+
+    async def _save(self, text: str) -> None:
+        if not await self._worker.executions.checkpoint(self._job.claim, text):
+            raise ClaimLost(self._job.execution_id)
 
     async def _refused(self, flight: InFlight, refused: Refused) -> Step:
         await self._record(
@@ -155,6 +182,13 @@ class Attempts:
         """What follows a failed attempt, already taken in: a repair, a retry, the next model, or the end."""
         attempt, failure = ended.attempt, ended.failure
         assert failure is not None
+        if attempt.first_token_ms is not None:
+            # Some of the answer is out: another try can only continue it.
+            said = self._stream.text if self._stream is not None and self._stream.continues else None
+            if said is None:
+                await self._progress.retries_exhausted(attempt, "the answer broke off after some of it was published")
+                return Stop("error")
+            self._at = self._at.model_copy(update={"said": said})
         if (repaired := await self._repaired(ended)) is not None:
             return repaired
         step = after_failure(
@@ -232,9 +266,7 @@ class Attempts:
         if delay_s < LONG_WAIT_S:
             await worker.sleep(delay_s)
             return None
-        text = self._at.text()
-        if not await worker.outages.retry_while_unavailable(lambda: worker.executions.checkpoint(job.claim, text)):
-            raise ClaimLost(job.execution_id)
+        await worker.outages.retry_while_unavailable(partial(self._save, self._at.text()))
         if (release := release_hold(worker, job, self._at)) is not None:
             await worker.outages.retry_while_unavailable(lambda: worker.redis.run([release]))
         return Sleeping(due)
@@ -253,6 +285,8 @@ class Attempts:
         """Goes on after a crash. None: as the checkpoint says."""
         found = await recover(self._worker, self._job, self._at)
         self._at = found.checkpoint
+        if self._stream is not None and self._stream.continues:
+            await self._stream.resume(self._at.said)
         if found.lost is not None:
             flight, attempt = found.lost
             target = self._worker.targets.of(self._job.agent_name, flight.model)
@@ -274,7 +308,14 @@ class Attempts:
 
 
 def request_for(
-    worker: WorkerContext, job: Assignment, at: Checkpoint, timeout_s: float, dropped: int = 0, *, dry_run: bool = False
+    worker: WorkerContext,
+    job: Assignment,
+    at: Checkpoint,
+    timeout_s: float,
+    dropped: int = 0,
+    *,
+    lease_s: float | None = None,
+    dry_run: bool = False,
 ) -> AdmissionRequest:
     """What a job asks for next, on the model that it is at.
 
@@ -284,10 +325,13 @@ def request_for(
         at: how far it is.
         timeout_s: how long the call may take.
         dropped: how many of the job's messages are left out of the call.
+        lease_s: the same for all of a streamed answer.
         dry_run: nothing is to be called.
     """
     target = worker.targets.of(job.agent_name, job.chain[at.model_index])
     size = job.input_size if at.repairs is None else job.input_size + at.repairs.correction_size
+    if at.said:
+        size = size + size_of_messages(continuing(at.said))
     input_tokens, output_tokens = estimate_input_tokens(size, target.token_rules), job.parameters.max_output_tokens
     flight = InFlight(
         number=len(at.attempts) + 1,
@@ -307,5 +351,5 @@ def request_for(
         worst_tokens=input_tokens + output_tokens,
         timeout_s=timeout_s,
         attempt_id=job.attempt_id(flight.number),
-        lease_ms=None if dry_run else round((timeout_s + LEASE_MARGIN_S) * 1000),
+        lease_ms=None if dry_run else round(((lease_s or timeout_s) + LEASE_MARGIN_S) * 1000),
     )

@@ -21,7 +21,7 @@ from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import MAX_COUNTED
 from breakwater.policy.classify import Classification, classify, without_text
 from breakwater.policy.output import Invalid, Valid
-from breakwater.policy.price import Usage, usage_problem
+from breakwater.policy.price import Usage, estimate_input_tokens, size_of_messages, usage_problem
 from breakwater.providers.base import Answer, Call, CallFailed
 from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment
@@ -29,6 +29,8 @@ from services.worker.checkpoint import InFlight
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import Refused
 from services.worker.repairs import Correction, Message
+from services.worker.streaming import AttemptStream
+from services.worker.targets import Target
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 """As JSON. Result and record hold it beside the attempts, and the NATS servers take messages of up to 8 MB."""
@@ -63,9 +65,23 @@ class Ended:
 
 
 async def call(
-    worker: WorkerContext, job: Assignment, flight: InFlight, messages: Sequence[Message], timeout_s: float
+    worker: WorkerContext,
+    job: Assignment,
+    flight: InFlight,
+    messages: Sequence[Message],
+    timeout_s: float,
+    stream: AttemptStream | None = None,
 ) -> Ended:
-    """Calls once. What it returns is not yet recorded."""
+    """Calls once. What it returns is not yet recorded.
+
+    Args:
+        worker: this one.
+        job: whose call it is.
+        flight: the attempt.
+        messages: the conversation as it is sent.
+        timeout_s: for the answer; of one that is streamed, until it begins.
+        stream: where it goes while it is produced.
+    """
     started_at = worker.now()
     span = tracing.begin(
         f"chat {flight.model}",
@@ -95,13 +111,18 @@ async def call(
         input=job.job.input,
         output_schema=guard.schema if guard is not None and guard.rules.native else None,
         strict_output=guard is not None and guard.rules.strict and guard.fits_strict_mode,
+        streaming=None if stream is None else stream.streaming,
     )
     try:
         try:
             answer = await worker.providers[flight.provider].perform(request)
         except CallFailed as failed:
-            ended = _failed(worker, job, flight, started_at, failed, timeout_s)
+            flight = flight if stream is None else stream.ended()
+            part = _part(job, target, stream, failed) if stream is not None and stream.begun else None
+            ended = _failed(worker, job, flight, started_at, failed, timeout_s, part)
         else:
+            if stream is not None:
+                answer, flight = await stream.whole(answer), stream.ended()
             ended = _answered(worker, job, flight, started_at, answer)
     except BaseException as error:
         # The worker stops, or has a fault: there will be no attempt to record.
@@ -150,6 +171,8 @@ def attempt_of(
         reasoning_tokens=usage.reasoning_tokens if usage else None,
         usage_problem=usage_problem,
         finish_reason=finish_reason,
+        first_token_ms=flight.first_token_ms,
+        chunks=flight.chunks,
         cost=cost,
         cost_basis=basis,
         reserved=None if flight.reserved_at is None else flight.reserved,
@@ -222,8 +245,19 @@ def _spent(
     cost: int | None,
     *,
     maybe_billed: bool,
+    part: Usage | None = None,
 ) -> _Spent:
-    """What a call has used by what was reported; where that says nothing of its cost, at most what was reserved."""
+    """What a call has used by what was reported; where that says nothing of its cost, at most what was reserved.
+
+    Args:
+        worker: this one.
+        job: whose call it was.
+        flight: the attempt.
+        usage: as it was reported.
+        cost: the same.
+        maybe_billed: it may have cost something.
+        part: what an answer has used that broke off, by what came of it.
+    """
     problem = None if usage is None else usage_problem(usage)
     if problem is not None:
         usage = None
@@ -234,6 +268,10 @@ def _spent(
             problem, usage, cost = "more was reported than can be counted at the price of the model", None, None
     if cost is not None:
         return _Spent(usage, problem, cost, "billed")
+    if part is not None and pricing is not None and (estimate := pricing.cost(part)) is not None:
+        return _Spent(
+            part, problem, estimate if flight.reserved is None else min(estimate, flight.reserved), "estimated"
+        )
     return _Spent(usage, problem, *cost_of_failure(flight, maybe_billed=maybe_billed))
 
 
@@ -281,6 +319,14 @@ def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_
     return Ended(attempt("success"), None, checked.value, response=response, choices=answer.choices)
 
 
+def _part(job: Assignment, target: Target, stream: AttemptStream, failed: CallFailed) -> Usage:
+    """What an answer has used that broke off: what is reported, and an estimate of what is not, by what came of it."""
+    usage, said = failed.usage or Usage(None, None), stream.streaming.answer.messages().values()
+    if usage.input_tokens is None:
+        usage = replace(usage, input_tokens=estimate_input_tokens(job.input_size, target.token_rules))
+    return replace(usage, output_tokens=estimate_input_tokens(size_of_messages(said), target.token_rules))
+
+
 def _failed(
     worker: WorkerContext,
     job: Assignment,
@@ -288,6 +334,7 @@ def _failed(
     started_at: datetime,
     failed: CallFailed,
     timeout_s: float,
+    part: Usage | None,
 ) -> Ended:
     failure = classify(failed.failure, worker.now())
     counted = failure.counts_for_breaker or (
@@ -295,7 +342,7 @@ def _failed(
     )
     if failure.kind == "timeout" and timeout_s < job.agent.timeout_s:
         counted = False  # the job's own deadline cut it short, which says nothing of the model
-    spent = _spent(worker, job, flight, failed.usage, failed.cost, maybe_billed=failed.maybe_billed)
+    spent = _spent(worker, job, flight, failed.usage, failed.cost, maybe_billed=failed.maybe_billed, part=part)
     # The identity of the error is that of what is kept of it: two errors that differ in a secret are the same.
     if job.agent.keeps_error_texts:
         kept = replace(failure, message=worker.redactor.text(failure.message))

@@ -24,6 +24,9 @@ class InFlight(Event):
     """By Redis' clock; not known yet when the checkpoint is saved."""
     dropped_messages: Count = 0
     breaker_version: Count | None = None
+    first_token_ms: Count | None = None
+    """Some of its answer may be out. None: nothing is."""
+    chunks: Count | None = None
 
 
 class Checkpoint(Event):
@@ -47,6 +50,8 @@ class Checkpoint(Event):
     resume_at: Timestamp | None = None
     """When a long wait ends."""
     in_flight: InFlight | None = None
+    said: str = ""
+    """What is out of an answer that broke off, and is to be continued."""
 
     def text(self) -> str:
         """As it is saved: JSON without what is as it was at the start."""

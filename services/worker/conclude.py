@@ -59,7 +59,7 @@ def conclude(end: Conclusion) -> Result:
     error, output = finished.error, finished.output
     if error is not None:
         error = error.model_copy(update={"user_message": user_message_for(error), "figures": None})
-        if end.on_error == "message":
+        if end.on_error == "message" and output is None:
             output = error.user_message
     started = next((attempt.started_at for attempt in attempts if not attempt.short_circuited), None)
     return Result(

@@ -135,6 +135,8 @@ def full_attempt(execution_id: str = "e-full", number: int = 1) -> Attempt:
         cached_tokens=64,
         reasoning_tokens=7,
         usage_problem="1e+15 output tokens were reported",
+        first_token_ms=321,
+        chunks=500,
         finish_reason="length",
         cost=123_456_789_123_456_789,
         cost_basis="estimated",

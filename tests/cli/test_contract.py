@@ -243,6 +243,7 @@ def test_the_addresses_are_the_subjects_that_the_code_uses_and_their_streams_tak
         "budgets": subjects.budget("global", "daily"),
         "alerts": subjects.alert("breaker_open"),
         "progress": subjects.progress("A", "E"),
+        "chunks": subjects.chunks("A", "E"),
         "dead_letters": subjects.dead_letter("invalid", "A"),
     }
     streams = {stream.name: stream.subjects or [] for stream in topology.streams(Plan(agents={"A": 1}))}

@@ -153,6 +153,7 @@ async def test_a_program_is_asked_in_json_and_its_result_is_the_output(opened: O
             "task_id": "run",
             "timeout_s": 9.5,
             "traceparent": "00-1-2-01",
+            "stream": False,
             "input": {"question": "why"},
             "params": {"n": 10**30},
         },

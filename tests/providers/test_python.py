@@ -70,6 +70,7 @@ async def test_a_callable_is_asked_with_a_dict_and_its_result_is_the_output(open
             "task_id": "run",
             "timeout_s": 20.0,
             "traceparent": "00-1-2-01",
+            "stream": False,
             "input": {"question": "why"},
             "params": {},
         },

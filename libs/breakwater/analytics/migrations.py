@@ -113,6 +113,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
             "what incidents began with, and how bad they were",
             (*added(ALERTS, "first_event", "highest_severity"), create_view("incidents", layout)),
         ),
+        Migration(12, "streamed answers", added(ATTEMPTS, "first_token_ms", "chunks")),
     )
 
 

@@ -124,6 +124,8 @@ ATTEMPTS = Table(
         "reasoning_tokens": COUNT_OR_NULL,
         "usage_problem": TEXT_OR_NULL,
         "finish_reason": WORD_OR_NULL,
+        "first_token_ms": COUNT_OR_NULL,
+        "chunks": COUNT_OR_NULL,
         "cost": MONEY_OR_NULL,
         "cost_basis": WORD,
         "reserved": MONEY_OR_NULL,

@@ -33,7 +33,9 @@ async def ask(connection: Connection, subject: str, data: bytes, timeout_s: floa
 
 
 @asynccontextmanager
-async def hearing(connection: Connection, subject: str, hear: Callable[[bytes], None]) -> AsyncGenerator[None]:
+async def hearing(
+    connection: Connection, subject: str, hear: Callable[[bytes], None], *, confirmed: bool = True
+) -> AsyncGenerator[None]:
     """Subscribes to a subject while the block runs; the server has confirmed that when the block begins.
 
     A lost connection is re-established; messages published in between are not received.
@@ -42,6 +44,7 @@ async def hearing(connection: Connection, subject: str, hear: Callable[[bytes], 
         connection: gives the connection, once there is one.
         subject: wildcards allowed.
         hear: is given each message's bytes; must not wait.
+        confirmed: wait for the server's word. Without it, what follows a message of this connection's own is received.
 
     Raises:
         BusUnavailable: NATS does not answer.
@@ -58,8 +61,8 @@ async def hearing(connection: Connection, subject: str, hear: Callable[[bytes], 
     try:
         try:
             # One flush is not enough: nats-py sends its PING past subscriptions that wait in its buffer.
-            await client.flush(FLUSH_TIMEOUT_S)
-            await client.flush(FLUSH_TIMEOUT_S)
+            for _ in range(2 if confirmed else 0):
+                await client.flush(FLUSH_TIMEOUT_S)
         except (TimeoutError, nats.errors.Error, OSError) as error:
             reason = str(error) or type(error).__name__
             raise BusUnavailable(f"NATS did not confirm the subscription of {subject}: {reason}") from error

@@ -80,8 +80,9 @@ def inbox_prefix(user: str) -> str:
 def program(name: str, agents: Iterable[str]) -> Grant:
     """The user of a program that may use some agents only.
 
-    It is not among those that hear `bw.results.<job>`, which names no agent: answers come to its `reply_to`, which is
-    its inbox or a subject below `bw.replies.program-<name>`.
+    It is not among those that hear `bw.results.<job>`, which names no agent, and `bw.chunks.<agent>.<execution>`, which
+    is not redacted: its own answers come to its `reply_to`, which is its inbox or a subject below
+    `bw.replies.program-<name>`.
     """
     user, agents = f"{PROGRAM}{name}", tuple(agents)
     events = [f"bw.{kind}.{encode_token(a)}.>" for kind in ("attempts", "executions", "breakers") for a in agents]
@@ -179,7 +180,7 @@ GRANTS = (
             *BACKLOGS,
         ),
         sends=_below("progress"),
-        subscribe=_below("results", "progress"),
+        subscribe=_below("results", "progress", "chunks"),
         asks=(CHANNEL_TESTS,),
     ),
     Grant(
@@ -196,7 +197,7 @@ GRANTS = (
             "bw.jobs.>",
             *reads(Stream.EVENTS, Stream.RESULTS),
         ),
-        sends=(*_below("progress"), f"{CLIENT_INBOX}.>", f"{REPLIES}.>"),
+        sends=(*_below("progress", "chunks"), f"{CLIENT_INBOX}.>", f"{REPLIES}.>"),
     ),
     Grant(
         "breaker",
@@ -261,7 +262,9 @@ GRANTS = (
             *reads(Stream.EVENTS, Stream.ALERTS, Stream.RESULTS),
         ),
         subscribe=(
-            *_below("attempts", "executions", "breakers", "budgets", "guards", "alerts", "progress", "results"),
+            *_below(
+                "attempts", "executions", "breakers", "budgets", "guards", "alerts", "progress", "results", "chunks"
+            ),
             f"{CLIENT_INBOX}.>",
             f"{REPLIES}.>",
         ),

@@ -127,10 +127,14 @@ class Publisher:
         Raises:
             BusUnavailable: there is no connection at all, or it takes no more.
         """
+        await self.send(subject, event.json_bytes())
+
+    async def send(self, subject: str, payload: bytes) -> None:
+        """Publishes bytes as `transient` does. Raises BusUnavailable."""
         client = self._connection()
         if client.is_connected:
             try:
-                await client.publish(subject, event.json_bytes())
+                await client.publish(subject, payload)
             except (nats.errors.Error, OSError) as error:
                 raise BusUnavailable(f"NATS did not take {subject}: {str(error) or type(error).__name__}") from error
 

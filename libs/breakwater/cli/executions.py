@@ -193,6 +193,7 @@ def _show_execution(execution: Execution, *, as_json: bool) -> None:
         Column("outcome", lambda one: output.state(one.outcome)),
         Column("finish", lambda one: one.finish_reason, drop=6),
         Column("took", lambda one: formats.duration(one.duration_ms), right=True, drop=2),
+        Column("first token", lambda one: formats.duration(one.first_token_ms), right=True, drop=7),
         Column("waited", lambda one: formats.duration(one.backoff_ms or None), right=True, drop=5),
         Column("cost", lambda one: None if one.short_circuited else formats.money(one.cost), right=True, drop=1),
         Column("error", _attempt_error, drop=3),

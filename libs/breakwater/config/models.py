@@ -33,8 +33,8 @@ MIB, GIB = 1024**2, 1024**3
 RESERVED_PARAMS = {
     "model": "has a place of its own in a job",
     "messages": "have a place of their own in a job",
-    "stream": "is not supported: an answer comes whole",
-    "stream_options": "are not supported: an answer comes whole",
+    "stream": "has a place of its own in a job",
+    "stream_options": "are set by the plane: usage is always asked for",
     "service_tier": "is not supported: tiers have prices of their own, which budgets don't know",
     "web_search_options": "are not supported: searches have prices of their own, which budgets don't know",
 }
@@ -80,6 +80,18 @@ class AgentDefaults(Message):
     )
     retry: RetryPolicy = RetryPolicy()
     timeout_s: float = Field(default=30.0, gt=0, le=3600, description="Time limit of one attempt.")
+    on_stream_break: Literal["fail", "continue"] = Field(
+        default="fail",
+        description="What to do when a stream breaks after some of its answer was sent. `continue`: the next try or "
+        "fallback model is given what was said, and goes on from there in the same stream.",
+    )
+    stream_idle_timeout_s: float = Field(
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="How long a stream may be silent once its answer has begun. Until then `timeout_s` holds, and no "
+        "longer.",
+    )
     total_timeout_s: float = Field(default=300.0, gt=0, le=86_400, description="Time limit of a job, waits included.")
     on_context_overflow: Literal["next_model", "trim"] = Field(
         default="next_model", description="trim: drop the oldest turns and ask the same model again, at once."

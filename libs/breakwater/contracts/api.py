@@ -115,6 +115,14 @@ class CallOptions(Message):
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
 
 
+class StreamOptions(Message):
+    """OpenAI's `stream_options`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    include_usage: bool | None = Field(default=None, description="Whether the last chunk carries the usage.")
+
+
 class ChatCompletionRequest(Message):
     """OpenAI's request. All fields that are not named here become the job's `params`, except those that are null."""
 
@@ -125,7 +133,8 @@ class ChatCompletionRequest(Message):
         examples=["content-writer", "content-writer/gpt-4.1-mini"],
     )
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    stream: bool | None = Field(default=None, description="Must not be true: an answer comes whole.")
+    stream: bool | None = Field(default=None, description="Whether the answer comes as server-sent events.")
+    stream_options: StreamOptions | None = None
     breakwater: CallOptions | None = Field(default=None, description="In the SDK: `extra_body`.")
 
 

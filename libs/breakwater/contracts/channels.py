@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
-from breakwater.contracts.execution import Attempt, Execution, Progress, Result
+from breakwater.contracts.execution import AnswerChunks, Attempt, Execution, Progress, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
 
@@ -115,6 +115,15 @@ CHANNELS = (
         None,
         "send",
         "Steps of an execution while it runs.",
+    ),
+    Channel(
+        "chunks",
+        "bw.chunks.{agent}.{execution}",
+        {"agent": AGENT, "execution": EXECUTION},
+        AnswerChunks,
+        None,
+        "send",
+        "An answer while it is produced, of a job with `stream`. Not redacted.",
     ),
     Channel(
         "dead_letters",

@@ -99,6 +99,11 @@ class Attempt(Event):
         description="Why the usage that was reported is not credible. Its tokens are unknown then, its cost estimated.",
     )
     finish_reason: FinishReason = None
+    first_token_ms: Count | None = Field(
+        default=None,
+        description="Milliseconds from `started_at` until the answer began. Null if it never began, or did not stream.",
+    )
+    chunks: Count | None = Field(default=None, description="Pieces of the answer that came. Null if not streamed.")
     cost: Money | None = Field(default=None, description="Null if unknown; never zero for unknown.")
     cost_basis: CostBasis = "unknown"
     reserved: Money | None = Field(
@@ -133,6 +138,13 @@ class Attempt(Event):
     dropped_messages: Count = Field(
         default=0, description="Messages of the job omitted from this call: orphaned tool calls, or trimmed turns."
     )
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """How fast a streamed answer came, from its first token on; None where that is not known."""
+        if self.first_token_ms is None or self.output_tokens is None or self.duration_ms <= self.first_token_ms:
+            return None
+        return self.output_tokens * 1000 / (self.duration_ms - self.first_token_ms)
 
 
 class Execution(Event):
@@ -208,6 +220,19 @@ class Result(Execution):
         default=None,
         description="The provider's own response, as JSON, where the job has `include_response`: with all choices, ids "
         "and details of usage. Null if the answer comes from a program or a callable, or the response is over 3 MB.",
+    )
+
+
+class AnswerChunks(Event):
+    """Part of a streamed answer, while it is produced: as the model said it, not stored, at most once."""
+
+    execution_id: Identifier
+    agent: Identifier
+    number: int = Field(ge=1, description="From 1, without gaps. After a gap, the whole answer is in the result.")
+    attempt: int = Field(ge=1, description="The attempt's number, from 1.")
+    model: ModelId
+    chunks: tuple[dict[str, JsonValue], ...] = Field(
+        description="`chat.completion.chunk` objects of OpenAI's form: the provider's own, or made of what it sent."
     )
 
 

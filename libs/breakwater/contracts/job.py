@@ -61,6 +61,11 @@ class Job(Message):
         default=False, description="Return what would be called and its worst-case cost, without calling anything."
     )
     skip_cache: bool = False
+    stream: bool = Field(
+        default=False,
+        description="Publish the answer also in pieces while it is produced: on `bw.chunks.<agent>.<execution>` and to "
+        "`reply_to`.",
+    )
     include_response: bool = Field(
         default=False, description="Return the provider's own response too, in the result's `response`."
     )

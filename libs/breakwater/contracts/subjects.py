@@ -175,6 +175,11 @@ def progress(agent: str, execution_id: str) -> str:
     return _subject("progress", agent, execution_id)
 
 
+def chunks(agent: str, execution_id: str) -> str:
+    """Where an answer is published in pieces while it is produced, unredacted; core NATS, not stored."""
+    return _subject("chunks", agent, execution_id)
+
+
 def agent_of_job(subject: str) -> str:
     """The agent that a job's subject names.
 

@@ -81,6 +81,8 @@ def job_of(request: ChatCompletionRequest, options: CallOptions, agent: str, mod
         del params["service_tier"]
     named = {} if model is None else {"model": model}
     more = options.model_dump(exclude_unset=True)
+    if request.stream:
+        more["stream"] = True
     return Job(agent=agent, messages=request.messages, params=params, include_response=True, **named, **more)
 
 
@@ -133,12 +135,16 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
-    message, reason = _message(choice.get("output")), choice.get("finish_reason")
-    if message.get("tool_calls"):
-        reason = "tool_calls"
-    elif reason not in _FINISH_REASONS:
-        reason = "stop"
+    message = _message(choice.get("output"))
+    reason = finish_reason_of(choice.get("finish_reason"), called=bool(message.get("tool_calls")))
     return {"index": choice["index"], "message": message, "finish_reason": reason, "logprobs": None}
+
+
+def finish_reason_of(reason: str | None, *, called: bool) -> str:
+    """A `finish_reason` that OpenAI's clients know. `called`: tools were called."""
+    if called:
+        return "tool_calls"
+    return reason if reason in _FINISH_REASONS else "stop"
 
 
 def _message(output: Any) -> dict[str, Any]:

@@ -10,14 +10,17 @@ import orjson
 from pydantic import Field, JsonValue
 
 from breakwater.contracts.execution import Choice
+from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.finish import finish_reason
 from breakwater.policy.price import Usage, max_tokens_of
+from breakwater.providers.anthropic_stream import MessageEvents
 from breakwater.providers.base import (
     URL,
     ApiVersion,
     Call,
     HttpSettings,
     Provider,
+    StreamReader,
     UnusableAnswerError,
     count,
     fields,
@@ -182,6 +185,8 @@ def request_body(call: Call) -> dict[str, Any]:
     user_id = fields(params.get("metadata")).get("user_id", params.get("user"))
     if user_id is not None:
         body["metadata"] = {"user_id": user_id}
+    if call.streaming is not None:
+        body["stream"] = True
     output = _output_config(call, params)
     return body | {"output_config": output} if output else body
 
@@ -378,6 +383,10 @@ class Messages:
         """The translated call. Raises CallFailed."""
         return request_body(call)
 
+    def stream_reader(self, answer: Assembly) -> StreamReader:  # noqa: ARG002  its own form has to be kept
+        """Of the events of a message."""
+        return MessageEvents(self.usage)
+
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
         """Tokens; Anthropic counts those from and to the cache beside the input, here they are a part of it."""
         reported = fields(answer.get("usage"))
@@ -416,5 +425,6 @@ class Messages:
 
 
 def _tool_call(block: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": block.get("name"), "arguments": orjson.dumps(block.get("input") or {}).decode()}
+    arguments = block.get("partial_json") or orjson.dumps(block.get("input") or {}).decode()
+    function = {"name": block.get("name"), "arguments": arguments}
     return {"id": block.get("id"), "type": "function", "function": function}

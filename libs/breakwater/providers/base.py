@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -11,9 +11,33 @@ from pydantic import BeforeValidator, Field, JsonValue
 
 from breakwater.contracts.execution import Choice
 from breakwater.contracts.types import Message, UsdAmount
+from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import Failure, HttpFailure
 from breakwater.policy.price import Usage
 from breakwater.secret_refs import Secret, SecretRef
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """That an answer is wanted while it is produced. A provider that can't do so answers whole.
+
+    Attributes:
+        take: is given chunks as soon as they have come, in OpenAI's form, all that have come at once together.
+        idle_timeout_s: how long nothing may come once the answer has begun. Until then the call's timeout holds.
+        total_timeout_s: how long the whole may take.
+        answer: what has come.
+    """
+
+    take: Callable[[Sequence[Chunk]], Awaitable[None]]
+    idle_timeout_s: float
+    total_timeout_s: float
+    answer: Assembly = field(default_factory=Assembly)
+
+    async def put(self, chunks: Sequence[Chunk]) -> None:
+        """Passes on what has come."""
+        for chunk in chunks:
+            self.answer.add(chunk)
+        await self.take(chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +58,7 @@ class Call:
         input: of a job for a process or python agent.
         output_schema: the JSON schema that the answer must satisfy, for providers that can be held to one.
         strict_output: whether the provider should be held to it strictly.
+        streaming: where the answer goes while it is produced, where that is wanted.
     """
 
     attempt_id: str
@@ -49,6 +74,7 @@ class Call:
     input: JsonValue = None
     output_schema: Mapping[str, JsonValue] | None = None
     strict_output: bool = False
+    streaming: Streaming | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +183,8 @@ def _as_written(value: object) -> object:
 ApiVersion = Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$"), BeforeValidator(_as_written)]
 """Such as 2024-10-21, with quotes or without."""
 
+MAX_ANSWER_BYTES = 4 * 1024 * 1024
+
 URL = r"^https?://[^\s]+$"
 
 
@@ -188,8 +216,32 @@ class UnusableAnswerError(Exception):
     """A 2xx that says nothing; its text says what is missing."""
 
 
+class StreamReader(Protocol):
+    """Reads the events of one stream. Pure, but for what it remembers of the stream."""
+
+    done: bool
+    """The API has said that there is no more."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the answer has come."""
+        ...
+
+    def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
+        """The chunks that an event means; None for `[DONE]`. Raises UnusableAnswerError."""
+        ...
+
+    def answer(self) -> dict[str, Any]:
+        """What has come, as the API would have sent it whole."""
+        ...
+
+
 class Wire(Protocol):
     """An HTTP API, as pure functions of values; `HttpProvider` does the rest."""
+
+    def stream_reader(self, answer: Assembly) -> StreamReader:
+        """Of one stream, which `body` has asked for. `answer`: its chunks so far."""
+        ...
 
     def url(self, model: str) -> str:
         """Where a call for a model goes, percent-encoded."""

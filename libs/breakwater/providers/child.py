@@ -42,6 +42,7 @@ class Child:
 
     Attributes:
         stdout: what it has printed.
+        on_stdout: is given what it prints as it comes.
         stderr: the end of what it has complained.
         flooded: it printed too much.
 
@@ -61,6 +62,7 @@ class Child:
         limits: Mapping[int, int],
     ) -> None:
         self.stdout = bytearray()
+        self.on_stdout: Callable[[bytes], None] | None = None
         self.stderr = bytearray()
         self.flooded = False
         self._max_output_bytes = max_output_bytes
@@ -151,6 +153,8 @@ class Child:
     def _take_stdout(self, data: bytes) -> None:
         if len(self.stdout) + len(data) <= self._max_output_bytes and not self.flooded:
             self.stdout += data
+            if self.on_stdout is not None:
+                self.on_stdout(data)
         elif not self.flooded:
             self.flooded = True
             self._kill_group()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,8 +20,18 @@ from breakwater.errors import ConfigError
 from breakwater.policy.classify import BrokenAnswer, Failure, NothingSaid, TransportFailure
 from breakwater.policy.finish import INTERRUPTED
 from breakwater.policy.price import Usage
-from breakwater.providers.base import Answer, Call, CallFailed, HttpSettings, UnusableAnswerError, Wire
+from breakwater.providers.base import (
+    MAX_ANSWER_BYTES,
+    Answer,
+    Call,
+    CallFailed,
+    HttpSettings,
+    Streaming,
+    UnusableAnswerError,
+    Wire,
+)
 from breakwater.providers.failures import error_in_answer, http_failure, read_json, transport_failure
+from breakwater.providers.http_stream import StreamBroken, receive, silence
 from breakwater.secret_refs import SecretRef
 
 
@@ -99,7 +110,6 @@ def _source(ref: SecretRef) -> str:
     return f"the secret file {ref.file}" if ref.file is not None else "the output of the secret command"
 
 
-MAX_ANSWER_BYTES = 4 * 1024 * 1024
 PLACEHOLDER = "[REDACTED]"
 MIN_KEY = 8
 """Characters; what is shorter is a made-up key for a server that asks for none, and as likely an ordinary word."""
@@ -112,6 +122,9 @@ class _Reply:
     headers: Mapping[str, str]
     payload: bytes
     whole: bool
+
+
+_Request = AbstractAsyncContextManager[aiohttp.ClientResponse]
 
 
 @dataclass(slots=True)
@@ -146,6 +159,8 @@ class HttpProvider:
         """Makes the call once. Raises CallFailed."""
         key, version = self._credential.value, self._credential.version
         try:
+            if call.streaming is not None:
+                return await self._stream(call, key, call.streaming)
             return self._read(await self._post(call, key))
         except CallFailed as failed:
             raise CallFailed(
@@ -167,26 +182,46 @@ class HttpProvider:
             self._session = None
 
     async def _post(self, call: Call, key: str | None) -> _Reply:
-        body = _encode(self._wire.body(call))
-        headers = {"X-Client-Request-Id": call.attempt_id, **self._wire.headers(key)}
-        if call.traceparent:
-            headers["traceparent"] = call.traceparent
-        url, course = URL(self._wire.url(call.model), encoded=True), _Course()
+        course = _Course()
         try:
-            async with (
-                asyncio.timeout(call.timeout_s),
-                self._opened().post(
-                    url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=course
-                ) as response,
-            ):
-                payload, whole = await _payload(response)
-                return _Reply(response.status, response.headers, payload, whole)
+            async with asyncio.timeout(call.timeout_s), self._request(call, key, course) as response:
+                return await _reply(response)
         except TimeoutError as error:
             text = f"no answer within {call.timeout_s:g} s"
             raise CallFailed(TransportFailure("timeout", "TimeoutError", text), maybe_billed=course.sent) from error
         except (aiohttp.ClientError, OSError) as error:
             # What never left this process was never billed: a refused connection, an unknown host, a TLS failure.
             raise CallFailed(transport_failure(error), maybe_billed=course.sent) from error
+
+    async def _stream(self, call: Call, key: str | None, streaming: Streaming) -> Answer:
+        course, reader = _Course(), self._wire.stream_reader(streaming.answer)
+        try:
+            async with (
+                asyncio.timeout(min(call.timeout_s, streaming.total_timeout_s)) as limit,
+                self._request(call, key, course) as response,
+            ):
+                if response.content_type != "text/event-stream":
+                    # An error; or the whole answer, from a server that does not stream.
+                    return self._read(await _reply(response))
+                await receive(response.content, reader, streaming, limit)
+            return self._answer(reader.answer(), response.status)
+        except TimeoutError as error:
+            failure, maybe_billed, cause = silence(call, streaming), course.sent, error
+        except (aiohttp.ClientError, OSError) as error:
+            failure, maybe_billed, cause = transport_failure(error), course.sent, error
+        except StreamBroken as broken:
+            failure, maybe_billed, cause = broken.failure, True, broken
+        except UnusableAnswerError as error:
+            failure, maybe_billed, cause = BrokenAnswer(str(error)), True, error
+        raise CallFailed(failure, maybe_billed=maybe_billed, usage=self._wire.usage(reader.answer())) from cause
+
+    def _request(self, call: Call, key: str | None, course: _Course) -> _Request:
+        body = _encode(self._wire.body(call))
+        headers = {"X-Client-Request-Id": call.attempt_id, **self._wire.headers(key)}
+        if call.traceparent:
+            headers["traceparent"] = call.traceparent
+        url = URL(self._wire.url(call.model), encoded=True)
+        return self._opened().post(url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=course)
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -211,9 +246,13 @@ class HttpProvider:
         if body.get("error") or "error" in (body.get("type"), body.get("object")):
             raise CallFailed(error_in_answer(body, status), maybe_billed=True, usage=usage)
         try:
-            choices = tuple(self._wire.choices(body))
+            return self._answer(body, status)
         except UnusableAnswerError as error:
             raise _broken(status, str(error), usage) from error
+
+    def _answer(self, body: dict[str, Any], status: int) -> Answer:
+        """The answer that a body holds. Raises UnusableAnswerError, CallFailed."""
+        usage, choices = self._wire.usage(body), tuple(self._wire.choices(body))
         good = (one for one in choices if one.output is not None and one.finish_reason not in INTERRUPTED)
         chosen = next(good, choices[0])
         reason = chosen.finish_reason
@@ -231,6 +270,11 @@ class HttpProvider:
 
 async def _note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
     cast(_Course, context.trace_request_ctx).sent = True
+
+
+async def _reply(response: aiohttp.ClientResponse) -> _Reply:
+    payload, whole = await _payload(response)
+    return _Reply(response.status, response.headers, payload, whole)
 
 
 async def _payload(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:

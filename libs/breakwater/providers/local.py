@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import time
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
 from breakwater.contracts.types import MAX_COUNTED, nano_from_usd
+from breakwater.policy.chat_chunks import OBJECT
 from breakwater.policy.classify import ProgramFailure
 from breakwater.policy.price import Usage
-from breakwater.providers.base import Answer, Call
+from breakwater.providers.base import Answer, Call, Streaming
 
 MAX_SHOWN = 500
 """Characters of a program's own text in an error."""
@@ -37,10 +40,56 @@ def request_of(call: Call) -> dict[str, JsonValue]:
             "task_id": call.task_id,
             "timeout_s": call.timeout_s,
             "traceparent": call.traceparent,
+            "stream": call.streaming is not None,
             **asked,
             "params": dict(call.params),
         }
     )
+
+
+class Pieces:
+    """The texts of an answer, passed on while the program or the callable that gives them goes on.
+
+    Attributes:
+        texts: all of them.
+    """
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._passed_on = 0
+        self._stirred = asyncio.Event()
+
+    def put(self, text: str) -> None:
+        """Takes the next one."""
+        self.texts.append(text)
+        self._stirred.set()
+
+    async def pass_on(self, call: Call, streaming: Streaming, ended: asyncio.Future[Any]) -> str | None:
+        """Passes on what comes until the end. Returns why it did not wait for that, where it did not."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + streaming.total_timeout_s
+        limit, words = call.timeout_s, f"no answer within {call.timeout_s:g} s"
+        ended.add_done_callback(lambda _: self._stirred.set())
+        while True:
+            try:
+                async with asyncio.timeout_at(min(ends_at, loop.time() + limit)):
+                    await self._stirred.wait()
+            except TimeoutError:
+                return words
+            self._stirred.clear()
+            is_over = ended.done()
+            if new := "".join(self.texts[self._passed_on :]):
+                self._passed_on = len(self.texts)
+                choice = {"index": 0, "delta": {"content": new}, "finish_reason": None}
+                await streaming.put([{**self._head(call), "choices": [choice]}])
+                limit = streaming.idle_timeout_s
+                words = f"nothing came for {limit:g} s, or the job's time was over, in the middle of the answer"
+            if is_over:
+                return None
+
+    def _head(self, call: Call) -> dict[str, Any]:
+        name = f"chatcmpl-{call.execution_id}"
+        return {"id": name, "object": OBJECT, "created": int(time.time()), "model": call.model}
 
 
 def _nano(value: object) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 from urllib.parse import quote, urlsplit
@@ -10,9 +10,20 @@ from urllib.parse import quote, urlsplit
 from pydantic import Field, JsonValue
 
 from breakwater.contracts.execution import Choice
+from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.finish import finish_reason
 from breakwater.policy.price import Usage
-from breakwater.providers.base import URL, ApiVersion, Call, HttpSettings, Provider, UnusableAnswerError, count, fields
+from breakwater.providers.base import (
+    URL,
+    ApiVersion,
+    Call,
+    HttpSettings,
+    Provider,
+    StreamReader,
+    UnusableAnswerError,
+    count,
+    fields,
+)
 
 
 class OpenAISettings(HttpSettings):
@@ -52,7 +63,13 @@ class ChatCompletions:
             # Its reasoning models refuse the old name, which other servers know alone; it knows the new for all.
             limit = body.pop("max_tokens")
             body.setdefault("max_completion_tokens", limit)
+        if call.streaming is not None:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
         return body
+
+    def stream_reader(self, answer: Assembly) -> StreamReader:
+        """Chunks are passed on as they are."""
+        return _Chunks(answer)
 
     @property
     def _is_openai(self) -> bool:
@@ -90,6 +107,30 @@ def _choice(index: int, choice: Mapping[str, Any]) -> Choice:
     elif not output and (not isinstance(output, str) or reason in {"content_filter", "length"}):
         output = None  # an empty text is an answer only of a model that has ended by itself
     return Choice(index=index, output=output, finish_reason=reason)
+
+
+@dataclass(slots=True)
+class _Chunks:
+    _answer: Assembly
+    done: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Some servers send no `[DONE]`."""
+        return self._answer.finished
+
+    def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
+        """The chunk itself. Raises UnusableAnswerError."""
+        if event is None:
+            self.done = True
+            return ()
+        if not isinstance(event.get("choices"), list):
+            raise UnusableAnswerError("an event of the stream has no choices")
+        return (event,)
+
+    def answer(self) -> dict[str, Any]:
+        """A `chat.completion`."""
+        return self._answer.completion()
 
 
 class AzureSettings(HttpSettings):

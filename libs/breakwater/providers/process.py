@@ -11,10 +11,10 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, StrictInt, StringConstraints, ValidationError
 from pydantic_core import from_json, to_json
@@ -22,9 +22,9 @@ from pydantic_core import from_json, to_json
 from breakwater.contracts.types import Message
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import ProgramFailure, TransportFailure
-from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, Provider
+from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, Provider, Streaming
 from breakwater.providers.child import STDERR_KEPT, Child
-from breakwater.providers.local import Spent, failure_of_code, first_problem, request_of, shown
+from breakwater.providers.local import Pieces, Spent, failure_of_code, first_problem, request_of, shown
 from breakwater.providers.orphans import OrphanGuard
 from breakwater.secret_refs import EnvName, SecretRef
 
@@ -76,6 +76,9 @@ class ProcessLimits(Message):
 
 class ProcessSettings(LocalSettings):
     """A child program, started for each attempt: JSON request on stdin, JSON response on stdout.
+
+    Before the response it may print its answer in pieces, a line of `{"delta": "text"}` for each; the response needs no
+    `result` then.
 
     It runs as the worker's own user. Its clean environment and `limits` are no sandbox; a `wrapper` can be one.
     """
@@ -174,6 +177,45 @@ class Response(Spent):
     error: str | None = None
 
 
+class _DeltaLines:
+    """The lines of `{"delta": "text"}` that a program prints before its response.
+
+    Attributes:
+        pieces: their texts.
+        length: bytes of them.
+    """
+
+    def __init__(self) -> None:
+        self.pieces = Pieces()
+        self.length = 0
+        self._rest = b""
+        self._are_over = False
+
+    def take(self, data: bytes) -> None:
+        """Takes what the program has printed."""
+        if self._are_over:
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            text = _delta_of(line)
+            if text is None:
+                self._are_over = True
+                return
+            self.length += len(line) + 1
+            self.pieces.put(text)
+
+
+def _delta_of(line: bytes) -> str | None:
+    try:
+        match from_json(line):
+            case {"delta": str(text), **more} if not more:
+                return text
+            case _:
+                return None
+    except ValueError:
+        return None
+
+
 class ProcessProvider:
     """Runs a program for each attempt.
 
@@ -196,12 +238,17 @@ class ProcessProvider:
         """Runs the program once. Raises CallFailed."""
         request = to_json(request_of(call))
         child = self._start()
+        lines = _DeltaLines()
+        child.on_stdout = lines.take
         try:
             self._guard.watch(child.pid)
-            async with asyncio.timeout(call.timeout_s):
-                await child.talk(request)
+            if call.streaming is None:
+                async with asyncio.timeout(call.timeout_s):
+                    await child.talk(request)
+            else:
+                await self._stream(child.talk(request), lines.pieces, call, call.streaming)
         except TimeoutError as error:
-            text = f"no answer within {call.timeout_s:g} s; the program was killed"
+            text = f"{str(error) or f'no answer within {call.timeout_s:g} s'}; the program was killed"
             raise CallFailed(TransportFailure("timeout", "TimeoutError", text), maybe_billed=True) from error
         except OSError as error:
             text = f"could not be watched: {error.strerror}"
@@ -212,7 +259,17 @@ class ProcessProvider:
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
             await asyncio.shield(ending)
-        return self._answer(child)
+        return self._answer(child, lines)
+
+    async def _stream(self, talk: Coroutine[Any, Any, None], pieces: Pieces, call: Call, streaming: Streaming) -> None:
+        talking = asyncio.ensure_future(talk)
+        try:
+            if (late := await pieces.pass_on(call, streaming, talking)) is not None:
+                raise TimeoutError(late)
+            talking.result()
+        finally:
+            talking.cancel()
+            await asyncio.wait({talking})
 
     async def refresh_credential(self, used: int | None) -> bool:  # noqa: ARG002
         """Its secrets are read once."""
@@ -260,25 +317,27 @@ class ProcessProvider:
             self._own_cwd = tempfile.TemporaryDirectory(prefix="breakwater-process-", ignore_cleanup_errors=True)
         return Path(self._own_cwd.name)
 
-    def _answer(self, child: Child) -> Answer:
+    def _answer(self, child: Child, lines: _DeltaLines) -> Answer:
         if child.flooded:
             raise _failed(f"printed more than {self._program.max_output_bytes} bytes, and was killed")
         if child.returncode != 0:
             last = self._shown(_last_line(bytes(child.stderr)))
             raise _failed(_ending(child.returncode) + (f": {last}" if last else ""))
-        if not child.stdout.strip():
-            raise _failed("printed nothing")
+        stdout = bytes(child.stdout[lines.length :])
+        if not stdout.strip():
+            raise _failed("printed nothing" if not lines.pieces.texts else "printed no response after its answer")
         try:
-            printed = from_json(bytes(child.stdout).removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
+            printed = from_json(stdout.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
         except ValueError as error:
-            text = self._shown(child.stdout.decode(errors="replace"))
+            text = self._shown(stdout.decode(errors="replace"))
             raise _failed(f"printed no JSON ({error}): {text}") from error
         try:
             response = Response.model_validate(printed)
         except ValidationError as error:
             raise _failed(f"printed JSON that is no response: {first_problem(error)}") from error
         if response.status == "success" and response.code == 0:
-            return response.answer(response.result, self._program.cost_per_call)
+            said = "".join(lines.pieces.texts) or None
+            return response.answer(said if response.result is None else response.result, self._program.cost_per_call)
         said = self._shown(response.error or "") or f"answered {self._shown(response.status)!r} with {response.code}"
         failure = failure_of_code(response.code, said)
         raise CallFailed(failure, maybe_billed=True, usage=response.tokens(), cost=response.cost_usd)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -18,12 +18,12 @@ from breakwater.callables import load_callable
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import ProgramFailure, TransportFailure
 from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, Provider
-from breakwater.providers.local import Spent, failure_of_code, first_problem, request_of, shown
+from breakwater.providers.local import Pieces, Spent, failure_of_code, first_problem, request_of, shown
 
 GRACE_S = 0.05
 """How long a cancelled callable may take to end before it is left to itself."""
 
-AgentCallable = Callable[[dict[str, JsonValue]], Coroutine[Any, Any, Any]]
+AgentCallable = Callable[[dict[str, JsonValue]], Coroutine[Any, Any, Any] | AsyncIterator[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,11 @@ class NonRetryableError(Exception):
 
 
 class PythonSettings(LocalSettings):
-    """An async callable of a module that the worker can import.
+    """An async callable of a module that the worker can import, or an async generator that yields its answer in pieces.
 
     It is given a dict (`execution_id`, `attempt_id`, `agent`, `model`, `tenant`, `task_id`, `timeout_s`, `traceparent`,
-    `params`, and `input` or `messages`) and returns any JSON, or a `Reply`. Any exception is a failure that is tried
+    `stream`, `params`, and `input` or `messages`) and returns any JSON, or a `Reply`; a generator yields texts, and may
+    end with a `Reply` whose `result`, unless None, stands for them all. Any exception is a failure that is tried
     again, except `NonRetryableError`. It shares the worker's event loop: one that blocks it stops all calls of the
     worker, and no timeout can end it. Such code belongs in a program of its own (`kind: process`).
     """
@@ -82,7 +83,9 @@ class PythonSettings(LocalSettings):
 def _load(name: str) -> AgentCallable:
     found = load_callable(name)
     kind: type[Any] = type(found)
-    if not (inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(getattr(kind, "__call__", None))):  # noqa: B004  looked at, not called
+    called = getattr(kind, "__call__", None)  # noqa: B004  looked at, not called
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    if not any(is_kind(one) for is_kind in kinds for one in (found, called)):
         raise ConfigError(f"the callable {name!r} is not async; write it with `async def`")
     return found
 
@@ -103,19 +106,24 @@ class PythonProvider:
         """Calls it once. Raises CallFailed."""
         # A task of its own: it can be left where it ignores that it is cancelled, and its cancelling itself is no
         # cancelling of the worker's.
-        task = asyncio.create_task(self._run(request_of(call)))
+        pieces, late = Pieces(), None
+        task = asyncio.create_task(self._run(request_of(call), pieces))
         self._running.add(task)
         task.add_done_callback(self._forget)
         try:
-            done, _ = await asyncio.wait({task}, timeout=call.timeout_s)
+            if call.streaming is not None:
+                late = await pieces.pass_on(call, call.streaming, task)
+            elif task not in (await asyncio.wait({task}, timeout=call.timeout_s))[0]:
+                late = f"no answer within {call.timeout_s:g} s"
         finally:
             await self._end({task})
-        if task not in done:
-            text = f"no answer within {call.timeout_s:g} s"
-            raise CallFailed(TransportFailure("timeout", "TimeoutError", text), maybe_billed=True)
+        if late is not None:
+            raise CallFailed(TransportFailure("timeout", "TimeoutError", late), maybe_billed=True)
         if task.cancelled():
             raise _failed("CancelledError", "the callable has cancelled itself")
         error = task.exception()
+        if isinstance(error, CallFailed):
+            raise error
         if isinstance(error, NonRetryableError):
             raise CallFailed(failure_of_code(error.status, shown(str(error))), maybe_billed=True) from error
         if error is not None:
@@ -131,9 +139,12 @@ class PythonProvider:
         """Cancels what still runs."""
         await self._end(set(self._running))
 
-    async def _run(self, request: dict[str, JsonValue]) -> Any:
+    async def _run(self, request: dict[str, JsonValue], pieces: Pieces) -> Any:
         try:
-            return await self._function(request)
+            running = self._function(request)
+            if not isinstance(running, AsyncIterator):
+                return await running
+            return await _gathered(running, pieces)
         except SystemExit as error:
             # asyncio would end the worker with it.
             raise RuntimeError(f"the callable tried to exit with {error.code!r}") from error
@@ -160,6 +171,20 @@ class PythonProvider:
         except ValidationError as error:
             raise _failed("BackendFailureError", f"reported what can't be counted: {first_problem(error)}") from error
         return spent.answer(_json(reply.result), self._cost_per_call)
+
+
+async def _gathered(running: AsyncIterator[Any], pieces: Pieces) -> Reply:
+    """What a generator has yielded."""
+    reply: Reply | None = None
+    async for piece in running:
+        if reply is not None or not isinstance(piece, str | Reply):
+            raise _failed("BackendFailureError", "yielded what is neither a text nor, at the end, a Reply")
+        if isinstance(piece, str):
+            pieces.put(piece)
+        else:
+            reply = piece
+    reply = reply or Reply(None)
+    return replace(reply, result="".join(pieces.texts)) if reply.result is None else reply
 
 
 def _json(result: Any) -> JsonValue:

@@ -23,6 +23,8 @@ KEEP_MS = 72 * 3_600_000
 _CLAIM = Script.named("claim")
 _CHECKPOINT = Script.named("checkpoint")
 _FINISH = Script.named("finish")
+_SAY = Script.named("say")
+_SAID = Script.of("return redis.call('HMGET', KEYS[1], 'said', 'messages')")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,19 @@ class Executions:
         """Saves how far the job is. False when the claim is lost. Raises StateUnavailable."""
         [kept] = await self._kept([self.checkpoint_call(claim, checkpoint)])
         return kept
+
+    async def say(self, claim: Claim, text: str, messages: int) -> bool:
+        """Saves more of the answer that is out, and in how many messages. False when the claim is lost.
+
+        Raises StateUnavailable.
+        """
+        [kept] = await self._kept([ScriptCall(_SAY, [claim.key], [claim.token, text, messages, KEEP_MS])])
+        return kept
+
+    async def said(self, claim: Claim) -> tuple[str, int]:
+        """What was saved so. Raises StateUnavailable."""
+        [(text, messages)] = await self._redis.run([ScriptCall(_SAID, [claim.key], [])])
+        return text or "", int(messages or 0)
 
     async def renew(self, claims: Iterable[Claim]) -> list[bool]:
         """Renews the leases of claims in one round trip; False for one that is lost. Raises StateUnavailable."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -16,8 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from breakwater.bus.core import hearing
+from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.lookup import Connection
 from breakwater.config import Config
-from breakwater.contracts import api
+from breakwater.contracts import api, subjects
 from breakwater.contracts.api import CallOptions, ChatCompletionRequest
 from breakwater.contracts.validation import FieldError, problems
 from breakwater.policy.chat_completions import completion_of, error_of, job_of
@@ -25,6 +29,7 @@ from breakwater.state.connection import StateUnavailable
 from breakwater.state.unanswered import Unanswered
 from services.request.auth import holder_of
 from services.request.dialects.model_names import ModelNameTable
+from services.request.dialects.openai_stream import ChatStream, ChunkInbox
 from services.request.jobs import Jobs, make_job_id
 from services.request.observe import SubmissionTrace, submitting
 from services.request.parsing import Submission, invalid_job, read_body, read_command
@@ -66,8 +71,9 @@ class NameRequests:
 class OpenAIRoutes:
     """`/v1`."""
 
-    def __init__(self, config: Config, jobs: Jobs, unanswered: Unanswered) -> None:
+    def __init__(self, config: Config, jobs: Jobs, unanswered: Unanswered, connection: Connection) -> None:
         self._config = config
+        self._connection = connection
         self._names = ModelNameTable(config)
         self._jobs = jobs
         self._unanswered = unanswered
@@ -93,28 +99,77 @@ class OpenAIRoutes:
 
     async def _complete(self, request: Request, trace: SubmissionTrace) -> Response:
         body = await read_body(request, self._config.limits.max_body_bytes)
-        sent, question = await self._submission(request, read_command(body, ChatCompletionRequest))
+        asked = read_command(body, ChatCompletionRequest)
+        sent, question = await self._submission(request, asked)
         trace.of(sent.job.agent, sent.job_id)
+        if asked.stream:
+            with_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
+            return await self._stream(request, sent, question, trace.traceparent, with_usage=with_usage)
         _, result = await self._jobs.run(request, sent, trace.traceparent, LONGEST_CALL_S)
         if result is None:
-            if question is not None:
-                with suppress(StateUnavailable):
-                    await self._unanswered.give_up(question, sent.job_id)
-            # Seen by the client only where the process stops. The same request again, as the SDK sends it, attaches
-            # to the job.
-            problem = unavailable("unavailable", "this process stops, and the job goes on; send the same request again")
-            problem.headers["x-breakwater-execution-id"] = sent.job_id
-            raise problem
+            await self._give_up(question, sent.job_id)
+            raise _stopping(sent.job_id)
         response = self._response(sent, orjson.loads(result))
         if question is not None:
             response.background = BackgroundTask(self._forget, question, sent.job_id)
         return response
 
+    async def _stream(
+        self, request: Request, sent: Submission, question: str | None, traceparent: str | None, *, with_usage: bool
+    ) -> Response:
+        """The response once the answer has begun, or the job is decided: until then an error is one by its status."""
+        inbox, held, job_id = ChunkInbox(), AsyncExitStack(), sent.job_id
+
+        async def ended(whole: bool) -> None:
+            await held.aclose()
+            await (self._forget if whole else self._give_up)(question, job_id)
+
+        def error(result: dict[str, Any] | None) -> bytes:
+            response = _stopping(job_id).response(CHAT_COMPLETIONS) if result is None else self._response(sent, result)
+            return bytes(response.body)
+
+        subject = subjects.chunks(sent.job.agent, job_id)
+        try:
+            # The job goes out over the same connection, after the subscription.
+            await held.enter_async_context(hearing(self._connection, subject, inbox.put, confirmed=False))
+            following = self._jobs.following(request, sent, traceparent, LONGEST_CALL_S)
+            _, deciding = await held.enter_async_context(following)
+            await inbox.stirred(deciding)
+            found = deciding.result() if inbox.first is None else None
+        except BusUnavailable as unsent:
+            await ended(False)
+            raise unavailable("unavailable", f"the job was not accepted: {unsent}") from unsent
+        except BaseException:
+            await ended(False)
+            raise
+        if inbox.first is None and found is None:
+            await ended(False)
+            raise _stopping(job_id)
+        result: dict[str, Any] | None = None if found is None else orjson.loads(found)
+        if result is not None and result["status"] != "succeeded":
+            await ended(True)
+            return self._response(sent, result)
+        headers = self._headers(sent, result) if result is not None else self._first_headers(sent, inbox.first or {})
+        return ChatStream(inbox, deciding, headers=headers, with_usage=with_usage, error=error, ended=ended)
+
+    def _first_headers(self, sent: Submission, first: Mapping[str, Any]) -> dict[str, str]:
+        """What is known when the answer begins."""
+        model = str(first["model"])
+        known = {"execution-id": sent.job_id, "model": model, "attempts": str(first["attempt"]), "cache": "miss"}
+        return _named(known, self._dropped(sent, model))
+
+    async def _give_up(self, question: str | None, job_id: str) -> None:
+        if question is not None:
+            with suppress(StateUnavailable):
+                await self._unanswered.give_up(question, job_id)
+
     async def _submission(self, request: Request, asked: ChatCompletionRequest) -> tuple[Submission, str | None]:
         """The job to publish; and what its call stands for as long as it is not answered, where a retry may follow."""
-        if asked.stream:
-            message = "streaming is not supported yet: leave `stream` out, and the answer comes whole"
-            raise Problem(400, "unsupported_value", message, [FieldError(path="stream", message="must not be true")])
+        if asked.stream_options is not None and not asked.stream:
+            message = "stream_options: is only allowed when `stream` is true"
+            raise Problem(
+                400, "invalid_request", message, [FieldError(path="stream_options", message="needs `stream`")]
+            )
         key, headers = holder_of(request), request.headers
         agent, model = self._names.resolve(asked.model, key)
         try:
@@ -135,9 +190,10 @@ class OpenAIRoutes:
             await self._unanswered.add(question, sent.job_id)
         return sent, question
 
-    async def _forget(self, question: str, job_id: str) -> None:
-        with suppress(StateUnavailable):  # it expires
-            await self._unanswered.remove(question, job_id)
+    async def _forget(self, question: str | None, job_id: str) -> None:
+        if question is not None:
+            with suppress(StateUnavailable):  # it expires
+                await self._unanswered.remove(question, job_id)
 
     def _response(self, sent: Submission, result: dict[str, Any]) -> Response:
         headers = self._headers(sent, result)
@@ -156,19 +212,33 @@ class OpenAIRoutes:
         dropped = () if model is None else self._dropped(sent, model)
         known = {
             "execution-id": sent.job_id,
-            "model": model and quote(model, safe="/:@+ "),
+            "model": model,
             "attempts": str(result["attempts_count"]),
             "cost-usd": result.get("total_cost"),
             "cache": "hit" if result["cache_hit"] else "miss",
-            "dropped-params": ", ".join(dropped) or None,
         }
-        return {f"{_OPTION}{name}": value for name, value in known.items() if value is not None}
+        return _named(known, dropped)
 
     def _dropped(self, sent: Submission, model: str) -> tuple[str, ...]:
         agent = self._config.agents[sent.job.agent]
         provider = self._config.provider_name(agent, model)
         settings = None if provider is None else self._config.providers.get(provider)
         return () if settings is None else tuple(settings.dropped(sent.job.params))
+
+
+def _named(known: Mapping[str, str | None], dropped: Iterable[str]) -> dict[str, str]:
+    """Headers by their names, without those that are not known."""
+    known = {**known, "dropped-params": ", ".join(dropped) or None}
+    if (model := known.get("model")) is not None:
+        known["model"] = quote(model, safe="/:@+ ")
+    return {f"{_OPTION}{name}": value for name, value in known.items() if value is not None}
+
+
+def _stopping(job_id: str) -> Problem:
+    """503. Seen by the client only where the process stops. The same request again, as the SDK sends it, attaches."""
+    problem = unavailable("unavailable", "this process stops, and the job goes on; send the same request again")
+    problem.headers["x-breakwater-execution-id"] = job_id
+    return problem
 
 
 def options_of(headers: Headers, given: CallOptions | None) -> CallOptions:

@@ -232,13 +232,6 @@ async def test_an_invalid_request_is_refused_with_the_field_at_fault(plane: Deci
     assert plane.jobs == []
 
 
-async def test_streaming_is_refused_in_openais_words(plane: Decider) -> None:
-    with pytest.raises(openai.BadRequestError) as found:
-        await client(plane).chat.completions.create(model="writer", stream=True, **ASK)
-    assert (found.value.param, found.value.code) == ("stream", "unsupported_value")
-    assert plane.jobs == []
-
-
 async def test_what_is_not_served_is_refused_in_openais_shape(plane: Decider) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         await client(plane).embeddings.create(model="writer", input="x")

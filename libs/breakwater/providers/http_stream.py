@@ -1,0 +1,104 @@
+"""The body of a streamed answer: its events, the chunks that they mean, and how it may end before its time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, cast
+
+import aiohttp
+import orjson
+
+from breakwater.policy.chat_chunks import Chunk
+from breakwater.policy.classify import Failure, TransportFailure
+from breakwater.providers.base import MAX_ANSWER_BYTES, Call, Streaming, StreamReader, UnusableAnswerError
+from breakwater.providers.failures import error_in_answer
+from breakwater.providers.server_sent import EventReader, EventTooLargeError
+
+_LAST_BYTES_S = 0.05
+"""How long the end of a body is waited for after its last event, so that the connection can be used again."""
+
+
+class StreamBroken(Exception):  # noqa: N818  what happened, in the field's words
+    """The stream itself says what went wrong."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+async def receive(
+    content: aiohttp.StreamReader, reader: StreamReader, streaming: Streaming, limit: asyncio.Timeout
+) -> None:
+    """Passes on a stream until its end.
+
+    Args:
+        content: the body.
+        reader: of the API's events.
+        streaming: where the chunks go.
+        limit: entered, with the time until the answer must have begun.
+
+    Raises:
+        StreamBroken: an error came as an event.
+        UnusableAnswerError: what came is not what the API sends, or it is not whole.
+        TimeoutError: nothing came for too long.
+        aiohttp.ClientError: the connection broke.
+    """
+    loop, events, answer = asyncio.get_running_loop(), EventReader(), streaming.answer
+    ends_at = loop.time() + streaming.total_timeout_s
+    while not reader.done and not content.at_eof():
+        piece, chunks, said = await _piece(content), list[Chunk](), answer.length
+        try:
+            for chunk in _chunks(events, reader, piece):
+                chunks.append(chunk)
+        finally:
+            # What came before an event that can't be used was said all the same.
+            if chunks:
+                await streaming.put(chunks)
+        if answer.length > MAX_ANSWER_BYTES:
+            raise UnusableAnswerError(f"the answer is over {MAX_ANSWER_BYTES} bytes")
+        if answer.length > said:
+            limit.reschedule(min(ends_at, loop.time() + streaming.idle_timeout_s))
+    if not reader.whole:
+        raise UnusableAnswerError(f"the stream ended early, after {answer.chunks} chunks of content")
+    with suppress(TimeoutError, aiohttp.ClientError, OSError):
+        async with asyncio.timeout(_LAST_BYTES_S):
+            await content.read()
+
+
+async def _piece(content: aiohttp.StreamReader) -> bytes:
+    """What has come. Raises aiohttp.ClientError once there is nothing left of what came before the connection broke."""
+    # aiohttp raises at once, and would lose what it has received and not handed out yet.
+    if content.exception() is not None and (rest := cast(Any, content)._read_nowait(-1)):
+        return rest
+    return await content.readany()
+
+
+def silence(call: Call, streaming: Streaming) -> TransportFailure:
+    """Nothing came in time."""
+    if not streaming.answer.length:
+        return TransportFailure("timeout", "TimeoutError", f"no answer within {call.timeout_s:g} s")
+    text = f"nothing came for {streaming.idle_timeout_s:g} s, or the job's time was over, in the middle of the answer"
+    return TransportFailure("timeout", "StreamStalledError", text)
+
+
+def _chunks(events: EventReader, reader: StreamReader, piece: bytes) -> Iterator[Chunk]:
+    try:
+        for data in events.feed(piece):
+            event = None if data == b"[DONE]" else _parsed(data)
+            if event is not None and (event.get("error") or "error" in (event.get("type"), event.get("object"))):
+                raise StreamBroken(error_in_answer(event))
+            yield from reader.read(event)
+    except EventTooLargeError as error:
+        raise UnusableAnswerError(str(error)) from error
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        event: Any = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise UnusableAnswerError(f"an event of the stream is not JSON: {error}") from error
+    if not isinstance(event, dict):
+        raise UnusableAnswerError("an event of the stream is not a JSON object")
+    return cast(dict[str, Any], event)

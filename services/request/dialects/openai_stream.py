@@ -1,0 +1,185 @@
+"""A chat completion as server-sent events: what the worker publishes, and the rest of what was missed by its result."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from breakwater.policy.chat_chunks import OBJECT, Assembly, rest_of
+from breakwater.policy.chat_completions import completion_of
+
+MOST_UNSENT = 1_000
+"""Messages that a client may be behind. Beyond, it gets the rest with the result."""
+
+KEEP_ALIVE_S = 15.0
+"""Proxies close what is silent for a minute."""
+
+SEND_TIMEOUT_S = 60.0
+"""For a client to take anything at all."""
+
+HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+_KEEP_ALIVE = b": still here\n\n"
+_OF_ALL = ("id", "created", "model", "system_fingerprint")
+"""What each chunk says of the whole answer."""
+_DONE = b"data: [DONE]\n\n"
+
+
+class ChunkInbox:
+    """The messages of a job's answer, as they come. Never waits.
+
+    Attributes:
+        whole: none was missed. After one was, no more are taken: what follows a gap can't be sent.
+    """
+
+    def __init__(self) -> None:
+        self.whole = True
+        self._messages: deque[dict[str, Any]] = deque()
+        self._next = 1
+        self._stirred = asyncio.Event()
+
+    def put(self, data: bytes) -> None:
+        """Takes a message that was received."""
+        message: dict[str, Any] = orjson.loads(data)
+        if self.whole and (message["number"] != self._next or len(self._messages) >= MOST_UNSENT):
+            self.whole = False
+        if self.whole:
+            self._next += 1
+            self._messages.append(message)
+            self._stirred.set()
+
+    @property
+    def first(self) -> Mapping[str, Any] | None:
+        """The one that is next."""
+        return self._messages[0] if self._messages else None
+
+    def take(self) -> list[dict[str, Any]]:
+        """The chunks that have come since the last time."""
+        chunks = [chunk for message in self._messages for chunk in message["chunks"]]
+        self._messages.clear()
+        return chunks
+
+    async def stirred(self, deciding: asyncio.Task[bytes | None], timeout_s: float | None = None) -> None:
+        """Waits until there is a message, the job is decided, or the time is up."""
+        self._stirred.clear()
+        if self._messages or deciding.done():
+            return
+        deciding.add_done_callback(self._wake)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._stirred.wait()
+        finally:
+            deciding.remove_done_callback(self._wake)
+
+    def _wake(self, _: asyncio.Task[bytes | None]) -> None:
+        self._stirred.set()
+
+
+class ChatStream(Response):
+    """The response to one request, whose answer has begun or is there."""
+
+    def __init__(
+        self,
+        inbox: ChunkInbox,
+        deciding: asyncio.Task[bytes | None],
+        *,
+        headers: Mapping[str, str],
+        with_usage: bool,
+        error: Callable[[dict[str, Any] | None], bytes],
+        ended: Callable[[bool], Awaitable[None]],
+    ) -> None:
+        """Prepares it.
+
+        Args:
+            inbox: what has come.
+            deciding: gives the result; None where the client has left, or the process stops.
+            headers: of the response.
+            with_usage: the client wants the usage, too.
+            error: makes the body of an error from a result, or from None: the process stops.
+            ended: called at the end, with whether all was sent; closes what is open for the stream.
+        """
+        super().__init__(headers={**HEADERS, **headers})
+        self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
+        self._inbox = inbox
+        self._deciding = deciding
+        self._with_usage = with_usage
+        self._error = error
+        self._ended = ended
+        self._sent = Assembly()
+        self._usage_sent = False
+        self._first: dict[str, Any] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the stream until the answer is whole, it has failed, the client leaves, or the process stops."""
+        del scope, receive
+        whole = False
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            with suppress(TimeoutError):
+                whole = await self._write(send)
+        finally:
+            await self._ended(whole)
+
+    async def _write(self, send: Send) -> bool:
+        inbox, deciding = self._inbox, self._deciding
+        while True:
+            if chunks := inbox.take():
+                await _send(send, self._events(chunks))
+            elif deciding.done():
+                break
+            else:
+                silent_since = time.monotonic()
+                await inbox.stirred(deciding, KEEP_ALIVE_S)
+                if time.monotonic() - silent_since >= KEEP_ALIVE_S and not deciding.done():
+                    await _send(send, _KEEP_ALIVE)
+        found = deciding.result()
+        await _send(send, self._end(None if found is None else orjson.loads(found)), more=False)
+        return found is not None
+
+    def _events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
+        return b"".join(b"data: %b\n\n" % orjson.dumps(chunk) for chunk in chunks if self._taken(chunk))
+
+    def _taken(self, chunk: dict[str, Any]) -> bool:
+        """Notes a chunk. False for one that the client has not asked for."""
+        if self._first and chunk.get("id") != self._first.get("id"):
+            # Of another attempt, which continues the answer. For the client it is one.
+            chunk |= self._first
+        self._sent.add(chunk)
+        self._first = self._first or {name: chunk[name] for name in _OF_ALL if name in chunk}
+        if self._with_usage:
+            self._usage_sent = self._usage_sent or chunk.get("usage") is not None
+        elif "usage" in chunk:
+            del chunk["usage"]
+            return bool(chunk["choices"])
+        return True
+
+    def _end(self, result: dict[str, Any] | None) -> bytes:
+        if result is None or result["status"] != "succeeded":
+            return _data(self._error(result))
+        completion = completion_of(result)
+        rest = [] if self._inbox.whole and self._sent.finished else rest_of(completion, self._sent)
+        if rest is None:
+            # Another answer decided the job than the one that was begun here.
+            return _data(self._error(None))
+        if self._with_usage and not self._usage_sent and completion.get("usage") is not None:
+            head = {name: completion.get(name) for name in ("id", "created", "model")} | dict(self._sent.head)
+            rest.append({**head, "object": OBJECT, "choices": [], "usage": completion["usage"]})
+        return self._events(rest) + _DONE
+
+
+def _data(body: bytes) -> bytes:
+    return b"data: %b\n\n" % body
+
+
+async def _send(send: Send, data: bytes, *, more: bool = True) -> None:
+    async with asyncio.timeout(SEND_TIMEOUT_S):
+        await send({"type": "http.response.body", "body": data, "more_body": more})

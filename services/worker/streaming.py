@@ -1,0 +1,210 @@
+"""A job's answer while it is produced: published in numbered messages, at most once, as soon as some of it has come.
+
+Until the first content of an attempt nothing is published, so an attempt that fails before that leaves no trace. After
+an answer has broken off, the next attempt may continue it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import orjson
+from pydantic import JsonValue
+
+from breakwater.bus.errors import BusUnavailable
+from breakwater.contracts import subjects
+from breakwater.policy.chat_chunks import OBJECT, Assembly, Chunk
+from breakwater.policy.joining import CONTINUE, Join
+from breakwater.providers.base import Answer, Streaming
+from breakwater.state.executions import ClaimLost
+from services.worker.assignment import Assignment
+from services.worker.checkpoint import InFlight
+from services.worker.context import WorkerContext
+
+
+def continuing(said: str) -> list[dict[str, JsonValue]]:
+    """What is added to a conversation whose answer broke off."""
+    return [{"role": "assistant", "content": said}, {"role": "user", "content": CONTINUE}] if said else []
+
+
+class AnswerStream:
+    """The messages of one job, over all its attempts.
+
+    Attributes:
+        answer: the chunks that are out, at least.
+        continues: an attempt may continue the answer of an earlier one.
+    """
+
+    def __init__(self, worker: WorkerContext, job: Assignment) -> None:
+        reply_to = job.job.reply_to
+        self.answer = Assembly()
+        self._worker = worker
+        self._job = job
+        self._subjects = [subjects.chunks(job.agent_name, job.execution_id), *([] if reply_to is None else [reply_to])]
+        self._number = 0
+        self.continues = job.agent.on_stream_break == "continue"
+
+    def said(self) -> JsonValue:
+        """What is out, as an output; None for nothing."""
+        message = self.answer.messages().get(0)
+        if message is None or not self.answer.length:
+            return None
+        return message if message.get("tool_calls") else message["content"]
+
+    @property
+    def text(self) -> str | None:
+        """What is out, where that can be continued: the text of one choice, and nothing else."""
+        messages = self.answer.messages()
+        message = dict(messages.get(0, {}))
+        text = message.pop("content", None)
+        only_text = len(messages) == 1 and not any(value for name, value in message.items() if name != "role")
+        return text if isinstance(text, str) and text and only_text and self.answer.finish_reason(0) is None else None
+
+    async def resume(self, said: str) -> None:
+        """Takes over what another worker, or an earlier handling, has published."""
+        stored, number = await self._worker.outages.retry_while_unavailable(
+            partial(self._worker.executions.said, self._job.claim)
+        )
+        self._number = number
+        if text := stored or said:
+            self.answer.add({"choices": [{"index": 0, "delta": {"content": text}}]})
+
+    async def publish(self, flight: InFlight, chunks: Sequence[Chunk]) -> None:
+        """Publishes what has come at once. What is not taken is lost: its number is missing.
+
+        Raises:
+            ClaimLost: another worker goes on.
+        """
+        self._number += 1
+        if self.continues:
+            for chunk in chunks:
+                self.answer.add(chunk)
+            text = "".join(map(_text_of, chunks))
+            say = partial(self._worker.executions.say, self._job.claim, text, self._number)
+            if not await self._worker.outages.retry_while_unavailable(say):
+                raise ClaimLost(self._job.execution_id)
+        payload = orjson.dumps(
+            {
+                "execution_id": self._job.execution_id,
+                "agent": self._job.agent_name,
+                "number": self._number,
+                "attempt": flight.number,
+                "model": flight.model,
+                "chunks": chunks,
+            }
+        )
+        for subject in self._subjects:
+            with suppress(BusUnavailable):
+                await self._worker.publisher.send(subject, payload)
+
+
+class AttemptStream:
+    """The answer of one attempt.
+
+    Attributes:
+        streaming: for the provider.
+        flight: the attempt, with what is known of its answer.
+    """
+
+    def __init__(
+        self,
+        stream: AnswerStream,
+        flight: InFlight,
+        begin: Callable[[InFlight], Awaitable[None]],
+        *,
+        idle_timeout_s: float,
+        total_timeout_s: float,
+    ) -> None:
+        self.streaming = Streaming(self._take, idle_timeout_s, total_timeout_s)
+        self.flight = flight
+        self._stream = stream
+        self._begin = begin
+        self._began_at = monotonic()
+        self._held: list[Chunk] = []
+        said = stream.text if stream.continues else None
+        self._join = None if said is None else Join(said)
+        if not stream.continues:
+            # All that is out is of this attempt then, and need not be put together twice.
+            stream.answer = self.streaming.answer
+
+    @property
+    def begun(self) -> bool:
+        """Whether some of its answer is out."""
+        return self.flight.first_token_ms is not None
+
+    async def whole(self, answer: Answer) -> Answer:
+        """The whole answer, from that of this attempt, where it is a continuation. Raises ClaimLost."""
+        if self._join is None:
+            return answer
+        if not self.streaming.answer.length:
+            # It came whole, from what does not stream.
+            await self.streaming.put([_one_chunk(answer)])
+        if rest := self._join.end():
+            await self._publish([_chunk(0, {"content": rest})])
+        self._join = None
+        await self._publish(self._held)
+        response = {**(answer.response or {}), **self._stream.answer.completion()}
+        return replace(answer, output=self._stream.said(), response=response)
+
+    def ended(self) -> InFlight:
+        """The attempt, with how much came of it."""
+        if self.begun:
+            self.flight = self.flight.model_copy(update={"chunks": self.streaming.answer.chunks})
+        return self.flight
+
+    async def _take(self, chunks: Sequence[Chunk]) -> None:
+        if self._join is not None:
+            chunks = [new for chunk in chunks if (new := self._continued(self._join, chunk)) is not None]
+            if not chunks:
+                return
+        elif not self.begun:
+            self._held += chunks
+            if not self.streaming.answer.length:
+                return
+            chunks, self._held = self._held, []
+        await self._publish(chunks)
+
+    async def _publish(self, chunks: Sequence[Chunk]) -> None:
+        if not chunks:
+            return
+        if not self.begun:
+            first_token_ms = round((monotonic() - self._began_at) * 1000)
+            self.flight = self.flight.model_copy(update={"first_token_ms": first_token_ms})
+            # Before anything is out: whoever goes on after a crash must know that some of it may be.
+            await self._begin(self.flight)
+        await self._stream.publish(self.flight, chunks)
+
+    def _continued(self, join: Join, chunk: Chunk) -> Chunk | None:
+        """What of a chunk continues the answer; its end is held until the join is sure."""
+        choices: list[dict[str, Any]] = []
+        for choice in chunk["choices"]:
+            delta = {name: value for name, value in choice.get("delta", {}).items() if value and name != "role"}
+            text = join.feed(delta.pop("content", ""))
+            if text or delta:
+                choices.append(
+                    {**choice, "delta": {**delta, **({"content": text} if text else {})}, "finish_reason": None}
+                )
+            if choice.get("finish_reason") is not None:
+                self._held.append({**chunk, "choices": [{**choice, "delta": {}}]})
+        if not chunk["choices"]:
+            self._held.append(chunk)
+        return {**chunk, "choices": choices} if choices else None
+
+
+def _text_of(chunk: Chunk) -> str:
+    deltas: list[dict[str, Any]] = [choice.get("delta") or {} for choice in chunk["choices"]]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+def _one_chunk(answer: Answer) -> Chunk:
+    output = answer.output if isinstance(answer.output, str) else orjson.dumps(answer.output).decode()
+    return _chunk(0, {"content": output}, answer.finish_reason or "stop")
+
+
+def _chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> Chunk:
+    return {"object": OBJECT, "choices": [{"index": index, "delta": delta, "finish_reason": finish_reason}]}

@@ -1,0 +1,354 @@
+"""Streams of chat completions: the unmodified `openai` package against the request service, a worker and a provider."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+import openai
+import orjson
+import pytest
+import pytest_asyncio
+from openai.lib.streaming.chat import ChunkEvent
+
+from breakwater.api_keys import create_key
+from breakwater.config import load_config
+from breakwater.contracts.execution import AnswerChunks
+from services.request.dialects import openai_stream
+from tests.flow.kit import model
+from tests.helpers import until
+from tests.server_sources import RunningServer, Servers
+from tests.services.request.conftest import new_id, running, settings_for
+from tests.services.request.test_openai_plane import TOOL, OpenAIPlane
+from tests.services.worker.harness import running_worker
+
+ANSWER = "".join(f"{number:03d} " for number in range(60))
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Count."}], "stream": True}
+USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
+LOOKED_UP = [{"name": "find_ship", "arguments": {"name": "a ferry with a long name"}}]
+
+
+def streaming(*faults: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return model(*faults, **{"answer": ANSWER, **more})
+
+
+def broken(kind: str, after: int | None = 40, **more: Any) -> dict[str, Any]:
+    return {"stream": kind, "after_chunks": after, **more}
+
+
+MODELS = {
+    "sim/fast": streaming(tool_calls=LOOKED_UP),
+    "sim/slow": streaming(stream={"tokens_per_s": 100}),
+    "sim/late": streaming(broken("stall", 2, stall_s=0.4)),
+    "sim/json": model(answer_json={"name": "ferry"}),
+    "sim/down": model({"status": 500}),
+    "sim/early": streaming(broken("cut", 0)),
+    "sim/mute": streaming(broken("stall", 0)),
+    "sim/cut": streaming(broken("cut")),
+    "sim/stalled": streaming(broken("stall")),
+    "sim/garbled": streaming(broken("malformed")),
+    "sim/ended": streaming(broken("no_end")),
+    "sim/failed": streaming(broken("error", error={"type": "overloaded_error", "message": "too much"})),
+    "sim/cut-call": streaming(broken("cut", 3), tool_calls=LOOKED_UP),
+    "sim/unmarked": streaming(broken("no_end", None)),
+    "sim/rest": model(answer=ANSWER[160:]),
+    "sim/overlap": model(answer=ANSWER[120:]),
+    "sim/anew": model(answer=ANSWER),
+    "sim/rest-cut": model(broken("cut", 10), answer=ANSWER[160:]),
+    "sim/last": model(answer=ANSWER[200:]),
+    "claude-rest": model(answer=ANSWER[140:]),
+    "claude": streaming(tool_calls=LOOKED_UP),
+}
+BREAKS = {
+    "cut": "payload is not completed",
+    "stalled": "nothing came",
+    "garbled": "not JSON",
+    "ended": "early",
+    "failed": "too much",
+}
+ONCE: dict[str, Any] = {"retry": {"max_attempts": 1}, "breaker": "off", "timeout_s": 1, "stream_idle_timeout_s": 0.5}
+GO_ON = {**ONCE, "on_stream_break": "continue"}
+REST = f"""cat > /dev/null; echo '{{"status": "success", "code": 0, "result": "{ANSWER[150:]}"}}'"""
+LINES = """cat > /dev/null; for word in one two three; do echo "{\\"delta\\": \\"$word \\"}"; sleep 0.1; done
+echo '{"status": "success", "code": 0, "cost_usd": "0.001"}'"""
+AGENTS = {
+    "lines": {"provider": "lines"},
+    "writer": {"model": "sim/fast"},
+    "anthropic": {"model": "anthropic/claude"},
+    "slow": {"model": "sim/slow"},
+    "late": {"model": "sim/late"},
+    "cached": {"model": "sim/fast", "cache": {"ttl_s": 60}},
+    "checked": {
+        "model": "sim/json",
+        "output": {"schema": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}},
+    },
+    "unmarked": {"model": "sim/unmarked", **ONCE},
+    "backed-up": {"model": "sim/down", "fallback_models": ["sim/early", "sim/mute", "sim/fast"], **ONCE},
+    "failing": {"model": "sim/down", "fallback_models": ["sim/early"], **ONCE},
+    **{f"go-on-{name}": {"model": f"sim/{name}", "fallback_models": ["sim/rest"], **GO_ON} for name in BREAKS},
+    **{
+        f"from-{name}": {"model": "sim/cut", "fallback_models": models, **GO_ON}
+        for name, models in {
+            "overlap": ["sim/overlap"],
+            "anew": ["sim/anew"],
+            "anthropic": ["anthropic/claude-rest"],
+            "down": ["sim/down", "sim/early", "sim/rest"],
+            "cut": ["sim/rest-cut", "sim/last"],
+            "program": ["tool/rest"],
+            "nothing": ["sim/down"],
+        }.items()
+    },
+    "calling": {"model": "sim/cut-call", "fallback_models": ["sim/rest"], **GO_ON},
+    **{name: {"model": f"sim/{name}", "fallback_models": ["sim/fast"], **ONCE} for name in BREAKS},
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def plane(
+    servers: Servers, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[OpenAIPlane]:
+    nats, directory = servers.nats(), tmp_path_factory.mktemp("streams")
+    started = running_worker(
+        directory,
+        nats_url=nats.url,
+        redis_url=redis_server.url,
+        script={"models": MODELS},
+        agents=AGENTS,
+        more_providers={
+            "lines": {"kind": "process", "command": ["sh", "-c", LINES]},
+            "tool": {"kind": "process", "command": ["sh", "-c", REST]},
+            "anthropic": {"kind": "anthropic", "base_url": "http://127.0.0.1:{sim_port}/v1"},
+        },
+    )
+    async with started as worker:
+        settings = settings_for(nats.url, redis_server.url, directory)
+        config = load_config(directory / "breakwater.yaml")
+        async with running(settings, config, create_key(settings.api_keys_file, "tests")) as api:
+            yield OpenAIPlane(api, worker)
+    nats.stop()
+
+
+async def chunks_of(plane: OpenAIPlane, name: str, **more: Any) -> list[Any]:
+    return [chunk async for chunk in await plane.sdk().chat.completions.create(model=name, **{**ASK, **more})]
+
+
+def text_of(chunks: list[Any]) -> str:
+    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices if choice.index == 0)
+
+
+@pytest.mark.parametrize("name", ["writer", "anthropic"])
+async def test_a_stream_is_the_providers_own_with_its_headers(plane: OpenAIPlane, name: str) -> None:
+    raw = await plane.sdk().chat.completions.with_raw_response.create(model=name, **ASK, **USAGE)
+    chunks = [chunk async for chunk in raw.parse()]
+    assert text_of(chunks) == ANSWER
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-2:] == [None, "stop"]
+    assert [chunk.usage.total_tokens for chunk in chunks if chunk.usage] == [160]
+    headers = raw.headers
+    assert headers["content-type"] == "text/event-stream"
+    assert headers["x-breakwater-model"] == AGENTS[name]["model"]
+    assert (headers["x-breakwater-attempts"], headers["x-breakwater-cache"]) == ("1", "miss")
+    result = await plane.worker.result(headers["x-breakwater-execution-id"])
+    [attempt] = result["attempts"]
+    assert (result["output"], attempt["chunks"], attempt["cost"]) == (ANSWER, 60, "0.000042000")
+    assert 0 <= attempt["first_token_ms"] <= attempt["duration_ms"]
+
+
+async def test_the_usage_comes_only_if_it_is_asked_for(plane: OpenAIPlane) -> None:
+    chunks = await chunks_of(plane, "writer")
+    assert all("usage" not in chunk.model_fields_set and chunk.choices for chunk in chunks)
+    with pytest.raises(openai.BadRequestError, match="only allowed when") as refused:
+        await plane.sdk().chat.completions.create(model="writer", messages=ASK["messages"], **USAGE)
+    assert refused.value.param == "stream_options"
+
+
+async def test_all_choices_are_streamed(plane: OpenAIPlane) -> None:
+    chunks = await chunks_of(plane, "writer", n=2)
+    said = [choice for chunk in chunks for choice in chunk.choices if choice.index == 1]
+    assert "".join(choice.delta.content or "" for choice in said) == text_of(chunks) == ANSWER
+
+
+@pytest.mark.parametrize("name", ["writer", "anthropic"])
+async def test_tool_calls_are_streamed(plane: OpenAIPlane, name: str) -> None:
+    ask = {"model": name, "messages": ASK["messages"], "tools": [TOOL]}
+    async with plane.sdk().chat.completions.stream(**ask) as stream:
+        events = [event async for event in stream]
+        message = (await stream.get_final_completion()).choices[0].message
+    assert len([event for event in events if isinstance(event, ChunkEvent)]) > 5
+    [call] = message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("find_ship", '{"name":"a ferry with a long name"}')
+
+
+async def test_chunks_arrive_while_the_answer_is_produced(plane: OpenAIPlane) -> None:
+    loop, times = asyncio.get_running_loop(), list[float]()
+    async for _ in await plane.sdk().chat.completions.create(model="slow", **ASK):
+        times.append(loop.time())
+    assert times[-1] - times[0] > 0.4
+    assert max(after - before for before, after in pairwise(times)) < 0.3
+
+
+async def test_a_program_that_writes_lines_streams(plane: OpenAIPlane) -> None:
+    raw = await plane.sdk().chat.completions.with_raw_response.create(model="lines", **ASK)
+    chunks = [chunk async for chunk in raw.parse()]
+    assert [choice.delta.content for chunk in chunks for choice in chunk.choices] == ["one ", "two ", "three ", None]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    result = await plane.worker.result(raw.headers["x-breakwater-execution-id"])
+    assert (result["output"], result["total_cost"]) == ("one two three ", "0.001000000")
+    whole = await plane.sdk().chat.completions.create(model="lines", messages=ASK["messages"])
+    assert whole.choices[0].message.content == "one two three "
+
+
+async def test_what_is_silent_is_kept_open(plane: OpenAIPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_stream, "KEEP_ALIVE_S", 0.1)
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {plane.key()}"}) as session:
+        asked = session.post(f"{plane.api.url}/v1/chat/completions", json={"model": "late", **ASK})
+        async with asked as response:
+            body = (await response.read()).decode()
+    assert ": still here\n\n" in body
+    assert body.endswith("data: [DONE]\n\n")
+
+
+async def test_a_cached_answer_is_a_stream_at_no_cost(plane: OpenAIPlane) -> None:
+    first = await chunks_of(plane, "cached", n=2)
+    raw = await plane.sdk().chat.completions.with_raw_response.create(model="cached", n=2, **ASK, **USAGE)
+    chunks = [chunk async for chunk in raw.parse()]
+    assert raw.headers["x-breakwater-cache"] == "hit"
+    assert text_of(chunks) == text_of(first) == ANSWER
+    assert chunks[0].id == first[0].id
+    assert [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason] == [
+        "stop"
+    ] * 2
+    assert chunks[-1].usage.completion_tokens == 80
+
+
+async def test_an_answer_that_has_to_be_checked_comes_whole(plane: OpenAIPlane) -> None:
+    chunks = await chunks_of(plane, "checked")
+    assert text_of(chunks) == '{"name":"ferry"}'
+    assert len(chunks) == 2
+
+
+async def test_the_same_key_again_is_the_same_answer_at_no_cost(plane: OpenAIPlane) -> None:
+    key = {"extra_headers": {"Idempotency-Key": new_id()}}
+    first, before = await chunks_of(plane, "writer", **key), len(plane.worker.sim.ledger.calls)
+    assert text_of(await chunks_of(plane, "writer", **key)) == text_of(first) == ANSWER
+    assert len(plane.worker.sim.ledger.calls) == before
+
+
+async def test_who_joins_late_gets_the_whole_answer(plane: OpenAIPlane) -> None:
+    key, sdk = {"extra_headers": {"Idempotency-Key": new_id()}}, plane.sdk()
+    first = await sdk.chat.completions.create(model="slow", **ASK, **key)
+    early = [await anext(first) for _ in range(10)]
+    late = await chunks_of(plane, "slow", **key)
+    assert text_of(late) == ANSWER
+    assert text_of([*early, *[chunk async for chunk in first]]) == ANSWER
+
+
+async def test_what_fails_before_the_answer_begins_is_not_seen(plane: OpenAIPlane) -> None:
+    raw = await plane.sdk().chat.completions.with_raw_response.create(model="backed-up", **ASK)
+    assert text_of([chunk async for chunk in raw.parse()]) == ANSWER
+    assert (raw.headers["x-breakwater-model"], raw.headers["x-breakwater-attempts"]) == ("sim/fast", "4")
+    result = await plane.worker.result(raw.headers["x-breakwater-execution-id"])
+    assert [one["first_token_ms"] is None for one in result["attempts"]] == [True, True, True, False]
+
+
+async def test_a_failure_without_an_answer_is_a_status(plane: OpenAIPlane) -> None:
+    before = len(plane.worker.sim.ledger.calls)
+    with pytest.raises(openai.InternalServerError) as failed:
+        await plane.sdk().chat.completions.create(model="failing", **ASK)
+    assert (failed.value.status_code, failed.value.code) == (502, "provider_unreachable")
+    assert failed.value.response.headers["x-should-retry"] == "false"
+    assert len(plane.worker.sim.ledger.calls) == before + 2
+
+
+@pytest.mark.parametrize(("name", "words"), BREAKS.items())
+async def test_an_answer_that_breaks_off_is_an_error_in_the_stream(plane: OpenAIPlane, name: str, words: str) -> None:
+    raw = await plane.sdk().chat.completions.with_raw_response.create(model=name, **ASK)
+    said = list[Any]()
+    with pytest.raises(openai.APIError, match=words):
+        await _keep(raw.parse(), said)
+    assert text_of(said) == ANSWER[:160]
+    result = await plane.worker.result(raw.headers["x-breakwater-execution-id"])
+    [attempt] = result["attempts"]
+    assert (result["status"], result["reason"], result["output"]) == ("dead_lettered", "error", ANSWER[:160])
+    assert (attempt["chunks"], attempt["cost_basis"]) == (40, "estimated")
+    # At least what the provider billed, and not the worst case.
+    billed = plane.worker.sim.ledger.calls[-1]
+    assert billed.output_tokens <= attempt["output_tokens"] < 400
+    record = await plane.worker.last("EVENTS", f"bw.executions.{name}.{result['execution_id']}")
+    assert record is not None
+    assert record["output"] == ANSWER[:160]
+
+
+GOING_ON = [name for name in AGENTS if name.startswith(("go-on-", "from-")) and name != "from-nothing"]
+
+
+@pytest.mark.parametrize("name", GOING_ON)
+async def test_an_answer_that_breaks_off_goes_on_without_a_character_lost_or_doubled(
+    plane: OpenAIPlane, name: str
+) -> None:
+    raw = await plane.sdk().chat.completions.with_raw_response.create(model=name, **ASK, **USAGE)
+    chunks = [chunk async for chunk in raw.parse()]
+    assert text_of(chunks) == ANSWER
+    assert len({(chunk.id, chunk.model) for chunk in chunks}) == 1
+    assert [one.finish_reason for chunk in chunks for one in chunk.choices if one.finish_reason] == ["stop"]
+    result = await plane.worker.result(raw.headers["x-breakwater-execution-id"])
+    first, *_, last = result["attempts"]
+    assert (result["status"], result["output"], result["chosen_model"]) == ("succeeded", ANSWER, last["model"])
+    assert (first["outcome"], first["chunks"], first["cost_basis"]) == ("error", 40, "estimated")
+    assert last["cause"] == "fallback"
+
+
+async def test_what_is_out_is_the_output_where_nothing_could_continue_it(plane: OpenAIPlane) -> None:
+    said = list[Any]()
+    raw = await plane.sdk().chat.completions.with_raw_response.create(model="from-nothing", **ASK)
+    with pytest.raises(openai.APIError):
+        await _keep(raw.parse(), said)
+    result = await plane.worker.result(raw.headers["x-breakwater-execution-id"])
+    assert text_of(said) == result["output"] == ANSWER[:160]
+    assert [one["model"] for one in result["attempts"]] == ["sim/cut", "sim/down"]
+
+
+async def test_a_tool_call_that_breaks_off_is_not_continued(plane: OpenAIPlane) -> None:
+    before = len(plane.worker.sim.ledger.calls)
+    with pytest.raises(openai.APIError):
+        await chunks_of(plane, "calling", tools=[TOOL])
+    assert len(plane.worker.sim.ledger.calls) == before + 1
+
+
+async def _keep(stream: Any, said: list[Any]) -> None:
+    """Notes what comes of a stream before it raises."""
+    async for chunk in stream:
+        said.append(chunk)
+
+
+async def test_the_mark_of_the_end_may_be_missing(plane: OpenAIPlane) -> None:
+    assert text_of(await chunks_of(plane, "unmarked")) == ANSWER
+
+
+async def test_a_job_over_nats_is_answered_in_pieces_to_its_reply_subject_too(plane: OpenAIPlane) -> None:
+    job_id, client, received = new_id(), plane.worker.client, dict[str, list[Any]]()
+    inbox = client.new_inbox()
+    for subject in (inbox, f"bw.chunks.writer.{job_id}"):
+
+        async def keep(message: Any) -> None:
+            received.setdefault(message.subject, []).append(orjson.loads(message.data))
+
+        await client.subscribe(subject, cb=keep)
+    await plane.worker.publish(
+        {"agent": "writer", "job_id": job_id, "prompt": "Count.", "stream": True, "reply_to": inbox}
+    )
+    await until(lambda: "status" in received.get(inbox, [{}])[-1])
+    *messages, result = received[inbox]
+    assert messages == received[f"bw.chunks.writer.{job_id}"]
+    assert result["output"] == ANSWER
+    read = [AnswerChunks.model_validate(message) for message in messages]
+    assert [message.number for message in read] == list(range(1, len(read) + 1))
+    assert {(message.execution_id, message.agent, message.attempt, message.model) for message in read} == {
+        (job_id, "writer", 1, "sim/fast")
+    }
+    chunks: list[Any] = [chunk for one in read for chunk in one.chunks if chunk["choices"]]
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == ANSWER
