@@ -30,8 +30,8 @@ class StreamFill:
     async def run(self) -> None:
         """Looks again and again until cancelled."""
         while True:
-            await self._outage.survived(self.look, expected=BusError)
             await asyncio.sleep(LOOK_EVERY_S)
+            await self._outage.survived(self.look, expected=BusError)
 
     async def look(self) -> None:
         """Publishes how full each stream is, and logs when one begins or ends to be nearly full. Raises BusError."""
