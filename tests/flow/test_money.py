@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -418,6 +419,8 @@ async def test_a_cap_that_is_changed_in_the_file_holds_a_moment_later(start_mone
         assert (await plane.result("before"))["reason"] == "budget_exceeded"
         file = plane.directory / "breakwater.yaml"
         file.write_text(file.read_text().replace("'0.000001'", "'1'").replace("0.000001", "1"))
+        for process in plane.processes.values():
+            process.send_signal(signal.SIGHUP)
         number = 0
 
         async def succeeds() -> bool:
@@ -427,4 +430,4 @@ async def test_a_cap_that_is_changed_in_the_file_holds_a_moment_later(start_mone
             return (await plane.result(f"after-{number}"))["status"] == "succeeded"
 
         await until(succeeds, what="the new cap")
-        assert "caps_changed" in plane.log("worker") + plane.log("worker-2")
+        assert "config_taken_over" in plane.log("worker") + plane.log("worker-2")

@@ -305,7 +305,8 @@ async def test_texts_that_may_not_be_kept_stand_nowhere_but_in_the_answer_and_fo
         rows = [await whole.analytics.query(f"SELECT * FROM {table.name}") for table in TABLES]
         redis = aioredis.from_url(plane.environment["BREAKWATER_REDIS_URL"])
         async with redis:
-            dumps = [await redis.dump(key) async for key in redis.scan_iter()]
+            # The config is there too, with the program whose argument says the same.
+            dumps = [await redis.dump(key) async for key in redis.scan_iter() if not key.startswith(b"bw:configs:")]
         steps = [str((await progress.next_msg(timeout=5)).data) for _ in range(progress.pending_msgs)]
         places = seen | {
             "events": json.dumps(await plane.messages("EVENTS", "bw.>")),

@@ -181,6 +181,7 @@ def _show_execution(execution: Execution, *, as_json: bool) -> None:
         ("task", execution.task_id),
         ("parent", execution.parent_execution_id),
         ("dry run", "yes" if execution.dry_run else ""),
+        ("config", execution.config_version),
         ("answer", execution.output if isinstance(execution.output, str) else None),
     ]
     output.facts([(execution.execution_id, "bold")], facts)
