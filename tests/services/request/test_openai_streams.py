@@ -247,6 +247,19 @@ async def test_who_joins_late_gets_the_whole_answer(plane: OpenAIPlane) -> None:
     assert text_of([*early, *[chunk async for chunk in first]]) == ANSWER
 
 
+async def test_what_the_bus_has_lost_follows_with_the_result(plane: OpenAIPlane) -> None:
+    job_id = new_id()
+    key = {"extra_headers": {"Idempotency-Key": job_id}}
+    stream = await plane.sdk().chat.completions.create(model="slow", **ASK, **key)
+    early = [await anext(stream) for _ in range(10)]
+    # As after a gap: what is numbered so can't be the next message.
+    await plane.worker.client.publish(f"bw.chunks.slow.{job_id}", b'{"number": 999, "chunks": []}')
+    late = [chunk async for chunk in stream]
+    assert text_of([*early, *late]) == ANSWER
+    assert len(late) < 50
+    assert late[-1].choices[0].finish_reason == "stop"
+
+
 async def test_what_fails_before_the_answer_begins_is_not_seen(plane: OpenAIPlane) -> None:
     raw = await plane.sdk().chat.completions.with_raw_response.create(model="backed-up", **ASK)
     assert text_of([chunk async for chunk in raw.parse()]) == ANSWER
