@@ -55,12 +55,10 @@ class QueueShares:
 
     async def look(self) -> None:
         """Looks at what JOBS holds. Raises BusError: that can't be known now."""
-        added, self._added = self._added, Counter()
-        try:
-            self._held = await self._look()
-        except BaseException:
-            self._added += added
-            raise
+        # What is added meanwhile may count twice until the next look, and nothing counts for none.
+        seen = self._added.copy()
+        self._held = await self._look()
+        self._added -= seen
 
     async def _look(self) -> dict[str, float]:
         facts = await self._lookup.facts(Stream.JOBS)

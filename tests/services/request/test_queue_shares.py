@@ -28,7 +28,7 @@ async def test_an_agent_whose_jobs_take_its_share_is_refused_until_some_are_done
         while (answer := await api.post(LARGE)).status == 202:
             accepted += 1
         assert (answer.status, answer.code) == (503, "refused")
-        assert accepted in range(SHARE // 200_000, SHARE * 3 // 2 // 200_000 + 1)
+        assert accepted in range(SHARE // 2 // 200_000, SHARE * 3 // 2 // 200_000 + 1)
         assert "whole share" in answer.message
         assert (await api.post({"agent": "reader", "prompt": "x"})).status == 202
         await api.bus.jetstream().purge_stream("JOBS", keep=3)
