@@ -202,7 +202,8 @@ class ConfigFollower:
         nats = self._supervisor.keepers.get("nats")
         if nats is not None and config.programs != self._config.programs:
             nats_server(self._data, self._stack.nats_port, config)
-            nats.signal(signal.SIGHUP)
+            # It is started again. Read again, it lets new users in, and nothing that they publish reaches a stream.
+            nats.signal(nats.spec.stop_signal)
 
     def _signal_services(self, before: Config, config: Config) -> tuple[str, ...]:
         """Has every service read the config; returns those that were ended for it, to be started again."""
