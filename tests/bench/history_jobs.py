@@ -181,7 +181,7 @@ class Jobs:
         refused_by: str | None,
     ) -> None:
         at = time_from_ms(course.at_ms)
-        tokens_and_cost = (*(None,) * 7, "unknown", None, None)
+        tokens_and_cost = (*(None,) * 9, "unknown", None, None)
         tail = (True, refused_by, False, None, cause, backoff, 0, at, self.next_sequence())
         number = len(course.rows) + 1
         course.rows.append(
@@ -240,6 +240,7 @@ class Jobs:
                 *(f"{execution_id}:{number}", execution_id, agent.name, job.tenant, job.task_id, number),
                 *(model.name, model.provider, started, completed, took),
                 *((sent, given, cached, None, None, "stop") if billed else (None,) * 6),
+                *(None, None),  # not streamed
                 *(None if cost is None else Decimal(cost).scaleb(-9), basis),
                 *(None if reserved is None else Decimal(reserved).scaleb(-9), started),
                 "success" if failure is None else "worker_lost" if kind == "worker_lost" else "error",
@@ -307,7 +308,7 @@ class Jobs:
             f'{{"ticket":{self._rng.randint(1_000, 99_999)}}}' if self._rng.random() < 0.3 else "{}",
             *(time_from_ms(job.queued_ms), time_from_ms(dispatched_ms), course.first_call),
             *(time_from_ms(completed_ms), completed_ms - job.queued_ms),
-            *(cached_from is not None, cached_from, dry_run, self.next_sequence()),
+            *(cached_from is not None, cached_from, dry_run, "8573401e0e10", self.next_sequence()),
         )
         return Done(row, course.rows, execution_id, reason, known, completed_ms)
 
@@ -354,7 +355,7 @@ def _end(failure: Failure) -> str:
 
 
 def _last_error(course: Course) -> ErrorCells:
-    return course.last_call_error if course.failed else course.rows[-1][22:29]
+    return course.last_call_error if course.failed else course.rows[-1][24:31]
 
 
 def _wasted(calls: list[tuple[int, str, str]], *, answered: bool) -> dict[str, int]:

@@ -329,6 +329,7 @@ def test_a_signal_in_the_middle_of_the_start_stops_what_was_started(tmp_path: Pa
 
 async def test_an_error_of_work_that_was_interrupted_is_not_logged_as_never_retrieved() -> None:
     logged: list[str] = []
+    gc.collect()  # what other tests have left
     asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context["message"]))
     at_work = asyncio.Event()
 

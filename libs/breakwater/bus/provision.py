@@ -60,7 +60,8 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float 
     try:
         jetstream = client.jetstream(timeout=answer_s)
         done: list[str] = []
-        for wanted in topology.streams(plan, replicas=replicas):
+        # Those with small limits first: what is left for a large one can be halved, and the other way round not.
+        for wanted in sorted(topology.streams(plan, replicas=replicas), key=lambda one: one.max_bytes or 0):
             stream = await _answered(f"stream {wanted.name}", lambda w=wanted: _with_waiting_subjects(jetstream, w))
             done += await _apply(
                 f"stream {stream.name}",

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from breakwater.analytics import schema
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.publisher import Publisher
+from breakwater.contracts.types import usd_from_nano
 from breakwater.embedded.ports import free_port
 from breakwater.metrics import SinkMetrics
 from services.sink.app import BATCH_SIZE
@@ -31,8 +32,12 @@ ALLOWED = 80 * 2**20
 
 def backlog(count: int, name: str) -> Iterator[tuple[str, bytes]]:
     """Executions of 12 KB that cost 1, 2, 3, … nano-dollars."""
+    # Written once: to make each of them takes longer than all that the sink does with it.
+    subject, data = of_execution(samples.execution("SAMPLE", total_cost=1, messages=PROMPT))
+    cost = usd_from_nano(1).encode()
     for number in range(1, count + 1):
-        yield of_execution(samples.execution(f"{name}-{number}", total_cost=number, messages=PROMPT))
+        own, own_cost = f"{name}-{number}", usd_from_nano(number).encode()
+        yield subject.replace("SAMPLE", own), data.replace(b"SAMPLE", own.encode()).replace(cost, own_cost)
 
 
 def scrape(port: int) -> dict[tuple[str, ...], float]:
