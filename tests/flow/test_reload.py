@@ -155,8 +155,9 @@ async def test_1000_jobs_across_five_reloads_are_all_recorded_once_each_under_on
 async def test_jobs_keep_their_config_on_a_worker_that_is_started_later(
     tmp_path: Path, own_nats_server: RunningServer, own_redis_server: RunningServer
 ) -> None:
-    # The first call says to come back in 11 s, which a job sleeps through in PARKED.
-    models = {"sim/a": model({"requests": [1, 1], "status": 503, "retry_after_s": 11}), "sim/b": model()}
+    # The first call says to come back in 20 s, which a job sleeps through in PARKED. Until then, its agent has a queue.
+    later = {"requests": [1, 1], "status": 503, "retry_after_s": 20}
+    models = {"sim/a": model(later), "sim/b": model(later)}
     agents = {"writer": {"model": "sim/a"}, "editor": {"model": "sim/b", "concurrency": 1}}
     urls: dict[str, Any] = {"nats_url": own_nats_server.url, "redis_url": own_redis_server.url}
     async with running_plane(
@@ -167,7 +168,8 @@ async def test_jobs_keep_their_config_on_a_worker_that_is_started_later(
         edited = Edited(plane, own_nats_server.url, ("worker-2",))
         before = edited.version
         await plane.publish({"agent": "writer", "job_id": "sleeper", "prompt": "x"})
-        await until(lambda: _parked(plane), "the job to sleep")
+        await plane.publish({"agent": "editor", "job_id": "other", "prompt": "x"})
+        await until(lambda: _parked(plane, 2), "the jobs to sleep")
         plane.kill("worker-1")
         await plane.publish({"agent": "editor", "job_id": "early", "prompt": "x"})
         plane.start("worker", "worker-2")
@@ -177,15 +179,15 @@ async def test_jobs_keep_their_config_on_a_worker_that_is_started_later(
         plane.kill("worker-2")
         await plane.publish({"agent": "editor", "job_id": "late", "prompt": "x"})
         plane.start("worker", "worker-3")
-        for job_id, name in (("sleeper", "sim/a"), ("early", "sim/b"), ("late", "sim/b")):
+        for job_id, name in (("early", "sim/b"), ("late", "sim/b"), ("sleeper", "sim/a"), ("other", "sim/b")):
             result = await plane.result(job_id)
             assert (result["status"], result["config_version"], result["chosen_model"]) == ("succeeded", before, name)
         await plane.publish({"agent": "writer", "job_id": "new", "prompt": "x"})
         assert (await plane.result("new"))["config_version"] == edited.version
 
 
-async def _parked(plane: Plane) -> bool:
-    return (await plane.jetstream.stream_info("PARKED")).state.messages == 1
+async def _parked(plane: Plane, jobs: int) -> bool:
+    return (await plane.jetstream.stream_info("PARKED")).state.messages == jobs
 
 
 async def _at_least(value: Any, least: int) -> bool:
