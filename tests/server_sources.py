@@ -125,7 +125,13 @@ class EmbeddedServers:
         self._running: list[RunningServer] = []
 
     def nats(self) -> RunningServer:
-        return self._run(lambda data, port: nats_spec(data, port, {}), "nats://127.0.0.1:{port}")
+        def spec(data: Path, port: int) -> ProcessSpec:
+            made, config = nats_spec(data, port, {}), data / "nats.conf"
+            # Streams set their limits aside in full; how much disk there is must not decide how a test ends.
+            config.write_text(config.read_text().replace("jetstream {", "jetstream {\n  max_file_store: 64GB", 1))
+            return made
+
+        return self._run(spec, "nats://127.0.0.1:{port}")
 
     def redis(self) -> RunningServer:
         return self._run(

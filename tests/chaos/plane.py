@@ -341,11 +341,6 @@ async def chaos_plane(
     """
     links: dict[tuple[str, str], Link] = {}
     bus = {"nats": source.nats()} if nodes == 1 else await start_cluster(directory, nodes, links)
-    if disks:
-        # NATS otherwise sets aside for streams what the disk has, and refuses more.
-        config = disks["nats"] / "nats.conf"
-        config.write_text(config.read_text().replace("jetstream {", "jetstream {\n  max_file_store: 64GB", 1))
-        await bus["nats"].restart_async()
     servers = {**bus, "redis": source.redis(), "clickhouse": source.clickhouse()}
     database = f"bw_{uuid.uuid4().hex}"
     urls = {name: server.url for name, server in servers.items()}
