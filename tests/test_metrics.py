@@ -125,8 +125,12 @@ def test_an_attempt_is_counted_with_its_time_tokens_and_cost() -> None:
 
 def test_a_streamed_answer_is_counted_with_the_time_until_it_began() -> None:
     counted = Counted("m")
-    counted.metrics.attempt(attempt(first_token_ms=250, chunks=40))
-    assert counted.samples()["first_token_seconds_sum", "writer", "m"] == 0.25
+    counted.metrics.attempt(attempt(first_token_ms=250, chunks=40, output_tokens=101))
+    counted.metrics.attempt(attempt(first_token_ms=250, chunks=1, output_tokens=101))
+    samples = counted.samples()
+    assert samples["first_token_seconds_sum", "writer", "m"] == 0.5
+    assert samples["output_tokens_per_second_sum", "writer", "m"] == 80
+    assert samples["output_tokens_per_second_count", "writer", "m"] == 1
 
 
 def test_what_is_unknown_is_not_counted_as_nothing() -> None:
@@ -259,7 +263,7 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
     metrics.breaker_service_alive(True)
     metrics.began("writer")
     retried = (attempt("error", "server"), attempt(cause="retry"))
-    metrics.attempt(attempt(first_token_ms=250, chunks=40))
+    metrics.attempt(attempt(first_token_ms=250, chunks=40, output_tokens=9))
     metrics.job(result(cache_hit=True, wasted_by_cause={"retry": 1}, attempts=retried))
     HttpMetrics(registry).request("/api/v1/jobs", "POST", 202, 0.01)
     StreamMetrics(registry).used("EVENTS", 0.5)

@@ -40,6 +40,7 @@ NONE = "none"
 """The value of a label that does not apply, such as the kind of error of a success."""
 
 LLM_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+TOKENS_PER_S_BUCKETS = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 75.0, 100.0, 150.0, 250.0, 500.0, 1000.0)
 HTTP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0)
 
 RETRY_S = 2.0
@@ -75,7 +76,7 @@ def _gauge(registry: CollectorRegistry, name: str, what: str, *labels: str) -> _
 
 
 @cache
-def _seconds(
+def _histogram(
     registry: CollectorRegistry, buckets: tuple[float, ...], name: str, what: str, *labels: str
 ) -> _Children[Histogram]:
     return _Children(Histogram(f"breakwater_{name}", what, labels, buckets=buckets, registry=registry))
@@ -104,7 +105,7 @@ class WorkerMetrics:
         """
         self._models = frozenset(models)
         self._registry = registry
-        counter, seconds = partial(_counter, registry), partial(_seconds, registry, LLM_BUCKETS_S)
+        counter, seconds = partial(_counter, registry), partial(_histogram, registry, LLM_BUCKETS_S)
         by_call = ("agent", "model", "kind")
         self._jobs = counter("jobs_total", "Jobs that were decided.", "agent", "status", "reason")
         self._job_seconds = seconds("job_duration_seconds", "From a job's acceptance to its decision.", "agent")
@@ -113,6 +114,9 @@ class WorkerMetrics:
         self._attempt_seconds = seconds("attempt_duration_seconds", "How long calls took.", "agent", "model")
         what = "From the start of a call to the first content of its streamed answer."
         self._first_token_seconds = seconds("first_token_seconds", what, "agent", "model")
+        rates = partial(_histogram, registry, TOKENS_PER_S_BUCKETS)
+        what = "How fast streamed answers came: output tokens after the first one by the time since then."
+        self._tokens_per_s = rates("output_tokens_per_second", what, "agent", "model")
         self._tokens = counter("tokens_total", "Tokens that providers reported.", "agent", "model", "direction")
         what = "Known costs of calls, estimated ones among them."
         self._cost = counter("cost_usd_total", what, "agent", "model")
@@ -137,6 +141,8 @@ class WorkerMetrics:
             self._attempt_seconds[agent, model].observe(attempt.duration_ms / 1000)
         if attempt.first_token_ms is not None:
             self._first_token_seconds[agent, model].observe(attempt.first_token_ms / 1000)
+        if (rate := attempt.tokens_per_s) is not None:
+            self._tokens_per_s[agent, model].observe(rate)
         if attempt.input_tokens is not None:
             self._tokens[agent, model, "input"].inc(attempt.input_tokens)
         if attempt.output_tokens is not None:
@@ -183,7 +189,7 @@ class HttpMetrics:
         what = "Requests that were answered."
         self._requests = _counter(registry, "http_requests_total", what, "route", "method", "status")
         what = "How long answers took, waiting for results included."
-        self._seconds = _seconds(registry, HTTP_BUCKETS_S, "http_request_duration_seconds", what, "route", "method")
+        self._seconds = _histogram(registry, HTTP_BUCKETS_S, "http_request_duration_seconds", what, "route", "method")
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Counts a request that was answered.
@@ -282,7 +288,7 @@ class SinkMetrics:
         counter, gauge = partial(_counter, registry), partial(_gauge, registry)
         self._rows = counter("sink_rows_total", "Rows that were stored, again delivered ones among them.", "table")
         what = "How long inserts took that were done."
-        self._insert_seconds = _seconds(registry, HTTP_BUCKETS_S, "sink_insert_duration_seconds", what, "table")
+        self._insert_seconds = _histogram(registry, HTTP_BUCKETS_S, "sink_insert_duration_seconds", what, "table")
         self._batches = counter("sink_batches_total", "Batches that were stored and acknowledged.", "stream")
         what = "Messages that no table takes, and that became dead letters."
         self._dead_letters = counter("sink_dead_letters_total", what, "stream")

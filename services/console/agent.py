@@ -64,11 +64,12 @@ def routes(context: PageContext) -> list[Route]:
                 fetched(breakdown.errors(database, window, agent=name, limit=SHOWN)),
                 fetched(costs.retries(database, window, agent=name)),
                 fetched(refusals(database, window, agent=name)),
+                fetched(breakdown.streams(database, window, agent=name)),
             ),
         )
         healths, breakers, budgets, incidents, queues = now
         totals, history, waste, latest = past
-        errors, retries, held = calls
+        errors, retries, held, streams = calls
         health = next((one for one in healths.value or () if one.agent_id == name), None)
         own_budgets = [one for one in budgets.value.budgets if one.agent == name] if budgets.value else None
         present_tiles = [_jobs(queue_of(queues.value, name)), tiles.incidents(incidents.value)]
@@ -99,6 +100,7 @@ def routes(context: PageContext) -> list[Route]:
             retries=retries.value,
             helped=None if retries.value is None else helped(retries.value, time_range.words),
             held=held,
+            streams=streams.value,
             budgets=own_budgets,
             spent=spent,
             latest=latest,

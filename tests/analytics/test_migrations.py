@@ -99,7 +99,7 @@ def before_6(table: Table) -> Table:
 
 
 def before_7(table: Table) -> Table:
-    return replace(without(table, ADDED_BY_7), ranges={})
+    return replace(without(table, ADDED_BY_7), ranges={}, computed={})
 
 
 def without(table: Table, added: Mapping[str, set[str]]) -> Table:
@@ -116,6 +116,10 @@ async def put_back(
     await analytics.execute(ddl(old.ddl()))
     values = dict(zip(table.columns, row, strict=True))
     await analytics.insert(old, [[values[name] for name in old.columns]])
+
+
+def columns_of(table: Table) -> list[tuple[str, str]]:
+    return [*table.columns.items(), *((name, kind) for name, (kind, _) in table.computed.items())]
 
 
 async def forget_from(analytics: Analytics, version: int) -> None:
@@ -143,7 +147,7 @@ async def test_a_database_of_version_2_gets_the_columns_and_keeps_its_rows(click
     assert await find_execution(analytics, "e1") == record
     for table, _ in stored:
         found = await analytics.query(f"DESCRIBE TABLE {table.name}")
-        assert [(row[0], row[1]) for row in found.rows] == list(table.columns.items())
+        assert [(row[0], row[1]) for row in found.rows] == columns_of(table)
     indices = await analytics.query(
         "SELECT name, type_full, granularity FROM system.data_skipping_indices"
         " WHERE database = {database:String} AND table = 'executions' ORDER BY name",
@@ -182,7 +186,7 @@ async def test_a_database_of_version_3_gets_the_guards_and_keeps_its_rows(clickh
     assert await migrate(analytics) == ()
     for table in schema.TABLES:
         found = await analytics.query(f"DESCRIBE TABLE {table.name}")
-        assert [(row[0], row[1]) for row in found.rows] == list(table.columns.items())
+        assert [(row[0], row[1]) for row in found.rows] == columns_of(table)
     # What was not reported then is unknown now; only the scope is known, as there was but one.
     unknown = dict.fromkeys(ADDED_BY_4["breaker_transitions"], None)
     earlier = {**transition.model_dump(), **unknown, "scope": "agent_model", "event_sequence": 1}
@@ -222,7 +226,7 @@ async def test_a_database_of_version_4_gets_the_columns_of_money_and_keeps_its_r
     assert await migrate(analytics) == ()
     for table in schema.TABLES:
         found = await analytics.query(f"DESCRIBE TABLE {table.name}")
-        assert [(row[0], row[1]) for row in found.rows] == list(table.columns.items())
+        assert [(row[0], row[1]) for row in found.rows] == columns_of(table)
     tried, crossed = samples.full_attempt(), samples.budget_event()
     # Worked out while it is read, and then written by a merge.
     for _ in range(2):
@@ -249,7 +253,7 @@ async def test_several_at_once_bring_version_4_up_to_date(clickhouse_server: Run
     await asyncio.gather(*(migrate(analytics) for analytics in several))
     for table in schema.TABLES:
         found = await first.query(f"DESCRIBE TABLE {table.name}")
-        assert [(row[0], row[1]) for row in found.rows] == list(table.columns.items())
+        assert [(row[0], row[1]) for row in found.rows] == columns_of(table)
     kept = await first.query("SELECT * FROM budget_events")
     assert list(map(rows.budget_of, kept.named())) == [samples.budget_event()]
     await first.execute(f"DROP DATABASE {first.database}")
@@ -278,7 +282,7 @@ async def test_a_database_of_version_5_gets_incidents_and_keeps_its_alerts(click
     )
     assert await migrate(analytics) == ()
     found = await analytics.query("DESCRIBE TABLE alerts")
-    assert [(row[0], row[1]) for row in found.rows] == list(schema.ALERTS.columns.items())
+    assert [(row[0], row[1]) for row in found.rows] == columns_of(schema.ALERTS)
     earlier = {
         **reported.model_dump(exclude={"remind_at", "last_event_id"}),
         "payload": '{"failures":3}',
@@ -384,6 +388,24 @@ async def test_a_database_of_version_6_becomes_like_a_new_one_and_keeps_its_rows
     await old.close()
 
 
+async def test_a_database_of_version_12_gets_the_rate_of_streamed_answers(
+    analytics: Analytics, clickhouse_server: RunningServer
+) -> None:
+    old = connect(samples.new_database_url(clickhouse_server.url))
+    await migrate(old)
+    streamed = samples.attempt(first_token_ms=300, duration_ms=800, output_tokens=21, chunks=20)
+    await put_back(old, schema.ATTEMPTS, replace(schema.ATTEMPTS, computed={}), samples.attempt_row(streamed, 1))
+    await old.execute("CREATE OR REPLACE VIEW attempts_per_minute AS SELECT 1 AS calls")
+    await forget_from(old, 13)
+    assert await migrate(old) == tuple(
+        f"applied ClickHouse migration {one.version} ({one.name})" for one in MIGRATIONS[12:]
+    )
+    assert await described(old) == await described(analytics)
+    assert (await old.query("SELECT tokens_per_s FROM attempts FINAL")).rows == ((streamed.tokens_per_s,),) == ((40,),)
+    await old.execute(f"DROP DATABASE {old.database}")
+    await old.close()
+
+
 def of_then(ddl: str) -> str:
     """The statement as version 6 had it: long texts compressed, all else as the server does it by default."""
     ddl = ddl.replace(", materialize_ttl_recalculate_only = 1", "")
@@ -465,7 +487,7 @@ async def test_the_columns_of_every_table_are_those_that_inserts_name(analytics:
     for table in schema.TABLES:
         found = await analytics.query(
             "SELECT name, type FROM system.columns WHERE database = {database:String} AND table = {table:String}"
-            " ORDER BY position",
+            " AND default_kind != 'ALIAS' ORDER BY position",
             {"database": analytics.database, "table": table.name},
         )
         assert dict(found.rows) == dict(table.columns), table.name
@@ -475,6 +497,7 @@ async def test_the_columns_of_every_table_are_those_that_inserts_name(analytics:
 async def test_every_column_of_the_great_tables_is_compressed_by_a_chosen_codec(analytics: Analytics) -> None:
     found = await analytics.query(
         "SELECT table, name FROM system.columns WHERE database = {database:String} AND compression_codec = ''"
+        " AND default_kind != 'ALIAS'"
         " AND table IN (SELECT name FROM system.tables WHERE database = {database:String} AND engine LIKE '%Tree')",
         {"database": analytics.database},
     )

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Generator
 from datetime import UTC, datetime, timedelta
+from statistics import median
 from typing import Any
 
 import pytest
@@ -188,6 +189,23 @@ async def test_providers_are_judged_by_the_calls_they_got(filled: Analytics, his
         assert line.unknown_costs == sum(one.cost is None for one in some)
         assert line.last_error_at == latest
         assert line.last_error in {one.error.message for one in failed if one.error and one.started_at == latest}
+
+
+async def test_streamed_answers_are_those_of_the_records(filled: Analytics, history: Made) -> None:
+    by_model: dict[str, list[Attempt]] = defaultdict(list)
+    for one in history.called(SOME, "support-triage"):
+        if one.first_token_ms is not None:
+            by_model[one.model].append(one)
+    lines = await breakdown.streams(filled, SOME, agent="support-triage")
+    assert {line.model for line in lines} == by_model.keys()
+    assert [line.streams for line in lines] == sorted((len(some) for some in by_model.values()), reverse=True)
+    for line in lines:
+        some = by_model[line.model]
+        begun = [one.first_token_ms for one in some if one.first_token_ms is not None]
+        rates = [one.tokens_per_s for one in some if one.tokens_per_s is not None]
+        assert line.broken_off == sum(one.outcome != "success" for one in some)
+        assert (line.first_token_p50_ms, line.first_token_p95_ms) == (quantile(begun, 0.5), quantile(begun, 0.95))
+        assert line.tokens_per_s == pytest.approx(median(rates))
 
 
 @pytest.mark.parametrize("agent", AGENTS)

@@ -62,6 +62,8 @@ class Messages:
             output_tokens=tokens[1],
             cached_tokens=tokens[2],
             cause=picked.choice(get_args(Cause)),
+            first_token_ms=picked.choice((None, 0, picked.randrange(20_000))),
+            chunks=picked.choice((None, 1, 2, 500)),
         )
 
     def _execution(self, execution_id: str) -> Execution:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from breakwater.contracts.execution import Attempt, Execution
 
 T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 Figures = dict[tuple[Any, ...], dict[str, Any]]
 """By what a view groups by, in the order of its columns."""
 
@@ -40,7 +41,7 @@ def known_count(amounts: Iterable[int | None]) -> int | None:
     return sum(found) if found else None
 
 
-def quantile(level: float, values: Sequence[int]) -> int | None:
+def quantile(level: float, values: Sequence[Number]) -> Number | None:
     """As ClickHouse's `quantileExact`."""
     return sorted(values)[int(level * len(values))] if values else None
 
@@ -85,6 +86,7 @@ def attempts_per_minute(attempts: Iterable[Attempt]) -> Figures:
         calls = called(all_)
         failed = [one for one in calls if one.outcome != "success"]
         times = [one.duration_ms for one in calls]
+        begun = [one.first_token_ms for one in all_ if one.first_token_ms is not None]
         figures[key] = {
             "calls": len(calls),
             "succeeded": len(calls) - len(failed),
@@ -101,6 +103,10 @@ def attempts_per_minute(attempts: Iterable[Attempt]) -> Figures:
             "p50_ms": quantile(0.5, times),
             "p95_ms": quantile(0.95, times),
             "p99_ms": quantile(0.99, times),
+            "streams": len(begun),
+            "first_token_p50_ms": quantile(0.5, begun),
+            "first_token_p95_ms": quantile(0.95, begun),
+            "p50_tokens_per_s": quantile(0.5, [one.tokens_per_s for one in all_ if one.tokens_per_s is not None]),
         }
     return figures
 

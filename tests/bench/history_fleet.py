@@ -40,6 +40,7 @@ class Agent:
     daily_cap: float | None = None
     """How many times its average spend of a day its budget is."""
     hard: bool = False
+    streams: bool = False
 
 
 GPT_4O = Model("gpt-4o", "openai", 2_500, 10_000, 450, 11.0)
@@ -63,10 +64,11 @@ AGENTS = (
         max_attempts=2,
         keeps_prompts=False,
         daily_cap=1.2,
+        streams=True,
     ),
     Agent("nightly-digest", (GPT_4O_MINI, HAIKU), 0.05, 0.62, 2_900, 700, max_attempts=5, at_night=True),
     Agent("invoice-reader", (HAIKU, GPT_4O_MINI), 0.10, 0.64, 1_400, 210, max_attempts=4),
-    Agent("code-reviewer", (SONNET, GPT_4O), 0.07, 0.53, 3_600, 650, daily_cap=1.1),
+    Agent("code-reviewer", (SONNET, GPT_4O), 0.07, 0.53, 3_600, 650, daily_cap=1.1, streams=True),
     Agent("translator", (GPT_4O_MINI, HAIKU), 0.12, 0.52, 500, 510),
     Agent("lead-scorer", (LLAMA, GPT_4O_MINI), 0.09, 0.6, 350, 60),
     Agent("contract-checker", (SONNET, GPT_4O, GPT_4O_MINI), 0.03, 0.68, 5_200, 900, daily_cap=0.95, hard=True),

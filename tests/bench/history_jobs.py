@@ -213,8 +213,11 @@ class Jobs:
         sent = int(agent.input_tokens * rng.uniform(0.5, 1.7))
         given = int(agent.output_tokens * rng.uniform(0.3, 1.5)) + 1
         cached = sent // 2 if billed and rng.random() < 0.2 else 0
+        begun: int | None = None
         if billed:
-            took = int((model.first_token_ms + given * model.ms_per_token) * rng.lognormvariate(0, 0.35))
+            slower = rng.lognormvariate(0, 0.35)
+            took = int((model.first_token_ms + given * model.ms_per_token) * slower)
+            begun = int(model.first_token_ms * slower) if agent.streams else None
         elif kind == "timeout":
             took = 30_000
         else:
@@ -240,7 +243,7 @@ class Jobs:
                 *(f"{execution_id}:{number}", execution_id, agent.name, job.tenant, job.task_id, number),
                 *(model.name, model.provider, started, completed, took),
                 *((sent, given, cached, None, None, "stop") if billed else (None,) * 6),
-                *(None, None),  # not streamed
+                *((None, None) if begun is None else (begun, given)),
                 *(None if cost is None else Decimal(cost).scaleb(-9), basis),
                 *(None if reserved is None else Decimal(reserved).scaleb(-9), started),
                 "success" if failure is None else "worker_lost" if kind == "worker_lost" else "error",

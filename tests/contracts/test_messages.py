@@ -13,6 +13,7 @@ from breakwater.contracts.execution import Attempt, ErrorInfo
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import format_time, ms_from_time, nano_from_usd, time_from_ms, usd_from_nano
 from breakwater.contracts.validation import explain, problems
+from tests.analytics.samples import attempt
 
 
 @given(st.integers(min_value=-(2**53), max_value=2**53))
@@ -33,6 +34,25 @@ def test_times_come_back_to_the_millisecond(ms: int) -> None:
     moment = time_from_ms(ms)
     assert ms_from_time(moment) == ms
     assert ms_from_time(datetime.fromisoformat(format_time(moment))) == ms
+
+
+@pytest.mark.parametrize(
+    ("changes", "rate"),
+    [
+        ({}, 50.0),
+        ({"output_tokens": 1}, None),
+        ({"output_tokens": None}, None),
+        ({"first_token_ms": None, "chunks": None}, None),
+        ({"first_token_ms": 2250}, None),
+        ({"chunks": 1}, None),
+        ({"outcome": "error"}, None),
+    ],
+)
+def test_the_rate_of_a_streamed_answer_is_that_of_its_tokens_after_the_first(
+    changes: dict[str, Any], rate: float | None
+) -> None:
+    given = {"first_token_ms": 250, "duration_ms": 2250, "output_tokens": 101, "chunks": 40}
+    assert attempt(**{**given, **changes}).tokens_per_s == rate
 
 
 def test_a_time_is_written_in_utc_with_milliseconds() -> None:

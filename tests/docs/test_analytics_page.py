@@ -33,6 +33,7 @@ def a_job(identity: str, at: datetime) -> tuple[Execution, list[Attempt]]:
     names: dict[str, Any] = {"agent": AGENT, "tenant": "acme", "started_at": began}
     failed = {"outcome": "error", "error": samples.RATE_LIMITED}
     charged = {"reserved": 9_000_000, "reserved_at": at}
+    streamed = {"first_token_ms": 300, "chunks": 20}
     attempts = [
         samples.attempt(identity, 1, **names, **failed, **charged),
         samples.attempt(identity, 2, **names, **failed, **charged, cause="retry"),
@@ -47,7 +48,7 @@ def a_job(identity: str, at: datetime) -> tuple[Execution, list[Attempt]]:
             cost=0,
             cause="retry",
         ),
-        samples.attempt(identity, 4, **names, **charged, model="gpt-4.1-mini", cause="fallback"),
+        samples.attempt(identity, 4, **names, **charged, model="gpt-4.1-mini", cause="fallback", **streamed),
     ]
     record = samples.execution(
         identity,

@@ -12,9 +12,11 @@ from deploy.grafana.source.shared import (
     DURATIONS,
     ERRORS,
     FIGURES,
+    FIRST_TOKENS,
     INCIDENTS_OVER_CHARTS,
     OPENINGS,
     OUTCOMES,
+    TOKENS_PER_S,
     WASTE,
     spend_by,
 )
@@ -38,6 +40,7 @@ DASHBOARD = Dashboard(
             replace(_of_all_models(ERRORS), width=8),
             replace(_of_all_models(CALL_DURATIONS), width=8),
         ),
+        (_of_all_models(FIRST_TOKENS), _of_all_models(TOKENS_PER_S)),
         (
             spend_by("model", "Cost of its calls, as far as it is known."),
             WASTE,

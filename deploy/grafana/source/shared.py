@@ -159,6 +159,25 @@ CALL_DURATIONS = chart(
     by="model",
 )
 
+FIRST_TOKENS = chart(
+    f"{CALL_RECORDS} AND first_token_ms IS NOT NULL",
+    "quantile(0.95)(first_token_ms) AS p95",
+    at="started_at",
+    title="Time to first token, p95",
+    description="95 % of a model's streamed answers begin within this time.",
+    unit="ms",
+    by="model",
+)
+
+TOKENS_PER_S = chart(
+    f"{CALL_RECORDS} AND tokens_per_s IS NOT NULL",
+    "quantile(0.5)(tokens_per_s) AS half",
+    at="started_at",
+    title="Tokens per second",
+    description="How fast a model's streamed answers come after their first token: the median.",
+    by="model",
+)
+
 OPENINGS = Listing(
     title="Breaker openings",
     description="When and why breakers opened or were isolated. The time open counts within the time range. `*` "

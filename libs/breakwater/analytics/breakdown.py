@@ -1,4 +1,4 @@
-"""What went wrong in a window of time, and with whom: errors of calls, and how providers did.
+"""What went wrong in a window of time, and with whom: errors of calls, and how providers and streams did.
 
 Calls count by when they began. How the tables are read is explained in `overview.py`. Money is in nano-dollars, None
 where nothing of it is known.
@@ -231,3 +231,41 @@ async def refusals(analytics: Analytics, window: Window, *, agent: str | None = 
     """What was held back, the most frequent first. Raises as `Analytics.query` does."""
     found = await analytics.query(REFUSALS, within(window, agent))
     return tuple(RefusalLine(**row) for row in found.named())
+
+
+STREAMS = f"""
+SELECT
+    model,
+    count() AS streams,
+    countIf(outcome != 'success') AS broken_off,
+    quantiles(0.5, 0.95)(first_token_ms) AS first_tokens,
+    quantileOrNull(0.5)(tokens_per_s) AS rate
+{CALLED}
+WHERE first_token_ms IS NOT NULL
+GROUP BY model
+ORDER BY streams DESC, model
+{SETTINGS}"""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLine:
+    """The streamed answers of a model, from their beginning on."""
+
+    model: str
+    streams: int
+    broken_off: int
+    """Of these, the ones that failed after they had begun."""
+    first_token_p50_ms: int
+    first_token_p95_ms: int
+    tokens_per_s: float | None
+    """The median of `Attempt.tokens_per_s`; None where it is known of none."""
+
+
+async def streams(analytics: Analytics, window: Window, *, agent: str) -> tuple[StreamLine, ...]:
+    """How an agent's answers were streamed, the model with most of them first. Raises as `Analytics.query` does."""
+    return tuple(
+        StreamLine(
+            row["model"], row["streams"], row["broken_off"], *(round(ms) for ms in row["first_tokens"]), row["rate"]
+        )
+        for row in (await analytics.query(STREAMS, within(window, agent))).named()
+    )

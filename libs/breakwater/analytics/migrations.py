@@ -35,7 +35,8 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
 
     They are never changed once released. A column that is added later stands in `schema` for new databases, and in a
     migration here (`ALTER TABLE … ADD COLUMN IF NOT EXISTS`) for those that exist. A column's type may only become
-    wider: an older service goes on storing its rows.
+    wider: an older service goes on storing its rows. A view is made by the last step that changes it, as it may need
+    the columns that come with that step.
     """
 
     def added(table: Table, *columns: str) -> tuple[str, ...]:
@@ -81,7 +82,6 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
                 *added(ALERTS, "incident_id", "key", "change", "status", "tenant", "count", "version", "opened_at"),
                 *added(ALERTS, "last_at", "ends_at", "reminders", "acknowledged_by", "acknowledged_at", "resolved_by"),
                 *added(ALERTS, "resolved_at", "reason"),
-                create_view("incidents", layout),
             ),
         ),
         Migration(
@@ -94,7 +94,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
                 ATTEMPTS.add_index("charged_at", layout),
                 *(table.modify_columns(table.columns, layout) for table in TABLES),
                 *(table.modify_settings(layout) for table in TABLES if table.monthly),
-                *(create_view(name, layout) for name in VIEWS),
+                *(create_view(name, layout) for name in VIEWS if name not in ("attempts_per_minute", "incidents")),
             ),
         ),
         Migration(
@@ -114,6 +114,11 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
             (*added(ALERTS, "first_event", "highest_severity"), create_view("incidents", layout)),
         ),
         Migration(12, "streamed answers", added(ATTEMPTS, "first_token_ms", "chunks")),
+        Migration(
+            13,
+            "how fast answers were streamed",
+            (*added(ATTEMPTS, "tokens_per_s"), create_view("attempts_per_minute", layout)),
+        ),
     )
 
 
@@ -153,7 +158,7 @@ async def missing(analytics: Analytics, layout: Layout = PLAIN) -> tuple[Missing
             continue
         lacking += [
             MissingObject(f"column {table.name}.{column}", table.add_column(column, layout))
-            for column in table.columns
+            for column in (*table.columns, *table.computed)
             if column not in found[table.name]
         ]
     lacking += [MissingObject(f"view {name}", create_view(name, layout)) for name in VIEWS if name not in found]

@@ -150,6 +150,14 @@ ATTEMPTS = Table(
     ranges={"started_at": "started_at", "charged_at": "ifNull(reserved_at, started_at)"},
     # An attempt is published when it is over. That is by another clock, a worker's, but the nearest there is.
     earlier={"stored_at": "completed_at"},
+    computed={
+        # As `Attempt.tokens_per_s`.
+        "tokens_per_s": (
+            "Nullable(Float64)",
+            "if(outcome = 'success' AND chunks > 1 AND output_tokens > 1 AND duration_ms > first_token_ms, "
+            "(output_tokens - 1) * 1000 / (duration_ms - first_token_ms), NULL)",
+        ),
+    },
 )
 
 BREAKER_TRANSITIONS = Table(

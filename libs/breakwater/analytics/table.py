@@ -70,10 +70,12 @@ class Table:
     """Expressions that ranges of rows are read by, though the sorting key has them not, by the name of their index."""
     earlier: Mapping[str, str] = field(default_factory=dict[str, str])
     """Columns added later, with what they are in rows that were stored before, as SQL; others are NULL, 0 or empty."""
+    computed: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    """Columns that are not stored but follow from others when they are read: their types, and the SQL."""
 
     def ddl(self, layout: Layout = PLAIN) -> str:
         """The statement that creates the table where it is missing."""
-        lines = [self._column(name) for name in self.columns]
+        lines = [*map(self._column, self.columns), *map(self._computed, self.computed)]
         lines += [_find(name) for name in self.find_by]
         lines += [_range(name, expression) for name, expression in self.ranges.items()]
         partition = f"PARTITION BY toYYYYMM({self.time}) " if self.monthly else ""
@@ -87,6 +89,8 @@ class Table:
 
     def add_column(self, name: str, layout: Layout = PLAIN) -> str:
         """The statement that adds a column where it is missing, at its place."""
+        if name in self.computed:
+            return f"{self._alter(layout)} ADD COLUMN IF NOT EXISTS {self._computed(name)}"
         before = list(self.columns)[: list(self.columns).index(name)]
         place = f"AFTER {before[-1]}" if before else "FIRST"
         return f"{self._alter(layout)} ADD COLUMN IF NOT EXISTS {self._column(name)} {place}"
@@ -133,6 +137,10 @@ class Table:
     def _column(self, name: str) -> str:
         default = f" DEFAULT {self.earlier[name]}" if name in self.earlier else ""
         return f"{name} {self.columns[name]}{default} CODEC({self._codec(name)})"
+
+    def _computed(self, name: str) -> str:
+        kind, expression = self.computed[name]
+        return f"{name} {kind} ALIAS {expression}"
 
     def _codec(self, name: str) -> str:
         """What was smallest on rows as a busy plane makes them, measured by `python -m tests.bench.storage`."""

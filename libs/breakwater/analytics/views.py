@@ -55,7 +55,11 @@ SELECT
     countIf(NOT short_circuited AND cost IS NULL) AS unknown_costs,
     quantileExactOrNullIf(0.5)(duration_ms, NOT short_circuited) AS p50_ms,
     quantileExactOrNullIf(0.95)(duration_ms, NOT short_circuited) AS p95_ms,
-    quantileExactOrNullIf(0.99)(duration_ms, NOT short_circuited) AS p99_ms
+    quantileExactOrNullIf(0.99)(duration_ms, NOT short_circuited) AS p99_ms,
+    countIf(first_token_ms IS NOT NULL) AS streams,
+    quantileExactOrNull(0.5)(first_token_ms) AS first_token_p50_ms,
+    quantileExactOrNull(0.95)(first_token_ms) AS first_token_p95_ms,
+    quantileExactOrNull(0.5)(tokens_per_s) AS p50_tokens_per_s
 FROM attempts FINAL
 GROUP BY minute, agent, provider, model
 """

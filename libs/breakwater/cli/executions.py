@@ -195,12 +195,17 @@ def _show_execution(execution: Execution, *, as_json: bool) -> None:
         Column("finish", lambda one: one.finish_reason, drop=6),
         Column("took", lambda one: formats.duration(one.duration_ms), right=True, drop=2),
         Column("first token", lambda one: formats.duration(one.first_token_ms), right=True, drop=7),
+        Column("tokens/s", lambda one: _rate(one), right=True, drop=8),
         Column("waited", lambda one: formats.duration(one.backoff_ms or None), right=True, drop=5),
         Column("cost", lambda one: None if one.short_circuited else formats.money(one.cost), right=True, drop=1),
         Column("error", _attempt_error, drop=3),
     ]
     output.write("")
     output.table(columns, execution.attempts)
+
+
+def _rate(attempt: Attempt) -> str | None:
+    return None if attempt.tokens_per_s is None else f"{attempt.tokens_per_s:,.0f}"
 
 
 def _attempt_error(attempt: Attempt) -> str | None:

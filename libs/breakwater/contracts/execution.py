@@ -141,10 +141,15 @@ class Attempt(Event):
 
     @property
     def tokens_per_s(self) -> float | None:
-        """How fast a streamed answer came, from its first token on; None where that is not known."""
-        if self.first_token_ms is None or self.output_tokens is None or self.duration_ms <= self.first_token_ms:
+        """How fast a streamed answer came: output tokens after the first, by the time from then to the call's end.
+
+        None where that says nothing: the call failed, or its answer was not streamed, or it came in one piece, or the
+        number of its tokens is unknown.
+        """
+        tokens, first_ms = (self.output_tokens or 0) - 1, self.first_token_ms
+        if self.outcome != "success" or first_ms is None or (self.chunks or 0) < 2 or tokens < 1:
             return None
-        return self.output_tokens * 1000 / (self.duration_ms - self.first_token_ms)
+        return tokens * 1000 / (self.duration_ms - first_ms) if self.duration_ms > first_ms else None
 
 
 class Execution(Event):
