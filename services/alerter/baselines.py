@@ -30,17 +30,37 @@ _FAILURES: frozenset[Reason | None] = frozenset({"error", "timeout", "worker_los
 """What was refused, or is no job, says nothing of how calls fare: it ends at once, and would look like a fast one."""
 
 
+class _Sample:
+    """Some of a minute's times, spread evenly over it."""
+
+    __slots__ = ("_kept", "_stride", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._kept = array("q")
+        self._stride = 1
+
+    def add(self, ms: int) -> None:
+        if self.count % self._stride == 0:
+            self._kept.append(ms)
+            if len(self._kept) == MOST_DURATIONS:
+                self._kept, self._stride = self._kept[::2], self._stride * 2
+        self.count += 1
+
+    def median(self) -> float | None:
+        return float(median(self._kept)) if self._kept else None
+
+
 class _Counts:
     """One agent's minute, while it is open."""
 
-    __slots__ = ("calls", "cost", "durations", "failures", "stride")
+    __slots__ = ("cost", "durations", "failures", "first_tokens")
 
     def __init__(self) -> None:
-        self.calls = 0
         self.failures = 0
         self.cost: int | None = None
-        self.durations = array("q")
-        self.stride = 1
+        self.durations = _Sample()
+        self.first_tokens = _Sample()
 
     def add(self, execution: Execution) -> None:
         failed = execution.status == "dead_lettered" and execution.reason in _FAILURES
@@ -48,19 +68,16 @@ class _Counts:
         # Also what was cancelled has spent. But a refusal's zero must not make the baseline zero.
         if execution.total_cost is not None and (called or execution.total_cost):
             self.cost = (self.cost or 0) + execution.total_cost
-        if not called:
-            return
-        if self.calls % self.stride == 0:
-            self.durations.append(execution.duration_ms)
-            if len(self.durations) == MOST_DURATIONS:
-                # Every second one is kept, so that those kept are spread evenly over the minute.
-                self.durations, self.stride = self.durations[::2], self.stride * 2
-        self.calls += 1
-        self.failures += failed
+        for attempt in execution.attempts:
+            if attempt.first_token_ms is not None:
+                self.first_tokens.add(attempt.first_token_ms)
+        if called:
+            self.durations.add(execution.duration_ms)
+            self.failures += failed
 
     def minute(self, number: int) -> Minute:
-        latency_ms = float(median(self.durations)) if self.durations else None
-        return Minute(number, self.calls, self.failures, self.cost, latency_ms)
+        calls, streams = self.durations, self.first_tokens
+        return Minute(number, calls.count, self.failures, self.cost, calls.median(), streams.count, streams.median())
 
 
 class _Agent:

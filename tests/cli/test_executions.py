@@ -85,6 +85,13 @@ async def test_why_models_stopped_and_usage_that_is_not_credible_are_reported(ru
     assert "finish reason" not in (await in_thread(run, "executions", "e2")).out
 
 
+async def test_when_a_streamed_answer_began_and_how_fast_it_came_is_reported(run: Run, analytics: Analytics) -> None:
+    await store(analytics, [execution(attempts=(attempt(first_token_ms=300, chunks=20),))])
+    header, line = (await in_thread(run, "executions", "e1")).out.splitlines()[-2:]
+    assert "first token  tokens/s" in header
+    assert "300 ms        38" in line
+
+
 @pytest.mark.parametrize("asked", ["root", "a1"])
 async def test_a_tree_in_a_pipe_has_a_line_for_each_execution(run: Run, analytics: Analytics, asked: str) -> None:
     await store(analytics, FAMILY)

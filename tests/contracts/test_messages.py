@@ -13,7 +13,6 @@ from breakwater.contracts.execution import Attempt, ErrorInfo
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import format_time, ms_from_time, nano_from_usd, time_from_ms, usd_from_nano
 from breakwater.contracts.validation import explain, problems
-from tests.analytics.samples import attempt
 
 
 @given(st.integers(min_value=-(2**53), max_value=2**53))
@@ -51,7 +50,7 @@ def test_times_come_back_to_the_millisecond(ms: int) -> None:
 def test_the_rate_of_a_streamed_answer_is_that_of_its_tokens_after_the_first(
     changes: dict[str, Any], rate: float | None
 ) -> None:
-    given = {"first_token_ms": 250, "duration_ms": 2250, "output_tokens": 101, "chunks": 40}
+    given: dict[str, Any] = {"first_token_ms": 250, "duration_ms": 2250, "output_tokens": 101, "chunks": 40}
     assert attempt(**{**given, **changes}).tokens_per_s == rate
 
 

@@ -48,6 +48,8 @@ def minute(number: int, measure: Measure, value: float, calls: int = 100) -> Min
             return Minute(FIRST + number, 1, 0, round(value), None)
         case "latency":
             return Minute(FIRST + number, calls, 0, None, value)
+        case "first_token":
+            return Minute(FIRST + number, calls, 0, None, None, calls, value)
 
 
 def played(
@@ -116,9 +118,9 @@ def test_an_outlier_moves_the_baseline_by_little_however_far_out_it_is() -> None
 # --- Known series ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("measure", ["spend_rate", "latency"])
+@pytest.mark.parametrize("measure", ["spend_rate", "latency", "first_token"])
 def test_steady_figures_with_noise_alarm_nobody_in_30_days(measure: Measure) -> None:
-    scale = {"spend_rate": 10 * CENT, "latency": 1000}[measure]
+    scale = {"spend_rate": 10 * CENT, "latency": 1000, "first_token": 1000}[measure]
     values = noisy(scale, scale / 4, seed=2)
     assert played(first(30 * DAY, values), measure)[1] == []
 
@@ -340,6 +342,19 @@ def test_too_few_calls_say_nothing_of_errors_and_latency_but_all_of_spending() -
     assert baseline.spend_rate.level.learned == 1
 
 
+def test_what_is_not_streamed_says_nothing_of_first_tokens() -> None:
+    for streams, learned_minutes in ((0, 0), (RULES.minimum_calls - 1, 0), (RULES.minimum_calls, 1)):
+        baseline, _ = judge(Baseline(), Minute(FIRST, 100, 0, None, 1000.0, streams, 200.0), RULES)
+        assert (baseline.latency.level.learned, baseline.first_token.level.learned) == (1, learned_minutes)
+
+
+def test_what_was_stored_before_first_tokens_were_judged_is_kept() -> None:
+    baseline, _ = played([1000.0] * 40)
+    stored = json.loads(baseline.to_json())
+    del stored["first_token"]
+    assert Baseline.from_json(json.dumps(stored).encode()) == baseline
+
+
 def test_unknown_costs_are_not_zero() -> None:
     baseline, _ = judge(Baseline(), Minute(FIRST, 100, 0, None, 1000.0), RULES)
     assert baseline.spend_rate.level == Level()
@@ -371,17 +386,18 @@ MINUTES = st.lists(
         st.floats(0, 1),
         st.none() | st.integers(0, 10**17),
         st.none() | st.floats(0, 1e9),
+        st.none() | st.floats(0, 1e9),
     ),
     max_size=80,
 )
-Given = list[tuple[int, int, float, int | None, float | None]]
+Given = list[tuple[int, int, float, int | None, float | None, float | None]]
 
 
 def minutes(given_: Given) -> Iterator[Minute]:
     number = FIRST
-    for gap, calls, failing, cost, latency in given_:
+    for gap, calls, failing, cost, latency, first_token in given_:
         number += gap
-        yield Minute(number, calls, round(calls * failing), cost, latency)
+        yield Minute(number, calls, round(calls * failing), cost, latency, calls, first_token)
 
 
 @given(LATENCIES, st.integers(1, 20))

@@ -263,9 +263,8 @@ class StreamLine:
 
 async def streams(analytics: Analytics, window: Window, *, agent: str) -> tuple[StreamLine, ...]:
     """How an agent's answers were streamed, the model with most of them first. Raises as `Analytics.query` does."""
-    return tuple(
-        StreamLine(
-            row["model"], row["streams"], row["broken_off"], *(round(ms) for ms in row["first_tokens"]), row["rate"]
-        )
-        for row in (await analytics.query(STREAMS, within(window, agent))).named()
-    )
+    found: list[StreamLine] = []
+    for row in (await analytics.query(STREAMS, within(window, agent))).named():
+        p50_ms, p95_ms = (round(ms) for ms in row["first_tokens"])
+        found.append(StreamLine(row["model"], row["streams"], row["broken_off"], p50_ms, p95_ms, row["rate"]))
+    return tuple(found)

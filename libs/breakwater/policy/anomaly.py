@@ -1,4 +1,4 @@
-"""When an agent's errors, spending or latency are far from its own, minute by minute.
+"""When an agent's errors, spending, latency or time to first token are far from its own, minute by minute.
 
 A minute is far when its value is more than `deviations` expected deviations above the baseline, and calm within half of
 that. Only upwards: fewer errors, less spending and faster answers need no operator. An anomaly begins after a number of
@@ -9,13 +9,14 @@ far minutes in a row, and is over
   they become the baseline;
 - when there were no figures for `LAPSE` minutes: the agent was stopped.
 
-Spending and latency also have habits: a batch each night is far from the day's figures, and no anomaly. When `HABIT`
+All but errors also have habits: a batch each night is far from the day's figures, and no anomaly. When `HABIT`
 peaks have passed by themselves within a week, the next one is reported only if it is clearly higher, or lasts clearly
-longer. Errors are never a habit.
+longer.
 
 Only minutes with activity count, both in a row and for the baseline: an agent that is idle at night neither learns a
 baseline of zero nor raises an alert in the morning. So its spending is that of an active minute; that it works more
-minutes of the day is for budgets to see. Minutes with too few calls say nothing of errors and latency, either way.
+minutes of the day is for budgets to see. Minutes with too few calls say nothing of errors and latency, either way, and
+those with too few streamed answers nothing of their first tokens.
 
 Nothing here is a clock: a minute is its number since the epoch, and one that is passed again changes nothing.
 
@@ -40,9 +41,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from breakwater.policy.alert_rules import AnomalyRules
 
-Measure = Literal["error_rate", "spend_rate", "latency"]
-"""A share of calls; nano-dollars per minute; milliseconds."""
-MEASURES: tuple[Measure, ...] = ("error_rate", "spend_rate", "latency")
+Measure = Literal["error_rate", "spend_rate", "latency", "first_token"]
+"""A share of calls; nano-dollars per minute; milliseconds, twice."""
+MEASURES: tuple[Measure, ...] = ("error_rate", "spend_rate", "latency", "first_token")
 
 HALF_LIFE = 4_320
 """Minutes after which one counts half: three days of an agent that is always active. With one day a quiet
@@ -59,7 +60,12 @@ SPREAD_CLIP = 20.0
 steady: with a clip of `c` that happens where fewer than 1 of 2c minutes is a peak."""
 RELATIVE_FLOOR = 0.1
 """Of the baseline: the least deviation, however steady an agent is."""
-ABSOLUTE_FLOOR: Mapping[Measure, float] = {"error_rate": 0.02, "spend_rate": 10_000_000, "latency": 50}
+ABSOLUTE_FLOOR: Mapping[Measure, float] = {
+    "error_rate": 0.02,
+    "spend_rate": 10_000_000,
+    "latency": 50,
+    "first_token": 50,
+}
 """The least deviation: 2 % of calls, one cent per minute, 50 ms. Less is not worth a person's time."""
 
 Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -137,6 +143,10 @@ class Minute:
     """Nano-dollars; None where nothing is known of it."""
     latency_ms: float | None
     """Median of its calls: one slow call is not a slow minute."""
+    streams: int = 0
+    """Attempts whose answer began to be streamed."""
+    first_token_ms: float | None = None
+    """Median of these, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +188,11 @@ class Baseline:
     error_rate: Track = Track()
     spend_rate: Track = Track()
     latency: Track = Track()
+    first_token: Track = Track()
 
     def of(self, measure: Measure) -> Track:
         """One measure of it."""
-        return {"error_rate": self.error_rate, "spend_rate": self.spend_rate, "latency": self.latency}[measure]
+        return getattr(self, measure)
 
     def anomalies(self) -> frozenset[Measure]:
         """Those that began, by a verdict, and are not over."""
@@ -220,6 +231,7 @@ class Verdict:
     deviation: float
     """The expected one, with its floors. Never zero."""
     calls: int
+    """Of time to first token: the streams."""
 
 
 def judge(baseline: Baseline, minute: Minute, rules: AnomalyRules) -> tuple[Baseline, tuple[Verdict, ...]]:
@@ -263,9 +275,15 @@ def lapse(baseline: Baseline, number: int) -> tuple[Baseline, tuple[Verdict, ...
 def _value(minute: Minute, measure: Measure, rules: AnomalyRules) -> float | None:
     if measure == "spend_rate":
         return None if minute.cost is None else float(minute.cost)
-    if minute.calls < rules.minimum_calls:
+    if _calls(minute, measure) < rules.minimum_calls:
         return None
+    if measure == "first_token":
+        return minute.first_token_ms
     return minute.failures / minute.calls if measure == "error_rate" else minute.latency_ms
+
+
+def _calls(minute: Minute, measure: Measure) -> int:
+    return minute.streams if measure == "first_token" else minute.calls
 
 
 def _observe(
@@ -284,7 +302,7 @@ def _observe(
     # An anomaly that ended is reported as it was; an accepted one with its new baseline.
     baseline = after.level.baseline if change == "accepted" else track.level.baseline
     since = after.peak.since if change == "began" else track.peak.since
-    return after, Verdict(measure, change, minute.number, since, value, baseline, deviation, minute.calls)
+    return after, Verdict(measure, change, minute.number, since, value, baseline, deviation, _calls(minute, measure))
 
 
 _Change = Literal["began", "recovered", "accepted"]

@@ -12,12 +12,23 @@ from breakwater.policy.alert_texts import moment, money_text
 from breakwater.policy.anomaly import LAPSE, Measure, Verdict
 from breakwater.policy.signals import Firing, Resolved, Signal, command, key_of
 
-_NAMES: Mapping[Measure, str] = {"error_rate": "Error rate", "spend_rate": "Spending", "latency": "Latency"}
-_UNITS: Mapping[Measure, str] = {"error_rate": "share", "spend_rate": "usd_per_minute", "latency": "ms"}
+_NAMES: Mapping[Measure, str] = {
+    "error_rate": "Error rate",
+    "spend_rate": "Spending",
+    "latency": "Latency",
+    "first_token": "Time to first token",
+}
+_UNITS: Mapping[Measure, str] = {
+    "error_rate": "share",
+    "spend_rate": "usd_per_minute",
+    "latency": "ms",
+    "first_token": "ms",
+}
 _ADVICE: Mapping[Measure, str] = {
     "error_rate": "lists what failed, and why",
     "spend_rate": "lists what it spent money on",
     "latency": "lists its calls, and how long each took",
+    "first_token": "lists its calls; each one's page shows when its answer began",
 }
 
 
@@ -74,6 +85,9 @@ def _now(agent: str, verdict: Verdict) -> str:
             return f"In the minute from {when} {agent} spent {shown} on {_calls(verdict.calls)}"
         case "latency":
             return f"In the minute from {when} {agent} took {shown} for the median of {_calls(verdict.calls)}"
+        case "first_token":
+            streams = f"{verdict.calls:,} stream{'' if verdict.calls == 1 else 's'}"
+            return f"In the minute from {when} {agent} took {shown} to the first token, the median of {streams}"
 
 
 def _calls(count: int) -> str:
@@ -90,7 +104,7 @@ def _shown(verdict: Verdict, value: float) -> str:
             return f"{value * 100:.3g} %"
         case "spend_rate":
             return money_text(round(value))
-        case "latency":
+        case "latency" | "first_token":
             return f"{value:,.0f} ms" if value < 1000 else f"{value / 1000:,.1f} s"
 
 
@@ -117,5 +131,5 @@ def _stored(measure: Measure, value: float) -> JsonValue:
             return round(value, 4)
         case "spend_rate":
             return usd_from_nano(round(value))
-        case "latency":
+        case "latency" | "first_token":
             return round(value)

@@ -8,6 +8,7 @@ from breakwater.policy.alert_rules import AnomalyRules
 from breakwater.policy.anomaly import LAPSE, Baseline
 from breakwater.policy.signals import Firing, Resolved, Signal
 from services.alerter.baselines import CAUGHT_UP, GRACE, MOST_DURATIONS, SAVE_EVERY, Baselines
+from tests.analytics.samples import attempt
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -69,6 +70,19 @@ def test_an_agent_that_begins_to_fail_is_reported_in_the_third_minute_and_again_
     (over,) = work(baselines, AT + 27 * MINUTE, 10)
     assert isinstance(over, Resolved)
     assert (over.key, over.at) == (raised.key, AT + 30 * MINUTE)
+
+
+def test_an_agent_whose_answers_begin_late_is_reported_though_they_end_as_soon() -> None:
+    baselines, fast = Baselines(RULES), {"attempts": (attempt(first_token_ms=200, chunks=9),)}
+    slow = {"attempts": (attempt(outcome="error"), attempt(first_token_ms=2600, chunks=9))}
+    assert work(baselines, AT, 20, **fast) == []
+    (raised,) = work(baselines, AT + 20 * MINUTE, 10, **slow)
+    assert isinstance(raised, Firing)
+    assert raised.key == "agent_anomaly/writer/first_token"
+    assert "took 2.6 s to the first token, the median of 10 streams; the baseline is 2" in raised.text
+    (over,) = work(baselines, AT + 30 * MINUTE, 10, **fast)
+    assert isinstance(over, Resolved)
+    assert over.key == raised.key
 
 
 def test_agents_have_figures_of_their_own() -> None:
