@@ -4,27 +4,64 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from breakwater import background
 
 
-async def test_a_task_that_loses_a_cancellation_ends_all_the_same() -> None:
-    heard = 0
+class LosesCancellations:
+    """Goes on for ever, and loses the first cancellations."""
 
-    async def deaf_at_first() -> None:
-        nonlocal heard
+    def __init__(self, lost: int = 1) -> None:
+        self._lost, self.heard = lost, 0
+
+    async def run(self) -> None:
         while True:
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
-                heard += 1
-                if heard == 2:
+                self.heard += 1
+                if self.heard > self._lost:
                     raise
 
-    task = asyncio.create_task(deaf_at_first())
+
+async def test_a_task_that_loses_a_cancellation_ends_all_the_same() -> None:
+    deaf_at_first = LosesCancellations()
+    task = asyncio.create_task(deaf_at_first.run())
     await asyncio.sleep(0)
     async with asyncio.timeout(60):
         await background.stop(task)
-    assert (task.cancelled(), heard) == (True, 2)
+    assert (task.cancelled(), deaf_at_first.heard) == (True, 2)
+
+
+async def test_ending_tasks_is_not_given_up_when_it_is_cancelled() -> None:
+    deaf_at_first = LosesCancellations(2)
+    task = asyncio.create_task(deaf_at_first.run())
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(background.stop(task))
+    await asyncio.sleep(0)
+    stopping.cancel()
+    async with asyncio.timeout(60):
+        await asyncio.wait({stopping})
+    assert (task.cancelled(), stopping.cancelled(), deaf_at_first.heard) == (True, True, 3)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_no_part_outlives_those_it_was_run_with(fails: bool) -> None:
+    deaf_at_first, begun = LosesCancellations(), asyncio.Event()
+
+    async def other() -> None:
+        begun.set()
+        if fails:
+            raise ValueError
+        await asyncio.sleep(60)
+
+    together = asyncio.create_task(background.run_together(other(), deaf_at_first.run()))
+    await begun.wait()
+    async with asyncio.timeout(60):
+        await (asyncio.wait({together}) if fails else background.stop(together))
+    assert deaf_at_first.heard == 2
+    assert together.cancelled() is not fails
 
 
 async def test_tasks_that_have_ended_or_failed_are_no_trouble() -> None:

@@ -1,21 +1,39 @@
-"""Ending what runs beside the work."""
+"""What runs beside the work: how it is run, and how it is ended."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 AGAIN_S = 0.5
 
 
+async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
+    """Runs parts side by side until they have ended; none outlives this, also if it is cancelled or one of them fails.
+
+    `asyncio.gather` alone would leave one behind: it ends with the first part that was cancelled.
+    """
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        await stop(*tasks)
+
+
 async def stop(*tasks: asyncio.Task[Any]) -> None:
-    """Cancels tasks, and returns when they have ended, however they did.
+    """Cancels tasks, and returns when they have ended, however they did, also if this is cancelled meanwhile.
 
     Once is not enough: `asyncio.wait_for` of Python 3.11, which redis-py sends commands with, loses a cancellation that
     comes at the moment its own waiting is over. A task that goes on for ever would then be waited for for ever.
     """
-    left = {task for task in tasks if not task.done()}
-    while left:
+    cancelled: asyncio.CancelledError | None = None
+    while left := [task for task in tasks if not task.done()]:
         for task in left:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=AGAIN_S)
+        try:
+            await asyncio.wait(left, timeout=AGAIN_S)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

@@ -87,11 +87,7 @@ class LeaderTasks:
             "replays": lambda: self._replay(notifiers),
             "baselines": lambda: self._save(baselines),
         }
-        tasks = [asyncio.create_task(_lasting(name, part)) for name, part in parts.items()]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            await background.stop(*tasks)
+        await background.run_together(*(_lasting(name, part) for name, part in parts.items()))
 
     def _notifier(self, channel: AlertSender) -> Notifier:
         bus = self._bus

@@ -9,6 +9,7 @@ from functools import partial
 
 import structlog
 
+from breakwater import background
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Lookup
@@ -80,7 +81,7 @@ class Reconciler:
             sweep: charges the calls of workers that are lost, by the log's identity; called every so often, while the
                 counters are there.
         """
-        await asyncio.gather(self._keep_filled(sweep), self._keep_right())
+        await background.run_together(self._keep_filled(sweep), self._keep_right())
 
     async def _keep_filled(self, sweep: Callable[[str], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()

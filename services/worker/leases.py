@@ -10,6 +10,7 @@ from time import monotonic
 
 import structlog
 
+from breakwater import background
 from breakwater.bus.delivery import Delivery, still_held
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.outage import Outage, Outages
@@ -82,7 +83,7 @@ class Leases:
 
     async def run(self) -> None:
         """Keeps them until cancelled. The deliveries by themselves, as they are kept whether Redis answers or not."""
-        await asyncio.gather(
+        await background.run_together(
             _keep("keeping deliveries", ACK_WAIT_S / 3, lambda: still_held(tuple(self.deliveries))),
             _keep("renewing claims", RENEW_EVERY_S, self._renew_claims),
             _keep("the clock", 1.0, self._tick),
