@@ -662,8 +662,8 @@ async def test_sigterm_lets_a_running_statement_finish(tmp_path: Path) -> None:
     running = start(tmp_path / "data")
     try:
         async with await connect(running) as client:
-            sleeper = asyncio.create_task(client.query("SELECT sleep(2.5), 'done'"))
-            await until(lambda: _running(client, "sleep(2.5), "))
+            sleeper = asyncio.create_task(client.query("SELECT sleep(1.5), 'done'"))
+            await until(lambda: _running(client, "sleep(1.5), "))
             running.process.send_signal(signal.SIGTERM)
             answer = await sleeper
     finally:
