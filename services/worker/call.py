@@ -64,6 +64,19 @@ class Ended:
     choices: tuple[Choice, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a call has used, as far as that is credible; the fields are those of its attempt."""
+
+    cost: int | None = 0
+    cost_basis: CostBasis = "billed"
+    usage: Usage | None = None
+    usage_problem: str | None = None
+
+
+NOTHING = Spent()
+
+
 async def call(
     worker: WorkerContext,
     job: Assignment,
@@ -142,17 +155,14 @@ def attempt_of(
     started_at: datetime,
     outcome: Outcome,
     *,
-    cost: int | None = 0,
-    basis: CostBasis = "billed",
-    usage: Usage | None = None,
-    usage_problem: str | None = None,
+    spent: Spent = NOTHING,
     finish_reason: str | None = None,
     error: ErrorInfo | None = None,
     counted: bool = False,
     refused: Refused | None = None,
 ) -> Attempt:
     """An attempt that has just ended, as it will be recorded."""
-    completed_at = worker.now()
+    completed_at, usage = worker.now(), spent.usage
     return Attempt(
         attempt_id=job.attempt_id(flight.number),
         execution_id=job.execution_id,
@@ -169,12 +179,12 @@ def attempt_of(
         output_tokens=usage.output_tokens if usage else None,
         cached_tokens=usage.cached_tokens if usage else None,
         reasoning_tokens=usage.reasoning_tokens if usage else None,
-        usage_problem=usage_problem,
+        usage_problem=spent.usage_problem,
         finish_reason=finish_reason,
         first_token_ms=flight.first_token_ms,
         chunks=flight.chunks,
-        cost=cost,
-        cost_basis=basis,
+        cost=spent.cost,
+        cost_basis=spent.cost_basis,
         reserved=None if flight.reserved_at is None else flight.reserved,
         reserved_at=flight.reserved_at,
         outcome=outcome,
@@ -220,21 +230,9 @@ async def recorded_attempt(worker: WorkerContext, agent: str, execution_id: str,
     return None if found is None else Attempt.model_validate_json(found.data)
 
 
-def cost_of_failure(flight: InFlight, *, maybe_billed: bool) -> tuple[int | None, CostBasis]:
-    """What a call without an answer cost: nothing, or at most what was reserved for it."""
-    if not maybe_billed:
-        return 0, "billed"
-    return flight.reserved, "unknown" if flight.reserved is None else "estimated"
-
-
-@dataclass(frozen=True, slots=True)
-class _Spent:
-    """What a call has used, as far as that is credible; its fields are those of its attempt."""
-
-    usage: Usage | None
-    usage_problem: str | None
-    cost: int | None
-    basis: CostBasis
+def spent_at_most(flight: InFlight) -> Spent:
+    """What a call may have cost that nothing is known of: at most what was reserved for it."""
+    return Spent(flight.reserved, "unknown" if flight.reserved is None else "estimated")
 
 
 def _spent(
@@ -246,7 +244,7 @@ def _spent(
     *,
     maybe_billed: bool,
     part: Usage | None = None,
-) -> _Spent:
+) -> Spent:
     """What a call has used by what was reported; where that says nothing of its cost, at most what was reserved.
 
     Args:
@@ -267,12 +265,11 @@ def _spent(
         if cost is not None and cost > MAX_COUNTED:
             problem, usage, cost = "more was reported than can be counted at the price of the model", None, None
     if cost is not None:
-        return _Spent(usage, problem, cost, "billed")
+        return Spent(cost, "billed", usage, problem)
     if part is not None and pricing is not None and (estimate := pricing.cost(part)) is not None:
-        return _Spent(
-            part, problem, estimate if flight.reserved is None else min(estimate, flight.reserved), "estimated"
-        )
-    return _Spent(usage, problem, *cost_of_failure(flight, maybe_billed=maybe_billed))
+        cost = estimate if flight.reserved is None else min(estimate, flight.reserved)
+        return Spent(cost, "estimated", part, problem)
+    return replace(spent_at_most(flight) if maybe_billed else NOTHING, usage=usage, usage_problem=problem)
 
 
 def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_at: datetime, answer: Answer) -> Ended:
@@ -285,10 +282,7 @@ def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_
             flight,
             started_at,
             outcome,
-            cost=spent.cost,
-            basis=spent.basis,
-            usage=spent.usage,
-            usage_problem=spent.usage_problem,
+            spent=spent,
             finish_reason=answer.finish_reason,
             error=error,
         )
@@ -356,10 +350,7 @@ def _failed(
         flight,
         started_at,
         "error",
-        cost=spent.cost,
-        basis=spent.basis,
-        usage=spent.usage,
-        usage_problem=spent.usage_problem,
+        spent=spent,
         finish_reason=failed.finish_reason,
         error=error,
         counted=counted,

@@ -104,7 +104,8 @@ class Generations:
             await generation.handlers[agent].handle(delivery)
         finally:
             generation.running -= 1
-            await self._forget()
+            if generation is not self.newest:
+                await self._forget()
 
     async def take_over(self, config: Config) -> None:
         """Runs under another config what begins from now on. Raises ConfigError, and nothing has changed then."""

@@ -8,7 +8,7 @@ from datetime import datetime
 from breakwater.contracts.execution import Attempt
 from breakwater.policy.classify import WORKER_LOST, Classification
 from services.worker.assignment import Assignment
-from services.worker.call import attempt_of, cost_of_failure, recorded_attempt
+from services.worker.call import attempt_of, recorded_attempt, spent_at_most
 from services.worker.checkpoint import Checkpoint, InFlight
 from services.worker.context import WorkerContext
 from services.worker.repairs import Repairs
@@ -39,9 +39,8 @@ async def recover(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint
     if flight is None or flight.number != number:
         return Recovered(checkpoint, last, None)
     flight = flight.model_copy(update={"reserved_at": await _reserved_at(worker, job, flight)})
-    cost, basis = cost_of_failure(flight, maybe_billed=True)
-    error = WORKER_LOST.error_info()
-    lost = attempt_of(worker, job, flight, flight.started_at, "worker_lost", cost=cost, basis=basis, error=error)
+    spent, error = spent_at_most(flight), WORKER_LOST.error_info()
+    lost = attempt_of(worker, job, flight, flight.started_at, "worker_lost", spent=spent, error=error)
     return Recovered(checkpoint, last, (flight, lost))
 
 
