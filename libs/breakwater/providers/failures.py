@@ -75,6 +75,11 @@ def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> Htt
     return HttpFailure(status, message, _name(error, "code"), _type(error), lowered, _delay_s(error, message))
 
 
+def carries_error(body: Mapping[str, Any]) -> bool:
+    """Whether the body of a 2xx, or an event of it, is an error."""
+    return bool(body.get("error")) or "error" in (body.get("type"), body.get("object"))
+
+
 def error_in_answer(body: dict[str, Any], answered: int = 200) -> HttpFailure | BrokenAnswer:
     """The error that the body of a 2xx carries.
 

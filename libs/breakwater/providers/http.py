@@ -30,7 +30,7 @@ from breakwater.providers.base import (
     UnusableAnswerError,
     Wire,
 )
-from breakwater.providers.failures import error_in_answer, http_failure, read_json, transport_failure
+from breakwater.providers.failures import carries_error, error_in_answer, http_failure, read_json, transport_failure
 from breakwater.providers.http_stream import StreamBroken, receive, silence
 from breakwater.secret_refs import SecretRef
 
@@ -243,7 +243,7 @@ class HttpProvider:
             raise CallFailed(http_failure(status, reply.payload, reply.headers), maybe_billed=False)
         body = _parsed(reply)
         usage = self._wire.usage(body)
-        if body.get("error") or "error" in (body.get("type"), body.get("object")):
+        if carries_error(body):
             raise CallFailed(error_in_answer(body, status), maybe_billed=True, usage=usage)
         try:
             return self._answer(body, status)

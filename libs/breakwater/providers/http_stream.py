@@ -13,7 +13,7 @@ import orjson
 from breakwater.policy.chat_chunks import Chunk
 from breakwater.policy.classify import Failure, TransportFailure
 from breakwater.providers.base import MAX_ANSWER_BYTES, Call, Streaming, StreamReader, UnusableAnswerError
-from breakwater.providers.failures import error_in_answer
+from breakwater.providers.failures import carries_error, error_in_answer
 from breakwater.providers.server_sent import EventReader, EventTooLargeError
 
 _LAST_BYTES_S = 0.05
@@ -87,7 +87,7 @@ def _chunks(events: EventReader, reader: StreamReader, piece: bytes) -> Iterator
     try:
         for data in events.feed(piece):
             event = None if data == b"[DONE]" else _parsed(data)
-            if event is not None and (event.get("error") or "error" in (event.get("type"), event.get("object"))):
+            if event is not None and carries_error(event):
                 raise StreamBroken(error_in_answer(event))
             yield from reader.read(event)
     except EventTooLargeError as error:
