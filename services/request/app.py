@@ -88,13 +88,14 @@ class RequestService:
         self._waiters = Waiters()
         self._results = ResultReader(self._connection, self._reconnects)
         self._publisher = Publisher(self._connection, "request")
-        self._incidents = IncidentLog(self._connection, self._publisher, Redactor.compile(config.redaction))
+        redactor = Redactor.compile(config.redaction)
+        self._incidents = IncidentLog(self._connection, self._publisher, redactor)
         self._analytics = connect(settings.clickhouse_url)
         self._live = LiveConfig(config)
         self._shares = QueueShares(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection))
         self._fill = StreamFill(Lookup(self._connection), StreamMetrics())
         self._streams = ProgressStreams(Sources(self._connection, self._results, self._accepted, self._reconnects))
-        self._app = _LiveApp(self._app_for(config))
+        self._app = _LiveApp(self._app_for(config, redactor))
         self._server = Server(
             self._app,
             drain_s=config.limits.drain_s,
@@ -127,8 +128,9 @@ class RequestService:
 
     async def take_over(self, config: Config) -> None:
         """Answers by another config what is asked from now on. Raises ConfigError, and nothing has changed then."""
-        app = self._app_for(config)
-        self._incidents.redactor = Redactor.compile(config.redaction)
+        redactor = Redactor.compile(config.redaction)
+        app = self._app_for(config, redactor)
+        self._incidents.redactor = redactor
         self._shares.set_share(config.limits.jobs_max_bytes_per_agent)
         self._live.take_over(config)
         self._app.now = app
@@ -137,8 +139,8 @@ class RequestService:
         """Ends serving, as SIGTERM does."""
         self._server.stop()
 
-    def _app_for(self, config: Config) -> Starlette:
-        redactor, publisher, connection = Redactor.compile(config.redaction), self._publisher, self._connection
+    def _app_for(self, config: Config, redactor: Redactor) -> Starlette:
+        publisher, connection = self._publisher, self._connection
         state, queue = Breakers(self._redis), Queue(publisher, self._shares)
         agents = Agents(config, state, Healths(self._redis))
         breakers = BreakerRoutes(config, state, publisher, connection)

@@ -26,7 +26,9 @@ from breakwater.contracts.execution import Attempt, Progress
 from breakwater.contracts.types import Event, Timestamp, is_identifier
 from breakwater.state.accepted import Accepted, Standing
 from breakwater.state.connection import StateUnavailable
+from services.request import event_stream
 from services.request.auth import holder_of, refusal
+from services.request.event_stream import EventStream, send_part
 from services.request.jobs import job_is_of
 from services.request.problems import Problem, unavailable, unknown_job
 from services.request.results import ResultReader
@@ -34,9 +36,6 @@ from services.request.results import ResultReader
 MOST_STREAMS = 200
 MOST_OF_A_KEY = 50
 """So that no program can take all streams."""
-
-KEEP_ALIVE_S = 15.0
-"""Proxies close what is silent for a minute."""
 
 KEY_LOOK_S = 15.0
 """How often it is looked whether the key that opened a stream still would: it may be revoked meanwhile."""
@@ -47,9 +46,6 @@ LOOK_S = 5.0
 LOOK_AGAIN_S = 0.2
 """The same, at first, once the end was received and its record is not found: the replica that was asked lags."""
 
-SEND_TIMEOUT_S = 60.0
-"""For a reader to take anything at all."""
-
 FAREWELL_S = 1.0
 
 MOST_UNSENT = 256
@@ -58,8 +54,6 @@ MOST_UNSENT = 256
 ENDED = frozenset({"succeeded", "dead_lettered"})
 _STARTS = "agent.attempt.start"
 _ENDS = frozenset({"agent.attempt.finish", "agent.attempt.error"})
-
-_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 @dataclass(slots=True, eq=False)
@@ -149,12 +143,11 @@ class ProgressStreams:
             inbox.end("the service stops; connect again")
 
 
-class _Following(Response):
+class _Following(EventStream):
     """One stream. Problems that are found before it has begun are answered as any other."""
 
     def __init__(self, streams: ProgressStreams, sources: Sources, job_id: str, request: Request) -> None:
-        super().__init__(headers=_HEADERS)
-        self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
+        super().__init__()
         self._streams = streams
         self._sources = sources
         self._job_id = job_id
@@ -169,9 +162,9 @@ class _Following(Response):
             try:
                 async with hearing(self._sources.connection, subject, inbox.put):
                     found, decided = await self._known()
-                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    await self.begin(send)
                     if scope["method"] == "HEAD":
-                        await send({"type": "http.response.body", "body": b""})
+                        await send_part(send, b"", more=False)
                         return
                     await self._supervise(inbox, receive, send, found, decided)
             except (BusError, StateUnavailable) as error:
@@ -192,8 +185,7 @@ class _Following(Response):
                 # Between two events: what a server was given it has taken, and only waiting can be cancelled.
                 await background.stop(writing)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(FAREWELL_S):
-                        await send(_body(comment(inbox.ending.result()), more=False))
+                    await send_part(send, comment(inbox.ending.result()), more=False, timeout_s=FAREWELL_S)
         finally:
             await background.stop(writing, left, watching)
 
@@ -274,13 +266,8 @@ class _Sender:
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
         """Waits for a reader that is slow. Raises TimeoutError: it takes nothing at all."""
-        async with asyncio.timeout(SEND_TIMEOUT_S):
-            await self._send(_body(data, more=more))
-        self.silent_until = time.monotonic() + KEEP_ALIVE_S
-
-
-def _body(data: bytes, *, more: bool) -> dict[str, object]:
-    return {"type": "http.response.body", "body": data, "more_body": more}
+        await send_part(self._send, data, more=more)
+        self.silent_until = time.monotonic() + event_stream.KEEP_ALIVE_S
 
 
 async def _disconnected(receive: Receive) -> None:

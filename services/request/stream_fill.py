@@ -8,13 +8,12 @@ import structlog
 
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Lookup
-from breakwater.bus.topology import WHEN_FULL
+from breakwater.bus.topology import NEARLY_FULL, WHEN_FULL
 from breakwater.contracts.subjects import Stream
 from breakwater.metrics import StreamMetrics
 from breakwater.outage import Outage
 
 LOOK_EVERY_S = 30.0
-WARN_FROM = 0.8
 WATCHED = (Stream.JOBS, Stream.EVENTS, Stream.RESULTS, Stream.DLQ, Stream.ALERTS)
 
 
@@ -41,9 +40,9 @@ class StreamFill:
             self._metrics.used(stream, used)
             log = structlog.get_logger().bind(stream=stream.value, used=round(used, 2))
             # The oldest alerts go, at any time once their stream has been filled: that needs nobody.
-            if used >= WARN_FROM and stream is not Stream.ALERTS and stream not in self._warned:
+            if used >= NEARLY_FULL and stream is not Stream.ALERTS and stream not in self._warned:
                 self._warned.add(stream)
                 log.warning("stream_nearly_full", when_full=WHEN_FULL[stream])
-            elif used < WARN_FROM and stream in self._warned:
+            elif used < NEARLY_FULL and stream in self._warned:
                 self._warned.discard(stream)
                 log.info("stream_has_room_again")

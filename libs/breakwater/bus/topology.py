@@ -42,6 +42,9 @@ ALERTS_HELD = 1_000
 """How many alerts a channel holds back at once, to send them as one message; the others wait in the stream."""
 
 
+NEARLY_FULL = 0.8
+"""From this much of a stream's limit on, people are told."""
+
 WHEN_FULL = {
     Stream.JOBS: "new jobs are refused",
     Stream.PARKED: "jobs that sleep keep their agents' slots",

@@ -26,8 +26,8 @@ READER_RETRY_S = 1.0
 
 CHANNELS = "alerter-channel-"
 
-FULL_WARN, FULL_FAIL = 0.8, 0.98
-"""What part of a stream's limit is in use. The last few bytes are too few for most messages."""
+FULL = 0.98
+"""This much of a stream's limit: the last few bytes are too few for most messages."""
 
 LAG_WARN = 1_000
 """So many messages that wait are worth a word."""
@@ -136,17 +136,17 @@ async def _topology(client: Client, config: Config) -> list[Finding]:
 
 def full_finding(stream: StreamFound) -> Finding | None:
     """What a stream that is nearly full means; None where it has room."""
-    from breakwater.bus.topology import WHEN_FULL
+    from breakwater.bus.topology import NEARLY_FULL, WHEN_FULL
     from breakwater.contracts.subjects import Stream
 
-    if stream.max_bytes is None or stream.bytes < FULL_WARN * stream.max_bytes:
+    if stream.max_bytes is None or stream.bytes < NEARLY_FULL * stream.max_bytes:
         return None
     share = min(stream.bytes / stream.max_bytes, 1)
     text = (
         f"stream {stream.name} is {share:.0%} full ({stream.bytes / 2**20:,.0f} MiB): {WHEN_FULL[Stream(stream.name)]}"
     )
     remedy = "Raise its limit in `limits` of the config (NATS needs the disk for it), and run `breakwater setup`."
-    return Finding("nats", "fail" if share >= FULL_FAIL else "warn", text, remedy)
+    return Finding("nats", "fail" if share >= FULL else "warn", text, remedy)
 
 
 def stands_still(before: ConsumerProgress | None, after: ConsumerProgress | None) -> bool:

@@ -10,22 +10,15 @@ from contextlib import suppress
 from typing import Any
 
 import orjson
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from breakwater.policy.chat_chunks import OBJECT, Assembly, rest_of
 from breakwater.policy.chat_completions import completion_of
+from services.request import event_stream
+from services.request.event_stream import EventStream, send_part
 
 MOST_UNSENT = 1_000
 """Messages that a client may be behind. Beyond, it gets the rest with the result."""
-
-KEEP_ALIVE_S = 15.0
-"""Proxies close what is silent for a minute."""
-
-SEND_TIMEOUT_S = 60.0
-"""For a client to take anything at all."""
-
-HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 _KEEP_ALIVE = b": still here\n\n"
 _OF_ALL = ("id", "created", "model", "system_fingerprint")
@@ -84,7 +77,7 @@ class ChunkInbox:
         self._stirred.set()
 
 
-class ChatStream(Response):
+class ChatStream(EventStream):
     """The response to one request, whose answer has begun or is there."""
 
     def __init__(
@@ -107,8 +100,7 @@ class ChatStream(Response):
             error: makes the body of an error from a result, or from None: the process stops.
             ended: called at the end, with whether all was sent; closes what is open for the stream.
         """
-        super().__init__(headers={**HEADERS, **headers})
-        self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
+        super().__init__(headers)
         self._inbox = inbox
         self._deciding = deciding
         self._with_usage = with_usage
@@ -123,7 +115,7 @@ class ChatStream(Response):
         del scope, receive
         whole = False
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await self.begin(send)
             with suppress(TimeoutError):
                 whole = await self._write(send)
         finally:
@@ -133,16 +125,16 @@ class ChatStream(Response):
         inbox, deciding = self._inbox, self._deciding
         while True:
             if chunks := inbox.take():
-                await _send(send, self._events(chunks))
+                await send_part(send, self._events(chunks))
             elif deciding.done():
                 break
             else:
-                silent_since = time.monotonic()
-                await inbox.stirred(deciding, KEEP_ALIVE_S)
-                if time.monotonic() - silent_since >= KEEP_ALIVE_S and not deciding.done():
-                    await _send(send, _KEEP_ALIVE)
+                silent_since, longest_s = time.monotonic(), event_stream.KEEP_ALIVE_S
+                await inbox.stirred(deciding, longest_s)
+                if time.monotonic() - silent_since >= longest_s and not deciding.done():
+                    await send_part(send, _KEEP_ALIVE)
         found = deciding.result()
-        await _send(send, self._end(None if found is None else orjson.loads(found)), more=False)
+        await send_part(send, self._end(None if found is None else orjson.loads(found)), more=False)
         return found is not None
 
     def _events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
@@ -178,8 +170,3 @@ class ChatStream(Response):
 
 def _data(body: bytes) -> bytes:
     return b"data: %b\n\n" % body
-
-
-async def _send(send: Send, data: bytes, *, more: bool = True) -> None:
-    async with asyncio.timeout(SEND_TIMEOUT_S):
-        await send({"type": "http.response.body", "body": data, "more_body": more})

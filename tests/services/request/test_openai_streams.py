@@ -17,7 +17,6 @@ from openai.lib.streaming.chat import ChunkEvent
 from breakwater.api_keys import create_key
 from breakwater.config import load_config
 from breakwater.contracts.execution import AnswerChunks
-from services.request.dialects import openai_stream
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.server_sources import RunningServer, Servers
@@ -204,7 +203,7 @@ async def test_a_program_that_writes_lines_streams(plane: OpenAIPlane) -> None:
 
 
 async def test_what_is_silent_is_kept_open(plane: OpenAIPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_stream, "KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr("services.request.event_stream.KEEP_ALIVE_S", 0.1)
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {plane.key()}"}) as session:
         asked = session.post(f"{plane.api.url}/v1/chat/completions", json={"model": "late", **ASK})
         async with asked as response:

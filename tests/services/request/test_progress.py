@@ -431,7 +431,7 @@ async def test_a_lost_connection_ends_no_stream(api: HttpApi, own_nats_server: R
 
 
 async def test_a_stream_that_is_silent_is_kept_alive(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.request.progress.KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr("services.request.event_stream.KEEP_ALIVE_S", 0.05)
     job_id = await submitted(api)
     async with following(api, job_id) as reader:
         reading = asyncio.create_task(reader.rest())
