@@ -20,9 +20,7 @@ from pathlib import Path
 import nats
 import psutil
 
-from breakwater.contracts import subjects
-from breakwater.contracts.subjects import Header
-from tests.bench.plane import role_of
+from tests.bench.plane import publish_job, role_of
 
 IN_FLIGHT = 100
 
@@ -59,9 +57,7 @@ async def load(url: str, agent: str, jobs: int, per_s: float, supervisor: int) -
             free.clear()
             await free.wait()
         under_way += 1
-        job = {"agent": agent, "job_id": uuid.uuid4().hex, "prompt": "How do I return a parcel?"}
-        headers = {Header.UNIQUE_ID.value: "1"}
-        await jetstream.publish(subjects.job(agent), json.dumps(job).encode(), timeout=30, headers=headers)
+        await publish_job(jetstream, agent, uuid.uuid4().hex)
     await client.close()
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import nats
 import psutil
 import redis
+from nats.js import JetStreamContext
 
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header
@@ -65,6 +66,13 @@ def print_shares(used: Counter[str], by: float, unit: str) -> None:
     print(f"{'sum, but provider':20} {sum(shares.values()) - shares.get(PROVIDER, 0.0):7.3f} {unit}")
 
 
+async def publish_job(jetstream: JetStreamContext, agent: str, job_id: str) -> None:
+    """Publishes a small job, and waits until NATS has stored it."""
+    job = {"agent": agent, "job_id": job_id, "prompt": "How do I return a parcel?"}
+    headers = {Header.UNIQUE_ID.value: "1"}
+    await jetstream.publish(subjects.job(agent), json.dumps(job).encode(), timeout=30, headers=headers)
+
+
 async def load(url: str, agent: str, jobs: int, in_flight: int) -> list[float]:
     """Runs the jobs; seconds from publishing to result of each."""
     client = await nats.connect(url)
@@ -83,9 +91,7 @@ async def load(url: str, agent: str, jobs: int, in_flight: int) -> list[float]:
             job_id = uuid.uuid4().hex
             future = waiting[subjects.result(job_id)] = asyncio.get_running_loop().create_future()
             begun = time.perf_counter()
-            job = {"agent": agent, "job_id": job_id, "prompt": "How do I return a parcel?"}
-            headers = {Header.UNIQUE_ID.value: "1"}
-            await jetstream.publish(subjects.job(agent), json.dumps(job).encode(), timeout=30, headers=headers)
+            await publish_job(jetstream, agent, job_id)
             await future
             took.append(time.perf_counter() - begun)
 

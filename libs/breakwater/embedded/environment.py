@@ -42,5 +42,4 @@ def for_service(service: str, environment: Mapping[str, str], config: Config) ->
 
 def settings_of(service: str, settings: Mapping[str, str]) -> dict[str, str]:
     """Those of the stack's `BREAKWATER_*` variables that a service reads."""
-    read = ("CONFIG", *_SETTINGS[service])
-    return {f"BREAKWATER_{name}": settings[f"BREAKWATER_{name}"] for name in read}
+    return {f"BREAKWATER_{name}": settings[f"BREAKWATER_{name}"] for name in ("CONFIG", *_SETTINGS[service])}
