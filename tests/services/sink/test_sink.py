@@ -258,7 +258,11 @@ async def test_the_sink_starts_before_clickhouse_and_stops_without_it(plane: Pla
 async def test_a_sink_that_is_stopped_finishes_its_batch(plane: Plane, tmp_path: Path) -> None:
     sink = plane.sink_process(tmp_path)
     await plane.publish(of_attempt(attempt) for attempt in attempts(3_000))
-    await plane.until_delivered()
+
+    async def begun() -> bool:
+        return (await plane.consumer()).delivered.stream_seq > 0
+
+    await until(begun, "the sink has been given messages", brief=True)
     assert await sink.stop() == 0
     assert "batch" not in sink.log.read_text()
     consumer = await plane.consumer()
