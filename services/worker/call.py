@@ -65,7 +65,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class CallCost:
     """What a call has used, as far as that is credible; the fields are those of its attempt."""
 
     cost: int | None = 0
@@ -74,7 +74,7 @@ class Spent:
     usage_problem: str | None = None
 
 
-NOTHING = Spent()
+NO_COST = CallCost()
 
 
 async def call(
@@ -155,7 +155,7 @@ def attempt_of(
     started_at: datetime,
     outcome: Outcome,
     *,
-    spent: Spent = NOTHING,
+    spent: CallCost = NO_COST,
     finish_reason: str | None = None,
     error: ErrorInfo | None = None,
     counted: bool = False,
@@ -230,9 +230,9 @@ async def recorded_attempt(worker: WorkerContext, agent: str, execution_id: str,
     return None if found is None else Attempt.model_validate_json(found.data)
 
 
-def spent_at_most(flight: InFlight) -> Spent:
+def spent_at_most(flight: InFlight) -> CallCost:
     """What a call may have cost that nothing is known of: at most what was reserved for it."""
-    return Spent(flight.reserved, "unknown" if flight.reserved is None else "estimated")
+    return CallCost(flight.reserved, "unknown" if flight.reserved is None else "estimated")
 
 
 def _spent(
@@ -244,7 +244,7 @@ def _spent(
     *,
     maybe_billed: bool,
     part: Usage | None = None,
-) -> Spent:
+) -> CallCost:
     """What a call has used by what was reported; where that says nothing of its cost, at most what was reserved.
 
     Args:
@@ -265,11 +265,11 @@ def _spent(
         if cost is not None and cost > MAX_COUNTED:
             problem, usage, cost = "more was reported than can be counted at the price of the model", None, None
     if cost is not None:
-        return Spent(cost, "billed", usage, problem)
+        return CallCost(cost, "billed", usage, problem)
     if part is not None and pricing is not None and (estimate := pricing.cost(part)) is not None:
         cost = estimate if flight.reserved is None else min(estimate, flight.reserved)
-        return Spent(cost, "estimated", part, problem)
-    return replace(spent_at_most(flight) if maybe_billed else NOTHING, usage=usage, usage_problem=problem)
+        return CallCost(cost, "estimated", part, problem)
+    return replace(spent_at_most(flight) if maybe_billed else NO_COST, usage=usage, usage_problem=problem)
 
 
 def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_at: datetime, answer: Answer) -> Ended:

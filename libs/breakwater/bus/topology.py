@@ -43,7 +43,7 @@ ALERTS_HELD = 1_000
 
 
 NEARLY_FULL = 0.8
-"""From this much of a stream's limit on, people are told."""
+"""From this much of a stream's limit on, people are warned."""
 
 WHEN_FULL = {
     Stream.JOBS: "new jobs are refused",
