@@ -39,6 +39,7 @@ def test_every_rule_notices_what_it_forbids(tmp_path: Path) -> None:
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     breakwater, services = tmp_path / "libs" / "breakwater", tmp_path / "services"
     (breakwater / "attic.py").touch()
+    (breakwater / "client.py").write_text("import breakwater.settings\n")
     (breakwater / "policy" / "wrong.py").write_text("import random\n")
     (breakwater / "contracts" / "wrong.py").write_text("import breakwater.policy\n")
     (breakwater / "settings.py").write_text("import breakwater.bus\nimport services\n")
@@ -96,3 +97,11 @@ def test_a_circle_would_be_noticed(tmp_path: Path) -> None:
 
     with pytest.raises(CycleError):
         tuple(TopologicalSorter(imports(tmp_path)).static_order())
+
+
+def test_the_client_for_programs_imports_little() -> None:
+    program = "import sys, breakwater.client; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in ran.stdout.split()}
+    assert {"breakwater", "aiohttp", "pydantic"} <= loaded
+    assert loaded & {"services", "faststream", "nats", "redis", "pandas", "numpy", "uvicorn", "opentelemetry"} == set()

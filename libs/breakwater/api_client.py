@@ -15,6 +15,7 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Self, TypeAlias, TypeVar, Union
 
 import aiohttp
@@ -32,6 +33,8 @@ CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 5.0
 ACT_TIMEOUT_S = 15.0
 """For requests that change something, and for the first byte of a stream."""
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
 STREAM_SILENCE_S = 60.0
 """A stream that is silent for longer has ended: the API sends something every 15 s."""
 
@@ -76,11 +79,20 @@ class ApiRefused(ApiError):  # noqa: N818  named after what happened
 
     Attributes:
         details: single mistakes, as `(path, message)`: a field path, empty for the whole body.
+        headers: of the response; their names in any case.
     """
 
-    def __init__(self, status: int, code: str, message: str, details: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        details: tuple[tuple[str, str], ...] = (),
+        headers: Mapping[str, str] = _NO_HEADERS,
+    ) -> None:
         super().__init__(status, code, message)
         self.details = details
+        self.headers = headers
 
 
 class ApiKeyRefused(ApiRefused):
@@ -98,17 +110,19 @@ class ApiResponse:
 class ApiClient:
     """The HTTP API of one plane, used with one API key.
 
-    Connects at the first request. Paths are below `/api/v1/` and already percent-encoded. All methods raise ApiError.
+    Connects at the first request. Paths are below `/api/v1/`, unless they begin with a slash, and already
+    percent-encoded. All methods raise ApiError.
 
     Args:
         url: where the `request` service listens, such as `http://127.0.0.1:8080`.
         api_key: sent with each request; None sends none.
+        most_requests: at the same time; further ones wait, within their time. 0 for no limit. Streams have none.
     """
 
-    def __init__(self, url: str, api_key: SecretStr | str | None = None) -> None:
+    def __init__(self, url: str, api_key: SecretStr | str | None = None, *, most_requests: int = 100) -> None:
         self.url = url.rstrip("/")
         self.api_key = api_key
-        self._connections = _Connections()
+        self._connections = _Connections(most_requests)
 
     def with_key(self, api_key: SecretStr | str) -> Self:
         """The same API over the same connections, used with another key."""
@@ -155,35 +169,56 @@ class ApiClient:
         timeout_s: float = READ_TIMEOUT_S,
     ) -> ApiResponse:
         """Sends one request. `body` is sent as JSON, whole; `timeout_s` bounds the request with its response."""
-        # The standard library's json, as what people submit may hold integers of more than 64 bits.
-        data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         try:
             async with (
                 asyncio.timeout(timeout_s),
                 self._connections.requests().request(
-                    method, self._url(path, query), data=data, headers=self._headers()
+                    method, self._url(path, query), data=_written(body), headers=self._headers()
                 ) as response,
             ):
                 status, content = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._unavailable(error) from error
         if status >= 400:
-            raise _error_of(status, content)
+            raise _error_of(status, content, response.headers)
         try:
             return ApiResponse(status, json.loads(content))
         except ValueError as error:
             raise UnexpectedResponse(status, _not_ours(status)) from error
 
     @asynccontextmanager
-    async def stream(self, path: str) -> AsyncGenerator[aiohttp.StreamReader]:
-        """The body of a resource that is written line by line, for as long as it lasts."""
+    async def stream(
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        headers: Mapping[str, str] = _NO_HEADERS,
+        begins_within_s: float = ACT_TIMEOUT_S,
+    ) -> AsyncGenerator[aiohttp.StreamReader]:
+        """The body of a resource that is written line by line, for as long as it lasts.
+
+        Args:
+            path: of the resource.
+            body: posted, as JSON, where the stream is the response to that.
+            headers: of the request, too.
+            begins_within_s: bounds the time until the response begins.
+        """
+        silence = aiohttp.ClientTimeout(
+            sock_connect=CONNECT_TIMEOUT_S, sock_read=max(STREAM_SILENCE_S, begins_within_s)
+        )
         try:
             async with (
-                asyncio.timeout(ACT_TIMEOUT_S) as until_it_begins,
-                self._connections.streams().get(self._url(path, None), headers=self._headers()) as response,
+                asyncio.timeout(begins_within_s) as until_it_begins,
+                self._connections.streams().request(
+                    "GET" if body is None else "POST",
+                    self._url(path, None),
+                    data=_written(body),
+                    headers={**self._headers(), **headers},
+                    timeout=silence,
+                ) as response,
             ):
                 if response.status != 200:
-                    raise _error_of(response.status, await response.read())
+                    raise _error_of(response.status, await response.read(), response.headers)
                 until_it_begins.reschedule(None)
                 yield response.content
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -192,7 +227,7 @@ class ApiClient:
     def _url(self, path: str, query: Query | None) -> URL:
         given = {name: str(value) for name, value in (query or {}).items() if value not in (None, "")}
         # Encoded already: an id may hold slashes, which must arrive as they are.
-        return URL(f"{self.url}/api/v1/{path}", encoded=True).update_query(given)
+        return URL(self.url + (path if path[0] == "/" else f"/api/v1/{path}"), encoded=True).update_query(given)
 
     def _headers(self) -> dict[str, str]:
         key = self.api_key.get_secret_value() if isinstance(self.api_key, SecretStr) else self.api_key
@@ -208,23 +243,22 @@ class ApiClient:
 class _Connections:
     """Two pools, opened when first used: one for requests, and one without bounds for streams, which stay open long."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_requests: int) -> None:
+        self._most = most_requests
         self._requests: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
 
     def requests(self) -> aiohttp.ClientSession:
         if self._requests is None:
             self._requests = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+                connector=aiohttp.TCPConnector(limit=self._most),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
             )
         return self._requests
 
     def streams(self) -> aiohttp.ClientSession:
         if self._streams is None:
-            self._streams = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=STREAM_SILENCE_S),
-            )
+            self._streams = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         return self._streams
 
     async def close(self) -> None:
@@ -244,14 +278,19 @@ def parse(form: Form[T], document: Any) -> T:
         raise UnexpectedResponse(200, _not_ours(200)) from error
 
 
-def _error_of(status: int, body: bytes) -> ApiError:
+def _written(body: Mapping[str, object] | None) -> bytes | None:
+    # The standard library's json, as what people submit may hold integers of more than 64 bits.
+    return None if body is None else json.dumps(body, ensure_ascii=False).encode()
+
+
+def _error_of(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
     try:
         error = json.loads(body)["error"]
         code, message = str(error["code"]), str(error["message"])
         details = tuple((str(one["path"]), str(one["message"])) for one in error.get("details", ()))
     except (ValueError, KeyError, TypeError):
         return UnexpectedResponse(status, _not_ours(status))
-    return (ApiKeyRefused if status == 401 else ApiRefused)(status, code, message, details)
+    return (ApiKeyRefused if status == 401 else ApiRefused)(status, code, message, details, headers)
 
 
 def _not_ours(status: int) -> str:

@@ -220,15 +220,19 @@ class Jobs:
         return result
 
     async def show(self, request: Request) -> Response:
-        """GET of one: 200 with the result or the record, 202 while it is not decided, 404."""
+        """GET of one: 200 with the result or the record, 202 while it is not decided, also after `wait_s`; 404."""
         job_id: str = request.path_params["job_id"]
         if not is_identifier(job_id):
             raise unknown_job(None)
+        wait_s = _wait_s(request.scope["query_string"])
         try:
-            decided = await self._results.decided(job_id)
-            standing = None if decided is not None else await self._accepted.standing(job_id)
-            if not job_is_of(holder_of(request), decided, standing):
-                raise unknown_job(job_id)
+            with self._waiters.listening(subjects.result(job_id)) as answer:
+                decided = await self._results.decided(job_id)
+                standing = None if decided is not None else await self._accepted.standing(job_id)
+                if not job_is_of(holder_of(request), decided, standing):
+                    raise unknown_job(job_id)
+                if decided is None and wait_s is not None:
+                    decided = await self._awaited(request, job_id, answer, time.monotonic() + wait_s)
             if decided is not None:
                 return Response(decided, media_type=_JSON)
             attempts = tuple(map(without_figures, await self._results.attempts(job_id)))
@@ -236,6 +240,16 @@ class Jobs:
             raise unavailable("unavailable", f"the job's status cannot be read now: {error}") from error
         body = UndecidedJob(job_id=job_id, execution_id=job_id, attempts=attempts)
         return Response(body.json_bytes(), 202, media_type=_JSON)
+
+    async def _awaited(self, request: Request, job_id: str, answer: Answer, deadline: float) -> bytes | None:
+        left = asyncio.ensure_future(_disconnected(request))
+        try:
+            found = await self._results.wait(job_id, answer, left, deadline, look_now=False)
+        finally:
+            left.cancel()
+        if found is not None and not job_is_of(holder_of(request), found, None):
+            raise unknown_job(job_id)
+        return found
 
     async def _accept(self, sent: Submission, traceparent: str | None) -> Response:
         if not sent.id_made_here:

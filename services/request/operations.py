@@ -98,6 +98,7 @@ OPERATIONS = (
         tag="jobs",
         summary="The result or the status of a job",
         description="The result for 24 hours; after that the execution's record, where its output is redacted.",
+        query=api.SubmitQuery,
         results={200: ("Ended.", Result), 202: ("Accepted, and not ended yet.", api.UndecidedJob)},
         errors={
             404: "There is no such job (`unknown_job`).",

@@ -22,7 +22,10 @@ pytestmark = pytest.mark.long(about_s=25, together=True)
 NOT_RUN_HERE = ("make ", "docker ")
 """What installs, or needs Docker. That these targets and services exist is tested in test_documents.py."""
 
-PAGES = (README, *(ROOT / "docs" / name for name in ("jobs.md", "openai.md", "commands.md", "providers.md")))
+PAGES = (
+    README,
+    *(ROOT / "docs" / name for name in ("jobs.md", "openai.md", "python-client.md", "commands.md", "providers.md")),
+)
 """Whose blocks run on the stack, in this order. Those of analytics.md have a test of their own."""
 
 

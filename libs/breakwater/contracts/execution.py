@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Field, JsonValue
@@ -202,6 +203,11 @@ class Execution(Event):
     config_version: str | None = Field(
         default=None, description="Digest of the config that the job ran under, from its beginning to its end."
     )
+
+    @property
+    def cost_usd(self) -> Decimal | None:
+        """`total_cost` in dollars, exactly."""
+        return None if self.total_cost is None else Decimal(self.total_cost).scaleb(-9)
 
 
 class Choice(Event):

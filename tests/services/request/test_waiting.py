@@ -195,6 +195,24 @@ async def test_a_job_is_shown_as_accepted_and_then_with_its_result(api: HttpApi)
     assert (shown.status, shown.body) == (200, result.json_bytes())
 
 
+async def test_who_asks_for_an_accepted_job_can_wait_for_its_result(api: HttpApi) -> None:
+    job_id = (await api.post(JOB)).json["job_id"]
+    path = f"/api/v1/jobs/{job_id}"
+    shown = await api.ask("GET", f"{path}?wait_s=0.1")
+    assert (shown.status, shown.json["status"]) == (202, "accepted")
+    begun = time.monotonic()
+    waiting = asyncio.create_task(api.ask("GET", f"{path}?wait_s=60"))
+    await asyncio.wait([waiting], timeout=0.2)
+    assert not waiting.done()
+    result = result_of(job_id, "writer")
+    await publish_result(api.bus, result)
+    assert ((await waiting).status, waiting.result().body) == (200, result.json_bytes())
+    assert (await api.ask("GET", f"{path}?wait_s=60")).status == 200
+    assert time.monotonic() - begun < 30
+    assert (await api.ask("GET", f"{path}?wait=60")).paths == ["wait"]
+    assert (await api.ask("GET", f"/api/v1/jobs/{new_id()}?wait_s=60")).status == 404
+
+
 async def test_a_job_is_shown_by_the_address_that_was_given_whatever_its_id_is(api: HttpApi) -> None:
     accepted = await api.post(JOB | {"job_id": f"a/b ?#%41.é{new_id()}"})
     shown = await api.ask("GET", accepted.headers["Location"])

@@ -1,0 +1,538 @@
+"""The client for programs that submit jobs: `Client`, and `AsyncClient` for asyncio, over HTTP.
+
+    with Client("http://127.0.0.1:8080", api_key) as client:
+        print(client.run(Job(agent="content-writer", prompt="Write a haiku about harbours.")).output)
+
+Every request that submits a job carries its id, so one that is repeated is the same job: it is never paid for twice.
+
+ApiError                  a request without a usable response: ApiUnavailable, ApiRefused, ApiKeyRefused, …
+JobFailed                 a job that ended without success; its `result` says how, and what it cost
+TimeoutError              the time of the caller is over; the job goes on
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Sized
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import aiohttp
+
+from breakwater.api_client import (
+    ACT_TIMEOUT_S,
+    STREAM_SILENCE_S,
+    ApiClient,
+    ApiError,
+    ApiKeyRefused,
+    ApiRefused,
+    ApiResponse,
+    ApiUnavailable,
+    UnexpectedResponse,
+    parse,
+)
+from breakwater.contracts.api import AcceptedJob, CallOptions
+from breakwater.contracts.execution import Result
+from breakwater.contracts.job import ID_ENTROPY_BYTES, ChatMessage, Job, new_job_id
+
+__all__ = [
+    "ApiError",
+    "ApiKeyRefused",
+    "ApiRefused",
+    "ApiUnavailable",
+    "AsyncClient",
+    "AsyncJobBatch",
+    "AsyncJobStream",
+    "BatchItem",
+    "BatchProgress",
+    "ChatMessage",
+    "Client",
+    "Job",
+    "JobBatch",
+    "JobFailed",
+    "JobStream",
+    "Result",
+    "UnexpectedResponse",
+]
+
+T = TypeVar("T")
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+RETRY_FOR_S = 60.0
+IN_FLIGHT = 64
+
+_WAIT_S = 30.0
+"""Of one request for a result: proxies close what is silent for a minute."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_UNAVAILABLE = frozenset({502, 503, 504})
+"""Of Breakwater or a proxy in front of it: nothing was accepted, or it is not known."""
+
+
+class JobFailed(Exception):  # noqa: N818  named after what happened
+    """A job ended without success.
+
+    Attributes:
+        result: how it ended: `status`, `reason`, `error`, its attempts and what they cost.
+    """
+
+    def __init__(self, result: Result) -> None:
+        why = result.reason or result.status if result.error is None else result.error.message
+        super().__init__(f"job {result.job_id!r} of agent {result.agent!r}: {result.status}: {why}")
+        self.result = result
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """A job of a batch that has ended.
+
+    Attributes:
+        job: as it was submitted, with its id.
+        result: how it ended; None where it was not accepted, or its result could not be read.
+        error: None where it succeeded.
+    """
+
+    job: Job
+    result: Result | None
+    error: ApiError | JobFailed | None
+
+
+@dataclass(slots=True)
+class BatchProgress:
+    """How far a batch is.
+
+    Attributes:
+        total: how many jobs there are; None for jobs that come from an iterator.
+        cost_usd: what is known of the cost of those that have ended.
+    """
+
+    total: int | None
+    succeeded: int = 0
+    failed: int = 0
+    cost_usd: Decimal = Decimal(0)
+
+    @property
+    def done(self) -> int:
+        """How many have ended."""
+        return self.succeeded + self.failed
+
+    def count(self, item: BatchItem) -> None:
+        """Counts a job that has ended."""
+        self.succeeded += item.error is None
+        self.failed += item.error is not None
+        self.cost_usd += (item.result and item.result.cost_usd) or 0
+
+
+class AsyncClient:
+    """Submits jobs to one plane, with one API key. Connects at the first request, within a running event loop.
+
+    Args:
+        url: where the request service listens. [default: $BREAKWATER_URL, or that of `make up`]
+        api_key: with the scope `submit`. [default: $BREAKWATER_API_KEY]
+        retry_for_s: how long a request is repeated for which there is no response, or which was not accepted for the
+            moment; 0 for not at all.
+    """
+
+    def __init__(self, url: str | None = None, api_key: str | None = None, *, retry_for_s: float = RETRY_FOR_S) -> None:
+        key = api_key or os.environ.get("BREAKWATER_API_KEY")
+        self._api = ApiClient(url or os.environ.get("BREAKWATER_URL") or DEFAULT_URL, key, most_requests=0)
+        self._retry_for_s = retry_for_s
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._api.close()
+
+    async def submit(self, job: Job) -> str:
+        """Returns the job's id once the plane holds it safely. Raises ApiError: it was not accepted."""
+        named = _named(job)
+        response = await self._repeating(
+            lambda: self._api.request("POST", "jobs", body=_body(named), timeout_s=ACT_TIMEOUT_S)
+        )
+        return parse(AcceptedJob, response.document).job_id
+
+    async def wait(self, job_id: str, *, timeout_s: float | None = None) -> Result:
+        """The result of a job that was accepted.
+
+        Raises:
+            JobFailed: it ended without success.
+            TimeoutError: it has not ended in time, and goes on.
+            ApiError: its result can't be read.
+        """
+        async with _within(timeout_s, job_id):
+            while True:
+                response = await self._repeating(lambda: self._ask("GET", f"jobs/{quote(job_id, safe='')}"))
+                if response.status == 200:
+                    return _succeeded(response)
+
+    async def run(self, job: Job, *, timeout_s: float | None = None) -> Result:
+        """Submits a job, and waits for its result. Raises what `submit` and `wait` do."""
+        named = _named(job)
+        job_id = str(named.job_id)
+        async with _within(timeout_s, job_id):
+            response = await self._repeating(lambda: self._ask("POST", "jobs", _body(named)))
+            return _succeeded(response) if response.status == 200 else await self.wait(job_id)
+
+    def stream(self, job: Job, *, timeout_s: float = 300.0) -> AsyncJobStream:
+        """A job whose text is read while it is produced. It is submitted when the stream is first read.
+
+        Args:
+            job: with a prompt or messages.
+            timeout_s: until the text begins.
+        """
+        return AsyncJobStream(self._api, self.wait, self._retry_for_s, _named(job), timeout_s)
+
+    def batch(self, jobs: Iterable[Job], *, in_flight: int = IN_FLIGHT) -> AsyncJobBatch:
+        """Many jobs, each given back when it has ended. They are submitted when the batch is read.
+
+        Args:
+            jobs: those without an id get one. With ids of your own a batch that was interrupted can be run again.
+            in_flight: how many are submitted and have not ended, at most.
+        """
+        return AsyncJobBatch(self, jobs, in_flight)
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> ApiResponse:
+        query = {"wait_s": _WAIT_S}
+        return await self._api.request(method, path, query=query, body=body, timeout_s=_WAIT_S + ACT_TIMEOUT_S)
+
+    async def _repeating(self, send: Callable[[], Awaitable[ApiResponse]]) -> ApiResponse:
+        retries = _Retries(self._retry_for_s)
+        while True:
+            try:
+                return await send()
+            except ApiError as error:
+                await retries.pause(error)
+
+
+class AsyncJobStream:
+    """A job's text, piece by piece: `async for piece in stream`.
+
+    If the connection breaks, the same job is asked for again, and its text goes on where it broke off. Reading raises
+    JobFailed, also after some of the text, TimeoutError and ApiError. A job whose stream is left goes on, unless its
+    agent has `on_disconnect: cancel`.
+
+    Attributes:
+        job_id: of the job.
+        text: what has come so far.
+    """
+
+    def __init__(
+        self,
+        api: ApiClient,
+        wait: Callable[[str], Awaitable[Result]],
+        retry_for_s: float,
+        job: Job,
+        timeout_s: float,
+    ) -> None:
+        if job.input is not None:
+            raise ValueError("a job with `input` can't be streamed; give it a prompt or messages")
+        self.job_id = str(job.job_id)
+        self.text = ""
+        self._result: Result | None = None
+        self._api = api
+        self._wait = wait
+        self._retry_for_s = retry_for_s
+        self._job = job
+        self._timeout_s = timeout_s
+
+    async def __aiter__(self) -> AsyncGenerator[str]:
+        begins_by = time.monotonic() + self._timeout_s
+        retries = _Retries(self._retry_for_s)
+        while True:
+            try:
+                async with aclosing(self._response(begins_by)) as pieces:
+                    async for piece in pieces:
+                        retries = _Retries(self._retry_for_s)
+                        self.text += piece
+                        yield piece
+                break
+            except ApiError as error:
+                if not self.text and time.monotonic() >= begins_by:
+                    raise _too_late(self.job_id, self._timeout_s) from error
+                if _has_ended(error):
+                    break
+                await retries.pause(error)
+        self._result = await self._wait(self.job_id)
+
+    @property
+    def result(self) -> Result:
+        """Of the job. Raises ValueError: the text has not been read to its end."""
+        if self._result is None:
+            raise ValueError("there is no result yet: read the stream to its end first")
+        return self._result
+
+    async def _response(self, begins_by: float) -> AsyncGenerator[str]:
+        """What one response adds to the text. It begins with what is known already if the job was asked for again."""
+        known = self.text
+        begins_within_s = max(begins_by - time.monotonic(), ACT_TIMEOUT_S if known else 0.0)
+        headers, body = {"Idempotency-Key": self.job_id}, _chat_request(self._job)
+        response = self._api.stream("/v1/chat/completions", body, headers=headers, begins_within_s=begins_within_s)
+        async with response as content, aclosing(_events(content)) as chunks:
+            async for chunk in chunks:
+                if (error := chunk.get("error")) is not None:
+                    # Anything else says why the job has ended: its result has that, too.
+                    if error["code"] == "unavailable":
+                        raise ApiUnavailable(error["message"], connected=True)
+                    return
+                piece = "".join(
+                    choice["delta"].get("content") or "" for choice in chunk["choices"] if choice["index"] == 0
+                )
+                if piece[: len(known)] != known[: len(piece)]:
+                    raise UnexpectedResponse(200, f"job {self.job_id!r} has another answer than the one that began")
+                piece, known = piece[len(known) :], known[len(piece) :]
+                if piece:
+                    yield piece
+
+
+class AsyncJobBatch:
+    """Jobs as they end, in that order: `async for item in batch`.
+
+    Nothing is raised for a job that fails or is refused: its item says so. If the reading ends early, no further jobs
+    are submitted, and those that were go on.
+
+    Attributes:
+        progress: how far it is.
+    """
+
+    def __init__(self, client: AsyncClient, jobs: Iterable[Job], in_flight: int) -> None:
+        if in_flight < 1:
+            raise ValueError(f"in_flight must be at least 1 (found {in_flight})")
+        self.progress = BatchProgress(len(jobs) if isinstance(jobs, Sized) else None)
+        self._client = client
+        self._jobs = iter(jobs)
+        self._in_flight = in_flight
+
+    async def __aiter__(self) -> AsyncGenerator[BatchItem]:
+        running: set[asyncio.Task[BatchItem]] = set()
+        ended: asyncio.Queue[asyncio.Task[BatchItem]] = asyncio.Queue()
+        try:
+            while True:
+                while len(running) < self._in_flight and (job := next(self._jobs, None)) is not None:
+                    task = asyncio.create_task(self._run(_named(job)))
+                    task.add_done_callback(ended.put_nowait)
+                    running.add(task)
+                if not running:
+                    return
+                task = await ended.get()
+                running.discard(task)
+                item = task.result()
+                self.progress.count(item)
+                yield item
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _run(self, job: Job) -> BatchItem:
+        try:
+            return BatchItem(job, await self._client.run(job), None)
+        except JobFailed as failed:
+            return BatchItem(job, failed.result, failed)
+        except ApiError as error:
+            return BatchItem(job, None, error)
+
+
+class Client:
+    """The same as `AsyncClient`, for programs without asyncio, and for notebooks. May be used by several threads."""
+
+    def __init__(self, url: str | None = None, api_key: str | None = None, *, retry_for_s: float = RETRY_FOR_S) -> None:
+        self._client = AsyncClient(url, api_key, retry_for_s=retry_for_s)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="breakwater-client", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections. The client can't be used any more."""
+        if not self._loop.is_closed():
+            self._call(self._client.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def submit(self, job: Job) -> str:
+        """Returns the job's id once the plane holds it safely. Raises ApiError: it was not accepted."""
+        return self._call(self._client.submit(job))
+
+    def wait(self, job_id: str, *, timeout_s: float | None = None) -> Result:
+        """The result of a job that was accepted. Raises JobFailed, TimeoutError, ApiError."""
+        return self._call(self._client.wait(job_id, timeout_s=timeout_s))
+
+    def run(self, job: Job, *, timeout_s: float | None = None) -> Result:
+        """Submits a job, and waits for its result. Raises JobFailed, TimeoutError, ApiError."""
+        return self._call(self._client.run(job, timeout_s=timeout_s))
+
+    def stream(self, job: Job, *, timeout_s: float = 300.0) -> JobStream:
+        """A job whose text is read while it is produced, as `AsyncClient.stream`."""
+        return JobStream(self._each, self._client.stream(job, timeout_s=timeout_s))
+
+    def batch(self, jobs: Iterable[Job], *, in_flight: int = IN_FLIGHT) -> JobBatch:
+        """Many jobs, each given back when it has ended, as `AsyncClient.batch`."""
+        return JobBatch(self._each, self._client.batch(jobs, in_flight=in_flight))
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # where the caller was interrupted
+
+    def _each(self, items: AsyncGenerator[T]) -> Generator[T]:
+        async def following() -> tuple[T] | None:
+            async for item in items:
+                return (item,)
+            return None
+
+        try:
+            while (found := self._call(following())) is not None:
+                yield found[0]
+        finally:
+            self._call(items.aclose())
+
+
+class JobStream:
+    """A job's text, piece by piece: `for piece in stream`. All else is as of `AsyncJobStream`."""
+
+    def __init__(self, each: Callable[[AsyncGenerator[str]], Generator[str]], stream: AsyncJobStream) -> None:
+        self._each = each
+        self._stream = stream
+
+    def __iter__(self) -> Generator[str]:
+        return self._each(aiter(self._stream))
+
+    @property
+    def job_id(self) -> str:
+        """Of the job."""
+        return self._stream.job_id
+
+    @property
+    def text(self) -> str:
+        """What has come so far."""
+        return self._stream.text
+
+    @property
+    def result(self) -> Result:
+        """Of the job. Raises ValueError: the text has not been read to its end."""
+        return self._stream.result
+
+
+class JobBatch:
+    """Jobs as they end, in that order: `for item in batch`. All else is as of `AsyncJobBatch`."""
+
+    def __init__(self, each: Callable[[AsyncGenerator[BatchItem]], Generator[BatchItem]], batch: AsyncJobBatch) -> None:
+        self._each = each
+        self._batch = batch
+
+    def __iter__(self) -> Generator[BatchItem]:
+        return self._each(aiter(self._batch))
+
+    @property
+    def progress(self) -> BatchProgress:
+        """How far it is."""
+        return self._batch.progress
+
+
+class _Retries:
+    """When a request is repeated. It is the same job each time, as its id is."""
+
+    def __init__(self, for_s: float) -> None:
+        self._for_s = for_s
+        self._until: float | None = None
+        self._pause_s = _FIRST_PAUSE_S
+
+    async def pause(self, error: ApiError) -> None:
+        """Waits before the next try; raises the error where there is none."""
+        pause_s = self._pause_s * random.uniform(0.5, 1.0)  # noqa: S311  spreads clients, and is no secret
+        if isinstance(error, ApiRefused):
+            pause_s += _seconds(error.headers.get("Retry-After"))
+        self._until = self._until or time.monotonic() + self._for_s
+        if not _may_pass(error) or time.monotonic() + pause_s > self._until:
+            raise error
+        await asyncio.sleep(pause_s)
+        self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
+
+
+def _may_pass(error: ApiError) -> bool:
+    """Whether a request that failed may succeed in a moment. What breakers refuse would not."""
+    return isinstance(error, ApiUnavailable) or (error.status in _UNAVAILABLE and error.code != "agent_unavailable")
+
+
+def _has_ended(error: ApiError) -> bool:
+    """Whether a response says that the job has ended without an answer."""
+    return isinstance(error, ApiRefused) and "x-breakwater-attempts" in error.headers
+
+
+def _seconds(text: str | None) -> float:
+    return float(text) if text is not None and text.isdecimal() else 0.0
+
+
+def _named(job: Job) -> Job:
+    """The job with an id, by which it stays the same however often it is sent."""
+    if job.job_id is not None:
+        return job
+    made = new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES))
+    return job.model_copy(update={"job_id": made})
+
+
+def _body(job: Job) -> dict[str, Any]:
+    return job.model_dump(mode="json", exclude_unset=True)
+
+
+def _chat_request(job: Job) -> dict[str, Any]:
+    """The job as a chat completion that streams."""
+    options = job.model_dump(mode="json", exclude_unset=True, include=set(CallOptions.model_fields))
+    model = job.agent if job.model is None else f"{job.agent}/{job.model}"
+    return {**job.params, "model": model, "messages": job.chat_messages(), "stream": True, "breakwater": options}
+
+
+def _succeeded(response: ApiResponse) -> Result:
+    result = parse(Result, response.document)
+    if result.status != "succeeded":
+        raise JobFailed(result)
+    return result
+
+
+@asynccontextmanager
+async def _within(timeout_s: float | None, job_id: str) -> AsyncGenerator[None]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError as error:
+        raise _too_late(job_id, timeout_s) from error
+
+
+def _too_late(job_id: str, timeout_s: float | None) -> TimeoutError:
+    return TimeoutError(f"job {job_id!r} has no answer within {timeout_s:g} s; it goes on")
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any]]:
+    """The data of server-sent events, to the last one. Raises ApiUnavailable: the stream broke off before."""
+    rest = b""
+    while True:
+        async with asyncio.timeout(STREAM_SILENCE_S):
+            data = await content.readany()
+        if not data:
+            raise ApiUnavailable("the stream broke off before its end", connected=True)
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line == b"data: [DONE]":
+                return
+            if line.startswith(b"data: "):
+                yield json.loads(line.removeprefix(b"data: "))
