@@ -4,6 +4,7 @@
     python -m tests.chaos --fault nats:stop:28          PART:KIND:SECONDS[@START], as often as you like
     python -m tests.chaos --random 20 --seed 7          scenarios of four faults each
     python -m tests.chaos --hours 8                     random ones for so long
+    python -m tests.chaos streams                       what can happen to a streamed answer
 
 A line of a table is printed for each. The exit code is 1 where anything is not as it must be: a job without a record, a
 call that no attempt stands for, a job that was called twice though its worker was well, records of spend that differ,
@@ -22,9 +23,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
 from pathlib import Path
 
+from tests.chaos import streams
 from tests.chaos.clock import JumpingClock
 from tests.chaos.faults import KINDS, LEADER, PARTS, SCENARIOS, SERVERS, Fault, Scenario, at_random
 from tests.chaos.plane import Outcome, chaos_plane
@@ -36,16 +39,39 @@ HEADER = (
 )
 
 
-async def run(scenario: Scenario, jobs: int, per_s: float) -> Outcome:
-    """Runs a scenario on a plane of its own."""
-    directory = Path(tempfile.mkdtemp(prefix="breakwater-chaos-"))
-    made = itertools.count()
+def directories() -> tuple[Path, Callable[[], Path]]:
+    """A new one, and what makes numbered ones for servers in it."""
+    directory, made = Path(tempfile.mkdtemp(prefix="breakwater-chaos-")), itertools.count()
 
     def new_directory() -> Path:
         path = directory / f"server-{next(made)}"
         path.mkdir()
         return path
 
+    return directory, new_directory
+
+
+async def run_streams() -> int:
+    """Prints the table of streams. Returns how many lines are wrong."""
+    directory, new_directory = directories()
+    servers, failed = EmbeddedServers(new_directory), 0
+    print(streams.HEADER, flush=True)
+    try:
+        async with aclosing(streams.stream_outcomes(directory, servers)) as outcomes:
+            async for outcome in outcomes:
+                print(outcome.row(), flush=True)
+                if found := outcome.faults_found():
+                    failed += 1
+                    sys.stderr.write(f"wrong: {'; '.join(found)}\n")
+    finally:
+        servers.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+    return failed
+
+
+async def run(scenario: Scenario, jobs: int, per_s: float) -> Outcome:
+    """Runs a scenario on a plane of its own."""
+    directory, new_directory = directories()
     full = any(fault.kind == "full" for fault in scenario)
     clocks = {fault.part: JumpingClock(directory / f"clock-{fault.part}") for fault in scenario if fault.kind == "jump"}
     servers = EmbeddedServers(
@@ -110,8 +136,11 @@ def main() -> int:
     parser.add_argument("--hours", type=float, help="random scenarios for so long")
     parser.add_argument("--jobs", type=int, default=300, help="in each (default 300)")
     parser.add_argument("--per-s", type=float, default=50.0, help="jobs a second (default 50)")
+    parser.add_argument("what", nargs="?", choices=["streams"], help="what can happen to a streamed answer")
     wanted = parser.parse_args()
     logging.getLogger("nats").setLevel(logging.CRITICAL + 1)  # it logs every connection that is lost on purpose
+    if wanted.what == "streams":
+        return 1 if asyncio.run(run_streams()) else 0
     print(HEADER, flush=True)
     failed = 0
     for seed, scenario in scenarios(wanted):

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -42,6 +42,20 @@ CALL_S = 1.5
 TIMEOUT_S = 10.0
 SETTLED_S = TIMEOUT_S + 180.0
 """What a lost worker has reserved is given back two minutes after its call's timeout."""
+
+MODELS = {"sim/m": model(latency_ms=CALL_S * 1000)}
+AGENTS = {
+    "writer": {
+        "model": "sim/m",
+        "max_tokens": 40,
+        "concurrency": 100,
+        "breaker": "off",
+        "timeout_s": TIMEOUT_S,
+        "total_timeout_s": 600,
+        "retry": {"max_attempts": 10},
+        "budget": {"monthly_usd": 1000, "enforcement": "hard"},
+    }
+}
 
 STREAMS = ("JOBS", "EVENTS", "DLQ", "ALERTS", "ALERTER", "PARKED", "RESULTS")
 
@@ -254,9 +268,9 @@ class Chaos:
         attempt_ids = {one["attempt_id"] for one in made}
         spent = sum(nano_from_usd(one["cost"]) for one in made)
         # Each of these waits is for the end of a lease, a batch or a redelivery; what is still wrong then is reported.
-        counted, reserved = await self._last(self._counters, lambda found: found == (spent, 0), SETTLED_S)
-        stuck = await self._last(self._stuck, lambda found: not found, 120)
-        stored = await self._last(self._stored, lambda found: found == (spent, spent), 20)
+        counted, reserved = await self.last(self.counters, lambda found: found == (spent, 0), SETTLED_S)
+        stuck = await self.last(self._stuck, lambda found: not found, 120)
+        stored = await self.last(self.stored, lambda found: found == (spent, spent), 20)
         return Outcome(
             jobs=jobs,
             records=len({one["execution_id"] for one in records}),
@@ -278,7 +292,7 @@ class Chaos:
             recovered_s=recovered_s,
         )
 
-    async def _last(
+    async def last(
         self, read: Callable[[], Awaitable[Found]], right: Callable[[Found], bool], timeout_s: float
     ) -> Found:
         """What is read, once it is right, or after the timeout."""
@@ -287,7 +301,7 @@ class Chaos:
             await asyncio.sleep(1)
         return found
 
-    async def _counters(self) -> tuple[int, int]:
+    async def counters(self) -> tuple[int, int]:
         """Spent and reserved, by Redis."""
         client = aioredis.Redis.from_url(self.servers["redis"].url, decode_responses=True)
         try:
@@ -299,13 +313,13 @@ class Chaos:
             await client.aclose()
         return sums["spent:global"], sums["reserved:global"]
 
-    async def _stored(self) -> tuple[int, int]:
+    async def stored(self) -> tuple[int, int]:
         """The costs of executions and of attempts, by ClickHouse."""
         sums = [
             await self.analytics.query(f"SELECT toInt64(sum({column}) * 1000000000) FROM {table} FINAL")
             for table, column in (("executions", "total_cost"), ("attempts", "cost"))
         ]
-        return int(sums[0].rows[0][0]), int(sums[1].rows[0][0])
+        return int(sums[0].rows[0][0] or 0), int(sums[1].rows[0][0] or 0)
 
     async def _stuck(self) -> tuple[str, ...]:
         found: list[str] = []
@@ -329,6 +343,8 @@ async def chaos_plane(
     nodes: int,
     disks: Mapping[str, Path],
     clocks: Mapping[str, JumpingClock],
+    models: Mapping[str, Any] = MODELS,
+    agents: Mapping[str, Any] = AGENTS,
 ) -> AsyncGenerator[Chaos]:
     """A plane of two workers and one of each other service, on servers of its own.
 
@@ -338,6 +354,8 @@ async def chaos_plane(
         nodes: of NATS; connections to several are direct.
         disks: the small ones that the servers have their data on; empty if they have none.
         clocks: that are to jump, by part; a server's has to be known to its source.
+        models: of the simulated provider.
+        agents: of the config.
     """
     links: dict[tuple[str, str], Link] = {}
     bus = {"nats": source.nats()} if nodes == 1 else await start_cluster(directory, nodes, links)
@@ -380,19 +398,8 @@ async def chaos_plane(
                 nats_url=urls["nats"],
                 replicas=nodes,
                 redis_url=urls["redis"],
-                script={"models": {"sim/m": model(latency_ms=CALL_S * 1000)}},
-                agents={
-                    "writer": {
-                        "model": "sim/m",
-                        "max_tokens": 40,
-                        "concurrency": 100,
-                        "breaker": "off",
-                        "timeout_s": TIMEOUT_S,
-                        "total_timeout_s": 600,
-                        "retry": {"max_attempts": 10},
-                        "budget": {"monthly_usd": 1000, "enforcement": "hard"},
-                    }
-                },
+                script={"models": models},
+                agents=agents,
                 retry_budget="off",
                 services=(),
                 environment={
@@ -406,7 +413,7 @@ async def chaos_plane(
         for name in SERVICES:
             plane.start(name.partition("-")[0], name)
         for name in SERVICES:
-            await plane.ready(name) if name != "request" else await _serving(http)
+            await plane.ready(name) if name != "request" else await serving(http)
         yield Chaos(plane, servers, disks, links, clocks, analytics, http)
 
 
@@ -434,7 +441,9 @@ async def start_cluster(directory: Path, size: int, links: dict[tuple[str, str],
     return nodes
 
 
-async def _serving(http: aiohttp.ClientSession) -> None:
+async def serving(http: aiohttp.ClientSession) -> None:
+    """Waits until the HTTP API answers."""
+
     async def serves() -> bool:
         try:
             async with http.get("/readyz") as response:
