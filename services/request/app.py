@@ -30,6 +30,7 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, LiveConfig
 from breakwater.contracts.events import Reconciliation
+from breakwater.contracts.subjects import CANCELS, CANCELS_BY_USER
 from breakwater.http_server import PortTakenError, Server, listen
 from breakwater.metrics import HttpMetrics, StreamMetrics
 from breakwater.policy.redact import Redactor
@@ -39,6 +40,7 @@ from breakwater.state.accepted import Accepted
 from breakwater.state.breakers import Breakers
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.connection import Redis
+from breakwater.state.executions import Executions
 from breakwater.state.health import Healths
 from breakwater.state.tasks import Tasks
 from breakwater.state.unanswered import Unanswered
@@ -49,6 +51,7 @@ from services.request.alerts import AlertRoutes
 from services.request.auth import RequireApiKey
 from services.request.breakers import BreakerRoutes
 from services.request.budgets import BudgetRoutes
+from services.request.cancels import CancelRequests, CancelRoute, Cancels
 from services.request.dead_letter_routes import DeadLetterRoutes
 from services.request.dead_letters import Replays
 from services.request.dialects.openai import NameRequests, OpenAIRoutes
@@ -90,6 +93,9 @@ class RequestService:
         self._publisher = Publisher(self._connection, "request")
         redactor = Redactor.compile(config.redaction)
         self._incidents = IncidentLog(self._connection, self._publisher, redactor)
+        executions, connection = Executions(self._redis), self._connection
+        self._cancels = Cancels(self._results, self._waiters, self._accepted, executions, self._publisher, connection)
+        self._cancel_requests = CancelRequests(self._cancels, config, redactor)
         self._analytics = connect(settings.clickhouse_url)
         self._live = LiveConfig(config)
         self._shares = QueueShares(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection))
@@ -133,6 +139,7 @@ class RequestService:
         self._incidents.redactor = redactor
         self._shares.set_share(config.limits.jobs_max_bytes_per_agent)
         self._live.take_over(config)
+        self._cancel_requests.take_over(config, redactor)
         self._app.now = app
 
     def stop(self) -> None:
@@ -187,6 +194,7 @@ class RequestService:
         }
         endpoints: dict[str, Endpoint] = {
             "submit_job": jobs.submit,
+            "cancel_job": CancelRoute(self._cancels, redactor).cancel,
             "show_job": jobs.show,
             "create_chat_completion": openai.complete,
             "follow_job": self._streams.follow,
@@ -251,6 +259,8 @@ class RequestService:
             slow.cancel()
         # A plain subscription: all results pass here, and FastStream's would cost each five times as much.
         await self._broker.connection.subscribe("bw.results.>", cb=self._receive)
+        for subject in (CANCELS, CANCELS_BY_USER):
+            await self._broker.connection.subscribe(subject, queue="request", cb=self._cancel)
         await subscribed(self._broker)
         self._subscribed = True
         structlog.get_logger().info("service_ready")
@@ -261,6 +271,11 @@ class RequestService:
 
     async def _receive(self, message: Msg) -> None:
         self._waiters.deliver(message.subject, message.data)
+
+    async def _cancel(self, message: Msg) -> None:
+        answer = await self._cancel_requests.answer(message.subject, message.data)
+        if message.reply:
+            await message.respond(answer)
 
     def _connection(self) -> Client:
         try:

@@ -144,7 +144,7 @@ class Jobs:
         return response
 
     async def _submit(self, request: Request, trace: SubmissionTrace) -> Response:
-        wait_s = _wait_s(request.scope["query_string"])
+        wait_s = wait_s_of(request.scope["query_string"])
         body = await read_body(request, self._limit)
         sent = self.prepare(
             holder_of(request), read_job(body), body, request.headers.get("idempotency-key"), make_job_id()
@@ -224,7 +224,7 @@ class Jobs:
         job_id: str = request.path_params["job_id"]
         if not is_identifier(job_id):
             raise unknown_job(None)
-        wait_s = _wait_s(request.scope["query_string"])
+        wait_s = wait_s_of(request.scope["query_string"])
         try:
             with self._waiters.listening(subjects.result(job_id)) as answer:
                 decided = await self._results.decided(job_id)
@@ -366,7 +366,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _wait_s(query: bytes) -> float | None:
+def wait_s_of(query: bytes) -> float | None:
     """The `wait_s` of a query string, the only parameter there is."""
     if not query:
         return None

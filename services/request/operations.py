@@ -106,6 +106,27 @@ OPERATIONS = (
         },
     ),
     Operation(
+        id="cancel_job",
+        method="POST",
+        path="/api/v1/jobs/{job_id}/cancel",
+        tag="jobs",
+        summary="Cancel a job",
+        description="A job that waits or sleeps ends without a call. A call under way is aborted within a second, and "
+        "recorded with what it may have cost. The job's result and record have the status `cancelled`, and say who "
+        "cancelled it and why. Repeating the request is safe. The body may be empty.",
+        query=api.SubmitQuery,
+        body=api.CancelRequest,
+        results={
+            200: ("The job has ended, `cancelled` or, before that, otherwise: see `status`.", api.CancelledJob),
+            202: ("It is being cancelled, whatever crashes. With `wait_s`: still.", api.CancelledJob),
+        },
+        errors={
+            404: "There is no such job (`unknown_job`).",
+            422: "The body is not a request to cancel (`invalid_request`), or the query is wrong (`invalid_query`).",
+            503: f"NATS or Redis is unavailable (`unavailable`). {PERHAPS_DONE}",
+        },
+    ),
+    Operation(
         id="create_chat_completion",
         method="POST",
         path="/v1/chat/completions",

@@ -51,7 +51,7 @@ FAREWELL_S = 1.0
 MOST_UNSENT = 256
 """Steps that a reader may be behind. Beyond, its stream ends; the next one begins with all that matters."""
 
-ENDED = frozenset({"succeeded", "dead_lettered"})
+ENDED = frozenset({"succeeded", "dead_lettered", "cancelled"})
 _STARTS = "agent.attempt.start"
 _ENDS = frozenset({"agent.attempt.finish", "agent.attempt.error"})
 

@@ -17,6 +17,7 @@ from breakwater.contracts.subjects import Stream
 from breakwater.policy.budget import CapTable
 from breakwater.settings import Settings
 from breakwater.state.connection import Redis
+from services.worker.cancelling import hear_orders
 from services.worker.context import context_for
 from services.worker.gates import GATES
 from services.worker.generations import Generations, ProviderPool
@@ -81,6 +82,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     async def start() -> None:
         serve()
         kept.extend((asyncio.create_task(worker.leases.run()), asyncio.create_task(restore())))
+        kept.append(asyncio.create_task(hear_orders(connection, worker.leases.cancel)))
         await watch()
 
     @app.on_shutdown

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from breakwater.bus.delivery import Delivery
 from breakwater.config import Agent
-from breakwater.contracts.execution import Choice, ErrorInfo, Reason
+from breakwater.contracts.execution import Cancellation, Choice, ErrorInfo, Reason
 from breakwater.contracts.job import Job
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.price import InputSize, max_output_of, size_of_messages, size_of_params
@@ -102,6 +102,7 @@ class Finished:
     response: dict[str, JsonValue] | None = None
     finish_reason: str | None = None
     choices: tuple[Choice, ...] = ()
+    cancellation: Cancellation | None = None
 
 
 @dataclass(frozen=True, slots=True)

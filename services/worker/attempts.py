@@ -9,6 +9,8 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar
 
+from pydantic import JsonValue
+
 from breakwater.contracts.execution import Attempt, Reason
 from breakwater.policy.classify import WORKER_LOST
 from breakwater.policy.price import estimate_input_tokens, size_of_messages
@@ -16,8 +18,9 @@ from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, R
 from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment, Finished, Sleeping
 from services.worker.call import Ended, attempt_of, call, record
+from services.worker.cancelling import JobCancelled
 from services.worker.checkpoint import Checkpoint, InFlight
-from services.worker.conclude import stopped
+from services.worker.conclude import cancelled, stopped
 from services.worker.context import WorkerContext
 from services.worker.gates import GATES, Admitted, Gates, admit
 from services.worker.gates.gate import (
@@ -56,6 +59,7 @@ class Attempts:
         self._at = checkpoint
         self._progress = progress
         self._gates = gates
+        self._cancel = worker.leases.claims[job.claim].cancel
         self._waited: dict[Reason, float] = {}
         # What has to be checked as a whole is published as a whole.
         self._stream = AnswerStream(worker, job) if job.job.stream and job.output_guard is None else None
@@ -66,10 +70,20 @@ class Attempts:
         Raises:
             ClaimLost: another worker has the job.
         """
-        at = self._at
+        try:
+            return await self._run(resumed=resumed)
+        except JobCancelled as stop:
+            return cancelled(self._at, stop.cancellation, self._said())
+
+    async def _run(self, *, resumed: bool) -> Finished | Sleeping:
+        at, is_cancelled = self._at, self._cancel.cancellation is not None
         if at.model is not None and at.model not in self._job.chain:
             return stopped(at, "error")  # the config no longer has it: what was called stays in the record
-        if at.resume_at is not None and (sleeping := await self._rest_of_wait(at.resume_at)) is not None:
+        if (
+            at.resume_at is not None
+            and not is_cancelled
+            and (sleeping := await self._rest_of_wait(at.resume_at)) is not None
+        ):
             return sleeping
         step: Finished | Step | None = await self._resume() if resumed else None
         while True:
@@ -78,7 +92,7 @@ class Attempts:
                     return finished
                 case Stop(reason):
                     # What was published of an answer is recorded, too.
-                    return replace(stopped(self._at, reason), output=self._stream and self._stream.said())
+                    return replace(stopped(self._at, reason), output=self._said())
                 case NextModel():
                     self._at = self._at.at_model(self._at.model_index + 1)
                 case Repaired(cause, repairs):
@@ -87,6 +101,10 @@ class Attempts:
                     if (sleeping := await self._wait(delay_s)) is not None:
                         return sleeping
             step = None
+            self._cancel.check()
+
+    def _said(self) -> JsonValue:
+        return None if self._stream is None else self._stream.said()
 
     # One attempt
 
@@ -123,6 +141,8 @@ class Attempts:
             ended = await call(self._worker, self._job, flight, messages, timeout_s, stream)
             await self._record(ended.attempt)
         await self._settle(admitted.gates, ended.attempt)
+        if ended.attempt.outcome == "cancelled":
+            self._cancel.check()
         if ended.failure is None:
             reason = ended.attempt.finish_reason
             return Finished(self._at, ended.output, flight.model, None, None, ended.response, reason, ended.choices)
@@ -143,8 +163,10 @@ class Attempts:
         await self._credited(partial(self._save, text))
 
     async def _save(self, text: str) -> None:
-        if not await self._worker.executions.checkpoint(self._job.claim, text):
+        kept = await self._worker.executions.checkpoint(self._job.claim, text)
+        if kept is None:
             raise ClaimLost(self._job.execution_id)
+        self._cancel.hear(kept.orders)
 
     async def _refused(self, flight: InFlight, refused: Refused) -> Step:
         await self._record(
@@ -264,7 +286,8 @@ class Attempts:
         due = worker.now() + timedelta(seconds=delay_s)
         self._at = self._at.waiting(job.chain[self._at.model_index], delay_s, due)
         if delay_s < LONG_WAIT_S:
-            await worker.sleep(delay_s)
+            with self._cancel.interruptible():
+                await worker.sleep(delay_s)
             return None
         await worker.outages.retry_while_unavailable(partial(self._save, self._at.text()))
         if (release := release_hold(worker, job, self._at)) is not None:
@@ -278,7 +301,8 @@ class Attempts:
             await self._progress.waits(rest_s)
             return Sleeping(due)
         if rest_s > 0:
-            await self._worker.sleep(rest_s)
+            with self._cancel.interruptible():
+                await self._worker.sleep(rest_s)
         return None
 
     async def _resume(self) -> Step | None:
@@ -297,7 +321,9 @@ class Attempts:
                 # Whoever made the call has recorded it after all; and goes no further, as the job is ours now.
                 return await self._resume()
             await self._settle((gate(self._worker, request) for gate in self._gates), attempt)
+            self._cancel.check()
             return await self._after_failure(Ended(attempt, WORKER_LOST))
+        self._cancel.check()
         last = found.last
         if last is None:
             return None

@@ -16,15 +16,17 @@ from pydantic_core import to_json
 from breakwater import tracing
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Attempt, Choice, CostBasis, ErrorInfo, Outcome
+from breakwater.contracts.execution import Attempt, Cancellation, Choice, CostBasis, ErrorInfo, Outcome
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import MAX_COUNTED
+from breakwater.policy.cancellation import error_of
 from breakwater.policy.classify import Classification, classify, without_text
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.price import Usage, estimate_input_tokens, size_of_messages, usage_problem
 from breakwater.providers.base import Answer, Call, CallFailed
 from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment
+from services.worker.cancelling import JobCancelled
 from services.worker.checkpoint import InFlight
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import Refused
@@ -126,13 +128,20 @@ async def call(
         strict_output=guard is not None and guard.rules.strict and guard.fits_strict_mode,
         streaming=None if stream is None else stream.streaming,
     )
+    sent = False
     try:
         try:
-            answer = await worker.providers[flight.provider].perform(request)
+            with worker.leases.claims[job.claim].cancel.interruptible():
+                sent = True
+                answer = await worker.providers[flight.provider].perform(request)
         except CallFailed as failed:
             flight = flight if stream is None else stream.ended()
             part = _part(job, target, stream, failed) if stream is not None and stream.begun else None
             ended = _failed(worker, job, flight, started_at, failed, timeout_s, part)
+        except JobCancelled as cancelled:
+            flight = flight if stream is None else stream.ended()
+            part = _part(job, target, stream, None) if stream is not None and stream.begun else None
+            ended = _aborted(worker, job, flight, started_at, cancelled.cancellation, part, sent=sent)
         else:
             if stream is not None:
                 answer, flight = await stream.whole(answer), stream.ended()
@@ -313,12 +322,31 @@ def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_
     return Ended(attempt("success"), None, checked.value, response=response, choices=answer.choices)
 
 
-def _part(job: Assignment, target: Target, stream: AttemptStream, failed: CallFailed) -> Usage:
+def _part(job: Assignment, target: Target, stream: AttemptStream, failed: CallFailed | None) -> Usage:
     """What an answer has used that broke off: what is reported, and an estimate of what is not, by what came of it."""
-    usage, said = failed.usage or Usage(None, None), stream.streaming.answer.messages().values()
+    usage = Usage(None, None) if failed is None or failed.usage is None else failed.usage
+    said = stream.streaming.answer.messages().values()
     if usage.input_tokens is None:
         usage = replace(usage, input_tokens=estimate_input_tokens(job.input_size, target.token_rules))
     return replace(usage, output_tokens=estimate_input_tokens(size_of_messages(said), target.token_rules))
+
+
+def _aborted(
+    worker: WorkerContext,
+    job: Assignment,
+    flight: InFlight,
+    started_at: datetime,
+    cancellation: Cancellation,
+    part: Usage | None,
+    *,
+    sent: bool,
+) -> Ended:
+    """A call that was aborted as its job was cancelled. It may be billed all the same."""
+    spent = _spent(worker, job, flight, None, None, maybe_billed=sent, part=part)
+    error = error_of(cancellation)
+    attempt = attempt_of(worker, job, flight, started_at, "cancelled", spent=spent, error=error)
+    failure = Classification(error.kind, error.class_, error.message, None, retryable=False, counts_for_breaker=False)
+    return Ended(attempt, failure)
 
 
 def _failed(

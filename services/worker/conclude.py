@@ -18,12 +18,13 @@ from breakwater.bus.delivery import dead_letter
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable, PublishRefused
 from breakwater.bus.records import is_result_of, read_record
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import ErrorInfo, Execution, Reason, Result
+from breakwater.contracts.execution import Cancellation, ErrorInfo, Execution, Reason, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
 from breakwater.policy.budget import OWN_CAP
+from breakwater.policy.cancellation import error_of
 from breakwater.policy.classify import WORKER_LOST
-from breakwater.policy.record import totals, without_figures
+from breakwater.policy.record import status_of, totals, without_figures
 from breakwater.policy.user_message import user_message_for
 from services.worker.assignment import Finished, JobDelivery
 from services.worker.checkpoint import Checkpoint
@@ -69,7 +70,7 @@ def conclude(end: Conclusion) -> Result:
         tenant=job.tenant,
         task_id=job.task_id,
         parent_execution_id=job.parent_execution_id,
-        status="succeeded" if finished.reason is None else "dead_lettered",
+        status=status_of(finished.reason),
         reason=finished.reason,
         requested_model=end.chain[0],
         chosen_model=finished.chosen_model,
@@ -100,8 +101,14 @@ def conclude(end: Conclusion) -> Result:
         owner=end.owner,
         job_digest=end.digest,
         config_version=end.config_version,
+        cancellation=finished.cancellation,
         response=finished.response,
     )
+
+
+def cancelled(at: Checkpoint, cancellation: Cancellation, output: JsonValue = None) -> Finished:
+    """The outcome of a cancelled job, with what was published of its answer. Pure."""
+    return Finished(at, output, None, "cancelled", error_of(cancellation), cancellation=cancellation)
 
 
 def stopped(at: Checkpoint, reason: Reason) -> Finished:

@@ -31,8 +31,9 @@ from breakwater.state.executions import Claim, Claimed, ClaimLost, Conflict, Tak
 from services.worker.assignment import Assignment, Finished, JobDelivery, Parameters, Sleeping
 from services.worker.attempts import Attempts
 from services.worker.call import recorded_attempt
+from services.worker.cancelling import JobCancelled
 from services.worker.checkpoint import Checkpoint
-from services.worker.conclude import Conclusion, answer, conclude, decided, finish, refuse_id
+from services.worker.conclude import Conclusion, answer, cancelled, conclude, decided, finish, refuse_id
 from services.worker.context import WorkerContext
 from services.worker.dry_run import dry_run
 from services.worker.gates import gates_of
@@ -117,12 +118,13 @@ class JobHandler:
                 # it, this one is answered from the record.
                 await delivery.retry_in(min(0.25 * 2 ** min(delivery.deliveries, 5), 5.0, for_ms / 1000 + 0.05))
                 return
-            case Claimed(text):
+            case Claimed(text, orders):
                 pass
-        with worker.leases.keeping(claim, asked_at) as held:
+        with worker.leases.keeping(claim, self._agent_name, asked_at) as held:
+            held.cancel.hear(orders)
             try:
                 # Looked for again now that the claim is held: the job may have been decided just before.
-                if (maybe_seen or text is not None) and (
+                if (maybe_seen or text is not None or orders) and (
                     known := await decided(worker, self._agent_name, execution_id)
                 ) is not None:
                     await self._answer_known(asked, execution_id, known)
@@ -182,9 +184,9 @@ class JobHandler:
         cache = None if rules is None or job.job.skip_cache else ResponseCache(worker, job, rules)
         held.also = None if cache is None else cache.renew
         try:
-            end, cached_from = await self._attempt(job, checkpoint, cache, resumed=resumed)
+            end, cached_from = await self._attempt(job, checkpoint, cache, held, resumed=resumed)
             if isinstance(end, Sleeping):
-                await self._put_to_sleep(asked.delivery, job.claim, end)
+                await self._put_to_sleep(asked.delivery, job.claim, held, end)
                 return None
             # Who has been superseded while it called decides nothing.
             await worker.outages.retry_while_unavailable(partial(worker.leases.confirm, job.claim))
@@ -204,14 +206,20 @@ class JobHandler:
         return result
 
     async def _attempt(
-        self, job: Assignment, checkpoint: Checkpoint, cache: ResponseCache | None, *, resumed: bool
+        self, job: Assignment, checkpoint: Checkpoint, cache: ResponseCache | None, held: HeldClaim, *, resumed: bool
     ) -> tuple[Finished | Sleeping, str | None]:
         """Runs a job or finds a cached answer; returns how it ended, and the execution that such an answer is from."""
+        if held.cancel.cancellation is not None and not resumed:
+            return cancelled(checkpoint, held.cancel.cancellation), None
         progress = ProgressReporter(self._worker, self._agent_name, job.execution_id, job.job.parent_execution_id)
         await progress.dispatched()
         # A job that has called already must end with what it has called, and not as if it had cost nothing.
         if cache is not None and not resumed:
-            cached = await cache.find(checkpoint.deadline)
+            try:
+                with held.cancel.interruptible():
+                    cached = await cache.find(checkpoint.deadline)
+            except JobCancelled as stop:
+                return cancelled(checkpoint, stop.cancellation), None
             if cached is not None:
                 found = Finished(
                     checkpoint,
@@ -227,10 +235,14 @@ class JobHandler:
         gates = self._gates[job.job.task_id is not None]
         return await Attempts(self._worker, job, checkpoint, progress, gates).run(resumed=resumed), None
 
-    async def _put_to_sleep(self, delivery: Delivery, claim: Claim, sleeping: Sleeping) -> None:
+    async def _put_to_sleep(self, delivery: Delivery, claim: Claim, held: HeldClaim, sleeping: Sleeping) -> None:
         worker, agent = self._worker, self._agent_name
         # Whoever wakes the job has another message of it, and must not wait for the end of a lease.
-        await worker.outages.retry_while_unavailable(partial(worker.executions.release, claim))
+        kept = await worker.outages.retry_while_unavailable(partial(worker.executions.release, claim))
+        held.cancel.hear(() if kept is None else kept.orders)
+        if held.cancel.cancellation is not None:
+            await delivery.retry_in(0)
+            return
         try:
             await worker.outages.retry_while_unavailable(
                 lambda: park(worker.publisher, delivery, agent=agent, execution_id=claim.execution_id, due=sleeping.due)
@@ -240,7 +252,11 @@ class JobHandler:
             structlog.get_logger().warning("job_not_parked", execution_id=claim.execution_id, error=str(error))
             await delivery.retry_in(max(0.0, (sleeping.due - worker.now()).total_seconds()))
         else:
-            await delivery.ack_sync()
+            if held.cancel.cancellation is None:
+                await delivery.ack_sync()
+            else:
+                # Whoever wakes jobs that are cancelled may have looked before it slept.
+                await delivery.retry_in(0)
 
     def _parse(self, delivery: Delivery) -> Job | str:
         """The job, or the reason why it can't be run, as text."""

@@ -13,8 +13,10 @@ import structlog
 from breakwater import background
 from breakwater.bus.delivery import Delivery, still_held
 from breakwater.bus.topology import ACK_WAIT_S
+from breakwater.contracts.execution import CancelOrder
 from breakwater.outage import Outage, Outages
 from breakwater.state.executions import CLAIM_LEASE_MS, Claim, ClaimLost, Executions
+from services.worker.cancelling import CancelSignal
 
 RENEW_EVERY_S = CLAIM_LEASE_MS / 1000 / 4
 
@@ -29,6 +31,7 @@ BUFFERED_S = 30.0
 class HeldClaim:
     """A claim of this process."""
 
+    cancel: CancelSignal
     sure_until: float
     """Until then nobody else can have taken the job, by the monotonic clock: some time after Redis last renewed it."""
     also: Callable[[], Awaitable[None]] | None = None
@@ -47,14 +50,15 @@ class Leases:
         self.claims: dict[Claim, HeldClaim] = {}
 
     @contextmanager
-    def keeping(self, claim: Claim, asked_at: float) -> Generator[HeldClaim]:
+    def keeping(self, claim: Claim, agent: str, asked_at: float) -> Generator[HeldClaim]:
         """Keeps a claim while the block runs.
 
         Args:
             claim: that Redis has granted.
+            agent: whose job it is.
             asked_at: when it was asked for, or before, by the monotonic clock.
         """
-        held = self.claims[claim] = HeldClaim(asked_at + CLAIM_LEASE_MS / 1000)
+        held = self.claims[claim] = HeldClaim(CancelSignal(agent), asked_at + CLAIM_LEASE_MS / 1000)
         try:
             yield held
         finally:
@@ -72,9 +76,17 @@ class Leases:
         held, asked_at = self.claims[claim], self._clock()
         if asked_at < held.sure_until:
             return
-        if not await self._executions.checkpoint(claim, ""):
+        kept = await self._executions.checkpoint(claim, "")
+        if kept is None:
             raise ClaimLost(claim.execution_id)
+        held.cancel.hear(kept.orders)
         held.sure_until = asked_at + CLAIM_LEASE_MS / 1000
+
+    def cancel(self, order: CancelOrder) -> None:
+        """Takes an order to cancel a job, if it is one of these."""
+        for claim, held in self.claims.items():
+            if claim.execution_id == order.execution_id:
+                held.cancel.hear([order])
 
     def may_be_late(self) -> bool:
         """Whether what is handled now may have been delivered long ago, and to somebody else since."""
@@ -106,7 +118,9 @@ class Leases:
         claims, asked_at = tuple(self.claims), self._clock()
         for claim, kept in zip(claims, await self._executions.renew(claims), strict=True):
             if (held := self.claims.get(claim)) is not None:
-                held.sure_until = asked_at + CLAIM_LEASE_MS / 1000 if kept else asked_at
+                held.sure_until = asked_at if kept is None else asked_at + CLAIM_LEASE_MS / 1000
+                if kept is not None and kept.orders:
+                    held.cancel.hear(kept.orders)
 
 
 async def _keep(what: str, every_s: float, work: Callable[[], Awaitable[None]]) -> None:

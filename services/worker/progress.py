@@ -64,9 +64,7 @@ class ProgressReporter:
 
     async def ended(self, execution: Execution) -> None:
         """The job is decided."""
-        await self._report(
-            "succeeded" if execution.status == "succeeded" else "dead_lettered", at=execution.completed_at
-        )
+        await self._report(execution.status, at=execution.completed_at)
 
     async def _report_error(self, state: str, event: Notification, attempt: Attempt, **details: object) -> None:
         error = {} if attempt.error is None else _details_of(attempt.error)

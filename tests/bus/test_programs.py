@@ -19,10 +19,12 @@ from breakwater.bus.permissions import GRANTS, inbox_prefix, program
 from breakwater.bus.provision import provision
 from breakwater.bus.topology import Plan
 from breakwater.config import parse_config
+from breakwater.contracts.subjects import CANCEL_ORDERS, CANCELS, CANCELS_BY_USER, cancel, cancel_order
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.servers import nats_spec
 from breakwater.embedded.supervisor import Supervisor
 from breakwater.errors import ConfigError
+from tests.helpers import until
 
 PLAN = Plan(agents={"invoice.writer": 1, "support": 1})
 PROGRAMS = [program("billing", ["invoice.writer"]), program("help-desk", ["support"])]
@@ -52,7 +54,7 @@ class Program:
 
 
 @asynccontextmanager
-async def running(folder: Path) -> AsyncGenerator[dict[str, Program]]:
+async def running(folder: Path, *more: str) -> AsyncGenerator[dict[str, Program]]:
     port = free_port()
     passwords = {grant.user: "p" for grant in (*GRANTS, *PROGRAMS)}
     users: dict[str, Program] = {}
@@ -60,7 +62,7 @@ async def running(folder: Path) -> AsyncGenerator[dict[str, Program]]:
         await supervisor.start([nats_spec(folder, port, passwords, PROGRAMS)])
         await provision(f"nats://setup:p@127.0.0.1:{port}", PLAN)
         try:
-            for user in ("worker", "client", *(grant.user for grant in PROGRAMS)):
+            for user in ("worker", "client", *more, *(grant.user for grant in PROGRAMS)):
                 refused: list[str] = []
 
                 async def note(error: Exception, refused: list[str] = refused) -> None:
@@ -137,3 +139,40 @@ def test_the_config_names_the_agents_of_programs() -> None:
     for wrong in ("{billing: {agents: [b]}}", "{billing: {agents: []}}", "{Billing: {agents: [a]}}"):
         with pytest.raises(ConfigError, match="programs"):
             parse_config(f"{base}programs: {wrong}\n")
+
+
+async def test_who_asks_for_a_cancel_stands_in_the_subject_and_can_not_be_chosen(tmp_path: Path) -> None:
+    async with running(tmp_path, "request") as users:
+        request, heard = users["request"].client, list[str]()
+
+        async def answer(message: Msg) -> None:
+            heard.append(message.subject)
+            await message.respond(b"cancelling")
+
+        for subject in (CANCELS, CANCELS_BY_USER):
+            await request.subscribe(subject, queue="request", cb=answer)
+        await users["request"].settled()
+        for user in ("client", "program-billing", "program-help-desk"):
+            assert (await users[user].client.request(cancel("a.b"), b"", timeout=60)).data == b"cancelling"
+        assert heard == [
+            "bw.cancel.a%2Eb",
+            "bw.cancel-by.program-billing.a%2Eb",
+            "bw.cancel-by.program-help-desk.a%2Eb",
+        ]
+        billing = users["program-billing"]
+        for other in ("bw.cancel-by.program-help-desk.j1", "bw.cancel-by.program-billing.j1", cancel_order("j1")):
+            with pytest.raises((TimeoutError, NoRespondersError)):
+                await billing.client.request(other, b"", timeout=0.5)
+        await billing.settled()
+        assert len(billing.refused) == 3
+        assert len(heard) == 3
+
+
+async def test_workers_hear_orders_to_cancel_and_programs_do_not(tmp_path: Path) -> None:
+    async with running(tmp_path, "request") as users:
+        await users["worker"].listen(CANCEL_ORDERS)
+        await users["client"].listen(CANCEL_ORDERS)
+        await users["request"].client.publish(cancel_order("j1"), b"order")
+        await users["request"].settled()
+        await until(lambda: users["worker"].heard == [(cancel_order("j1"), b"order")])
+        assert len(users["client"].refused) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import pytest
@@ -11,8 +12,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from breakwater.contracts.execution import Cancellation, CancelOrder
 from breakwater.state.connection import Redis, StateUnavailable
-from breakwater.state.executions import CLAIM_LEASE_MS, GRACE_MS, LINGER_MS, Claim, Claimed, Conflict, Executions, Taken
+from breakwater.state.executions import (
+    CLAIM_LEASE_MS,
+    GRACE_MS,
+    KEEP_MS,
+    LINGER_MS,
+    Claim,
+    Claimed,
+    ClaimKept,
+    Conflict,
+    Executions,
+    Taken,
+)
 from tests.servers import RunningServer
 
 Value = TypeVar("Value")
@@ -51,7 +64,7 @@ async def test_a_holder_that_renews_keeps_the_job_however_long_and_whoever_asks(
         asked = await executions.claim(Claim.new("j"))
         assert isinstance(asked, Taken)
         assert asked.for_ms == GRACE_MS
-        assert await executions.renew([holder]) == [True]
+        assert await executions.renew([holder]) == [ClaimKept()]
 
 
 async def test_a_holder_that_is_gone_is_followed_by_who_asks_twice_and_then_fenced_off(redis: Redis) -> None:
@@ -65,7 +78,7 @@ async def test_a_holder_that_is_gone_is_followed_by_who_asks_twice_and_then_fenc
     await pass_time(redis, gone, SLACK_MS)
     assert await executions.claim(next_one) == Claimed("so far")
     assert not await executions.checkpoint(gone, "too late")
-    assert await executions.renew([gone, next_one]) == [False, True]
+    assert await executions.renew([gone, next_one]) == [None, ClaimKept()]
     assert isinstance(await executions.claim(gone), Taken)
     await executions.release(gone)
     await executions.finish(gone)
@@ -96,7 +109,7 @@ async def test_what_redis_has_lost_is_still_that_of_its_holder(redis: Redis) -> 
     executions, holder = Executions(redis), Claim.new("j")
     await executions.claim(holder, "digest")
     await redis.client.flushall()
-    assert await executions.renew([holder]) == [True]
+    assert await executions.renew([holder]) == [ClaimKept()]
     assert isinstance(await executions.claim(Claim.new("j"), "digest"), Taken)
 
 
@@ -109,7 +122,7 @@ async def test_a_job_that_was_taken_over_is_never_that_of_its_first_holder_again
     assert await executions.claim(next_one, "digest") == Claimed(None)
     await executions.finish(next_one)
     assert await redis.client.pttl(next_one.key) > 100 * LINGER_MS
-    assert await executions.renew([stopped]) == [False]
+    assert await executions.renew([stopped]) == [None]
 
 
 async def test_an_id_is_that_of_one_job(redis: Redis) -> None:
@@ -180,7 +193,7 @@ class Claims(RuleBasedStateMachine):
     def renews_it(self, worker: int) -> None:
         # What Redis has lost is that of its holder, who is whoever renews it first: nobody has claimed it since.
         kept = self.holder == worker or not self.known
-        assert self.run(self.executions.renew([self.claims[worker]])) == [kept]
+        assert self.run(self.executions.renew([self.claims[worker]])) == [ClaimKept() if kept else None]
         if kept:
             self.held_by(worker)
 
@@ -224,3 +237,45 @@ class Claims(RuleBasedStateMachine):
 def test_one_handling_has_the_job_whatever_happens_in_whatever_order(own_redis_server: RunningServer) -> None:
     machine: Any = type("Machine", (Claims,), {"redis_url": own_redis_server.url})
     run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
+
+
+def order(name: str) -> CancelOrder:
+    by = Cancellation(by="program", name=name, at=datetime(2026, 11, 21, tzinfo=UTC))
+    return CancelOrder(execution_id="j", cancellation=by, agents=("writer",))
+
+
+async def test_an_order_to_cancel_comes_with_all_that_is_asked_about_a_claim_until_the_job_ends(redis: Redis) -> None:
+    executions, gone, next_one = Executions(redis), Claim.new("j"), Claim.new("j")
+    first = order("one")
+    assert await executions.cancel(first) == first
+    assert await executions.claim(gone) == Claimed(None, (first,))
+    assert await executions.checkpoint(gone, "so far") == ClaimKept((first,))
+    assert await executions.renew([gone]) == [ClaimKept((first,))]
+    assert await executions.release(gone) == ClaimKept((first,))
+    # Whatever became of the worker: who takes the job finds it, too.
+    assert await executions.claim(next_one) == Claimed("so far", (first,))
+    await executions.finish(gone)
+    assert await executions.renew([gone, next_one]) == [None, ClaimKept((first,))]
+    await executions.finish(next_one)
+    assert await executions.renew([next_one]) == [ClaimKept()]
+
+
+async def test_the_first_order_of_each_who_gives_one_stands_and_is_kept_as_long_as_a_claim(redis: Redis) -> None:
+    executions, claim = Executions(redis), Claim.new("j")
+    first, other = order("one"), order("two")
+    await executions.cancel(first)
+    again = first.model_copy(update={"agents": ("all",)})
+    assert await executions.cancel(again) == first
+    await executions.cancel(other)
+    found = await executions.claim(claim)
+    assert isinstance(found, Claimed)
+    assert sorted(found.orders, key=str) == sorted((first, other), key=str)
+    left_ms = await redis.client.pttl(claim.keys[1])
+    assert KEEP_MS - SLACK_MS < left_ms <= KEEP_MS
+
+
+async def test_an_order_alone_is_no_claim(redis: Redis) -> None:
+    executions, mine = Executions(redis), Claim.new("j")
+    await executions.cancel(order("one"))
+    # What Redis has lost is still that of its holder.
+    assert await executions.renew([mine]) == [ClaimKept((order("one"),))]

@@ -19,11 +19,12 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from breakwater.bus.errors import BusUnavailable, NoStream, PublishRefused
+from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher, Stored
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts import subjects
 from breakwater.contracts.events import DeadLetter
-from breakwater.contracts.subjects import Header, decode_token, encode_token
+from breakwater.contracts.subjects import Header, Stream, decode_token, encode_token
 from breakwater.contracts.types import format_time, is_identifier, ms_from_time
 from breakwater.outage import Outage
 
@@ -236,11 +237,7 @@ class Waker:
         await delivery.ack_sync()
 
     async def _wake(self, delivery: Delivery, agent: str, execution_id: str, due: datetime) -> None:
-        token = encode_token(execution_id)
-        headers = _carried(delivery.headers) | {
-            Header.MSG_ID.value: f"{token}/woken/{delivery.sequence}/{ms_from_time(due)}",
-            Header.EXECUTION_ID.value: token,
-        }
+        headers = _woken(delivery.headers, execution_id, delivery.sequence, due)
         try:
             await self._publisher.raw(subjects.job(agent), delivery.data, headers)
         except NoStream as error:
@@ -256,6 +253,36 @@ class Waker:
                 at=self._now(),
                 execution_id=execution_id,
             )
+
+
+async def wake_early(publisher: Publisher, lookup: Lookup, execution_id: str) -> bool:
+    """Puts a job that sleeps back into its queue before it is due, as something is to be done with it now.
+
+    Its message stays on PARKED. When that is due, the job is decided.
+
+    Returns:
+        Whether it sleeps.
+
+    Raises:
+        BusUnavailable: NATS does not answer.
+        PublishRefused: its queue does not take it; it wakes when it is due.
+    """
+    found = await lookup.last(Stream.PARKED, subjects.parked_anywhere(execution_id))
+    if found is None:
+        return False
+    due = _time(found.headers.get(Header.DUE.value)) or found.stored_at
+    agent, _ = subjects.names_of_parked(found.subject)
+    await publisher.raw(subjects.job(agent), found.data, _woken(found.headers, execution_id, found.sequence, due))
+    return True
+
+
+def _woken(headers: Mapping[str, str], execution_id: str, sequence: int, due: datetime) -> dict[str, str]:
+    """The headers of a job that was parked, under that sequence and until that time, and goes back to its queue."""
+    token = encode_token(execution_id)
+    return _carried(headers) | {
+        Header.MSG_ID.value: f"{token}/woken/{sequence}/{ms_from_time(due)}",
+        Header.EXECUTION_ID.value: token,
+    }
 
 
 def parked_execution(headers: Mapping[str, str]) -> str | None:

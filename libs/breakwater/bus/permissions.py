@@ -38,7 +38,18 @@ from breakwater.bus.topology import (
     ALERTER_REPLAYS,
     PARKED_CONSUMER,
 )
-from breakwater.contracts.subjects import ALERTER_LEADER, CHANNEL_TESTS, Stream, encode_token, guard, job
+from breakwater.contracts.subjects import (
+    ALERTER_LEADER,
+    CANCEL_ORDERS,
+    CANCELS,
+    CANCELS_BY_USER,
+    CHANNEL_TESTS,
+    Stream,
+    cancels_by,
+    encode_token,
+    guard,
+    job,
+)
 
 CLIENT_INBOX = "_INBOX"
 REPLIES = "bw.replies"
@@ -65,6 +76,8 @@ class Grant:
     """Requests that it answers, each once."""
     asks: tuple[str, ...] = ()
     """Requests that another user answers."""
+    asks_as: tuple[tuple[str, str], ...] = ()
+    """The same, under a subject of its own account each: that, and what it becomes for who answers."""
     with_streams: bool = False
     """Whether it is in the streams' own account, where its requests cost less and a reply subject reaches JetStream."""
 
@@ -96,6 +109,8 @@ def program(name: str, agents: Iterable[str]) -> Grant:
             f"{CLIENT_INBOX}.{user}.>",
             f"{REPLIES}.{user}.>",
         ),
+        # Jobs have no agent in their ids: who asks is added, and whose job it is, the worker looks at.
+        asks_as=((CANCELS, cancels_by(user)),),
     )
 
 
@@ -168,6 +183,8 @@ GRANTS = (
             # How full they are; and how many bytes of JOBS each agent's jobs take.
             *(f"$JS.API.STREAM.INFO.{stream}" for stream in (Stream.JOBS, Stream.RESULTS)),
             *reads(Stream.JOBS),
+            # A job that sleeps is put back into its queue when it is cancelled.
+            f"$JS.API.DIRECT.GET.{Stream.PARKED}.>",
             # Dead letters: how many there are, and which of them were run again.
             f"$JS.API.STREAM.INFO.{Stream.DLQ}",
             "bw.replayed.*",
@@ -179,8 +196,9 @@ GRANTS = (
             *RECORD,
             *BACKLOGS,
         ),
-        sends=_below("progress"),
+        sends=_below("progress", "cancel-orders"),
         subscribe=_below("results", "progress", "chunks"),
+        serves=(CANCELS, CANCELS_BY_USER),
         asks=(CHANNEL_TESTS,),
     ),
     Grant(
@@ -198,6 +216,7 @@ GRANTS = (
             *reads(Stream.EVENTS, Stream.RESULTS),
         ),
         sends=(*_below("progress", "chunks"), f"{CLIENT_INBOX}.>", f"{REPLIES}.>"),
+        subscribe=(CANCEL_ORDERS,),
     ),
     Grant(
         "breaker",
@@ -268,6 +287,7 @@ GRANTS = (
             f"{CLIENT_INBOX}.>",
             f"{REPLIES}.>",
         ),
+        asks=(CANCELS,),
     ),
 )
 """Every user of the plane."""
@@ -316,10 +336,20 @@ def _account(name: str, users: Sequence[Grant], grants: Iterable[Grant], passwor
         for subject in user.asks
         if subject in other.serves
     ]
+    imports += [
+        _import("service", account(other), becomes, own)
+        for other in others
+        for user in users
+        for own, becomes in user.asks_as
+        if any(_covers(served, becomes) for served in other.serves)
+    ]
     exports: dict[str, list[str]] = {}
     for other in others:
         for subject in (subject for user in users for subject in user.serves if subject in other.asks):
             exports.setdefault(_service(subject), []).append(account(other))
+        for _, becomes in other.asks_as:
+            if any(_covers(served, becomes) for user in users for served in user.serves):
+                exports.setdefault(_service(becomes), []).append(account(other))
         for subject in other.subscribe:
             for own in dict.fromkeys(own for user in users for own in (*user.publish, *user.sends)):
                 if _covers(own, subject) and account(other) not in exports.setdefault(f'stream: "{own}"', []):
@@ -343,7 +373,8 @@ def _account(name: str, users: Sequence[Grant], grants: Iterable[Grant], passwor
 
 def _user(grant: Grant, password: str) -> str:
     hears = dict.fromkeys((f"{inbox_prefix(grant.user)}.>", *grant.subscribe, *grant.serves))
-    publishes = dict.fromkeys((*grant.publish, *grant.sends, *grant.asks))
+    own = (own for own, _ in grant.asks_as)
+    publishes = dict.fromkeys((*grant.publish, *grant.sends, *grant.asks, *own))
     answers = '\n        allow_responses: { max: 1, expires: "1m" }' if grant.serves else ""
     return f"""{{ user: {grant.user}, password: {password}, permissions: {{
         publish: {_allowed(publishes)}
@@ -352,8 +383,13 @@ def _user(grant: Grant, password: str) -> str:
 
 
 def _covers(pattern: str, subject: str) -> bool:
-    """Whether all that matches `subject` matches `pattern`, which has no wildcard but a `>` at its end, or is equal."""
-    return subject == pattern or (pattern.endswith(".>") and subject.startswith(pattern[:-1]))
+    """Whether all that matches `subject` matches `pattern`."""
+    if pattern.endswith(".>"):
+        return subject.startswith(pattern[:-1])
+    patterns, tokens = pattern.split("."), subject.split(".")
+    return len(patterns) == len(tokens) and all(
+        one in ("*", token) for one, token in zip(patterns, tokens, strict=True)
+    )
 
 
 def _service(subject: str) -> str:
@@ -362,8 +398,9 @@ def _service(subject: str) -> str:
     return f'service: "{subject}"' + (f', response: stream, threshold: "{_ANSWERS_WITHIN}"' if many else "")
 
 
-def _import(kind: str, account: str, subject: str) -> str:
-    return f'{{ {kind}: {{ account: {account}, subject: "{subject}" }} }}'
+def _import(kind: str, account: str, subject: str, own: str | None = None) -> str:
+    to = "" if own is None else f', to: "{own}"'
+    return f'{{ {kind}: {{ account: {account}, subject: "{subject}" }}{to} }}'
 
 
 def _list(name: str, items: Iterable[str]) -> str:

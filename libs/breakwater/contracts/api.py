@@ -22,7 +22,7 @@ from breakwater.contracts.events import (
     Scope,
     Window,
 )
-from breakwater.contracts.execution import Attempt, Status
+from breakwater.contracts.execution import Attempt, Cancellation, CostBasis, Reason, Status
 from breakwater.contracts.job import ChatMessage, TotalTimeout
 from breakwater.contracts.types import (
     NO_CONTROLS,
@@ -97,6 +97,28 @@ class UndecidedJob(Event):
     execution_id: Identifier = Field(description="The same as `job_id`.")
     status: Literal["accepted"] = "accepted"
     attempts: tuple[Attempt, ...] = Field(description="Those that have ended, in order.")
+
+
+class CancelRequest(Message):
+    """Why a job is cancelled."""
+
+    reason: ReasonText | None = Field(default=None, description="For the record, redacted.")
+
+
+class CancelledJob(Event):
+    """What became of a job that was to be cancelled."""
+
+    job_id: Identifier
+    execution_id: Identifier = Field(description="The same as `job_id`.")
+    status: Literal["cancelling"] | Status = Field(
+        description="`cancelling`: it will end `cancelled`, without another call, unless its answer is just being "
+        "stored. Otherwise how the job has ended; if not `cancelled`, it had ended before."
+    )
+    reason: Reason | None = None
+    completed_at: Timestamp | None = None
+    total_cost: Money | None = None
+    cost_basis: CostBasis | None = None
+    cancellation: Cancellation | None = Field(default=None, description="Who cancelled it first, and why.")
 
 
 # OpenAI's chat completions

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from breakwater.contracts.alerts import Alert
+from breakwater.contracts.api import CancelRequest
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import AnswerChunks, Attempt, Execution, Progress, Result
 from breakwater.contracts.job import Job
@@ -43,6 +44,16 @@ CHANNELS = (
         "receive",
         "Publish jobs here. A job is accepted once JetStream acknowledges it; an agent that is not in the config has "
         "no subject, and the publish fails at once. An invalid job is dead-lettered; its reply_to gets the result.",
+    ),
+    Channel(
+        "cancel",
+        "bw.cancel.{job}",
+        {"job": "The job's id."},
+        CancelRequest,
+        None,
+        "receive",
+        "Ask here for a job to be cancelled. The body may be empty. If the message has a reply subject, the response "
+        "is a `CancelledJob`, or an `ErrorBody`. A program of the config cancels jobs of its own agents only.",
     ),
     Channel(
         "results",

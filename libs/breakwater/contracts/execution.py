@@ -24,8 +24,9 @@ ErrorKind = Literal[
     "guard_tripped",
     "worker_lost",
     "invalid",
+    "cancelled",
 ]
-Outcome = Literal["success", "error", "short_circuited", "worker_lost"]
+Outcome = Literal["success", "error", "short_circuited", "worker_lost", "cancelled"]
 Cause = Literal[
     "first",
     "retry",
@@ -37,7 +38,7 @@ Cause = Literal[
     "probe",
 ]
 """Why an attempt was made. The last five are not counted as tries of their model."""
-Waste = Literal["retry", "fallback", "self_correction", "worker_lost", "failed"]
+Waste = Literal["retry", "fallback", "self_correction", "worker_lost", "failed", "cancelled"]
 """Why the cost of an attempt was wasted: what followed it, or what was wrong with it."""
 CostBasis = Literal["billed", "estimated", "unknown"]
 Status = Literal["succeeded", "dead_lettered", "cancelled"]
@@ -49,7 +50,15 @@ FinishReason = Annotated[
     ),
 ]
 Reason = Literal[
-    "error", "timeout", "breaker_open", "budget_exceeded", "guard_tripped", "rate_limited", "invalid", "worker_lost"
+    "error",
+    "timeout",
+    "breaker_open",
+    "budget_exceeded",
+    "guard_tripped",
+    "rate_limited",
+    "invalid",
+    "worker_lost",
+    "cancelled",
 ]
 
 
@@ -153,6 +162,26 @@ class Attempt(Event):
         return tokens * 1000 / (self.duration_ms - first_ms) if self.duration_ms > first_ms else None
 
 
+class Cancellation(Event):
+    """Who cancelled a job, and why."""
+
+    by: Literal["api_key", "program", "client_disconnect"] = Field(
+        description="`client_disconnect`: the client of a streamed answer went away."
+    )
+    name: str | None = Field(default=None, description="Of the API key, or of the program's NATS user.")
+    key_id: str | None = Field(default=None, description="Of the API key.")
+    reason: str | None = Field(default=None, description="As it was given, redacted.")
+    at: Timestamp = Field(description="When it was asked for.")
+
+
+class CancelOrder(Event):
+    """That a job is to be cancelled, as workers get it: kept in Redis until the job ends, and sent to who runs it."""
+
+    execution_id: Identifier
+    cancellation: Cancellation
+    agents: tuple[Identifier, ...] = Field(default=(), description="Only a job of one of these; empty: of any.")
+
+
 class Execution(Event):
     """The terminal record of a job. Exactly one for each execution id. Redacted where it is stored."""
 
@@ -203,6 +232,7 @@ class Execution(Event):
     config_version: str | None = Field(
         default=None, description="Digest of the config that the job ran under, from its beginning to its end."
     )
+    cancellation: Cancellation | None = Field(default=None, description="Of a job that was cancelled.")
 
     @property
     def cost_usd(self) -> Decimal | None:
@@ -264,7 +294,9 @@ class Progress(Event):
 
     execution_id: Identifier
     agent: Identifier
-    state: Literal["queued", "dispatched", "in_progress", "retried", "waiting", "succeeded", "dead_lettered"]
+    state: Literal[
+        "queued", "dispatched", "in_progress", "retried", "waiting", "succeeded", "dead_lettered", "cancelled"
+    ]
     event: Notification | None = Field(default=None, description="What has just happened.")
     at: Timestamp
     attempt: int | None = Field(default=None, description="The attempt's number, from 1.")

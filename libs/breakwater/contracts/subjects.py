@@ -92,6 +92,11 @@ def parked(agent: str, execution_id: str) -> str:
     return _subject("parked", agent, execution_id)
 
 
+def parked_anywhere(execution_id: str) -> str:
+    """Where a job sleeps, of whichever agent: with a wildcard."""
+    return f"bw.parked.*.{encode_token(execution_id)}"
+
+
 def attempt(agent: str, execution_id: str, number: int | str) -> str:
     """Where attempt `number` (from 1; or `*`) of an execution is recorded (EVENTS)."""
     return f"{_subject('attempts', agent, execution_id)}.{number}"
@@ -178,6 +183,30 @@ def progress(agent: str, execution_id: str) -> str:
 def chunks(agent: str, execution_id: str) -> str:
     """Where an answer is published in pieces while it is produced, unredacted; core NATS, not stored."""
     return _subject("chunks", agent, execution_id)
+
+
+def cancel(job_id: str) -> str:
+    """Where programs ask for a job to be cancelled; core NATS, a request."""
+    return _subject("cancel", job_id)
+
+
+def cancel_order(job_id: str) -> str:
+    """Where workers hear at once that a job is to be cancelled; core NATS, not stored. Internal."""
+    return _subject("cancel-orders", job_id)
+
+
+CANCEL_ORDERS = "bw.cancel-orders.*"
+
+CANCELS = "bw.cancel.*"
+"""What programs ask for."""
+
+CANCELS_BY_USER = "bw.cancel-by.*.*"
+"""The same, with who asks."""
+
+
+def cancels_by(user: str) -> str:
+    """What `CANCELS` of one user's own account become: who asks stands in the subject, where nobody can change it."""
+    return f"bw.cancel-by.{encode_token(user)}.*"
 
 
 def agent_of_job(subject: str) -> str:

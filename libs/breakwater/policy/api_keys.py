@@ -27,6 +27,7 @@ _OPENAI = "/v1/"
 _JOBS = "/api/v1/jobs"
 _JOB = f"{_JOBS}/"
 _PROGRESS = "/progress"
+_CANCEL = "/cancel"
 
 
 def _in_order(scopes: tuple[KeyScope, ...]) -> tuple[KeyScope, ...]:
@@ -122,7 +123,7 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScop
     if method == "POST" and path == _JOBS:
         return ("submit",)
     if not looks:
-        return ("operate",)
+        return ("submit", "operate") if path.startswith(_JOB) and path.endswith(_CANCEL) else ("operate",)
     if not path.startswith(_JOB):
         return ("read",)
     # A job's answer is not redacted, so only who submits reads it; its progress is. A job may be called `progress`.

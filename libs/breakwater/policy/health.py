@@ -26,7 +26,7 @@ def failed(attempt: Attempt) -> bool | None:
         return False
     if attempt.outcome == "short_circuited":
         return True if attempt.error and attempt.error.class_ in NEVER_FITS else None
-    if attempt.error and attempt.error and attempt.error.kind in _OF_THE_REQUEST:
+    if attempt.outcome == "cancelled" or (attempt.error and attempt.error.kind in _OF_THE_REQUEST):
         return None
     return True
 

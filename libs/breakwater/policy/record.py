@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from breakwater.contracts.execution import Attempt, CostBasis, Waste
+from breakwater.contracts.execution import Attempt, CostBasis, Reason, Status, Waste
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,11 @@ class ExecutionTotals:
     cost_basis: CostBasis
     wasted_by_cause: dict[Waste, int]
     """The known part of `wasted_cost`."""
+
+
+def status_of(reason: Reason | None) -> Status:
+    """How a job ended, by why it has no answer; None where it has one."""
+    return "succeeded" if reason is None else "cancelled" if reason == "cancelled" else "dead_lettered"
 
 
 def totals(attempts: Iterable[Attempt], *, answered: bool) -> ExecutionTotals:
@@ -62,6 +67,8 @@ def _why_wasted(attempt: Attempt, following: Attempt | None) -> Waste:
     """What made an attempt useless, or else what was done about its failure."""
     if attempt.outcome in {"worker_lost", "success"}:
         return "worker_lost"  # a success that is not the answer is one whose answer was lost with its worker
+    if attempt.outcome == "cancelled":
+        return "cancelled"
     if attempt.error is not None and attempt.error.kind == "logic":
         return "self_correction"
     if following is None:

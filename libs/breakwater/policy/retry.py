@@ -193,7 +193,7 @@ def _kind_of(attempt: Attempt) -> ErrorKind | None:
     if attempt.short_circuited:
         return None
     match attempt.outcome:
-        case "short_circuited":
+        case "short_circuited" | "cancelled":
             return None
         case "success" | "worker_lost":
             return "worker_lost"

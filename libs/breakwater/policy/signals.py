@@ -241,12 +241,14 @@ def _spent(event: BudgetEvent, kind: AlertEvent, who: str, limit: int) -> str:
 def of_execution(execution: Execution, costly: int | None, long_ms: int | None) -> tuple[Firing, ...]:
     """What the end of a job says: that it got no answer, or that its cost or duration is above the limit.
 
+    One that was cancelled says nothing: somebody has looked at it.
+
     Args:
         execution: its record.
         costly: nano-dollars, above which it is reported; None for never.
         long_ms: milliseconds, above which it is reported; None for never.
     """
-    if execution.dry_run:
+    if execution.dry_run or execution.status == "cancelled":
         return ()
     found: list[Firing] = []
     never_fits = execution.error is not None and execution.error.class_ in NEVER_FITS

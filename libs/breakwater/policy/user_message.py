@@ -28,6 +28,7 @@ _KINDS: dict[ErrorKind, tuple[str, str]] = {
     ),
     "retry_budget": ("RetryBudget", f"Too many calls fail at the moment to repeat this one. {_LATER}"),
     "worker_lost": ("WorkerLost", f"The work was interrupted and its answer was lost. {_LATER}"),
+    "cancelled": ("Cancelled", "The request was cancelled before there was an answer."),
     "invalid": ("InvalidRequest", "The request was not valid and was not run. Please correct it."),
 }
 _CLASSES = {

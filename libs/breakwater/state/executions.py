@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 from uuid import uuid4
 
+from breakwater.contracts.execution import CancelOrder
 from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
 CLAIM_LEASE_MS = 12_000
@@ -24,6 +25,7 @@ _CLAIM = Script.named("claim")
 _CHECKPOINT = Script.named("checkpoint")
 _FINISH = Script.named("finish")
 _SAY = Script.named("say")
+_CANCEL = Script.named("cancel")
 _SAID = Script.of("return redis.call('HMGET', KEYS[1], 'said', 'messages')")
 
 
@@ -45,12 +47,27 @@ class Claim:
         """The execution's key in Redis."""
         return f"bw:execution:{{{self.execution_id}}}"
 
+    @property
+    def keys(self) -> list[str]:
+        """That, and the key of the orders to cancel it: a job may be cancelled that nobody has begun."""
+        return [self.key, f"bw:cancel:{{{self.execution_id}}}"]
+
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """The job is ours. `checkpoint` is what an earlier claim saved."""
 
     checkpoint: str | None
+    orders: tuple[CancelOrder, ...] = ()
+    """To cancel it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimKept:
+    """The claim is still ours."""
+
+    orders: tuple[CancelOrder, ...] = ()
+    """To cancel the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +100,11 @@ class Executions:
             claim: which.
             digest: of what the job asks; a job with the same id and another one is a conflict. Empty: any.
         """
-        call = ScriptCall(_CLAIM, [claim.key], [claim.token, CLAIM_LEASE_MS, GRACE_MS, KEEP_MS, digest])
-        [(verdict, detail)] = await self._redis.run([call])
+        call = ScriptCall(_CLAIM, claim.keys, [claim.token, CLAIM_LEASE_MS, GRACE_MS, KEEP_MS, digest])
+        [(verdict, detail, *orders)] = await self._redis.run([call])
         match verdict:
             case "yours":
-                return Claimed(detail or None)
+                return Claimed(detail or None, _orders(orders))
             case "taken":
                 return Taken(int(detail))
             case _:
@@ -100,38 +117,65 @@ class Executions:
         return found or None
 
     def checkpoint_call(self, claim: Claim, checkpoint: str, *, lease_ms: int = CLAIM_LEASE_MS) -> ScriptCall:
-        """Saves how far the job is; its answer is 1, or 0 when the claim is lost. An empty text renews the lease."""
-        return ScriptCall(_CHECKPOINT, [claim.key], [claim.token, lease_ms, KEEP_MS, checkpoint])
+        """Saves how far the job is; for its answer see `kept`. An empty text renews the lease."""
+        return ScriptCall(_CHECKPOINT, claim.keys, [claim.token, lease_ms, KEEP_MS, checkpoint])
 
-    async def checkpoint(self, claim: Claim, checkpoint: str) -> bool:
-        """Saves how far the job is. False when the claim is lost. Raises StateUnavailable."""
-        [kept] = await self._kept([self.checkpoint_call(claim, checkpoint)])
-        return kept
+    @staticmethod
+    def kept(answer: Any) -> ClaimKept | None:
+        """What `checkpoint_call` answers; None: the claim is lost."""
+        if not answer:
+            return None
+        return ClaimKept(_orders(cast(list[str], answer))) if isinstance(answer, list) else _KEPT
+
+    async def checkpoint(self, claim: Claim, checkpoint: str) -> ClaimKept | None:
+        """Saves how far the job is. None when the claim is lost. Raises StateUnavailable."""
+        [answer] = await self._redis.run([self.checkpoint_call(claim, checkpoint)])
+        return self.kept(answer)
 
     async def say(self, claim: Claim, text: str, messages: int) -> bool:
         """Saves more of the answer that is out, and in how many messages. False when the claim is lost.
 
         Raises StateUnavailable.
         """
-        [kept] = await self._kept([ScriptCall(_SAY, [claim.key], [claim.token, text, messages, KEEP_MS])])
-        return kept
+        [kept] = await self._redis.run([ScriptCall(_SAY, [claim.key], [claim.token, text, messages, KEEP_MS])])
+        return bool(kept)
 
     async def said(self, claim: Claim) -> tuple[str, int]:
         """What was saved so. Raises StateUnavailable."""
         [(text, messages)] = await self._redis.run([ScriptCall(_SAID, [claim.key], [])])
         return text or "", int(messages or 0)
 
-    async def renew(self, claims: Iterable[Claim]) -> list[bool]:
-        """Renews the leases of claims in one round trip; False for one that is lost. Raises StateUnavailable."""
-        return await self._kept([self.checkpoint_call(claim, "") for claim in claims])
+    async def renew(self, claims: Iterable[Claim]) -> list[ClaimKept | None]:
+        """Renews the leases of claims in one round trip; None for one that is lost. Raises StateUnavailable."""
+        answers = await self._redis.run([self.checkpoint_call(claim, "") for claim in claims])
+        return [self.kept(answer) for answer in answers]
 
-    async def release(self, claim: Claim) -> None:
+    async def release(self, claim: Claim) -> ClaimKept | None:
         """Gives a job up before its end: whoever asks next has it, with its checkpoint. Raises StateUnavailable."""
-        await self._kept([self.checkpoint_call(claim, "", lease_ms=0)])
+        [answer] = await self._redis.run([self.checkpoint_call(claim, "", lease_ms=0)])
+        return self.kept(answer)
 
     async def finish(self, claim: Claim) -> None:
         """Lets go of a job whose record stands; a moment later it is forgotten. Raises StateUnavailable."""
-        await self._redis.run([ScriptCall(_FINISH, [claim.key], [claim.token, LINGER_MS])])
+        await self._redis.run([ScriptCall(_FINISH, claim.keys, [claim.token, LINGER_MS])])
 
-    async def _kept(self, calls: Sequence[ScriptCall]) -> list[bool]:
-        return [bool(kept) for kept in await self._redis.run(calls)] if calls else []
+    async def cancel(self, order: CancelOrder) -> CancelOrder:
+        """Leaves an order to cancel a job, for whoever has it or takes it.
+
+        Returns:
+            The order that stands: the first that the same one has left.
+
+        Raises:
+            StateUnavailable: it may be left all the same; ask again.
+        """
+        who = f"{order.cancellation.by}/{order.cancellation.key_id or order.cancellation.name or ''}"
+        keys = Claim(order.execution_id, "").keys[1:]
+        [stands] = await self._redis.run([ScriptCall(_CANCEL, keys, [who, order.model_dump_json(), KEEP_MS])])
+        return CancelOrder.model_validate_json(stands)
+
+
+_KEPT = ClaimKept()
+
+
+def _orders(texts: Iterable[str]) -> tuple[CancelOrder, ...]:
+    return tuple(map(CancelOrder.model_validate_json, texts))

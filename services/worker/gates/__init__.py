@@ -13,6 +13,7 @@ from datetime import timedelta
 from breakwater.config import Agent
 from breakwater.state.connection import ScriptCall
 from breakwater.state.executions import ClaimLost
+from services.worker.cancelling import JobCancelled
 from services.worker.checkpoint import InFlight
 from services.worker.context import WorkerContext
 from services.worker.gates.breaker import BreakerGate
@@ -77,18 +78,19 @@ async def admit(
 
     Raises:
         ClaimLost: the job is no longer ours.
+        JobCancelled: it was cancelled.
         StateUnavailable: ask again.
     """
     began = worker.now()
     asked, verdict = await _ask(worker, request, gates)
-    if asked and isinstance(verdict, Refused | WaitForCapacity):
+    if asked and isinstance(verdict, Refused | WaitForCapacity | JobCancelled):
         # Not after a lost claim: whoever has taken the job over may hold the same for the same attempt.
         await worker.redis.run([call for gate in asked if (call := gate.give_back()) is not None])
     # The breaker before the task: half-open is announced by the admission that made it so, and by no repetition of it.
     for gate in reversed(asked):
         if gate.announces:
             await gate.announce(verdict)
-    if isinstance(verdict, ClaimLost):
+    if isinstance(verdict, ClaimLost | JobCancelled):
         raise verdict
     if verdict is not None:
         return verdict
@@ -110,7 +112,10 @@ async def look(
     _, verdict = await _ask(worker, request, gates)
     if isinstance(verdict, WaitForCapacity) and not verdict.delay_s:
         _, verdict = await _ask(worker, request, gates)
-    return None if isinstance(verdict, ClaimLost) else verdict
+    return None if isinstance(verdict, ClaimLost | JobCancelled) else verdict
+
+
+_FINAL = Refused | ClaimLost | JobCancelled
 
 
 async def _ask(worker: WorkerContext, request: AdmissionRequest, gates: Gates) -> tuple[list[Gate], Verdict | None]:
@@ -130,4 +135,4 @@ async def _ask(worker: WorkerContext, request: AdmissionRequest, gates: Gates) -
     verdicts = [gate.read(answer) for gate, answer in zip(asked, answers, strict=True)]
     waits = [verdict for verdict in verdicts if isinstance(verdict, WaitForCapacity)]
     longest = max(waits, key=lambda wait: wait.delay_s, default=None)
-    return asked, next((one for one in verdicts if isinstance(one, Refused | ClaimLost)), longest)
+    return asked, next((one for one in verdicts if isinstance(one, _FINAL)), longest)

@@ -5,24 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from breakwater.policy.cancellation import cancelled_by
 from breakwater.state.connection import ScriptCall
 from breakwater.state.executions import ClaimLost
+from services.worker.cancelling import JobCancelled
 from services.worker.checkpoint import Checkpoint
 from services.worker.gates.gate import Gate
 
 
 @dataclass(slots=True)
 class ClaimGate(Gate):
-    """Saves the checkpoint and renews the claim, if the job is still ours."""
+    """Saves the checkpoint and renews the claim, if the job is still ours; and hears whether it was cancelled."""
 
     def ask(self) -> ScriptCall | None:
         """The checkpoint says that the call may be under way."""
         flight = self.request.flight
         return self._save(self.request.checkpoint.model_copy(update={"in_flight": flight, "model": flight.model}))
 
-    def read(self, answer: Any) -> ClaimLost | None:
+    def read(self, answer: Any) -> ClaimLost | JobCancelled | None:
         """Lost where another handling of the job has taken it over."""
-        return None if answer else ClaimLost(self.request.job.execution_id)
+        job, kept = self.request.job, self.worker.executions.kept(answer)
+        if kept is None:
+            return ClaimLost(job.execution_id)
+        found = cancelled_by(kept.orders, job.agent_name) if kept.orders else None
+        return None if found is None else JobCancelled(found)
 
     def give_back(self) -> ScriptCall | None:
         """The checkpoint as it was: after a crash the call must not be taken for one that was made."""

@@ -12,6 +12,7 @@ from breakwater.contracts.execution import Attempt, ErrorInfo, Reason
 from breakwater.state.connection import ScriptCall
 from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment
+from services.worker.cancelling import JobCancelled
 from services.worker.checkpoint import Checkpoint, InFlight
 from services.worker.context import WorkerContext
 from services.worker.targets import Target
@@ -73,7 +74,7 @@ class WaitForCapacity:
     """What the call is refused with where there is no time to wait."""
 
 
-Verdict = Refused | WaitForCapacity | ClaimLost
+Verdict = Refused | WaitForCapacity | ClaimLost | JobCancelled
 """Why a gate does not admit a call."""
 
 

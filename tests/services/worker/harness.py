@@ -35,6 +35,7 @@ from breakwater.contracts.subjects import Stream
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.providers.base import Answer, Call, Provider
 from breakwater.state.connection import Redis
+from services.worker.cancelling import hear_orders
 from services.worker.context import WorkerContext, context_for
 from services.worker.handler import JobHandler
 from tests.flow.kit import Plane, config_for
@@ -100,6 +101,7 @@ class WorkerPlane(Plane):
         self._work = [asyncio.create_task(self._take(name)) for name in self.handlers]
         self._work.append(asyncio.create_task(self._wake()))
         self._work.append(asyncio.create_task(self.worker.leases.run()))
+        self._work.append(asyncio.create_task(hear_orders(lambda: self.client, self.worker.leases.cancel)))
 
     async def end(self) -> None:
         """Takes up no more, as a worker that stops; jobs may end if they do so at once, and are given back if not."""

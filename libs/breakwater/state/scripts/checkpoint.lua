@@ -1,7 +1,7 @@
 -- Saves a job's checkpoint and renews the lease of its claim, if that is still ours. An execution that Redis knows nothing of
 -- is still that of its holder: Redis has lost it, and nobody else has asked for the job since.
--- KEYS: execution
--- Returns 1, or 0 where it is not.
+-- KEYS: execution, orders to cancel it
+-- Returns 1, or the orders where there are any; 0 where the claim is not ours.
 local token, lease_ms, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3] -- a lease of 0 gives the claim up
 local checkpoint = ARGV[4] -- '' renews only
 if redis.call('HGET', KEYS[1], 'token') ~= token and redis.call('EXISTS', KEYS[1]) == 1 then
@@ -18,4 +18,5 @@ if checkpoint ~= '' then
   redis.call('HSET', KEYS[1], 'checkpoint', checkpoint)
 end
 redis.call('PEXPIRE', KEYS[1], keep_ms)
-return 1
+local orders = redis.call('HVALS', KEYS[2])
+return #orders > 0 and orders or 1

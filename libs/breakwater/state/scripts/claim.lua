@@ -1,9 +1,9 @@
 -- Takes a job for one handling of it, which is named by its token. The holder keeps the claim for as long as it renews it,
 -- whatever NATS delivers meanwhile. Once the lease has ended, somebody else takes the job when they have asked twice, grace_ms
 -- apart, and the holder has not renewed it in between: Redis itself may have stood still, or its clock have jumped.
--- KEYS: execution
+-- KEYS: execution, orders to cancel it
 -- An execution has one digest, of what its job asks: another job with the same id never gets it.
--- Returns {'conflict', 0}, {'yours', checkpoint or ''} or {'taken', ms until it may be asked for with success}.
+-- Returns {'conflict', 0}, {'yours', checkpoint or '', order…} or {'taken', ms until it may be asked for with success}.
 local token, lease_ms, grace_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local keep_ms, digest = ARGV[4], ARGV[5] -- '' for no digest
 local time = redis.call('TIME')
@@ -32,4 +32,4 @@ if digest ~= '' then
   redis.call('HSET', KEYS[1], 'digest', digest)
 end
 redis.call('PEXPIRE', KEYS[1], keep_ms)
-return {'yours', known[4] or ''}
+return {'yours', known[4] or '', unpack(redis.call('HVALS', KEYS[2]))}

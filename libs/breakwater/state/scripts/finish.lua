@@ -1,12 +1,13 @@
 -- Ends the claim of a job whose record is published, if it is still ours. It lingers, taken: a message of the same job that
 -- was on its way meanwhile must find somebody, and then the record. A job that was taken over is kept, with its token: its
 -- first holder may come back at any time, and must not take what it does not find for what Redis has lost.
--- KEYS: execution
+-- KEYS: execution, orders to cancel it
 -- Returns 1, or 0 where it is not ours.
 local token, linger_ms = ARGV[1], tonumber(ARGV[2])
 if redis.call('HGET', KEYS[1], 'token') ~= token then
   return 0
 end
+redis.call('DEL', KEYS[2])
 local time = redis.call('TIME')
 redis.call('HDEL', KEYS[1], 'checkpoint', 'asked_at')
 redis.call('HSET', KEYS[1], 'lease_until', time[1] * 1000 + math.floor(time[2] / 1000) + linger_ms)

@@ -1,0 +1,28 @@
+"""Whether an order to cancel holds for a job, and how its record says who cancelled it and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from breakwater.contracts.execution import Cancellation, CancelOrder, ErrorInfo
+
+_WHO = {"api_key": "the API key", "program": "the NATS user", "client_disconnect": "the client's disconnect"}
+
+
+def cancelled_by(orders: Iterable[CancelOrder], agent: str) -> Cancellation | None:
+    """The first cancellation that was asked for by somebody who may cancel jobs of the agent; None where nobody did.
+
+    Args:
+        orders: for one job, in any order.
+        agent: whose job it is.
+    """
+    valid = [order.cancellation for order in orders if not order.agents or agent in order.agents]
+    return min(valid, key=lambda one: one.at, default=None)
+
+
+def error_of(cancellation: Cancellation) -> ErrorInfo:
+    """The error of a cancelled job, and of its call that was aborted."""
+    name = "" if cancellation.name is None else f" {cancellation.name!r}"
+    why = f": {cancellation.reason}" if cancellation.reason else ""
+    message = f"cancelled by {_WHO[cancellation.by]}{name}{why}"
+    return ErrorInfo(kind="cancelled", class_="JobCancelledError", message=message)

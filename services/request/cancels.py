@@ -1,0 +1,187 @@
+"""Cancelling jobs: over HTTP, by a request on NATS, and because the client of a stream has left.
+
+An order is kept in Redis, where every worker finds it that has the job or takes it, and sent to the workers, so that a
+call under way is aborted at once. A job that sleeps is put back into its queue, where it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import orjson
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+
+from breakwater.bus.delivery import wake_early
+from breakwater.bus.errors import BusError, BusUnavailable, PublishRefused
+from breakwater.bus.lookup import Connection, Lookup
+from breakwater.bus.permissions import PROGRAM
+from breakwater.bus.publisher import Publisher
+from breakwater.config import Config
+from breakwater.contracts import subjects
+from breakwater.contracts.api import CancelledJob, CancelRequest, ErrorBody, ErrorDetails
+from breakwater.contracts.execution import Cancellation, CancelOrder
+from breakwater.contracts.subjects import decode_token
+from breakwater.contracts.types import is_identifier
+from breakwater.policy.redact import Redactor
+from breakwater.state.accepted import Accepted
+from breakwater.state.connection import StateUnavailable
+from breakwater.state.executions import Executions
+from services.request.auth import holder_of
+from services.request.jobs import job_is_of, wait_s_of
+from services.request.parsing import read_body, read_command
+from services.request.problems import Problem, not_done, unknown_job
+from services.request.results import ResultReader, Waiters
+from services.request.routing import MAX_BYTES
+
+CLIENT = "client"
+"""The NATS user of all programs that have none of their own."""
+
+
+class Cancels:
+    """Orders to cancel."""
+
+    def __init__(
+        self,
+        results: ResultReader,
+        waiters: Waiters,
+        accepted: Accepted,
+        executions: Executions,
+        publisher: Publisher,
+        connection: Connection,
+    ) -> None:
+        self.results = results
+        self.waiters = waiters
+        self.accepted = accepted
+        self._executions = executions
+        self._publisher = publisher
+        self._lookup = Lookup(connection)
+
+    async def order(self, order: CancelOrder) -> CancelOrder:
+        """Has a job cancelled that is not decided. Returns the order that stands, which may be an earlier one.
+
+        Raises:
+            StateUnavailable: nothing is known of what was done; ask again.
+        """
+        stands = await self._executions.cancel(order)
+        job_id = order.execution_id
+        # What follows only makes it faster: whoever has the job or takes it finds the order in Redis.
+        with suppress(BusUnavailable):
+            await self._publisher.transient(subjects.cancel_order(job_id), stands)
+        try:
+            await wake_early(self._publisher, self._lookup, job_id)
+        except (BusUnavailable, PublishRefused) as error:
+            structlog.get_logger().info("cancelled_job_not_woken", execution_id=job_id, error=str(error))
+        cancellation = stands.cancellation
+        structlog.get_logger().info("job_cancelled", execution_id=job_id, by=cancellation.by, name=cancellation.name)
+        return stands
+
+
+class CancelRoute:
+    """`POST /api/v1/jobs/{job_id}/cancel`."""
+
+    def __init__(self, cancels: Cancels, redactor: Redactor) -> None:
+        self._cancels = cancels
+        self._redactor = redactor
+
+    async def cancel(self, request: Request) -> Response:
+        """200 with how the job has ended, or 202 while it is being cancelled."""
+        job_id, key = str(request.path_params["job_id"]), holder_of(request)
+        wait_s = wait_s_of(request.scope["query_string"])
+        body = await read_body(request, MAX_BYTES, "a request like this may have at most {limit:,} bytes")
+        asked = read_command(body, CancelRequest) if body.strip() else CancelRequest()
+        if not is_identifier(job_id):
+            raise unknown_job(None)
+        cancels = self._cancels
+        try:
+            decided = await cancels.results.decided(job_id)
+            standing = None if decided is not None else await cancels.accepted.standing(job_id)
+            if not job_is_of(key, decided, standing):
+                raise unknown_job(job_id)
+            if decided is not None:
+                return _response(_of_result(job_id, decided))
+            with cancels.waiters.listening(subjects.result(job_id)) as answer:
+                reason = self._redactor.text(asked.reason) if asked.reason else None
+                by = Cancellation(by="api_key", name=key.name, key_id=key.id, reason=reason, at=datetime.now(UTC))
+                order = CancelOrder(execution_id=job_id, cancellation=by, agents=key.agents)
+                stands = await cancels.order(order)
+                if wait_s is not None:
+                    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    deadline = time.monotonic() + wait_s
+                    decided = await cancels.results.wait(job_id, answer, never, deadline, look_now=True)
+        except (BusError, StateUnavailable) as error:
+            raise not_done(error) from error
+        return _response(_cancelling(stands) if decided is None else _of_result(job_id, decided))
+
+
+class CancelRequests:
+    """The same for programs: requests on `bw.cancel.<job>`."""
+
+    def __init__(self, cancels: Cancels, config: Config, redactor: Redactor) -> None:
+        self._cancels = cancels
+        self.take_over(config, redactor)
+
+    def take_over(self, config: Config, redactor: Redactor) -> None:
+        """Answers by another config from now on."""
+        self._agents = {f"{PROGRAM}{name}": program.agents for name, program in config.programs.items()}
+        self._redactor = redactor
+
+    async def answer(self, subject: str, data: bytes) -> bytes:
+        """What is answered to a request: a `CancelledJob`, or an `ErrorBody`."""
+        try:
+            return (await self._cancel(subject, data)).json_bytes()
+        except Problem as problem:
+            details = ErrorDetails(code=problem.code, message=problem.message, details=problem.details)
+        except (BusError, StateUnavailable) as error:
+            problem = not_done(error)
+            details = ErrorDetails(code=problem.code, message=problem.message)
+        return ErrorBody(error=details).model_dump_json().encode()
+
+    async def _cancel(self, subject: str, data: bytes) -> CancelledJob:
+        user, job_id = _asked(subject)
+        asked = read_command(data, CancelRequest) if data.strip() else CancelRequest()
+        agents = () if user == CLIENT else tuple(self._agents.get(user, ()))
+        if not is_identifier(job_id) or (user != CLIENT and not agents):
+            raise unknown_job(None)
+        decided = await self._cancels.results.decided(job_id)
+        if decided is not None:
+            if agents and orjson.loads(decided)["agent"] not in agents:
+                raise unknown_job(job_id)
+            return _of_result(job_id, decided)
+        # Nothing may be known yet of a job that came over NATS. The order names the agents that it may be of.
+        reason = self._redactor.text(asked.reason) if asked.reason else None
+        by = Cancellation(by="program", name=user, reason=reason, at=datetime.now(UTC))
+        return _cancelling(await self._cancels.order(CancelOrder(execution_id=job_id, cancellation=by, agents=agents)))
+
+
+def _asked(subject: str) -> tuple[str, str]:
+    """Who asks for which job, by a subject of the form `CANCELS` or `CANCELS_BY_USER`."""
+    match subject.split("."):
+        case ["bw", "cancel", job]:
+            user = CLIENT
+        case [_, _, encoded, job]:
+            user = decode_token(encoded)
+        case _:
+            raise unknown_job(None)
+    try:
+        return user, decode_token(job)
+    except UnicodeDecodeError:
+        raise unknown_job(None) from None
+
+
+def _of_result(job_id: str, decided: bytes) -> CancelledJob:
+    fields = orjson.loads(decided)
+    return CancelledJob.model_validate({**fields, "job_id": job_id, "execution_id": job_id})
+
+
+def _cancelling(order: CancelOrder) -> CancelledJob:
+    job_id = order.execution_id
+    return CancelledJob(job_id=job_id, execution_id=job_id, status="cancelling", cancellation=order.cancellation)
+
+
+def _response(job: CancelledJob) -> Response:
+    return Response(job.json_bytes(), 202 if job.status == "cancelling" else 200, media_type="application/json")

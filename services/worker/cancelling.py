@@ -1,0 +1,91 @@
+"""A job that is cancelled while this process runs it: what it waits for is interrupted, such as an answer.
+
+An order to cancel is kept in Redis, and comes with whatever is asked there about the job's claim: before each call, and
+when its lease is renewed. So it holds also where the notification of it was lost, or the job's worker has died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+
+from breakwater.bus.core import hearing
+from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.lookup import Connection
+from breakwater.contracts.execution import Cancellation, CancelOrder
+from breakwater.contracts.subjects import CANCEL_ORDERS
+from breakwater.outage import Outage
+from breakwater.policy.cancellation import cancelled_by
+
+RETRY_S = 1.0
+
+
+class JobCancelled(Exception):  # noqa: N818  not an error: somebody wanted it so
+    """The job is to end as it is, without another call."""
+
+    def __init__(self, cancellation: Cancellation) -> None:
+        super().__init__("the job was cancelled")
+        self.cancellation = cancellation
+
+
+class CancelSignal:
+    """Whether a job that this process has claimed was cancelled.
+
+    Attributes:
+        cancellation: the first that was heard of; None where it was not cancelled.
+    """
+
+    def __init__(self, agent: str) -> None:
+        self.cancellation: Cancellation | None = None
+        self._agent = agent
+        self._waiting: asyncio.Task[object] | None = None
+        self._interrupted = False
+
+    def hear(self, orders: Iterable[CancelOrder]) -> None:
+        """Takes orders that name the job, and interrupts what it waits for where one of them holds for its agent."""
+        if self.cancellation is not None or (found := cancelled_by(orders, self._agent)) is None:
+            return
+        self.cancellation = found
+        if self._waiting is not None:
+            self._interrupted = True
+            self._waiting.cancel()
+
+    def check(self) -> None:
+        """Raises JobCancelled if the job was cancelled."""
+        if self.cancellation is not None:
+            raise JobCancelled(self.cancellation)
+
+    @contextmanager
+    def interruptible(self) -> Generator[None]:
+        """What the task waits for in the block ends at once, with JobCancelled, when the job is cancelled."""
+        self.check()
+        task = asyncio.current_task()
+        assert task is not None
+        before, self._waiting, self._interrupted = task.cancelling(), task, False
+        try:
+            yield
+        except asyncio.CancelledError:
+            # As `asyncio.timeout` does: somebody else may want the task to end, too, as the process stops.
+            if self._interrupted and task.uncancel() <= before:
+                self.check()
+            raise
+        except BaseException:
+            if self._interrupted:
+                task.uncancel()
+            raise
+        else:
+            if self._interrupted:
+                task.uncancel()
+        finally:
+            self._waiting = None
+
+
+async def hear_orders(connection: Connection, take: Callable[[CancelOrder], None]) -> None:
+    """Takes orders to cancel jobs as they are sent, until cancelled itself."""
+
+    async def hear() -> None:
+        async with hearing(connection, CANCEL_ORDERS, lambda data: take(CancelOrder.model_validate_json(data))):
+            await asyncio.Event().wait()
+
+    await Outage("orders to cancel").outlast(hear, on=BusUnavailable, retry_s=RETRY_S)

@@ -1,0 +1,198 @@
+"""Cancelling jobs over HTTP and NATS: what is left for the workers, what they hear, and what the caller gets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from breakwater.api_keys import create_key
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.publisher import Publisher
+from breakwater.contracts import subjects
+from breakwater.contracts.execution import CancelOrder
+from breakwater.contracts.subjects import Header, Stream, encode_token
+from breakwater.contracts.types import format_time
+from breakwater.state.connection import Redis
+from breakwater.state.executions import Claim, Claimed, Executions
+from services.request.cancels import _asked
+from services.request.problems import Problem
+from tests.helpers import until
+from tests.services.request.conftest import HttpApi, new_id, publish_result, result_of
+
+SECRET = "sk-proj-abcdefghijklmnopqrstuvwx1234"
+JOB = {"agent": "writer", "prompt": "x"}
+
+
+@asynccontextmanager
+async def orders_heard(api: HttpApi) -> Any:
+    """What workers hear meanwhile."""
+    heard: list[CancelOrder] = []
+
+    async def hear(message: Any) -> None:
+        heard.append(CancelOrder.model_validate_json(message.data))
+
+    await api.bus.subscribe("bw.cancel-orders.*", cb=hear)
+    await api.bus.jetstream().account_info()
+    yield heard
+
+
+async def orders_kept(redis: Redis, job_id: str) -> tuple[CancelOrder, ...]:
+    claimed = await Executions(redis).claim(Claim.new(job_id))
+    assert isinstance(claimed, Claimed)
+    return claimed.orders
+
+
+def cancelled(job_id: str, order: CancelOrder) -> Any:
+    fields: dict[str, Any] = {"status": "cancelled", "reason": "cancelled", "cancellation": order.cancellation}
+    return result_of(job_id, "writer").model_copy(update=fields)
+
+
+async def accepted(api: HttpApi, **more: Any) -> str:
+    answer = await api.post(JOB | more)
+    assert answer.status == 202
+    return answer.json["job_id"]
+
+
+async def test_an_order_is_kept_for_whoever_takes_the_job_and_heard_by_whoever_has_it(
+    api: HttpApi, redis: Redis
+) -> None:
+    async with orders_heard(api) as heard:
+        job_id = await accepted(api)
+        answer = await api.act(
+            f"jobs/{job_id}/cancel", reason="  a wrong prompt; sk-proj-abcdefghijklmnopqrstuvwx1234 "
+        )
+        assert (answer.status, answer.json["status"]) == (202, "cancelling")
+        await until(lambda: len(heard) == 1)
+    [kept] = await orders_kept(redis, job_id)
+    assert kept == heard[0]
+    said = kept.cancellation
+    assert (said.by, said.name) == ("api_key", "tests")
+    assert said.reason is not None
+    assert said.reason.startswith("a wrong prompt; ")
+    assert SECRET not in said.reason
+    assert answer.json["cancellation"] == json.loads(said.model_dump_json())
+    # Again: what stands is the first, whatever the reason.
+    again = await api.ask("POST", f"/api/v1/jobs/{job_id}/cancel")
+    assert (again.status, again.json) == (202, answer.json)
+
+
+async def test_who_waits_gets_how_the_job_has_ended(api: HttpApi, redis: Redis) -> None:
+    async with orders_heard(api) as heard:
+        job_id = await accepted(api)
+        waiting = asyncio.create_task(api.ask("POST", f"/api/v1/jobs/{job_id}/cancel?wait_s=60"))
+        await until(lambda: len(heard) == 1)
+        await publish_result(api.bus, cancelled(job_id, heard[0]))
+        answer = await waiting
+    assert (answer.status, answer.json["status"], answer.json["reason"]) == (200, "cancelled", "cancelled")
+    assert answer.json["cancellation"]["name"] == "tests"
+
+
+async def test_a_late_cancel_says_what_had_been_decided_and_shows_no_output(api: HttpApi, redis: Redis) -> None:
+    job_id = new_id()
+    await publish_result(api.bus, result_of(job_id, "writer", "a secret answer"))
+    answer = await api.act(f"jobs/{job_id}/cancel")
+    assert (answer.status, answer.json["status"], answer.json["cancellation"]) == (200, "succeeded", None)
+    assert answer.json["completed_at"]
+    assert b"secret" not in answer.body
+    assert await orders_kept(redis, job_id) == ()
+
+
+async def test_unknown_jobs_and_wrong_requests_are_refused(api: HttpApi) -> None:
+    job_id = await accepted(api)
+    for path, body, refusal in (
+        (f"jobs/{new_id()}/cancel", {}, (404, "unknown_job")),
+        (f"jobs/{'x' * 200}/cancel", {}, (404, "unknown_job")),
+        (f"jobs/{job_id}/cancel", {"why": "no"}, (422, "invalid_request")),
+        (f"jobs/{job_id}/cancel", {"reason": "x" * 501}, (422, "invalid_request")),
+        (f"jobs/{job_id}/cancel?wait_s=no", {}, (422, "invalid_query")),
+    ):
+        answer = await api.act(path, **body)
+        assert (answer.status, answer.code) == refusal
+    assert (await api.ask("GET", f"/api/v1/jobs/{job_id}/cancel")).status == 404
+
+
+async def test_a_key_cancels_the_jobs_that_it_sees(api: HttpApi) -> None:
+    job_id = await accepted(api)
+    keys, path = api.settings.api_keys_file, f"/api/v1/jobs/{job_id}/cancel"
+    for scope, status, code in (("read", 403, "forbidden"), ("submit", 404, "unknown_job"), ("operate", 202, None)):
+        key = create_key(keys, scope, scopes=(scope,))
+        answer = await api.ask("POST", path, headers={"Authorization": f"Bearer {key}"})
+        assert (answer.status, answer.json.get("error", {}).get("code")) == (status, code)
+
+
+async def test_an_id_may_hold_slashes(api: HttpApi) -> None:
+    job_id = f"{new_id()}/cancel"
+    await accepted(api, job_id=job_id)
+    answer = await api.act(f"jobs/{job_id.replace('/', '%2F')}/cancel")
+    assert (answer.status, answer.json["job_id"]) == (202, job_id)
+
+
+async def test_a_job_that_sleeps_goes_back_into_its_queue(api: HttpApi) -> None:
+    job_id = await accepted(api)
+    due = format_time(datetime.now(UTC) + timedelta(hours=1))
+    headers = {Header.DUE.value: due, Header.EXECUTION_ID.value: encode_token(job_id), Header.QUEUED_AT.value: due}
+    body = json.dumps(JOB | {"job_id": job_id}).encode()
+    await Publisher(lambda: api.bus, "tests").raw(subjects.parked("writer", job_id), body, headers)
+    for _ in range(2):  # twice is once
+        assert (await api.act(f"jobs/{job_id}/cancel")).status == 202
+    assert await api.queued() == 2
+    woken = await Lookup(lambda: api.bus).last(Stream.JOBS, subjects.job("writer"))
+    assert woken is not None
+    assert (woken.data, woken.headers[Header.EXECUTION_ID.value]) == (body, encode_token(job_id))
+    assert woken.headers[Header.QUEUED_AT.value] == due
+    assert Header.DUE.value not in woken.headers
+
+
+async def test_a_program_asks_over_nats(api: HttpApi, redis: Redis) -> None:
+    job_id = new_id()  # of which nothing is known here: it may have come over NATS, too
+    answer = await api.bus.request(subjects.cancel(job_id), b'{"reason": "over"}', timeout=60)
+    assert json.loads(answer.data)["status"] == "cancelling"
+    [kept] = await orders_kept(redis, job_id)
+    assert (kept.cancellation.by, kept.cancellation.name, kept.agents) == ("program", "client", ())
+    decided = new_id()
+    await publish_result(api.bus, result_of(decided, "writer"))
+    answer = await api.bus.request(subjects.cancel(decided), b"", timeout=60)
+    assert json.loads(answer.data)["status"] == "succeeded"
+    answer = await api.bus.request(subjects.cancel(decided), b"{", timeout=60)
+    assert json.loads(answer.data)["error"]["code"] == "not_json"
+
+
+async def test_the_order_of_a_program_is_for_jobs_of_its_agents_alone(redis: Redis, start_api: Any) -> None:
+    config = """
+providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
+defaults: {model: m}
+agents: {writer: {}, reader: {}}
+programs: {desk: {agents: [reader]}}
+"""
+
+    def by(user: str, job_id: str) -> str:
+        return subjects.cancels_by(user).removesuffix("*") + encode_token(job_id)
+
+    async with start_api(config) as api:
+        job_id, decided = new_id(), new_id()
+        answer = await api.bus.request(by("program-desk", job_id), b"", timeout=60)
+        assert json.loads(answer.data)["status"] == "cancelling"
+        [kept] = await orders_kept(redis, job_id)
+        assert (kept.cancellation.name, kept.agents) == ("program-desk", ("reader",))
+        await publish_result(api.bus, result_of(decided, "writer"))
+        for subject in (by("program-desk", decided), by("program-gone", new_id())):
+            answer = await api.bus.request(subject, b"", timeout=60)
+            assert json.loads(answer.data)["error"]["code"] == "unknown_job"
+
+
+def test_who_asks_is_read_from_the_subject() -> None:
+    assert _asked("bw.cancel.a%2Fb") == ("client", "a/b")
+    assert _asked("bw.cancel-by.program-desk.j1") == ("program-desk", "j1")
+    with pytest.raises(Problem):
+        _asked("bw.cancel.%FF")
+
+
+async def test_without_redis_nothing_is_cancelled_and_the_caller_knows(redis_away: HttpApi) -> None:
+    job_id = await accepted(redis_away)
+    answer = await redis_away.act(f"jobs/{job_id}/cancel")
+    assert (answer.status, answer.code) == (503, "unavailable")
