@@ -166,7 +166,7 @@ class RequestService:
 
         budgets = BudgetRoutes(self._live.caps, counters, publisher, compared)
         jobs = Jobs(config, queue, self._results, self._waiters, self._accepted, agents)
-        openai = OpenAIRoutes(config, jobs, Unanswered(self._redis), self._connection)
+        openai = OpenAIRoutes(config, jobs, Unanswered(self._redis), self._connection, self._cancels)
         handlers: dict[str, Handler] = {
             "list_agents": agents.show,
             "list_breakers": breakers.show,

@@ -187,16 +187,16 @@ class Jobs:
         Raises:
             Problem: 409 or 503, it was not accepted.
         """
-        async with self.following(request, sent, traceparent, wait_s) as (acceptance, deciding):
+        async with self.following(request, sent, traceparent, wait_s) as (acceptance, deciding, _):
             return acceptance, await deciding
 
     @asynccontextmanager
     async def following(
         self, request: Request, sent: Submission, traceparent: str | None, wait_s: float
-    ) -> AsyncGenerator[tuple[Response, asyncio.Task[bytes | None]]]:
+    ) -> AsyncGenerator[tuple[Response, asyncio.Task[bytes | None], asyncio.Future[None]]]:
         """Publishes a job; gives the acceptance, and while the block runs the task that waits for the result.
 
-        The task raises Problem as `run` does, and returns what that does.
+        And a future that is done when the client has left. The task raises Problem and returns as `run` does.
         """
         await self._refuse_when_open(sent)
         deadline = time.monotonic() + wait_s
@@ -205,7 +205,7 @@ class Jobs:
             left = asyncio.ensure_future(_disconnected(request))
             deciding = asyncio.create_task(self._decided(sent, answer, left, deadline))
             try:
-                yield acceptance, deciding
+                yield acceptance, deciding, left
             finally:
                 left.cancel()
                 await background.stop(deciding)

@@ -35,6 +35,10 @@ class Waiters:
         self._waiting: dict[str, set[Answer]] = {}
         self._released = False
 
+    def waits_for(self, subject: str) -> bool:
+        """Whether somebody listens to a subject."""
+        return subject in self._waiting
+
     def __len__(self) -> int:
         return sum(len(answers) for answers in self._waiting.values())
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 import pytest
 
 from breakwater.contracts.execution import Attempt, Cancellation, CancelOrder, Execution
-from breakwater.policy.cancellation import cancelled_by, error_of
+from breakwater.policy.cancellation import cancelled_by, ends_with_client, error_of
 from breakwater.policy.guard import GuardRules, outcome_of
 from breakwater.policy.health import failed
 from breakwater.policy.record import status_of, totals
@@ -65,6 +66,16 @@ def test_the_first_that_may_cancel_jobs_of_the_agent_cancels_it(orders: list[Can
 def test_the_error_says_who_and_why(cancellation: Cancellation, message: str) -> None:
     error = error_of(cancellation)
     assert (error.kind, error.message, error.retryable) == ("cancelled", f"cancelled by {message}", False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "has_key", "ends"),
+    [(None, False, True), (None, True, False), ("finish", False, False), ("cancel", True, True)],
+)
+def test_a_stream_ends_with_its_client_unless_that_can_ask_again(
+    setting: Literal["finish", "cancel"] | None, has_key: bool, ends: bool
+) -> None:
+    assert ends_with_client(setting, has_key=has_key) == ends
 
 
 def test_a_cancelled_call_says_nothing_of_its_model_and_its_cost_is_wasted() -> None:

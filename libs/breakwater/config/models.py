@@ -85,6 +85,11 @@ class AgentDefaults(Message):
         description="What to do when a stream breaks after some of its answer was sent. `continue`: the next try or "
         "fallback model is given what was said, and goes on from there in the same stream.",
     )
+    on_disconnect: Literal["finish", "cancel"] | None = Field(
+        default=None,
+        description="What to do with the job of a streamed chat completion when its client leaves. By default, it is "
+        "cancelled, unless it has an idempotency key, with which the client can ask for its answer later.",
+    )
     stream_idle_timeout_s: float = Field(
         default=30.0,
         gt=0,

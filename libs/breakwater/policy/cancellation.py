@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from breakwater.contracts.execution import Cancellation, CancelOrder, ErrorInfo
 
@@ -18,6 +19,16 @@ def cancelled_by(orders: Iterable[CancelOrder], agent: str) -> Cancellation | No
     """
     valid = [order.cancellation for order in orders if not order.agents or agent in order.agents]
     return min(valid, key=lambda one: one.at, default=None)
+
+
+def ends_with_client(on_disconnect: Literal["finish", "cancel"] | None, *, has_key: bool) -> bool:
+    """Whether the job of a stream is cancelled when its client leaves.
+
+    Args:
+        on_disconnect: the agent's setting.
+        has_key: the client has given an idempotency key, and can ask for the answer again.
+    """
+    return not has_key if on_disconnect is None else on_disconnect == "cancel"
 
 
 def error_of(cancellation: Cancellation) -> ErrorInfo:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
+from datetime import UTC, datetime
 from typing import Any, cast
 from urllib.parse import quote
 
 import orjson
+import structlog
 from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.background import BackgroundTask
@@ -23,11 +26,14 @@ from breakwater.bus.lookup import Connection
 from breakwater.config import Config
 from breakwater.contracts import api, subjects
 from breakwater.contracts.api import CallOptions, ChatCompletionRequest
+from breakwater.contracts.execution import Cancellation, CancelOrder
 from breakwater.contracts.validation import FieldError, problems
+from breakwater.policy.cancellation import ends_with_client
 from breakwater.policy.chat_completions import completion_of, error_of, job_of
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.unanswered import Unanswered
 from services.request.auth import holder_of
+from services.request.cancels import Cancels
 from services.request.dialects.model_names import ModelNameTable
 from services.request.dialects.openai_stream import ChatStream, ChunkInbox
 from services.request.jobs import Jobs, make_job_id
@@ -71,12 +77,15 @@ class NameRequests:
 class OpenAIRoutes:
     """`/v1`."""
 
-    def __init__(self, config: Config, jobs: Jobs, unanswered: Unanswered, connection: Connection) -> None:
+    def __init__(
+        self, config: Config, jobs: Jobs, unanswered: Unanswered, connection: Connection, cancels: Cancels
+    ) -> None:
         self._config = config
         self._connection = connection
         self._names = ModelNameTable(config)
         self._jobs = jobs
         self._unanswered = unanswered
+        self._cancels = cancels
         self._created = int(time.time())
 
     async def list_models(self, asked: ApiRequest[Any]) -> api.ModelNames:
@@ -120,8 +129,14 @@ class OpenAIRoutes:
         """The response once the answer has begun, or the job is decided: until then an error is one by its status."""
         inbox, held, job_id = ChunkInbox(), AsyncExitStack(), sent.job_id
 
-        async def ended(whole: bool) -> None:
+        left: asyncio.Future[None] | None = None
+
+        async def ended(whole: bool, stuck: bool = False) -> None:
+            has_left = stuck or (left is not None and left.done())
             await held.aclose()
+            if not whole and has_left and await self._cancelled(request, sent):
+                # A retry of the client is a call of its own: there is no answer to attach to.
+                whole = True
             await (self._forget if whole else self._give_up)(question, job_id)
 
         def error(result: dict[str, Any] | None) -> bytes:
@@ -133,7 +148,7 @@ class OpenAIRoutes:
             # The job goes out over the same connection, after the subscription.
             await held.enter_async_context(hearing(self._connection, subject, inbox.put, confirmed=False))
             following = self._jobs.following(request, sent, traceparent, LONGEST_CALL_S)
-            _, deciding = await held.enter_async_context(following)
+            _, deciding, left = await held.enter_async_context(following)
             await inbox.stirred(deciding)
             found = deciding.result() if inbox.first is None else None
         except BusUnavailable as unsent:
@@ -157,6 +172,23 @@ class OpenAIRoutes:
         model = str(first["model"])
         known = {"execution-id": sent.job_id, "model": model, "attempts": str(first["attempt"]), "cache": "miss"}
         return _named(known, self._dropped(sent, model))
+
+    async def _cancelled(self, request: Request, sent: Submission) -> bool:
+        """Cancels the job of a client that has left, where the agent wants that and nobody else waits for it here."""
+        agent, key = self._config.agents[sent.job.agent], holder_of(request)
+        has_key = "idempotency-key" in request.headers
+        if not ends_with_client(agent.on_disconnect, has_key=has_key):
+            return False
+        if self._cancels.waiters.waits_for(subjects.result(sent.job_id)):
+            return False
+        by = Cancellation(by="client_disconnect", key_id=key.id, at=datetime.now(UTC))
+        order = CancelOrder(execution_id=sent.job_id, cancellation=by, agents=(sent.job.agent,))
+        try:
+            await self._cancels.order(order)
+        except StateUnavailable as error:
+            structlog.get_logger().info("job_not_cancelled", execution_id=sent.job_id, error=str(error))
+            return False
+        return True
 
     async def _give_up(self, question: str | None, job_id: str) -> None:
         if question is not None:

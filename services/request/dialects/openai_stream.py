@@ -88,7 +88,7 @@ class ChatStream(EventStream):
         headers: Mapping[str, str],
         with_usage: bool,
         error: Callable[[dict[str, Any] | None], bytes],
-        ended: Callable[[bool], Awaitable[None]],
+        ended: Callable[[bool, bool], Awaitable[None]],
     ) -> None:
         """Prepares it.
 
@@ -98,7 +98,8 @@ class ChatStream(EventStream):
             headers: of the response.
             with_usage: the client wants the usage, too.
             error: makes the body of an error from a result, or from None: the process stops.
-            ended: called at the end, with whether all was sent; closes what is open for the stream.
+            ended: called at the end, with whether all was sent, and whether the client takes nothing any more; closes
+                what is open for the stream.
         """
         super().__init__(headers)
         self._inbox = inbox
@@ -113,13 +114,14 @@ class ChatStream(EventStream):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream until the answer is whole, it has failed, the client leaves, or the process stops."""
         del scope, receive
-        whole = False
+        whole = stuck = False
         try:
             await self.begin(send)
-            with suppress(TimeoutError):
-                whole = await self._write(send)
+            whole = await self._write(send)
+        except TimeoutError:
+            stuck = True
         finally:
-            await self._ended(whole)
+            await self._ended(whole, stuck)
 
     async def _write(self, send: Send) -> bool:
         inbox, deciding = self._inbox, self._deciding

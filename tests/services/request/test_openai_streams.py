@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +19,7 @@ from openai.lib.streaming.chat import ChunkEvent
 from breakwater.api_keys import create_key
 from breakwater.config import load_config
 from breakwater.contracts.execution import AnswerChunks
+from services.request.results import Waiters
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.server_sources import RunningServer, Servers
@@ -41,6 +44,7 @@ def broken(kind: str, after: int | None = 40, **more: Any) -> dict[str, Any]:
 MODELS = {
     "sim/fast": streaming(tool_calls=LOOKED_UP),
     "sim/slow": streaming(stream={"tokens_per_s": 100}),
+    "sim/paced": streaming(stream={"tokens_per_s": 30}),
     "sim/late": streaming(broken("stall", 2, stall_s=0.4)),
     "sim/json": model(answer_json={"name": "ferry"}),
     "sim/down": model({"status": 500}),
@@ -79,6 +83,10 @@ AGENTS = {
     "anthropic": {"model": "anthropic/claude"},
     "slow": {"model": "sim/slow"},
     "late": {"model": "sim/late"},
+    "left": {"model": "sim/stalled"},
+    "left-finishes": {"model": "sim/slow", "on_disconnect": "finish"},
+    "left-shared": {"model": "sim/paced", "on_disconnect": "cancel"},
+    "left-cancels": {"model": "sim/stalled", "on_disconnect": "cancel"},
     "cached": {"model": "sim/fast", "cache": {"ttl_s": 60}},
     "checked": {
         "model": "sim/json",
@@ -245,6 +253,82 @@ async def test_who_joins_late_gets_the_whole_answer(plane: OpenAIPlane) -> None:
     late = await chunks_of(plane, "slow", **key)
     assert text_of(late) == ANSWER
     assert text_of([*early, *[chunk async for chunk in first]]) == ANSWER
+
+
+async def left(plane: OpenAIPlane, name: str, **headers: str) -> str:
+    """Asks for a stream, and leaves when some of it has come. Returns the job's id."""
+    raw = await plane.sdk().chat.completions.with_raw_response.create(model=name, **ASK, extra_headers=headers)
+    stream = raw.parse()
+    for _ in range(10):
+        await anext(stream)
+    await stream.close()
+    return raw.headers["x-breakwater-execution-id"]
+
+
+@pytest.mark.parametrize(("name", "has_key"), [("left", False), ("left-cancels", True)])
+async def test_the_call_of_a_client_that_has_left_is_aborted_and_charged_by_what_came(
+    plane: OpenAIPlane, name: str, has_key: bool
+) -> None:
+    key = {"Idempotency-Key": new_id()} if has_key else {}
+    job_id = await left(plane, name, **key)
+    gone_at = datetime.now(UTC)
+    result = await plane.worker.result(job_id)
+    assert (datetime.fromisoformat(result["completed_at"]) - gone_at).total_seconds() < 1
+    assert (result["status"], result["cancellation"]["by"]) == ("cancelled", "client_disconnect")
+    [attempt] = result["attempts"]
+    assert (attempt["outcome"], attempt["cost_basis"]) == ("cancelled", "estimated")
+    assert ANSWER.startswith(result["output"])
+    if has_key:
+        with pytest.raises(openai.ConflictError) as refused:
+            await chunks_of(plane, name, extra_headers=key)
+        assert refused.value.code == "cancelled"
+
+
+async def test_a_retry_of_a_stream_that_was_left_is_a_call_of_its_own(plane: OpenAIPlane) -> None:
+    ask = {**ASK, "messages": [{"role": "user", "content": new_id()}]}
+    before = len(plane.worker.sim.ledger.calls)
+    ids: list[str] = []
+    for retries in ("0", "1"):
+        headers = {"x-stainless-retry-count": retries}
+        raw = await plane.sdk().chat.completions.with_raw_response.create(model="left", **ask, extra_headers=headers)
+        stream = raw.parse()
+        await anext(stream)
+        await stream.close()
+        ids.append(raw.headers["x-breakwater-execution-id"])
+        assert (await plane.worker.result(ids[-1]))["status"] == "cancelled"
+    assert len(set(ids)) == 2
+    assert len(plane.worker.sim.ledger.calls) == before + 2
+
+
+@pytest.mark.parametrize(("name", "has_key"), [("slow", True), ("left-finishes", False)])
+async def test_the_answer_is_finished_where_it_can_be_asked_for_again_or_the_agent_wants_it(
+    plane: OpenAIPlane, name: str, has_key: bool
+) -> None:
+    job_id = await left(plane, name, **({"Idempotency-Key": new_id()} if has_key else {}))
+    result = await plane.worker.result(job_id)
+    assert (result["status"], result["output"]) == ("succeeded", ANSWER)
+
+
+async def test_a_job_goes_on_while_another_client_waits_for_it(
+    plane: OpenAIPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listening, waiting = Waiters.listening, list[str]()
+
+    @contextmanager
+    def counted(waiters: Waiters, subject: str) -> Generator[Any]:
+        with listening(waiters, subject) as answer:
+            waiting.append(subject)
+            yield answer
+
+    monkeypatch.setattr(Waiters, "listening", counted)
+    key = {"extra_headers": {"Idempotency-Key": new_id()}}
+    first = await plane.sdk().chat.completions.create(model="left-shared", **ASK, **key)
+    await anext(first)
+    other = asyncio.create_task(chunks_of(plane, "left-shared", **key))
+    await until(lambda: len(waiting) == 2)
+    await first.close()
+    assert not other.done()
+    assert text_of(await other) == ANSWER
 
 
 async def test_what_the_bus_has_lost_follows_with_the_result(plane: OpenAIPlane) -> None:
