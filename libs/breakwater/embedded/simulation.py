@@ -47,8 +47,12 @@ class Simulation:
         Raises:
             ConfigError: the person's can't be used, or the provider does not take its script.
         """
+        file = self.data.path / SCRIPT
+        before = file.read_bytes()
         again = simulated(self.data, config_file, port=self.port)
-        script = (self.data.path / SCRIPT).read_bytes()
+        if (script := file.read_bytes()) == before:
+            # Given again, it would replace one that the provider was given meanwhile, and number its answers from 1.
+            return again.config_file
         try:
             async with (
                 ClientSession(timeout=ClientTimeout(5)) as session,
@@ -56,6 +60,7 @@ class Simulation:
             ):
                 answer.raise_for_status()
         except (ClientError, TimeoutError) as error:
+            write_private(file, before.decode())
             raise ConfigError(f"the simulated provider does not take the models of {config_file}: {error}") from error
         return again.config_file
 
