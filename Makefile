@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-com
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --annotation-style line
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test chaos lint format types contract dist lock audit env clean
+.PHONY: help install demo up test chaos sdks lint format types contract dist lock audit env clean
 
 help: ## This list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "  make %-9s %s\n", $$1, $$2 }'
@@ -31,6 +31,9 @@ test: .venv/dev.stamp ## Run the tests, on real servers (one folder: make test A
 
 chaos: .venv/dev.stamp ## Kill, stop and cut off each part of a whole plane under load, and compare what is left (40 min)
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+sdks: .venv/dev.stamp ## Run unmodified SDKs, and a conformance tester, against a plane; installs them (Node.js, 600 MB)
+	@$(BIN)/python -m tests.sdks
 
 lint: .venv/dev.stamp ## Check format, style and the import rules
 	@$(BIN)/ruff format --check .
@@ -58,6 +61,8 @@ lock: .venv/dev.stamp ## Renew the pins in requirements/ from the ranges in pypr
 	@$(COMPILE) --constraint requirements/dev.txt --extra embedded --output-file requirements/embedded.txt pyproject.toml
 	@$(COMPILE) --constraint requirements/dev.txt --output-file requirements/runtime.txt pyproject.toml
 	@$(COMPILE) --constraint requirements/dev.txt --output-file requirements/build.txt requirements/build.in
+	@$(COMPILE) --upgrade --output-file tests/sdks/requirements.txt tests/sdks/requirements.in
+	@$(COMPILE) --upgrade --output-file tests/sdks/litellm.txt tests/sdks/litellm.in
 
 # Strict: a package that the database can't be asked about is a failure, and not one without vulnerabilities.
 audit: .venv/dev.stamp ## Compare the pinned packages with the published vulnerabilities (osv.dev)
@@ -69,7 +74,7 @@ env: ## Write .env for compose.yaml, with fresh passwords; an existing one is le
 	@echo 'Wrote .env. Start with: docker compose up --build --detach'
 
 clean: ## Remove .venv and the tools' caches; the local stack's data in .breakwater stays
-	@rm -rf .venv .ruff_cache .hypothesis dist
+	@rm -rf .venv .ruff_cache .hypothesis dist tests/sdks/.installed
 	@find libs services tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two steps, so that `make demo` need not wait for the tools of development.

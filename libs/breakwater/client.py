@@ -39,7 +39,7 @@ from breakwater.api_client import (
     UnexpectedResponse,
     parse,
 )
-from breakwater.contracts.api import AcceptedJob, CallOptions
+from breakwater.contracts.api import AcceptedJob, CallOptions, CancelledJob
 from breakwater.contracts.execution import Result
 from breakwater.contracts.job import ID_ENTROPY_BYTES, ChatMessage, Job, new_job_id
 
@@ -53,6 +53,7 @@ __all__ = [
     "AsyncJobStream",
     "BatchItem",
     "BatchProgress",
+    "CancelledJob",
     "ChatMessage",
     "Client",
     "Job",
@@ -185,6 +186,16 @@ class AsyncClient:
             response = await self._repeating(lambda: self._ask("POST", "jobs", _body(named)))
             return _succeeded(response) if response.status == 200 else await self.wait(job_id)
 
+    async def cancel(self, job_id: str, *, reason: str | None = None) -> CancelledJob:
+        """Ends a job that has not ended, without another call; a call that is being made is aborted.
+
+        Who waits for it, here or elsewhere, gets JobFailed. Returns what became of it: a job that had ended before
+        stays what it is. Raises ApiError.
+        """
+        path, body = f"jobs/{quote(job_id, safe='')}/cancel", {} if reason is None else {"reason": reason}
+        response = await self._repeating(lambda: self._api.request("POST", path, body=body, timeout_s=ACT_TIMEOUT_S))
+        return parse(CancelledJob, response.document)
+
     def stream(self, job: Job, *, timeout_s: float = 300.0) -> AsyncJobStream:
         """A job whose text is read while it is produced. It is submitted when the stream is first read.
 
@@ -220,8 +231,7 @@ class AsyncJobStream:
     """A job's text, piece by piece: `async for piece in stream`.
 
     If the connection breaks, the same job is asked for again, and its text goes on where it broke off. Reading raises
-    JobFailed, also after some of the text, TimeoutError and ApiError. A job whose stream is left goes on, unless its
-    agent has `on_disconnect: cancel`.
+    JobFailed, also after some of the text, TimeoutError and ApiError. A job whose stream is left goes on.
 
     Attributes:
         job_id: of the job.
@@ -378,6 +388,10 @@ class Client:
     def run(self, job: Job, *, timeout_s: float | None = None) -> Result:
         """Submits a job, and waits for its result. Raises JobFailed, TimeoutError, ApiError."""
         return self._call(self._client.run(job, timeout_s=timeout_s))
+
+    def cancel(self, job_id: str, *, reason: str | None = None) -> CancelledJob:
+        """Ends a job that has not ended, as `AsyncClient.cancel`."""
+        return self._call(self._client.cancel(job_id, reason=reason))
 
     def stream(self, job: Job, *, timeout_s: float = 300.0) -> JobStream:
         """A job whose text is read while it is produced, as `AsyncClient.stream`."""

@@ -35,6 +35,7 @@ from tests.docs.markdown import (
     rows,
     section,
 )
+from tests.sdks.__main__ import CLIENTS, version
 from tests.services.worker.error_table import ROWS
 
 COMMANDS: Any = typer.main.get_command(app)
@@ -151,6 +152,11 @@ def test_the_table_of_failures_is_the_one_that_is_walked_through_the_plane() -> 
     assert rows(ROOT / "docs" / "failures.md", "a call ends in") == [
         (row.name, f"`{row.kind}`", yes[row.retried], yes[row.counted], row.cost) for row in ROWS
     ]
+
+
+def test_the_table_of_sdks_is_of_the_versions_that_are_pinned() -> None:
+    found = {client.replace("`", ""): number for client, number, _ in rows(ROOT / "docs" / "openai.md", "client")}
+    assert found == {client: version(client) for client in CLIENTS}
 
 
 def test_the_services_are_named() -> None:

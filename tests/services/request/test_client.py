@@ -128,6 +128,22 @@ async def test_a_job_that_fails_is_raised_with_what_it_cost(plane: ClientPlane) 
         assert refused.value.code == "unknown_agent"
 
 
+async def test_a_job_is_cancelled_and_who_waits_for_it_hears_that(plane: ClientPlane) -> None:
+    async with plane.client() as client:
+        job_id = await client.submit(a_job("late"))
+        waiting = asyncio.create_task(client.wait(job_id))
+        cancelled = await client.cancel(job_id, reason="no longer needed")
+        assert (cancelled.job_id, cancelled.status in {"cancelling", "cancelled"}) == (job_id, True)
+        with pytest.raises(JobFailed, match="cancelled") as ended:
+            await waiting
+        assert ended.value.result.status == "cancelled"
+        again = await client.cancel(job_id)
+        assert again.cancellation is not None
+        assert (again.status, again.cancellation.reason) == ("cancelled", "no longer needed")
+        with pytest.raises(ApiRefused, match="no job"):
+            await client.cancel(new_id())
+
+
 async def test_a_job_whose_response_is_lost_is_asked_for_again_and_paid_once(plane: ClientPlane) -> None:
     before = plane.calls
     async with cutting(plane, 0, 1, 30) as url, plane.client(url) as client:
@@ -265,6 +281,7 @@ async def test_the_client_without_asyncio_does_the_same(plane: ClientPlane, monk
                 break
             with pytest.raises(JobFailed):
                 client.run(a_job("down"))
+            assert client.cancel(client.submit(a_job("late"))).status in {"cancelling", "cancelled"}
             with pytest.raises(TimeoutError):
                 client.run(a_job("late"), timeout_s=0.1)
         client.close()
