@@ -14,6 +14,7 @@ from breakwater.cli import (
     alerts,
     breakers,
     budgets,
+    cancel,
     config_check,
     contract,
     dlq,
@@ -47,6 +48,7 @@ app.command(rich_help_panel="Run")(init.init)
 app.command(rich_help_panel="Run")(up.up)
 app.command(rich_help_panel="Run")(demo.demo)
 app.command(rich_help_panel="Work")(submit.submit)
+app.command(rich_help_panel="Work")(cancel.cancel)
 app.command(rich_help_panel="Look")(tail.tail)
 app.command(rich_help_panel="Look")(logs.logs)
 app.add_typer(agents.app, name="agents", rich_help_panel="Look")

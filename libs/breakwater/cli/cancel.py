@@ -1,0 +1,110 @@
+"""`breakwater cancel`: ends jobs, wherever they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote, urlencode
+
+import typer
+
+from breakwater.cli import formats, output
+from breakwater.cli.api import TIMEOUT_S, Api, api_command, api_errors
+from breakwater.cli.connect import run
+from breakwater.cli.errors import ExitCode, wrong_usage
+from breakwater.cli.given import sendable
+from breakwater.cli.output import Column
+
+if TYPE_CHECKING:
+    from breakwater.api_client import ApiClient, ApiError
+    from breakwater.contracts.api import CancelledJob
+
+DEFAULT_WAIT_S = 5.0
+LONGEST_WAIT_S = 300.0
+AT_ONCE = 16
+
+
+@api_command
+def cancel(
+    api: Api,
+    jobs: Annotated[list[str], typer.Argument(metavar="ID…", help="Of jobs: their executions' ids.")],
+    reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why; kept in the record.")] = None,
+    wait_s: Annotated[
+        float, typer.Option("--wait-s", metavar="SECONDS", help="How long to wait for each to end; 0: not at all.")
+    ] = DEFAULT_WAIT_S,
+) -> None:
+    """Cancel jobs. One that waits or sleeps makes no other call; a call under way is aborted within a second.
+
+    What a call may have cost that was aborted is in the record of the job. Exit code: 1 if a job had ended before, 5 if
+    one has not ended yet: it will, when it is its turn in the queue.
+
+    For example:
+
+        breakwater cancel order-4711 --reason "the order was withdrawn"
+
+        breakwater cancel order-4711 order-4712 --json | jq -r '.[].status'
+    """
+    if not 0 <= wait_s <= LONGEST_WAIT_S:
+        raise wrong_usage(f"--wait-s {wait_s:g}: is not between 0 and {LONGEST_WAIT_S:g}")
+    for job in jobs:
+        sendable("ID", job)
+    sendable("--reason", reason)
+    ids = list(dict.fromkeys(jobs))
+    with api_errors(unanswered=""):
+        found = run(_cancel(api.client(), ids, reason, wait_s))
+    ended = [one for one, _ in found if one is not None]
+    if api.as_json:
+        output.json_document([one.model_dump(mode="json") for one in ended])
+    elif ended:
+        columns: list[Column[CancelledJob]] = [
+            Column("job", lambda job: job.job_id),
+            Column("status", lambda job: output.state(job.status)),
+            Column("cost", _cost, right=True),
+            Column("", _remark, below=True),
+        ]
+        output.table(columns, ended)
+    see = f"`breakwater executions {ids[0]}` shows whether it has ended; cancelling it again does no harm."
+    for _, error in found:
+        with api_errors(unanswered=see, unknown="`breakwater executions --since 1h` lists those that have ended."):
+            if error is not None:
+                raise error
+    statuses = {job.status for job in ended}
+    if statuses & {"succeeded", "dead_lettered"}:
+        raise typer.Exit(ExitCode.FAILED)
+    if "cancelling" in statuses and wait_s:
+        raise typer.Exit(ExitCode.UNDECIDED)
+
+
+async def _cancel(
+    client: ApiClient, ids: list[str], reason: str | None, wait_s: float
+) -> list[tuple[CancelledJob | None, ApiError | None]]:
+    """What became of each, or why that is not known."""
+    import asyncio
+
+    from breakwater.api_client import ApiError
+    from breakwater.contracts.api import CancelledJob
+
+    slots = asyncio.Semaphore(AT_ONCE)
+    query = f"?{urlencode({'wait_s': wait_s})}" if wait_s else ""
+
+    async def one(job_id: str) -> tuple[Any, ApiError | None]:
+        path = f"jobs/{quote(job_id, safe='')}/cancel{query}"
+        async with slots:
+            try:
+                return await client.act(CancelledJob, path, {"reason": reason}, timeout_s=wait_s + TIMEOUT_S), None
+            except ApiError as error:
+                return None, error
+
+    async with client:
+        return list(await asyncio.gather(*map(one, ids)))
+
+
+def _cost(job: CancelledJob) -> str:
+    if job.total_cost is None:
+        return ""
+    return f"{formats.money(job.total_cost)}{' estimated' if job.cost_basis == 'estimated' else ''}"
+
+
+def _remark(job: CancelledJob) -> str:
+    if job.status == "cancelling":
+        return "ends without another call"
+    return "" if job.status == "cancelled" else "had ended before it was to be cancelled"
