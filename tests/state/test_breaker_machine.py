@@ -27,7 +27,7 @@ KEY = BreakerKey("support/triage {1}", "openai/gpt-4.1:mini")
 HASH = f"bw:breaker:{{{KEY.name}}}"
 IN_A_ROW, COOLDOWN_MS, LEASE_MS, SKEW_MS = 2, 60_000, 100_000, 300_000
 RULES = BreakerRules(consecutive_failures=IN_A_ROW, same_error=None, cooldown_s=COOLDOWN_MS / 1000)
-EXAMPLES, LENGTH, STEPS = 15, 200, 10_000
+EXAMPLES, LENGTH, STEPS = 15, 200, 4_000
 """Examples of a run, steps of an example at most, and steps of all runs together at least."""
 
 OF_ADMISSIONS: set[Step] = {("open", "half_open")}
