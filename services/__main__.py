@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import os
 import signal
@@ -28,6 +29,8 @@ from services import fork_server
 NAMES = ("request", "worker", "breaker", "budget", "alerter", "sink", "console")
 ALIVE_EVERY_S = 2.0
 FIRST_ALIVE_EVERY_S = 0.1
+GC_THRESHOLD = 5_000
+"""Objects. Not more: an error that refers to itself keeps an answer of megabytes until then."""
 
 
 class Service(Protocol):
@@ -88,6 +91,10 @@ def run_service(name: str) -> int:
     except (ConfigError, ValidationError) as error:
         sys.stderr.write(f"{error}\n")
         return os.EX_CONFIG
+    # What was built stays, and nearly all that comes is freed by its reference count. To look through all of it for
+    # cycles as often as Python does by default took a quarter of the time of a `request` with 50 streams.
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
     try:
         uvloop.run(run(service, settings.alive_file, partial(hangups.follow, service, settings.config, config)))
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 Chunk = Mapping[str, Any]
@@ -10,6 +10,8 @@ Chunk = Mapping[str, Any]
 OBJECT = "chat.completion.chunk"
 
 _CALL = ("id", "type")
+_NOT_HEAD = frozenset({"choices", "object"})
+_NOT_MORE = frozenset({"index", "delta"})
 
 
 class Assembly:
@@ -28,14 +30,17 @@ class Assembly:
 
     def add(self, chunk: Chunk) -> bool:
         """Takes the next chunk. Returns whether it has content."""
+        head, choices, before = self._head, self._choices, self.length
         for name, value in chunk.items():
-            if value is not None and name not in {"choices", "object"}:
-                self._head[name] = value
-        before = self.length
+            if value is not None and name not in _NOT_HEAD:
+                head[name] = value
         for given in _choices(chunk):
             index = given.get("index")
-            choice = self._choices.setdefault(index if isinstance(index, int) else 0, _Choice())
-            self.length += choice.add(given)
+            if not isinstance(index, int):
+                index = 0
+            if index not in choices:
+                choices[index] = _Choice()
+            self.length += choices[index].add(given)
         self.chunks += self.length > before
         return self.length > before
 
@@ -87,7 +92,9 @@ class _Choice:
             if name == "role" or value is None:
                 continue
             if isinstance(value, str):
-                self._texts.setdefault(name, []).append(value)
+                if name not in self._texts:
+                    self._texts[name] = []
+                self._texts[name].append(value)
                 said += len(value)
             elif name == "tool_calls" and isinstance(value, list):
                 calls = [cast(dict[str, Any], call) for call in cast(list[Any], value) if isinstance(call, dict)]
@@ -96,7 +103,7 @@ class _Choice:
                 self._fields[name] = _merged(self._fields.get(name), value)
                 said += 1
         for name, value in given.items():
-            if name in {"index", "delta"} or value is None:
+            if value is None or name in _NOT_MORE:
                 continue
             if name == "finish_reason":
                 self.finish_reason = value
@@ -208,11 +215,9 @@ def _numbered(calls: Iterable[dict[str, Any]], first: int) -> list[dict[str, Any
     return [{"index": index, **call} for index, call in enumerate(calls, first)]
 
 
-def _choices(chunk: Chunk) -> Iterator[Mapping[str, Any]]:
+def _choices(chunk: Chunk) -> Sequence[Mapping[str, Any]]:
     choices = chunk.get("choices")
-    for choice in cast(list[Any], choices) if isinstance(choices, list) else ():
-        if isinstance(choice, dict):
-            yield cast(dict[str, Any], choice)
+    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else ()
 
 
 def _delta(choice: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -203,7 +203,7 @@ class HttpProvider:
                 if response.content_type != "text/event-stream":
                     # An error; or the whole answer, from a server that does not stream.
                     return self._read(await _reply(response))
-                await receive(response.content, reader, streaming, limit)
+                await receive(response, reader, streaming, limit)
             return self._answer(reader.answer(), response.status)
         except TimeoutError as error:
             failure, maybe_billed, cause = silence(call, streaming), course.sent, error

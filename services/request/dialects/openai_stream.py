@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -15,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from breakwater.policy.chat_chunks import OBJECT, Assembly, rest_of
 from breakwater.policy.chat_completions import completion_of
 from services.request import event_stream
-from services.request.event_stream import EventStream, send_part
+from services.request.event_stream import EventStream
 
 MOST_UNSENT = 1_000
 """Messages that a client may be behind. Beyond, it gets the rest with the result."""
@@ -23,6 +22,8 @@ MOST_UNSENT = 1_000
 _KEEP_ALIVE = b": still here\n\n"
 _OF_ALL = ("id", "created", "model", "system_fingerprint")
 """What each chunk says of the whole answer."""
+_LIMIT_EVERY_S = 5.0
+"""How often it is noted that the client takes what it is sent."""
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -66,12 +67,14 @@ class ChunkInbox:
         if self._messages or deciding.done():
             return
         deciding.add_done_callback(self._wake)
+        # `asyncio.timeout` costs as much as all else that is done for a message.
+        timer = None if timeout_s is None else asyncio.get_running_loop().call_later(timeout_s, self._stirred.set)
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._stirred.wait()
+            await self._stirred.wait()
         finally:
             deciding.remove_done_callback(self._wake)
+            if timer is not None:
+                timer.cancel()
 
     def _wake(self, _: asyncio.Task[bytes | None]) -> None:
         self._stirred.set()
@@ -117,26 +120,32 @@ class ChatStream(EventStream):
         whole = stuck = False
         try:
             await self.begin(send)
-            whole = await self._write(send)
+            async with asyncio.timeout(event_stream.SEND_TIMEOUT_S) as limit:
+                whole = await self._write(send, limit)
         except TimeoutError:
             stuck = True
         finally:
             await self._ended(whole, stuck)
 
-    async def _write(self, send: Send) -> bool:
-        inbox, deciding = self._inbox, self._deciding
+    async def _write(self, send: Send, limit: asyncio.Timeout) -> bool:
+        """Sends all of it. `limit`: entered; a timeout of its own for each message would cost more than the sending."""
+        inbox, deciding, loop = self._inbox, self._deciding, asyncio.get_running_loop()
+        limited_at = loop.time()
         while True:
+            if (now := loop.time()) - limited_at > _LIMIT_EVERY_S:
+                limit.reschedule(now + event_stream.SEND_TIMEOUT_S)
+                limited_at = now
             if chunks := inbox.take():
-                await send_part(send, self._events(chunks))
+                await _send(send, self._events(chunks))
             elif deciding.done():
                 break
             else:
                 silent_since, longest_s = time.monotonic(), event_stream.KEEP_ALIVE_S
                 await inbox.stirred(deciding, longest_s)
                 if time.monotonic() - silent_since >= longest_s and not deciding.done():
-                    await send_part(send, _KEEP_ALIVE)
+                    await _send(send, _KEEP_ALIVE)
         found = deciding.result()
-        await send_part(send, self._end(None if found is None else orjson.loads(found)), more=False)
+        await _send(send, self._end(None if found is None else orjson.loads(found)), more=False)
         return found is not None
 
     def _events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
@@ -168,6 +177,10 @@ class ChatStream(EventStream):
             head = {name: completion.get(name) for name in ("id", "created", "model")} | dict(self._sent.head)
             rest.append({**head, "object": OBJECT, "choices": [], "usage": completion["usage"]})
         return self._events(rest) + _DONE
+
+
+async def _send(send: Send, data: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
 def _data(body: bytes) -> bytes:

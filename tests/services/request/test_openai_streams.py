@@ -16,9 +16,13 @@ import pytest
 import pytest_asyncio
 from openai.lib.streaming.chat import ChunkEvent
 
+from breakwater import background
 from breakwater.api_keys import create_key
 from breakwater.config import load_config
 from breakwater.contracts.execution import AnswerChunks
+from breakwater.providers import http_stream
+from services.request import event_stream
+from services.request.dialects import openai_stream
 from services.request.results import Waiters
 from tests.flow.kit import model
 from tests.helpers import until
@@ -198,6 +202,23 @@ async def test_chunks_arrive_while_the_answer_is_produced(plane: OpenAIPlane) ->
     assert max(after - before for before, after in pairwise(times)) < 0.3
 
 
+async def test_what_comes_of_an_answer_in_a_short_time_is_one_message(
+    plane: OpenAIPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, messages = new_id(), list[Any]()
+    monkeypatch.setattr(http_stream, "GATHER_S", 0.3)
+
+    async def keep(message: Any) -> None:
+        messages.append(orjson.loads(message.data)["chunks"])
+
+    await plane.worker.client.subscribe(f"bw.chunks.slow.{job_id}", cb=keep)
+    result = await plane.worker.run({"agent": "slow", "job_id": job_id, "prompt": "Count.", "stream": True})
+    await until(lambda: messages and messages[-1][-1]["choices"] == [])
+    first = [choice["delta"].get("content") for chunk in messages[0] for choice in chunk["choices"]]
+    assert "".join(filter(None, first)) in ("000 ", "000 001 "), "the first is not waited for"
+    assert len(messages) < result["attempts"][0]["chunks"] / 4
+
+
 async def test_a_program_that_writes_lines_streams(plane: OpenAIPlane) -> None:
     raw = await plane.sdk().chat.completions.with_raw_response.create(model="lines", **ASK)
     chunks = [chunk async for chunk in raw.parse()]
@@ -218,6 +239,31 @@ async def test_what_is_silent_is_kept_open(plane: OpenAIPlane, monkeypatch: pyte
             body = (await response.read()).decode()
     assert ": still here\n\n" in body
     assert body.endswith("data: [DONE]\n\n")
+
+
+async def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "SEND_TIMEOUT_S", 0.05)
+    inbox, ends, never = openai_stream.ChunkInbox(), list[tuple[bool, bool]](), asyncio.Event()
+    inbox.put(b'{"number": 1, "chunks": [{"choices": [{"index": 0, "delta": {"content": "000 "}}]}]}')
+
+    async def decide() -> bytes | None:
+        await never.wait()
+
+    async def ended(whole: bool, stuck: bool) -> None:
+        ends.append((whole, stuck))
+
+    async def receive() -> dict[str, Any]:
+        return {}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await never.wait()
+
+    deciding = asyncio.create_task(decide())
+    stream = openai_stream.ChatStream(inbox, deciding, headers={}, with_usage=False, error=lambda _: b"", ended=ended)
+    await stream({}, receive, send)
+    await background.stop(deciding)
+    assert ends == [(False, True)]
 
 
 async def test_a_cached_answer_is_a_stream_at_no_cost(plane: OpenAIPlane) -> None:
