@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,11 +16,51 @@ from tests.helpers import until
 
 from .provider_kit import COST_NANO, MODEL, chat, post, script
 
+PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "1"}
+
 
 @pytest.fixture
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession() as opened:
         yield opened
+
+
+async def test_an_answer_ends_before_the_first_stop_and_costs_what_it_says(session: aiohttp.ClientSession) -> None:
+    async with SimulatedProvider({"models": {MODEL: {"price": PRICE, "answer": "one two three four five six"}}}) as sim:
+        whole, until_two, until_four = [
+            (await post(session, sim.url, {**chat(), **more}))[1]
+            for more in ({}, {"stop": "two"}, {"stop": ["six", "four", "unsaid"]})
+        ]
+        refused = [(await post(session, sim.url, {**chat(), "stop": wrong}))[0] for wrong in ([], [""], 5, ["a"] * 5)]
+    said = [answer["choices"][0]["message"]["content"] for answer in (whole, until_two, until_four)]
+    assert said == ["one two three four five six", "one ", "one two three "]
+    assert until_two["choices"][0]["finish_reason"] == "stop"
+    assert until_two["usage"]["completion_tokens"] < until_four["usage"]["completion_tokens"]
+    assert whole["system_fingerprint"] == "fp_simulated"
+    assert refused == [400] * 4
+
+
+async def test_log_probabilities_are_those_of_all_the_text_streamed_or_not(session: aiohttp.ClientSession) -> None:
+    asked = {"logprobs": True, "top_logprobs": 2}
+    async with SimulatedProvider({"models": {MODEL: {"price": PRICE, "answer": "one two three"}}}) as sim:
+        _, whole, _ = await post(session, sim.url, {**chat(), **asked})
+        _, plain, _ = await post(session, sim.url, {**chat(), "logprobs": True})
+        sent = {**chat(), **asked, "stream": True}
+        async with session.post(f"{sim.url}/chat/completions", json=sent) as answer:
+            lines = (await answer.text()).split("\n\n")
+        refused = [
+            (await post(session, sim.url, {**chat(), **asked, "top_logprobs": wrong}))[0] for wrong in (21, True)
+        ]
+        refused.append((await post(session, sim.url, {**chat(), "top_logprobs": 2}))[0])
+    listed = whole["choices"][0]["logprobs"]["content"]
+    assert "".join(one["token"] for one in listed) == "one two three"
+    assert all(one["logprob"] < 0 and bytes(one["bytes"]).decode() == one["token"] for one in listed)
+    assert all(len({top["token"] for top in one["top_logprobs"]}) == 2 for one in listed)
+    assert [one["top_logprobs"] for one in plain["choices"][0]["logprobs"]["content"]] == [[]] * len(listed)
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["delta"].get("content")]
+    assert [one for part in streamed for one in part["content"]] == listed
+    assert refused == [400] * 3
 
 
 async def test_an_answer_has_openais_shape_and_is_in_the_ledger(session: aiohttp.ClientSession) -> None:

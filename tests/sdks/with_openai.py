@@ -36,6 +36,13 @@ def choices() -> None:
     assert [choice.index for choice in answer.choices] == [0, 1]
 
 
+@check("`stop`, `logprobs`")
+def stop() -> None:
+    choice = client.chat.completions.create(model=WRITER, stop="ferry", logprobs=True, top_logprobs=2, **ASK).choices[0]
+    assert choice.message.content.endswith("the ")
+    assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+
+
 @check("stream")
 def stream() -> None:
     options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}

@@ -160,6 +160,7 @@ def _succeed(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault | 
         price=plan.script.price,
         streamed=plan.script.stream if request.stream else None,
         stream_usage=request.stream_usage,
+        top_logprobs=request.top_logprobs,
     )
 
 
@@ -214,6 +215,8 @@ def _answer(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault | N
         content, tool_calls = None, (ToolCall(name=request.forced_tool.name, arguments=arguments),)
     else:
         content = _text(rules.answer, rules.answer_json, plan.model, number, request)
+    if content is not None:
+        content = content[: min((at for stop in request.stop if (at := content.find(stop)) >= 0), default=len(content))]
     usage_rule = rules.usage
     length = len(content) if content is not None else sum(len(str(call.arguments)) for call in tool_calls)
     input_tokens = _tokens(usage_rule.input_tokens, plan.key, number, "input")

@@ -14,6 +14,9 @@ from breakwater.embedded.provider.script import BrokenKind, ErrorText, Pace, Scr
 
 JSON_FORMATS = frozenset({"json_object", "json_schema"})
 MAX_CHOICES = 128
+MAX_STOPS = 4
+MAX_TOP_LOGPROBS = 20
+_FINGERPRINT = "fp_simulated"
 CHARS_PER_TOKEN = 4
 """A common rule of thumb; a simulated model has no tokenizer."""
 
@@ -54,6 +57,10 @@ class ChatRequest:
     """The answer is wanted in chunks."""
     stream_usage: bool = False
     """And its usage with them."""
+    stop: tuple[str, ...] = ()
+    """The answer ends before the first of these."""
+    top_logprobs: int | None = None
+    """So many likely tokens are wanted at each place of the answer; None: none, nor how likely its own are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,7 @@ class Decision:
         price: what tokens cost, for a stream that ends early.
         streamed: the answer is sent in chunks, at this pace.
         stream_usage: the stream carries its usage.
+        top_logprobs: how many likely tokens are listed at each place of the text; None where none were asked for.
         stream_fault: what goes wrong with the stream.
         after_chunks: after so many chunks of content; None: after the last.
         stall_s: how long a stalled one is silent.
@@ -111,6 +119,7 @@ class Decision:
     price: ScriptedPrice | None = None
     streamed: Pace | None = None
     stream_usage: bool = False
+    top_logprobs: int | None = None
     stream_fault: StreamFault | None = None
     after_chunks: int | None = None
     stall_s: float = 0.0
@@ -196,7 +205,29 @@ def read_request(body: bytes, model: str | None = None) -> ChatRequest:
         forced_tool=_forced_tool(fields),
         stream=bool(fields.get("stream")),
         stream_usage=bool(options.get("include_usage")),
+        stop=_stop(fields, model),
+        top_logprobs=_top_logprobs(fields, model),
     )
+
+
+def _stop(fields: dict[str, Any], model: str) -> tuple[str, ...]:
+    stop = fields.get("stop")
+    if stop is None:
+        return ()
+    found: list[Any] = [stop] if isinstance(stop, str) else cast("list[Any]", stop) if isinstance(stop, list) else []
+    if not 1 <= len(found) <= MAX_STOPS or not all(isinstance(text, str) and text for text in found):
+        raise RequestRefusedError(f"`stop` must be a text, or 1 to {MAX_STOPS} of them.", param="stop", model=model)
+    return tuple(found)
+
+
+def _top_logprobs(fields: dict[str, Any], model: str) -> int | None:
+    top, asked = fields.get("top_logprobs"), fields.get("logprobs")
+    if top is not None and not asked:
+        raise RequestRefusedError("`top_logprobs` needs `logprobs`.", param="top_logprobs", model=model)
+    if top is not None and (isinstance(top, bool) or top not in range(MAX_TOP_LOGPROBS + 1)):
+        message = f"`top_logprobs` must be a whole number from 0 to {MAX_TOP_LOGPROBS}."
+        raise RequestRefusedError(message, param="top_logprobs", model=model)
+    return (top or 0) if asked else None
 
 
 def _forced_tool(fields: dict[str, Any]) -> ForcedTool | None:
@@ -297,13 +328,15 @@ def write_completion(decision: Decision, model: str) -> bytes:
     message: dict[str, Any] = {"role": "assistant", "content": decision.content, "refusal": None, "annotations": []}
     if decision.tool_calls:
         message["tool_calls"] = _tool_calls(decision)
-    choice = {"message": message, "logprobs": None, "finish_reason": decision.finish_reason}
+    logprobs = _logprobs(decision, decision.content)
+    choice = {"message": message, "logprobs": logprobs, "finish_reason": decision.finish_reason}
     choices = [{"index": index, **choice} for index in range(decision.choices)]
     answer: dict[str, Any] = {
         "id": decision.completion_id,
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
+        "system_fingerprint": _FINGERPRINT,
         "choices": choices if decision.broken != "no_choices" else [],
     }
     if (usage := decision.shown_usage) is not None:
@@ -320,6 +353,21 @@ def _tool_calls(decision: Decision) -> list[dict[str, Any]]:
         }
         for index, call in enumerate(decision.tool_calls)
     ]
+
+
+def _logprobs(decision: Decision, text: str | None) -> dict[str, Any] | None:
+    if decision.top_logprobs is None or not text:
+        return None
+
+    def entry(token: str, rank: int) -> dict[str, Any]:
+        return {"token": token, "logprob": -0.25 * (rank + 1), "bytes": list(token.encode())}
+
+    tokens = [text[start : start + CHARS_PER_TOKEN] for start in range(0, len(text), CHARS_PER_TOKEN)]
+    ranks = range(decision.top_logprobs)
+    listed = [
+        {**entry(token, 0), "top_logprobs": [entry(token + "~" * rank, rank) for rank in ranks]} for token in tokens
+    ]
+    return {"content": listed, "refusal": None}
 
 
 def _usage(usage: AnswerUsage) -> dict[str, Any]:
@@ -356,11 +404,12 @@ def write_stream(decision: Decision, model: str, pace: Pace) -> list[StreamEvent
         "object": "chat.completion.chunk",
         "created": int(time.time()),
         "model": model,
-        "system_fingerprint": "fp_simulated",
+        "system_fingerprint": _FINGERPRINT,
     }
 
     def event(index: int, delta: dict[str, Any], finish: str | None = None) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+        logprobs = _logprobs(decision, delta.get("content"))
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         chunk = {**head, "choices": [choice], **({} if usage is None else {"usage": None})}
         return b"data: %b\n\n" % orjson.dumps(chunk)
 
