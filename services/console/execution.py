@@ -20,7 +20,7 @@ from breakwater import background
 from breakwater.analytics.queries import find_execution
 from breakwater.analytics.tree import Tree, TreeNode, execution_tree
 from breakwater.api_client import ApiError, ApiKeyRefused, ApiRefused
-from breakwater.contracts.api import DeadLetterList, DeadLetterReplays
+from breakwater.contracts.api import CancelledJob, DeadLetterList, DeadLetterReplays
 from breakwater.contracts.execution import Attempt, Execution, Progress
 from services.console.charts import Bar
 from services.console.operator_actions import act, back_to, reason_of, submitted
@@ -33,7 +33,7 @@ RECORDED_WITHIN_S = 30.0
 """ClickHouse has the record of an ended job within a second, if it is available."""
 LOOK_EVERY_S = 0.5
 
-_COLOURS = {"success": "good", "error": "bad", "worker_lost": "bad", "short_circuited": "warn"}
+_COLOURS = {"success": "good", "error": "bad", "worker_lost": "bad", "short_circuited": "warn", "cancelled": "warn"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ def routes(context: PageContext) -> list[Route]:
         Route("/executions/{execution_id:path}", page.show, methods=["GET"]),
         Route("/watch/{execution_id:path}", page.watch, methods=["GET"]),
         Route("/replay/{execution_id:path}", page.replay, methods=["POST"]),
+        Route("/cancel/{execution_id:path}", page.cancel, methods=["POST"]),
     ]
 
 
@@ -108,6 +109,18 @@ class ExecutionPage:
             return back_to(f"/dead-letters/{known.value}")
         session.notify(f"Replayed {execution_id} as a new job.")
         return back_to(f"/executions/{segment(replays.replayed[0].execution_id)}")
+
+    async def cancel(self, request: Request) -> Response:
+        """POST: 303 to the job's page, which shows how it ends."""
+        session, fields = await submitted(request)
+        execution_id = str(request.path_params["execution_id"])
+        path = f"jobs/{segment(execution_id)}/cancel"
+        found = await act(session, CancelledJob, path, {"reason": reason_of(fields)})
+        if found is not None and found.status == "cancelling":
+            session.notify("The job is being cancelled. It makes no other call.")
+        elif found is not None and found.status != "cancelled":
+            session.notify(f"The job had ended before: {plainly(found.status)}.", "bad")
+        return back_to(f"/executions/{segment(execution_id)}")
 
     async def _dead_letter(self, session: Session, execution_id: str) -> int | None:
         """The id of the last dead letter of a job; None if there is none."""

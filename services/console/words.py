@@ -129,6 +129,7 @@ _WASTE_CAUSES = {
     "self_correction": "self-correction",
     "worker_lost": "the worker died during the call",
     "failed": "the job failed",
+    "cancelled": "the job was cancelled",
 }
 
 

@@ -13,7 +13,8 @@ from yarl import URL
 
 from breakwater.analytics import rows, schema
 from breakwater.api_client import ApiClient, Query
-from breakwater.contracts.execution import Execution
+from breakwater.contracts.execution import Cancellation, Execution
+from breakwater.policy.cancellation import error_of
 from services.console.sessions import MOST_WATCHED
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution
 from tests.cli.api_stub import KEY, Stub, problem
@@ -276,6 +277,52 @@ STEP = (
     '{{"execution_id": "e1", "agent": "writer", "state": "{state}", "event": "{event}", "attempt": 1, '
     '"model": "gpt-4.1", "at": "2026-11-21T12:00:00.000Z", "error_message": "<b>busy</b>"}}'
 )
+
+
+async def test_a_job_that_has_not_ended_is_cancelled_from_its_page(console: Console, monkeypatch: Any):
+    async def running(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        return response
+
+    known = {"job_id": "a/b", "execution_id": "a/b"}
+    app = web.Application()
+    app.router.add_get("/{path:.*}", running)
+    async with TestServer(app) as live:
+        url = ApiClient._url
+
+        def of(self: ApiClient, path: str, query: Query | None) -> URL:
+            return live.make_url("/progress") if path.endswith("/progress") else url(self, path, query)
+
+        monkeypatch.setattr(ApiClient, "_url", of)
+        for status, shown in (
+            ("cancelling", "The job is being cancelled."),
+            ("succeeded", "The job had ended before: succeeded."),
+        ):
+            console.interface.answers["POST jobs/a/b/cancel"] = (200, known | {"status": status})
+            page = await console.submit("/executions/a%2Fb", "/cancel/a%2Fb", reason="a wrong prompt")
+            assert shown in page.words
+            assert console.interface.asked[-1] == ("POST jobs/a/b/cancel", {"reason": "a wrong prompt"})
+        console.interface.answers["POST jobs/a/b/cancel"] = (503, problem("unavailable", "Redis is away"))
+        page = await console.submit("/executions/a%2Fb", "/cancel/a%2Fb")
+        assert "The action failed: Redis is away" in page.words
+        console.interface.answers["GET key"] = key_with("read")
+        await console.sign_in()
+        page = await console.get("/executions/a%2Fb")
+        assert "/cancel/" not in page.text
+        assert "you could cancel it" in page.words
+
+
+async def test_a_cancelled_job_says_who_and_why_and_what_its_call_may_have_cost(console: Console):
+    error = error_of(Cancellation(by="api_key", name="ops", reason="a wrong prompt", at=NOON))
+    aborted = attempt("e1", 1, outcome="cancelled", error=error, cost=42_000, cost_basis="estimated")
+    ended = {"status": "cancelled", "reason": "cancelled", "error": error, "attempts_count": 1}
+    await store(console, execution("e1", attempts=(aborted,), **ended))
+    page = await console.get("/executions/e1")
+    assert "cancelled by the API key 'ops': a wrong prompt" in page.words
+    assert "/replay/" not in page.text
+    assert '<rect class="warn"' in page.text
+    assert "estimated" in page.words
 
 
 async def test_a_job_that_is_not_over_is_followed_to_its_record(console: Console, monkeypatch: Any):
