@@ -62,7 +62,7 @@ class Streams:
         async with self._http.post(f"{base}/chat/completions", json=ask) as response:
             assert response.status == 200, await response.text()
             async for line in response.content:
-                if line.startswith(b"data: {") and b'"content":' in line:
+                if b'"content":"' in line and b'"content":""' not in line:  # the first one only says who speaks
                     chunks += 1
                     first = first or time.perf_counter() - began
         return first, chunks

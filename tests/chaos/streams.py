@@ -42,6 +42,7 @@ HEADER = (
 class Seen:
     """What a client has received."""
 
+    execution_id: str = ""
     text: str = ""
     ending: Ending = "cut off"
     error: str = ""
@@ -61,6 +62,7 @@ class Case:
         cause: what is done once some of the answer has come.
         leaves: the client closes its connection then.
         again: the client asks again with the same key, and must get all.
+        keyed: its calls have an idempotency key.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Case:
     cause: Callable[[Chaos], Coroutine[Any, Any, None]] | None = None
     leaves: bool = False
     again: bool = False
+    keyed: bool = True
 
     def agent(self, mode: Mode) -> str:
         """Of this case."""
@@ -122,7 +125,8 @@ CASES = (
     Case("request", "`request` is killed", {"fail": "cut off"}, cause=_request_killed, again=True),
     Case("nats-stop", f"NATS stopped for {AWAY_S:g} s", _UNSEEN, cause=_nats_stopped),
     Case("nats-kill", f"NATS killed, back after {AWAY_S:g} s", _UNSEEN, cause=_nats_killed),
-    Case("left", "the client is gone", {"fail": "left"}, leaves=True, again=True),
+    Case("left", "the client is gone, with an idempotency key", {"fail": "left"}, leaves=True, again=True),
+    Case("cancelled", "the client is gone, without one", {"fail": "left"}, leaves=True, keyed=False),
 )
 
 
@@ -160,6 +164,8 @@ class StreamOutcome:
             found.append(f"the text is {seen.text!r}")
         # With `fail`, what was said is known to its worker alone.
         said = None if self.case.name == "worker" else seen.text
+        if not self.case.keyed and self.result["status"] != "cancelled":
+            found.append(f"it is {self.result['status']}")
         if wanted == "part" and self.result["output"] != said:
             found.append(f"the record says {self.result['output']!r}")
         if self.again is not None and (self.again.ending, self.again.text) != ("whole", ANSWER):
@@ -228,8 +234,9 @@ async def _outcome(chaos: Chaos, case: Case, mode: Mode) -> StreamOutcome:
     agent = case.agent(mode)
     key, called = f"job-{agent}", len(chaos.plane.sim.ledger.calls)
     counted, stored = (await chaos.counters())[0], await chaos.stored()
-    seen = await _asked(chaos, case, agent, key)
+    seen = await _asked(chaos, case, agent, key if case.keyed else None)
     again = await _asked(chaos, None, agent, key) if case.again else None
+    key = seen.execution_id
     result = await chaos.plane.result(key)
     [record] = await chaos.plane.messages("EVENTS", f"bw.executions.{agent}.*", at_least=1)
     attempts = await chaos.plane.attempts(agent, key)
@@ -251,16 +258,15 @@ async def _outcome(chaos: Chaos, case: Case, mode: Mode) -> StreamOutcome:
     )
 
 
-async def _asked(chaos: Chaos, case: Case | None, agent: str, key: str) -> Seen:
+async def _asked(chaos: Chaos, case: Case | None, agent: str, key: str | None) -> Seen:
     """What a client sees, while what the case is about happens."""
     seen, chunks, cause = Seen(), 0, None
     ask = {"model": agent, "messages": [{"role": "user", "content": "Count."}], "stream": True}
-    timeout, last = aiohttp.ClientTimeout(total=180), 0.0
+    timeout, last, headers = aiohttp.ClientTimeout(total=180), 0.0, {"Idempotency-Key": key} if key else {}
     try:
-        async with chaos.http.post(
-            "/v1/chat/completions", json=ask, headers={"Idempotency-Key": key}, timeout=timeout
-        ) as response:
+        async with chaos.http.post("/v1/chat/completions", json=ask, headers=headers, timeout=timeout) as response:
             assert response.status == 200, await response.text()
+            seen.execution_id = response.headers["x-breakwater-execution-id"]
             async with aclosing(_events(response)) as events:
                 async for event in events:
                     if not _noted(seen, event):
