@@ -19,15 +19,17 @@ import pytest
 
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
-from breakwater.contracts.execution import Attempt
-from breakwater.contracts.types import usd_from_nano
+from breakwater.contracts import subjects
+from breakwater.contracts.execution import Attempt, Cancellation, CancelOrder
+from breakwater.contracts.types import format_time, usd_from_nano
 from breakwater.policy.ledger import Figures, ledger
 from breakwater.reconciliation import BudgetComparison, RecordedSpend, compare
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import NotFilled
 from breakwater.state.connection import Redis
+from breakwater.state.executions import Executions
 from tests.flow.fixtures import StartPlane
-from tests.flow.kit import Plane, model
+from tests.flow.kit import Plane, model, seconds_between
 from tests.helpers import POLL_MOST_S, until
 from tests.servers import RunningServer
 from tests.shown import Show
@@ -434,3 +436,44 @@ async def test_a_cap_that_is_changed_in_the_file_holds_a_moment_later(start_mone
 
         await until(succeeds, what="the new cap")
         assert "config_taken_over" in plane.log("worker") + plane.log("worker-2")
+
+
+def cancel_order(job_id: str) -> CancelOrder:
+    by = Cancellation(by="program", name="client", reason="withdrawn", at=datetime.now(UTC))
+    return CancelOrder(execution_id=job_id, cancellation=by)
+
+
+@pytest.mark.long
+async def test_a_cancelled_job_costs_the_same_everywhere_also_if_its_worker_is_killed_before_it_has_ended(
+    start_money: Any,
+) -> None:
+    hard = {"daily_usd": 1, "enforcement": "hard"}
+    agents = {"writer": {"model": "sim/m", "budget": hard, "timeout_s": 120}}
+    budgets = {"timezone": ZONE.key}
+    async with start_money({"sim/m": model({"hang_s": 600})}, agents, budgets=budgets) as money:
+        plane: Plane = money.plane
+        executions = Executions(money.redis)
+        await plane.publish({"agent": "writer", "job_id": "killed", "prompt": PROMPT})
+        await until(lambda: calling(plane, "sim/m", 1), what="a call under way")
+        # Kept, and heard by nobody: as where the worker dies in the same moment.
+        await executions.cancel(cancel_order("killed"))
+        for name in ("worker", "worker-2"):
+            plane.kill(name)
+        plane.start("worker", "worker-3")
+        killed = await plane.result("killed")
+        await plane.publish({"agent": "writer", "job_id": "heard", "prompt": PROMPT})
+        await until(lambda: calling(plane, "sim/m", 1), what="a call under way")
+        order = await executions.cancel(cancel_order("heard"))
+        asked_at = format_time(datetime.now(UTC))
+        await plane.client.publish(subjects.cancel_order("heard"), order.json_bytes())
+        heard = await plane.result("heard")
+        assert seconds_between(asked_at, heard["completed_at"]) < 1
+        await until(money.agree, what="counters that agree with the record")
+        rows = await money.rows()
+        assert plane.sim.ledger.totals.calls == 2
+    for result, outcome in ((killed, "worker_lost"), (heard, "cancelled")):
+        [attempt] = result["attempts"]
+        assert (result["status"], result["cancellation"]["reason"]) == ("cancelled", "withdrawn")
+        assert (attempt["outcome"], attempt["cost"]) == (outcome, attempt["reserved"])
+        nano, basis = rows[attempt["attempt_id"]]
+        assert (usd_from_nano(nano), basis) == (result["total_cost"], "estimated")
