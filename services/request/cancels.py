@@ -73,7 +73,7 @@ class Cancels:
         with suppress(BusUnavailable):
             await self._publisher.transient(subjects.cancel_order(job_id), stands)
         try:
-            await wake_early(self._publisher, self._lookup, job_id)
+            await wake_early(self._publisher, self._lookup, job_id, order.agents)
         except (BusUnavailable, PublishRefused) as error:
             structlog.get_logger().info("cancelled_job_not_woken", execution_id=job_id, error=str(error))
         cancellation = stands.cancellation

@@ -158,9 +158,10 @@ class Attempts:
         )
 
     async def _answer_begins(self, flight: InFlight) -> None:
-        """Saves that some of the answer is about to be out. Raises ClaimLost."""
+        """Saves that some of the answer is about to be out. Raises ClaimLost, JobCancelled."""
         text = self._at.model_copy(update={"in_flight": flight, "model": flight.model}).text()
         await self._credited(partial(self._save, text))
+        self._cancel.check()
 
     async def _save(self, text: str) -> None:
         kept = await self._worker.executions.checkpoint(self._job.claim, text)
@@ -305,7 +306,7 @@ class Attempts:
                 await self._worker.sleep(rest_s)
         return None
 
-    async def _resume(self) -> Step | None:
+    async def _resume(self) -> Finished | Step | None:
         """Goes on after a crash. None: as the checkpoint says."""
         found = await recover(self._worker, self._job, self._at)
         self._at = found.checkpoint
@@ -327,6 +328,9 @@ class Attempts:
         last = found.last
         if last is None:
             return None
+        if last.outcome == "cancelled":
+            # Redis has lost the order; the log says that it was given.
+            return Finished(self._at, None, None, "cancelled", last.error)
         if last.short_circuited:
             ends = last.ends_chain or self._is_last_model()
             return Stop(last.refused_reason or "error") if ends else NextModel()

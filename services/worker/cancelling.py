@@ -47,7 +47,8 @@ class CancelSignal:
         if self.cancellation is not None or (found := cancelled_by(orders, self._agent)) is None:
             return
         self.cancellation = found
-        if self._waiting is not None:
+        # A task that hears it itself waits for nothing: its own cancelling would hit whatever it waits for next.
+        if self._waiting is not None and self._waiting is not asyncio.current_task():
             self._interrupted = True
             self._waiting.cancel()
 

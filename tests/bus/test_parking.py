@@ -16,8 +16,18 @@ from nats.aio.client import Client
 from structlog.testing import capture_logs
 
 from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch, on_each
-from breakwater.bus.delivery import WAKER_BATCH, WAKER_LINGER_S, Delivery, Waker, park, parked_execution, queued_at
+from breakwater.bus.delivery import (
+    WAKER_BATCH,
+    WAKER_LINGER_S,
+    Delivery,
+    Waker,
+    park,
+    parked_execution,
+    queued_at,
+    wake_early,
+)
 from breakwater.bus.errors import BusUnavailable, PublishRefused
+from breakwater.bus.lookup import Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import ACK_WAIT_S, PARKED_CONSUMER, Plan, worker_consumer
@@ -210,6 +220,16 @@ async def test_parking_twice_for_the_same_time_is_one_message(client: Client, pu
     assert await count(client, Stream.PARKED) == 1
     await park(publisher, job, agent=SLOW, execution_id="e", due=due + timedelta(seconds=1))
     assert await count(client, Stream.PARKED) == 2
+
+
+async def test_who_may_not_wake_jobs_of_the_agent_wakes_none(client: Client, publisher: Publisher) -> None:
+    job, lookup = await submitted(client), Lookup(lambda: client)
+    await park(publisher, job, agent=SLOW, execution_id="e", due=now() + timedelta(hours=1))
+    await job.ack_sync()
+    assert not await wake_early(publisher, lookup, "e", ["another"])
+    assert await count(client, Stream.JOBS) == 0
+    assert await wake_early(publisher, lookup, "e", ["another", SLOW])
+    assert await count(client, Stream.JOBS) == 1
 
 
 async def test_a_crash_between_waking_and_acknowledging_wakes_once(client: Client, publisher: Publisher) -> None:

@@ -235,6 +235,7 @@ def test_asyncapi_has_the_parts_that_version_3_asks_for(contract: dict[str, str]
 def test_the_addresses_are_the_subjects_that_the_code_uses_and_their_streams_take_them() -> None:
     made = {
         "jobs": subjects.job("A"),
+        "cancel": subjects.cancel("J"),
         "results": subjects.result("J"),
         "attempts": subjects.attempt("A", "E", 1),
         "executions": subjects.execution("A", "E"),

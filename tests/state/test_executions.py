@@ -264,14 +264,21 @@ async def test_the_first_order_of_each_who_gives_one_stands_and_is_kept_as_long_
     executions, claim = Executions(redis), Claim.new("j")
     first, other = order("one"), order("two")
     await executions.cancel(first)
-    again = first.model_copy(update={"agents": ("all",)})
-    assert await executions.cancel(again) == first
+    later = first.cancellation.model_copy(update={"at": datetime(2026, 11, 22, tzinfo=UTC)})
+    assert await executions.cancel(first.model_copy(update={"cancellation": later})) == first
     await executions.cancel(other)
     found = await executions.claim(claim)
     assert isinstance(found, Claimed)
     assert sorted(found.orders, key=str) == sorted((first, other), key=str)
     left_ms = await redis.client.pttl(claim.keys[1])
     assert KEEP_MS - SLACK_MS < left_ms <= KEEP_MS
+
+
+async def test_an_order_for_other_agents_stands_beside_one_that_held_for_none(redis: Redis) -> None:
+    executions = Executions(redis)
+    await executions.cancel(order("one"))
+    wider = order("one").model_copy(update={"agents": ("writer", "support")})
+    assert await executions.cancel(wider) == wider
 
 
 async def test_an_order_alone_is_no_claim(redis: Redis) -> None:

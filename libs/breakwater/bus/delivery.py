@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-from collections.abc import AsyncGenerator, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 
@@ -255,13 +255,19 @@ class Waker:
             )
 
 
-async def wake_early(publisher: Publisher, lookup: Lookup, execution_id: str) -> bool:
+async def wake_early(publisher: Publisher, lookup: Lookup, execution_id: str, agents: Collection[str] = ()) -> bool:
     """Puts a job that sleeps back into its queue before it is due, as something is to be done with it now.
 
     Its message stays on PARKED. When that is due, the job is decided.
 
+    Args:
+        publisher: to its queue.
+        lookup: of PARKED.
+        execution_id: the job.
+        agents: only a job of one of these; empty: of any.
+
     Returns:
-        Whether it sleeps.
+        Whether it was put back: it sleeps, and is of one of the agents.
 
     Raises:
         BusUnavailable: NATS does not answer.
@@ -272,6 +278,8 @@ async def wake_early(publisher: Publisher, lookup: Lookup, execution_id: str) ->
         return False
     due = _time(found.headers.get(Header.DUE.value)) or found.stored_at
     agent, _ = subjects.names_of_parked(found.subject)
+    if agents and agent not in agents:
+        return False
     await publisher.raw(subjects.job(agent), found.data, _woken(found.headers, execution_id, found.sequence, due))
     return True
 

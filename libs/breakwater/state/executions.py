@@ -163,12 +163,13 @@ class Executions:
         """Leaves an order to cancel a job, for whoever has it or takes it.
 
         Returns:
-            The order that stands: the first that the same one has left.
+            The order that stands: the first that the same one has left for the same agents.
 
         Raises:
             StateUnavailable: it may be left all the same; ask again.
         """
-        who = f"{order.cancellation.by}/{order.cancellation.key_id or order.cancellation.name or ''}"
+        by = order.cancellation
+        who = f"{by.by}/{by.key_id or by.name or ''}/{','.join(sorted(order.agents))}"
         keys = Claim(order.execution_id, "").keys[1:]
         [stands] = await self._redis.run([ScriptCall(_CANCEL, keys, [who, order.model_dump_json(), KEEP_MS])])
         return CancelOrder.model_validate_json(stands)

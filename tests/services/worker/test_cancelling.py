@@ -269,3 +269,12 @@ async def test_an_end_of_the_process_is_no_cancel_of_the_job() -> None:
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
+
+
+async def test_a_task_that_hears_of_the_order_itself_goes_on_to_where_it_looks() -> None:
+    signal = CancelSignal("writer")
+    with signal.interruptible():
+        signal.hear([order()])
+    await asyncio.sleep(0)  # nothing is left that would hit this
+    with pytest.raises(JobCancelled):
+        signal.check()

@@ -69,6 +69,20 @@ async def test_attempts_in_the_log_count_although_redis_has_lost_the_checkpoint(
         assert plane.sim.ledger.totals.calls == 1
 
 
+async def test_a_job_whose_call_was_cancelled_calls_no_other_model_although_redis_has_lost_the_order(
+    start_worker: StartWorker,
+) -> None:
+    agents = {"writer": {"model": "sim/m", "fallback_models": ["sim/n"]}}
+    async with start_worker({"sim/m": model(), "sim/n": model()}, agents, begin=False) as plane:
+        error = {"kind": "cancelled", "class": "JobCancelledError", "message": "by ops", "retryable": False}
+        await publish(plane, subjects.attempt("writer", "j1", 1), attempt(1, "cancelled", error=error))
+        await redelivered(plane)
+        plane.begin()
+        result = await plane.result("j1")
+        assert (result["status"], result["error"]["message"]) == ("cancelled", "by ops")
+        assert plane.sim.ledger.totals.calls == 0
+
+
 async def test_a_success_whose_answer_died_with_the_worker_is_called_again(start_worker: StartWorker) -> None:
     async with start_worker({"sim/m": model()}, AGENTS, begin=False) as plane:
         await publish(plane, subjects.attempt("writer", "j1", 1), attempt(1, "success"))
