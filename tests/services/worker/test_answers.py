@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from breakwater.analytics.rows import attempt_row, execution_row
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Execution, Result
 from tests.flow.kit import COST, model
+from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
 
 AGENT = {"retry": {"max_attempts": 2, "backoff": "constant", "base_s": 0.01}, "breaker": "off", "max_tokens": 100}
@@ -38,6 +40,7 @@ async def test_what_a_model_said_is_told_with_why_it_stopped_and_what_it_cost(st
         for name in faults:
             results[name] = await plane.result(name)
             # Whatever was answered: the contract reads what was recorded, and ClickHouse takes it.
+            await until(partial(plane.last, "EVENTS", subjects.execution(name, name)), "the record, after the result")
             record = await plane.jetstream.get_last_msg("EVENTS", subjects.execution(name, name))
             attempt = await plane.jetstream.get_last_msg("EVENTS", subjects.attempt(name, name, 1))
             assert record.data is not None
