@@ -93,7 +93,7 @@ class CancelRoute:
         job_id, key = str(request.path_params["job_id"]), holder_of(request)
         wait_s = wait_s_of(request.scope["query_string"])
         body = await read_body(request, MAX_BYTES, "a request like this may have at most {limit:,} bytes")
-        asked = read_command(body, CancelRequest) if body.strip() else CancelRequest()
+        reason = _reason_in(body, self._redactor)
         if not is_identifier(job_id):
             raise unknown_job(None)
         cancels = self._cancels
@@ -105,7 +105,6 @@ class CancelRoute:
             if decided is not None:
                 return _response(_of_result(job_id, decided))
             with cancels.waiters.listening(subjects.result(job_id)) as answer:
-                reason = self._redactor.text(asked.reason) if asked.reason else None
                 by = Cancellation(by="api_key", name=key.name, key_id=key.id, reason=reason, at=datetime.now(UTC))
                 order = CancelOrder(execution_id=job_id, cancellation=by, agents=key.agents)
                 stands = await cancels.order(order)
@@ -143,7 +142,7 @@ class CancelRequests:
 
     async def _cancel(self, subject: str, data: bytes) -> CancelledJob:
         user, job_id = _asked(subject)
-        asked = read_command(data, CancelRequest) if data.strip() else CancelRequest()
+        reason = _reason_in(data, self._redactor)
         agents = () if user == CLIENT else tuple(self._agents.get(user, ()))
         if not is_identifier(job_id) or (user != CLIENT and not agents):
             raise unknown_job(None)
@@ -153,9 +152,13 @@ class CancelRequests:
                 raise unknown_job(job_id)
             return _of_result(job_id, decided)
         # Nothing may be known yet of a job that came over NATS. The order names the agents that it may be of.
-        reason = self._redactor.text(asked.reason) if asked.reason else None
         by = Cancellation(by="program", name=user, reason=reason, at=datetime.now(UTC))
         return _cancelling(await self._cancels.order(CancelOrder(execution_id=job_id, cancellation=by, agents=agents)))
+
+
+def _reason_in(body: bytes, redactor: Redactor) -> str | None:
+    asked = read_command(body, CancelRequest) if body.strip() else CancelRequest()
+    return redactor.text(asked.reason) if asked.reason else None
 
 
 def _asked(subject: str) -> tuple[str, str]:

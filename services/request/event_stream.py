@@ -1,8 +1,7 @@
-"""A response that is server-sent events: its headers, and the sending to a client that may take nothing at all."""
+"""A response that is server-sent events: its headers, its parts, and how long a client is waited for."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 from starlette.responses import Response
@@ -29,7 +28,6 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
 
-async def send_part(send: Send, data: bytes, *, more: bool = True, timeout_s: float = SEND_TIMEOUT_S) -> None:
-    """Sends a part of the body. Waits for a client that is slow; raises TimeoutError for one that takes nothing."""
-    async with asyncio.timeout(timeout_s):
-        await send({"type": "http.response.body", "body": data, "more_body": more})
+async def send_part(send: Send, data: bytes, *, more: bool = True) -> None:
+    """Sends a part of the body. Waits for a client that is slow, for as long as the caller's timeout lets it."""
+    await send({"type": "http.response.body", "body": data, "more_body": more})

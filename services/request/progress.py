@@ -185,7 +185,8 @@ class _Following(EventStream):
                 # Between two events: what a server was given it has taken, and only waiting can be cancelled.
                 await background.stop(writing)
                 with suppress(TimeoutError):
-                    await send_part(send, comment(inbox.ending.result()), more=False, timeout_s=FAREWELL_S)
+                    async with asyncio.timeout(FAREWELL_S):
+                        await send_part(send, comment(inbox.ending.result()), more=False)
         finally:
             await background.stop(writing, left, watching)
 
@@ -266,7 +267,8 @@ class _Sender:
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
         """Waits for a reader that is slow. Raises TimeoutError: it takes nothing at all."""
-        await send_part(self._send, data, more=more)
+        async with asyncio.timeout(event_stream.SEND_TIMEOUT_S):
+            await send_part(self._send, data, more=more)
         self.silent_until = time.monotonic() + event_stream.KEEP_ALIVE_S
 
 

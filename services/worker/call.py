@@ -136,11 +136,11 @@ async def call(
                 answer = await worker.providers[flight.provider].perform(request)
         except CallFailed as failed:
             flight = flight if stream is None else stream.ended()
-            part = _part(job, target, stream, failed) if stream is not None and stream.begun else None
+            part = _part(job, target, stream, failed.usage)
             ended = _failed(worker, job, flight, started_at, failed, timeout_s, part)
         except JobCancelled as cancelled:
             flight = flight if stream is None else stream.ended()
-            part = _part(job, target, stream, None) if stream is not None and stream.begun else None
+            part = _part(job, target, stream, None)
             ended = _aborted(worker, job, flight, started_at, cancelled.cancellation, part, sent=sent)
         else:
             if stream is not None:
@@ -322,9 +322,14 @@ def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_
     return Ended(attempt("success"), None, checked.value, response=response, choices=answer.choices)
 
 
-def _part(job: Assignment, target: Target, stream: AttemptStream, failed: CallFailed | None) -> Usage:
-    """What an answer has used that broke off: what is reported, and an estimate of what is not, by what came of it."""
-    usage = Usage(None, None) if failed is None or failed.usage is None else failed.usage
+def _part(job: Assignment, target: Target, stream: AttemptStream | None, reported: Usage | None) -> Usage | None:
+    """What an answer has used that broke off: what is reported, and an estimate of what is not, by what came of it.
+
+    None where nothing had come of one.
+    """
+    if stream is None or not stream.begun:
+        return None
+    usage = reported or Usage(None, None)
     said = stream.streaming.answer.messages().values()
     if usage.input_tokens is None:
         usage = replace(usage, input_tokens=estimate_input_tokens(job.input_size, target.token_rules))

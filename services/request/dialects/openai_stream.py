@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from breakwater.policy.chat_chunks import OBJECT, Assembly, rest_of
 from breakwater.policy.chat_completions import completion_of
 from services.request import event_stream
-from services.request.event_stream import EventStream
+from services.request.event_stream import EventStream, send_part
 
 MOST_UNSENT = 1_000
 """Messages that a client may be behind. Beyond, it gets the rest with the result."""
@@ -136,16 +136,16 @@ class ChatStream(EventStream):
                 limit.reschedule(now + event_stream.SEND_TIMEOUT_S)
                 limited_at = now
             if chunks := inbox.take():
-                await _send(send, self._events(chunks))
+                await send_part(send, self._events(chunks))
             elif deciding.done():
                 break
             else:
                 silent_since, longest_s = time.monotonic(), event_stream.KEEP_ALIVE_S
                 await inbox.stirred(deciding, longest_s)
                 if time.monotonic() - silent_since >= longest_s and not deciding.done():
-                    await _send(send, _KEEP_ALIVE)
+                    await send_part(send, _KEEP_ALIVE)
         found = deciding.result()
-        await _send(send, self._end(None if found is None else orjson.loads(found)), more=False)
+        await send_part(send, self._end(None if found is None else orjson.loads(found)), more=False)
         return found is not None
 
     def _events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
@@ -177,10 +177,6 @@ class ChatStream(EventStream):
             head = {name: completion.get(name) for name in ("id", "created", "model")} | dict(self._sent.head)
             rest.append({**head, "object": OBJECT, "choices": [], "usage": completion["usage"]})
         return self._events(rest) + _DONE
-
-
-async def _send(send: Send, data: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
 def _data(body: bytes) -> bytes:
