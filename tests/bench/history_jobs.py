@@ -311,7 +311,7 @@ class Jobs:
             f'{{"ticket":{self._rng.randint(1_000, 99_999)}}}' if self._rng.random() < 0.3 else "{}",
             *(time_from_ms(job.queued_ms), time_from_ms(dispatched_ms), course.first_call),
             *(time_from_ms(completed_ms), completed_ms - job.queued_ms),
-            *(cached_from is not None, cached_from, dry_run, "8573401e0e10", self.next_sequence()),
+            *(cached_from is not None, cached_from, dry_run, "8573401e0e10", None, self.next_sequence()),
         )
         return Done(row, course.rows, execution_id, reason, known, completed_ms)
 

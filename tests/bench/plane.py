@@ -16,6 +16,7 @@ import json
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +67,17 @@ def print_shares(used: Counter[str], by: float, unit: str) -> None:
     print(f"{'sum, but provider':20} {sum(shares.values()) - shares.get(PROVIDER, 0.0):7.3f} {unit}")
 
 
-async def publish_job(jetstream: JetStreamContext, agent: str, job_id: str) -> None:
+async def publish_job(jetstream: JetStreamContext, agent: str, job_id: str, more: Mapping[str, Any] = {}) -> None:
     """Publishes a small job, and waits until NATS has stored it."""
-    job = {"agent": agent, "job_id": job_id, "prompt": "How do I return a parcel?"}
+    job = {"agent": agent, "job_id": job_id, "prompt": "How do I return a parcel?", **more}
     headers = {Header.UNIQUE_ID.value: "1"}
     await jetstream.publish(subjects.job(agent), json.dumps(job).encode(), timeout=30, headers=headers)
 
 
-async def load(url: str, agent: str, jobs: int, in_flight: int) -> list[float]:
-    """Runs the jobs; seconds from publishing to result of each."""
+async def load(
+    url: str, agent: str, jobs: int, in_flight: int, more: Callable[[int], Mapping[str, Any]] = lambda _: {}
+) -> list[float]:
+    """Runs the jobs, with more fields by their number; seconds from publishing to result of each, in order."""
     client = await nats.connect(url)
     jetstream = client.jetstream()
     waiting: dict[str, asyncio.Future[None]] = {}
@@ -86,16 +89,16 @@ async def load(url: str, agent: str, jobs: int, in_flight: int) -> list[float]:
     await client.subscribe("bw.results.*", cb=on_result)
     slots, took = asyncio.Semaphore(in_flight), list[float]()
 
-    async def run() -> None:
+    async def run(number: int) -> None:
         async with slots:
             job_id = uuid.uuid4().hex
             future = waiting[subjects.result(job_id)] = asyncio.get_running_loop().create_future()
             begun = time.perf_counter()
-            await publish_job(jetstream, agent, job_id)
+            await publish_job(jetstream, agent, job_id, more(number))
             await future
             took.append(time.perf_counter() - begun)
 
-    await asyncio.gather(*(run() for _ in range(jobs)))
+    await asyncio.gather(*(run(number) for number in range(jobs)))
     await client.close()
     return sorted(took)
 
