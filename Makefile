@@ -3,16 +3,16 @@
 PYTHON ?= python3
 ARGS ?=
 # Tests wait more than they compute: for leases, delays and servers that were killed.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2 * os.cpu_count())')
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 + 2 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))')
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --annotation-style line
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test chaos sdks lint format types contract dist lock audit env clean
+.PHONY: help install demo up test chaos sdks bench-peers lint format types contract dist lock audit env clean
 
 help: ## This list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "  make %-9s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
 
 install: .venv/dev.stamp ## Install everything for development into .venv
 
@@ -34,6 +34,9 @@ chaos: .venv/dev.stamp ## Kill, stop and cut off each part of a whole plane unde
 
 sdks: .venv/dev.stamp ## Run unmodified SDKs, and a conformance tester, against a plane; installs them (Node.js, 600 MB)
 	@$(BIN)/python -m tests.sdks
+
+bench-peers: .venv/dev.stamp ## Compare the cost of a request with that in other gateways; installs them (Node.js, 1 GB)
+	@$(BIN)/python -m tests.bench.peers $(ARGS)
 
 lint: .venv/dev.stamp ## Check format, style and the import rules
 	@$(BIN)/ruff format --check .
@@ -63,6 +66,8 @@ lock: .venv/dev.stamp ## Renew the pins in requirements/ from the ranges in pypr
 	@$(COMPILE) --constraint requirements/dev.txt --output-file requirements/build.txt requirements/build.in
 	@$(COMPILE) --upgrade --output-file tests/sdks/requirements.txt tests/sdks/requirements.in
 	@$(COMPILE) --upgrade --output-file tests/sdks/litellm.txt tests/sdks/litellm.in
+	@$(COMPILE) --upgrade --output-file tests/bench/peers/litellm.txt tests/bench/peers/litellm.in
+	@$(COMPILE) --upgrade --output-file tests/bench/peers/tensorzero.txt tests/bench/peers/tensorzero.in
 
 # Strict: a package that the database can't be asked about is a failure, and not one without vulnerabilities.
 audit: .venv/dev.stamp ## Compare the pinned packages with the published vulnerabilities (osv.dev)
@@ -74,7 +79,7 @@ env: ## Write .env for compose.yaml, with fresh passwords; an existing one is le
 	@echo 'Wrote .env. Start with: docker compose up --build --detach'
 
 clean: ## Remove .venv and the tools' caches; the local stack's data in .breakwater stays
-	@rm -rf .venv .ruff_cache .hypothesis dist tests/sdks/.installed
+	@rm -rf .venv .ruff_cache .hypothesis dist tests/sdks/.installed tests/bench/peers/.installed
 	@find libs services tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two steps, so that `make demo` need not wait for the tools of development.

@@ -16,7 +16,9 @@ from hypothesis import settings
 pytest_plugins = ["tests.servers", "tests.flow.fixtures", "tests.shown", "tests.finished_demo"]
 
 # How long one example takes says more of the machine than of the code; benchmarks measure, and pytest has a timeout.
-settings.register_profile("breakwater", deadline=None)
+# Every run draws other examples: those of a day say more than ten times as many in one run, for which others wait.
+settings.register_profile("breakwater", deadline=None, max_examples=30)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("breakwater")
 
 MEMORY = Path("/dev/shm")
@@ -55,12 +57,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     the workers to report.
     """
     if getattr(session.config.option, "dist", "no") == "no" or hasattr(session.config, "workerinput"):
+        gc.disable()  # until all is collected
         return
     root = session.config.rootpath
     places = [Path(argument.partition("::")[0]).resolve() for argument in session.config.args]
     files = {file for place in places for file in (place.rglob("test_*.py") if place.is_dir() else [place])}
-    modules = [".".join(file.relative_to(root).with_suffix("").parts) for file in files if file.is_relative_to(root)]
-    modules.sort()
+    paths = sorted(file.relative_to(root).with_suffix("").parts for file in files if file.is_relative_to(root))
+    modules = [".".join(parts) for parts in paths if not any(part.startswith(".") for part in parts)]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     forks: list[int] = []
     for share in range(cores):
@@ -112,6 +115,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Keeps the garbage collector from looking at thousands of tests, which stay, again and again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

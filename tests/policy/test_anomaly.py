@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.contracts.types import format_time, ms_from_time, time_from_ms
@@ -434,7 +434,6 @@ def test_property_each_anomaly_begins_and_then_ends(given_: Given) -> None:
 
 
 @given(MINUTES)
-@settings(max_examples=50)
 def test_property_what_is_stored_is_small_and_goes_on_where_it_was(given_: Given) -> None:
     kept = stored = Baseline()
     for one in minutes(given_):

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -344,7 +345,9 @@ def test_a_cooldown_grows_to_its_ceiling_and_jitter_adds_no_more_than_its_share(
         errors=1, cooldown_s=cooldown_s, cooldown_growth=growth, max_cooldown_s=most_s, cooldown_jitter=share
     )
     ceiling = max(cooldown_s, most_s)
-    plain = min(cooldown_s * growth ** min(openings - 1, 300), ceiling) * 1000
+    # In logarithms, as the power may be more than a float holds.
+    grown = math.log(cooldown_s) + (openings - 1) * math.log(growth)
+    plain = min(math.exp(min(grown, 700)), ceiling) * 1000
     took = cooldown_ms(limits, openings, jitter)
     assert plain * (1 - 1e-9) - 1 <= took <= plain * (1 + share * jitter) * (1 + 1e-9) + 1
     assert cooldown_ms(limits, openings, 0) <= took <= cooldown_ms(limits, openings, 1)
@@ -614,7 +617,6 @@ BY_HAND = {(state, "isolated") for state in ("closed", "open", "half_open")} | {
 }
 
 
-@settings(max_examples=300)
 @given(st.lists(OBSERVATIONS | st.sampled_from(["isolate", "reset", "admit"]), max_size=60), st.integers(1, 3))
 def test_whatever_happens_only_legal_transitions_follow_and_each_has_the_next_version(
     happenings: list[Observation | str], threshold: int

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from breakwater.policy.cache_key import cache_key
@@ -42,20 +42,17 @@ def turned(value: Any) -> Any:
     return [turned(item) for item in value] if isinstance(value, list) else value
 
 
-@settings(deadline=None, max_examples=60)
 @given(QUESTIONS)
 def test_the_order_of_keys_does_not_matter(question: dict[str, Any]) -> None:
     assert cache_key(**question) == cache_key(**turned(question))
 
 
-@settings(deadline=None, max_examples=60)
 @given(QUESTIONS, QUESTIONS, st.sampled_from(sorted(PLAIN)))
 def test_any_other_part_is_another_key(one: dict[str, Any], two: dict[str, Any], part: str) -> None:
     assume(written(one[part]) != written(two[part]))
     assert cache_key(**one) != cache_key(**(one | {part: two[part]}))
 
 
-@settings(deadline=None, max_examples=60)
 @given(QUESTIONS, QUESTIONS)
 def test_two_questions_have_one_key_exactly_if_they_are_the_same(one: dict[str, Any], two: dict[str, Any]) -> None:
     assert (cache_key(**one) == cache_key(**two)) == (written(one) == written(two))

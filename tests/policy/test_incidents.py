@@ -198,7 +198,7 @@ def test_a_failure_that_happens_again_is_over_later() -> None:
     assert then(due(again, after(minutes=19), RULES)).status == "resolved"
 
 
-@settings(max_examples=100, stateful_step_count=40, deadline=None)
+@settings(stateful_step_count=40)
 class Incident(RuleBasedStateMachine):
     """One key, whatever happens to it: its incidents stay in order, and nobody is notified of the same thing twice."""
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.contracts.alerts import Alert, AlertChange, AlertDigest, IncidentStatus
@@ -299,7 +299,6 @@ def test_what_came_in_quiet_hours_is_one_digest_in_the_morning() -> None:
 CHANGES: Sequence[AlertChange] = ("repeated", "reopened", "acknowledged", "reminded", "resolved")
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from(CHANGES)), max_size=40),
     st.integers(1, 4),

@@ -33,7 +33,11 @@ class RedisMachine(RuleBasedStateMachine):
         type(self).steps += 1
 
 
-def run_for_steps(machine: type[RedisMachine], url: str, *, examples: int, length: int, steps: int) -> None:
+STEPS = 50
+"""For each example that the profile of Hypothesis wants of a test."""
+
+
+def run_for_steps(machine: type[RedisMachine], url: str, *, examples: int, length: int) -> None:
     """Runs a machine until it has made its steps: Hypothesis ends an example whenever it likes.
 
     Args:
@@ -41,8 +45,8 @@ def run_for_steps(machine: type[RedisMachine], url: str, *, examples: int, lengt
         url: of its Redis, which is emptied.
         examples: of a run.
         length: steps of an example, at most.
-        steps: of all runs together, at least.
     """
+    steps = STEPS * settings.default.max_examples
     machine.steps, machine.redis, machine.loop = 0, Redis(url), asyncio.new_event_loop()
     one_run = settings(
         max_examples=examples,

@@ -1,0 +1,28 @@
+"""Programs of other makers, in environments of their own: what `make sdks` and `make bench-peers` run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def install_python(pins: Path, directory: Path) -> None:
+    """Makes a virtual environment with these pins, if it is not there yet."""
+    done = directory / "pins.txt"
+    if done.is_file() and done.read_text() == pins.read_text():
+        return
+    print(f"Installing {pins.relative_to(ROOT)} ...", flush=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", directory], check=True)
+    pip = (directory / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--quiet", "install")
+    subprocess.run([*pip, "--require-hashes", "-r", pins], check=True)
+    done.write_text(pins.read_text())
+
+
+def install_node(directory: Path) -> None:
+    """Installs what the `package.json` of a directory names, beside it."""
+    print(f"Installing {(directory / 'package.json').relative_to(ROOT)} ...", flush=True)
+    options = ("--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts", "--loglevel=error", "--silent")
+    subprocess.run(["npm", "install", *options, "--prefix", directory], check=True)
