@@ -15,12 +15,13 @@ RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /tmp/whe
 
 FROM python:3.11-slim-bookworm
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin breakwater \
- && install --directory --owner breakwater --group breakwater --mode 0700 /var/lib/breakwater
+ && install --directory --owner breakwater --group breakwater --mode 0700 /var/lib/breakwater /var/lib/breakwater-config
 COPY --from=build /opt/breakwater /opt/breakwater
 ENV PATH=/opt/breakwater/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     BREAKWATER_CONFIG=/etc/breakwater/breakwater.yaml \
+    BREAKWATER_LAST_GOOD_CONFIG=/var/lib/breakwater-config/last-good.yaml \
     BREAKWATER_ALIVE_FILE=/tmp/alive
 WORKDIR /var/lib/breakwater
 USER 10001

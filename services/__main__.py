@@ -22,12 +22,13 @@ from pydantic import ValidationError
 
 from breakwater import metrics, prctl, tracing
 from breakwater.config import Config, ConfigError, load_config, require_reloadable
+from breakwater.files import write_private
 from breakwater.settings import Settings
 from breakwater.telemetry import configure_logging
 from services import fork_server
 
 NAMES = ("request", "worker", "breaker", "budget", "alerter", "sink", "console")
-ALIVE_EVERY_S = 2.0
+ALIVE_EVERY_S = 5.0
 FIRST_ALIVE_EVERY_S = 0.1
 GC_THRESHOLD = 5_000
 """Objects. Not more: an error that refers to itself keeps an answer of megabytes until then."""
@@ -81,10 +82,7 @@ def run_service(name: str) -> int:
     try:
         settings = Settings()
         configure_logging(name, level=settings.log_level, as_json=settings.log_json)
-        config = load_config(settings.config)
-        module = cast(ServiceModule, importlib.import_module(f"services.{name}.app"))
-        service = module.build(settings, config)
-        metrics.show_config(config.version)
+        service, config = _built(name, settings)
         if settings.metrics_port is not None:
             metrics.serve(settings.metrics_host, settings.metrics_port)
         tracing.start(name)
@@ -96,10 +94,54 @@ def run_service(name: str) -> int:
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     try:
-        uvloop.run(run(service, settings.alive_file, partial(hangups.follow, service, settings.config, config)))
+        uvloop.run(run(service, settings.alive_file, partial(hangups.follow, service, settings, config)))
     finally:
         tracing.stop()
     return 0
+
+
+def _built(name: str, settings: Settings) -> tuple[Service, Config]:
+    """A service under its config; under the last good one where it was started before, and its file is wrong now.
+
+    Raises:
+        ConfigError: there is no last good config, or it can't be used either.
+    """
+    module = cast(ServiceModule, importlib.import_module(f"services.{name}.app"))
+    last_good = settings.last_good_config
+    try:
+        config = load_config(settings.config)
+        service = module.build(settings, config)
+    except ConfigError as refused:
+        if last_good is None or not last_good.is_file():
+            raise
+        try:
+            config = load_config(last_good)
+            service = module.build(settings, config)
+        except ConfigError as error:
+            raise ConfigError(f"{refused}\nThe last good config can't be used either:\n{error}") from error
+        _refused(refused, f"version {config.version} stays in force, from {last_good}")
+        metrics.show_config(config.version, refused=True)
+    else:
+        _in_force(config, last_good)
+    return service, config
+
+
+def _in_force(config: Config, last_good: Path | None) -> None:
+    """Shows that a config is in force, and keeps it for a start at which the file is wrong."""
+    metrics.show_config(config.version)
+    if last_good is None:
+        return
+    try:
+        write_private(last_good, config.text)
+    except OSError as error:
+        effect = "started again while its config file is wrong, this service has an older config or none"
+        structlog.get_logger().error(
+            "last_good_config_not_saved", file=str(last_good), error=error.strerror, effect=effect
+        )
+
+
+def _refused(error: ConfigError, effect: str) -> None:
+    structlog.get_logger().warning("config_not_taken_over", error=str(error), effect=effect)
 
 
 class Hangups:
@@ -109,7 +151,7 @@ class Hangups:
         self._received = False
         signal.signal(signal.SIGHUP, self._receive)
 
-    async def follow(self, service: Service, path: Path, config: Config) -> None:
+    async def follow(self, service: Service, settings: Settings, config: Config) -> None:
         """Has a service take over its config file at each SIGHUP, until cancelled."""
         received = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, received.set)
@@ -118,29 +160,31 @@ class Hangups:
         while True:
             await received.wait()
             received.clear()
-            config = await _taken_over(service, path, config)
+            config = await _taken_over(service, settings, config)
 
     def _receive(self, _number: int, _frame: object) -> None:
         self._received = True
 
 
-async def _taken_over(service: Service, path: Path, config: Config) -> Config:
+async def _taken_over(service: Service, settings: Settings, config: Config) -> Config:
     """The config that holds from now on: what the file says, or the one of before where that can't be used."""
     log, version = structlog.get_logger(), config.version
     try:
-        changed = load_config(path)
-        if changed.version == version:
-            return config
-        require_reloadable(config, changed)
-        await service.take_over(changed)
+        changed = load_config(settings.config)
+        if changed.version != version:
+            require_reloadable(config, changed)
+            await service.take_over(changed)
     except ConfigError as error:
-        log.warning("config_not_taken_over", error=str(error), effect=f"version {version} stays in force")
+        _refused(error, f"version {version} stays in force")
+        metrics.show_config(version, refused=True)
         return config
     except Exception:
         log.exception("config_not_taken_over", effect=f"version {version} stays in force")
+        metrics.show_config(version, refused=True)
         return config
-    metrics.show_config(changed.version)
-    log.info("config_taken_over", version=changed.version, before=version)
+    _in_force(changed, settings.last_good_config)
+    if changed.version != version:
+        log.info("config_taken_over", version=changed.version, before=version)
     return changed
 
 

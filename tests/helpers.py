@@ -11,11 +11,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 import pytest_asyncio
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
 
 from breakwater.embedded.fork_server import SUPPORTED, ForkServer
 from breakwater.embedded.process import ForkedProcess
@@ -27,6 +32,11 @@ _POLL_S = 0.01
 _POLL_GROWS = 1.2
 POLL_MOST_S = 0.25
 """Asking costs more than waiting: who has waited for seconds is asked four times in each."""
+
+ZONE = next(
+    zone for zone in (ZoneInfo("Europe/Berlin"), ZoneInfo("America/Los_Angeles")) if datetime.now(zone).hour < 22
+)
+"""Of budgets. Where no day ends while the tests run: they look at the figures of one."""
 
 FIRST = {"Nats-Expected-Last-Subject-Sequence": "0"}
 """The header that an attempt, an execution and a result are published with: nothing may be on their subject."""
@@ -53,6 +63,22 @@ async def until(
         assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s:g} s"
         await asyncio.sleep(poll_s)
         poll_s = poll_s if brief else min(poll_s * _POLL_GROWS, POLL_MOST_S)
+
+
+async def all_acknowledged(jetstream: JetStreamContext, stream: str, consumer: str) -> bool:
+    """Whether a consumer has acknowledged all that is stored for it.
+
+    NATS counts what waits for a consumer a moment after it has acknowledged the storing: no number that waits says
+    that nothing does.
+    """
+    info = await jetstream.consumer_info(stream, consumer)
+    if info.num_pending or info.num_ack_pending:
+        return False
+    last = 0
+    for subject in info.config.filter_subjects or [info.config.filter_subject or ">"]:
+        with suppress(NotFoundError):
+            last = max(last, (await jetstream.get_last_msg(stream, subject, direct=True)).seq or 0)
+    return info.delivered is not None and info.delivered.stream_seq >= last
 
 
 def wait_until(condition: Callable[[], Any], what: str = "the condition", *, timeout_s: float = TIMEOUT_S) -> Any:

@@ -95,6 +95,9 @@ def test_all_mistakes_are_reported_at_once_and_one_in_the_defaults_only_once() -
     lines = str(caught.value).splitlines()
     assert lines[0].endswith("2 mistakes")
     assert len(lines) == 3
+    for line, name in zip(lines[1:], ("max_atempts", "dayly_usd"), strict=True):
+        [number] = [number for number, text in enumerate(wrong.splitlines(), 1) if name in text]
+        assert line.endswith(f"(line {number})")
 
 
 @pytest.mark.parametrize("text", ["", "just words", "- a\n- list"])

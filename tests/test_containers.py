@@ -7,6 +7,7 @@ import asyncio
 import importlib.util
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -21,13 +22,17 @@ import nats
 import pytest
 import redis.asyncio
 import yaml
+from nats.aio.client import Client
+from nats.js.api import PubAck
 from nats.js.errors import APIError
 
 from breakwater.bus.broker import ServiceApp, make_broker
 from breakwater.bus.permissions import GRANTS, inbox_prefix
 from breakwater.bus.provision import provision
+from breakwater.bus.server_health import unhealthy_servers
 from breakwater.bus.topology import Plan
 from breakwater.config import Config
+from breakwater.config.load import DECRYPTING
 from breakwater.embedded.binaries import find_valkey
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.probes import http_ready, redis_ready
@@ -35,6 +40,7 @@ from breakwater.embedded.process import ProcessSpec
 from breakwater.settings import Settings
 from services.__main__ import NAMES, run
 from tests import docker_servers
+from tests.helpers import until
 from tests.nats_node import nats_program, start_nats
 from tests.server_sources import ProcessRunner, RunningServer
 
@@ -132,6 +138,13 @@ def test_every_password_is_asked_for_and_none_has_a_default() -> None:
             load({**GIVEN, name: ""})
 
 
+def test_keys_of_encryption_go_to_the_services_that_read_texts_alone() -> None:
+    given = {
+        name for name, one in SERVICES.items() if "encryption.env" in [file["path"] for file in one.get("env_file", ())]
+    }
+    assert given == DECRYPTING
+
+
 def test_what_is_not_a_password_needs_no_env_file() -> None:
     passwords = {name: value for name, value in GIVEN.items() if name.endswith("_PASSWORD")}
     assert load(passwords) == COMPOSE
@@ -174,10 +187,21 @@ def test_everything_that_stays_up_is_watched_and_can_be_scaled() -> None:
     assert all(OURS[name]["depends_on"] == {"setup": {"condition": "service_completed_successfully"}} for name in NAMES)
 
 
+def test_a_service_keeps_its_last_good_config_where_no_other_can_write() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    [file] = re.findall(r"BREAKWATER_LAST_GOOD_CONFIG=(\S+)", dockerfile)
+    folder = str(Path(file).parent)
+    assert f" {folder}\n" in dockerfile  # made for the user that services run as
+    for name in NAMES:
+        assert folder in OURS[name]["volumes"], name  # without a name: of one container, and it outlives a restart
+
+
 def test_what_is_mounted_exists() -> None:
     for name, service in SERVICES.items():
         for mount in service.get("volumes", ()):
-            source = mount.partition(":")[0]
+            source, _, target = mount.partition(":")
+            if not target:
+                continue
             assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], (name, source)
 
 
@@ -306,12 +330,17 @@ async def test_the_cluster_keeps_accepted_jobs_when_a_node_dies(cluster: dict[st
         return cluster[node].url.replace("nats://", f"nats://{user}:{PASSWORD}@")
 
     plan = Plan(agents={"writer": 4}, alert_channels=("slack",))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         await provision(url("setup", "nats-1"), plan, replicas=3)
 
+        # The disk of one is full: the others take jobs without it, and whoever may ask learns which it is.
+        resource.prlimit(cluster["nats-1"].pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
         client = await nats.connect(url("client", "nats-2"), inbox_prefix=inbox_prefix("client"))
-        stored = await client.jetstream(timeout=10).publish("bw.jobs.writer", b"a job")
-        assert stored.stream == "JOBS"
+        assert (await until(lambda: _published(client), "a job to be stored")).stream == "JOBS"
+        setup = await nats.connect(url("setup", "nats-2"), inbox_prefix=inbox_prefix("setup"))
+        [unhealthy] = await until(lambda: unhealthy_servers(setup), "a server to be named")
+        assert (unhealthy.server, unhealthy.cannot_write) == ("nats-1", True)
+        await setup.close()
         cluster["nats-1"].kill()
 
         worker = await nats.connect(url("worker", "nats-3"), inbox_prefix=inbox_prefix("worker"))
@@ -321,6 +350,14 @@ async def test_the_cluster_keeps_accepted_jobs_when_a_node_dies(cluster: dict[st
         await job.ack_sync(timeout=20)
         await worker.close()
         await client.close()
+
+
+async def _published(client: Client) -> PubAck | None:
+    """As a program does that gets no answer: none comes while the stream's leader can't write."""
+    try:
+        return await client.jetstream(timeout=2).publish("bw.jobs.writer", b"a job", headers={"Nats-Msg-Id": "once"})
+    except (TimeoutError, nats.errors.Error, APIError):
+        return None
 
 
 async def _fetched(subscription: Any) -> Any:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
+from socketserver import ThreadingMixIn
 from threading import Thread
 from typing import Generic, TypeVar
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import (
     REGISTRY,
@@ -24,7 +27,7 @@ from prometheus_client import (
     Histogram,
     Info,
     disable_created_metrics,
-    start_http_server,
+    make_wsgi_app,
 )
 from prometheus_client.exposition import choose_encoder
 
@@ -42,6 +45,8 @@ NONE = "none"
 LLM_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 TOKENS_PER_S_BUCKETS = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 75.0, 100.0, 150.0, 250.0, 500.0, 1000.0)
 HTTP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0)
+
+_NEVER_S = 86_400.0
 
 RETRY_S = 2.0
 """How often a port is tried again that another program has."""
@@ -330,9 +335,12 @@ def _config_info(registry: CollectorRegistry) -> Info:
     return Info("breakwater_config", "The config that is in force in this process.", registry=registry)
 
 
-def show_config(version: str, registry: CollectorRegistry = REGISTRY) -> None:
-    """Shows which version of the config this process works under."""
+def show_config(version: str, registry: CollectorRegistry = REGISTRY, *, refused: bool = False) -> None:
+    """Shows which version of the config this process works under, and whether its file is refused for another."""
     _config_info(registry).info({"version": version})
+    _plain_gauge(registry, "config_refused", "1 while the config file, as it was last read, can't be used.").set(
+        refused
+    )
 
 
 def serve(host: str, port: int) -> None:
@@ -345,7 +353,7 @@ def serve(host: str, port: int) -> None:
     """
     choose = "choose with BREAKWATER_METRICS_HOST and BREAKWATER_METRICS_PORT"
     try:
-        start_http_server(port, host)
+        _listen(host, port)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             reason = error.strerror or os.strerror(error.errno or 0)
@@ -355,11 +363,31 @@ def serve(host: str, port: int) -> None:
         Thread(target=_serve_later, args=(host, port, outage), name="metrics", daemon=True).start()
 
 
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Unlogged(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  as the base class has it
+        """Scrapes are not logged."""
+
+
+def _listen(host: str, port: int) -> None:
+    """Serves on a thread. The library's own server wakes twice a second to see whether it is to end."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+
+    class Server(_Server):
+        address_family = family
+
+    server = make_server(str(address[0]), port, make_wsgi_app(), Server, _Unlogged)  # pyright: ignore[reportUnknownArgumentType]
+    Thread(target=server.serve_forever, kwargs={"poll_interval": _NEVER_S}, name="metrics", daemon=True).start()
+
+
 def _serve_later(host: str, port: int, outage: Outage) -> None:
     while outage.lasting:
         time.sleep(RETRY_S)
         try:
-            start_http_server(port, host)
+            _listen(host, port)
         except OSError as error:
             outage.failed(error)
         else:

@@ -14,6 +14,11 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="BREAKWATER_", frozen=True, extra="ignore", hide_input_in_errors=True)
 
     config: Path = Field(default=Path("breakwater.yaml"), description="The config file.")
+    last_good_config: Path | None = Field(
+        default=None,
+        description="Where the service keeps a copy of the config that it works under, to start with where the config "
+        "file is wrong. One for each process, which nobody else can write.",
+    )
     nats_url: SecretStr = Field(default=SecretStr("nats://127.0.0.1:4222"), description="May hold user and password.")
     redis_url: SecretStr = Field(default=SecretStr("redis://127.0.0.1:6379/0"), description="May hold the password.")
     clickhouse_url: SecretStr = Field(

@@ -79,11 +79,11 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     bus = AlerterBus(connection, Publisher(connection, "alerter"), Lookup(connection))
     log = IncidentLog(connection, bus.publisher, Redactor.compile(config.redaction))
     now = AlerterGeneration.of(config.alerts, log, bus)
-    on_each(broker, Stream.EVENTS, "bw.>", ALERTER_EVENTS, lambda event: now.decisions.handle(event), concurrency=1)
     on_request(broker, CHANNEL_TESTS, "alerters", lambda subject: now.tester.answer(subject))
     holder = f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex}"
     lease = LeaderLease(bus.lookup, bus.publisher, Stream.ALERTER, ALERTER_LEADER, holder)
     app = ServiceApp(broker)
+    on_each(app, broker, Stream.EVENTS, ALERTER_EVENTS, lambda event: now.decisions.handle(event), concurrency=1)
     running: list[asyncio.Task[None]] = []
 
     @app.on_startup

@@ -29,6 +29,7 @@ from services.alerter.cut_off import CutOffAnswers
 
 RETRY_S = 1.0
 SWEEP_S = 1.0
+IDLE_S = 2.0
 GROUP_WAIT_S = 2.0
 """How long the first event of an incident waits for others."""
 
@@ -114,7 +115,9 @@ class Grouping:
         """
 
         async def step() -> None:
-            await self._group(await self._pull.fetch(FETCHED, SWEEP_S), signals)
+            # What is due is looked at every second, while anything waits.
+            wait_s = SWEEP_S if self._groups else IDLE_S
+            await self._group(await self._pull.fetch(FETCHED, wait_s), signals)
             await self._record_due()
             await self._beat()
 

@@ -28,6 +28,9 @@ from breakwater.state.budget_counters import BudgetCounters, Filled
 from breakwater.state.budgets import NotFilled
 
 LOOK_EVERY_S = 1.0
+LONG_LOOK_EVERY = 5
+"""Every so many looks, it is also looked whether the log is another, and whether Redis was restarted."""
+
 GRACE_S = 3.0
 """How long workers get to restore the reservations of calls under way: they check every second."""
 
@@ -85,13 +88,15 @@ class Reconciler:
 
     async def _keep_filled(self, sweep: Callable[[str], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
-        sweep_at = loop.time()
+        sweep_at, looks = loop.time(), 0
         while True:
             if await self._tried(self._filling, self._look) and self._log is not None:
                 if loop.time() >= sweep_at:
                     await self._tried(self._sweeping, partial(sweep, self._log))
                     sweep_at = loop.time() + SWEEP_EVERY_S
-                await self._tried(self._filling, self._look_at_log)
+                if looks % LONG_LOOK_EVERY == 0:
+                    await self._tried(self._filling, self._look_at_log)
+            looks += 1
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _keep_right(self) -> None:
@@ -99,7 +104,7 @@ class Reconciler:
         loop = asyncio.get_running_loop()
         compare_at = loop.time()
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(LOOK_EVERY_S * (LONG_LOOK_EVERY if self._run else 1))
             if self._looked.is_set() and await self._tried(self._comparing, self._note_restart):
                 if self._restarted:
                     compare_at = loop.time()  # Redis may have come back with what it knew a while before
@@ -164,7 +169,8 @@ class Reconciler:
             if not self._is_ours(known):
                 self._metrics.filled(yes=False)
                 await self._fill(known)
-        if self._is_ours(await self._counters.filled()):
+                known = await self._counters.filled()
+        if self._is_ours(known):
             self._metrics.filled(yes=True)
             self._looked.set()
 

@@ -21,7 +21,7 @@ from starlette.types import Scope
 
 from breakwater.analytics.client import connect
 from breakwater.api_client import ApiClient, ApiError, ApiKeyRefused
-from breakwater.config import Config
+from breakwater.config import Config, cipher_of
 from breakwater.http_server import PortTakenError, Server, listen
 from breakwater.settings import Settings
 from services.console import agents, alerts, breakers, budgets, dead_letters, execution, executions, overview
@@ -57,6 +57,7 @@ class ConsoleService:
             asyncio.Event(),
             config.redaction.placeholder,
             config.budgets.zone,
+            cipher_of(config),
         )
         self._server = Server(self._app(), drain_s=DRAIN_S, release=lambda: None, stopping=self._context.stopping.set)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -22,6 +23,7 @@ from breakwater.analytics.tree import Tree, TreeNode, execution_tree
 from breakwater.api_client import ApiError, ApiKeyRefused, ApiRefused
 from breakwater.contracts.api import CancelledJob, DeadLetterList, DeadLetterReplays
 from breakwater.contracts.execution import Attempt, Execution, Progress
+from breakwater.encryption import Undecryptable
 from services.console.charts import Bar
 from services.console.operator_actions import act, back_to, reason_of, submitted
 from services.console.pages import HEADERS, Fetched, PageContext, fetched
@@ -70,15 +72,19 @@ class ExecutionPage:
         )
         if known.value is None:
             return await self._not_recorded(request, execution_id, known)
+        execution = known.value
+        # The page says that a key is missing, and shows the rest.
+        with suppress(Undecryptable):
+            execution = self._context.cipher.decrypt_record(execution)
         return self._context.pages.render(
             request,
             "execution.html",
-            execution=known.value,
-            bars=bars(known.value),
+            execution=execution,
+            bars=bars(execution),
             branches=_branches(tree.value),
             tree=tree,
-            redacted=redacted(known.value, self._context.placeholder),
-            left_out=left_out(known.value.attempts),
+            redacted=redacted(execution, self._context.placeholder),
+            left_out=left_out(execution.attempts),
         )
 
     async def watch(self, request: Request) -> Response:

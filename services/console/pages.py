@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
 from breakwater.api_client import ApiError, ApiKeyRefused, ApiUnavailable
+from breakwater.encryption import OFF, Cipher
 from services.console import charts, words
 from services.console.sessions import SESSION, Session
 
@@ -108,6 +109,8 @@ class PageContext:
     """What replaces redacted text; as the config has it now."""
     zone: ZoneInfo
     """Where the days and months of budgets begin."""
+    cipher: Cipher = OFF
+    """Of the texts that are stored."""
 
 
 @dataclass(frozen=True, slots=True)

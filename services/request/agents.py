@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
+from functools import cached_property
 
 from breakwater.config import Agent, Config
 from breakwater.contracts.api import AgentHealth, BreakerStatus, ModelHealth
@@ -13,11 +16,17 @@ from breakwater.contracts.types import Message, format_time, time_from_ms
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, consecutive_failures
 from breakwater.policy.health import health_of_agent, health_of_model, live_health
+from breakwater.pricing import unaffordable
 from breakwater.state.breakers import Breakers, Loaded
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.health import Healths, Lately
 from services.request.problems import Problem
 from services.request.routing import ApiRequest
+
+PROBE_WAIT_S = 2.0
+"""How long a submission waits for a probe that is under way, as a worker's call does: it may have succeeded already."""
+
+PROBE_POLL_S = 0.2
 
 
 class Agents:
@@ -30,26 +39,35 @@ class Agents:
 
     async def show(self, _: ApiRequest[Message]) -> list[AgentHealth]:
         """All of them."""
-        return await agents_health(self._config, self._breakers, self._healths)
+        return await agents_health(self._config, self._breakers, self._healths, self._unaffordable)
+
+    @cached_property
+    def _unaffordable(self) -> frozenset[str]:
+        return frozenset(name for name in self._config.agents if unaffordable(self._config, name))
 
     async def refusal(self, job: Job) -> Problem | None:
         """Why a job is refused at once, as its agent wants it (`refuse_when_open`); None where it may be accepted.
 
         Takes no probe and changes nothing: of the jobs that come once a cool-down is over, the worker lets one probe.
+        While that is under way, it waits a moment for its end.
         """
         agent = self._config.agents[job.agent]
         if not agent.refuse_when_open or agent.breaker is None or job.dry_run:
             return None
         chain = agent.chain_for(job)
         keys = [key for model in chain if (key := breaker_of(self._config, job.agent, model)) is not None]
-        try:
-            loaded = await self._breakers.load(keys)
-        except StateUnavailable:
-            return None  # the worker decides, when Redis is back; other users of Redis log the outage
-        untils = [until for one in loaded if (until := refused_until(one)) is not None]
-        if not loaded or len(untils) < len(chain):
-            return None
-        return _agent_unavailable(job.agent, dict(zip(chain, untils, strict=True)), loaded[0].now_ms)
+        ends = time.monotonic() + PROBE_WAIT_S
+        while True:
+            try:
+                loaded = await self._breakers.load(keys)
+            except StateUnavailable:
+                return None  # the worker decides, when Redis is back; other users of Redis log the outage
+            untils = [until for one in loaded if (until := refused_until(one)) is not None]
+            if not loaded or len(untils) < len(chain):
+                return None
+            if time.monotonic() >= ends or not any(one.breaker.probe for one in loaded):
+                return _agent_unavailable(job.agent, dict(zip(chain, untils, strict=True)), loaded[0].now_ms)
+            await asyncio.sleep(PROBE_POLL_S)
 
 
 def _agent_unavailable(agent: str, untils: dict[str, int], now_ms: int) -> Problem:
@@ -68,8 +86,12 @@ def _when(until_ms: int) -> str:
     return format_time(time_from_ms(until_ms)) if until_ms else "an operator resets its breaker"
 
 
-async def agents_health(config: Config, breakers: Breakers, healths: Healths) -> list[AgentHealth]:
+async def agents_health(
+    config: Config, breakers: Breakers, healths: Healths, never_called: Collection[str] = ()
+) -> list[AgentHealth]:
     """How every configured agent fares, in the config's order; in two round trips to Redis.
+
+    Those in `never_called` are unhealthy before any of their jobs has failed: their hard caps have no room for a call.
 
     A time in `circuit_open_until` is always still to come: once a cool-down is over, or the lease of a probe, a call
     may probe, and there is nothing to wait for although the breaker is not closed yet.
@@ -82,7 +104,7 @@ async def agents_health(config: Config, breakers: Breakers, healths: Healths) ->
     loaded = dict(zip(guarding, await breakers.load(guarding) if guarding else (), strict=True))
     lately = await healths.of(list(keys))
     return [
-        _agent(name, {model: key and loaded[key] for model, key in models.items()}, calls)
+        _agent(name, {model: key and loaded[key] for model, key in models.items()}, calls, never=name in never_called)
         for (name, models), calls in zip(keys.items(), lately, strict=True)
     ]
 
@@ -175,7 +197,7 @@ def _keys(config: Config, name: str, models: Iterable[str]) -> dict[str, Breaker
     return {model: breaker_of(config, name, model) for model in models}
 
 
-def _agent(name: str, models: Mapping[str, Loaded | None], calls: Mapping[str, Lately]) -> AgentHealth:
+def _agent(name: str, models: Mapping[str, Loaded | None], calls: Mapping[str, Lately], *, never: bool) -> AgentHealth:
     of_models = tuple(_model(model, loaded, calls.get(model, Lately())) for model, loaded in models.items())
     together = calls.get("", Lately())
     waits = [None if loaded is None else refused_until(loaded) for loaded in models.values()]
@@ -183,7 +205,9 @@ def _agent(name: str, models: Mapping[str, Loaded | None], calls: Mapping[str, L
     first = None if None in waits else min((until for until in waits if until), default=None)
     return AgentHealth(
         agent_id=name,
-        health=live_health(
+        health="unhealthy"
+        if never
+        else live_health(
             health_of_agent([model.health for model in of_models], together.consecutive_failures),
             called=together.called,
         ),

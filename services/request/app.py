@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 
 import structlog
 from faststream.exceptions import IncorrectState
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -28,9 +29,10 @@ from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
-from breakwater.config import Config, LiveConfig
+from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.contracts.events import Reconciliation
 from breakwater.contracts.subjects import CANCELS, CANCELS_BY_USER
+from breakwater.encryption import Undecryptable
 from breakwater.http_server import PortTakenError, Server, listen
 from breakwater.metrics import HttpMetrics, StreamMetrics
 from breakwater.policy.redact import Redactor
@@ -88,9 +90,10 @@ class RequestService:
         self._broker = make_broker(settings.nats_url.get_secret_value(), "request")
         self._redis = Redis(settings.redis_url.get_secret_value())
         self._accepted = Accepted(self._redis)
-        self._waiters = Waiters()
-        self._results = ResultReader(self._connection, self._reconnects)
-        self._publisher = Publisher(self._connection, "request")
+        self._cipher = cipher_of(config)
+        self._waiters = Waiters(self._cipher)
+        self._results = ResultReader(self._connection, self._reconnects, self._cipher)
+        self._publisher = Publisher(self._connection, "request", self._cipher)
         redactor = Redactor.compile(config.redaction)
         self._incidents = IncidentLog(self._connection, self._publisher, redactor)
         executions, connection = Executions(self._redis), self._connection
@@ -154,7 +157,7 @@ class RequestService:
         guards = GuardRoutes(Tasks(self._redis), publisher)
         alerts = AlertRoutes(self._incidents, config.agents)
         channels = ChannelRoutes(config.alerts.channels, connection, publisher)
-        replays = Replays(config, connection, queue, publisher, self._accepted, redactor)
+        replays = Replays(config, connection, queue, publisher, self._accepted, redactor, self._cipher)
         dead_letters = DeadLetterRoutes(connection, replays, redactor)
         concurrency = {name: agent.concurrency for name, agent in config.agents.items()}
         queues = QueueRoutes(concurrency, tuple(config.alerts.channels), connection)
@@ -226,6 +229,7 @@ class RequestService:
                 Problem: _problem,
                 HTTPException: _http_error,
                 ClientDisconnect: _disconnected,
+                Undecryptable: _undecryptable,
                 Exception: _bug,
             },
             lifespan=self._lifespan,
@@ -245,6 +249,7 @@ class RequestService:
         finally:
             await background.stop(*watching, self._connecting)
             await self._broker.stop()
+            await self._cancel_requests.stop()
             await self._accepted.close()
             await self._redis.close()
             await self._analytics.close()
@@ -273,9 +278,13 @@ class RequestService:
         self._waiters.deliver(message.subject, message.data)
 
     async def _cancel(self, message: Msg) -> None:
-        answer = await self._cancel_requests.answer(message.subject, message.data)
-        if message.reply:
-            await message.respond(answer)
+        async def respond(answer: bytes) -> None:
+            # Who is gone, or a connection that is, has no use for it.
+            if message.reply:
+                with suppress(NatsError):
+                    await message.respond(answer)
+
+        await self._cancel_requests.receive(message.subject, message.data, respond)
 
     def _connection(self) -> Client:
         try:
@@ -336,6 +345,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _disconnected(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)
+
+
+async def _undecryptable(request: Request, error: Exception) -> Response:
+    return unavailable("undecryptable", f"this can't be read now: {error}").response(request.url.path)
 
 
 async def _bug(request: Request, _error: Exception) -> Response:

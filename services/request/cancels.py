@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -16,6 +17,7 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
+from breakwater import background
 from breakwater.bus.delivery import wake_early
 from breakwater.bus.errors import BusError, BusUnavailable, PublishRefused
 from breakwater.bus.lookup import Connection, Lookup
@@ -27,10 +29,11 @@ from breakwater.contracts.api import CancelledJob, CancelRequest, ErrorBody, Err
 from breakwater.contracts.execution import Cancellation, CancelOrder
 from breakwater.contracts.subjects import decode_token
 from breakwater.contracts.types import is_identifier
+from breakwater.encryption import Undecryptable
 from breakwater.policy.redact import Redactor
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailable
-from breakwater.state.executions import Executions
+from breakwater.state.executions import MOST_UNSEEN, Executions
 from services.request.auth import holder_of
 from services.request.jobs import job_is_of, wait_s_of
 from services.request.parsing import read_body, read_command
@@ -80,6 +83,12 @@ class Cancels:
         structlog.get_logger().info("job_cancelled", execution_id=job_id, by=cancellation.by, name=cancellation.name)
         return stands
 
+    async def has_too_many(self, user: str, job_id: str) -> bool:
+        """Whether a NATS user has no room for another order for a job of which nothing is known. Raises as `order`."""
+        if await self.accepted.standing(job_id, just_now=False) is not None:
+            return False
+        return not await self._executions.count_unseen(user, job_id)
+
 
 class CancelRoute:
     """`POST /api/v1/jobs/{job_id}/cancel`."""
@@ -117,12 +126,36 @@ class CancelRoute:
         return _response(_cancelling(stands) if decided is None else _of_result(job_id, decided))
 
 
+MOST_AT_ONCE = 256
+"""Requests of one program that are answered at the same time. Others of it are refused, and none waits for them."""
+
+
 class CancelRequests:
-    """The same for programs: requests on `bw.cancel.<job>`."""
+    """The same for programs: requests on `bw.cancel.<job>`, each user's beside those of the others."""
 
     def __init__(self, cancels: Cancels, config: Config, redactor: Redactor) -> None:
         self._cancels = cancels
+        self._under_way: dict[str, set[asyncio.Task[None]]] = {}
         self.take_over(config, redactor)
+
+    async def receive(self, subject: str, data: bytes, respond: Callable[[bytes], Awaitable[None]]) -> None:
+        """Answers a request beside what else is under way; at once where that is too much for its user."""
+        user = subject.split(".")[2] if subject.count(".") > 2 else CLIENT
+        tasks = self._under_way.setdefault(user, set())
+        if len(tasks) >= MOST_AT_ONCE:
+            await respond(_refusal(Problem(429, "too_many_requests", f"{MOST_AT_ONCE} are under way; ask again later")))
+            return
+
+        async def answer() -> None:
+            await respond(await self.answer(subject, data))
+
+        task = asyncio.create_task(answer())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def stop(self) -> None:
+        """Answers no more."""
+        await background.stop(*(task for tasks in self._under_way.values() for task in tasks))
 
     def take_over(self, config: Config, redactor: Redactor) -> None:
         """Answers by another config from now on."""
@@ -134,11 +167,9 @@ class CancelRequests:
         try:
             return (await self._cancel(subject, data)).json_bytes()
         except Problem as problem:
-            details = ErrorDetails(code=problem.code, message=problem.message, details=problem.details)
-        except (BusError, StateUnavailable) as error:
-            problem = not_done(error)
-            details = ErrorDetails(code=problem.code, message=problem.message)
-        return ErrorBody(error=details).model_dump_json().encode()
+            return _refusal(problem)
+        except (BusError, StateUnavailable, Undecryptable) as error:
+            return _refusal(not_done(error))
 
     async def _cancel(self, subject: str, data: bytes) -> CancelledJob:
         user, job_id = _asked(subject)
@@ -152,8 +183,18 @@ class CancelRequests:
                 raise unknown_job(job_id)
             return _of_result(job_id, decided)
         # Nothing may be known yet of a job that came over NATS. The order names the agents that it may be of.
+        if await self._cancels.has_too_many(user, job_id):
+            message = (
+                f"{MOST_UNSEEN:,} orders of this user are kept for jobs that no worker has seen; wait for some to end"
+            )
+            raise Problem(429, "too_many_requests", message)
         by = Cancellation(by="program", name=user, reason=reason, at=datetime.now(UTC))
         return _cancelling(await self._cancels.order(CancelOrder(execution_id=job_id, cancellation=by, agents=agents)))
+
+
+def _refusal(problem: Problem) -> bytes:
+    details = ErrorDetails(code=problem.code, message=problem.message, details=problem.details)
+    return ErrorBody(error=details).model_dump_json().encode()
 
 
 def _reason_in(body: bytes, redactor: Redactor) -> str | None:

@@ -152,7 +152,7 @@ class DeadLetterRoutes:
                     continue_after = last
                     break
                 looked_at, last = looked_at + 1, found.sequence
-                if (kept := read_dead_letter(found)) is None:
+                if (kept := read_dead_letter(found, self._replays.cipher)) is None:
                     outcome.skip(found.sequence, "this dead letter can't be read")
                 elif batch.add(kept):
                     await self._replays.replay(batch.taken(), by, outcome)
@@ -170,7 +170,7 @@ class DeadLetterRoutes:
         if not 0 < number < 2**63:
             return None
         found = await self._lookup.next(Stream.DLQ, ALL_DEAD_LETTERS, number)
-        return None if found is None or found.sequence != number else read_dead_letter(found)
+        return None if found is None or found.sequence != number else read_dead_letter(found, self._replays.cipher)
 
     def _since(self, given: datetime | None) -> datetime:
         return given or self._now() - timedelta(days=SHOWN_DAYS)
@@ -213,7 +213,7 @@ class DeadLetterViews:
 
     def judged(self, found: Found) -> Judged | None:
         """What is kept of a dead letter to list it; None where it can't be read."""
-        kept = read_dead_letter(found)
+        kept = read_dead_letter(found, self._replays.cipher)
         if kept is None:
             return None
         why_not = self._replays.why_not(kept)
@@ -264,7 +264,8 @@ class DeadLetterViews:
         [listed], notes = await self._described([Judged(kept, self._replays.why_not(kept))])
         note = notes.get(kept.number)
         withheld = self._replays.is_withheld(kept)
-        payload, cut = (None, False) if withheld else self._visible(kept.payload)
+        hidden = withheld or kept.undecryptable is not None
+        payload, cut = (None, False) if hidden else self._visible(kept.payload)
         headers = self._redactor.json(dict(kept.dead_letter.headers))
         return DeadLetterDetails.model_validate(
             {

@@ -37,6 +37,7 @@ from breakwater.contracts.execution import Status
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Header, Stream, decode_token, encode_token
 from breakwater.contracts.types import Event, Identifier, format_time
+from breakwater.encryption import OFF, Cipher, Undecryptable
 from breakwater.policy.redact import Redactor
 from breakwater.state.accepted import Accepted
 from services.request.jobs import Queue
@@ -67,6 +68,8 @@ class Kept:
     payload: bytes
     """The original, with all its secrets."""
     ce_id: str
+    undecryptable: str | None = None
+    """Why the original can't be read; None where it can."""
 
     @property
     def kind(self) -> DeadLetterKind:
@@ -86,15 +89,25 @@ class Kept:
         return f"rpl_{hashlib.sha256(named.encode()).hexdigest()[:32]}"
 
 
-def read_dead_letter(found: Found) -> Kept | None:
+def read_dead_letter(found: Found, cipher: Cipher = OFF) -> Kept | None:
     """A stored message as a dead letter; None, and a line in the log, where it is none."""
+    undecryptable: str | None = None
+    data = found.data
     try:
-        dead_letter = DeadLetter.model_validate_json(found.data)
+        try:
+            data = cipher.decrypt_document(data)
+        except Undecryptable as error:
+            undecryptable = str(error)
+        dead_letter = DeadLetter.model_validate_json(data)
         payload = base64.b64decode(dead_letter.payload_base64, validate=True)
     except (ValidationError, ValueError):
         structlog.get_logger().error("dead_letter_unreadable", sequence=found.sequence)
         return None
-    return Kept(found.sequence, dead_letter, payload, found.headers.get(Header.CE_ID.value, ""))
+    try:
+        payload = cipher.decrypt_document(payload)  # of a job whose key the worker had not
+    except Undecryptable as error:
+        undecryptable = str(error)
+    return Kept(found.sequence, dead_letter, payload, found.headers.get(Header.CE_ID.value, ""), undecryptable)
 
 
 def filter_for(reason: str | None, agent: str | None) -> str:
@@ -120,6 +133,8 @@ def job_of(config: Config, kept: Kept) -> Job | str:
     """The job of a dead letter, where it can run with the current config; else why not, not redacted."""
     if kept.kind != "job":
         return _why_no_job(config, kept)
+    if kept.undecryptable is not None:
+        return kept.undecryptable
     limit = config.limits.max_body_bytes
     if len(kept.payload) > limit + ROOM:
         return f"the job has {len(kept.payload):,} bytes; at most {limit:,} are accepted (limits.max_body_bytes)"
@@ -207,7 +222,9 @@ class Replays:
         publisher: Publisher,
         accepted: Accepted,
         redactor: Redactor,
+        cipher: Cipher = OFF,
     ) -> None:
+        self.cipher = cipher
         self._config = config
         self._connection = connection
         self._queue = queue

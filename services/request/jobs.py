@@ -26,6 +26,7 @@ from breakwater.contracts.job import ID_ENTROPY_BYTES, Job, new_job_id
 from breakwater.contracts.subjects import Header
 from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import FieldError
+from breakwater.outage import Outage
 from breakwater.policy.api_keys import ApiKey
 from breakwater.policy.ownership import may_see, may_submit, owner_of
 from breakwater.policy.record import without_figures
@@ -56,6 +57,7 @@ class Queue:
     def __init__(self, publisher: Publisher, shares: QueueShares) -> None:
         self._publisher = publisher
         self._shares = shares
+        self._outage = Outage("accepting jobs")
 
     async def put(self, sent: Submission, traceparent: str | None) -> bool:
         """Publishes a job.
@@ -84,9 +86,11 @@ class Queue:
         try:
             stored = await self._publish(subjects.job(sent.job.agent), sent.payload, headers)
         except BusUnavailable as error:
+            self._outage.failed(error)
             raise unavailable("unavailable", f"the job was not accepted: {error}") from error
         except PublishRefused as error:
             raise unavailable("refused", f"the job was not accepted: {error}") from error
+        self._outage.worked()
         self._shares.add(sent.job.agent, len(sent.payload))
         # An id that was made here is there already only where the first try's acknowledgement was lost.
         return stored.duplicate and not sent.id_made_here
@@ -106,13 +110,13 @@ class Queue:
     async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> Stored:
         begun = time.monotonic()
         try:
-            return await self._publisher.raw(subject, payload, headers, timeout_s=PUBLISH_TIMEOUT_S)
+            return await self._publisher.job(subject, payload, headers, timeout_s=PUBLISH_TIMEOUT_S)
         except BusUnavailable:
             # The same message id again: stored once, also where only the acknowledgement was lost. But a server that
             # crashed in between may have forgotten it, so the id is not called unique any more.
             again = {name: value for name, value in headers.items() if name != Header.UNIQUE_ID.value}
             left_s = begun + ACCEPT_TIMEOUT_S - time.monotonic()
-            return await self._publisher.raw(subject, payload, again, timeout_s=max(left_s, 0.1))
+            return await self._publisher.job(subject, payload, again, timeout_s=max(left_s, 0.1))
 
 
 class Jobs:

@@ -10,6 +10,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 
+import structlog
+
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Facts, Lookup
 from breakwater.contracts import subjects
@@ -17,6 +19,9 @@ from breakwater.contracts.subjects import Stream
 from breakwater.outage import Outage
 
 LOOK_EVERY_S = 2.0
+IDLE_LOOKS = 5
+"""How many times less often it is looked where there seems to be nothing."""
+
 SAMPLES = 8
 LARGEST = 8 * 1024**2
 """No message is larger: an agent with a few jobs is within its share, whatever they are."""
@@ -31,6 +36,7 @@ class QueueShares:
         self._lookup = lookup
         self._held: Mapping[str, float] = {}
         self._added: Counter[str] = Counter()
+        self._over: set[str] = set()
         self._outage = Outage("the queue's shares")
 
     def set_share(self, share: int | None) -> None:
@@ -48,10 +54,14 @@ class QueueShares:
 
     async def run(self) -> None:
         """Looks again while there is something to look at, until cancelled."""
+        looks = 0
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            if self._added or self._held:
+            looks += 1
+            # What programs publish on NATS is seen, too, if later.
+            if self._added or self._held or looks % IDLE_LOOKS == 0:
                 await self._outage.survived(self.look, expected=BusError)
+                self._report()
 
     async def look(self) -> None:
         """Looks at what JOBS holds. Raises BusError: that can't be known now."""
@@ -59,6 +69,19 @@ class QueueShares:
         seen = self._added.copy()
         self._held = await self._look()
         self._added -= seen
+
+    def _report(self) -> None:
+        """Logs which agents are over their share now, as HTTP alone refuses them, or are within it again."""
+        over = {agent for agent, held in self._held.items() if held > self._share}
+        for agent in over - self._over:
+            effect = "refused over HTTP; programs on NATS can go on until JOBS is full"
+            held = round(self._held[agent])
+            structlog.get_logger().warning(
+                "queue_share_exceeded", agent=agent, bytes=held, share=self._share, effect=effect
+            )
+        for agent in self._over - over:
+            structlog.get_logger().info("queue_share_kept_again", agent=agent)
+        self._over = over
 
     async def _look(self) -> dict[str, float]:
         facts = await self._lookup.facts(Stream.JOBS)

@@ -15,6 +15,7 @@ from breakwater.bus.scan import scan
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
+from breakwater.encryption import OFF, Cipher, Undecryptable
 from services.request.parsing import with_field
 
 CHECK_S = 2.0
@@ -31,7 +32,8 @@ Answer = asyncio.Future[bytes | None]
 class Waiters:
     """Hands results to the requests that wait for them, by subject."""
 
-    def __init__(self) -> None:
+    def __init__(self, cipher: Cipher = OFF) -> None:
+        self._cipher = cipher
         self._waiting: dict[str, set[Answer]] = {}
         self._released = False
 
@@ -61,6 +63,13 @@ class Waiters:
         """Hands a result to everyone who listens to its subject."""
         answers = self._waiting.get(subject)
         if answers and is_result_of(data, subjects.decode_token(subject.rpartition(".")[2])):
+            try:
+                data = self._cipher.decrypt_document(data)
+            except Undecryptable as error:
+                for answer in answers:
+                    if not answer.done():
+                        answer.set_exception(error)
+                return
             for answer in answers:
                 if not answer.done():
                     answer.set_result(data)
@@ -75,11 +84,11 @@ class Waiters:
 
 
 class ResultReader:
-    """Reads results. Bytes are passed on as they were published and not parsed."""
+    """Reads results. Bytes are passed on as they were published, or decrypted, and not parsed."""
 
-    def __init__(self, connection: Connection, reconnects: Callable[[], int]) -> None:
+    def __init__(self, connection: Connection, reconnects: Callable[[], int], cipher: Cipher = OFF) -> None:
         self._connection = connection
-        self._lookup = Lookup(connection)
+        self._lookup = Lookup(connection, cipher)
         self._reconnects = reconnects
 
     async def decided(self, job_id: str) -> bytes | None:

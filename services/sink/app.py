@@ -14,8 +14,11 @@ from breakwater.settings import Settings
 from services.sink.handlers import Sink
 
 BATCH_SIZE = 2000
+BUSY = 20
+"""Messages of a batch after which more are gathered for the next."""
 LINGER_S = 0.5
-"""ClickHouse likes few large inserts: at most two a second for each table."""
+BUSY_LINGER_S = 1.5
+"""ClickHouse likes few large inserts: at most two a second for each table, and fewer while much is to be stored."""
 
 
 def build(settings: Settings, config: Config) -> ServiceApp:  # noqa: ARG001  every service is built alike
@@ -26,7 +29,11 @@ def build(settings: Settings, config: Config) -> ServiceApp:  # noqa: ARG001  ev
     app = ServiceApp(broker)
     # Before the batches are waited for: it ends their waiting for ClickHouse.
     app.on_shutdown(sink.stop)
-    on_batch(app, broker, Stream.EVENTS, "sink-events", sink.store, size=BATCH_SIZE, linger_s=LINGER_S)
-    on_batch(app, broker, Stream.ALERTS, "sink-alerts", sink.store, size=BATCH_SIZE, linger_s=LINGER_S)
+
+    def linger_s(last: int) -> float:
+        return BUSY_LINGER_S if last >= BUSY else LINGER_S
+
+    on_batch(app, broker, Stream.EVENTS, "sink-events", sink.store, size=BATCH_SIZE, linger_s=linger_s)
+    on_batch(app, broker, Stream.ALERTS, "sink-alerts", sink.store, size=BATCH_SIZE, linger_s=linger_s)
     app.after_shutdown(analytics.close)
     return app

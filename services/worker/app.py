@@ -12,7 +12,7 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Each, Pull
 from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
-from breakwater.config import Config
+from breakwater.config import Config, cipher_of
 from breakwater.contracts.subjects import Stream
 from breakwater.policy.budget import CapTable
 from breakwater.settings import Settings
@@ -26,6 +26,7 @@ from services.worker.generations import Generations, ProviderPool
 def build(settings: Settings, config: Config) -> ServiceApp:
     """A worker for every agent of the config. Raises ConfigError where a provider's key is missing."""
     broker = make_broker(settings.nats_url.get_secret_value(), "worker", graceful_timeout_s=config.limits.drain_s)
+    cipher = cipher_of(config)
     redis = Redis(settings.redis_url.get_secret_value())
     connection = connection_of(broker)
     pool = ProviderPool()
@@ -37,9 +38,10 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         config,
         caps,
         redis=redis,
-        publisher=Publisher(connection, "worker"),
-        lookup=Lookup(connection),
+        publisher=Publisher(connection, "worker", cipher),
+        lookup=Lookup(connection, cipher),
         providers=pool.open(config),
+        cipher=cipher,
     )
     generations = Generations(worker, pool)
     queues: dict[str, Each] = {}

@@ -312,7 +312,7 @@ def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_
     if isinstance(checked, Invalid):
         # Redacted as a whole, and cut then: a part of a secret is not known for one.
         problems = worker.redactor.text("; ".join(checked.problems))[:MAX_PROBLEMS_TEXT]
-        if not job.agent.keeps_error_texts:
+        if not worker.keeps_error_texts(job.agent):
             problems = f"{len(checked.problems)} problems, whose texts are not kept for this agent"
         correction = Correction(answer=text, problems=checked.problems)
         return refused("InvalidOutputError", f"the answer does not satisfy the output schema: {problems}", correction)
@@ -371,7 +371,7 @@ def _failed(
         counted = False  # the job's own deadline cut it short, which says nothing of the model
     spent = _spent(worker, job, flight, failed.usage, failed.cost, maybe_billed=failed.maybe_billed, part=part)
     # The identity of the error is that of what is kept of it: two errors that differ in a secret are the same.
-    if job.agent.keeps_error_texts:
+    if worker.keeps_error_texts(job.agent):
         kept = replace(failure, message=worker.redactor.text(failure.message))
     else:
         kept = without_text(failure, failed.failure)

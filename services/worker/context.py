@@ -12,7 +12,8 @@ from typing import Any
 
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
-from breakwater.config import Config
+from breakwater.config import Agent, Config
+from breakwater.encryption import OFF, Cipher
 from breakwater.metrics import WorkerMetrics
 from breakwater.outage import Outages
 from breakwater.policy.budget import CapTable
@@ -55,6 +56,8 @@ class WorkerContext:
     outages: Outages
     metrics: WorkerMetrics
     tasks: Tasks
+    cipher: Cipher
+    """Of the texts that are stored."""
     rate_limits: RateLimits
     output_guards: Mapping[str, OutputGuard]
     """Of the agents that have an output schema."""
@@ -65,6 +68,10 @@ class WorkerContext:
     now: Callable[[], datetime] = utc_now
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     jitter: Callable[[], float] = random.random
+
+    def keeps_error_texts(self, agent: Agent) -> bool:
+        """Whether what a provider says of an error may be stored. Encrypted texts must not be quoted in plain ones."""
+        return agent.keeps_error_texts and not self.cipher.on
 
     def under(self, config: Config, providers: Mapping[str, Provider]) -> WorkerContext:
         """The same with another config; connections, leases and reservations are those of this one."""
@@ -79,9 +86,10 @@ def context_for(
     publisher: Publisher,
     lookup: Lookup,
     providers: Mapping[str, Provider],
+    cipher: Cipher = OFF,
 ) -> WorkerContext:
     """The context of a worker, from its connections and what its config compiles to."""
-    executions, outages = Executions(redis), Outages()
+    executions, outages = Executions(redis, cipher), Outages()
     return WorkerContext(
         **_compiled(config, redis),
         providers=providers,
@@ -90,7 +98,8 @@ def context_for(
         redis=redis,
         executions=executions,
         breakers=Breakers(redis),
-        cache=AnswerCache(redis),
+        cache=AnswerCache(redis, cipher),
+        cipher=cipher,
         leases=Leases(executions, outages),
         outages=outages,
         tasks=Tasks(redis),

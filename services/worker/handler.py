@@ -24,6 +24,7 @@ from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Header, decode_token
 from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import ambiguity, explain
+from breakwater.encryption import Undecryptable
 from breakwater.policy.ownership import job_digest
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from breakwater.state.connection import StateUnavailable
@@ -44,6 +45,9 @@ from services.worker.response_cache import ResponseCache
 
 ROOM_FOR_ID = 1024
 """`request` accepts a body of up to the limit, and then puts the job's id in."""
+
+KEY_WAIT, KEY_LOOK = timedelta(hours=1), timedelta(minutes=1)
+"""How long a job waits for a key that is missing, and how often it is tried again."""
 
 MAX_CRASHES = 10
 """How often a job may fail for a reason of ours, before it is dead-lettered."""
@@ -75,6 +79,8 @@ class JobHandler:
             self._crashes.pop(delivery.sequence, None)
         except ClaimLost:
             log.info("job_taken_over", agent=self._agent_name, sequence=delivery.sequence)
+        except Undecryptable as error:
+            await self._wait_for_key(delivery, error)
         except asyncio.CancelledError:
             # The process stops: another worker may go on at once.
             await delivery.retry_in(0)
@@ -85,6 +91,8 @@ class JobHandler:
             await self._give_back(delivery, error)
 
     async def _handle(self, delivery: Delivery) -> None:
+        # From here on as it was asked; what is published of it is encrypted again.
+        delivery.data = self._worker.cipher.decrypt_document(delivery.data)
         parsed = self._parse(delivery)
         asked = self._asked(delivery, parsed)
         execution_id = execution_id_of(delivery, asked.job)
@@ -306,6 +314,23 @@ class JobHandler:
         asked = self._asked(delivery, self._parse(delivery))
         await self._dead_end(asked, execution_id_of(delivery, asked.job), "error", info)
         del self._crashes[delivery.sequence]
+
+    async def _wait_for_key(self, delivery: Delivery, why: Undecryptable) -> None:
+        """Has a job wait that a key is missing for. It holds no slot, and is dead-lettered in the end."""
+        worker, execution_id = self._worker, execution_id_of(delivery, None)
+        structlog.get_logger().error("job_not_decrypted", execution_id=execution_id, error=str(why))
+        if worker.now() - queued_at(delivery.headers, delivery.published_at) > KEY_WAIT:
+            text = "The request could not be read."
+            error = ErrorInfo(kind="invalid", class_="UndecryptableJobError", message=str(why), user_message=text)
+            # Not where its answer is there, and can't be read either.
+            with suppress(Undecryptable):
+                await self._dead_end(self._asked(delivery, str(why)), execution_id, "invalid", error)
+                return
+        due = worker.now() + KEY_LOOK
+        await worker.outages.retry_while_unavailable(
+            partial(park, worker.publisher, delivery, agent=self._agent_name, execution_id=execution_id, due=due)
+        )
+        await delivery.ack_sync()
 
     async def _dead_end(self, asked: JobDelivery, execution_id: str, reason: Reason, error: ErrorInfo) -> None:
         # A job that was refused at first has called nobody; one that comes again may have, and that stays its cost.

@@ -480,7 +480,7 @@ async def test_what_somebody_took_away_is_made_again(analytics: Analytics) -> No
         "SELECT name FROM system.columns WHERE database = {database:String} AND table = 'executions' ORDER BY position",
         {"database": analytics.database},
     )
-    assert [row[0] for row in found.rows] == list(schema.EXECUTIONS.columns)
+    assert [row[0] for row in found.rows] == [*schema.EXECUTIONS.columns, *schema.EXECUTIONS.computed]
 
 
 async def test_the_columns_of_every_table_are_those_that_inserts_name(analytics: Analytics) -> None:

@@ -70,13 +70,13 @@ async def worker(url: str, handle: Callable[[Delivery], Awaitable[None]]) -> Asy
     looked_at: list[Delivery] = []
     broker = make_broker(url, "worker", graceful_timeout_s=1)
     waker = Waker(Publisher(connection_of(broker), "worker"), PLAN.agents)
-    on_each(broker, Stream.JOBS, subjects.job(SLOW), worker_consumer(SLOW), handle, concurrency=PLAN.agents[SLOW])
 
     async def wake(deliveries: list[Delivery]) -> None:
         await waker.handle_all(deliveries)
         looked_at.extend(deliveries)
 
     app = ServiceApp(broker)
+    on_each(app, broker, Stream.JOBS, worker_consumer(SLOW), handle, concurrency=PLAN.agents[SLOW])
     on_batch(app, broker, Stream.PARKED, PARKED_CONSUMER, wake, size=WAKER_BATCH, linger_s=WAKER_LINGER_S)
     await app.start()
     try:

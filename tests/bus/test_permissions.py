@@ -56,6 +56,9 @@ MAY_PUBLISH = {
     "_INBOX_request.1": set[str](),
     "_INBOX_sink.1": set[str](),
     "_INBOX_setup.1": set[str](),
+    "$SYS.REQ.SERVER.PING.HEALTHZ": USERS - {"client"},
+    "$SYS.REQ.SERVER.PING.VARZ": set[str](),
+    "$SYS.REQ.SERVER.PING.CONNZ": set[str](),
     "$JS.API.STREAM.CREATE.MINE": {"setup"},
     "$JS.API.STREAM.UPDATE.JOBS": {"setup"},
     "$JS.API.STREAM.DELETE.JOBS": set[str](),
@@ -202,19 +205,20 @@ async def test_the_worker_takes_a_job_answers_it_and_reads_its_record_back(url_o
         if await job.ack_sync():
             answered.set()
 
-    on_each(broker, Stream.JOBS, "bw.jobs.gpt-4%2E1", worker_consumer("gpt-4.1"), handle, concurrency=1)
+    app = ServiceApp(broker)
+    on_each(app, broker, Stream.JOBS, worker_consumer("gpt-4.1"), handle, concurrency=1)
     async with connected(url_of, "client") as (program, _):
         inbox = program.new_inbox()
         replies = await program.subscribe(inbox)
         await program.jetstream().publish("bw.jobs.gpt-4%2E1", inbox.encode())
-        await broker.start()
+        await app.start()
         try:
             async with asyncio.timeout(60):
                 await answered.wait()
                 assert (await replies.next_msg(timeout=60)).data == b"answer"
             found = await Lookup(connection_of(broker)).last(Stream.EVENTS, "bw.executions.gpt-4%2E1.j1")
         finally:
-            await broker.stop()
+            await app.stop()
     assert found is not None
     assert found.data == b"record"
 

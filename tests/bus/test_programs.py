@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import nats
@@ -14,10 +14,12 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
+from nats.js.errors import APIError
 
 from breakwater.bus.permissions import GRANTS, inbox_prefix, program
 from breakwater.bus.provision import provision
-from breakwater.bus.topology import Plan
+from breakwater.bus.publisher import FULL
+from breakwater.bus.topology import Plan, worker_consumer
 from breakwater.config import parse_config
 from breakwater.contracts.subjects import CANCEL_ORDERS, CANCELS, CANCELS_BY_USER, cancel, cancel_order
 from breakwater.embedded.ports import free_port
@@ -94,13 +96,13 @@ async def test_answers_and_events_reach_the_program_whose_they_are(tmp_path: Pat
     async with running(tmp_path) as users:
         billing, desk, worker = users["program-billing"], users["program-help-desk"], users["worker"].client
         inbox = billing.client.new_inbox()
-        await billing.listen(inbox, "bw.replies.program-billing.>", f"bw.attempts.{WRITER}.>", f"bw.guards.{WRITER}")
-        theirs = (inbox, "_INBOX.>", "bw.replies.>", f"bw.attempts.{WRITER}.>", "bw.attempts.>", "bw.results.>")
-        await desk.listen(*theirs, "bw.attempts.support.>")
+        await billing.listen(inbox, "bw.replies.program-billing.>", f"bw.executions.{WRITER}.>")
+        theirs = (inbox, "_INBOX.>", "bw.replies.>", f"bw.executions.{WRITER}.>", "bw.executions.>", "bw.results.>")
+        await desk.listen(*theirs, "bw.executions.support.>")
         assert len(desk.refused) == len(theirs)
         record = json.dumps({"execution_id": "e1"}).encode()
-        own, other = f"bw.attempts.{WRITER}.e1.1", "bw.attempts.support.e2.1"
-        for subject in (own, other, f"bw.guards.{WRITER}", "bw.results.e1"):
+        own, other = f"bw.executions.{WRITER}.e1", "bw.executions.support.e2"
+        for subject in (own, other, "bw.results.e1"):
             await worker.jetstream(timeout=5).publish(subject, record)
         for subject in (inbox, "bw.replies.program-billing.1", "bw.replies.program-help-desk.1"):
             await worker.publish(subject, b"answer")
@@ -112,10 +114,24 @@ async def test_answers_and_events_reach_the_program_whose_they_are(tmp_path: Pat
                 (inbox, b"answer"),
                 ("bw.replies.program-billing.1", b"answer"),
                 (own, record),
-                (f"bw.guards.{WRITER}", record),
             ]
         )
         assert desk.heard == [(other, record)]
+
+
+async def test_a_program_neither_hears_nor_reads_what_names_caps(tmp_path: Path) -> None:
+    caps = [f"bw.attempts.{WRITER}.e1.1", f"bw.guards.{WRITER}", "bw.budgets.global.daily"]
+    async with running(tmp_path) as users:
+        billing, worker = users["program-billing"], users["worker"].client.jetstream(timeout=5)
+        await billing.listen(*caps, f"bw.attempts.{WRITER}.>", "bw.>")
+        for subject in caps[:2]:
+            await worker.publish(subject, b"it has $0.0027 of $0.0052 left")
+        jetstream = billing.client.jetstream(timeout=0.5)
+        for subject in caps:
+            with pytest.raises((TimeoutError, NoRespondersError)):
+                await jetstream.get_last_msg("EVENTS", subject, direct=True)
+        await billing.settled()
+        assert billing.heard == []
 
 
 async def test_a_program_reads_what_is_stored_of_its_agents_alone(tmp_path: Path) -> None:
@@ -176,3 +192,28 @@ async def test_workers_hear_orders_to_cancel_and_programs_do_not(tmp_path: Path)
         await users["request"].settled()
         await until(lambda: users["worker"].heard == [(cancel_order("j1"), b"order")])
         assert len(users["client"].refused) == 1
+
+
+async def test_an_agent_with_as_many_jobs_as_may_wait_is_refused_by_nats_and_others_are_not(tmp_path: Path) -> None:
+    async with running(tmp_path) as users:
+        address = users["worker"].client.connected_url
+        assert address is not None
+        setup = f"nats://setup:p@127.0.0.1:{address.port}"
+        assert await provision(setup, replace(PLAN, jobs_max_per_agent=3)) != ()
+        billing, support = (users[f"program-{name}"].client.jetstream() for name in ("billing", "help-desk"))
+        for _ in range(3):
+            await billing.publish(f"bw.jobs.{WRITER}", b"{}")
+        with pytest.raises(APIError) as refused:
+            await billing.publish(f"bw.jobs.{WRITER}", b"{}")
+        assert refused.value.err_code in FULL
+        assert (await support.publish("bw.jobs.support", b"{}")).stream == "JOBS"
+        consumer = (
+            await users["worker"].client.jetstream().pull_subscribe_bind(worker_consumer("invoice.writer"), "JOBS")
+        )
+        [job] = await consumer.fetch(1, timeout=30)
+        await job.ack_sync()
+        assert (await billing.publish(f"bw.jobs.{WRITER}", b"{}")).stream == "JOBS"
+        # The limit goes as it came.
+        await provision(setup, PLAN)
+        assert await provision(setup, PLAN) == ()
+        assert (await billing.publish(f"bw.jobs.{WRITER}", b"{}")).stream == "JOBS"

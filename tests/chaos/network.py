@@ -59,7 +59,9 @@ class Link:
         assert task is not None
         self._tasks.add(task)
         try:
-            await self._forward(reader, writer)
+            # Only `close` cancels it, and the callback of asyncio's streams logs a traceback for a cancelled one.
+            with suppress(asyncio.CancelledError):
+                await self._forward(reader, writer)
         finally:
             self._tasks.discard(task)
             self._writers.discard(writer)

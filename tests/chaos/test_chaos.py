@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.chaos.faults import Fault, at_random
+from tests.chaos.network import Link
 from tests.chaos.plane import chaos_plane
 from tests.servers import Servers
 
@@ -36,6 +39,21 @@ def test_a_seed_gives_the_same_scenario_and_a_part_has_one_fault_at_a_time() -> 
         assert scenario == at_random(seed)
         for earlier, later in pairwise(scenario):
             assert earlier.part != later.part or earlier.at_s + earlier.for_s < later.at_s
+
+
+async def test_a_link_that_is_closed_reports_no_error_of_its_connections() -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    accepted: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    server = await asyncio.start_server(lambda _, writer: accepted.put(writer), "127.0.0.1", 0)
+    async with server:
+        link = Link("127.0.0.1", server.sockets[0].getsockname()[1])
+        _, client = await asyncio.open_connection("127.0.0.1", await link.listen())
+        onward = await accepted.get()
+        await link.close()
+        client.close()
+        onward.close()
+    assert reported == []
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,12 @@ from breakwater.bus.topology import Plan
 from breakwater.cli.contract import config_schema, files
 from breakwater.config import parse_config
 from breakwater.contracts import subjects
-from breakwater.contracts.alerts import Alert, AlertDigest, HeldBack
+from breakwater.contracts.alerts import Alert, AlertDigest, HeldBack, WebhookEnvelope
 from breakwater.contracts.channels import CHANNELS
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution, Progress, Result
 from breakwater.contracts.schemas import ON_WEBHOOKS
 from breakwater.contracts.types import Event
-from breakwater.contracts.webhook import WebhookEnvelope
 from services.alerter.webhook import envelope
 from tests.cli.conftest import Run
 

@@ -17,13 +17,13 @@ NOW, EDITED = parse_config(TEXT), parse_config(TEXT + "limits: {drain_s: 3}\n")
 
 
 @asynccontextmanager
-async def serving(**versions: str) -> AsyncGenerator[dict[str, str]]:
+async def serving(*refusing: str, **versions: str) -> AsyncGenerator[dict[str, str]]:
     """Processes that show a version of the config, and where each does so."""
 
     async def show(request: web.Request) -> web.Response:
-        return web.Response(
-            text=f'x 1\nbreakwater_config_info{{version="{versions[request.match_info["name"]]}"}} 1.0\n'
-        )
+        name = request.match_info["name"]
+        info = f'breakwater_config_info{{version="{versions[name]}"}} 1.0'
+        return web.Response(text=f"x 1\n{info}\nbreakwater_config_refused {float(name in refusing)}\n")
 
     app = web.Application()
     app.router.add_get("/{name}", show)
@@ -54,6 +54,17 @@ async def test_services_that_are_behind_are_named(monkeypatch: pytest.MonkeyPatc
         [(verdict, text)] = await found(monkeypatch, urls, NOW)
     assert verdict == "warn"
     assert text == f"version {NOW.version} is not in force in budget (0123456789ab)"
+
+
+@pytest.mark.parametrize("file", [None, EDITED])
+async def test_services_whose_file_cannot_be_used_are_named(
+    monkeypatch: pytest.MonkeyPatch, file: Config | None
+) -> None:
+    async with serving("worker", worker=NOW.version, budget=EDITED.version) as urls:
+        found_here = await found(monkeypatch, urls, file, None)
+    text = f"the config file can't be used, and the last good one stays in force in worker (version {NOW.version})"
+    behind = f"version {EDITED.version} is not in force in worker ({NOW.version})"
+    assert found_here == [("warn", text), *([] if file is None else [("warn", behind)])]
 
 
 async def test_one_version_everywhere_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from breakwater.embedded.ports import free_port
 from breakwater.settings import Settings
 from tests.cli.conftest import Ran, Run, in_thread
 from tests.flow.kit import Plane, model, running_plane
-from tests.helpers import until
+from tests.helpers import ZONE, until
 from tests.server_sources import RunningServer, Servers
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long(about_s=30, together=True)]
@@ -86,6 +86,7 @@ async def started(
         agents=AGENTS,
         services=(),
         environment=variables,
+        budgets={"timezone": ZONE.key},
     ) as plane:
         await prepare(Settings(nats_url=nats_server.url, clickhouse_url=clickhouse), load_config(config))
         for service in SERVICES:

@@ -172,11 +172,27 @@ def test_a_pipe_gets_an_answer_as_it_is_and_a_terminal_its_lines(
     assert on_terminal(lambda: output.write(lines)) == lines + "\n"
 
 
+def test_bytes_that_are_passed_on_are_shown_on_a_terminal_and_as_they_are_in_a_pipe(
+    capsysbinary: pytest.CaptureFixture[bytes], on_terminal: Show
+) -> None:
+    text = f"écrit {HOSTILE}\n".encode()
+
+    def pass_on() -> None:
+        out = output.binary()
+        for at in range(len(text)):  # a server's answer comes in pieces, which may end within a letter
+            out.write(text[at : at + 1])
+
+    assert on_terminal(pass_on) == f"écrit {VISIBLE}\n"
+    pass_on()
+    assert capsysbinary.readouterr().out == text
+
+
 def test_one_module_writes_to_the_terminal() -> None:
     """A command that wrote by itself would pass on what models and tenants supply; those listed write none of it."""
     folder = Path(output.__file__).parent
-    writing = {path.name for path in folder.rglob("*.py") if re.search(r"(stdout|stderr)\.write", path.read_text())}
-    assert writing == {"export.py", "nats_submitter.py"}
+    writes = re.compile(r"(stdout|stderr)\.(write|buffer)")
+    writing = {path.name for path in folder.rglob("*.py") if writes.search(path.read_text())}
+    assert writing == {"export.py", "nats_submitter.py", "output.py"}
 
 
 def test_no_color_is_honoured(on_terminal: Show, monkeypatch: pytest.MonkeyPatch) -> None:

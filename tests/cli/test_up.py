@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -87,6 +88,14 @@ class Up:
 READY = {"event": "ready", "process": "alerter", "pid": 0, "code": None}
 
 
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended, whoever is to reap it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it was reaped in between
+        return False
+
+
 def taken(port: int) -> socket.socket | None:
     """The port, as soon as it is free."""
     try:
@@ -129,6 +138,14 @@ def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data(up: C
         wait_until(lambda name=name, before=before: first.pid(name) != before)
     assert first.ask("after the kills")["status"] == "succeeded"
 
+    # A NATS that could not write for a moment takes nothing more until it is started again.
+    before = first.pid("nats")
+    resource.prlimit(before, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+    assert first.ask("after the disk was full")["status"] == "succeeded"
+    assert first.pid("nats") != before
+    [event] = [event for event in first.events if event["event"] == "nats_can_write_again"]
+    assert "write error" in event["message"]
+
     second = up("--simulate", data=first.data)
     assert second.process.wait(120) == 1
     assert f"held by process {first.process.pid}" in second.log.read_text()
@@ -147,7 +164,7 @@ def test_it_answers_survives_kills_stops_cleanly_and_goes_on_with_its_data(up: C
         sql = "SELECT count() AS n FROM executions FINAL"
         command = [sys.executable, "-m", "breakwater.cli", "query", "--data", str(again.data), "--json", sql]
         answer = subprocess.run(command, capture_output=True, text=True, check=True)
-        return json.loads(answer.stdout) == [{"n": 3}]
+        return json.loads(answer.stdout) == [{"n": 4}]
 
     wait_until(stored)
     assert again.stop(signal.SIGINT) == 130
@@ -188,7 +205,7 @@ def test_a_part_that_dies_over_a_broken_file_and_a_taken_port_comes_back_and_a_k
     processes = one.children()
     one.process.kill()
     one.process.wait()
-    wait_until(lambda: not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE])
+    wait_until(lambda: not [p for p in processes if runs(p)])
 
 
 @pytest.mark.long
@@ -211,7 +228,7 @@ def test_servers_that_are_given_are_used_and_a_second_ctrl_c_ends_the_stack_at_o
     assert one.stop(signal.SIGINT) == 130
     # Whoever waits for the worker, for nine seconds, stops the servers after it.
     assert not [event for event in one.events if event["event"] == "stopping" and event["process"] == "clickhouse"]
-    assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    wait_until(lambda: not [p for p in processes if runs(p)], timeout_s=5)
 
 
 def refused(data: Path, *arguments: str, config: Path = EXAMPLE, **environment: str) -> tuple[int, str]:

@@ -228,7 +228,7 @@ async def test_a_hang_that_the_client_waits_out_is_answered_and_billed(session: 
         started = time.monotonic()
         status, _, _ = await post(session, sim.url)
         assert (status, sim.ledger.totals.cost_nano) == (200, COST_NANO)
-        assert time.monotonic() - started >= 0.05
+        assert time.monotonic() - started >= 0.049
 
 
 async def test_an_answer_that_nobody_waits_for_is_still_produced_and_billed(session: aiohttp.ClientSession) -> None:
@@ -262,7 +262,7 @@ async def test_latency_is_waited_and_errors_take_it_too(session: aiohttp.ClientS
         for expected in (200, 500):
             started = time.monotonic()
             assert (await post(session, sim.url))[0] == expected
-            assert time.monotonic() - started >= 0.06
+            assert time.monotonic() - started >= 0.059
 
 
 async def test_only_the_scripts_keys_are_accepted(session: aiohttp.ClientSession) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from openai import APIError, AsyncOpenAI
+from openai import APIError
 
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.embedded.provider.script import ScriptError
 from tests.helpers import until
+from tests.openai_client import openai_client
 
 from .provider_kit import COST_NANO, MODEL, chat, script
 
@@ -59,7 +60,7 @@ def text_of(dialect: str, sent: list[str]) -> str:
 
 
 def sdk(sim: SimulatedProvider) -> Any:
-    return AsyncOpenAI(base_url=sim.url, api_key="any", max_retries=0)
+    return openai_client(sim.url, "any", max_retries=0)
 
 
 async def test_openais_client_reads_a_stream_with_its_usage() -> None:

@@ -29,7 +29,7 @@ from breakwater.config import load_config
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition
-from tests.helpers import ServiceProcess, start_service, until
+from tests.helpers import ServiceProcess, all_acknowledged, start_service, until
 from tests.servers import RunningServer
 from tests.services.alerter.slack_double import CHANNEL, TOKEN, SlackDouble
 from tests.shown import Show
@@ -81,13 +81,10 @@ class Alerters:
         """Waits until all alerts are sent to the channels, or need not be."""
 
         async def there() -> bool:
-            state = (await self.client.jetstream().stream_info("ALERTS")).state
-            infos = [
-                await self.client.jetstream().consumer_info("ALERTS", alert_consumer(channel)) for channel in channels
-            ]
-            return state.last_seq >= alerts and all(
-                info.num_pending == 0 and info.num_ack_pending == 0 for info in infos
-            )
+            jetstream = self.client.jetstream()
+            if (await jetstream.stream_info("ALERTS")).state.last_seq < alerts:
+                return False
+            return all([await all_acknowledged(jetstream, "ALERTS", alert_consumer(name)) for name in channels])
 
         await until(there, "all alerts to be sent")
 

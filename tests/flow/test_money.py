@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import nats.errors
 import nats.js.errors
@@ -30,14 +29,9 @@ from breakwater.state.connection import Redis
 from breakwater.state.executions import Executions
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model, seconds_between
-from tests.helpers import POLL_MOST_S, until
+from tests.helpers import POLL_MOST_S, ZONE, until
 from tests.servers import RunningServer
 from tests.shown import Show
-
-ZONE = next(
-    zone for zone in (ZoneInfo("Europe/Berlin"), ZoneInfo("America/Los_Angeles")) if datetime.now(zone).hour < 22
-)
-"""Of the budgets. Where no day ends while the tests run: they look at the figures of one."""
 
 PROMPT = "Tell me of the sea. " * 30
 """Long enough that the estimate of its tokens is above what the simulated provider counts."""
@@ -67,14 +61,15 @@ class Money:
             return None
         return found if found.reconciliation().equal and found.reconciliation().reserved == 0 else None
 
-    async def rows(self) -> dict[str, tuple[int, str]]:
-        """Cost and basis of every call, by attempt, as ClickHouse has them."""
+    async def stored(self, calls: int) -> dict[str, tuple[int, str]] | None:
+        """Cost and basis of every call, by attempt, once ClickHouse has as many."""
         query = (
             "SELECT attempt_id, toInt64(cost * 1000000000) AS nano, cost_basis FROM attempts FINAL "
             "WHERE NOT short_circuited"
         )
         found = await self.analytics.query(query)
-        return {attempt_id: (nano, basis) for attempt_id, nano, basis in found.rows}
+        rows = {attempt_id: (nano, basis) for attempt_id, nano, basis in found.rows}
+        return rows if len(rows) == calls else None
 
     async def events(self) -> list[Attempt]:
         return [Attempt.model_validate(one) for one in await self.plane.messages("EVENTS", "bw.attempts.>")]
@@ -219,12 +214,8 @@ async def test_all_records_of_spend_agree_to_the_nano_dollar_when_worker_budget_
         events = await money.events()
         assert [one for one in events if one.attempt_id not in summed] == []
         assert len(events) == len(summed)
-
-        async def stored() -> dict[str, tuple[int, str]] | None:
-            rows = await money.rows()
-            return rows if len(rows) == sum(not one.short_circuited for one in events) else None
-
-        rows: dict[str, tuple[int, str]] = await until(stored, what="all calls in ClickHouse")
+        calls = sum(not one.short_circuited for one in events)
+        rows: dict[str, tuple[int, str]] = await until(lambda: money.stored(calls), what="all calls in ClickHouse")
         theirs = {call.client_request_id or "": call.cost_nano for call in plane.sim.ledger.calls}
         billed = {name: cost for name, (cost, basis) in rows.items() if basis == "billed"}
         estimated = {name: cost for name, (cost, basis) in rows.items() if basis == "estimated"}
@@ -236,7 +227,7 @@ async def test_all_records_of_spend_agree_to_the_nano_dollar_when_worker_budget_
             [
                 ("provider", len(theirs), *bills(theirs, billed, estimated, theirs)),
                 ("ClickHouse", len(rows), *bills({**billed, **estimated}, billed, estimated, rows)),
-                ("EVENTS", sum(not one.short_circuited for one in events), "", "", dollars(reported)),
+                ("EVENTS", calls, "", "", dollars(reported)),
                 ("Redis", total.counted_calls, "", "", dollars(total.counted)),
             ],
         )
@@ -469,7 +460,7 @@ async def test_a_cancelled_job_costs_the_same_everywhere_also_if_its_worker_is_k
         heard = await plane.result("heard")
         assert seconds_between(asked_at, heard["completed_at"]) < 1
         await until(money.agree, what="counters that agree with the record")
-        rows = await money.rows()
+        rows: dict[str, tuple[int, str]] = await until(lambda: money.stored(2), what="both calls in ClickHouse")
         assert plane.sim.ledger.totals.calls == 2
     for result, outcome in ((killed, "worker_lost"), (heard, "cancelled")):
         [attempt] = result["attempts"]

@@ -255,7 +255,8 @@ async def test_a_callable_that_hangs_is_cancelled(opened: Opener) -> None:
 
     started = time.monotonic()
     failed = await failure(opened(hang_and_report), timeout_s=0.2)
-    assert 0.2 <= time.monotonic() - started < 20
+    # An event loop counts in milliseconds, and may be one early.
+    assert 0.19 <= time.monotonic() - started < 20
     assert verdict(failed) == Classification("timeout", "TimeoutError", "no answer within 0.2 s", None, True, True)
     assert failed.maybe_billed
     assert cancelled.is_set()

@@ -66,7 +66,10 @@ def test_a_provider_is_of_the_kind_it_names_or_openai_compatible(provider: str, 
 def test_a_mistake_is_named_by_its_place_in_the_file_and_by_what_its_kind_has(provider: str, lines: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(BASE + provider)
-    reported = [line.strip().removeprefix("providers.") for line in str(caught.value).splitlines()[1:]]
+    reported = [
+        line.strip().removeprefix("providers.").removesuffix(f" (line {len(BASE.splitlines())})")
+        for line in str(caught.value).splitlines()[1:]
+    ]
     assert reported[: len(lines)] == lines
 
 

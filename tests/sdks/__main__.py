@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.environments import ROOT, install_node, install_python
+
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 INSTALLED, NODE = HERE / ".installed", HERE / "node"
 PROGRAMS = Path(sys.executable).parent
 AGENT = "content-writer"
@@ -67,17 +68,8 @@ class Plane:
 def install() -> None:
     """Installs what is not there yet, or not in the pinned versions."""
     for name in ("requirements", "litellm"):
-        pins, directory = HERE / f"{name}.txt", INSTALLED / name
-        done = directory / "pins.txt"
-        if not done.is_file() or done.read_text() != pins.read_text():
-            print(f"Installing {pins.relative_to(ROOT)} ...", flush=True)
-            subprocess.run([sys.executable, "-m", "venv", "--clear", directory], check=True)
-            pip = (directory / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--quiet", "install")
-            subprocess.run([*pip, "--require-hashes", "-r", pins], check=True)
-            done.write_text(pins.read_text())
-    print(f"Installing {(NODE / 'package.json').relative_to(ROOT)} ...", flush=True)
-    options = ("--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts", "--loglevel=error", "--silent")
-    subprocess.run(["npm", "install", *options, "--prefix", NODE], check=True)
+        install_python(HERE / f"{name}.txt", INSTALLED / name)
+    install_node(NODE)
 
 
 @contextmanager

@@ -236,7 +236,7 @@ class Claims(RuleBasedStateMachine):
 
 def test_one_handling_has_the_job_whatever_happens_in_whatever_order(own_redis_server: RunningServer) -> None:
     machine: Any = type("Machine", (Claims,), {"redis_url": own_redis_server.url})
-    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(stateful_step_count=30))
 
 
 def order(name: str) -> CancelOrder:

@@ -67,7 +67,7 @@ async def test_what_is_reported_again_changes_nothing(redis: Redis) -> None:
     assert (await lately(redis))[MODEL] == Lately(2, 1_040, 1_020)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(outcomes=st.lists(st.tuples(st.booleans(), st.sampled_from([MODEL, OTHER])), max_size=30), data=st.data())
 async def test_however_calls_are_batched_and_shuffled_within_a_batch_the_figures_are_right(
     redis: Redis, outcomes: list[tuple[bool, str]], data: st.DataObject

@@ -524,9 +524,7 @@ def test_the_counts_stay_right_whatever_is_asked_in_whatever_order(redis_server:
         Limits.redis = Redis(redis_server.url)
         run_state_machine_as_test(
             Limits,
-            settings=settings(
-                max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-            ),
+            settings=settings(stateful_step_count=25, suppress_health_check=[HealthCheck.too_slow]),
         )
         runner.run(Limits.redis.close())
 

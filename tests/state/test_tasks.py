@@ -440,9 +440,7 @@ def test_a_cap_is_kept_whatever_happens_in_whatever_order(redis_server: RunningS
         Spending.redis = Redis(redis_server.url)
         run_state_machine_as_test(
             Spending,
-            settings=settings(
-                max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-            ),
+            settings=settings(stateful_step_count=25, suppress_health_check=[HealthCheck.too_slow]),
         )
         runner.run(Spending.redis.close())
 

@@ -119,6 +119,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
             "how fast answers were streamed",
             (*added(ATTEMPTS, "tokens_per_s"), create_view("attempts_per_minute", layout)),
         ),
+        Migration(14, "encrypted texts", added(EXECUTIONS, "encrypted", "encryption_key")),
     )
 
 

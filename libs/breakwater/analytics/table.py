@@ -20,7 +20,7 @@ COUNT_BY_WORD = "Map(LowCardinality(String), UInt32)"
 TIME_OR_NULL = f"Nullable({TIME})"
 COUNT_OR_NULL = "Nullable(UInt64)"
 
-_LONG_TEXTS = frozenset({"output", "messages", "input"})
+_LONG_TEXTS = frozenset({"output", "messages", "input", "encrypted"})
 
 _COUNTS = ("UInt32", "UInt64", "Int32")
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
 import nats.errors
 import structlog
-from faststream import AckPolicy, FastStream
+from faststream import FastStream
 from faststream.message import StreamMessage
-from faststream.nats import JStream, NatsBroker, NatsMessage, NatsSecurity, PullSub
+from faststream.nats import NatsBroker, NatsMessage, NatsSecurity
 from nats.aio.client import Client
 
+from breakwater import background
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.permissions import inbox_prefix
-from breakwater.bus.pull import RETRY_S, WAIT_S, Batches, Pull
+from breakwater.bus.pull import RETRY_S, STOP_S, Batches, Each, Pull
 from breakwater.bus.tls import tls_options
 from breakwater.contracts.subjects import Stream
 from breakwater.outage import Outage
@@ -84,12 +86,16 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
 
 
 class ServiceApp(FastStream):
-    """The application around a broker: runs until SIGTERM or SIGINT, and reports when it is ready."""
+    """The application around a broker: runs until SIGTERM or SIGINT, and reports when it is ready.
+
+    FastStream's own `run` looks ten times a second whether it is to end. This one is woken.
+    """
 
     def __init__(self, broker: NatsBroker) -> None:
         super().__init__(broker, logger=None)
         self._broker = broker
         self._ready = False
+        self._ended = asyncio.Event()
         self.take_over: Callable[[Any], Awaitable[None]] = _unchanged
         """Takes over another config; raises ConfigError where that can't be, and has changed nothing then."""
 
@@ -99,6 +105,25 @@ class ServiceApp(FastStream):
         await subscribed(self._broker)
         self._ready = True
         structlog.get_logger().info("service_ready")
+
+    async def run(self, *_: object, **__: object) -> None:
+        """Starts, and stops on a signal or by `exit`; also where it has not started by then."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.exit)
+        starting, ending = asyncio.create_task(self.start()), asyncio.create_task(self._ended.wait())
+        try:
+            await asyncio.wait((starting, ending), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                await starting
+                await ending
+            await self.stop()
+        finally:
+            await background.stop(starting, ending)
+
+    def exit(self) -> None:
+        """Has it stop."""
+        self._ended.set()
 
     async def is_alive(self) -> bool:
         """Whether it is ready, and connected now."""
@@ -141,31 +166,28 @@ async def _undecoded(message: StreamMessage[Any]) -> Any:
 
 
 def on_each(
+    app: FastStream,
     broker: NatsBroker,
     stream: Stream,
-    subject: str,
     durable: str,
     handle: Callable[[Delivery], Awaitable[None]],
     *,
     concurrency: int,
 ) -> None:
-    """Handles messages one by one, at most `concurrency` at a time. The handler acknowledges."""
+    """Handles messages one by one while the application runs, at most `concurrency` at once. The handler acknowledges.
 
-    async def receive(message: NatsMessage) -> None:
-        with _failures_logged():
-            await handle(Delivery(message.raw_message))
+    FastStream's own subscriber asks NATS again for each message, and every moment while there is none.
+    """
+    each = Each(Pull(connection_of(broker), stream, durable), handle, concurrency=lambda: concurrency)
 
-    broker.subscriber(
-        subject,
-        durable=durable,
-        stream=JStream(stream.value, declare=False),
-        pull_sub=PullSub(batch_size=1, timeout=WAIT_S),
-        max_workers=max(concurrency, 2),
-        inbox_prefix=CONNECTIONS_OWN_INBOX,
-        ack_policy=AckPolicy.MANUAL,
-        decoder=_undecoded,
-        no_reply=True,
-    )(receive)
+    @app.after_startup
+    async def start() -> None:
+        each.start()
+        await each.answered.wait()
+
+    @app.on_shutdown
+    async def stop() -> None:
+        await each.stop(drain_s=STOP_S)
 
 
 def on_request(broker: NatsBroker, subject: str, queue: str, answer: Callable[[str], Awaitable[bytes]]) -> None:
@@ -196,7 +218,7 @@ def on_batch(
     handle: Callable[[list[Delivery]], Awaitable[None]],
     *,
     size: int,
-    linger_s: float,
+    linger_s: float | Callable[[int], float],
 ) -> None:
     """Handles messages in groups while the application runs: a first one, and what comes in `linger_s` after it.
 
@@ -209,7 +231,7 @@ def on_batch(
         durable: the name of its consumer.
         handle: acknowledges. What it raises is logged, and its batch delivered again after the ack wait.
         size: of a batch, at most.
-        linger_s: how late a message may be handled for the sake of larger batches.
+        linger_s: how late a message may be handled for the sake of larger batches, or that by the size of the last one.
     """
     batches = Batches(Pull(connection_of(broker), stream, durable), handle, size=size, linger_s=linger_s)
     app.after_startup(batches.start)

@@ -189,7 +189,7 @@ async def park(publisher: Publisher, delivery: Delivery, *, agent: str, executio
         Header.QUEUED_AT.value: format_time(queued_at(delivery.headers, delivery.published_at)),
     }
     try:
-        await publisher.raw(subjects.parked(agent, execution_id), delivery.data, headers)
+        await publisher.job(subjects.parked(agent, execution_id), delivery.data, headers)
     except NoStream as error:
         # PARKED is always there: a cluster is choosing its new leader.
         raise BusUnavailable(str(error)) from error
@@ -239,7 +239,7 @@ class Waker:
     async def _wake(self, delivery: Delivery, agent: str, execution_id: str, due: datetime) -> None:
         headers = _woken(delivery.headers, execution_id, delivery.sequence, due)
         try:
-            await self._publisher.raw(subjects.job(agent), delivery.data, headers)
+            await self._publisher.job(subjects.job(agent), delivery.data, headers)
         except NoStream as error:
             # A cluster that is choosing the leader of JOBS answers the same; the config distinguishes the two.
             if agent in self._agents:
@@ -280,7 +280,7 @@ async def wake_early(publisher: Publisher, lookup: Lookup, execution_id: str, ag
     agent, _ = subjects.names_of_parked(found.subject)
     if agents and agent not in agents:
         return False
-    await publisher.raw(subjects.job(agent), found.data, _woken(found.headers, execution_id, found.sequence, due))
+    await publisher.job(subjects.job(agent), found.data, _woken(found.headers, execution_id, found.sequence, due))
     return True
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from breakwater.bus.errors import BusUnavailable
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import Event
+from breakwater.encryption import Cipher
 
 LOOKUP_TIMEOUT_S = 5.0
 
@@ -84,14 +85,17 @@ def no_stream(stream: Stream) -> BusUnavailable:
 class Lookup:
     """Looks messages up by subject, served by any replica (direct get)."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, cipher: Cipher | None = None) -> None:
+        """`cipher`: decrypts what is encrypted; else it stays as it is stored."""
         self._connection = connection
+        self._cipher = cipher
 
     async def last(self, stream: Stream, subject: str) -> Found | None:
         """The last message on a subject, or None.
 
         Raises:
             BusUnavailable: NATS does not answer, or has no such stream.
+            Undecryptable: with a cipher that lacks its key.
         """
         return await self._found(stream, self._jetstream.get_last_msg(stream.value, subject, direct=True), subject)
 
@@ -146,7 +150,10 @@ class Lookup:
                 return None
             except nats.errors.NoRespondersError as error:
                 raise no_stream(stream) from error
-        return found(message.data, cast(Mapping[str, str], message.headers or {}))
+        stored = found(message.data, cast(Mapping[str, str], message.headers or {}))
+        if self._cipher is None:
+            return stored
+        return replace(stored, data=self._cipher.decrypt_document(stored.data))
 
     @property
     def _jetstream(self) -> JetStreamContext:

@@ -47,7 +47,6 @@ from breakwater.contracts.subjects import (
     Stream,
     cancels_by,
     encode_token,
-    guard,
     job,
 )
 
@@ -60,6 +59,13 @@ PROGRAM = "program-"
 STREAMS_ACCOUNT = "plane"
 """Where the streams are, and where a reply subject reaches JetStream."""
 
+SYSTEM_ACCOUNT = '"$SYS"'
+"""Where the servers themselves answer. It has no users, and its default name, so that nodes of a cluster that have not
+been restarted yet are in the same one; quoted, as it is no variable."""
+
+HEALTH = "$SYS.REQ.SERVER.PING.HEALTHZ"
+"""Whether each server is well, and what is wrong with it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -67,7 +73,7 @@ class Grant:
 
     user: str
     publish: tuple[str, ...] = ()
-    """What goes to the streams, or asks JetStream for something."""
+    """What goes to the streams, or asks JetStream or the servers for something."""
     sends: tuple[str, ...] = ()
     """What is not stored: it goes to whoever listens."""
     subscribe: tuple[str, ...] = ()
@@ -95,16 +101,16 @@ def program(name: str, agents: Iterable[str]) -> Grant:
 
     It is not among those that hear `bw.results.<job>`, which names no agent, and `bw.chunks.<agent>.<execution>`, which
     is not redacted: its own answers come to its `reply_to`, which is its inbox or a subject below
-    `bw.replies.program-<name>`.
+    `bw.replies.program-<name>`. Nor among those that hear `bw.attempts` and `bw.guards`, which name caps and what is
+    left of them: attempts stand in the record, without these figures.
     """
     user, agents = f"{PROGRAM}{name}", tuple(agents)
-    events = [f"bw.{kind}.{encode_token(a)}.>" for kind in ("attempts", "executions", "breakers") for a in agents]
+    events = [f"bw.{kind}.{encode_token(a)}.>" for kind in ("executions", "breakers") for a in agents]
     return Grant(
         user,
         publish=(*(job(agent) for agent in agents), *(f"$JS.API.DIRECT.GET.{Stream.EVENTS}.{of}" for of in events)),
         subscribe=(
             *events,
-            *(guard(agent) for agent in agents),
             *(f"bw.progress.{encode_token(agent)}.>" for agent in agents),
             f"{CLIENT_INBOX}.{user}.>",
             f"{REPLIES}.{user}.>",
@@ -195,6 +201,7 @@ GRANTS = (
             # It compares the budgets with the record on request.
             *RECORD,
             *BACKLOGS,
+            HEALTH,
         ),
         sends=_below("progress", "cancel-orders"),
         subscribe=_below("results", "progress", "chunks"),
@@ -214,6 +221,7 @@ GRANTS = (
             *consumes(Stream.PARKED, PARKED_CONSUMER),
             "bw.jobs.>",
             *reads(Stream.EVENTS, Stream.RESULTS),
+            HEALTH,
         ),
         sends=(*_below("progress", "chunks"), f"{CLIENT_INBOX}.>", f"{REPLIES}.>"),
         subscribe=(CANCEL_ORDERS,),
@@ -226,6 +234,7 @@ GRANTS = (
             # When Redis was emptied, it rebuilds its state from what is stored.
             f"$JS.API.STREAM.INFO.{Stream.EVENTS}",
             *reads(Stream.EVENTS),
+            HEALTH,
         ),
     ),
     Grant(
@@ -236,6 +245,7 @@ GRANTS = (
             # When Redis was emptied, it rebuilds its state from what is stored; otherwise it compares the two.
             *RECORD,
             *reads(Stream.EVENTS),
+            HEALTH,
         ),
     ),
     Grant(
@@ -252,12 +262,13 @@ GRANTS = (
             *consumes(Stream.ALERTER, ALERTER_REPLAYS),
             f"$JS.API.STREAM.INFO.{Stream.ALERTS}",
             *reads(Stream.ALERTS, Stream.ALERTER),
+            HEALTH,
         ),
         serves=(CHANNEL_TESTS,),
     ),
     Grant(
         "sink",
-        publish=("bw.dlq.>", *consumes(Stream.EVENTS, "sink-events"), *consumes(Stream.ALERTS, "sink-alerts")),
+        publish=("bw.dlq.>", *consumes(Stream.EVENTS, "sink-events"), *consumes(Stream.ALERTS, "sink-alerts"), HEALTH),
     ),
     Grant(
         "setup",
@@ -270,6 +281,7 @@ GRANTS = (
             "bw.jobs.>",
             # That another config is in force.
             *_below("alerts"),
+            HEALTH,
         ),
     ),
     Grant(
@@ -311,7 +323,9 @@ def render(grants: Sequence[Grant], password: Callable[[str], str]) -> str:
     for grant in grants:
         accounts.setdefault(account(grant), []).append(grant)
     rendered = (_account(name, users, grants, password) for name, users in accounts.items())
-    return f"accounts {{\n{''.join(rendered)}}}\n"
+    asking = ", ".join(dict.fromkeys(account(grant) for grant in grants if HEALTH in grant.publish))
+    exports = _list("exports", [f"{{ {_service(HEALTH)}, accounts: [{asking}] }}"] if asking else [])
+    return f"accounts {{\n{''.join(rendered)}  {SYSTEM_ACCOUNT} {{\n{exports}  }}\n}}\n"
 
 
 def account(grant: Grant) -> str:
@@ -355,11 +369,13 @@ def _account(name: str, users: Sequence[Grant], grants: Iterable[Grant], passwor
                 if _covers(own, subject) and account(other) not in exports.setdefault(f'stream: "{own}"', []):
                     exports[f'stream: "{own}"'].append(account(other))
         if name == STREAMS_ACCOUNT:
-            for subject in dict.fromkeys((_INFO, *other.publish)):
+            for subject in dict.fromkeys((_INFO, *_to_streams(other))):
                 exports.setdefault(_service(subject), []).append(account(other))
     if name != STREAMS_ACCOUNT:
-        published = dict.fromkeys((_INFO, *(subject for user in users for subject in user.publish)))
+        published = dict.fromkeys((_INFO, *(subject for user in users for subject in _to_streams(user))))
         imports += [_import("service", STREAMS_ACCOUNT, subject) for subject in published]
+    if any(HEALTH in user.publish for user in users):
+        imports.append(_import("service", SYSTEM_ACCOUNT, HEALTH))
     exported = [f"{{ {what}, accounts: [{', '.join(to)}] }}" for what, to in exports.items() if to]
     return (
         f"  {name} {{\n"
@@ -369,6 +385,10 @@ def _account(name: str, users: Sequence[Grant], grants: Iterable[Grant], passwor
         + _list("exports", exported)
         + "  }\n"
     )
+
+
+def _to_streams(grant: Grant) -> tuple[str, ...]:
+    return tuple(subject for subject in grant.publish if subject != HEALTH)
 
 
 def _user(grant: Grant, password: str) -> str:
@@ -393,8 +413,9 @@ def _covers(pattern: str, subject: str) -> bool:
 
 
 def _service(subject: str) -> str:
-    # Batches, and the messages of a pull, are many answers to one request; a get by subject has one.
-    many = re.match(r"\$JS\.API\.(DIRECT\.GET\.\w+$|CONSUMER\.MSG\.NEXT\.)", subject)
+    # The servers answer each for itself; batches, and the messages of a pull, are many answers to one request; a get by
+    # subject has one.
+    many = subject == HEALTH or re.match(r"\$JS\.API\.(DIRECT\.GET\.\w+$|CONSUMER\.MSG\.NEXT\.)", subject)
     return f'service: "{subject}"' + (f', response: stream, threshold: "{_ANSWERS_WITHIN}"' if many else "")
 
 

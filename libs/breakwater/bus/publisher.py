@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,8 +15,12 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable, NoRoom, NoStream, PublishRefused, StreamFull
+from breakwater.bus.server_health import RESTART, Unhealthy, unhealthy_servers
+from breakwater.contracts.events import DeadLetter
+from breakwater.contracts.execution import Execution
 from breakwater.contracts.subjects import Header
 from breakwater.contracts.types import Event, format_time
+from breakwater.encryption import OFF, Cipher
 
 WRONG_LAST_SEQUENCE = 10071
 FULL = frozenset({10077, 10002, 10047})
@@ -37,10 +42,12 @@ class Stored:
 class Publisher:
     """Publishes for one service. Takes the connection late, as a broker has none before it starts."""
 
-    def __init__(self, connection: Callable[[], Client], source: str) -> None:
+    def __init__(self, connection: Callable[[], Client], source: str, cipher: Cipher = OFF) -> None:
         self._connection = connection
+        self._cipher = cipher
         self._source = f"breakwater/{source}"
         self._jetstream: JetStreamContext | None = None
+        self._asking: asyncio.Task[tuple[Unhealthy, ...]] | None = None
 
     async def event(
         self,
@@ -86,12 +93,22 @@ class Publisher:
         else:
             headers[Header.MSG_ID.value] = id
         try:
-            return await self.raw(subject, event.json_bytes(), headers)
+            return await self.raw(subject, self._encrypted(event), headers)
         except NoStream as error:
             # The plane's own subjects are always there: a cluster is choosing the stream's new leader.
             raise BusUnavailable(str(error)) from error
         except StreamFull as error:
             raise NoRoom(f"{error}: it waits until the oldest go, or limits.*_max_bytes is raised") from error
+
+    async def job(
+        self, subject: str, payload: bytes, headers: Mapping[str, str], *, timeout_s: float = PUBLISH_TIMEOUT_S
+    ) -> Stored:
+        """Publishes a job as `raw` does, its texts encrypted where that is on."""
+        return await self.raw(subject, self._cipher.encrypt_document(payload), headers, timeout_s=timeout_s)
+
+    def _encrypted(self, event: Event) -> bytes:
+        payload = event.json_bytes()
+        return self._cipher.encrypt_document(payload) if isinstance(event, Execution | DeadLetter) else payload
 
     async def raw(
         self, subject: str, payload: bytes, headers: Mapping[str, str], *, timeout_s: float = PUBLISH_TIMEOUT_S
@@ -117,9 +134,18 @@ class Publisher:
             raise NoStream(f"{subject}: no stream takes this subject") from error
         except nats.errors.MaxPayloadError as error:
             raise PublishRefused(f"{subject}: {len(payload)} bytes are over the server's message limit") from error
-        except (TimeoutError, nats.errors.Error, OSError) as error:
+        except TimeoutError as error:
+            raise BusUnavailable(f"NATS did not acknowledge {subject} in time{await self._why(client)}") from error
+        except (nats.errors.Error, OSError) as error:
             raise BusUnavailable(f"NATS did not acknowledge {subject}: {str(error) or type(error).__name__}") from error
         return Stored(ack.stream, ack.seq, bool(ack.duplicate))
+
+    async def _why(self, client: Client) -> str:
+        """What the servers say, which do not answer where they can't write: asked once for all who wait."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(unhealthy_servers(client))
+        found = await asyncio.shield(self._asking)
+        return "".join(f": {one.server} says: {one.in_short}. {RESTART}" for one in found if one.cannot_write)
 
     async def transient(self, subject: str, event: Event) -> None:
         """Publishes on core NATS: received by current subscribers only, not stored. Dropped silently when disconnected.

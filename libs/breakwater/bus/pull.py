@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 
 import nats.errors
@@ -11,20 +14,27 @@ import nats.js.errors
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js import JetStreamContext
+from nats.aio.subscription import Subscription
 
 from breakwater import background
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.lookup import Connection
+from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts.subjects import Stream
 from breakwater.outage import Outage
 
 DRAIN_S = 0.05
 """How long a fetch waits for more messages after the first one."""
 
+OPEN_S = 10.0
+"""How long the server keeps a request open. One that a server has lost with its leadership is made again after that."""
+
+GRACE_S = 1.0
+"""How late the server may say that a request has ended."""
+
 WAIT_S = 2.0
-"""After a server restart a waiting pull request is gone; this is how long it takes to notice."""
+"""How long a fetch waits; the next one sees whether the connection, and with it the request, was lost meanwhile."""
 
 FIRST_WAIT_S = 0.1
 """How long the first fetch of all waits; a consumer that is not there is reported at once."""
@@ -33,57 +43,117 @@ RETRY_S = 0.5
 STOP_S = 10.0
 """How long the batch that is being handled may still take when its service ends."""
 
+KEPT_S = ACK_WAIT_S * 0.75
+"""A message that has waited here for so long is left to the server, which is about to deliver it again."""
+
+_ENDED = {"404", "408"}
+"""The statuses with which a request ends that brought less than it asked for. 409: its server shuts down, or no longer
+leads; it is asked again a moment later."""
+
 
 class Pull:
-    """A durable consumer, asked for messages. To be closed."""
+    """A durable consumer, asked for messages. To be closed.
+
+    A request stays open at the server beyond the fetch that made it: a server that is asked again for each message, or
+    every moment while there is none, has more work with the asking than with the messages. What comes between two
+    fetches waits here, at most what was asked for.
+    """
 
     def __init__(self, connection: Connection, stream: Stream, durable: str) -> None:
         self._connection = connection
-        self._stream = stream
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream.value}.{durable}"
         self.durable = durable
         self._client: Client | None = None
-        self._subscription: JetStreamContext.PullSubscription | None = None
+        self._subscription: Subscription | None = None
+        self._inbox = ""
+        self._reconnects, self._requests = 0, 0
+        self._asked, self._asked_until = 0, 0.0
+        self._waiting: deque[tuple[float, Msg]] = deque()
+        self._least = 1
+        self._error: str | None = None
+        self._news = asyncio.Event()
 
-    async def fetch(self, most: int, wait_s: float, linger_s: float = DRAIN_S) -> list[Delivery]:
+    async def fetch(
+        self, most: int, wait_s: float, linger_s: float = DRAIN_S, *, ask: int | None = None
+    ) -> list[Delivery]:
         """A first message, waited for as long as `wait_s`, and what comes in `linger_s` after it; at most `most`.
+
+        `ask`: for how many the server is asked, where those beyond `most` may wait here for the next fetch.
 
         Raises:
             BusUnavailable: NATS does not answer, or has no such consumer.
         """
         try:
-            subscription = await self._subscribed()
-            # One by itself first: a fetch of many waits for all of them until its time is up.
-            messages = await subscription.fetch(1, timeout=wait_s)
-            if most > 1:
-                messages += await self._more(subscription, most - 1, linger_s)
-        except (TimeoutError, nats.errors.TimeoutError):
-            return []
+            if await self._came(1, ask or most, wait_s) and linger_s:
+                await self._came(most, ask or most, linger_s)
         except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
             await self.close()
-            raise BusUnavailable(f"NATS has nothing of {self.durable}: {str(error) or type(error).__name__}") from error
-        return [Delivery(message) for message in messages]
+            reason = (str(error) or type(error).__name__).strip()
+            raise BusUnavailable(f"NATS has nothing of {self.durable}: {reason}") from error
+        return [Delivery(self._waiting.popleft()[1]) for _ in range(min(most, len(self._waiting)))]
 
     async def close(self) -> None:
-        """Unsubscribes."""
+        """Unsubscribes, and gives back what nobody has fetched."""
         subscription, self._subscription = self._subscription, None
+        self._asked = 0
         if subscription is not None:
             try:
                 await subscription.unsubscribe()
+                while self._waiting:
+                    await self._waiting.popleft()[1].nak()
             except (nats.errors.Error, nats.js.errors.Error):
-                return  # a connection that is closed has no subscriptions left
+                self._waiting.clear()  # a connection that is closed has no subscriptions left
 
-    async def _more(self, subscription: JetStreamContext.PullSubscription, most: int, linger_s: float) -> list[Msg]:
-        try:
-            return await subscription.fetch(most, timeout=linger_s)
-        except (TimeoutError, nats.errors.TimeoutError):
-            return []
+    async def _came(self, least: int, ask: int, wait_s: float) -> bool:
+        """Whether so many messages wait here, at the latest after a time."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_s
+        self._least = least
+        while True:
+            now = loop.time()
+            while self._waiting and self._waiting[0][0] < now - KEPT_S:
+                self._waiting.popleft()
+            if len(self._waiting) >= least or now >= until:
+                return len(self._waiting) >= least
+            await self._ask(ask, now)
+            self._news.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(min(until, self._asked_until)):
+                    await self._news.wait()
+            if self._error is not None:
+                status, self._error = self._error, None
+                raise nats.js.errors.Error(f"status {status}")
 
-    async def _subscribed(self) -> JetStreamContext.PullSubscription:
+    async def _ask(self, ask: int, now: float) -> None:
+        """Sees to it that a request is open."""
         client = self._connection()
         if self._subscription is None or self._client is not client:
-            self._subscription = await client.jetstream().pull_subscribe_bind(self.durable, self._stream.value)
-            self._client = client
-        return self._subscription
+            self._client, self._inbox = client, client.new_inbox()
+            self._waiting.clear()
+            self._asked = 0
+            self._subscription = await client.subscribe(f"{self._inbox}.*", cb=self._receive)
+        lost, self._reconnects = self._reconnects != client.stats["reconnects"], client.stats["reconnects"]
+        if lost or not self._asked or now >= self._asked_until:
+            request = {"batch": ask, "expires": int(OPEN_S * 1e9)}
+            self._asked, self._asked_until = ask, now + OPEN_S + GRACE_S
+            self._requests += 1
+            await client.publish(self._next, json.dumps(request).encode(), f"{self._inbox}.{self._requests}")
+
+    async def _receive(self, message: Msg) -> None:
+        now, status = asyncio.get_running_loop().time(), (message.headers or {}).get("Status")
+        if status is None:
+            self._asked = max(0, self._asked - 1)
+            self._waiting.append((now, message))
+        elif message.subject == f"{self._inbox}.{self._requests}":  # of the last request, not of one given up as lost
+            if status in _ENDED:
+                self._asked = 0
+            elif status == "409":
+                self._asked_until = now + RETRY_S
+            else:
+                self._error = status
+            self._news.set()
+        if not self._asked or len(self._waiting) >= self._least:
+            self._news.set()
 
 
 class Each:
@@ -96,6 +166,9 @@ class Each:
         self._pull, self._handle, self._concurrency = pull, handle, concurrency
         self._reading: asyncio.Task[None] | None = None
         self._handling: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+        self.answered = asyncio.Event()
+        """Whether the consumer has answered once."""
 
     def start(self) -> None:
         """Begins to read."""
@@ -114,16 +187,28 @@ class Each:
         try:
             while True:
                 while len(self._handling) >= self._concurrency():
-                    await asyncio.wait(self._handling, return_when=asyncio.FIRST_COMPLETED)
-                for delivery in await outage.outlast(self._fetch, on=BusUnavailable, retry_s=RETRY_S):
+                    # Not `asyncio.wait`, which looks at all of them for each one that ends.
+                    self._ended.clear()
+                    await self._ended.wait()
+                deliveries = await outage.outlast(self._fetch, on=BusUnavailable, retry_s=RETRY_S)
+                self.answered.set()
+                for delivery in deliveries:
                     task = asyncio.create_task(self._handled(delivery))
                     self._handling.add(task)
-                    task.add_done_callback(self._handling.discard)
+                    task.add_done_callback(self._let_go)
         finally:
             await self._pull.close()
 
     async def _fetch(self) -> list[Delivery]:
-        return await self._pull.fetch(1, WAIT_S)
+        wait_s = WAIT_S if self.answered.is_set() else FIRST_WAIT_S
+        # The consumer delivers no more than the concurrency: what is asked for beyond what is free comes when it may.
+        concurrency = self._concurrency()
+        free = concurrency - len(self._handling)
+        return await self._pull.fetch(free, wait_s, linger_s=0, ask=concurrency)
+
+    def _let_go(self, task: asyncio.Task[None]) -> None:
+        self._handling.discard(task)
+        self._ended.set()
 
     async def _handled(self, delivery: Delivery) -> None:
         try:
@@ -136,11 +221,16 @@ class Batches:
     """The messages of a consumer, handled in batches, one after the other."""
 
     def __init__(
-        self, pull: Pull, handle: Callable[[list[Delivery]], Awaitable[None]], *, size: int, linger_s: float
+        self,
+        pull: Pull,
+        handle: Callable[[list[Delivery]], Awaitable[None]],
+        *,
+        size: int,
+        linger_s: float | Callable[[int], float],
     ) -> None:
         """Reads nothing yet; the arguments are those of `on_batch`."""
         self._pull, self._handle = pull, handle
-        self._size, self._linger_s = size, linger_s
+        self._size, self._linger_s, self._last = size, linger_s, 0
         self._outage = Outage("messages to handle")
         self._reading: asyncio.Task[None] | None = None
         self._handling: asyncio.Task[None] | None = None
@@ -169,8 +259,11 @@ class Batches:
             await self._pull.close()
 
     async def _next(self, wait_s: float) -> list[Delivery]:
-        fetch = partial(self._pull.fetch, self._size, wait_s, self._linger_s)
-        return await self._outage.outlast(fetch, on=BusUnavailable, retry_s=RETRY_S)
+        linger_s = self._linger_s(self._last) if callable(self._linger_s) else self._linger_s
+        fetch = partial(self._pull.fetch, self._size, wait_s, linger_s)
+        batch = await self._outage.outlast(fetch, on=BusUnavailable, retry_s=RETRY_S)
+        self._last = len(batch)
+        return batch
 
     async def _handled(self, batch: list[Delivery]) -> None:
         try:

@@ -11,7 +11,7 @@ from breakwater.tls import client_context, tls_settings
 class TlsOptions(TypedDict):
     """Keyword arguments of `nats.connect`."""
 
-    tls: ssl.SSLContext
+    tls: ssl.SSLContext | None
     tls_handshake_first: bool
 
 
@@ -24,4 +24,7 @@ def tls_options(url: str) -> TlsOptions:
     Raises:
         ConfigError: a file of `BREAKWATER_TLS_*` can't be used.
     """
-    return {"tls": client_context(tls_settings()), "tls_handshake_first": url.startswith("tls:")}
+    settings, encrypted = tls_settings(), url.startswith("tls:")
+    # With neither, nats-py makes such a context only if the server asks for TLS.
+    context = client_context(settings) if encrypted or settings.model_fields_set else None
+    return {"tls": context, "tls_handshake_first": encrypted}

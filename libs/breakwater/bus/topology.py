@@ -68,6 +68,8 @@ class Plan:
     results_max_age_h: float = 24
     max_bytes: Mapping[Stream, int] = field(default_factory=dict[Stream, int])
     """Of the streams that the config limits."""
+    jobs_max_per_agent: int | None = None
+    """The most messages of one agent in JOBS; None for any number."""
 
 
 def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
@@ -94,6 +96,8 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             0,
             retention=RetentionPolicy.WORK_QUEUE,
             duplicate_window=DUPLICATE_WINDOW_S,
+            max_msgs_per_subject=plan.jobs_max_per_agent or -1,
+            discard_new_per_subject=plan.jobs_max_per_agent is not None,
             **keeps,
         ),
         stream(

@@ -93,6 +93,8 @@ def check(
     output.table(columns, config.agents.items())
     for name, caps in _shared_caps(config).items():
         output.write(f"{name}: {_caps(caps)}, days and months of {config.budgets.timezone}")
+    if keys := config.encryption.keys:
+        output.write(f"encryption: on, with the first of {counted(len(keys), 'key')}; all decrypt")
     for warning in warnings(config):
         output.note(warning, "yellow")
 
@@ -148,6 +150,8 @@ def warnings(config: Config) -> tuple[str, ...]:
         found += (f"agents.{name}: {problem}" for problem in _about_models(config, agent))
         if (why := unaffordable(config, name)) is not None:
             found.append(f"agents.{name}: {why}")
+    if len(set(config.encryption.keys)) < len(config.encryption.keys):
+        found.append("encryption.keys: the same key stands there twice")
     return (*found, *_about_alerts(config.alerts))
 
 

@@ -85,6 +85,7 @@ async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Find
     ]
     if config is not None:
         checks.append(("provider", lambda: doctor_checks.provider_findings(config)))
+        checks.append(("encryption", lambda: doctor_checks.encryption_findings(plane, config)))
     found = await asyncio.gather(*(_guarded(area, check) for area, check in checks))
     return [finding for findings in found for finding in findings]
 

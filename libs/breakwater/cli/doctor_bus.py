@@ -64,9 +64,21 @@ async def nats_findings(plane: PlaneLocation, config: Config | None) -> list[Fin
         ahead_s = await _clock_ahead_s(client)
         if ahead_s is not None:
             findings.append(clock("nats", ahead_s))
+        findings += await _unhealthy(client)
         if config is not None:
             findings += await _topology(client, config)
     return findings
+
+
+async def _unhealthy(client: Client) -> list[Finding]:
+    from breakwater.bus.server_health import RESTART, unhealthy_servers
+
+    return [
+        Finding("nats", "fail", f"{one.server} can't write: {one.error}", RESTART)
+        if one.cannot_write
+        else Finding("nats", "warn", f"{one.server} is not well: {one.error}", "See its log.")
+        for one in await unhealthy_servers(client)
+    ]
 
 
 def _version(client: Client) -> str:

@@ -90,11 +90,61 @@ def secret_findings(config: Config, *, running: bool = False) -> list[Finding]:
                 "Set it where the service runs; a service that has it in its own environment is not seen from here."
             )
             findings.append(Finding("config", "warn", f"{path}: {error}", remedy))
+    findings += _key_findings(config, readable=not any("encryption.keys" in one.text for one in findings))
     if named and not findings:
         findings.append(Finding("config", "ok", f"{len(named)} secrets can be read"))
     remedy = "It must be there where the worker runs; what is there alone is not seen from here."
     findings += [Finding("config", "warn", problem.strip(), remedy) for problem in unusable_programs(config)]
     return findings
+
+
+def _key_findings(config: Config, *, readable: bool) -> list[Finding]:
+    """Whether the keys that texts are encrypted with are keys."""
+    from breakwater.config import cipher_of
+
+    try:
+        if readable:
+            cipher_of(config)
+    except ConfigError as error:
+        return [Finding("config", "fail", str(error), "Services end at once with it: see docs/security.md.")]
+    return []
+
+
+async def encryption_findings(plane: PlaneLocation, config: Config) -> list[Finding]:
+    """Whether the keys are there that what is stored needs: the executions in ClickHouse, and the newest result."""
+    from breakwater.analytics.errors import QueryFailed
+    from breakwater.bus.lookup import Lookup
+    from breakwater.config import cipher_of
+    from breakwater.contracts.subjects import Stream
+    from breakwater.encryption import key_of_document
+
+    try:
+        known = cipher_of(config).key_ids
+    except ConfigError:
+        return []  # said with the config's secrets
+    by_key = "SELECT encryption_key, count() FROM executions WHERE encryption_key IS NOT NULL GROUP BY encryption_key"
+    async with connect.analytics(plane.clickhouse_url) as analytics:
+        try:
+            stored = {str(key): f"{count:,} executions" for key, count in (await analytics.query(by_key)).rows}
+        except QueryFailed:
+            stored = {}  # migrations are not applied, which is said elsewhere
+    async with connect.bus(plane.admin_nats_url) as client:
+        newest = await Lookup(lambda: client).last(Stream.RESULTS, "bw.results.>")
+    if newest is not None and (key := key_of_document(newest.data)) is not None:
+        stored.setdefault(key, "the newest result")
+    missing = [
+        Finding(
+            "encryption",
+            "fail",
+            f"{what} are encrypted with key {key}, which encryption.keys does not have: their texts can't be read",
+            "Put that key back, behind the first one; `breakwater encryption keys` lists those that are there.",
+        )
+        for key, what in sorted(stored.items())
+        if key not in known
+    ]
+    if missing or not (known or stored):
+        return missing
+    return [Finding("encryption", "ok", f"on: new texts are encrypted with key {known[0]}, and all stored can be read")]
 
 
 async def redis_findings(plane: PlaneLocation) -> list[Finding]:
@@ -230,34 +280,49 @@ async def config_findings(plane: PlaneLocation, config: Config | None) -> list[F
         plane: the running one.
         config: as its file says; None where that is wrong, of which there is another finding.
     """
+    shown = await _configs_shown(await plane.metrics_urls())
+    findings: list[Finding] = []
+    if refusing := sorted(f"{name} (version {one.version})" for name, one in shown.items() if one.refused):
+        text = f"the config file can't be used, and the last good one stays in force in {', '.join(refusing)}"
+        remedy = "Their logs say what is wrong (`config_not_taken_over`). Correct the file, apply it, and send SIGHUP."
+        findings.append(Finding("config", "warn", text, remedy))
     applied = plane.config_in_force() or config
     if applied is None:
-        return []
-    version, of = applied.version, await _config_versions(await plane.metrics_urls())
-    behind = sorted(f"{name} ({found})" for name, found in of.items() if found != version)
-    findings: list[Finding] = []
+        return findings
+    version = applied.version
+    behind = sorted(f"{name} ({one.version})" for name, one in shown.items() if one.version != version)
     if config is None or config.version != version:
         why = "is wrong" if config is None else f"is version {config.version} and not applied"
         text = f"version {version} stays in force, as the file {why}"
         findings.append(Finding("config", "warn", text, "See what `breakwater up` says of it."))
-    if of:
-        good = f"version {version} is in force in each of {len(of)} processes"
+    if shown:
+        good = f"version {version} is in force in each of {len(shown)} processes"
         bad = f"version {version} is not in force in {', '.join(behind)}"
         remedy = "Send SIGHUP to them; their logs say if they do not take it over (`config_not_taken_over`)."
         findings.append(judged("config", not behind, good, bad, remedy, verdict="warn"))
     return findings
 
 
-async def _config_versions(urls: Mapping[str, str]) -> dict[str, str]:
-    """The version that each process shows; those that show none are left out, as others look after those."""
-    found: dict[str, str] = {}
+@dataclass(frozen=True, slots=True)
+class _ConfigShown:
+    """What a process shows of its config."""
+
+    version: str
+    refused: bool
+    """Whether its file, as it last read it, can't be used."""
+
+
+async def _configs_shown(urls: Mapping[str, str]) -> dict[str, _ConfigShown]:
+    """What each process shows; those that show nothing are left out, as others look after those."""
+    found: dict[str, _ConfigShown] = {}
     for name, url in urls.items():
         try:
             _, text = await _get(url)
         except OSError:
             continue
-        if shown := re.search(r'^breakwater_config_info{version="(\w+)"}', text, re.MULTILINE):
-            found[name] = shown[1]
+        if version := re.search(r'^breakwater_config_info{version="(\w+)"}', text, re.MULTILINE):
+            refused = re.search(r"^breakwater_config_refused 1", text, re.MULTILINE)
+            found[name] = _ConfigShown(version[1], refused is not None)
     return found
 
 

@@ -76,6 +76,7 @@ def expected(error: BaseException) -> CliError:
     from breakwater.embedded.datadir import DataDirError
     from breakwater.embedded.events import ProcessFailedError
     from breakwater.embedded.ports import PortInUseError
+    from breakwater.encryption import Undecryptable
     from breakwater.errors import ConfigError, Unavailable
 
     match error:
@@ -83,6 +84,8 @@ def expected(error: BaseException) -> CliError:
             return error
         case ConfigError():
             return CliError("config", str(error))
+        case Undecryptable():
+            return CliError("undecryptable", str(error), "`breakwater encryption keys` lists the keys at hand.")
         case DataDirError():
             return CliError("data_dir", str(error))
         case PortInUseError():

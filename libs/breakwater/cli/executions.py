@@ -17,6 +17,7 @@ from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.export import Status, export
 from breakwater.cli.output import Column
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
+from breakwater.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -90,7 +91,8 @@ def executions(
         if tree:
             show_tree(_known(run(_find_tree(url, execution_id)), execution_id), as_json=as_json)
         else:
-            _show_execution(_known(run(_find(url, execution_id)), execution_id), as_json=as_json)
+            found = _known(run(_find(url, execution_id)), execution_id)
+            _show_execution(_decrypted(found, PlaneLocation(data)), as_json=as_json)
         return
     begin = formats.since(since, datetime.now(UTC)) if since is not None else None
     lines = run(_list(url, agent, status, begin, limit))
@@ -118,6 +120,19 @@ async def _find(url: str, execution_id: str) -> Execution | None:
 
     async with connect.analytics(url) as analytics:
         return await find_execution(analytics, execution_id)
+
+
+def _decrypted(found: Execution, plane: PlaneLocation) -> Execution:
+    """With its texts, where the keys of the config can be read here; else a note says why not."""
+    if found.encrypted is None:
+        return found
+    from breakwater.encryption import Undecryptable
+
+    try:
+        return plane.cipher().decrypt_record(found)
+    except (ConfigError, Undecryptable) as error:
+        output.note(f"its texts are not shown: {error}", "yellow")
+        return found
 
 
 async def _list(

@@ -211,8 +211,8 @@ async def _copy(chunks: AsyncGenerator[bytes], file: BinaryIO, progress: ExportP
 
 async def _to_stdout(chunks: AsyncGenerator[bytes], progress: ExportProgress) -> None:
     try:
-        await _copy(chunks, sys.stdout.buffer, progress)
-        sys.stdout.buffer.flush()
+        await _copy(chunks, output.binary(), progress)
+        sys.stdout.flush()
     except BrokenPipeError:
         # Else Python would try once more to write what is left, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -19,6 +19,7 @@ from breakwater.cli import (
     contract,
     dlq,
     doctor,
+    encryption,
     errors,
     executions,
     guards,
@@ -64,6 +65,7 @@ app.command(rich_help_panel="Run")(setup.setup)
 app.command(rich_help_panel="Run")(contract.contract)
 app.add_typer(config_check.app, name="config", rich_help_panel="Run")
 app.add_typer(keys.app, name="keys", rich_help_panel="Run")
+app.add_typer(encryption.app, name="encryption", rich_help_panel="Run")
 
 
 def _show_version(shown: bool) -> None:

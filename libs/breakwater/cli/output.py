@@ -7,6 +7,8 @@ ids folded after 10 characters; with its reason below it takes 2.
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import os
 import re
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,6 +114,25 @@ def write(text: str, *, end: str = "\n", stderr: bool = False) -> None:
     stream = sys.stderr if stderr else sys.stdout
     stream.write((visible(text) if stream.isatty() else text) + end)
     stream.flush()
+
+
+class _Screen(io.RawIOBase):
+    """Bytes of text on their way to a terminal, made `visible`."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(self, data: Any, /) -> int:
+        sys.stdout.write(visible(self._decoder.decode(bytes(data))))
+        return len(data)
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
+def binary() -> BinaryIO:
+    """Stdout for a command that passes on bytes as they come."""
+    return cast(BinaryIO, _Screen()) if sys.stdout.isatty() else sys.stdout.buffer
 
 
 def note(text: str, style: str = "dim") -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from breakwater.api_client import ApiClient
     from breakwater.config import Config
     from breakwater.embedded.endpoints import Endpoints
+    from breakwater.encryption import Cipher
 
 DEFAULT_DATA = Path(".breakwater")
 
@@ -156,6 +157,12 @@ class PlaneLocation:
         from breakwater.config import load_config
 
         return load_config(self.config_file(option))
+
+    def cipher(self, option: Path | None = None) -> Cipher:
+        """What encrypts and decrypts by the config's keys, as far as they can be read here. Raises ConfigError."""
+        from breakwater.config import cipher_of
+
+        return cipher_of(self.config(option))
 
     def _variable(self, name: str) -> str | None:
         return None if self._only_data else os.environ.get(name) or None

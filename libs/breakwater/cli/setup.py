@@ -114,6 +114,7 @@ def bus_plan(config: Config) -> Plan:
         alert_channels=tuple(config.alerts.channels),
         events_max_age_h=config.limits.events_max_age_h,
         results_max_age_h=config.limits.results_max_age_h,
+        jobs_max_per_agent=config.limits.jobs_max_per_agent,
         max_bytes={
             Stream.JOBS: config.limits.jobs_max_bytes,
             Stream.EVENTS: config.limits.events_max_bytes,

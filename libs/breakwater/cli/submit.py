@@ -23,6 +23,7 @@ from breakwater.cli.errors import CliError, ExitCode, unreachable, wrong_usage
 from breakwater.cli.given import read_file, read_stdin, sendable
 from breakwater.cli.output import Column
 from breakwater.cli.plane import PlaneLocation
+from breakwater.errors import ConfigError
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from breakwater.api_client import ApiClient, ApiResponse
     from breakwater.bus.errors import PublishRefused
     from breakwater.bus.lookup import Lookup
+    from breakwater.encryption import Cipher
 
 DEFAULT_WAIT_S = 30.0
 LONGEST_WAIT_S = 300.0
@@ -126,7 +128,7 @@ def submit(
     waits_s = wait_s if wait else 0.0
     sending: Coroutine[Any, Any, dict[str, Any] | None]
     if via is Via.NATS:
-        sending = _send_over_nats(PlaneLocation(api.data).nats_url, job, wait_s=waits_s)
+        sending = _send_over_nats(PlaneLocation(api.data), job, wait_s=waits_s)
     else:
         sending = _send(api.client(), job, wait_s=waits_s)
     try:
@@ -172,7 +174,7 @@ def _undecided(response: ApiResponse) -> bool:
     return response.status == 202
 
 
-async def _send_over_nats(url: str, job: dict[str, Any], *, wait_s: float) -> dict[str, Any] | None:
+async def _send_over_nats(plane: PlaneLocation, job: dict[str, Any], *, wait_s: float) -> dict[str, Any] | None:
     """Publishes a job, and waits for its result. Returns and raises as `_send`."""
     import asyncio
 
@@ -185,6 +187,7 @@ async def _send_over_nats(url: str, job: dict[str, Any], *, wait_s: float) -> di
     from breakwater.contracts.job import Job
     from breakwater.contracts.subjects import Header
     from breakwater.contracts.validation import explain
+    from breakwater.encryption import OFF
 
     try:
         checked = Job.model_validate(job)
@@ -192,7 +195,11 @@ async def _send_over_nats(url: str, job: dict[str, Any], *, wait_s: float) -> di
         # The worker would dead-letter it; here it can still be corrected.
         raise CliError("invalid_job", explain(error, Job), exit_code=ExitCode.USAGE) from None
     agent, job_id = checked.agent, job["job_id"]
-    async with connect.bus(url) as client:
+    try:
+        cipher = plane.cipher()
+    except ConfigError:
+        cipher = OFF  # whoever only submits need not have the config, nor its keys
+    async with connect.bus(plane.nats_url) as client:
         loop = asyncio.get_running_loop()
         received: asyncio.Future[bytes] = loop.create_future()
 
@@ -205,7 +212,7 @@ async def _send_over_nats(url: str, job: dict[str, Any], *, wait_s: float) -> di
         headers = {Header.MSG_ID.value: subjects.message_id(agent, job_id), Header.TRACEPARENT.value: new_traceparent()}
         payload = json.dumps(job, ensure_ascii=False).encode()
         try:
-            await Publisher(lambda: client, "cli").raw(subjects.job(agent), payload, headers)
+            await Publisher(lambda: client, "cli", cipher).job(subjects.job(agent), payload, headers)
         except PublishRefused as error:
             raise _refused_over_nats(agent, error) from error
         except BusUnavailable as error:
@@ -214,11 +221,11 @@ async def _send_over_nats(url: str, job: dict[str, Any], *, wait_s: float) -> di
                 f"Whether the job was accepted is not known; submit it again with the same --job-id ({job_id}). "
                 "A NATS user without the right to publish jobs gets no response either.",
             ) from error
-        return await _result_over_nats(Lookup(lambda: client), received, job_id, wait_s)
+        return await _result_over_nats(Lookup(lambda: client, cipher), received, job_id, wait_s, cipher)
 
 
 async def _result_over_nats(
-    lookup: Lookup, received: asyncio.Future[bytes], job_id: str, wait_s: float
+    lookup: Lookup, received: asyncio.Future[bytes], job_id: str, wait_s: float, cipher: Cipher
 ) -> dict[str, Any] | None:
     import asyncio
 
@@ -229,7 +236,7 @@ async def _result_over_nats(
     while (left_s := deadline - time.monotonic()) > 0:
         await asyncio.wait([received], timeout=min(pause_s, left_s))
         if received.done():
-            return json.loads(received.result())
+            return json.loads(cipher.decrypt_document(received.result()))
         # An id that was used before has its result already: none will be received.
         found = await lookup.last(Stream.RESULTS, subjects.result(job_id))
         if found is not None:

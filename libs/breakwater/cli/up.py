@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,6 +96,7 @@ async def _run(
     as_json: bool,
 ) -> int:
     from breakwater import background
+    from breakwater.cli.full_disk import FullDisk
     from breakwater.cli.reload import ConfigFollower
     from breakwater.config import load_config
     from breakwater.embedded.ports import choosing
@@ -132,6 +134,8 @@ async def _run(
         _show_endpoints(stack, key, agent, as_json=as_json, simulate=simulate)
         follower = ConfigFollower(supervisor, data, stack, config_file, _reporter(as_json=as_json), simulation)
         following.append(asyncio.create_task(follower.run()))
+        full_disk = FullDisk(supervisor, data, stack, partial(_show_disk, as_json=as_json))
+        following.append(asyncio.create_task(full_disk.run()))
 
     try:
         code = await supervisor.run_until_signal(bring_up)
@@ -244,6 +248,13 @@ def _reporter(*, as_json: bool) -> Report:
                 output.note(f"  {name} is started again, with the environment variables that it needs now")
 
     return show
+
+
+def _show_disk(event: str, message: str, *, as_json: bool) -> None:
+    if as_json:
+        output.json_line({"event": event, "process": "nats", "message": message})
+    else:
+        output.styled((f"  nats: {message}", "yellow"))
 
 
 def _span_of(urls: list[str]) -> str:

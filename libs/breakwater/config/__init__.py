@@ -4,6 +4,7 @@ from breakwater.config.alerts import AlertChannel, Alerts, PythonChannel, SlackC
 from breakwater.config.diff import changes
 from breakwater.config.live import LiveConfig, require_reloadable
 from breakwater.config.load import (
+    cipher_of,
     load_config,
     named_secrets,
     parse_config,
@@ -46,6 +47,7 @@ __all__ = [
     "SlackChannel",
     "WebhookChannel",
     "changes",
+    "cipher_of",
     "load_config",
     "named_secrets",
     "objection",

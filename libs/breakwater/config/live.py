@@ -36,3 +36,5 @@ def require_reloadable(before: Config, after: Config) -> None:
             "budgets.timezone: the days and months of spend that is counted already would be others; stop all services "
             "before it is changed"
         )
+    if before.encryption != after.encryption:
+        raise ConfigError("encryption.keys: services read them when they start; restart them one by one instead")

@@ -13,9 +13,13 @@ from pydantic import BaseModel, ValidationError
 from breakwater.callables import load_callable
 from breakwater.config.models import Config, hint
 from breakwater.contracts.validation import about_controls
+from breakwater.encryption import Cipher
 from breakwater.errors import ConfigError
 from breakwater.providers.registry import KINDS
 from breakwater.secret_refs import SecretRef
+
+DECRYPTING = frozenset({"worker", "request", "console"})
+"""The services that read or show texts; the others pass on what is encrypted."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -74,7 +78,28 @@ def parse_config(text: str, *, source: str = "config") -> Config:
     except ValidationError as error:
         lines = [line for problem in _without_inherited(error.errors()) for line in _explain(problem)]
         count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
-        raise ConfigError(f"{source}: {count}\n" + "\n".join(f"  {line}" for line in dict.fromkeys(lines))) from None
+        root = yaml.compose(text, _Loader)
+        listed = "\n".join(f"  {line}{_line_of(root, line)}" for line in dict.fromkeys(lines))
+        raise ConfigError(f"{source}: {count}\n{listed}") from None
+
+
+def _line_of(node: yaml.Node | None, mistake: str) -> str:
+    """The line of the file where the path begins to be wrong that a mistake starts with; "" where none is known."""
+    line, path = None, mistake.partition(": ")[0]
+    while path:
+        if isinstance(node, yaml.MappingNode):
+            inside = [(str(key.value), key, value) for key, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            inside = [(str(index), item, item) for index, item in enumerate(node.value)]
+        else:
+            break
+        # Names have dots, too: the longest that fits.
+        fits = [one for one in inside if path == one[0] or path.startswith(f"{one[0]}.")]
+        if not fits:
+            break
+        name, marked, node = max(fits, key=lambda one: len(one[0]))
+        line, path = marked.start_mark.line + 1, path[len(name) + 1 :]
+    return "" if line is None else f" (line {line})"
 
 
 def _without_inherited(problems: Iterable[Any]) -> list[Any]:
@@ -195,12 +220,29 @@ def named_secrets(config: Config) -> Iterator[tuple[str, SecretRef]]:
         for place, secret in provider.secrets().items():
             yield f"providers.{name}.{place}", secret
     yield from config.alerts.secrets()
+    yield from _encryption_keys(config)
+
+
+def _encryption_keys(config: Config) -> Iterator[tuple[str, SecretRef]]:
+    return ((f"encryption.keys.{place}", key) for place, key in enumerate(config.encryption.keys))
+
+
+def cipher_of(config: Config) -> Cipher:
+    """What encrypts and decrypts by the keys that a config names. Raises ConfigError: one can't be read, or is none."""
+    keys: list[str] = []
+    for path, key in _encryption_keys(config):
+        try:
+            keys.append(key.read())
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+    return Cipher(keys)
 
 
 def variables_of(config: Config, service: str) -> frozenset[str]:
     """The environment variables that a service reads because of the config: its secrets, and what `environment` names.
 
-    Secrets of providers are the worker's, those of alerts the alerter's; `request` checks the links in alerts.
+    Secrets of providers are the worker's, those of alerts the alerter's; `request` checks the links in alerts. The keys
+    that texts are encrypted with are for those services that read or show them.
     """
     named: Iterable[tuple[str, SecretRef]]
     match service:
@@ -212,5 +254,6 @@ def variables_of(config: Config, service: str) -> frozenset[str]:
             named = (("alerts.links.secret", config.alerts.links.secret),)
         case _:
             named = ()
-    secrets = {secret.env for _, secret in named if secret.env is not None}
+    keys = _encryption_keys(config) if service in DECRYPTING else ()
+    secrets = {secret.env for _, secret in (*named, *keys) if secret.env is not None}
     return frozenset(secrets.union(*(names for name, names in config.environment.items() if name == service)))

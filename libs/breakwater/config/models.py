@@ -26,7 +26,7 @@ from breakwater.policy.redact import RedactionRules
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from breakwater.policy.retry import RetryBudgetRules, RetryPolicy
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
-from breakwater.secret_refs import EnvName
+from breakwater.secret_refs import EnvName, Secret
 
 MIB, GIB = 1024**2, 1024**3
 
@@ -39,6 +39,20 @@ RESERVED_PARAMS = {
     "web_search_options": "are not supported: searches have prices of their own, which budgets don't know",
 }
 
+_PRICED_APART: Mapping[str, JsonValue] = {
+    "audio": None,
+    "inference_geo": "global",
+    "mcp_servers": [],
+    "modalities": ["text"],
+    "plugins": [],
+    "search_parameters": None,
+    "speed": "standard",
+}
+"""Params of some providers that change a call's price, or add to it, each with the value that asks for nothing."""
+
+_RUN_BY_PROVIDER = ("code_", "file_search", "google_", "image_generation", "mcp", "web_", "x_search")
+"""What the types of tools begin with that the provider runs itself, and charges beside the tokens."""
+
 
 def params_objection(params: Mapping[str, JsonValue]) -> FieldError | None:
     """Why params can't go to a provider as they are; None where they can.
@@ -48,6 +62,16 @@ def params_objection(params: Mapping[str, JsonValue]) -> FieldError | None:
     for name in params:
         if name in RESERVED_PARAMS:
             return FieldError(name, RESERVED_PARAMS[name])
+        if name in _PRICED_APART and params[name] not in (None, _PRICED_APART[name]):
+            return FieldError(name, "is not supported: it has prices of its own, which budgets don't know")
+    tools = params.get("tools")
+    for number, tool in enumerate(tools if isinstance(tools, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind.startswith(_RUN_BY_PROVIDER):
+            return FieldError(
+                f"tools.{number}.type",
+                f"{kind!r} is not supported: providers charge for such tools, unknown to budgets",
+            )
     for name, most in (*((limit, MAX_OUTPUT_TOKENS) for limit in OUTPUT_LIMITS), ("n", 128)):
         value = params.get(name, 1)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
@@ -304,6 +328,12 @@ class Limits(Message):
         description="The most of them for one agent, by the estimate of `request`, which refuses more over HTTP; by "
         "default a quarter of `jobs_max_bytes`.",
     )
+    jobs_max_per_agent: int | None = Field(
+        default=None,
+        ge=1,
+        description="The most jobs that wait for one agent, whoever publishes them: NATS refuses more, also over NATS, "
+        "where no limit in bytes holds for an agent. By default none.",
+    )
     events_max_bytes: int = Field(
         default=8 * GIB,
         ge=MIB,
@@ -322,6 +352,16 @@ class Limits(Message):
         default=256 * MIB, ge=MIB, description="The most bytes of ALERTS. When it is full, the oldest alerts go."
     )
     drain_s: float = Field(default=8.0, ge=0, le=600, description="How long a stopping worker lets its calls finish.")
+
+
+class Encryption(Message):
+    """Encryption of prompts, answers and dead letters where they are stored. Off without keys."""
+
+    keys: tuple[Secret, ...] = Field(
+        default=(),
+        description="The first one encrypts, all decrypt. `breakwater encryption new-key` makes one; services read "
+        "them when they start.",
+    )
 
 
 class NatsProgram(Message):
@@ -350,6 +390,7 @@ class Config(Message):
         "your Python callables and the commands of secrets read.",
     )
     limits: Limits = Limits()
+    encryption: Encryption = Encryption()
     programs: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,40}$")], NatsProgram] = Field(
         default_factory=dict,
         description="NATS users of programs that are not to use each other's agents; `client` may use all. They take "

@@ -1,4 +1,4 @@
-"""Alerts: every change of an incident, and digests of those that were held back."""
+"""Alerts: every change of an incident, digests of those that were held back, and what webhooks carry of them."""
 
 from __future__ import annotations
 
@@ -97,6 +97,18 @@ class AlertDigest(Event):
     counts: dict[str, Count] = Field(description="How many incidents of each event.")
     alerts: tuple[HeldBack, ...]
     at: Timestamp
+
+
+class WebhookEnvelope(Event):
+    """The body of a webhook, as Standard Webhooks recommends it. Its `webhook-id` is that of `data`."""
+
+    type: AlertEvent | Literal["digest"] = Field(description="`digest`: `data` is an AlertDigest; else an Alert.")
+    timestamp: Timestamp = Field(description="When it happened: `at` of `data`.")
+    data: Alert | AlertDigest
+    link: str | None = Field(
+        default=None,
+        description="A page to acknowledge or resolve the incident, for anyone with the link; absent if not set up.",
+    )
 
 
 class ChannelTest(Event):

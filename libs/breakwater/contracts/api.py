@@ -127,6 +127,8 @@ class CancelledJob(Event):
 class CallOptions(Message):
     """What OpenAI's requests have no field for: `breakwater` in the body, or headers. Each is what it is in a `Job`."""
 
+    model_config = ConfigDict(strict=True)
+
     tenant: Identifier | None = None
     task_id: Identifier | None = None
     parent_execution_id: Identifier | None = None
@@ -140,7 +142,7 @@ class CallOptions(Message):
 class StreamOptions(Message):
     """OpenAI's `stream_options`."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     include_usage: bool | None = Field(default=None, description="Whether the last chunk carries the usage.")
 
@@ -148,7 +150,8 @@ class StreamOptions(Message):
 class ChatCompletionRequest(Message):
     """OpenAI's request. All fields that are not named here become the job's `params`, except those that are null."""
 
-    model_config = ConfigDict(extra="allow")
+    # `"stream": "no"` is a mistake, and no answer to it would be what is meant.
+    model_config = ConfigDict(extra="allow", strict=True)
 
     model: Annotated[str, StringConstraints(min_length=1, max_length=400, pattern=NO_CONTROLS)] = Field(
         description="An agent, `agent/model`, or any model of the agent that the API key is bound to.",

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from breakwater.contracts.execution import Encrypted
 from breakwater.contracts.types import Count, Event, Identifier, ModelId, Money, Timestamp
 
 BreakerState = Literal["closed", "open", "half_open", "isolated"]
@@ -149,7 +150,8 @@ class DeadLetter(Event):
     subject: str
     sequence: Count
     headers: dict[str, str] = Field(default_factory=dict)
-    payload_base64: str = Field(description="The original bytes.")
+    payload_base64: str = Field(default="", description="The original bytes.")
+    encrypted: Encrypted = None
     withheld: bool = Field(
         default=False, description="Whether nobody may be shown the original, as its agent keeps no prompts."
     )

@@ -62,6 +62,12 @@ Reason = Literal[
 ]
 
 
+Encrypted = Annotated[
+    str | None,
+    Field(description="Where `encryption` is on: a token of the fields with texts, which are missing then."),
+]
+
+
 class ErrorInfo(Event):
     """Why an attempt or an execution failed, after redaction."""
 
@@ -233,6 +239,7 @@ class Execution(Event):
         default=None, description="Digest of the config that the job ran under, from its beginning to its end."
     )
     cancellation: Cancellation | None = Field(default=None, description="Of a job that was cancelled.")
+    encrypted: Encrypted = None
 
     @property
     def cost_usd(self) -> Decimal | None:

@@ -27,6 +27,12 @@ class ChatMessage(Message):
     tool_calls: list[dict[str, JsonValue]] | None = None
     tool_call_id: str | None = None
 
+    @property
+    def says_something(self) -> bool:
+        """Whether a model has anything to answer in it."""
+        content = self.content.strip() if isinstance(self.content, str) else self.content
+        return bool(content or self.tool_calls)
+
 
 class Job(Message):
     """Run an agent on a prompt, on messages, or on any JSON input.
@@ -91,6 +97,8 @@ class Job(Message):
             raise ValueError(f"exactly one of prompt, messages and input is required; found {found}")
         if self.prompt is not None and not self.prompt.strip():
             raise ValueError("prompt: is empty")
+        if self.messages is not None and not any(message.says_something for message in self.messages):
+            raise ValueError("messages: all of them are empty")
         return self
 
     def chat_messages(self) -> list[dict[str, JsonValue]]:

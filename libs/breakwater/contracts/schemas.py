@@ -6,10 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from breakwater.contracts.alerts import AlertDigest
+from breakwater.contracts.alerts import AlertDigest, WebhookEnvelope
 from breakwater.contracts.channels import CHANNELS
 from breakwater.contracts.job import Job
-from breakwater.contracts.webhook import WebhookEnvelope
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -88,6 +88,7 @@ def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
         "appendonly yes",
         "appendfsync everysec",
         'save ""',
+        "hz 2",  # how often it looks what has expired; idle, each look is all that it does
         "maxmemory-policy noeviction",
     ]
     if password is not None:

@@ -13,6 +13,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from breakwater.contracts.execution import Choice
 from breakwater.contracts.types import Timestamp
+from breakwater.encryption import OFF, Cipher, Undecryptable
 from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
 MAX_ANSWER_BYTES = 1_000_000
@@ -54,14 +55,15 @@ _STORED = TypeAdapter(Cached)
 class AnswerCache:
     """The fleet's cached answers. A key is a digest of all that makes two requests identical."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, cipher: Cipher = OFF) -> None:
         self._redis = redis
+        self._cipher = cipher
 
     async def get(self, key: str) -> Cached | None:
         """The cached answer, or None. Raises StateUnavailable."""
         async with translated():
             text = cast(str | None, await self._redis.client.get(_answer(key)))
-        return None if text is None else _read(text)
+        return None if text is None else self._read(text)
 
     async def ask(self, key: str, holder: str | None, lease_ms: int) -> Cached | Leader | Follower | None:
         """The cached answer; where there is none, who is to get it. One round trip.
@@ -82,7 +84,7 @@ class AnswerCache:
         )
         match verdict:
             case "answer":
-                return _read(detail) or Leader()
+                return self._read(detail) or Leader()
             case "leader":
                 return Leader()
             case _:
@@ -108,7 +110,9 @@ class AnswerCache:
             if flight is not None:
                 await self.leave(key, flight)
             return False
-        call = ScriptCall(_PUT, [_answer(key), _flight(key)], [value.decode(), ttl_s * 1000, flight or ""])
+        call = ScriptCall(
+            _PUT, [_answer(key), _flight(key)], [self._cipher.encrypt_line(value.decode()), ttl_s * 1000, flight or ""]
+        )
         await self._redis.run([call])
         return True
 
@@ -120,6 +124,13 @@ class AnswerCache:
         """
         await self._redis.run([ScriptCall(_LEAVE, [_flight(key)], [holder])])
 
+    def _read(self, text: str) -> Cached | None:
+        try:
+            return _STORED.validate_json(self._cipher.decrypt_lines(text))
+        except (ValidationError, Undecryptable):
+            # Kept by another version, or under a key that is no more: as good as none, and soon replaced.
+            return None
+
 
 def _answer(key: str) -> str:
     return f"bw:cache:{{{key}}}"
@@ -127,11 +138,3 @@ def _answer(key: str) -> str:
 
 def _flight(key: str) -> str:
     return f"bw:flight:{{{key}}}"
-
-
-def _read(text: str) -> Cached | None:
-    try:
-        return _STORED.validate_json(text)
-    except ValidationError:
-        # Kept by another version: as good as none, and soon replaced.
-        return None

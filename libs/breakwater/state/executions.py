@@ -8,6 +8,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 from breakwater.contracts.execution import CancelOrder
+from breakwater.encryption import OFF, Cipher
 from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
 CLAIM_LEASE_MS = 12_000
@@ -21,11 +22,15 @@ LINGER_MS = 60_000
 
 KEEP_MS = 72 * 3_600_000
 
+MOST_UNSEEN = 10_000
+"""Orders of one NATS user to cancel jobs of which nothing is known: they take 5 MB of Redis' memory at most."""
+
 _CLAIM = Script.named("claim")
 _CHECKPOINT = Script.named("checkpoint")
 _FINISH = Script.named("finish")
 _SAY = Script.named("say")
 _CANCEL = Script.named("cancel")
+_UNSEEN = Script.named("unseen_cancel")
 _SAID = Script.of("return redis.call('HMGET', KEYS[1], 'said', 'messages')")
 
 
@@ -90,8 +95,9 @@ class ClaimLost(Exception):  # noqa: N818  not an error: another worker goes on
 class Executions:
     """Claims and checkpoints of jobs."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, cipher: Cipher = OFF) -> None:
         self._redis = redis
+        self._cipher = cipher
 
     async def claim(self, claim: Claim, digest: str = "") -> Claimed | Taken | Conflict:
         """Takes the job, unless somebody else has it. May be repeated with the same claim. Raises StateUnavailable.
@@ -99,25 +105,33 @@ class Executions:
         Args:
             claim: which.
             digest: of what the job asks; a job with the same id and another one is a conflict. Empty: any.
+
+        Raises Undecryptable, too: it is ours, and what an earlier claim saved can't be read.
         """
         call = ScriptCall(_CLAIM, claim.keys, [claim.token, CLAIM_LEASE_MS, GRACE_MS, KEEP_MS, digest])
         [(verdict, detail, *orders)] = await self._redis.run([call])
         match verdict:
             case "yours":
-                return Claimed(detail or None, _orders(orders))
+                checkpoint = self._cipher.decrypt_document(detail.encode()).decode()
+                return Claimed(checkpoint or None, _orders(orders))
             case "taken":
                 return Taken(int(detail))
             case _:
                 return Conflict()
 
     async def saved_checkpoint(self, execution_id: str) -> str | None:
-        """How far a job is, whoever has it; None for one that has not begun. Raises StateUnavailable."""
+        """How far a job is, whoever has it; None for one that has not begun. Raises StateUnavailable.
+
+        As it stands in Redis: without the texts where they are encrypted.
+        """
         async with translated():
             found = await cast(Any, self._redis.client.hget(Claim(execution_id, "").key, "checkpoint"))
         return found or None
 
     def checkpoint_call(self, claim: Claim, checkpoint: str, *, lease_ms: int = CLAIM_LEASE_MS) -> ScriptCall:
         """Saves how far the job is; for its answer see `kept`. An empty text renews the lease."""
+        if self._cipher.on and checkpoint:
+            checkpoint = self._cipher.encrypt_document(checkpoint.encode()).decode()
         return ScriptCall(_CHECKPOINT, claim.keys, [claim.token, lease_ms, KEEP_MS, checkpoint])
 
     @staticmethod
@@ -137,13 +151,14 @@ class Executions:
 
         Raises StateUnavailable.
         """
-        [kept] = await self._redis.run([ScriptCall(_SAY, [claim.key], [claim.token, text, messages, KEEP_MS])])
+        line = self._cipher.encrypt_line(text)
+        [kept] = await self._redis.run([ScriptCall(_SAY, [claim.key], [claim.token, line, messages, KEEP_MS])])
         return bool(kept)
 
     async def said(self, claim: Claim) -> tuple[str, int]:
-        """What was saved so. Raises StateUnavailable."""
+        """What was saved so. Raises StateUnavailable, Undecryptable."""
         [(text, messages)] = await self._redis.run([ScriptCall(_SAID, [claim.key], [])])
-        return text or "", int(messages or 0)
+        return self._cipher.decrypt_lines(text or ""), int(messages or 0)
 
     async def renew(self, claims: Iterable[Claim]) -> list[ClaimKept | None]:
         """Renews the leases of claims in one round trip; None for one that is lost. Raises StateUnavailable."""
@@ -173,6 +188,26 @@ class Executions:
         keys = Claim(order.execution_id, "").keys[1:]
         [stands] = await self._redis.run([ScriptCall(_CANCEL, keys, [who, order.model_dump_json(), KEEP_MS])])
         return CancelOrder.model_validate_json(stands)
+
+    async def count_unseen(self, user: str, execution_id: str) -> bool:
+        """Counts an order of a NATS user for a job of which nothing is known; False where there are too many of them.
+
+        Those whose job has ended, or whose time is over, count no more. Raises StateUnavailable.
+        """
+        call = ScriptCall(_UNSEEN, [f"bw:unseen-cancels:{{{user}}}"], [execution_id, MOST_UNSEEN, KEEP_MS])
+        [counted] = await self._redis.run([call])
+        if counted:
+            return True
+        key = call.keys[0]
+        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+            known = cast(list[str], await cast(Any, self._redis.client.zrange(key, 0, -1)))
+            for one in known:
+                pipe.exists(*Claim(one, "").keys[1:])
+            over = [one for one, kept in zip(known, await pipe.execute(), strict=True) if not kept]
+            if not over:
+                return False
+            await cast(Any, self._redis.client.zrem(key, *over))
+        return bool((await self._redis.run([call]))[0])
 
 
 _KEPT = ClaimKept()

@@ -289,7 +289,8 @@ def options_of(headers: Headers, given: CallOptions | None) -> CallOptions:
             name = header.removeprefix(_OPTION).replace("-", "_")
             found[name] = _json(header, value) if name in {"fallback_models", "metadata"} else value
     try:
-        options = CallOptions.model_validate(found)
+        # Headers are texts.
+        options = CallOptions.model_validate(found, strict=False)
     except ValidationError as error:
         wrong = problems(error, CallOptions, found)
         details = [FieldError(path=_header(one.path), message=one.message) for one in wrong]

@@ -25,6 +25,7 @@ from services.worker.context import WorkerContext
 from services.worker.gates.gate import Gate, Refused, WaitForCapacity
 
 LOOK_EVERY_S = 1.0
+IDLE_LOOK_EVERY = 5
 
 REBUILDING_POLL_S = 0.5
 """How often at most it is asked again whether the budgets are rebuilt; up to as much again is added at random."""
@@ -210,12 +211,15 @@ class LiveReservations:
         self._lost = Outage("budget counters")
 
     async def run(self) -> None:
-        """Looks until cancelled."""
+        """Looks until cancelled; rarely while there is nothing to restore."""
+        looks = 0
         while True:
             try:
-                await self.look()
+                if self._live or looks % IDLE_LOOK_EVERY == 0:
+                    await self.look()
             except StateUnavailable:
                 self._lost.failed("Redis does not answer")
+            looks += 1
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.config.alerts import AlertTemplate
@@ -182,7 +182,6 @@ def check_limits(reported: Worded) -> None:
 WORD = st.text(max_size=400)
 
 
-@settings(max_examples=40, deadline=None)
 @given(title=WORD, text=WORD, agent=WORD, reason=WORD, by=WORD)
 def test_no_text_of_anybody_breaks_a_message(title: str, text: str, agent: str, reason: str, by: str) -> None:
     found = alert(title=title, text=text, agent=agent, reason=reason, acknowledged_by=by, status="acknowledged")
@@ -193,7 +192,6 @@ def test_no_text_of_anybody_breaks_a_message(title: str, text: str, agent: str, 
         assert "<" not in without_links
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.text(alphabet="&<>a", max_size=50), st.integers(0, 60))
 def test_an_escaped_text_is_cut_between_characters(text: str, limit: int) -> None:
     cut = escaped(text, limit)
@@ -239,7 +237,6 @@ def test_a_digest_of_one_alert_says_when() -> None:
     )
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.builds(

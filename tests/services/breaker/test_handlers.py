@@ -9,7 +9,7 @@ from breakwater.contracts import subjects
 from breakwater.policy.breaker import BreakerKey
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
-from tests.helpers import FIRST, until
+from tests.helpers import FIRST, all_acknowledged, until
 
 AGENTS = {"writer": {"model": "sim/m", "breaker": {"consecutive_failures": 3, "cooldown_s": 60}}}
 MOMENT = "2026-11-21T10:00:00.000Z"
@@ -31,8 +31,7 @@ async def transitions(plane: Plane) -> list[tuple[str, str]]:
 
 
 async def handled(plane: Plane) -> bool:
-    info = await plane.jetstream.consumer_info("EVENTS", "breaker")
-    return info.num_pending == 0 and info.num_ack_pending == 0
+    return await all_acknowledged(plane.jetstream, "EVENTS", "breaker")
 
 
 async def test_only_failures_that_say_something_of_the_model_count(start_plane: StartPlane) -> None:

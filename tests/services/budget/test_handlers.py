@@ -12,9 +12,11 @@ from breakwater.contracts import subjects
 from breakwater.contracts.types import format_time, usd_from_nano
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
-from tests.helpers import FIRST, until
+from tests.helpers import FIRST, ZONE, all_acknowledged, until
 
 AGENTS = {"writer": {"model": "sim/m", "budget": {"daily_usd": 1, "enforcement": "soft", "soft_at_percent": [50, 80]}}}
+
+BUDGET: dict[str, Any] = {"services": ("budget",), "budgets": {"timezone": ZONE.key}}
 
 
 def attempt(name: str, nano: int | None, *, outcome: str = "success") -> bytes:
@@ -39,8 +41,7 @@ async def reported(plane: Plane) -> list[tuple[str, int, str]]:
 
 
 async def handled(plane: Plane) -> bool:
-    info = await plane.jetstream.consumer_info("EVENTS", "budget")
-    return info.num_pending == 0 and info.num_ack_pending == 0
+    return await all_acknowledged(plane.jetstream, "EVENTS", "budget")
 
 
 async def field(plane: Plane, name: str) -> int:
@@ -52,7 +53,7 @@ async def field(plane: Plane, name: str) -> int:
 
 
 async def test_each_threshold_is_reported_once_and_a_jump_reports_all_it_passes(start_plane: StartPlane) -> None:
-    async with start_plane({"sim/m": model()}, AGENTS, services=("budget",)) as plane:
+    async with start_plane({"sim/m": model()}, AGENTS, **BUDGET) as plane:
         await publish_attempt(plane, "a", 490_000_000)
         await until(lambda: handled(plane), what="the first settlement")
         assert await reported(plane) == []
@@ -75,7 +76,7 @@ async def test_each_threshold_is_reported_once_and_a_jump_reports_all_it_passes(
 
 
 async def test_two_thousand_replays_of_an_attempt_move_no_budget(start_plane: StartPlane) -> None:
-    async with start_plane({"sim/m": model()}, AGENTS, services=("budget",)) as plane:
+    async with start_plane({"sim/m": model()}, AGENTS, **BUDGET) as plane:
         await publish_attempt(plane, "a", 1_500_000)
         own = subjects.attempt("writer", "a", 1)
         again, dearer = attempt("a", 1_500_000), attempt("a", 900_000_000)
@@ -115,7 +116,7 @@ async def test_events_that_are_delivered_again_are_paid_once_by_any_number_of_se
 async def test_an_attempt_that_made_no_call_costs_nothing_and_an_unknown_cost_is_no_zero(
     start_plane: StartPlane,
 ) -> None:
-    async with start_plane({"sim/m": model()}, AGENTS, services=("budget",)) as plane:
+    async with start_plane({"sim/m": model()}, AGENTS, **BUDGET) as plane:
         await publish_attempt(plane, "refused", 0, outcome="short_circuited")
         await publish_attempt(plane, "unknown", None, outcome="error")
         await until(lambda: handled(plane), what="all settlements")

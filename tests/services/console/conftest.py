@@ -23,6 +23,7 @@ from breakwater.analytics.client import Analytics
 from breakwater.analytics.migrations import migrate
 from breakwater.config import parse_config
 from breakwater.embedded.ports import free_port
+from breakwater.encryption import new_key
 from breakwater.settings import Settings
 from services.console.app import ConsoleService
 from tests.analytics.made import connected
@@ -31,9 +32,11 @@ from tests.cli.api_stub import KEY, Stub, serving
 from tests.helpers import share_event_loop
 from tests.server_sources import RunningServer
 
-CONFIG = """
-providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
-agents: {writer: {model: gpt-4.1}}
+ENCRYPTION_KEY = new_key()
+CONFIG = f"""
+encryption: {{keys: [{{command: [echo, "{ENCRYPTION_KEY}"]}}]}}
+providers: {{local: {{base_url: "http://127.0.0.1:9/v1"}}}}
+agents: {{writer: {{model: gpt-4.1}}}}
 """
 SCOPES = ("submit", "read", "operate")
 

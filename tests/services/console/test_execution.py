@@ -14,11 +14,12 @@ from yarl import URL
 from breakwater.analytics import rows, schema
 from breakwater.api_client import ApiClient, Query
 from breakwater.contracts.execution import Cancellation, Execution
+from breakwater.encryption import Cipher, new_key
 from breakwater.policy.cancellation import error_of
 from services.console.sessions import MOST_WATCHED
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution
 from tests.cli.api_stub import KEY, Stub, problem
-from tests.services.console.conftest import Console, key_with
+from tests.services.console.conftest import ENCRYPTION_KEY, Console, key_with
 
 EVIL = '<script>alert("1")</script>'
 
@@ -35,6 +36,10 @@ def dead_letter(**fields: Any) -> dict[str, Any]:
         "replayable": True,
         **fields,
     }
+
+
+def encrypted(record: Execution, key: str) -> Execution:
+    return Execution.model_validate_json(Cipher([key]).encrypt_document(record.json_bytes()))
 
 
 async def store(console: Console, *records: Execution) -> None:
@@ -366,3 +371,15 @@ async def test_a_job_that_is_not_over_is_followed_to_its_record(console: Console
             await read_until("event: recorded")
     monkeypatch.undo()
     assert (await console.get("/executions/e1")).status == 200
+
+
+async def test_texts_that_are_encrypted_are_shown_where_the_console_has_their_key(console: Console) -> None:
+    texts = {"output": "the answer", "messages": [{"role": "user", "content": "the question"}]}
+    records = [execution(name, **texts) for name in ("ours", "lost")]
+    await store(console, *map(encrypted, records, (ENCRYPTION_KEY, new_key())))
+    ours, lost = [(await console.get(f"/executions/{name}")).words for name in ("ours", "lost")]
+    assert "the question" in ours
+    assert "the answer" in ours
+    assert "The texts are encrypted with a key that the console does not have" in lost
+    assert "the question" not in lost
+    assert "not stored" not in lost

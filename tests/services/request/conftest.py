@@ -67,6 +67,8 @@ agents:
   unguarded: {breaker: off}
   by-model: {model: shared, breaker: {scope: model}}
   by-provider: {model: any, breaker: {scope: provider, cooldown_s: 7}}
+  never: {model: without-a-price, budget: {daily_usd: 10, enforcement: hard}}
+models: {m: {price: {input_usd_per_mtok: 1, output_usd_per_mtok: 1}}}
 alerts: {channels: {ops: {python: {callable: "ours:notify"}}}}
 """
 

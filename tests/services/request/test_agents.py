@@ -18,10 +18,11 @@ async def test_every_agent_is_reported_with_its_health_in_a_bare_array(governed:
     answer = await governed.ask("GET", "/api/v1/agents")
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
     by_id = {agent["agent_id"]: agent for agent in answer.json}
-    assert list(by_id) == ["writer", "reader", "patient", "unguarded", "by-model", "by-provider"]
+    assert list(by_id) == ["writer", "reader", "patient", "unguarded", "by-model", "by-provider", "never"]
     assert {name: agent["health"] for name, agent in by_id.items() if agent["health"] != "unknown"} == {
         "writer": "degraded",
         "reader": "unhealthy",
+        "never": "unhealthy",  # no call of it can ever be paid, which takes no failed job to be known
     }
     assert by_id["reader"] == {
         "agent_id": "reader",

@@ -9,20 +9,27 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from nats.aio.client import Client
 
 from breakwater.api_keys import create_key
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
+from breakwater.config import parse_config
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import CancelOrder
 from breakwater.contracts.subjects import Header, Stream, encode_token
 from breakwater.contracts.types import format_time
+from breakwater.policy.redact import RedactionRules, Redactor
+from breakwater.state import executions
+from breakwater.state.accepted import Accepted
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Claim, Claimed, Executions
-from services.request.cancels import _asked
+from services.request import cancels
+from services.request.cancels import CancelRequests, Cancels, _asked
 from services.request.problems import Problem
+from services.request.results import ResultReader, Waiters
 from tests.helpers import until
-from tests.services.request.conftest import HttpApi, new_id, publish_result, result_of
+from tests.services.request.conftest import CONFIG, HttpApi, new_id, publish_result, result_of
 
 SECRET = "sk-proj-abcdefghijklmnopqrstuvwx1234"
 JOB = {"agent": "writer", "prompt": "x"}
@@ -196,3 +203,77 @@ async def test_without_redis_nothing_is_cancelled_and_the_caller_knows(redis_awa
     job_id = await accepted(redis_away)
     answer = await redis_away.act(f"jobs/{job_id}/cancel")
     assert (answer.status, answer.code) == (503, "unavailable")
+
+
+def requests_of(api: HttpApi, redis: Redis) -> CancelRequests:
+    def connection() -> Client:
+        return api.bus
+
+    results, publisher = ResultReader(connection, lambda: 0), Publisher(connection, "tests")
+    orders = Cancels(results, Waiters(), Accepted(redis), Executions(redis), publisher, connection)
+    config = f"{CONFIG}\nprograms: {{desk: {{agents: [writer]}}}}\n"
+    return CancelRequests(orders, parse_config(config), Redactor.compile(RedactionRules()))
+
+
+async def test_a_program_that_asks_without_end_neither_delays_others_nor_waits_without_end(
+    api: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancels, "MOST_AT_ONCE", 3)
+    requests, held, answers = requests_of(api, redis), asyncio.Event(), list[dict[str, Any]]()
+
+    async def slowly(answer: bytes) -> None:
+        answers.append(json.loads(answer))
+        await held.wait()
+
+    def at_once() -> tuple[asyncio.Future[bytes], Any]:
+        answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def respond(answer: bytes) -> None:
+            answered.set_result(answer)
+
+        return answered, respond
+
+    for _ in range(3):
+        await requests.receive(subjects.cancel(new_id()), b"", slowly)
+    await until(lambda: len(answers) == 3)
+    refused, respond = at_once()
+    await requests.receive(subjects.cancel(new_id()), b"", respond)
+    assert json.loads(refused.result())["error"]["code"] == "too_many_requests"
+    other, respond = at_once()
+    await requests.receive(f"bw.cancel-by.program-desk.{new_id()}", b"", respond)
+    assert json.loads(await asyncio.wait_for(other, 60))["status"] == "cancelling"
+    held.set()
+    await requests.stop()
+
+
+async def test_orders_for_jobs_that_nobody_has_seen_are_bounded_for_each_user(
+    api: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executions, "MOST_UNSEEN", 3)
+    await redis.client.delete("bw:unseen-cancels:{client}")
+    requests, unseen = requests_of(api, redis), [new_id() for _ in range(4)]
+
+    async def ask(job_id: str, user: str = "") -> str:
+        subject = f"bw.cancel-by.{user}.{job_id}" if user else subjects.cancel(job_id)
+        answer = json.loads(await requests.answer(subject, b""))
+        return answer.get("status") or answer["error"]["code"]
+
+    assert [await ask(job_id) for job_id in (*unseen, unseen[0])] == [
+        *["cancelling"] * 3,
+        "too_many_requests",
+        "cancelling",
+    ]
+    known = await accepted(api)
+    await until(lambda: is_marked(redis, known))
+    assert await ask(known) == "cancelling", "what is known is not counted"
+    assert await ask(new_id(), "program-desk") == "cancelling", "nor what others have asked"
+    # A worker takes one of them, and ends it: its order is gone.
+    claim = Claim.new(unseen[1])
+    await Executions(redis).claim(claim)
+    await Executions(redis).finish(claim)
+    assert await ask(unseen[3]) == "cancelling"
+    assert await ask(new_id()) == "too_many_requests"
+
+
+async def is_marked(redis: Redis, job_id: str) -> bool:
+    return await Accepted(redis).standing(job_id, just_now=False) is not None

@@ -28,6 +28,7 @@ from breakwater.contracts.execution import Execution
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import format_time
 from breakwater.embedded.ports import free_port
+from breakwater.encryption import Cipher, new_key
 from services.request import dead_letter_routes as routes
 from tests.helpers import FIRST
 from tests.nats_node import start_nats
@@ -37,6 +38,7 @@ from tests.services.request.conftest import (
     ODD_AGENT,
     Answer,
     HttpApi,
+    new_id,
     publish_result,
     result_of,
     running,
@@ -603,3 +605,24 @@ async def test_what_the_user_of_the_bus_may_do_is_enough_for_all_of_it(guarded_b
     assert answer["counts"] == [{"reason": "error", "agent": "writer", "count": 1}]
     assert [one["replay_status"] for one in answer["dead_letters"]] == ["succeeded"]
     assert (await api.ask("GET", f"/api/v1/dlq/{dead_letter}")).json["replayed_by"] == "tests"
+
+
+async def test_what_is_encrypted_under_a_key_that_is_missing_is_kept_and_the_key_is_named(api: HttpApi) -> None:
+    cipher, job_id = Cipher([new_key()]), new_id()
+    away = cipher.key_ids[0]
+    number = await give_up(api, cipher.encrypt_document(json.dumps(JOB).encode()))
+    shown = (await api.ask("GET", f"/api/v1/dlq/{number}")).json
+    assert (shown["payload"], shown["payload_withheld"], shown["replayable"]) == (None, False, False)
+    assert f"encrypted with key {away}, and encryption.keys has none" in shown["why_not"]
+    [skipped] = (await replay(api, dead_letters=[number]))["skipped"]
+    assert away in skipped["why"]
+    # As a worker writes it that has the key, and not only the job in it.
+    [found] = [one async for one in scan(lambda: api.bus, Stream.DLQ, "bw.dlq.>")]
+    await api.bus.jetstream().publish(found.subject, cipher.encrypt_document(found.data))
+    assert [away in one["why_not"] for one in await listed(api)] == [True, True]
+    result = cipher.encrypt_document(result_of(job_id, "writer", "the answer").json_bytes())
+    await api.bus.jetstream().publish(subjects.result(job_id), result)
+    answer = await api.ask("GET", f"/api/v1/jobs/{job_id}")
+    assert (answer.status, answer.code) == (503, "undecryptable")
+    assert away in answer.message
+    assert await jobs(api) == []

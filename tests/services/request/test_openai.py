@@ -13,7 +13,6 @@ import openai
 import pytest
 import pytest_asyncio
 from nats.aio.msg import Msg
-from openai import AsyncOpenAI
 
 from breakwater.api_keys import create_key
 from breakwater.contracts.execution import ErrorInfo, Result
@@ -22,6 +21,7 @@ from breakwater.contracts.subjects import Header, decode_token
 from breakwater.policy.ownership import job_digest
 from breakwater.state.connection import Redis
 from tests.helpers import until
+from tests.openai_client import openai_client
 from tests.services.request.conftest import HttpApi, StartApi, publish_result, result_of
 
 CONFIG = """
@@ -86,7 +86,7 @@ async def plane(start_api: StartApi, redis: Redis) -> AsyncGenerator[Decider]:
 
 def client(plane: Decider, **more: Any) -> Any:
     """The SDK, with a key for all agents where `more` names none. Its types know no arguments from a dict."""
-    return AsyncOpenAI(base_url=f"{plane.api.url}/v1", api_key=more.pop("key", None) or key(plane), **more)
+    return openai_client(f"{plane.api.url}/v1", more.pop("key", None) or key(plane), **more)
 
 
 def key(plane: Decider, **more: Any) -> str:
@@ -193,13 +193,20 @@ async def test_options_come_by_headers_and_by_the_body_which_comes_first(plane: 
         "x-breakwater-tenant": "acme",
         "x-breakwater-task-id": "t1",
         "x-breakwater-total-timeout-s": "20",
+        "x-breakwater-skip-cache": "true",
         "x-breakwater-metadata": '{"a": 1}',
     }
     options = {"task_id": "t2", "parent_execution_id": "e0", "metadata": {"b": 2}}
     asked = client(plane, default_headers=headers)
     await asked.chat.completions.create(model="writer", extra_body={"breakwater": options}, **ASK)
     [job] = plane.jobs
-    expected = {"tenant": "acme", "task_id": "t2", "parent_execution_id": "e0", "total_timeout_s": 20}
+    expected = {
+        "tenant": "acme",
+        "task_id": "t2",
+        "parent_execution_id": "e0",
+        "total_timeout_s": 20,
+        "skip_cache": True,
+    }
     assert {name: job[name] for name in expected} == expected
     assert job["metadata"] == {"b": 2}
     assert "breakwater" not in job["params"]
@@ -217,6 +224,15 @@ INVALID: list[tuple[dict[str, Any], str | None, str]] = [
         "breakwater.fallback_models[0]",
         "invalid_request",
     ),
+    *(({"extra_body": {"stream": wrong}}, "stream", "invalid_request") for wrong in ("yes", "false", 1)),
+    (
+        {"extra_body": {"stream": True, "stream_options": {"include_usage": "no"}}},
+        "stream_options.include_usage",
+        "invalid_request",
+    ),
+    ({"extra_body": {"breakwater": {"dry_run": "no"}}}, "breakwater.dry_run", "invalid_request"),
+    ({"extra_body": {"breakwater": {"skip_cache": 1}}}, "breakwater.skip_cache", "invalid_request"),
+    ({"extra_body": {"breakwater": {"total_timeout_s": "5"}}}, "breakwater.total_timeout_s", "invalid_request"),
     ({"extra_headers": {"x-breakwater-tennant": "x"}}, "x-breakwater-tennant", "invalid_request"),
     ({"extra_headers": {"x-breakwater-dry-run": "perhaps"}}, "x-breakwater-dry-run", "invalid_request"),
     ({"extra_headers": {"x-breakwater-metadata": "{"}}, "x-breakwater-metadata", "invalid_request"),

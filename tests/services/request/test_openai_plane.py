@@ -10,12 +10,13 @@ from typing import Any
 import openai
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI, OpenAI
+from openai import OpenAI
 from pydantic import BaseModel
 
 from breakwater.api_keys import create_key
 from breakwater.config import load_config
 from tests.flow.kit import model
+from tests.openai_client import openai_client
 from tests.server_sources import RunningServer, Servers
 from tests.services.request.conftest import HttpApi, running, settings_for
 from tests.services.worker.harness import WorkerPlane, running_worker
@@ -59,7 +60,7 @@ class OpenAIPlane:
 
     def sdk(self, *agents: str) -> Any:
         """The package's client, whose types know no arguments from a dict."""
-        return AsyncOpenAI(base_url=f"{self.api.url}/v1", api_key=self.key(*agents), max_retries=3)
+        return openai_client(f"{self.api.url}/v1", self.key(*agents), max_retries=3)
 
     def key(self, *agents: str) -> str:
         return create_key(self.api.settings.api_keys_file, "app", ("submit",), agents=agents)

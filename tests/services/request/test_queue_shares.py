@@ -39,6 +39,28 @@ async def test_an_agent_whose_jobs_take_its_share_is_refused_until_some_are_done
         await until(accepts)
 
 
+async def test_an_agent_that_programs_have_brought_over_its_share_is_named_once(
+    start_api: StartApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_shares, "LOOK_EVERY_S", 0.05)
+    config = CONFIG.replace("limits: {", f"limits: {{jobs_max_bytes_per_agent: {SHARE}, ")
+    with capture_logs() as logs:
+        async with start_api(config) as api:
+
+            async def logged(event: str) -> bool:
+                return event in [entry["event"] for entry in logs]
+
+            for _ in range(12):
+                await api.bus.jetstream().publish("bw.jobs.writer", bytes(200_000))
+            await until(lambda: logged("queue_share_exceeded"))
+            assert (await api.post({"agent": "writer", "prompt": "x"})).code == "refused"
+            await api.bus.jetstream().purge_stream("JOBS")
+            await until(lambda: logged("queue_share_kept_again"))
+    assert [(entry["agent"], entry["share"]) for entry in logs if entry["event"] == "queue_share_exceeded"] == [
+        ("writer", SHARE)
+    ]
+
+
 async def test_what_others_have_published_counts_by_its_size(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
     jetstream, shares = api.bus.jetstream(), QueueShares(SHARE, Lookup(lambda: api.bus))
     monkeypatch.setattr(queue_shares, "LARGEST", 400_000)

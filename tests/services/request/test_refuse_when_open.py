@@ -1,10 +1,14 @@
 """Jobs that are refused at once, as no model of their agent may be called."""
 
+import asyncio
+import time
+
 import pytest
 
 from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
+from services.request.agents import PROBE_POLL_S, PROBE_WAIT_S
 from tests.services.request.conftest import HttpApi, new_id, publish_result, put_breaker, redis_ms, result_of
 
 ISOLATED = Breaker(state="isolated", version=1)
@@ -70,6 +74,18 @@ async def test_a_probe_under_way_refuses_and_one_that_is_due_is_left_to_the_work
         assert (await governed.post({"agent": "reader", "prompt": "x"})).status == 202
         [after] = await Breakers(redis).load([key])
         assert (after.breaker, after.revision) == (before.breaker, before.revision)
+
+
+async def test_a_probe_that_ends_well_lets_in_who_waited_for_it(governed: HttpApi, redis: Redis) -> None:
+    lease = await redis_ms(redis) + 60_000
+    await put_breaker(redis, "reader", "m", Breaker(state="half_open", probe="x:1", probe_until_ms=lease, version=2))
+    begun = time.monotonic()
+    waiting = asyncio.create_task(governed.post({"agent": "reader", "prompt": "x"}))
+    done, _ = await asyncio.wait({waiting}, timeout=2 * PROBE_POLL_S)
+    assert not done
+    await put_breaker(redis, "reader", "m", Breaker(version=3))
+    assert (await waiting).status == 202
+    assert time.monotonic() - begun < PROBE_WAIT_S
 
 
 async def test_less_than_a_second_is_a_second(governed: HttpApi, redis: Redis) -> None:

@@ -22,7 +22,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.settings import Settings
 from services.sink.app import build
-from tests.helpers import FIRST, ServiceProcess, start_service, until
+from tests.helpers import FIRST, ServiceProcess, all_acknowledged, start_service, until
 from tests.server_sources import RunningServer
 
 
@@ -136,12 +136,7 @@ class Plane:
 
     async def until_done(self, name: str = "sink-events", stream: str = "EVENTS") -> None:
         """Waits until everything on a stream is acknowledged."""
-
-        async def done() -> bool:
-            info = await self.consumer(name, stream)
-            return info.num_pending == 0 and info.num_ack_pending == 0
-
-        await until(done, f"{name} is done")
+        await until(lambda: all_acknowledged(self.jetstream, stream, name), f"{name} is done")
 
     async def until_delivered(self, name: str = "sink-events", stream: str = "EVENTS") -> None:
         """Waits until the sink holds something that it has not acknowledged."""

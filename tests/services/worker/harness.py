@@ -30,7 +30,7 @@ from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.cli.setup import bus_plan
-from breakwater.config import LiveConfig, load_config
+from breakwater.config import LiveConfig, cipher_of, load_config
 from breakwater.contracts.subjects import Stream
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.providers.base import Answer, Call, Provider
@@ -183,14 +183,16 @@ async def running_worker(
                 await plane.jetstream.purge_stream(stream.value)
         redis = Redis(redis_url)
         await redis.client.flushall()
+        cipher = cipher_of(parsed)
         opened = {name: settings.open() for name, settings in parsed.providers.items()} | dict(providers or {})
         context = context_for(
             parsed,
             LiveConfig(parsed).caps,
             redis=redis,
-            publisher=Publisher(lambda: client, "worker"),
-            lookup=Lookup(lambda: client),
+            publisher=Publisher(lambda: client, "worker", cipher),
+            lookup=Lookup(lambda: client, cipher),
             providers=opened,
+            cipher=cipher,
         )
         plane.clock, plane._work, plane._handling = FakeClock(), [], set()
         if fake_clock:

@@ -15,6 +15,14 @@ AGENTS = {
     "plain": {"model": "sim/m"},
     "expensive": {"model": "sim/big"},
 }
+PRICED_APART: list[dict[str, Any]] = [
+    {"speed": "fast"},
+    {"inference_geo": "us"},
+    {"modalities": ["text", "audio"]},
+    {"plugins": [{"id": "web"}]},
+    {"tools": [{"type": "function", "function": {"name": "f"}}, {"type": "web_search_20250305", "name": "web_search"}]},
+]
+
 ODD: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"agent": "odd", "prompt": "x"}, {"Nats-Msg-Id": "m" * 5000}),
     ({"agent": "odd", "prompt": "x"}, {"Nats-Msg-Id": "m" * 129}),
@@ -31,6 +39,7 @@ ODD: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"agent": "odd", "prompt": "x", "params": {"stream": True}}, {}),
     ({"agent": "odd", "prompt": "x", "params": {"service_tier": "priority"}}, {}),
     ({"agent": "odd", "prompt": "x", "params": {"web_search_options": {}}}, {}),
+    *(({"agent": "odd", "prompt": "x", "params": params}, {}) for params in PRICED_APART),
     ({"agent": "odd", "prompt": "x", "params": {"seed": 10**30}}, {}),
 ]
 

@@ -36,6 +36,7 @@ _WRITERS = 8  # how many inserts and commands may run at once
 # A server keeps up to a thousand idle threads; here each is memory and three open files.
 _FILES = "_files"  # chdb's own default database shows every file as a table: it gets this name, and is dropped
 _CONFIG = """<clickhouse>
+    <memory_worker_period_ms>1000</memory_worker_period_ms>
     <merge_tree>
         <min_free_disk_bytes_to_perform_insert>268435456</min_free_disk_bytes_to_perform_insert>
     </merge_tree>
@@ -44,7 +45,8 @@ _CONFIG = """<clickhouse>
     </storage_configuration>
 </clickhouse>
 """
-"""Inserts are refused, and merges not begun, while there is still some space: a part whose file could not be written to
+"""Its memory is measured once a second: twenty times, as by default, is half of what it does when nothing is asked.
+Inserts are refused, and merges not begun, while there is still some space: a part whose file could not be written to
 its end can't be read again."""
 
 _SERVER_SETTINGS = f"max_thread_pool_free_size=32&default_database={_FILES}"

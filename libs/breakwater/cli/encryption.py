@@ -1,0 +1,86 @@
+"""`breakwater encryption`: keys for the texts that are stored, and reading such texts."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from breakwater.cli import output
+from breakwater.cli.errors import CliError
+from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
+
+app = typer.Typer(help="Keys that stored texts are encrypted with, and reading what is.", no_args_is_help=True)
+
+
+@app.command("new-key")
+def new_key() -> None:
+    """Print a new key. It goes where the config's `encryption.keys` says, and is shown nowhere else.
+
+    For example:
+
+        export BREAKWATER_ENCRYPTION_KEY=$(breakwater encryption new-key)
+    """
+    from breakwater import encryption
+
+    output.write(encryption.new_key())
+
+
+@app.command("keys")
+def keys(config: ConfigOption = None, data: DataOption = None, as_json: JsonOption = False) -> None:
+    """List the ids of the config's keys: the first one encrypts, all decrypt. An id begins each encrypted text.
+
+    For example:
+
+        breakwater encryption keys
+    """
+    ids = PlaneLocation(data).cipher(config).key_ids
+    if as_json:
+        output.json_document({"keys": [{"id": key, "encrypts": place == 0} for place, key in enumerate(ids)]})
+        return
+    for place, key in enumerate(ids):
+        output.write(f"{key}  {'encrypts and decrypts' if place == 0 else 'decrypts'}")
+    if not ids:
+        output.note("encryption is off: encryption.keys has none")
+
+
+@app.command("encrypt")
+def encrypt(config: ConfigOption = None, data: DataOption = None) -> None:
+    """Encrypt the texts in lines of JSON from stdin: jobs that a program publishes on NATS by itself.
+
+    For example:
+
+        breakwater encryption encrypt < job.json | nats pub bw.jobs.writer
+    """
+    cipher = PlaneLocation(data).cipher(config)
+    if not cipher.on:
+        raise CliError("encryption_off", "encryption.keys has no key", "`breakwater encryption new-key` makes one.")
+    out = output.binary()
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            out.write(cipher.encrypt_document(line.rstrip(b"\n")) + b"\n")
+        except ValueError as error:
+            out.flush()
+            raise CliError("not_json", f"line {number}: {error}") from None
+
+
+@app.command("decrypt")
+def decrypt(config: ConfigOption = None, data: DataOption = None) -> None:
+    """Decrypt the texts in lines of JSON from stdin: of an export, a query or a subscription to NATS.
+
+    For example:
+
+        breakwater executions export --format jsonl --output week.jsonl --since 7d
+
+        breakwater encryption decrypt < week.jsonl | jq .output
+    """
+    from breakwater.encryption import Undecryptable
+
+    cipher = PlaneLocation(data).cipher(config)
+    out = output.binary()
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            out.write(cipher.decrypt_document(line.rstrip(b"\n")) + b"\n")
+        except Undecryptable as error:
+            out.flush()
+            raise CliError("undecryptable", f"line {number}: {error}") from None

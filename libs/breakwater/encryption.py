@@ -1,0 +1,175 @@
+"""Encrypting the texts of jobs, answers and dead letters where they are stored, under keys that can be replaced.
+
+Of a JSON document its fields with texts become one field, `encrypted`: ids, agents, states and money stay readable.
+A token is `bwe1.<key id>.<Fernet token>`. It names its key, so a key that is missing can be named, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any, cast
+
+from pydantic_core import from_json, to_json
+
+from breakwater.contracts.execution import Execution
+from breakwater.errors import ConfigError
+
+FIELD = "encrypted"
+TEXTS = (
+    # Of jobs, results and records.
+    *("prompt", "messages", "input", "params", "output", "choices", "response"),
+    # Of dead letters, which hold a job.
+    "payload_base64",
+    # Of checkpoints: what was said to the model, and by it.
+    *("repairs", "said"),
+)
+"""The fields that hold texts, of all documents."""
+
+_BOUND_TO = "execution_id"
+"""A token is read only beside the id that it was encrypted beside, where there was one."""
+
+_MARK = re.compile(rb'"encrypted"\s*:\s*"bwe1\.')
+_TOKEN = re.compile(r"bwe1\.(?P<key>[0-9a-f]{8})\.(?P<token>[A-Za-z0-9_-]+={0,2})")
+_LINE = re.compile(_TOKEN.pattern + r"\n")
+
+COMPRESS_FROM = 32_768
+"""A token is a third longer than what it holds, and NATS takes messages up to a limit: long texts are compressed."""
+
+_PLAIN, _COMPRESSED = b"0", b"z"
+
+
+class Undecryptable(Exception):  # noqa: N818  a state: with its key back, the same text can be read
+    """A stored text can't be decrypted with the keys at hand."""
+
+
+class Cipher:
+    """Encrypts with the first of its keys, and decrypts with all of them. Without keys it encrypts nothing."""
+
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        """Takes keys as `new_key` makes them. Raises ConfigError: one of them is no key, with its place in front."""
+        self._keys: dict[str, Any] = {}
+        for place, key in enumerate(keys):
+            try:
+                raw = base64.urlsafe_b64decode(key)
+            except (binascii.Error, ValueError):
+                raw = b""
+            if len(raw) != 32:
+                raise ConfigError(f"encryption.keys.{place}: is not a key; `breakwater encryption new-key` makes one")
+            # Only where there are keys: the import takes 40 ms and 8 MB.
+            from cryptography.fernet import Fernet
+
+            self._keys[_key_id(raw)] = Fernet(key)
+        self._first = next(iter(self._keys), None)
+
+    @property
+    def on(self) -> bool:
+        """Whether it encrypts."""
+        return self._first is not None
+
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """The ids of its keys, which may be shown, in order."""
+        return tuple(self._keys)
+
+    def encrypt(self, text: bytes) -> str:
+        """A token of a text; only where it is on."""
+        assert self._first is not None
+        plain = _COMPRESSED + zlib.compress(text, 1) if len(text) >= COMPRESS_FROM else _PLAIN + text
+        return f"bwe1.{self._first}.{self._keys[self._first].encrypt(plain).decode()}"
+
+    def decrypt(self, token: str) -> bytes:
+        """The text of a token. Raises Undecryptable."""
+        match = _TOKEN.fullmatch(token)
+        if match is None:
+            raise Undecryptable("what is marked as encrypted is no token of Breakwater")
+        key = self._keys.get(match["key"])
+        if key is None:
+            has = f"encryption.keys has {', '.join(self._keys)}" if self._keys else "encryption.keys has none"
+            raise Undecryptable(f"it is encrypted with key {match['key']}, and {has}: put that key back")
+        from cryptography.fernet import InvalidToken
+
+        try:
+            plain = key.decrypt(match["token"])
+            return zlib.decompress(plain[1:]) if plain[:1] == _COMPRESSED else plain[1:]
+        except (InvalidToken, zlib.error):
+            raise Undecryptable(f"it was changed after it was encrypted with key {match['key']}") from None
+
+    def encrypt_document(self, document: bytes) -> bytes:
+        """A JSON document without its texts, and with a token of them; as it is where it has none.
+
+        Raises ValueError where it is on and the document is no JSON object: it must not be stored with its texts.
+        """
+        if not self.on:
+            return document
+        found = from_json(document)
+        if not isinstance(found, dict):
+            raise ValueError("only a JSON object can be encrypted field by field")  # noqa: TRY004  as for other texts
+        fields = cast(dict[str, Any], found)
+        texts = {name: fields.pop(name) for name in TEXTS if fields.get(name) not in (None, [], {}, "")}
+        if not texts:
+            return document
+        # Programs without a key hear results and records: sent as a job, such a token would be decrypted for them.
+        texts |= {_BOUND_TO: fields[_BOUND_TO]} if fields.get(_BOUND_TO) else {}
+        return to_json(fields | {FIELD: self.encrypt(to_json(texts))})
+
+    def decrypt_document(self, document: bytes) -> bytes:
+        """A JSON document with its texts; as it is where nothing in it is encrypted. Raises Undecryptable."""
+        if _MARK.search(document) is None:
+            return document
+        fields = _object(document)
+        token = fields.pop(FIELD, None)
+        if not isinstance(token, str):
+            return document
+        texts = _object(self.decrypt(token))
+        if texts.get(_BOUND_TO) not in (None, fields.get(_BOUND_TO)):
+            raise Undecryptable(f"it was encrypted for another {_BOUND_TO}, and stands where it does not belong")
+        return to_json(fields | texts)
+
+    def decrypt_record(self, record: Execution) -> Execution:
+        """A record with its texts. Raises Undecryptable."""
+        if record.encrypted is None:
+            return record
+        return type(record).model_validate_json(self.decrypt_document(record.json_bytes()))
+
+    def encrypt_line(self, text: str) -> str:
+        """A text that others are appended to; as it is where the cipher is off."""
+        return f"{self.encrypt(text.encode())}\n" if self.on and text else text
+
+    def decrypt_lines(self, text: str) -> str:
+        """What such texts were, one after the other. Raises Undecryptable."""
+        return _LINE.sub(lambda match: self.decrypt(match[0][:-1]).decode(), text)
+
+
+OFF = Cipher()
+"""Encrypts nothing."""
+
+
+def key_of_document(document: bytes) -> str | None:
+    """The id of the key that a document's texts are encrypted with; None where none are."""
+    token = _object(document).get(FIELD)
+    match = _TOKEN.fullmatch(token) if isinstance(token, str) else None
+    return None if match is None else match["key"]
+
+
+def new_key() -> str:
+    """A key: 32 random bytes, in the base64 of URLs."""
+    from cryptography.fernet import Fernet
+
+    return Fernet.generate_key().decode()
+
+
+def _key_id(raw: bytes) -> str:
+    return hashlib.sha256(b"breakwater encryption key" + raw).hexdigest()[:8]
+
+
+def _object(document: bytes) -> dict[str, Any]:
+    try:
+        found = from_json(document)
+    except ValueError:
+        return {}
+    return cast(dict[str, Any], found) if isinstance(found, dict) else {}

@@ -1,0 +1,152 @@
+"""The open request of a consumer, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+
+import nats
+import pytest
+import pytest_asyncio
+from nats.aio.client import Client
+
+from breakwater.bus import pull
+from breakwater.bus.delivery import Delivery
+from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.provision import provision
+from breakwater.bus.pull import Each, Pull
+from breakwater.bus.topology import ACK_WAIT_S, Plan, worker_consumer
+from breakwater.contracts import subjects
+from breakwater.contracts.subjects import Stream
+from tests.helpers import until
+from tests.servers import RunningServer
+
+PLAN = Plan(agents={"a": 100})
+
+
+@pytest_asyncio.fixture
+async def client(own_nats_server: RunningServer) -> AsyncGenerator[Client]:
+    await provision(own_nats_server.url, PLAN)
+    client = await nats.connect(own_nats_server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+    yield client
+    await client.close()
+
+
+def pull_of(client: Client) -> Pull:
+    return Pull(lambda: client, Stream.JOBS, worker_consumer("a"))
+
+
+async def publish(client: Client, *bodies: bytes) -> None:
+    for body in bodies:
+        await client.jetstream().publish(subjects.job("a"), body)
+
+
+async def bodies_of(pulled: Pull, most: int = 100, wait_s: float = 10.0) -> list[bytes]:
+    found = await pulled.fetch(most, wait_s, linger_s=0.2)
+    for delivery in found:
+        await delivery.ack_sync()
+    return [delivery.data for delivery in found]
+
+
+async def test_a_request_stays_open_over_many_fetches(client: Client) -> None:
+    pulled = pull_of(client)
+    assert await pulled.fetch(100, 0.05) == []
+    asked = client.stats["out_msgs"]
+    assert await pulled.fetch(100, 0.05) == []
+    assert client.stats["out_msgs"] == asked, "the server was asked again, while it had not answered"
+    for body in (b"1", b"2"):
+        await publish(client, body)
+        assert await bodies_of(pulled) == [body]
+    assert client.stats["out_msgs"] == asked + 4, "besides two messages and their acknowledgements"
+
+
+async def test_messages_are_fetched_in_order_and_at_most_as_many_as_wanted(client: Client) -> None:
+    pulled = pull_of(client)
+    await publish(client, b"1", b"2", b"3", b"4", b"5")
+    assert await bodies_of(pulled) == [b"1", b"2", b"3", b"4", b"5"]
+    await publish(client, b"6", b"7", b"8")
+    assert await bodies_of(pulled, 2) == [b"6", b"7"]
+    assert await bodies_of(pulled, 2) == [b"8"]
+
+
+async def test_a_fetch_ends_when_it_has_all_that_is_wanted(client: Client) -> None:
+    pulled = pull_of(client)
+    await publish(client, b"1", b"2")
+    begun = time.monotonic()
+    assert len(await pulled.fetch(2, 60.0, linger_s=60.0)) == 2
+    assert time.monotonic() - begun < 30
+
+
+async def test_a_consumer_that_is_not_there_is_reported(client: Client) -> None:
+    with pytest.raises(BusUnavailable, match=r"nobody: .*503"):
+        await Pull(lambda: client, Stream.JOBS, "nobody").fetch(1, 10)
+
+
+async def test_after_a_restart_of_nats_it_is_asked_again(client: Client, own_nats_server: RunningServer) -> None:
+    pulled = pull_of(client)
+    assert await pulled.fetch(100, 0.05) == []
+    await own_nats_server.restart_async()
+    await publish(client, b"1")
+    begun = time.monotonic()
+    while not (found := await bodies_of(pulled, wait_s=0.1)):
+        assert time.monotonic() - begun < pull.OPEN_S, "it was asked when the lost request would have ended"
+    assert found == [b"1"]
+
+
+async def test_a_request_that_no_server_knows_of_is_made_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pull, "GRACE_S", 0.1 - pull.OPEN_S)
+    pulled = pull_of(client)
+    assert await pulled.fetch(1, 0.05) == []
+    asked = client.stats["out_msgs"]
+    assert await pulled.fetch(1, 0.2) == []
+    assert client.stats["out_msgs"] > asked
+
+
+async def test_what_nobody_has_fetched_is_given_back_at_the_end(client: Client) -> None:
+    pulled = pull_of(client)
+    assert await pulled.fetch(100, 0.05) == []
+    await publish(client, b"1", b"2", b"3")
+    assert await bodies_of(pulled, 1) == [b"1"]
+    await pulled.close()
+    begun = time.monotonic()
+    assert sorted(await bodies_of(pull_of(client))) == [b"2", b"3"]
+    assert time.monotonic() - begun < ACK_WAIT_S / 2
+
+
+async def test_what_the_server_delivers_again_soon_is_not_handled(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled = pull_of(client)
+    assert await pulled.fetch(2, 0.05) == []
+    await publish(client, b"1", b"2")
+    assert [delivery.data for delivery in await pulled.fetch(1, 10)] == [b"1"]
+    monkeypatch.setattr(pull, "KEPT_S", 0.0)
+    await asyncio.sleep(0.01)
+    assert await pulled.fetch(1, 0.05) == []
+
+
+async def test_no_more_are_handled_at_once_than_the_concurrency_although_more_are_delivered(client: Client) -> None:
+    at_once, most, done, go = 0, 0, 0, asyncio.Event()
+
+    async def handle(delivery: Delivery) -> None:
+        nonlocal at_once, most, done
+        at_once += 1
+        most = max(most, at_once)
+        await go.wait()
+        await delivery.ack_sync()
+        at_once -= 1
+        done += 1
+
+    concurrency = 10
+    each = Each(pull_of(client), handle, concurrency=lambda: concurrency)
+    each.start()
+    await publish(client, *(b"%d" % number for number in range(7)))
+    await until(lambda: at_once == 7, "seven are handled")
+    concurrency = 8  # the consumer still delivers a hundred
+    await publish(client, *(b"%d" % number for number in range(7)))
+    await until(lambda: at_once == 8, "eight are handled")
+    go.set()
+    await until(lambda: done == 14, "all are handled")
+    await each.stop(drain_s=10)
+    assert most == 8

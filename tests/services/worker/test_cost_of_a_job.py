@@ -1,0 +1,108 @@
+"""What a job that succeeds costs the worker, in counts that a busy machine changes by less than a hundredth.
+
+They see a step more, not a slower one: what a job costs in CPU time is measured by `python -m tests.bench.plane`. A
+figure that is a fifth over its budget is a regression; one that has become a fifth less lowers the budget:
+`pytest tests/services/worker/test_cost_of_a_job.py -rP` prints them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import nats
+from nats.aio.msg import Msg
+
+from breakwater.state.budget_counters import BudgetCounters
+from tests.flow.kit import model
+from tests.server_sources import RunningServer
+from tests.services.worker.conftest import StartWorker
+
+ROOT = Path(__file__).resolve().parents[3]
+OURS = (f"{ROOT}/libs/breakwater/", f"{ROOT}/services/")
+NOT_THE_WORKERS = f"{ROOT}/libs/breakwater/embedded/"
+"""The simulated provider, which runs in this thread, too."""
+
+JOBS = 20
+CAP = {"daily_usd": 1000, "monthly_usd": 10_000, "enforcement": "hard"}
+AGENTS = {"writer": {"model": "sim/m", "budget": CAP, "rate_limit": {"requests_per_minute": 100_000}}}
+
+MEASURED = {"instructions of our Python": 13_800, "commands of Redis": 64, "messages to NATS": 10}
+"""Of a job with a breaker, a guard, caps for a day and a month, a rate limit and a retry budget. Instructions are those
+of `libs` and `services`; commands are also those that scripts run; messages are those that the server is sent."""
+MORE, LESS = 1.2, 0.8
+
+
+class Instructions:
+    """Counts the bytecode instructions of our files in this thread while it is on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._ours: dict[CodeType, bool] = {}
+
+    def __enter__(self) -> Instructions:
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _called(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+        del event, argument
+        code = frame.f_code
+        if code not in self._ours:
+            name = code.co_filename
+            self._ours[code] = name.startswith(OURS) and not name.startswith(NOT_THE_WORKERS)
+        if not self._ours[code]:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._ran
+
+    def _ran(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
+        del frame, argument
+        self.count += event == "opcode"
+        return self._ran
+
+
+async def test_a_job_costs_what_it_did(start_worker: StartWorker, worker_nats: RunningServer) -> None:
+    listener, messages = await nats.connect(worker_nats.url), Counter[str]()
+
+    async def heard(message: Msg) -> None:
+        messages["messages to NATS"] += message.subject.startswith(("bw.", "$JS.ACK."))
+
+    await listener.subscribe(">", cb=heard)
+    async with start_worker({"sim/m": model()}, AGENTS, budgets={"global": CAP}) as plane:
+        # As the budget service does when it starts: a hard cap can't be held by counters that may be lost.
+        counters = BudgetCounters(plane.worker.redis, plane.worker.config.budgets.zone)
+        await counters.fill(None, "log", 0, counters.periods(datetime.now(UTC)), {}, {})
+
+        async def done_by_servers() -> Counter[str]:
+            await listener.flush()
+            server = await plane.worker.redis.client.info("stats")
+            return messages + Counter({"commands of Redis": server["total_commands_processed"]})
+
+        async def run(name: str) -> None:
+            for number in range(JOBS):
+                result = await plane.run({"agent": "writer", "job_id": f"{name}-{number}", "prompt": "x"})
+                assert result["status"] == "succeeded"
+            while await plane.pending_jobs():
+                await asyncio.sleep(0.01)
+
+        await run("first")
+        before = await done_by_servers()
+        with Instructions() as instructions:
+            await run("then")
+        used = await done_by_servers()
+    await listener.close()
+    used.subtract(before)
+    used["instructions of our Python"] = instructions.count
+    found = {name: count / JOBS for name, count in used.items()}
+    print(found)
+    assert found.keys() == MEASURED.keys()
+    assert {name: count for name, count in found.items() if not LESS <= count / MEASURED[name] <= MORE} == {}

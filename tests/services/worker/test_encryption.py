@@ -1,0 +1,142 @@
+"""Texts that are encrypted where they are stored: what a worker reads and leaves, and what it does without a key."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from breakwater.encryption import Cipher, new_key
+from breakwater.providers.base import Answer, Usage
+from services.worker import attempts, handler
+from tests.flow.kit import model
+from tests.helpers import until
+from tests.services.worker.conftest import StartWorker
+from tests.services.worker.harness import ScriptedProvider, WorkerPlane
+
+PROMPT, SAID = "the merger is on Friday", "I would sell on Thursday"
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+def keys(directory: Path, *given: str) -> dict[str, Any]:
+    files = [directory / f"key-{number}" for number in range(len(given))]
+    for file, key in zip(files, given, strict=True):
+        file.write_text(key)
+    return {"keys": [{"file": str(file)} for file in files]}
+
+
+async def test_a_repaired_and_a_broken_conversation_leave_no_text_in_redis(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    usage = Usage(10, 10)
+    provider = ScriptedProvider(Answer(SAID, usage), Answer('{"n": 1}', usage))
+    agents = {"writer": {"model": "sim/m", "output": {"schema": SCHEMA}, "cache": {"ttl_s": 60}, "concurrency": 1}}
+    cipher = keys(tmp_path, new_key())
+    async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}, encryption=cipher) as plane:
+        redis = plane.worker.redis.client
+        seen: list[str] = []
+
+        async def perform(call: Any) -> Answer:
+            seen.append(str(await redis.hgetall("bw:execution:{j1}")))
+            return await ScriptedProvider.perform(provider, call)
+
+        provider.perform = perform  # type: ignore[method-assign]
+        result = await plane.run({"agent": "writer", "job_id": "j1", "prompt": PROMPT})
+        again = await plane.run({"agent": "writer", "job_id": "j2", "prompt": PROMPT})
+        cached = [await redis.get(key) async for key in redis.scan_iter("bw:cache:*")]
+    assert SAID in json.dumps(provider.calls[1].messages), "the model is shown what it said"
+    assert "bwe1." in seen[1], "the checkpoint has the repair"
+    assert [text for text in (PROMPT, SAID) if text in str(seen)] == []
+    assert len(cached) == 1
+    assert cached[0].startswith("bwe1.")
+    assert opened(plane, result)["output"] == opened(plane, again)["output"] == {"n": 1}
+    assert again["cache_hit"] is True
+
+
+async def test_what_is_out_of_a_stream_is_encrypted_and_continued(start_worker: StartWorker, tmp_path: Path) -> None:
+    agents = {"writer": {"model": "sim/m", "on_stream_break": "continue"}}
+    async with start_worker({"sim/m": model()}, agents, encryption=keys(tmp_path, new_key())) as plane:
+        claim = handler.Claim.new("j9")
+        await plane.worker.executions.claim(claim)
+        for number, piece in enumerate(("I would ", "sell\n", "bwe1 on Thursday"), 1):
+            assert await plane.worker.executions.say(claim, piece, number)
+        stored = await plane.worker.redis.client.hget("bw:execution:{j9}", "said")
+        assert await plane.worker.executions.said(claim) == ("I would sell\nbwe1 on Thursday", 3)
+    assert stored is not None
+    assert stored.count("bwe1.") == 3
+    assert "sell" not in stored
+
+
+async def test_a_job_waits_for_a_missing_key_without_a_slot_and_is_answered_when_it_is_back(
+    start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "KEY_LOOK", handler.timedelta(seconds=1))
+    first, second = new_key(), new_key()
+    agents = {"writer": {"model": "sim/m", "concurrency": 1}}
+    async with start_worker({"sim/m": model(answer=SAID)}, agents, encryption=keys(tmp_path, second)) as plane:
+        job = json.dumps({"agent": "writer", "job_id": "j1", "prompt": PROMPT}).encode()
+        await plane.publish(Cipher([first]).encrypt_document(job))
+        await until(lambda: parked(plane), "the job to be parked")
+        other = await plane.run({"agent": "writer", "job_id": "j2", "prompt": PROMPT})
+        assert "put that key back" in plane.log("worker")
+        # As a worker that is started again, with both.
+        vars(plane.worker.cipher).update(vars(Cipher([second, first])))
+        result = await plane.result("j1")
+        assert opened(plane, other)["output"] == opened(plane, result)["output"] == SAID
+        assert (result["status"], "output" in result) == ("succeeded", False)
+        assert await plane.messages("DLQ", "bw.dlq.>") == []
+
+
+async def test_a_job_whose_key_stays_away_is_dead_lettered_as_it_came(
+    start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "KEY_WAIT", handler.timedelta(0))
+    first, second = new_key(), new_key()
+    async with start_worker(
+        {"sim/m": model()}, {"writer": {"model": "sim/m"}}, encryption=keys(tmp_path, second)
+    ) as plane:
+        job = json.dumps({"agent": "writer", "job_id": "j1", "prompt": PROMPT, "reply_to": "_INBOX.me"}).encode()
+        answers = await plane.client.subscribe("_INBOX.me")
+        await plane.publish(stored := Cipher([first]).encrypt_document(job))
+        answer = json.loads((await answers.next_msg(timeout=20)).data)
+        [dead_letter] = await plane.messages("DLQ", "bw.dlq.>", at_least=1)
+    assert (answer["status"], answer["reason"], answer["error"]["class"]) == (
+        "dead_lettered",
+        "invalid",
+        "UndecryptableJobError",
+    )
+    assert "payload_base64" not in dead_letter
+    payload = base64.b64decode(opened(plane, dead_letter)["payload_base64"])
+    assert payload == stored
+    assert json.loads(Cipher([first]).decrypt_document(payload))["prompt"] == PROMPT
+
+
+async def test_a_job_that_sleeps_and_one_that_fails_are_encrypted_though_they_were_published_plainly(
+    start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "LONG_WAIT_S", 0.5)
+    faults = {"status": 500, "error": {"message": f"no: {PROMPT}"}}
+    agents: dict[str, Any] = {"writer": {"model": "sim/m", "retry": {"base_s": 60, "max_delay_s": 60}}}
+    agents["fails"] = {"model": "sim/m", "retry": {"max_attempts": 1}}
+    async with start_worker({"sim/m": model(faults)}, agents, encryption=keys(tmp_path, new_key())) as plane:
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": PROMPT})
+        await until(lambda: parked(plane), "the job to be parked")
+        failed = await plane.run({"agent": "fails", "job_id": "j2", "prompt": PROMPT})
+        sleeping = await plane.last("PARKED", "bw.parked.writer.j1")
+        kept = [await plane.messages(stream, "bw.>") for stream in ("DLQ", "EVENTS", "RESULTS")]
+    assert [len(one) for one in kept[::2]] == [1, 1]
+    assert PROMPT not in json.dumps([sleeping, *kept])
+    assert failed["error"]["message"].startswith("ServerError, HTTP 500; what the provider said")
+    assert sleeping is not None
+    assert opened(plane, sleeping)["prompt"] == PROMPT
+
+
+async def parked(plane: WorkerPlane) -> bool:
+    return (await plane.jetstream.stream_info("PARKED")).state.messages == 1
+
+
+def opened(plane: WorkerPlane, document: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(plane.worker.cipher.decrypt_document(json.dumps(document).encode()))
