@@ -23,6 +23,7 @@ from breakwater.bus.topology import Plan, alert_consumer, consumers, worker_cons
 from breakwater.contracts.subjects import CHANNEL_TESTS, Stream, channel_test, sent_message
 from breakwater.embedded.ports import free_port
 from services.__main__ import NAMES
+from tests.helpers import until
 from tests.nats_node import start_nats
 
 PLAN = Plan(agents={"writer": 2, "gpt-4.1": 1}, alert_channels=("ops", "on-call.2"))
@@ -273,7 +274,14 @@ async def test_an_alerter_answers_whoever_tests_a_channel(url_of: UrlOf) -> None
 
         await alerter.subscribe(CHANNEL_TESTS, cb=answer)
         await alerter.flush()
-        assert (await request.request(channel_test("ops"), b"", timeout=60)).data == b"delivered"
+
+        async def delivered() -> bool:
+            try:
+                return (await request.request(channel_test("ops"), b"", timeout=60)).data == b"delivered"
+            except nats.errors.NoRespondersError:
+                return False  # seen once in some hundred runs of a busy server, right after it confirmed the subscription
+
+        await until(delivered)
 
 
 async def test_a_service_that_publishes_what_is_not_its_own_is_reported_by_its_publisher(url_of: UrlOf) -> None:

@@ -412,8 +412,8 @@ class Losing(Lookup):
 
     async def next(self, stream: Stream, subject_filter: str, sequence: int) -> Found | None:
         if not self.lost:
-            self.lost = True
             await self._redis.client.flushall()
+            self.lost = True  # not before: who sees it takes counters that are there for new ones
         return await super().next(stream, subject_filter, sequence)
 
 
