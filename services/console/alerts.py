@@ -12,13 +12,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics.incidents import Incident, Place, incident_changes, incidents, place_of
-from breakwater.analytics.window import Window
 from breakwater.contracts.alerts import Alert, AlertEvent, IncidentStatus
 from breakwater.contracts.api import AlertList, AlertReplays, UndeliveredList
 from services.console.operator_actions import act, back_to, reason_of, submitted, whole_number
 from services.console.pages import Fetched, PageContext, fetched
 from services.console.sessions import session_of
-from services.console.time_range import WINDOWS, window_links, window_of
+from services.console.time_range import time_range_of
 from services.console.words import segment
 
 PAGE = 50
@@ -30,18 +29,17 @@ def routes(context: PageContext) -> list[Route]:
     """The routes of these pages."""
 
     async def show(request: Request) -> Response:
-        api, window, chosen = session_of(request).api, window_of(request, "7d"), _chosen(request)
-        period = Window.last(WINDOWS[window], context.now())
+        api, chosen = session_of(request).api, _chosen(request)
+        time_range = time_range_of(request, context.now(), context.zone, "7d")
         known, undelivered, past = await asyncio.gather(
             fetched(api.read(AlertList, "alerts", {"limit": 200})),
             fetched(api.read(UndeliveredList, "alerts/undelivered", {"limit": 50})),
-            fetched(incidents(context.analytics, period, **chosen, before=_before(request), limit=PAGE + 1)),
+            fetched(incidents(context.analytics, time_range.window, **chosen, before=_before(request), limit=PAGE + 1)),
         )
         return context.pages.render(
             request,
             "alerts.html",
-            window=window,
-            windows=window_links(request, window),
+            time_range=time_range,
             known=known,
             undelivered=undelivered,
             not_replayed=any(not one.replayed for one in undelivered.value.undelivered) if undelivered.value else False,

@@ -20,7 +20,7 @@ from services.console.charts import Series, nice_seconds
 from services.console.operator_actions import act, back_to, reason_of, submitted
 from services.console.pages import PageContext, fetched
 from services.console.sessions import session_of
-from services.console.time_range import WINDOWS, window_links, window_of
+from services.console.time_range import time_range_of
 from services.console.words import duration
 
 _ORDER = {"isolated": 0, "open": 1, "half_open": 2, "closed": 3}
@@ -41,8 +41,9 @@ def routes(context: PageContext) -> list[Route]:
     """The routes of these pages."""
 
     async def show(request: Request) -> Response:
-        api, window, now = session_of(request).api, window_of(request), context.now()
-        period = Window.last(WINDOWS[window], now)
+        api, now = session_of(request).api, context.now()
+        time_range = time_range_of(request, now, context.zone)
+        period = time_range.window
         known, opened, actions, stopped = await asyncio.gather(
             fetched(api.read(BreakerList, "breakers")),
             fetched(openings(context.analytics, period, now)),
@@ -53,8 +54,7 @@ def routes(context: PageContext) -> list[Route]:
             request,
             "breakers.html",
             now=now,
-            window=window,
-            windows=window_links(request, window),
+            time_range=time_range,
             known=known,
             rows=_rows(known.value.breakers if known.value else (), opened.value or ()),
             opened=opened,
@@ -64,9 +64,10 @@ def routes(context: PageContext) -> list[Route]:
         )
 
     async def show_one(request: Request) -> Response:
-        window, now = window_of(request, "7d"), context.now()
+        now = context.now()
+        time_range = time_range_of(request, now, context.zone, "7d")
         agent, model = request.query_params.get("agent", ""), request.query_params.get("model", "")
-        period = Window.last(WINDOWS[window], now)
+        period = time_range.window
         known, opened, changes = await asyncio.gather(
             fetched(session_of(request).api.read(BreakerList, "breakers")),
             fetched(openings(context.analytics, period, now, agent, model)),
@@ -83,8 +84,7 @@ def routes(context: PageContext) -> list[Route]:
             now=now,
             agent=agent,
             model=model,
-            window=window,
-            windows=window_links(request, window),
+            time_range=time_range,
             known=known,
             breaker=status,
             opened=opened,

@@ -43,7 +43,7 @@ def routes(context: PageContext) -> list[Route]:
         )
 
         def link(**cursor: str) -> str:
-            return f"/executions?{urlencode({**given, 'window': time_range.name, **cursor})}"
+            return f"/executions?{urlencode({**given, **time_range.query, **cursor})}"
 
         return context.pages.render(
             request,

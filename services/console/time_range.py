@@ -1,13 +1,14 @@
-"""The time range of a page: one of `WINDOWS`, or yesterday."""
+"""The time range of a page, as its URL has it: `?window=` with a name, or `?from=` and `?to=`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from breakwater.analytics.window import Window
@@ -18,9 +19,11 @@ WINDOWS = {
     "7d": timedelta(days=7),
     "30d": timedelta(days=30),
 }
-YESTERDAY = "yesterday"
-_STEP = timedelta(minutes=15)
+YESTERDAY, THIS_MONTH, LAST_MONTH, CUSTOM = "yesterday", "this month", "last month", "custom"
 _BY_LENGTH = ("1h", "24h", YESTERDAY, "7d", "30d")
+_MONTHS = (THIS_MONTH, LAST_MONTH)
+_NOT_KEPT = ("window", "from", "to", "after", "before")
+_LONGEST = timedelta(days=400)
 
 Links = list[tuple[str, str, bool]]
 """The same page for each time range: its name, the URL, whether it is the present one."""
@@ -31,19 +34,38 @@ class TimeRange:
     """A time range, and what a page needs of it."""
 
     name: str
+    """One of WINDOWS, or of the four constants after them."""
     window: Window
     links: Links
+    months: Links
+    kept: Mapping[str, str]
+    """What else the page's URL says, and says for every time range."""
+
+    @property
+    def query(self) -> dict[str, str]:
+        """What names it in a URL."""
+        return {"window": self.name} if self.name != CUSTOM else between(self.window.start, self.window.end)
 
     @property
     def words(self) -> str:
         """As part of a sentence: `in the last 24h`."""
-        return YESTERDAY if self.name == YESTERDAY else f"in the last {self.name}"
+        if self.name in WINDOWS:
+            return f"in the last {self.name}"
+        return f"from {self._start} to {self._end}" if self.name == CUSTOM else self.name
 
     @property
     def bounds(self) -> str:
         """The exact bounds: it is made of whole steps, and starts a little earlier than its name says."""
-        start, end = (f"{at.astimezone(UTC):%b %d %H:%M}" for at in (self.window.start, self.window.end))
-        return f"{start} to {end} UTC" if self.name == YESTERDAY else f"since {start} UTC"
+        until_now = self.name in WINDOWS or self.name == THIS_MONTH
+        return f"since {self._start} UTC" if until_now else f"{self._start} to {self._end} UTC"
+
+    @property
+    def _start(self) -> str:
+        return _day_and_time(self.window.start)
+
+    @property
+    def _end(self) -> str:
+        return _day_and_time(self.window.end)
 
     @property
     def refresh_s(self) -> int:
@@ -53,23 +75,53 @@ class TimeRange:
     def executions(self, **filters: str | None) -> str:
         """The URL of the executions that ended in it. Filters that are None are left out."""
         given = {name: value for name, value in filters.items() if value}
-        return f"/executions?{urlencode(given | {'window': self.name})}"
+        return f"/executions?{urlencode(given | self.query)}"
 
 
-def time_range_of(request: Request, now: datetime, zone: ZoneInfo) -> TimeRange:
-    """The time range in `?window=`; the last 24 hours by default. `zone`: where days begin."""
-    if request.query_params.get("window") == YESTERDAY:
-        return TimeRange(YESTERDAY, yesterday(now, zone), window_links(request, YESTERDAY, _BY_LENGTH))
-    name = window_of(request)
-    return TimeRange(name, Window.last(WINDOWS[name], now), window_links(request, name, _BY_LENGTH))
+def time_range_of(request: Request, now: datetime, zone: ZoneInfo, default: str = "24h") -> TimeRange:
+    """The time range of a request.
+
+    Args:
+        request: its `from` and `to` count before its `window`; a time without an offset is in UTC.
+        now: a time range ends there at the latest, and so it does without `to`.
+        zone: where days and months begin.
+        default: the name of the one without any of them.
+
+    Raises:
+        HTTPException: `from` or `to` can't be used; with status 400.
+    """
+    given = request.query_params
+    name = given.get("window", default)
+    if given.get("from") or given.get("to"):
+        name, window = CUSTOM, _custom(given.get("from", ""), given.get("to", ""), now)
+    elif name == YESTERDAY:
+        window = yesterday(now, zone)
+    elif name in _MONTHS:
+        window = month(now, zone, last=name == LAST_MONTH)
+    else:
+        name = name if name in WINDOWS else default
+        window = Window.last(WINDOWS[name], now)
+    kept = {key: value for key, value in given.items() if key not in _NOT_KEPT}
+    return TimeRange(name, window, window_links(request, name, _BY_LENGTH), window_links(request, name, _MONTHS), kept)
+
+
+def between(start: datetime, end: datetime) -> dict[str, str]:
+    """What names the time between two moments in a URL."""
+    return {"from": f"{start.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", "to": f"{end.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"}
 
 
 def yesterday(now: datetime, zone: ZoneInfo) -> Window:
     """The last whole day, as budgets count days."""
     today = now.astimezone(zone).date()
-    start, end = (datetime.combine(day, time.min, zone).astimezone(UTC) for day in (today - timedelta(days=1), today))
-    # Days of 23 and of 25 hours are made of whole steps, too.
-    return Window(start, end, int(_STEP.total_seconds()))
+    return Window.between(_midnight(today - timedelta(days=1), zone), _midnight(today, zone))
+
+
+def month(now: datetime, zone: ZoneInfo, *, last: bool) -> Window:
+    """This month until now, or the last whole one, as budgets count months."""
+    first = now.astimezone(zone).date().replace(day=1)
+    if last:
+        return Window.between(_midnight((first - timedelta(days=1)).replace(day=1), zone), _midnight(first, zone))
+    return Window.since(_midnight(first, zone), now)
 
 
 def window_of(request: Request, default: str = "24h") -> str:
@@ -80,5 +132,30 @@ def window_of(request: Request, default: str = "24h") -> str:
 
 def window_links(request: Request, present: str, names: Iterable[str] = WINDOWS) -> Links:
     """Links from a page to itself, for other time ranges."""
-    others = {name: value for name, value in request.query_params.items() if name not in ("window", "after", "before")}
+    others = {name: value for name, value in request.query_params.items() if name not in _NOT_KEPT}
     return [(name, f"{request.url.path}?{urlencode(others | {'window': name})}", name == present) for name in names]
+
+
+def _custom(start: str, end: str, now: datetime) -> Window:
+    since, until = _moment("from", start, now), _moment("to", end, now)
+    if since >= until or since >= now:
+        raise HTTPException(400, "The time range is empty: `from` must be earlier than `to`, and than now.")
+    if until - since > _LONGEST:
+        raise HTTPException(400, f"The time range is too long: choose at most {_LONGEST.days} days.")
+    return Window.between(since, until) if until < now else Window.since(since, now)
+
+
+def _moment(name: str, text: str, now: datetime) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text).replace(microsecond=0) if text else now
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise HTTPException(400, f"`{name}` must be a time such as 2026-11-21T12:00Z, not {text!r}.") from None
+
+
+def _midnight(day: date, zone: ZoneInfo) -> datetime:
+    return datetime.combine(day, time.min, zone).astimezone(UTC)
+
+
+def _day_and_time(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%b %d %H:%M}"

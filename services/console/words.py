@@ -95,6 +95,11 @@ def time(moment: datetime, text: str) -> Markup:
     return Markup('<time datetime="{}" title="{}">{}</time>').format(format_time(moment), utc(moment), text)
 
 
+def local(moment: datetime) -> str:
+    """In UTC, as fields of forms have it: `2026-11-21T10:00`."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M")
+
+
 def duration(ms: float | None) -> str:
     """`850 ms`, `1.2 s`; `–` for None."""
     return formats.duration(ms) or "–"
@@ -158,7 +163,7 @@ def refused_by(line: RefusalLine) -> str:
 
 
 _NAMED = (
-    ago, clock, code, count, counted, duration, money, percent, plainly, pretty, refused_by, rough_duration, segment,
-    short_money, utc, waste_cause,
+    ago, clock, code, count, counted, duration, local, money, percent, plainly, pretty, refused_by, rough_duration,
+    segment, short_money, utc, waste_cause,
 )  # fmt: skip
 FILTERS: Mapping[str, Callable[..., object]] = {"exact": formats.money} | {one.__name__: one for one in _NAMED}

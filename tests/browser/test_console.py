@@ -119,7 +119,7 @@ def test_what_an_agent_wasted_is_three_clicks_away(visitor: Visitor):
     visitor.open("/")
     page.get_by_role("link", name="Agents", exact=True).click()
     page.get_by_role("link", name="deep-research", exact=True).first.click()
-    page.get_by_role("navigation", name="Window").get_by_role("link", name="7d").click()
+    page.get_by_role("navigation", name="Time range").get_by_role("link", name="7d").click()
     expect(page.locator("main")).to_contain_text(re.compile("wasted", re.IGNORECASE))
     expect(page.locator("main")).to_contain_text("$0.0")
     visitor.shoot("wasted")

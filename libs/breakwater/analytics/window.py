@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -15,7 +16,12 @@ STEPS_S = (
 )
 """What a step may be. Each divides a day, so that days begin with one."""
 
+_SHORT_STEPS_S = (1, 2, 5, 10, 15, 30)
+"""For what somebody looks at closely."""
+
 MOST_BUCKETS = 120
+_MOST_EXACT = 800
+"""The hours of a month, of which one is missing in spring: nothing else divides it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +53,32 @@ class Window:
                 days. Shorter spans have fewer, of a minute; longer ones have more, of a day.
             now: aware.
         """
-        step_s = next((step for step in STEPS_S if span / timedelta(seconds=step) <= MOST_BUCKETS - 1), STEPS_S[-1])
+        step_s = _step_s(span, STEPS_S)
         step_ms, now_ms = step_s * 1000, ms_from_time(now)
         start_ms = (now_ms - span // timedelta(milliseconds=1)) // step_ms * step_ms
         # A moment that is a bucket's beginning is within a window that ends there no more.
         end_ms = (now_ms // step_ms + 1) * step_ms
         return cls(time_from_ms(start_ms), time_from_ms(end_ms), step_s)
+
+    @classmethod
+    def since(cls, start: datetime, now: datetime) -> Self:
+        """From exactly `start` to soon after `now`, in whole steps; as many as in `last`, or more: of a second."""
+        step = timedelta(seconds=_step_s(now - start, (*_SHORT_STEPS_S, *STEPS_S)))
+        return cls(start, start + ((now - start) // step + 1) * step, int(step.total_seconds()))
+
+    @classmethod
+    def between(cls, start: datetime, end: datetime) -> Self:
+        """From exactly `start` to exactly `end`, where any step divides that; else as `since`.
+
+        Args:
+            start: aware, a whole second.
+            end: the same.
+        """
+        length_s, steps = int((end - start).total_seconds()), (*_SHORT_STEPS_S, *STEPS_S)
+        divides = [step for step in steps if length_s % step == 0 and length_s // step <= _MOST_EXACT]
+        if not divides:
+            return cls.since(start, end)
+        return cls(start, end, next((step for step in divides if length_s // step <= MOST_BUCKETS), divides[-1]))
 
     @property
     def start_ms(self) -> int:
@@ -72,6 +98,11 @@ class Window:
     def at(self, bucket: int) -> datetime:
         """When a bucket begins; the first is 0."""
         return time_from_ms(self.start_ms + bucket * self.step_s * 1000)
+
+
+def _step_s(span: timedelta, steps: Sequence[int]) -> int:
+    """The shortest that leaves room for one more bucket."""
+    return next((step for step in steps if span / timedelta(seconds=step) <= MOST_BUCKETS - 1), steps[-1])
 
 
 ENDED = """
