@@ -157,8 +157,9 @@ def replay_of(kept: Kept, job: Job) -> Submission:
     original = dead_letter.execution_id or job.job_id or f"{dead_letter.stream}/{dead_letter.sequence}"
     again = job.model_copy(update={"job_id": kept.replay_id, "metadata": {**job.metadata, "replay_of": original}})
     payload = again.model_dump_json(exclude_unset=True).encode()
-    token = dead_letter.headers.get(Header.OWNER.value)
-    return Submission(again, kept.replay_id, False, payload, None if token is None else _name(token))
+    tokens = (dead_letter.headers.get(one.value) for one in (Header.OWNER, Header.SUBMITTED_BY))
+    owner, sender = (None if token is None else _name(token) for token in tokens)
+    return Submission(again, kept.replay_id, False, payload, owner, sender)
 
 
 def _why_no_job(config: Config, kept: Kept) -> str:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from urllib.parse import parse_qsl, quote
 
@@ -83,6 +84,8 @@ class Queue:
             headers[Header.UNIQUE_ID.value] = "1"
         if sent.owner is not None:
             headers[Header.OWNER.value] = subjects.encode_token(sent.owner)
+        if sent.submitted_by is not None:
+            headers[Header.SUBMITTED_BY.value] = subjects.encode_token(sent.submitted_by)
         try:
             stored = await self._publish(subjects.job(sent.job.agent), sent.payload, headers)
         except BusUnavailable as error:
@@ -177,7 +180,8 @@ class Jobs:
         self._check_agent(job)
         if not may_submit(key, job.agent, job.tenant):
             raise _not_of_key(key, job)
-        return submission(job, body, idempotency_key=idempotency_key, made_id=made_id, owner=owner_of(key))
+        sent = submission(job, body, idempotency_key=idempotency_key, made_id=made_id, owner=owner_of(key))
+        return replace(sent, submitted_by=key.name)
 
     async def run(
         self, request: Request, sent: Submission, traceparent: str | None, wait_s: float

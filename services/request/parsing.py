@@ -49,6 +49,8 @@ class Submission:
     """The job as its sender wrote it, with the job id in it."""
     owner: str | None = None
     """The name of the API key that the job belongs to."""
+    submitted_by: str | None = None
+    """The name of the API key that it was sent with, whomever it belongs to."""
 
     @cached_property
     def digest(self) -> str:

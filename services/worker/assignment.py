@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
@@ -29,6 +29,8 @@ class JobDelivery:
     reply_to: str | None
     owner: str | None
     """The name of the API key it belongs to."""
+    submitted_by: str | None
+    """The name of the API key it was sent with."""
     digest: str
     """Of what it asks."""
 
@@ -68,6 +70,10 @@ class Assignment:
     parameters: Parameters
     output_guard: OutputGuard | None = None
     """What the agent's answers must satisfy."""
+    submitted_by: str | None = None
+    """The name of the API key that it was sent with."""
+    cost_tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Redacted."""
 
     def attempt_id(self, number: int) -> str:
         """The id of the job's attempt of that number, from 1."""

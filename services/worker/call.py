@@ -178,6 +178,8 @@ def attempt_of(
         agent=job.agent_name,
         tenant=job.job.tenant,
         task_id=job.job.task_id,
+        submitted_by=job.submitted_by,
+        cost_tags=dict(job.cost_tags),
         number=flight.number,
         model=flight.model,
         provider=flight.provider,

@@ -25,6 +25,7 @@ from breakwater.contracts.subjects import Header, decode_token
 from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import ambiguity, explain
 from breakwater.encryption import Undecryptable
+from breakwater.policy.cost_tags import cost_tags
 from breakwater.policy.ownership import job_digest
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from breakwater.state.connection import StateUnavailable
@@ -109,7 +110,7 @@ class JobHandler:
             error = ErrorInfo(kind="invalid", class_="InvalidJobError", message=message, user_message=text)
             await self._dead_end(asked, execution_id, "invalid", error)
         elif parsed.dry_run:
-            planned = await dry_run(self._worker, self._assignment(parsed, Claim(execution_id, ""), None))
+            planned = await dry_run(self._worker, self._assignment(asked, parsed, Claim(execution_id, ""), None))
             await finish(self._worker, asked, self._concluded(asked, execution_id, planned, dry_run=True))
         else:
             await self._run(asked, parsed, execution_id, maybe_seen=maybe_seen)
@@ -159,7 +160,7 @@ class JobHandler:
             kind="consumer",
             attributes=lambda: tracing.execution_attributes(agent=self._agent_name, execution_id=claim.execution_id),
         )
-        assignment = self._assignment(job, claim, span.traceparent)
+        assignment = self._assignment(asked, job, claim, span.traceparent)
         resumed = text is not None or delivery.deliveries > 1 or parked_execution(delivery.headers) is not None
         result: Result | None = None
         worker.metrics.began(self._agent_name)
@@ -170,7 +171,7 @@ class JobHandler:
             error = None if result is None or result.error is None else result.error.class_
             span.end(error=error, attributes={} if result is None else partial(tracing.result_attributes, result))
 
-    def _assignment(self, job: Job, claim: Claim, traceparent: str | None) -> Assignment:
+    def _assignment(self, asked: JobDelivery, job: Job, claim: Claim, traceparent: str | None) -> Assignment:
         return Assignment(
             execution_id=claim.execution_id,
             agent_name=self._agent_name,
@@ -181,7 +182,14 @@ class JobHandler:
             traceparent=traceparent or new_traceparent(),
             parameters=Parameters.of(self._agent, job.params, self._output_guard) if job.params else self._parameters,
             output_guard=self._output_guard,
+            submitted_by=asked.submitted_by,
+            cost_tags=self._cost_tags(job),
         )
+
+    def _cost_tags(self, job: Job) -> dict[str, str]:
+        keys = [key for key in self._worker.config.cost_tags if key in job.metadata]
+        redacted = self._worker.redactor.json({key: job.metadata[key] for key in keys}) if keys else None
+        return cost_tags(keys, redacted) if isinstance(redacted, dict) else {}
 
     async def _execute(
         self, asked: JobDelivery, job: Assignment, checkpoint: Checkpoint, held: HeldClaim, *, resumed: bool
@@ -285,13 +293,15 @@ class JobHandler:
         return job if problem is None else f"{problem.path}: {problem.message}"
 
     def _asked(self, delivery: Delivery, parsed: Job | str) -> JobDelivery:
-        owner = _owner_of(delivery)
+        owner, sender = _name_in(delivery, Header.OWNER), _name_in(delivery, Header.SUBMITTED_BY)
         if isinstance(parsed, Job):
-            return JobDelivery(delivery, self._agent, parsed, parsed.reply_to, owner, job_digest(parsed, owner))
+            digest = job_digest(parsed, owner)
+            return JobDelivery(delivery, self._agent, parsed, parsed.reply_to, owner, sender, digest)
         # Also one that is otherwise not valid is answered.
         subject = _field(delivery.data, "reply_to")
         reply_to = subject if subject is not None and subjects.is_reply_subject(subject) else None
-        return JobDelivery(delivery, self._agent, None, reply_to, owner, job_digest(delivery.data, owner))
+        digest = job_digest(delivery.data, owner)
+        return JobDelivery(delivery, self._agent, None, reply_to, owner, sender, digest)
 
     async def _answer_known(self, asked: JobDelivery, execution_id: str, known: Result) -> None:
         """Answers from what was decided; but an id is one job, and it may be another one."""
@@ -341,7 +351,7 @@ class JobHandler:
         result = self._ended(asked, execution_id, reason, error, tuple(attempts))
         if asked.job is not None and attempts:
             # What it holds of its task's cap would be held for as long as the task lives.
-            await self._count(self._assignment(asked.job, Claim(execution_id, ""), None), result, None)
+            await self._count(self._assignment(asked, asked.job, Claim(execution_id, ""), None), result, None)
         await finish(self._worker, asked, result)
 
     async def _recorded(self, execution_id: str, number: int) -> Attempt | None:
@@ -407,13 +417,13 @@ def execution_id_of(delivery: Delivery, job: Job | None) -> str:
     return header if _may_be_id(header) else made
 
 
-def _owner_of(delivery: Delivery) -> str | None:
-    """Whose API key a job was sent with, where it belongs to that."""
+def _name_in(delivery: Delivery, header: Header) -> str | None:
+    """The name of an API key in a header of a job; None where there is none."""
     try:
-        owner = decode_token(delivery.headers.get(Header.OWNER.value, ""))
+        name = decode_token(delivery.headers.get(header.value, ""))
     except UnicodeDecodeError:
         return None
-    return owner if is_identifier(owner) else None
+    return name if is_identifier(name) else None
 
 
 def _may_be_id(text: str) -> bool:

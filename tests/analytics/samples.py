@@ -130,6 +130,8 @@ def full_attempt(execution_id: str = "e-full", number: int = 1) -> Attempt:
         agent="support/tier 1",
         tenant="acme",
         task_id="task-7",
+        submitted_by="finance key",
+        cost_tags={"team": "growth", "it's": "“a”, {b}: \\'c'"},
         model="anthropic/claude-sonnet-4.5:thinking",
         started_at=NOON + timedelta(milliseconds=1),
         cached_tokens=64,

@@ -1,4 +1,4 @@
-"""Every query of docs/analytics.md runs as it stands there, on the real engine, and returns something."""
+"""Every query of docs/analytics.md and docs/costs.md runs as it stands there, on the real engine, and returns something."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from tests.server_sources import RunningServer
 
 PAGE = ROOT / "docs" / "analytics.md"
 QUERIES = [block for block in blocks(PAGE) if block.language == "sql" and not block.text.startswith("CREATE")]
+COSTS = ROOT / "docs" / "costs.md"
+OF_COSTS = [block for block in blocks(COSTS) if block.language == "sql"]
 AGENT = "content-writer"
 
 
@@ -94,9 +96,9 @@ async def analytics(clickhouse_server: RunningServer) -> AsyncGenerator[Analytic
 
 async def test_every_query_runs_as_it_stands_there_and_finds_something(seeded: Analytics) -> None:
     assert len(QUERIES) > 15
-    for block in QUERIES:
+    for page, block in (*((PAGE, one) for one in QUERIES), *((COSTS, one) for one in OF_COSTS)):
         found = await seeded.query(block.text)
-        where = f"docs/analytics.md, line {block.line}:\n{block.text}"
+        where = f"{page.name}, line {block.line}:\n{block.text}"
         assert len(found.rows) > 0, f"no row: {where}"
         assert any(value is not None for row in found.rows for value in row), f"nothing but NULL: {where}"
 

@@ -120,6 +120,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
             (*added(ATTEMPTS, "tokens_per_s"), create_view("attempts_per_minute", layout)),
         ),
         Migration(14, "encrypted texts", added(EXECUTIONS, "encrypted", "encryption_key")),
+        Migration(15, "who submitted what is paid for, and cost tags", added(ATTEMPTS, "submitted_by", "cost_tags")),
     )
 
 

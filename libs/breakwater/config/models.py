@@ -9,15 +9,24 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, cast
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    JsonValue,
+    PrivateAttr,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from breakwater.config.alerts import Alerts
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import DUPLICATE_WINDOW_S
-from breakwater.contracts.types import Identifier, Message, ModelId, Off, UsdAmount
+from breakwater.contracts.types import NO_CONTROLS, Identifier, Message, ModelId, Off, UsdAmount
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, with_preset
 from breakwater.policy.budget import Caps, CapTable
+from breakwater.policy.cost_tags import MAX_TAGS
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.output import OutputRules
 from breakwater.policy.price import MAX_OUTPUT_TOKENS, OUTPUT_LIMITS, Price
@@ -370,6 +379,9 @@ class NatsProgram(Message):
     agents: tuple[Identifier, ...] = Field(min_length=1, description="The agents that it may use.")
 
 
+CostTag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NO_CONTROLS)]
+
+
 class Config(Message):
     """The config file."""
 
@@ -378,6 +390,12 @@ class Config(Message):
     defaults: AgentDefaults = AgentDefaults()
     agents: dict[Identifier, Agent] = Field(min_length=1)
     budgets: BudgetSettings = BudgetSettings()
+    cost_tags: tuple[CostTag, ...] = Field(
+        default=(),
+        json_schema_extra={"maxItems": MAX_TAGS, "uniqueItems": True},
+        description="Keys of jobs' `metadata` that are kept with each call, redacted, so that costs can be grouped by "
+        "their values.",
+    )
     alerts: Alerts = Alerts()
     retry_budget: Annotated[RetryBudgetRules | None, Off] = Field(
         default=RetryBudgetRules(), description="Ceiling on the fleet's retries of a model, or `off`."
@@ -415,6 +433,15 @@ class Config(Message):
         """A digest of all its settings, defaults included. Comments, and the order of settings, make no other."""
         settings = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)
         return hashlib.sha256(settings.encode()).hexdigest()[:12]
+
+    @field_validator("cost_tags")
+    @classmethod
+    def _few_and_each_once(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        if len(keys) > MAX_TAGS:
+            raise ValueError(f"has {len(keys)} keys; at most {MAX_TAGS} can be kept")
+        if len(set(keys)) < len(keys):
+            raise ValueError("names a key twice")
+        return keys
 
     @model_validator(mode="before")
     @classmethod

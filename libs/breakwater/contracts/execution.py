@@ -98,6 +98,14 @@ class Attempt(Event):
     agent: Identifier
     tenant: Identifier | None = None
     task_id: Identifier | None = None
+    submitted_by: Identifier | None = Field(
+        default=None,
+        description="Name of the API key that the job was submitted with. Null over NATS, which does not say who its "
+        "users are.",
+    )
+    cost_tags: dict[str, str] = Field(
+        default_factory=dict, description="What the job's metadata has under the keys of `cost_tags` in the config."
+    )
     number: int = Field(ge=1)
     model: ModelId
     provider: str

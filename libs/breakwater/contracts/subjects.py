@@ -53,6 +53,8 @@ class Header(StrEnum):
     """Set by `request` on a job whose id it made itself, so that the worker need not look for an earlier one."""
     OWNER = "Breakwater-Owner"
     """The name of the API key that a job belongs to, encoded as a token; set by `request`."""
+    SUBMITTED_BY = "Breakwater-Submitted-By"
+    """The name of the API key that a job was submitted with, encoded as a token; set by `request`."""
     DUE = "Breakwater-Due"
     """When a parked job goes back to its queue: RFC 3339, UTC, milliseconds."""
     EXECUTION_ID = "Breakwater-Execution-Id"

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from nats.aio.msg import Msg
+
 from breakwater.api_keys import create_key
+from breakwater.contracts.subjects import Header, decode_token
+from tests.helpers import until
 from tests.services.request.conftest import Answer, HttpApi, answer_jobs, new_id
 
 
@@ -69,3 +73,18 @@ async def test_a_bound_key_submits_for_its_tenants_and_agents_and_sees_their_job
         assert refused.json["error"]["details"][0]["path"] == path
     job_id = bound.json["job_id"]
     assert [(await seen(api, job_id, headers))[0] for headers in (acme, both, rival, narrow)] == [200, 200, 404, 404]
+
+
+async def test_a_job_names_the_key_that_submitted_it_also_where_it_belongs_to_others(api: HttpApi) -> None:
+    sent: dict[str, Any] = {}
+
+    async def hear(message: Msg) -> None:
+        sent[message.subject] = message.headers or {}
+
+    await api.bus.subscribe("bw.jobs.>", cb=hear)
+    await api.bus.jetstream().account_info()
+    for name, more in (("own", {}), ("acme's key", {"tenants": ("acme",)}), ("op", {"scopes": ("submit", "operate")})):
+        assert (await submit(api, key(api, name, **more))).status == 202
+        headers = await until(lambda: sent.pop("bw.jobs.writer", None), "the job")
+        assert decode_token(headers[Header.SUBMITTED_BY.value]) == name
+        assert (Header.OWNER.value in headers) == (name == "own")
