@@ -1,4 +1,4 @@
-"""Every query of docs/analytics.md and docs/costs.md runs as it stands there, on the real engine, and returns something."""
+"""Every query of docs/analytics.md and docs/costs.md runs as it is there, on the real engine, and finds something."""
 
 from __future__ import annotations
 
