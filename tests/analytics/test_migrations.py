@@ -323,7 +323,7 @@ async def test_incidents_of_version_7_that_were_open_are_firing(analytics: Analy
     assert found.rows == (("one", "firing"), ("three", "resolved"), ("two", "pending"))
 
 
-VIEWS_OF_7 = tuple(sorted(VIEWS.keys() - {"executions_per_minute", "incidents"}))
+VIEWS_OF_7 = tuple(sorted(VIEWS.keys() - {"executions_per_minute", "incidents", "cost_and_usage"}))
 
 
 async def described(analytics: Analytics) -> dict[str, str]:

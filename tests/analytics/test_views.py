@@ -42,11 +42,14 @@ class Messages:
         kind = picked.choice(get_args(ErrorKind))
         error = ErrorInfo(kind=kind, class_="AnyError", message=f"{kind}, attempt {number} of {execution_id}")
         tokens = [picked.choice((None, 0, picked.randrange(2**40))) for _ in range(3)]
+        submitted_by = picked.choice((None, "finance key"))
         return samples.attempt(
             execution_id,
             number,
             agent=agent,
             tenant=tenant,
+            submitted_by=submitted_by,
+            cost_tags={} if submitted_by is None else {"team": "growth", "project": agent},
             model=picked.choice(("gpt-4.1", "mini")),
             provider=picked.choice(("openai", "proxy")),
             started_at=moment,
@@ -152,6 +155,7 @@ OF_ATTEMPTS: dict[str, tuple[int, str, Callable[[Iterable[Attempt]], Figures]]] 
     "provider_health": (3, "minute", view_figures.provider_health),
     "estimate_accuracy": (3, "day", view_figures.estimate_accuracy),
     "spend_per_hour": (4, "hour", view_figures.spend_per_hour),
+    "cost_and_usage": (6, "ChargePeriodStart", view_figures.cost_and_usage),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -211,3 +211,49 @@ def spend_per_hour(attempts: Iterable[Attempt]) -> Figures:
         names: {"spend": known(one.cost for one in all_), "calls": len(all_)}
         for names, all_ in groups(called(attempts), key).items()
     }
+
+
+def cost_and_usage(attempts: Iterable[Attempt]) -> Figures:
+    def key(one: Attempt) -> tuple[Hashable, ...]:
+        charged_at = minute(one.reserved_at or one.started_at)
+        quarter = charged_at.replace(minute=charged_at.minute // 15 * 15)
+        return (quarter, one.provider, one.agent, one.tenant, one.model, one.submitted_by)
+
+    figures: Figures = {}
+    for names, all_ in groups(called(attempts), key).items():
+        start, provider, agent, tenant, model, _ = names
+        month = start.replace(day=1, hour=0, minute=0)
+        tokens = [one for attempt in all_ for one in (attempt.input_tokens, attempt.output_tokens)]
+        failed = [one for one in all_ if one.outcome != "success"]
+        cost, quantity = known(one.cost for one in all_), known_count(tokens)
+        figures[names] = {
+            "Tags": all_[0].cost_tags,
+            "ChargePeriodEnd": start + timedelta(minutes=15),
+            "BillingPeriodStart": month,
+            "BillingPeriodEnd": (month + timedelta(days=32)).replace(day=1),
+            **dict.fromkeys(("BilledCost", "EffectiveCost", "ListCost", "ContractedCost"), cost),
+            "BillingCurrency": "USD",
+            **dict.fromkeys(("BillingAccountId", "BillingAccountName", "PublisherName", "InvoiceIssuerName"), provider),
+            "SubAccountName": tenant,
+            "ServiceCategory": "AI and Machine Learning",
+            "ServiceSubcategory": "Generative AI",
+            "ServiceName": "LLM inference",
+            "ResourceName": agent,
+            "ResourceType": "Agent",
+            "ChargeCategory": "Usage",
+            "ChargeClass": None,
+            "ChargeDescription": f"Calls of {model} by agent {agent}",
+            "ChargeFrequency": "Usage-Based",
+            "PricingCategory": "Standard",
+            **dict.fromkeys(("ConsumedQuantity", "PricingQuantity"), quantity),
+            **dict.fromkeys(("ConsumedUnit", "PricingUnit"), "Tokens"),
+            "x_InputTokens": known_count(one.input_tokens for one in all_),
+            "x_OutputTokens": known_count(one.output_tokens for one in all_),
+            "x_CachedTokens": known_count(one.cached_tokens for one in all_),
+            "x_Calls": len(all_),
+            "x_FailedCalls": len(failed),
+            "x_WastedCost": known(one.cost for one in failed) if failed else Decimal(0),
+            "x_EstimatedCost": known(one.cost for one in all_ if one.cost_basis == "estimated") or Decimal(0),
+            "x_CallsOfUnknownCost": sum(one.cost is None for one in all_),
+        }
+    return figures

@@ -72,8 +72,8 @@ def query(
     The tables: executions, attempts, breaker_transitions, budget_events, guard_events, alerts. Use FINAL to count a row
     once that was stored twice and not yet merged. The views need none: executions_per_minute, attempts_per_minute,
     errors_per_minute, waste_per_minute, provider_health, spend_per_hour, retries_per_day, estimate_accuracy,
-    breaker_openings, incidents. docs/analytics.md has a query for each question. Money is Decimal in USD; times are
-    UTC. What would change something is refused without --write.
+    breaker_openings, incidents, cost_and_usage (in the columns of FOCUS). docs/analytics.md has a query for each
+    question. Money is Decimal in USD; times are UTC. What would change something is refused without --write.
 
     For example:
 
