@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-com
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --annotation-style line
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test chaos sdks bench-peers lint format types contract dist lock audit env clean
+.PHONY: help install demo up test chaos sdks bench-peers lint format types contract site dist lock audit env clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -54,6 +54,9 @@ contract: .venv/dev.stamp ## Write what is generated: proto/, the NATS users of 
 	@$(BIN)/breakwater contract
 	@$(BIN)/python -m breakwater.bus.permissions > deploy/nats/users.conf
 	@$(BIN)/python -m deploy.grafana.source
+
+site: .venv/dev.stamp ## Build the documentation as a site into site/, with a reference made from the code
+	@$(BIN)/python -m deploy.site
 
 dist: .venv/run.stamp ## Build the sdist and the wheel into dist/
 	@rm -rf dist

@@ -24,7 +24,10 @@ NOT_RUN_HERE = ("make ", "docker ")
 
 PAGES = (
     README,
-    *(ROOT / "docs" / name for name in ("jobs.md", "openai.md", "python-client.md", "commands.md", "providers.md")),
+    *(
+        ROOT / "docs" / name
+        for name in ("jobs.md", "openai.md", "python-client.md", "commands.md", "providers.md", "tutorial.md")
+    ),
 )
 """Whose blocks run on the stack, in this order. Those of analytics.md have a test of their own."""
 
@@ -66,10 +69,12 @@ def test_every_block_runs_as_written(checkout: Checkout) -> None:
     for page in PAGES:
         assert runnable(page)
         for block in runnable(page):
-            if "breakwater executions order-4711" in block.text:
+            for job in re.findall(r"breakwater executions (\w+-\d+)", block.text):
                 # It is there a second after it was decided, and a person takes longer than that to type.
-                wait_until(lambda: is_stored(checkout, "order-4711"), "order-4711 in ClickHouse")
+                wait_until(lambda job=job: is_stored(checkout, job), f"{job} in ClickHouse")
             run_block(checkout, block, f"{page.name}, line {block.line}")
+            if "agents add intern" in block.text:
+                wait_until(lambda: "agents.intern: added" in (checkout.path / "up.log").read_text(), "the new agent")
 
 
 def test_the_jobs_of_the_page_succeeded(checkout: Checkout) -> None:

@@ -1,0 +1,60 @@
+"""The documentation as a site: it builds without a warning, is whole, and loads nothing from other hosts."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from breakwater.analytics.schema import TABLES
+from breakwater.cli.contract import config_schema
+from breakwater.contracts.channels import CHANNELS
+from deploy.site.__main__ import build
+from deploy.site.reference import commands, pages
+from services.request.openapi import document
+from tests.docs.markdown import PAGES
+
+LOADED = re.compile(r'<(?:script|img|link|source)\b[^>]*?(?:src|href)="(https?:)?//', re.IGNORECASE)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site") / "built"
+    assert build(out) == 0
+    return out
+
+
+def test_every_page_is_on_the_site_and_loads_nothing_from_elsewhere(site: Path) -> None:
+    for page in PAGES:
+        assert (site / "docs" / page.stem / "index.html").exists(), f"{page.name} is not in deploy/site/mkdocs.yml"
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        assert LOADED.search(text) is None, page
+        assert "fonts.googleapis" not in text
+
+
+def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.site.__main__.pages", lambda: {**pages(), "sql.md": "[gone](../docs/gone.md)"})
+    assert build(tmp_path / "built") != 0
+    assert not (tmp_path / "built").exists()
+
+
+def test_the_reference_has_every_field_command_operation_subject_and_column() -> None:
+    text = pages()
+    for name, part in (("", config_schema()), *config_schema()["$defs"].items()):
+        assert all(f"| `{field}` |" in text["config.md"] for field in part.get("properties", {})), name
+    paths = [path for path, _ in commands()]
+    assert {"breakwater submit", "breakwater keys create", "breakwater executions export"} <= set(paths)
+    assert all(f"# `{path}`\n" in text["commands.md"] for path in paths)
+    for path, methods in document()["paths"].items():
+        assert all(f"`{method.upper()} {path}`" in text["http.md"] for method in methods)
+    assert all(f"## `{channel.address}`" in text["subjects.md"] for channel in CHANNELS)
+    for table in TABLES:
+        assert all(f"| `{column}` |" in text["sql.md"] for column in table.columns)
+
+
+def test_all_that_the_reference_links_to_is_a_heading_of_its_page() -> None:
+    for name, text in pages().items():
+        headings = {
+            re.sub(r"[^\w-]", "", one.lower().replace(" ", "-")) for one in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+        }
+        assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings, name
