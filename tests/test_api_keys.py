@@ -171,7 +171,7 @@ def test_keys_created_at_the_same_time_are_all_kept(path: Path) -> None:
 def test_a_key_is_for_everything_where_nothing_is_said(path: Path) -> None:
     holder = KeyRing(path).holder(create_key(path, "ci"))
     assert holder is not None
-    assert holder.scopes == ("submit", "read", "operate")
+    assert holder.scopes == KEY_SCOPES
 
 
 def test_scopes_are_kept_once_each_and_in_one_order(path: Path) -> None:

@@ -39,6 +39,7 @@ _TASKS = {
     topology.ALERTER_REPLAYS: "retries alerts",
     "sink-events": "stores events",
     "sink-alerts": "stores incidents",
+    "sink-audit": "stores the audit log",
 }
 
 

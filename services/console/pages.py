@@ -47,6 +47,7 @@ NAVIGATION = (
     ("/budgets", "Budgets"),
     ("/alerts", "Alerts"),
     ("/dead-letters", "Dead letters"),
+    ("/audit", "Audit log"),
 )
 
 

@@ -65,6 +65,11 @@ class Session:
         """Whether the key allows actions, and not only reading."""
         return "operate" in self.key.scopes
 
+    @property
+    def may_audit(self) -> bool:
+        """Whether the key may see who did what."""
+        return "audit" in self.key.scopes
+
     def notify(self, text: str, tone: Tone = "good") -> None:
         """Adds a notice to the next page."""
         self.notices.append(Notice(text, tone))

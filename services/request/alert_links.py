@@ -35,6 +35,7 @@ from breakwater.policy.incidents import acknowledge, resolve
 from breakwater.policy.links import link_objection
 from breakwater.policy.redact import Redactor
 from services.request.alerts import decided, utc_now
+from services.request.audit import Actor, AuditLog
 from services.request.parsing import read_body
 from services.request.problems import Problem
 from services.request.routing import MAX_BYTES
@@ -65,11 +66,17 @@ class LinkRoutes:
     """The page of an incident, for those who have a signed link to it."""
 
     def __init__(
-        self, secret: str, log: IncidentLog, redactor: Redactor, now: Callable[[], datetime] = utc_now
+        self,
+        secret: str,
+        log: IncidentLog,
+        redactor: Redactor,
+        audit: AuditLog,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._secret = secret
         self._log = log
         self._redactor = redactor
+        self._audit = audit
         self._now = now
         self._pages = _Pages()
 
@@ -98,12 +105,15 @@ class LinkRoutes:
         except ValidationError as error:
             alert = _linked(await self._log.catch_up(), request)
             return self._pages.incident(alert, status=422, wrong=_in_words(error), given=given)
-        by = f"{self._redactor.text(form.name)} (by link)"
+        name = self._redactor.text(form.name)
+        by = f"{name} (by link)"
         why = self._redactor.text(form.reason) or None
         step = acknowledge if form.action == "acknowledge" else resolve
-        alert, changed = await decided(
-            self._log, lambda known: _linked(known, request), lambda alert: step(alert, by, why, self._now())
-        )
+        details = {"incident_id": request.path_params["incident_id"]}
+        async with self._audit.action(f"{form.action}_incident", Actor(name, "link"), details, why):
+            alert, changed = await decided(
+                self._log, lambda known: _linked(known, request), lambda alert: step(alert, by, why, self._now())
+            )
         structlog.get_logger().info(
             "incident_acted_on_by_link",
             action=form.action,

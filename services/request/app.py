@@ -50,6 +50,7 @@ from services.request.agents import Agents
 from services.request.alert_channels import ChannelRoutes
 from services.request.alert_links import LinkRoutes
 from services.request.alerts import AlertRoutes
+from services.request.audit import AuditLog
 from services.request.auth import RequireApiKey
 from services.request.breakers import BreakerRoutes
 from services.request.budgets import BudgetRoutes
@@ -152,7 +153,7 @@ class RequestService:
     def _app_for(self, config: Config, redactor: Redactor) -> Starlette:
         publisher, connection = self._publisher, self._connection
         state, queue = Breakers(self._redis), Queue(publisher, self._shares)
-        agents = Agents(config, state, Healths(self._redis))
+        agents, audit = Agents(config, state, Healths(self._redis)), AuditLog(publisher, redactor)
         breakers = BreakerRoutes(config, state, publisher, connection)
         guards = GuardRoutes(Tasks(self._redis), publisher)
         alerts = AlertRoutes(self._incidents, config.agents)
@@ -197,7 +198,7 @@ class RequestService:
         }
         endpoints: dict[str, Endpoint] = {
             "submit_job": jobs.submit,
-            "cancel_job": CancelRoute(self._cancels, redactor).cancel,
+            "cancel_job": CancelRoute(self._cancels, redactor, audit).cancel,
             "show_job": jobs.show,
             "create_chat_completion": openai.complete,
             "follow_job": self._streams.follow,
@@ -210,10 +211,10 @@ class RequestService:
         # progress comes before the job, whose id may hold slashes.
         for operation in sorted(OPERATIONS, key=lambda one: "{" in one.path):
             handler = handlers.get(operation.id)
-            respond = endpoints[operation.id] if handler is None else endpoint(operation, handler, redactor)
+            respond = endpoints[operation.id] if handler is None else endpoint(operation, handler, redactor, audit)
             routes.append(route(operation, respond))
         if config.alerts.links is not None:
-            links = LinkRoutes(config.alerts.links.signing_secret(), self._incidents, redactor)
+            links = LinkRoutes(config.alerts.links.signing_secret(), self._incidents, redactor, audit)
             routes += [
                 Route("/alerts/{incident_id}", links.show, methods=["GET"]),
                 Route("/alerts/{incident_id}", links.act, methods=["POST"]),

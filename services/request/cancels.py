@@ -30,16 +30,18 @@ from breakwater.contracts.execution import Cancellation, CancelOrder
 from breakwater.contracts.subjects import decode_token
 from breakwater.contracts.types import is_identifier
 from breakwater.encryption import Undecryptable
+from breakwater.policy.api_keys import ApiKey
 from breakwater.policy.redact import Redactor
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.executions import MOST_UNSEEN, Executions
+from services.request.audit import AuditLog
 from services.request.auth import holder_of
 from services.request.jobs import job_is_of, wait_s_of
 from services.request.parsing import read_body, read_command
 from services.request.problems import Problem, not_done, unknown_job
 from services.request.results import ResultReader, Waiters
-from services.request.routing import MAX_BYTES
+from services.request.routing import MAX_BYTES, actor_of
 
 CLIENT = "client"
 """The NATS user of all programs that have none of their own."""
@@ -93,9 +95,10 @@ class Cancels:
 class CancelRoute:
     """`POST /api/v1/jobs/{job_id}/cancel`."""
 
-    def __init__(self, cancels: Cancels, redactor: Redactor) -> None:
+    def __init__(self, cancels: Cancels, redactor: Redactor, audit: AuditLog) -> None:
         self._cancels = cancels
         self._redactor = redactor
+        self._audit = audit
 
     async def cancel(self, request: Request) -> Response:
         """200 with how the job has ended, or 202 while it is being cancelled."""
@@ -105,6 +108,16 @@ class CancelRoute:
         reason = _reason_in(body, self._redactor)
         if not is_identifier(job_id):
             raise unknown_job(None)
+        if not key.may(("operate",)):
+            # A program's own job: who cancelled it stands in its record.
+            return await self._cancel(key, job_id, reason, wait_s)
+        try:
+            async with self._audit.action("cancel_job", actor_of(key), {"job_id": job_id}, reason):
+                return await self._cancel(key, job_id, reason, wait_s)
+        except BusError as error:
+            raise not_done(error) from error
+
+    async def _cancel(self, key: ApiKey, job_id: str, reason: str | None, wait_s: float | None) -> Response:
         cancels = self._cancels
         try:
             decided = await cancels.results.decided(job_id)

@@ -24,6 +24,7 @@ from breakwater.contracts.types import Event, Message
 from breakwater.errors import Unavailable
 from breakwater.policy.api_keys import ApiKey
 from breakwater.policy.redact import Redactor
+from services.request.audit import Actor, AuditLog
 from services.request.auth import holder_of
 from services.request.operations import Operation
 from services.request.parsing import read_body, read_command, read_query
@@ -68,20 +69,30 @@ Handler = Callable[[ApiRequest[Any]], Awaitable[Event | Sequence[Event]]]
 Endpoint = Callable[[Request], Awaitable[Response] | Response]
 
 
-def endpoint(operation: Operation, handler: Handler, redactor: Redactor) -> Endpoint:
-    """Has a handler respond to the requests of an operation."""
+def endpoint(operation: Operation, handler: Handler, redactor: Redactor, audit: AuditLog) -> Endpoint:
+    """Has a handler respond to the requests of an operation. What a POST does is recorded in the audit log."""
 
     async def respond(request: Request) -> Response:
         form = await _form(operation, request)
         why = redactor.text(_reason_of(form) or "")
         asked = ApiRequest(form, request.path_params, holder_of(request), why)
         try:
-            result = await handler(asked)
+            if operation.method == "POST":
+                details = form.model_dump(mode="json", exclude={"reason", "why"}, exclude_defaults=True)
+                async with audit.action(operation.id, actor_of(asked.key), details, why):
+                    result = await handler(asked)
+            else:
+                result = await handler(asked)
         except (BusError, Unavailable) as error:
             raise (not_done if operation.method == "POST" else not_read)(error) from error
         return Response(to_json(result), media_type="application/json")
 
     return respond
+
+
+def actor_of(key: ApiKey) -> Actor:
+    """Who acts, in the audit log."""
+    return Actor(key.name, "key", key.id)
 
 
 async def show_key(asked: ApiRequest[Message]) -> KeyDetails:

@@ -1,4 +1,4 @@
-"""The sink: EVENTS and ALERTS into ClickHouse, in batches."""
+"""The sink: EVENTS, ALERTS and AUDIT into ClickHouse, in batches."""
 
 from __future__ import annotations
 
@@ -35,5 +35,6 @@ def build(settings: Settings, config: Config) -> ServiceApp:  # noqa: ARG001  ev
 
     on_batch(app, broker, Stream.EVENTS, "sink-events", sink.store, size=BATCH_SIZE, linger_s=linger_s)
     on_batch(app, broker, Stream.ALERTS, "sink-alerts", sink.store, size=BATCH_SIZE, linger_s=linger_s)
+    on_batch(app, broker, Stream.AUDIT, "sink-audit", sink.store, size=BATCH_SIZE, linger_s=linger_s)
     app.after_shutdown(analytics.close)
     return app

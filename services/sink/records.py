@@ -14,6 +14,7 @@ from breakwater.analytics.errors import Unstorable
 from breakwater.analytics.rows import Row
 from breakwater.bus.records import problem_of
 from breakwater.contracts.alerts import Alert
+from breakwater.contracts.audit import AuditEvent
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.subjects import decode_token
@@ -50,7 +51,8 @@ _KINDS: Mapping[
     | _Kind[BreakerTransition]
     | _Kind[GuardEvent]
     | _Kind[BudgetEvent]
-    | _Kind[Alert],
+    | _Kind[Alert]
+    | _Kind[AuditEvent],
 ] = {
     "attempts": _Kind(schema.ATTEMPTS, Attempt, rows.attempt_row),
     "executions": _Kind(schema.EXECUTIONS, Execution, _timeless(rows.execution_row)),
@@ -58,6 +60,7 @@ _KINDS: Mapping[
     "guards": _Kind(schema.GUARD_EVENTS, GuardEvent, _timeless(rows.guard_row)),
     "budgets": _Kind(schema.BUDGET_EVENTS, BudgetEvent, _timeless(rows.budget_row)),
     "alerts": _Kind(schema.ALERTS, Alert, _timeless(rows.alert_row)),
+    "audit": _Kind(schema.AUDIT, AuditEvent, _timeless(rows.audit_row)),
 }
 
 

@@ -11,6 +11,7 @@ from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.schema import TABLES
 from breakwater.contracts.alerts import Alert
+from breakwater.contracts.audit import AuditEvent
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 
@@ -239,6 +240,23 @@ def full_transition(version: int = 2) -> BreakerTransition:
         error_hash="1a2b3c4d",
         last_failure_at=NOON - timedelta(milliseconds=1),
         last_success_at=NOON - timedelta(days=1),
+    )
+
+
+def audit_event(audit_id: str = "a1", **fields: Any) -> AuditEvent:
+    return AuditEvent.model_validate(
+        {
+            "audit_id": audit_id,
+            "action": "raise_cap",
+            "outcome": "done",
+            "by": "ops: Zoë",
+            "actor": "key",
+            "actor_id": "0123456789ab",
+            "details": {"budget": "agent:writer/daily", "limit_usd": "50.000000000"},
+            "reason": "launch day",
+            "at": NOON,
+            **fields,
+        }
     )
 
 

@@ -1,5 +1,6 @@
 """Messages become rows and come back the same, through the real engine."""
 
+import json
 import random
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -102,6 +103,17 @@ async def test_a_guard_event_that_arrives_twice_is_one_row(analytics: Analytics)
     # As people write it: `by` is a word of SQL and a column here.
     found = await analytics.query("SELECT task_id, by, sum(cost) FROM guard_events FINAL GROUP BY task_id, by")
     assert found.rows == (("task-7", None, Decimal("1.000000001")),)
+
+
+async def test_an_action_stands_in_the_right_columns_and_its_outcome_replaces_its_beginning(
+    analytics: Analytics,
+) -> None:
+    begun, done = samples.audit_event(outcome="begun"), samples.audit_event()
+    for sequence, event in ((1, begun), (2, done), (1, begun)):
+        await analytics.insert(schema.AUDIT, [rows.audit_row(event, sequence)])
+    [found] = (await analytics.query("SELECT * FROM audit FINAL")).named()
+    details = json.loads(found.pop("details"))
+    assert {**found, "details": details} == {**done.model_dump(), "event_sequence": 2}
 
 
 async def test_an_attempt_keeps_its_breakers_version_and_its_errors_identity(analytics: Analytics) -> None:

@@ -38,6 +38,7 @@ STORED = {
     "bw.dlq.invalid.writer": b"{}",
     "bw.replayed.17": b"{}",
     "bw.alerter.leader": b"{}",
+    "bw.audit.raise_cap": b"{}",
     "bw.alerter.replays.ops.1": b"{}",
 }
 """A message in every stream."""

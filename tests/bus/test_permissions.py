@@ -43,6 +43,7 @@ MAY_PUBLISH = {
     "bw.cancel-orders.e1": {"request"},
     "bw.breakers.writer.m": {"request", "worker", "breaker"},
     "bw.budgets.global.daily": {"request", "budget"},
+    "bw.audit.raise_cap": {"request"},
     "bw.alerts.breaker_open": {"request", "alerter", "setup"},
     "bw.alerter.leader": {"alerter"},
     "bw.alerter.sent.ops.inc_1": {"alerter"},
@@ -81,6 +82,7 @@ MAY_PUBLISH = {
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.sink-events": {"sink"},
     # The names of channels are the config's: the alerter may pull from all consumers of this stream.
     "$JS.API.CONSUMER.MSG.NEXT.ALERTS.sink-alerts": {"sink", "alerter"},
+    "$JS.API.CONSUMER.MSG.NEXT.AUDIT.sink-audit": {"sink"},
     "$JS.API.CONSUMER.MSG.NEXT.ALERTS.alerter-channel-ops": {"alerter"},
     "$JS.API.CONSUMER.INFO.JOBS.worker-writer": {"request", "worker", "setup"},
     "$JS.API.CONSUMER.INFO.PARKED.worker-parked": {"request", "worker", "setup"},
@@ -120,6 +122,7 @@ MAY_SUBSCRIBE = {
     "bw.attempts.>": {"client"},
     "bw.executions.>": {"client"},
     "bw.alerts.>": {"client"},
+    "bw.audit.>": {"client"},
     "bw.alerter.test.*": {"alerter"},
     "bw.alerter.>": set[str](),
     "bw.replies.>": {"client"},

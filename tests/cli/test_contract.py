@@ -242,6 +242,7 @@ def test_the_addresses_are_the_subjects_that_the_code_uses_and_their_streams_tak
         "guards": subjects.guard("A"),
         "budgets": subjects.budget("global", "daily"),
         "alerts": subjects.alert("breaker_open"),
+        "audit": subjects.audit("raise_cap"),
         "progress": subjects.progress("A", "E"),
         "chunks": subjects.chunks("A", "E"),
         "dead_letters": subjects.dead_letter("invalid", "A"),

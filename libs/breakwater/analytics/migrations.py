@@ -11,6 +11,7 @@ from breakwater.analytics.errors import WrongLayout
 from breakwater.analytics.schema import (
     ALERTS,
     ATTEMPTS,
+    AUDIT,
     BREAKER_TRANSITIONS,
     BUDGET_EVENTS,
     EXECUTIONS,
@@ -46,8 +47,10 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
     def added(table: Table, *columns: str) -> tuple[str, ...]:
         return tuple(table.add_column(column, layout) for column in columns)
 
+    # Those that there were at the time: a later one is made by a later step.
+    of_7 = (EXECUTIONS, ATTEMPTS, BREAKER_TRANSITIONS, GUARD_EVENTS, BUDGET_EVENTS, ALERTS)
     return (
-        Migration(1, "tables", tuple(table.ddl(layout) for table in TABLES)),
+        Migration(1, "tables", tuple(table.ddl(layout) for table in of_7)),
         Migration(2, "executions per minute", (create_view("executions_per_minute", layout),)),
         Migration(
             3,
@@ -96,8 +99,8 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
                 EXECUTIONS.add_index("completed_at", layout),
                 ATTEMPTS.add_index("started_at", layout),
                 ATTEMPTS.add_index("charged_at", layout),
-                *(table.modify_columns(table.columns, layout) for table in TABLES),
-                *(table.modify_settings(layout) for table in TABLES if table.monthly),
+                *(table.modify_columns(table.columns, layout) for table in of_7),
+                *(table.modify_settings(layout) for table in of_7 if table.monthly),
                 *(create_view(name, layout) for name in VIEWS if name not in _MADE_LATER),
             ),
         ),
@@ -126,6 +129,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
         Migration(14, "encrypted texts", added(EXECUTIONS, "encrypted", "encryption_key")),
         Migration(15, "who submitted what is paid for, and cost tags", added(ATTEMPTS, "submitted_by", "cost_tags")),
         Migration(16, "costs in the columns of FOCUS", (create_view("cost_and_usage", layout),)),
+        Migration(17, "the audit log", (AUDIT.ddl(layout),)),
     )
 
 

@@ -17,6 +17,7 @@ from breakwater.analytics.errors import Unstorable
 from breakwater.analytics.schema import (
     ALERTS,
     ATTEMPTS,
+    AUDIT,
     BREAKER_TRANSITIONS,
     BUDGET_EVENTS,
     EXECUTIONS,
@@ -25,6 +26,7 @@ from breakwater.analytics.schema import (
 )
 from breakwater.analytics.table import MONEY, MONEY_BY_WORD, MONEY_OR_NULL, TIME, TIME_OR_NULL, Table
 from breakwater.contracts.alerts import Alert
+from breakwater.contracts.audit import AuditEvent
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 from breakwater.contracts.types import nano_from_usd
@@ -93,6 +95,11 @@ def alert_row(alert: Alert, sequence: int) -> Row:
     """A change of an incident as a row of `alerts`. Raises as `execution_row` does."""
     began, worst = began_with(alert), highest_severity(alert)
     return _row(ALERTS, alert, sequence, payload=_json(alert.payload), first_event=began, highest_severity=worst)
+
+
+def audit_row(event: AuditEvent, sequence: int) -> Row:
+    """A person's action as a row of `audit`. Raises as `execution_row` does."""
+    return _row(AUDIT, event, sequence, details=_json(event.details))
 
 
 def execution_of(row: Mapping[str, Any], attempts: Iterable[Attempt] = ()) -> Execution:

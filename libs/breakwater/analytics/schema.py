@@ -299,4 +299,24 @@ ALERTS = Table(
     },
 )
 
-TABLES = (EXECUTIONS, ATTEMPTS, BREAKER_TRANSITIONS, GUARD_EVENTS, BUDGET_EVENTS, ALERTS)
+AUDIT = Table(
+    "audit",
+    {
+        "audit_id": "String",
+        "action": WORD,
+        "outcome": WORD,
+        "by": "String",
+        "actor": WORD,
+        "actor_id": TEXT_OR_NULL,
+        "details": "String",
+        "reason": TEXT_OR_NULL,
+        "error": TEXT_OR_NULL,
+        "at": TIME,
+        "event_sequence": "UInt64",
+    },
+    # What was begun is replaced by its outcome.
+    order_by=("at", "audit_id"),
+    time="at",
+)
+
+TABLES = (EXECUTIONS, ATTEMPTS, BREAKER_TRANSITIONS, GUARD_EVENTS, BUDGET_EVENTS, ALERTS, AUDIT)

@@ -169,6 +169,7 @@ BACKLOGS = tuple(
         f"{Stream.EVENTS}.{ALERTER_EXECUTIONS}",
         f"{Stream.DLQ}.{ALERTER_DEAD_LETTERS}",
         f"{Stream.ALERTER}.{ALERTER_REPLAYS}",
+        f"{Stream.AUDIT}.sink-audit",
     )
 )
 """How much waits for workers and services; those of RECORD go with them."""
@@ -196,6 +197,8 @@ GRANTS = (
             "bw.replayed.*",
             # Incidents that an operator acknowledges or resolves; what a channel is to send again; channel tests.
             *_below("alerts", "alerter.replays"),
+            # What people do.
+            *_below("audit"),
             f"$JS.API.STREAM.INFO.{Stream.ALERTS}",
             *reads(Stream.ALERTS, Stream.ALERTER),
             # It compares the budgets with the record on request.
@@ -268,7 +271,13 @@ GRANTS = (
     ),
     Grant(
         "sink",
-        publish=("bw.dlq.>", *consumes(Stream.EVENTS, "sink-events"), *consumes(Stream.ALERTS, "sink-alerts"), HEALTH),
+        publish=(
+            "bw.dlq.>",
+            *consumes(Stream.EVENTS, "sink-events"),
+            *consumes(Stream.ALERTS, "sink-alerts"),
+            *consumes(Stream.AUDIT, "sink-audit"),
+            HEALTH,
+        ),
     ),
     Grant(
         "setup",
@@ -294,7 +303,8 @@ GRANTS = (
         ),
         subscribe=(
             *_below(
-                "attempts", "executions", "breakers", "budgets", "guards", "alerts", "progress", "results", "chunks"
+                *("attempts", "executions", "breakers", "budgets", "guards", "alerts", "audit"),
+                *("progress", "results", "chunks"),
             ),
             f"{CLIENT_INBOX}.>",
             f"{REPLIES}.>",

@@ -30,6 +30,9 @@ PARKED_MAX_BYTES = 1024 * MIB
 
 ADVISORIES_MAX_BYTES = 64 * MIB
 
+AUDIT_MAX_BYTES = 64 * MIB
+"""Some 40,000 actions, until ClickHouse has them."""
+
 PARKED_CONSUMER = "worker-parked"
 
 
@@ -53,6 +56,7 @@ WHEN_FULL = {
     Stream.DLQ: "jobs that are to be dead-lettered wait, in their agents' slots",
     Stream.ALERTS: "the oldest alerts go",
     Stream.ADVISORIES: "the oldest advisories go",
+    Stream.AUDIT: "the oldest actions go",
 }
 """What happens when a stream that has a limit in bytes is full."""
 
@@ -139,6 +143,16 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
         ),
         # What was replayed is recorded beside the dead letters, and is kept for as long as they are.
         stream(Stream.DLQ, ["bw.dlq.>", "bw.replayed.*"], 30 * DAY_S, duplicate_window=DAY_S, **keeps),
+        # Of its own, so that operators can act while EVENTS is full. The oldest go: they are in ClickHouse, and whoever
+        # acts much must not keep others from acting.
+        stream(
+            Stream.AUDIT,
+            ["bw.audit.>"],
+            30 * DAY_S,
+            discard=DiscardPolicy.OLD,
+            max_bytes=AUDIT_MAX_BYTES,
+            duplicate_window=DUPLICATE_WINDOW_S,
+        ),
         stream(
             Stream.ADVISORIES,
             ["$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>", "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>"],
@@ -179,6 +193,7 @@ def consumers(plan: Plan) -> tuple[tuple[Stream, ConsumerConfig], ...]:
         (Stream.ALERTER, _durable(ALERTER_REPLAYS, ["bw.alerter.replays.>"], max_ack_pending=1_000)),
         (Stream.EVENTS, _durable("sink-events", ["bw.>"], max_ack_pending=50_000)),
         (Stream.ALERTS, _durable("sink-alerts", ["bw.alerts.>"], max_ack_pending=10_000)),
+        (Stream.AUDIT, _durable("sink-audit", ["bw.audit.>"], max_ack_pending=10_000)),
         *(
             # A channel that is added later is not sent the alerts of the last month.
             (

@@ -27,6 +27,7 @@ class ScopeName(StrEnum):
     SUBMIT = "submit"
     READ = "read"
     OPERATE = "operate"
+    AUDIT = "audit"
 
 
 FileOption = Annotated[
@@ -44,7 +45,7 @@ def create(
     name: Annotated[str, typer.Argument(help="Who or what uses the key.")],
     scope: Annotated[
         list[ScopeName] | None,
-        typer.Option("--scope", help="What it is for; may be given more than once. [default: all three]"),
+        typer.Option("--scope", help="What it is for; may be given more than once. [default: all]"),
     ] = None,
     tenant: Annotated[
         list[str] | None,
@@ -67,6 +68,8 @@ def create(
     - read: look at agents, breakers, guards, budgets, alerts, dead letters and metrics
 
     - operate: change how things stand: reset, isolate, raise a cap, acknowledge, resolve, test, replay
+
+    - audit: see in the console who did what
 
     For example:
 

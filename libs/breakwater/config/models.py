@@ -237,6 +237,7 @@ class RetentionDays(Message):
     guard_events: Days = 400
     budget_events: DaysForBudgets = 400
     alerts: Days = 400
+    audit: Days = 400
 
 
 class ClickHouse(Message):

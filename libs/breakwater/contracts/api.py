@@ -38,9 +38,9 @@ from breakwater.contracts.types import (
 )
 from breakwater.contracts.validation import FieldError
 
-KeyScope = Literal["submit", "read", "operate"]
+KeyScope = Literal["submit", "read", "operate", "audit"]
 """What an API key may be used for: `submit` jobs and read their results; `read` the state of everything, redacted;
-`operate`: what people do, such as reset a breaker or replay a job."""
+`operate`: what people do, such as reset a breaker or replay a job; `audit`: see who did that, in the console."""
 
 KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 

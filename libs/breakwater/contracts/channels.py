@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.api import CancelRequest
+from breakwater.contracts.audit import AuditEvent
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import AnswerChunks, Attempt, Execution, Progress, Result
 from breakwater.contracts.job import Job
@@ -117,6 +118,15 @@ CHANNELS = (
         Stream.ALERTS,
         "send",
         "A change of an incident. Notifications to Slack and webhooks are made from these.",
+    ),
+    Channel(
+        "audit",
+        "bw.audit.{action}",
+        {"action": "The operation's id in the HTTP API, such as `raise_cap`."},
+        AuditEvent,
+        Stream.AUDIT,
+        "send",
+        "What a person did: before it is done, and again with its outcome.",
     ),
     Channel(
         "progress",

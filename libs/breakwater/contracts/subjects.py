@@ -31,6 +31,7 @@ class Stream(StrEnum):
     DLQ = "DLQ"
     ADVISORIES = "ADVISORIES"
     ALERTER = "ALERTER"
+    AUDIT = "AUDIT"
 
 
 class Header(StrEnum):
@@ -127,6 +128,11 @@ def budget(scope: str, window: str) -> str:
 def alert(event: str) -> str:
     """Where alerts of a kind are published (ALERTS)."""
     return _subject("alerts", event)
+
+
+def audit(action: str) -> str:
+    """Where actions of people are recorded (AUDIT)."""
+    return _subject("audit", action)
 
 
 ALERTER_LEADER = "bw.alerter.leader"

@@ -38,7 +38,7 @@ encryption: {{keys: [{{command: [echo, "{ENCRYPTION_KEY}"]}}]}}
 providers: {{local: {{base_url: "http://127.0.0.1:9/v1"}}}}
 agents: {{writer: {{model: gpt-4.1}}}}
 """
-SCOPES = ("submit", "read", "operate")
+SCOPES = ("submit", "read", "operate", "audit")
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,10 @@ class HttpApi:
         """What ALERTS holds, in its order."""
         return [json.loads(found.data) async for found in scan(lambda: self.bus, Stream.ALERTS, "bw.alerts.>")]
 
+    async def audit(self) -> list[Any]:
+        """What AUDIT holds, in its order."""
+        return [json.loads(found.data) async for found in scan(lambda: self.bus, Stream.AUDIT, "bw.audit.>")]
+
     async def queued(self) -> int:
         return (await self.bus.jetstream().stream_info("JOBS")).state.messages
 

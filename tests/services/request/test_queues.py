@@ -74,6 +74,7 @@ async def test_how_far_services_and_alert_channels_are_behind(alerting: HttpApi)
         "alerter-replays": ("alerter", 0, 0),
         "sink-events": ("sink", 1, 3),
         "sink-alerts": ("sink", 1, 0),
+        "sink-audit": ("sink", 0, 0),
         "alerter-channel-ops": ("alerter", 1, 0),
         f"alerter-channel-{subjects.encode_token('second line')}": ("alerter", 1, 0),
     }

@@ -24,6 +24,7 @@ def test_every_kind_has_its_table() -> None:
         (schema.GUARD_EVENTS, subjects.guard("writer"), samples.guard_event().json_bytes()),
         (schema.BUDGET_EVENTS, subjects.budget("agent", "daily"), samples.budget_event().json_bytes()),
         (schema.ALERTS, subjects.alert("breaker_open"), samples.alert().json_bytes()),
+        (schema.AUDIT, subjects.audit("raise_cap"), samples.audit_event().json_bytes()),
     ]
     for expected, subject, data in messages:
         table, row = records.read(subject, data, FIRST, 77, STORED_AT)

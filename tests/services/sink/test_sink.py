@@ -55,11 +55,13 @@ async def test_every_kind_of_event_arrives_in_its_table(plane: Plane) -> None:
             (subjects.guard("writer"), samples.guard_event().json_bytes()),
             (subjects.budget("agent", "daily"), samples.budget_event().json_bytes()),
             (subjects.alert("breaker_open"), samples.alert().json_bytes()),
+            (subjects.audit("raise_cap"), samples.audit_event().json_bytes()),
         ]
     )
     async with plane.sink():
         await plane.until_done()
         await plane.until_done("sink-alerts", "ALERTS")
+        await plane.until_done("sink-audit", "AUDIT")
     for table in schema.TABLES:
         assert await plane.rows(f"SELECT count() FROM {table.name} FINAL") == ((1,),), table.name
     assert await plane.rows("SELECT cost FROM attempts") == ((Decimal("123456789.123456789"),),)

@@ -1,0 +1,46 @@
+"""The audit log: who did what, when, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from breakwater.analytics.audit import MOST, actions, names
+from breakwater.analytics.window import Window
+from services.console.pages import PageContext, fetched
+from services.console.sessions import session_of
+from services.console.time_range import WINDOWS, window_links, window_of
+
+
+def routes(context: PageContext) -> list[Route]:
+    """The routes of this page."""
+
+    async def show(request: Request) -> Response:
+        session = session_of(request)
+        if not session.may_audit:
+            text = f"{session.name!r} lacks the scope `audit`, which the audit log takes."
+            return context.pages.plain(request, 403, "No access", text)
+        window = window_of(request, "7d")
+        period = Window.last(WINDOWS[window], context.now())
+        by, action = (request.query_params.get(name, "").strip() for name in ("by", "action"))
+        found, known = await asyncio.gather(
+            fetched(actions(context.analytics, period, by=by, action=action)), fetched(names(context.analytics, period))
+        )
+        people, kinds = known.value or ([], [])
+        return context.pages.render(
+            request,
+            "audit.html",
+            window=window,
+            windows=window_links(request, window),
+            found=found,
+            by=by,
+            action=action,
+            people=sorted({*people, by} - {""}),
+            kinds=sorted({*kinds, action} - {""}),
+            most=MOST,
+        )
+
+    return [Route("/audit", show, methods=["GET"])]

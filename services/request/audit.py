@@ -1,0 +1,96 @@
+"""The audit log: what people do is recorded before it is done, and again with its outcome.
+
+What can't be recorded is not done. If a process crashes in between, the action stays `begun`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import structlog
+from pydantic import JsonValue
+
+from breakwater.bus.errors import BusError
+from breakwater.bus.publisher import Publisher
+from breakwater.contracts import subjects
+from breakwater.contracts.audit import ActorKind, AuditEvent, AuditOutcome
+from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
+from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.errors import Unavailable
+from breakwater.policy.redact import Redactor
+from services.request.problems import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who acts."""
+
+    name: str
+    kind: ActorKind
+    id: str | None = None
+
+
+class AuditLog:
+    """Records actions."""
+
+    def __init__(self, publisher: Publisher, redactor: Redactor) -> None:
+        self._publisher = publisher
+        self._redactor = redactor
+
+    @asynccontextmanager
+    async def action(
+        self, action: str, actor: Actor, details: Mapping[str, JsonValue], reason: str | None
+    ) -> AsyncGenerator[None]:
+        """Records an action, which is done in the block; a block that raises has refused it, or failed.
+
+        Args:
+            action: the operation's id.
+            actor: who acts.
+            details: what is asked for.
+            reason: why, redacted already.
+
+        Raises:
+            BusError: it can't be recorded, and the block is not entered.
+        """
+        event = AuditEvent(
+            audit_id=new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES)),
+            action=action,
+            outcome="begun",
+            by=actor.name,
+            actor=actor.kind,
+            actor_id=actor.id,
+            details={name: self._redactor.json(value) for name, value in details.items()},
+            reason=reason or None,
+            at=time_from_ms(ms_from_time(datetime.now(UTC))),
+        )
+        await self._publish(event)
+        try:
+            yield
+        except Problem as problem:
+            await self._ended(event, "failed" if problem.status >= 500 else "refused", problem.code)
+            raise
+        except (BusError, Unavailable):
+            await self._ended(event, "failed", "unavailable")
+            raise
+        except Exception:
+            await self._ended(event, "failed", "internal")
+            raise
+        await self._ended(event, "done", None)
+
+    async def _ended(self, begun: AuditEvent, outcome: AuditOutcome, error: str | None) -> None:
+        try:
+            await self._publish(begun.model_copy(update={"outcome": outcome, "error": error}))
+        except BusError as failure:
+            # It was done or not all the same, and that it was begun is recorded.
+            log = structlog.get_logger()
+            log.warning("audit_outcome_not_recorded", audit_id=begun.audit_id, outcome=outcome, error=str(failure))
+
+    async def _publish(self, event: AuditEvent) -> None:
+        await self._publisher.event(
+            subjects.audit(event.action), event, id=f"{event.audit_id}/{event.outcome}", at=event.at
+        )
