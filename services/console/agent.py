@@ -92,7 +92,7 @@ def routes(context: PageContext) -> list[Route]:
             past_tiles=[] if totals.value is None else tiles.of_history(totals.value, time_range, name),
             present_tiles=present_tiles,
             problems=problems_of(*now, *past, *calls),
-            history_charts=None if history.value is None else history_charts(history.value, window),
+            history_charts=None if history.value is None else history_charts(history.value, window, name),
             errors=errors,
             waste=waste,
             all_waste=sum(line.cost for line in waste.value or ()),

@@ -13,6 +13,7 @@ import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
@@ -26,6 +27,7 @@ from breakwater.http_server import PortTakenError, Server, listen
 from breakwater.settings import Settings
 from services.console import agents, alerts, audit, breakers, budgets, dead_letters, execution, executions, overview
 from services.console.auth import RequireSignIn, SignIn
+from services.console.charts import LIBRARY_FOLDER, LIBRARY_PACKAGE
 from services.console.operator_actions import FormRefused
 from services.console.pages import HEADERS, PageContext, PageRenderer
 from services.console.sessions import SignIns
@@ -35,6 +37,7 @@ ANSWER_TIMEOUT_S = 20.0
 """The longest time that a query may take."""
 DRAIN_S = 0.5
 """Pages take less; only the pages of running jobs stay connected longer, and browsers reconnect by themselves."""
+STATIC_FILES: list[str | tuple[str, str]] = [("services.console", "static"), (LIBRARY_PACKAGE, LIBRARY_FOLDER)]
 YEAR_S = 365 * 24 * 3600
 
 
@@ -100,7 +103,7 @@ class ConsoleService:
                 Route("/sign-in", sign_in.sign_in, methods=["POST"]),
                 Route("/sign-out", sign_in.sign_out, methods=["POST"]),
                 Route("/healthz", _alive, methods=["GET"]),
-                Mount("/static", _Static(packages=[("services.console", "static")])),
+                Mount("/static", GZipMiddleware(_Static(packages=STATIC_FILES))),
             ],
             middleware=[Middleware(RequireSignIn, sign_ins=sign_ins, pages=self._pages)],
             lifespan=self._lifespan,
@@ -142,7 +145,7 @@ class ConsoleService:
 
 
 class _Static(StaticFiles):
-    """The style sheet, the script and the icon."""
+    """The style sheet, the scripts and the icon."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)

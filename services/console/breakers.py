@@ -16,12 +16,11 @@ from breakwater.analytics.transitions import MOST, Opening, openings, operator_a
 from breakwater.analytics.window import Window
 from breakwater.contracts.api import BreakerList, BreakerStatus, StoppedTasks
 from breakwater.contracts.types import ms_from_time
-from services.console.charts import Series, nice_seconds
+from services.console.charts import Series
 from services.console.operator_actions import act, back_to, reason_of, submitted
 from services.console.pages import PageContext, fetched
 from services.console.sessions import session_of
 from services.console.time_range import time_range_of
-from services.console.words import duration
 
 _ORDER = {"isolated": 0, "open": 1, "half_open": 2, "closed": 3}
 
@@ -91,9 +90,8 @@ def routes(context: PageContext) -> list[Route]:
             open_ms=sum(one.in_window_ms for one in opened.value or ()),
             moments=[period.at(bucket) for bucket in range(period.buckets)],
             step=timedelta(seconds=period.step_s),
-            series=[Series("open", "bad", _open_per_step(opened.value or (), period, now))],
-            duration_s=_exact_duration,
-            nice=nice_seconds,
+            series=[Series("open", "bad", _open_per_step(opened.value or (), period, now), "bars")],
+            executions={"model": model} | ({} if agent == "*" else {"agent": agent}),
             changes=changes,
             most=MOST,
         )
@@ -145,8 +143,8 @@ def _rows(breakers: Sequence[BreakerStatus], opened: Sequence[Opening]) -> list[
     return sorted(rows, key=lambda row: (_ORDER[row.status.state], -row.open_ms, row.status.agent))
 
 
-def _open_per_step(opened: Sequence[Opening], period: Window, now: datetime) -> list[float]:
-    """For how many seconds of each step one breaker was open."""
+def _open_per_step(opened: Sequence[Opening], period: Window, now: datetime) -> Sequence[float]:
+    """For how many milliseconds of each step one breaker was open."""
     step_ms, open_ms = period.step_s * 1000, [0] * period.buckets
     for one in opened:
         start = max(ms_from_time(one.opened_at), period.start_ms)
@@ -156,9 +154,4 @@ def _open_per_step(opened: Sequence[Opening], period: Window, now: datetime) -> 
             if begins >= end:
                 break
             open_ms[bucket] += min(end, begins + step_ms) - max(start, begins)
-    return [ms / 1000 for ms in open_ms]
-
-
-def _exact_duration(seconds: float) -> str:
-    """A duration without trailing zeros: `30 s`, `2 min 30 s`, `6 h`."""
-    return duration(seconds * 1000).removesuffix(" 00 s").removesuffix(" 00 min").replace(".0 s", " s")
+    return open_ms

@@ -17,7 +17,7 @@ from breakwater.analytics.spend import Burn, burn, spent_since
 from breakwater.api_client import ApiError, ApiKeyRefused
 from breakwater.contracts.api import BudgetList, BudgetStatus
 from breakwater.contracts.events import Reconciliation, Window
-from breakwater.contracts.types import NANO_PER_USD, ms_from_time, nano_from_usd, time_from_ms
+from breakwater.contracts.types import ms_from_time, nano_from_usd, time_from_ms
 from breakwater.policy.budget import WINDOWS, Period, periods_at
 from breakwater.policy.forecast import Forecast, forecast, recent_from
 from services.console import charts
@@ -301,29 +301,29 @@ async def _chart(context: PageContext, row: BudgetRow) -> BudgetChart:
 
 
 def _picture(row: BudgetRow, period: Period, burnt: Burn, now: datetime) -> Markup:
-    """The spend through the period against its cap, in dollars."""
-    status, points = row.status, [(moment, spent / NANO_PER_USD) for moment, spent in burnt.points]
+    """The spend through the period against its cap."""
+    status, points = row.status, list(burnt.points)
     if status.period == period.name and points[-1][0] <= now:
         # Redis' counters are a little ahead of what is stored.
-        points[-1] = (points[-1][0], max(points[-1][1], status.spent / NANO_PER_USD))
+        points[-1] = (points[-1][0], max(points[-1][1], status.spent))
     return charts.burn(
         f"Spend of {row.title}, {status.period}",
         points,
         start=time_from_ms(period.start_ms),
         end=time_from_ms(period.end_ms),
-        unit=lambda usd: short_money(round(usd * NANO_PER_USD)),
-        cap=None if status.limit is None else status.limit / NANO_PER_USD,
+        cap=status.limit,
         forecast=_ahead(row.forecast, status.limit, time_from_ms(period.end_ms)),
+        executions={name: one for name, one in (("agent", status.agent), ("tenant", status.tenant)) if one},
     )
 
 
-def _ahead(expected: Forecast | None, limit: int | None, end: datetime) -> list[tuple[datetime, float]]:
+def _ahead(expected: Forecast | None, limit: int | None, end: datetime) -> list[tuple[datetime, int]]:
     """A forecast as a line: up to the cap, and on to the period's end; under a hard cap, level from there."""
     if expected is None:
         return []
-    line = [(end, expected.total / NANO_PER_USD)]
+    line = [(end, expected.total)]
     if expected.reaches_ms is not None and limit is not None:
-        line.insert(0, (time_from_ms(expected.reaches_ms), limit / NANO_PER_USD))
+        line.insert(0, (time_from_ms(expected.reaches_ms), limit))
     return line
 
 

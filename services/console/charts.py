@@ -1,28 +1,48 @@
-"""Charts as SVG, without scripts, fonts or downloads, in the page's own light and dark colours.
+"""Charts. Those over time are tables of their values, which `charts.js` draws with Chart.js; small ones are SVG.
 
-The drawing stretches to the available width, and labels are text beside it, so that they stay readable on a phone. The
-values of each chart are in a table below it, for those who can't see it or want to copy them.
+So whoever doesn't see a chart, or runs no scripts, has its values. Without scripts the table is open.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from importlib.resources import files
+from typing import Literal
+from urllib.parse import urlencode
 
 from markupsafe import Markup
 
-WIDTH, HEIGHT = 1000, 200
-_NOTHING = 1e-9
-"""Below a nano-dollar, a millisecond, one of anything."""
-_SPANS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 21_600, 43_200, 86_400)
-"""Round durations: those of a clock."""
-_DAY_S = 86_400
-_LABELS = 5
-"""How many times are written below a chart."""
+from breakwater.contracts.types import ms_from_time
+from services.console import words
+from services.console.time_range import between
 
-Unit = Callable[[float], str]
+LIBRARY_PACKAGE, LIBRARY_FOLDER, LIBRARY = "chartkick", "django/static/chartkick", "Chart.bundle.js"
+"""Chart.js, in a package of Python: nothing else that has it can be installed without npm."""
+_LIBRARY_MAJOR = b"Chart.js v4."
+
+WIDTH = 1000
+_DAY = timedelta(days=1)
+
+Style = Literal["bars", "line", "area", "dashed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """How values are written: in full in the table, and in short on the axis."""
+
+    name: Literal["count", "money", "duration"]
+    """What `charts.js` knows it by."""
+    text: Callable[[float], str]
+
+
+COUNT = Unit("count", lambda number: f"{number:,g}")
+MONEY = Unit("money", lambda nano: words.short_money(round(nano)))
+DURATION = Unit("duration", words.duration)
+"""Milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +51,12 @@ class Series:
 
     name: str
     colour: str
-    """A class of console.css: `good`, `bad`, `warn`, `plain`, `second`."""
+    """A colour of console.css: `good`, `bad`, `warn`, `plain`, `second`."""
     values: Sequence[float | None]
     """None for gaps."""
+    style: Style = "line"
+    filters: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Which executions it is about, of those of the chart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,91 +69,84 @@ class Bar:
     text: str
 
 
-def nice(value: float) -> float:
-    """The next round number from a value up, for the top of an axis: 1, 2 or 5 times a power of ten; 1 for nothing."""
-    if value < _NOTHING:
-        return 1
-    power = 10 ** math.floor(math.log10(value))
-    return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
+def library_version() -> str:
+    """A hash of the library.
+
+    Raises:
+        RuntimeError: it is not where it has to be, or not the one that `charts.js` is made for.
+    """
+    try:
+        source = (files(LIBRARY_PACKAGE) / LIBRARY_FOLDER / LIBRARY).read_bytes()
+    except (ModuleNotFoundError, OSError) as error:
+        raise RuntimeError(f"{_INSTALL}: {LIBRARY_FOLDER}/{LIBRARY} is not in it ({error})") from error
+    if _LIBRARY_MAJOR not in source[:200]:
+        raise RuntimeError(f"{_INSTALL}: {LIBRARY_FOLDER}/{LIBRARY} is not {_LIBRARY_MAJOR.decode()}x")
+    return hashlib.sha256(source).hexdigest()[:12]
 
 
-def nice_seconds(value: float) -> float:
-    """The same for seconds: 15 s, 2 min, 6 h, 5 d; 1 for nothing."""
-    if value <= _SPANS_S[0]:
-        return nice(value)
-    if value > _SPANS_S[-1]:
-        return nice(value / _DAY_S) * _DAY_S
-    return next(span for span in _SPANS_S if span >= value)
+_INSTALL = f"install {LIBRARY_PACKAGE} as requirements/runtime.txt has it"
 
 
-def columns(
+def over_time(
     label: str,
     moments: Sequence[datetime],
     series: Sequence[Series],
     unit: Unit,
     *,
     step: timedelta,
-    nice: Callable[[float], float] = nice,
+    executions: Mapping[str, str] | None = None,
 ) -> Markup:
-    """Columns over time; several series are stacked.
+    """What happened in each step of the page's time range; a part of it can be chosen with the pointer.
 
     Args:
         label: the title.
-        moments: the start of each column.
-        series: with one value for each column.
-        unit: how a value is written.
-        step: the duration of each column.
-        nice: rounds the highest value up to the top of the axis, such as `nice_seconds`.
+        moments: the start of each step.
+        series: with one value for each step. Bars are stacked.
+        unit: of the values.
+        step: the duration of each.
+        executions: filters of those that it is about.
     """
-    sums = [sum(one.values[index] or 0 for one in series) for index in range(len(moments))]
-    top = nice(max(sums, default=0))
-    width = WIDTH / max(len(moments), 1)
-    drawn: list[Markup] = []
-    for index, moment in enumerate(moments):
-        values = ", ".join(f"{one.name} {unit(one.values[index] or 0)}" for one in series)
-        base = float(HEIGHT)
-        parts: list[Markup] = []
-        for one in series:
-            height = (one.values[index] or 0) / top * HEIGHT
-            if height <= 0:
-                continue
-            base -= height
-            parts.append(_rect(one.colour, index * width + width * 0.08, base, width * 0.84, height))
-        # Over the whole height, so that the tooltip of a low column can be reached.
-        parts.append(_rect("touch", index * width, 0, width, HEIGHT))
-        drawn.append(_titled(f"{_when(moment, step)}: {values}", *parts))
-    return _figure(label, Markup("").join(drawn), moments, series, unit, top, step)
+    rows = [_Row(moment + step / 2, _when(moment, step), (moment, moment + step)) for moment in moments]
+    span = (moments[0], moments[-1] + step) if moments else None
+    return _figure(label, rows, series, unit, span, executions or {}, zooms=True)
 
 
-def lines(
+def burn(
     label: str,
-    moments: Sequence[datetime],
-    series: Sequence[Series],
-    unit: Unit,
+    points: Sequence[tuple[datetime, float]],
     *,
-    step: timedelta,
-    nice: Callable[[float], float] = nice,
+    start: datetime,
+    end: datetime,
+    cap: float | None = None,
+    forecast: Sequence[tuple[datetime, float]] = (),
+    executions: Mapping[str, str] | None = None,
 ) -> Markup:
-    """Lines over time, with gaps for missing values. Arguments as for `columns`."""
-    top = nice(max((value for one in series for value in one.values if value is not None), default=0))
-    width = WIDTH / max(len(moments), 1)
-    drawn: list[Markup] = []
-    for one in series:
-        points = [
-            None if value is None else ((index + 0.5) * width, HEIGHT - value / top * HEIGHT)
-            for index, value in enumerate(one.values)
-        ]
-        drawn.append(Markup('<path class="line {}" d="{}"/>').format(one.colour, _path(points)))
-        # A line through a single point is hard to see.
-        around = [None, *points, None]
-        alone = [point for before, point, after in zip(around, around[1:], around[2:], strict=False) if before is after]
-        dots = "".join(_path([point]) for point in alone)
-        drawn.append(Markup('<path class="line dot {}" d="{}"/>').format(one.colour, dots))
-    for index, moment in enumerate(moments):
-        values = ", ".join(f"{one.name} {unit(value)}" for one in series if (value := one.values[index]) is not None)
-        text = f"{_when(moment, step)}: {values or 'nothing'}"
-        drawn.append(_titled(text, _rect("touch", index * width, 0, width, HEIGHT)))
-    return _figure(label, Markup("").join(drawn), moments, series, unit, top, step)
+    """How a sum of money grows through a period, with its cap and its forecast.
+
+    Args:
+        label: the title.
+        points: times and the sum at each, in order; in nano-dollars, as `cap` and `forecast`.
+        start: of the period.
+        end: of the period.
+        cap: drawn as a line across.
+        forecast: times to come and the sum expected at each, the last one at the end.
+        executions: filters of those that it is about.
+    """
+    ahead = list(forecast) or ([(end, None)] if cap is not None else [])
+    moments = [moment for moment, _ in (*points, *ahead)]
+    begins = [start, *moments]
+    rows = [
+        _Row(moment, _when(moment, timedelta()), (begins[index], moment) if begins[index] < moment else None)
+        for index, moment in enumerate(moments)
+    ]
+    spent = [value for _, value in points]
+    series = [Series("spent", "plain", [*spent, *[None] * len(ahead)], "area")]
+    if cap is not None:
+        series.append(Series(f"cap {MONEY.text(cap)}", "bad", [cap] * len(moments), "dashed"))
+    if forecast and spent:
+        line = [*[None] * (len(spent) - 1), spent[-1], *(value for _, value in forecast)]
+        series.append(Series(f"forecast {MONEY.text(forecast[-1][1])}", "warn", line, "dashed"))
+    return _figure(label, rows, series, MONEY, (start, end), executions or {}, zooms=False)
 
 
 def sparkline(values: Sequence[float], bad: Sequence[float], label: str) -> Markup:
@@ -176,59 +192,7 @@ def share(parts: Sequence[tuple[str, float]], label: str, *, of: float | None = 
     ).format(label, Markup("").join(drawn))
 
 
-def burn(
-    label: str,
-    points: Sequence[tuple[datetime, float]],
-    *,
-    start: datetime,
-    end: datetime,
-    unit: Unit,
-    cap: float | None = None,
-    forecast: Sequence[tuple[datetime, float]] = (),
-) -> Markup:
-    """How a sum grows through a period, with its cap and its forecast.
-
-    Args:
-        label: the title.
-        points: times and the sum at each, in order.
-        start: of the period.
-        end: of the period.
-        unit: how a value is written.
-        cap: drawn as a line across.
-        forecast: times to come and the sum expected at each, the last one at the end.
-    """
-    highest = max([value for _, value in (*points, *forecast)] + [cap or 0], default=0)
-    top = nice(highest)
-    length = max((end - start).total_seconds(), 1)
-
-    def place(moment: datetime, value: float) -> tuple[float, float]:
-        return (moment - start).total_seconds() / length * WIDTH, HEIGHT - value / top * HEIGHT
-
-    drawn: list[Markup] = []
-    placed = [place(moment, value) for moment, value in points]
-    if placed:
-        area = [(placed[0][0], float(HEIGHT)), *placed, (placed[-1][0], float(HEIGHT))]
-        drawn.append(Markup('<path class="area plain" d="{}"/>').format(_path(area)))
-        drawn.append(Markup('<path class="line plain" d="{}"/>').format(_path(placed)))
-    if placed and forecast:
-        ahead = [placed[-1], *(place(moment, value) for moment, value in forecast)]
-        drawn.append(Markup('<path class="line forecast" d="{}"/>').format(_path(ahead)))
-    if cap is not None:
-        across = [(0.0, HEIGHT - cap / top * HEIGHT), (float(WIDTH), HEIGHT - cap / top * HEIGHT)]
-        drawn.append(Markup('<path class="line cap" d="{}"/>').format(_path(across)))
-    moments = [start + (end - start) * index / (_LABELS - 1) for index in range(_LABELS)]
-    legend = [("plain", "spent")]
-    if cap is not None:
-        legend.append(("cap", f"cap {unit(cap)}"))
-    if forecast:
-        legend.append(("forecast", f"forecast {unit(forecast[-1][1])}"))
-    rows = [(_day_and_time(moment), [unit(value)]) for moment, value in points]
-    return _frame(
-        label, Markup("").join(drawn), top, unit, [_day_and_time(one) for one in moments], legend, ["spent"], rows
-    )
-
-
-def timeline(rows: Sequence[Sequence[Bar]], label: str, unit: Unit) -> Markup:
+def timeline(rows: Sequence[Sequence[Bar]], label: str, unit: Callable[[float], str]) -> Markup:
     """Rows of bars on one time axis: what followed what, and how long it took.
 
     Args:
@@ -250,69 +214,82 @@ def timeline(rows: Sequence[Sequence[Bar]], label: str, unit: Unit) -> Markup:
     return Markup(
         '<svg class="timeline" viewBox="0 0 {0} {1}" height="{1}" preserveAspectRatio="none" role="img"'
         ' aria-label="{2}">{3}</svg>'
-        '<div class="xs whole"><span>0</span><span>{4}</span><span>{5}</span></div>'
+        '<div class="xs"><span>0</span><span>{4}</span><span>{5}</span></div>'
     ).format(WIDTH, max(len(rows), 1) * 20, label, Markup("").join(drawn), unit(end / 2), unit(end))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The values of one moment."""
+
+    at: datetime
+    """Where they are drawn."""
+    text: str
+    span: tuple[datetime, datetime] | None
+    """When the executions ended that they are of; None if there can be none."""
 
 
 def _figure(
     label: str,
-    drawn: Markup,
-    moments: Sequence[datetime],
+    rows: Sequence[_Row],
     series: Sequence[Series],
     unit: Unit,
-    top: float,
-    step: timedelta,
+    span: tuple[datetime, datetime] | None,
+    executions: Mapping[str, str],
+    *,
+    zooms: bool,
 ) -> Markup:
-    chosen = [round(index * (len(moments) - 1) / (_LABELS - 1)) for index in range(_LABELS)] if moments else []
-    times = [_axis(moments[index], step) for index in dict.fromkeys(chosen)]
-    rows = [
-        (_when(moment, step), ["" if (value := one.values[index]) is None else unit(value) for one in series])
-        for index, moment in enumerate(moments)
-    ]
-    legend = [(one.colour, one.name) for one in series]
-    return _frame(label, drawn, top, unit, times, legend, [one.name for one in series], rows)
-
-
-def _frame(
-    label: str,
-    drawn: Markup,
-    top: float,
-    unit: Unit,
-    times: Sequence[str],
-    legend: Sequence[tuple[str, str]],
-    names: Sequence[str],
-    rows: Sequence[tuple[str, Sequence[str]]],
-) -> Markup:
-    marks = Markup("").join(Markup('<span><i class="{}"></i>{}</span>').format(*one) for one in legend)
-    grid = Markup('<path class="grid" d="M0 0H{w}M0 {h}H{w}"/>').format(w=WIDTH, h=HEIGHT // 2)
-    head = Markup("").join(Markup("<th scope=col>{}</th>").format(name) for name in names)
-    body = Markup("").join(
-        Markup("<tr><th scope=row>{}</th>{}</tr>").format(
-            when, Markup("").join(Markup("<td>{}</td>").format(value) for value in values)
+    start, end = map(ms_from_time, span) if span else (0, 0)
+    marks = Markup("").join(
+        Markup('<span><i class="{} {}"></i>{}</span>').format(one.colour, one.style, one.name) for one in series
+    )
+    head = Markup("").join(
+        Markup('<th scope="col" class="right" data-colour="{}" data-style="{}" data-filters="{}">{}</th>').format(
+            one.colour, one.style, urlencode(one.filters), one.name
         )
-        for when, values in rows
+        for one in series
+    )
+    body = Markup("").join(
+        Markup('<tr data-at="{}"><th scope="row">{}</th>{}</tr>').format(
+            ms_from_time(row.at),
+            _linked(row, executions),
+            Markup("").join(_cell(one.values[at], unit) for one in series),
+        )
+        for at, row in enumerate(rows)
     )
     return Markup(
-        '<figure class="chart"><figcaption><b>{label}</b><span class="legend">{marks}</span></figcaption>'
-        '<div class="plot"><div class="ys"><span>{top}</span><span>{half}</span><span>0</span></div>'
-        '<svg viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img" aria-label="{label}">'
-        "{grid}{drawn}</svg></div>"
-        '<div class="xs">{times}</div>'
-        '<details class="figures"><summary>Figures</summary><div class="scroll" tabindex="0"><table>'
-        "<thead><tr><th scope=col>UTC</th>{head}</tr></thead><tbody>{body}</tbody></table></div></details></figure>"
+        '<figure class="chart" id="chart-{id}" data-unit="{unit}" data-start="{start}" data-end="{end}"{zooms}>'
+        '<figcaption><h2>{label}</h2><span class="legend">{marks}</span>'
+        '<button type="button" class="quiet" data-log aria-pressed="false">Log scale</button></figcaption>'
+        '<div class="plot"><canvas role="img" tabindex="0" aria-label="{label}: a chart. Its figures are in the table'
+        ' below."></canvas></div>'
+        '<details class="figures" open><summary>Figures</summary>'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Figures: {label}"><table>'
+        '<thead><tr><th scope="col">UTC</th>{head}</tr></thead><tbody>{body}</tbody></table></div></details></figure>'
     ).format(
+        id=re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-"),
+        unit=unit.name,
+        start=start,
+        end=end,
+        zooms=Markup(" data-zooms") if zooms else "",
         label=label,
         marks=marks,
-        top=unit(top),
-        half=unit(top / 2),
-        w=WIDTH,
-        h=HEIGHT,
-        grid=grid,
-        drawn=drawn,
-        times=Markup("").join(Markup("<span>{}</span>").format(one) for one in times),
         head=head,
         body=body,
     )
+
+
+def _linked(row: _Row, executions: Mapping[str, str]) -> Markup:
+    """The time, with a link to the executions of then."""
+    if row.span is None:
+        return Markup("{}").format(row.text)
+    return Markup('<a href="/executions?{}">{}</a>').format(urlencode({**executions, **between(*row.span)}), row.text)
+
+
+def _cell(value: float | None, unit: Unit) -> Markup:
+    if value is None:
+        return Markup("<td></td>")
+    return Markup('<td class="right" data-value="{:.12g}">{}</td>').format(value, unit.text(value))
 
 
 def _rect(colour: str, x: float, y: float, width: float, height: float) -> Markup:
@@ -325,33 +302,12 @@ def _titled(text: str, *parts: Markup) -> Markup:
     return Markup("<g><title>{}</title>{}</g>").format(text, Markup("").join(parts))
 
 
-def _path(points: Sequence[tuple[float, float] | None]) -> str:
-    """A line through the points, with a gap for each None. A single point is a dot."""
-    commands: list[str] = []
-    around = [None, *points, None]
-    for before, point, after in zip(around, around[1:], around[2:], strict=False):
-        if point is not None:
-            commands.append(f"{'M' if before is None else 'L'}{_n(point[0])} {_n(point[1])}")
-            if before is None and after is None:
-                commands.append("h0.1")
-    return "".join(commands)
-
-
 def _n(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _axis(moment: datetime, step: timedelta) -> str:
-    at = moment.astimezone(UTC)
-    if step >= timedelta(hours=12):
-        return at.strftime("%b %d")
-    return at.strftime("%b %d %H:%M" if step >= timedelta(minutes=30) else "%H:%M")
-
-
-def _day_and_time(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%b %d %H:%M")
-
-
 def _when(moment: datetime, step: timedelta) -> str:
     at = moment.astimezone(UTC)
-    return at.strftime("%b %d") if step >= timedelta(days=1) else at.strftime("%b %d %H:%M")
+    if step >= _DAY:
+        return at.strftime("%b %d")
+    return at.strftime("%b %d %H:%M:%S" if timedelta() < step < timedelta(minutes=1) else "%b %d %H:%M")

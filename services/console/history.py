@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from markupsafe import Markup
 
 from breakwater.analytics.overview import Bucket, Spark
 from breakwater.analytics.window import Window
-from services.console import charts, words
+from services.console import charts
+from services.console.charts import Series
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,38 +26,37 @@ class HistoryCharts:
     """Whether nothing happened at all, so that there is nothing to show."""
 
 
-def history_charts(buckets: Sequence[Bucket], window: Window) -> HistoryCharts:
-    """The charts of a time range."""
-    moments, step = [one.at for one in buckets], timedelta(seconds=window.step_s)
-    executions = charts.columns(
+def history_charts(buckets: Sequence[Bucket], window: Window, agent: str | None = None) -> HistoryCharts:
+    """The charts of a time range. `agent`: whose executions they are of; None for all."""
+    chart = partial(
+        charts.over_time,
+        moments=[one.at for one in buckets],
+        step=timedelta(seconds=window.step_s),
+        executions={"agent": agent} if agent else {},
+    )
+    executions = chart(
         "Executions",
-        moments,
-        [
-            charts.Series("succeeded", "good", [one.succeeded for one in buckets]),
-            charts.Series("failed", "bad", [one.failed for one in buckets]),
+        series=[
+            Series("succeeded", "good", [one.succeeded for one in buckets], "bars", {"status": "succeeded"}),
+            Series("failed", "bad", [one.failed for one in buckets], "bars", {"status": "dead_lettered"}),
         ],
-        lambda value: f"{value:,g}",
-        step=step,
+        unit=charts.COUNT,
     )
-    money = charts.lines(
+    money = chart(
         "Spend and waste",
-        moments,
-        [
-            charts.Series("spent", "plain", [one.spend for one in buckets]),
-            charts.Series("wasted", "bad", [one.wasted for one in buckets]),
+        series=[
+            Series("spent", "plain", [one.spend for one in buckets]),
+            Series("wasted", "bad", [one.wasted for one in buckets]),
         ],
-        lambda value: words.short_money(round(value)),
-        step=step,
+        unit=charts.MONEY,
     )
-    latency = charts.lines(
-        "Latency, from queued to ended",
-        moments,
-        [
-            charts.Series("p50", "plain", [one.p50_ms for one in buckets]),
-            charts.Series("p95", "second", [one.p95_ms for one in buckets]),
+    latency = chart(
+        "Latency",
+        series=[
+            Series("p50", "plain", [one.p50_ms for one in buckets]),
+            Series("p95", "second", [one.p95_ms for one in buckets]),
         ],
-        words.duration,
-        step=step,
+        unit=charts.DURATION,
     )
     nothing = not any(one.succeeded or one.failed or one.spend for one in buckets)
     return HistoryCharts(executions, money, latency, nothing)

@@ -67,8 +67,9 @@ class PageRenderer:
         known = cast("dict[str, object]", self._templates.globals)
         known["charts"], known["navigation"], known["duration"] = charts, NAVIGATION, words.duration
         # A new version has a new URL, so that browsers may cache the old one indefinitely.
-        sources = b"".join((STATIC / name).read_bytes() for name in ("console.css", "console.js"))
+        sources = b"".join((STATIC / name).read_bytes() for name in ("console.css", "console.js", "charts.js"))
         known["version"] = hashlib.sha256(sources).hexdigest()[:12]
+        known["library_version"] = charts.library_version()
 
     def render(self, request: Request, template: str, *, status: int = 200, **values: object) -> Response:
         """A page, for the user who is signed in.

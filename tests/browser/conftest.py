@@ -77,8 +77,8 @@ class Visitor:
     page: Page
     plane: RunningPlane
     troubles: "list[str]" = field(default_factory=list)
-    expected: "set[int]" = field(default_factory=set)
-    """Statuses that are no trouble."""
+    expected: "set[int | str]" = field(default_factory=set)
+    """Statuses, and parts of messages, that are no trouble."""
 
     def __post_init__(self) -> None:
         self.page.on("console", lambda said: self._note(said.text) if said.type in ("error", "warning") else None)

@@ -4,7 +4,7 @@ import re
 import uuid
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser.conftest import RunningPlane, Visitor
 
@@ -189,6 +189,107 @@ def test_without_javascript_nothing_pretends_to_be_live(chromium: Browser, plane
     expect(page.get_by_role("heading", name="Overview", level=1)).to_be_visible()
     expect(page.locator(".live")).not_to_be_visible()
     context.close()
+
+
+def canvas_of(visitor: Visitor, name: str) -> Locator:
+    canvas = visitor.page.get_by_role("img", name=f"{name}: a chart")
+    expect(visitor.page.locator(f"#chart-{name.lower()}.drawn")).to_be_visible()
+    return canvas
+
+
+def at_value(canvas: Locator) -> "tuple[float, float, int]":
+    """Where the first bar is that is not empty, from the left and the top of the chart, and which row it is."""
+    return tuple(
+        canvas.evaluate(
+            """(canvas) => {
+                const chart = Chart.getChart(canvas), data = chart.data.datasets[0].data;
+                const row = data.findIndex((point) => point.y > 0), bar = chart.getDatasetMeta(0).data[row];
+                return [bar.x, (bar.y + bar.base) / 2, row];
+            }"""
+        )
+    )
+
+
+def test_a_chart_tells_all_series_of_a_moment_and_leads_to_its_executions(visitor: Visitor):
+    visitor.open("/?window=1h")
+    canvas = canvas_of(visitor, "Executions")
+    x, y, row = at_value(canvas)
+    canvas.hover(position={"x": x, "y": y})
+    told = canvas.evaluate("(canvas) => Chart.getChart(canvas).tooltip.body.map((one) => one.lines[0].trim())")
+    cells = visitor.page.locator("#chart-executions tbody tr").nth(row).locator("td").all_text_contents()
+    assert told == [f"succeeded: {cells[0]}", f"failed: {cells[1]}"]
+    visitor.shoot("chart-tooltip")
+    canvas.click(position={"x": x, "y": y})
+    expect(visitor.page).to_have_url(re.compile(r"/executions\?from=.*&to=.*&status=succeeded$"))
+    expect(visitor.page.locator("#list .sub")).to_contain_text(re.compile(rf"^{cells[0]} execution"))
+
+
+def test_a_drag_over_a_chart_chooses_the_time_range_of_the_page(visitor: Visitor):
+    visitor.open("/?by=model&window=1h")
+    canvas = canvas_of(visitor, "Executions")
+    x, y, _ = at_value(canvas)
+    box = canvas.bounding_box()
+    assert box
+    visitor.page.mouse.move(box["x"] + x - 40, box["y"] + y)
+    visitor.page.mouse.down()
+    visitor.page.mouse.move(box["x"] + x + 40, box["y"] + y, steps=4)
+    visitor.shoot("chart-drag")
+    visitor.page.mouse.up()
+    expect(visitor.page).to_have_url(re.compile(r"/\?by=model&from=[^&]+&to=[^&]+$"))
+    figure = visitor.page.locator("#chart-executions.drawn")
+    length_s = figure.evaluate("(one) => (one.dataset.end - one.dataset.start) / 1000")
+    assert 60 <= length_s < 1_000, "a part of the hour"
+    expect(visitor.page.locator("#since")).to_contain_text(" to ")
+    # Back to what the page had before, as the state is in the URL only.
+    visitor.page.go_back()
+    expect(visitor.page).to_have_url(re.compile(r"window=1h$"))
+
+
+def test_a_chart_has_a_log_scale_and_the_colours_of_the_page(visitor: Visitor):
+    visitor.open("/?window=1h")
+    its = "(canvas) => [Chart.getChart(canvas).scales.y].flatMap((axis) => [axis.type, axis.options.grid.color])"
+    light = canvas_of(visitor, "Latency").evaluate(its)
+    assert light[0] == "linear"
+    visitor.page.locator("#chart-latency").get_by_role("button", name="Log scale").click()
+    expect(visitor.page).to_have_url(re.compile("log=chart-latency"))
+    assert canvas_of(visitor, "Latency").evaluate(its) == ["logarithmic", light[1]]
+    expect(visitor.page.get_by_role("button", name="Log scale", pressed=True)).to_have_count(1)
+    visitor.page.emulate_media(color_scheme="dark")
+    assert canvas_of(visitor, "Latency").evaluate(its)[1] != light[1], "drawn again, without a reload"
+
+
+def test_a_chart_is_read_with_the_keyboard(visitor: Visitor):
+    visitor.open("/?window=1h")
+    canvas = canvas_of(visitor, "Executions")
+    canvas.focus()
+    visitor.page.keyboard.press("ArrowLeft")
+    visitor.page.keyboard.press("ArrowLeft")
+    active = canvas.evaluate("(canvas) => Chart.getChart(canvas).getActiveElements().map((one) => one.index)")
+    last = visitor.page.locator("#chart-executions tbody tr").count() - 1
+    assert active == [last - 1, last - 1]
+    visitor.page.keyboard.press("Enter")
+    expect(visitor.page).to_have_url(re.compile(r"/executions\?from="))
+
+
+def test_nothing_moves_while_a_page_is_drawn(visitor: Visitor):
+    visitor.page.add_init_script(
+        """window.shifted = 0; new PerformanceObserver((seen) => {
+            for (const one of seen.getEntries()) window.shifted += one.value;
+        }).observe({ type: "layout-shift", buffered: true });"""
+    )
+    for path in ("/?window=1h", "/agents/content-writer", "/budgets"):
+        visitor.open(path)
+        expect(visitor.page.locator(".chart.drawn").first).to_be_visible()
+        assert visitor.page.evaluate("window.shifted") < 0.01, path
+
+
+@pytest.mark.parametrize("blocked", ["**/Chart.bundle.js*", "**/*.js*"])
+def test_a_chart_without_its_script_is_an_open_table(visitor: Visitor, blocked: str):
+    visitor.expected = {"ERR_FAILED"}
+    visitor.page.route(blocked, lambda route: route.abort())
+    visitor.open("/?window=1h")
+    expect(visitor.page.get_by_role("region", name="Figures: Executions").get_by_role("table")).to_be_visible()
+    expect(visitor.page.locator("canvas").first).not_to_be_visible()
 
 
 def test_what_was_typed_survives_a_sign_in_that_ended(visitor: Visitor):

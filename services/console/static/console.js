@@ -3,6 +3,7 @@
 "use strict";
 
 const root = document.documentElement;
+root.classList.add("scripts");
 try {
   const theme = localStorage.getItem("theme");
   if (theme) root.dataset.theme = theme;
@@ -26,14 +27,17 @@ function themeButton() {
   });
 }
 
-// Every element with data-live and an id is replaced by its newer version, unless it is being used.
+// Every element with data-live and an id is replaced by its newer version, unless it is being used. What scripts add to
+// it, as charts do, is no difference.
 function refreshing() {
   const mark = document.querySelector("[data-refresh-s]");
   if (!mark) return;
   const everyMs = Number(mark.dataset.refreshS) * 1000;
   mark.hidden = false;
   let busy = false;
+  const served = new Map([...document.querySelectorAll("[data-live][id]")].map((part) => [part.id, part.outerHTML]));
   const atWork = (part) =>
+    part.querySelector("canvas:hover, canvas:focus") !== null ||
     part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea") ||
     part.querySelector("details[open]") !== null ||
     !getSelection().isCollapsed && part.contains(getSelection().anchorNode);
@@ -55,10 +59,12 @@ function refreshing() {
       let paused = false;
       for (const part of document.querySelectorAll("[data-live][id]")) {
         const newer = page.getElementById(part.id);
-        if (!newer || newer.outerHTML === part.outerHTML) continue;
+        if (!newer || newer.outerHTML === served.get(part.id)) continue;
         if (atWork(part)) { paused = true; continue; }
         const focused = part.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+        served.set(part.id, newer.outerHTML);
         part.replaceWith(document.adoptNode(newer));
+        newer.dispatchEvent(new Event("renewed", { bubbles: true }));
         if (focused) document.querySelector(`#${CSS.escape(newer.id)} [href="${CSS.escape(focused)}"]`)?.focus();
       }
       since = new Date();

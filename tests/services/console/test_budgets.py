@@ -118,7 +118,7 @@ async def test_all_budgets_with_what_is_spent_and_how_much_of_the_cap(console: C
     assert "30 %" in page.words
     assert "raised by zoë" in page.words
     assert "nothing spent yet" in page.words
-    assert page.text.count('<figure class="chart">') == 2, "those nearest to their caps"
+    assert page.text.count('<figure class="chart"') == 2, "those nearest to their caps"
     assert page.words.index("Spend of tenant acme, daily") < page.words.index("Spend of everything, daily")
     assert 'href="/budgets/agent%3Awri%2Fter%2Fmonthly"' in page.text
 
@@ -146,7 +146,8 @@ async def test_a_budget_that_burns_down(console: Console):
     assert "cap $1,000.00" in page.words
     assert "$2.00" in page.words
     assert "calls that might exceed it are refused" in page.words
-    assert 'class="line cap"' in page.text
+    assert 'data-style="dashed"' in page.text
+    assert 'href="/executions?agent=wri%2Fter&amp;from=' in page.text
 
 
 async def test_a_budget_of_nobody_and_counters_that_are_rebuilt(console: Console):

@@ -1,7 +1,8 @@
-"""Charts: what is drawn, what can be read without seeing it, and nothing that a page must escape."""
+"""Charts: the tables that are drawn, what leads where, and nothing that a page must escape."""
 
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.console import charts
-from services.console.charts import HEIGHT, WIDTH, Bar, Series
+from services.console.charts import WIDTH, Bar, Series
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+NOON_MS = int(NOON.timestamp() * 1000)
 HOUR = timedelta(hours=1)
 EVIL = '<script>alert("1")</script>'
 
@@ -27,6 +29,21 @@ def drawing(markup: str) -> ElementTree.Element:
     return ElementTree.fromstring(found[0])
 
 
+def rows(markup: str) -> "list[tuple[int, str, list[str | None], list[str | None]]]":
+    """The table of a chart: where each row is drawn, what it leads to, its values and its texts."""
+    found = re.search(r"<tbody>.*</tbody>", markup)
+    assert found
+    return [
+        (
+            int(row.attrib["data-at"]),
+            link.attrib["href"] if (link := row.find("th/a")) is not None else "",
+            [cell.attrib.get("data-value") for cell in row.findall("td")],
+            [cell.text for cell in row.findall("td")],
+        )
+        for row in ElementTree.fromstring(found[0])
+    ]
+
+
 def rects(markup: str, colour: str) -> list[dict[str, float]]:
     return [
         {name: float(one.attrib[name]) for name in ("x", "y", "width", "height")}
@@ -35,48 +52,65 @@ def rects(markup: str, colour: str) -> list[dict[str, float]]:
     ]
 
 
-def test_columns_stand_on_one_another_and_reach_the_top_of_the_axis():
-    drawn = charts.columns(
-        "executions",
-        moments(2),
-        [Series("succeeded", "good", [3, 10]), Series("failed", "bad", [1, 0])],
-        lambda value: f"{value:.0f}",
+def test_a_chart_is_the_table_of_its_values():
+    drawn = charts.over_time(
+        "Spend",
+        moments(3),
+        [Series("spent", "plain", [3e9, 0, None]), Series("failed", "bad", [1, 1, 1], "bars", {"status": "x"})],
+        charts.MONEY,
         step=HOUR,
+        executions={"agent": "wri/ter"},
     )
-    good, bad = rects(drawn, "good"), rects(drawn, "bad")
-    assert [one["height"] for one in good] == [HEIGHT * 0.3, HEIGHT]
-    assert len(bad) == 1
-    assert bad[0]["y"] + bad[0]["height"] == good[0]["y"], "the failed ones stand on the others"
-    assert "Nov 21 12:00: succeeded 3, failed 1" in drawn
-    assert "<th scope=row>Nov 21 13:00</th><td>10</td><td>0</td>" in drawn
-
-
-def test_lines_have_gaps_where_nothing_was_and_a_lone_point_is_seen():
-    drawn = charts.lines(
-        "latency", moments(5), [Series("p95", "plain", [1, 2, None, 3, None])], lambda value: f"{value} ms", step=HOUR
+    assert 'data-unit="money"' in drawn
+    assert f'data-start="{NOON_MS}" data-end="{NOON_MS + 3 * 3_600_000}" data-zooms' in drawn
+    assert 'data-style="bars" data-filters="status=x"' in drawn
+    first, zero, gap = rows(drawn)
+    assert first == (
+        NOON_MS + 1_800_000,
+        "/executions?agent=wri%2Fter&from=2026-11-21T12%3A00%3A00Z&to=2026-11-21T13%3A00%3A00Z",
+        ["3000000000", "1"],
+        ["$3.00", "<$0.0001"],
     )
-    [path] = [one.attrib["d"] for one in drawing(drawn).iter("path") if one.attrib["class"] == "line plain"]
-    assert path.count("M") == 2
-    assert path.endswith("h0.1")
-    assert "Nov 21 14:00: nothing" in drawn
+    assert (zero[2][0], zero[3][0]) == ("0", "$0")
+    assert (gap[2][0], gap[3][0]) == (None, None), "a gap is no zero"
 
 
 def test_a_burn_down_shows_cap_and_forecast():
     drawn = charts.burn(
         "spend",
-        [(NOON, 0.0), (NOON + HOUR, 4.0)],
+        [(NOON, 0), (NOON + HOUR, 4e9)],
         start=NOON,
         end=NOON + 4 * HOUR,
-        unit=lambda value: f"${value:g}",
-        cap=8.0,
-        forecast=[(NOON + 2 * HOUR, 8.0), (NOON + 4 * HOUR, 16.0)],
+        cap=8e9,
+        forecast=[(NOON + 2 * HOUR, 8e9), (NOON + 4 * HOUR, 16e9)],
     )
-    lines = {one.attrib["class"]: one.attrib["d"] for one in drawing(drawn).iter("path")}
-    assert lines["line cap"] == f"M0 {HEIGHT - 8 / 20 * HEIGHT:g}L{WIDTH} {HEIGHT - 8 / 20 * HEIGHT:g}"
-    assert lines["line forecast"].count("L") == 2
-    assert lines["line forecast"].endswith(f"L{WIDTH} {HEIGHT - 16 / 20 * HEIGHT:g}")
-    assert "cap $8" in drawn
-    assert "forecast $16" in drawn
+    assert "data-zooms" not in drawn, "a budget's period is no choice"
+    assert [one[2] for one in rows(drawn)] == [
+        ["0", "8000000000", None],
+        ["4000000000", "8000000000", "4000000000"],
+        [None, "8000000000", "8000000000"],
+        [None, "8000000000", "16000000000"],
+    ]
+    assert "cap $8.00" in drawn
+    assert "forecast $16.00" in drawn
+    links = [one[1] for one in rows(drawn)]
+    assert links[0] == "", "nothing was before the period"
+    assert links[1] == "/executions?from=2026-11-21T12%3A00%3A00Z&to=2026-11-21T13%3A00%3A00Z"
+    without = charts.burn("spend", [(NOON, 0)], start=NOON, end=NOON + HOUR, cap=8e9)
+    assert [one[2][1] for one in rows(without)] == ["8000000000"] * 2, "the cap reaches the end"
+
+
+def test_the_library_is_where_it_is_looked_for_and_its_loss_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert re.fullmatch("[0-9a-f]{12}", charts.library_version())
+    monkeypatch.setattr(charts, "LIBRARY", "elsewhere.js")
+    with pytest.raises(RuntimeError, match=r"install chartkick as .*elsewhere.js is not in it"):
+        charts.library_version()
+    monkeypatch.setattr(charts, "LIBRARY", "chartkick.js")
+    with pytest.raises(RuntimeError, match=r"is not Chart.js v4"):
+        charts.library_version()
+    monkeypatch.setattr(charts, "LIBRARY_PACKAGE", "no_such_package")
+    with pytest.raises(RuntimeError, match=r"requirements/runtime.txt"):
+        charts.library_version()
 
 
 def test_a_timeline_shows_what_took_no_time():
@@ -97,64 +131,19 @@ def test_a_share_never_overflows():
     assert rects(charts.share([("bad", 0)], "spent", of=0), "bad") == []
 
 
-@pytest.mark.parametrize(
-    ("value", "top"), [(0, 1), (-3, 1), (0.0003, 0.0005), (1, 1), (1.01, 2), (3, 5), (7, 10), (10, 10), (11, 20)]
-)
-def test_axes_end_at_round_numbers(value: float, top: float):
-    assert charts.nice(value) == pytest.approx(top)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "top"),
-    [
-        (0, 1),
-        (0.3, 0.5),
-        (3, 5),
-        (11, 15),
-        (45, 60),
-        (100, 120),
-        (301, 600),
-        (601, 900),
-        (1_801, 3_600),
-        (9_000, 21_600),
-        (86_400, 86_400),
-        (90_000, 172_800),
-        (10 * 86_400, 10 * 86_400),
-    ],
-)
-def test_axes_of_durations_end_at_round_times(seconds: float, top: float):
-    assert charts.nice_seconds(seconds) == pytest.approx(top)
-    drawn = charts.columns(
-        "x", [NOON], [Series("a", "bad", [seconds])], "{:g}".format, step=HOUR, nice=charts.nice_seconds
-    )
-    assert f"<span>{top:g}</span><span>{top / 2:g}</span>" in drawn
-    drawn = charts.lines(
-        "x", [NOON], [Series("a", "bad", [seconds])], "{:g}".format, step=HOUR, nice=charts.nice_seconds
-    )
-    assert f"<span>{top:g}</span><span>{top / 2:g}</span>" in drawn
-
-
-@given(st.floats(1e-9, 1e15))
-def test_every_value_fits_below_the_top(value: float):
-    assert value * (1 - 1e-6) <= charts.nice(value) <= value * 10
-
-
 def test_names_are_escaped_everywhere():
-    series = [Series(EVIL, "good", [1])]
+    series = [Series(EVIL, "good", [1], filters={"agent": EVIL})]
     for drawn in (
-        charts.columns(EVIL, [NOON], series, str, step=HOUR),
-        charts.lines(EVIL, [NOON], series, str, step=HOUR),
+        charts.over_time(EVIL, [NOON], series, charts.COUNT, step=HOUR, executions={"agent": EVIL}),
         charts.timeline([[Bar(0, 1, "good", EVIL)]], EVIL, str),
         charts.sparkline([1], [0], EVIL),
         charts.share([("good", 1)], EVIL),
-        charts.burn(EVIL, [(NOON, 1.0)], start=NOON, end=NOON + HOUR, unit=lambda _: EVIL, cap=2.0),
+        charts.burn(EVIL, [(NOON, 1.0)], start=NOON, end=NOON + HOUR, cap=2.0),
     ):
         assert "<script" not in drawn
-        drawing(drawn)
 
 
 @given(st.lists(st.none() | st.floats(0, 1e12), max_size=130))
-def test_whatever_the_values_it_is_drawn(values: "list[float | None]"):
-    times = moments(len(values))
-    for draw in (charts.columns, charts.lines):
-        drawing(draw("x", times, [Series("a", "good", values)], str, step=HOUR))
+def test_whatever_the_values_it_is_a_table(values: "list[float | None]"):
+    drawn = charts.over_time("x", moments(len(values)), [Series("a", "good", values)], charts.DURATION, step=HOUR)
+    assert [one[2][0] is None for one in rows(drawn)] == [value is None for value in values]

@@ -1,0 +1,142 @@
+"""How soon each page of the console is usable in a browser over a million executions: p50 and worst of 9 visits.
+
+    python -m tests.bench.pages [executions] [--clickhouse-url URL] [--pictures FOLDER]
+
+Loads the history of `tests.bench.history` into a new embedded engine, up to now, and opens the pages of a console on it
+in Chromium, over each time range; what the HTTP API reports is made up. A page is usable when the browser has read it,
+and its scripts have drawn the charts. The first visit, which fetches scripts and styles, is shown by itself. Given a
+URL, it loads nothing. Ends with 1 where a median is 300 ms or more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import median
+
+from playwright.async_api import Page, async_playwright
+
+from breakwater.analytics.client import connect
+from breakwater.contracts.types import format_time
+from breakwater.embedded.ports import free_port
+from breakwater.settings import Settings
+from tests.bench.history import History, load
+from tests.bench.history_fleet import AGENTS
+from tests.browser.conftest import OPTIONS, PROGRAM
+from tests.cli.api_stub import KEY, Stub, serving
+from tests.server_sources import EmbeddedServers
+from tests.services.console.answers import answer, breaker, budget, health, incident, model, queue, service
+from tests.services.console.conftest import key_with, running
+
+VISITS, LIMIT_MS, DAYS = 9, 300.0, 30
+RANGES = ("1h", "24h", "7d", "30d", "last month")
+AGENT = "support-triage"
+_USABLE = "performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd"
+_NAMES = {"/": "overview", f"/agents/{AGENT}": "agent", "/breakers/one": "breaker"}
+
+
+def pages(execution_id: str) -> dict[str, tuple[str, ...]]:
+    """All that take long enough to look at, and the time ranges of each."""
+    one = f"/breakers/one?agent={AGENT}&model=gpt-4o-mini"
+    return {
+        **dict.fromkeys(("/", "/agents", f"/agents/{AGENT}", "/executions", "/executions?text=overloaded"), RANGES),
+        **dict.fromkeys(("/breakers", one, "/alerts"), RANGES),
+        **dict.fromkeys(("/budgets", "/budgets/global%2Fmonthly", "/dead-letters"), ("",)),
+        f"/executions/{execution_id}": ("",),
+    }
+
+
+def made_up(interface: Stub) -> None:
+    """What the HTTP API reports of this fleet."""
+    answer(
+        interface,
+        agents=[health(one.name, "healthy", *(model(it.name) for it in one.chain)) for one in AGENTS],
+        breakers=[
+            breaker(one.name, it.name, "open" if (one.name, it.name) == (AGENT, "llama") else "closed")
+            for one in AGENTS
+            for it in one.chain
+        ],
+        budgets=[
+            budget(f"{scope}/{window}", f"{spent}", "40", "soft")
+            for scope, spent in (("global", 31), *((f"agent:{one.name}", at) for at, one in enumerate(AGENTS)))
+            for window in ("daily", "monthly")
+        ],
+        alerts=[incident(number) for number in range(3)],
+        queues=[queue(one.name, 3, 2) for one in AGENTS],
+        services=[service(name) for name in ("breaker-events", "budget-events", "sink-events")],
+    )
+    interface.answers |= {
+        "GET key": key_with("submit", "read", "operate"),
+        "GET guards": (200, {"stopped": []}),
+        "GET alerts/undelivered": (200, {"undelivered": [], "more": False}),
+        "GET dlq": (200, {"dead_letters": [], "counts": [], "more": False}),
+    }
+    for each in interface.answers["GET budgets"][1]["budgets"]:
+        day = datetime.now(UTC)
+        each["period"] = f"{day:%Y-%m-%d}" if each["window"] == "daily" else f"{day:%Y-%m}"
+        each["resets_at"] = format_time(day + timedelta(hours=9))
+
+
+async def visited(page: Page, url: str) -> float:
+    """Opens a page; after how many milliseconds it was usable."""
+    response = await page.goto(url)
+    assert response, url
+    assert response.status == 200, f"{url}: {response.status}"
+    assert await page.locator("main .problem").count() == 0, await page.locator("main .problem").all_inner_texts()
+    return float(await page.evaluate(_USABLE))
+
+
+async def main(executions: int, url: str | None, pictures: Path | None) -> bool:
+    slow = 0
+    async with AsyncExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=directory)))
+        stack.callback(servers.stop)
+        database = url or f"{servers.clickhouse().url}/bench"
+        analytics = connect(database)
+        stack.push_async_callback(analytics.close)
+        if url is None:
+            await load(analytics, History(executions, DAYS, datetime.now(UTC)))
+        found = await analytics.query("SELECT execution_id FROM executions ORDER BY completed_at LIMIT 1 OFFSET 9999")
+        interface = await stack.enter_async_context(serving())
+        made_up(interface)
+        settings = Settings(clickhouse_url=database, request_url=interface.url, console_port=free_port())  # pyright: ignore[reportArgumentType]
+        console = await stack.enter_async_context(running(settings))
+        playwright = await stack.enter_async_context(async_playwright())
+        browser = await playwright.chromium.launch(executable_path=PROGRAM, args=list(OPTIONS))
+        context = await browser.new_context(viewport={"width": 1360, "height": 900})
+        page = await context.new_page()
+        await page.goto(f"{console}/sign-in")
+        await page.get_by_label("API key").fill(KEY)
+        await page.get_by_role("button", name="Sign in").click()
+        print(f"the first visit, of the overview: {await page.evaluate(_USABLE):.0f} ms\n")
+        print(f"{'page':<54}{'range':>12}{'p50 ms':>9}{'worst ms':>10}")
+        for path, ranges in pages(found.rows[0][0]).items():
+            for name in ranges:
+                wanted = f"{path}{'&' if '?' in path else '?'}window={name}" if name else path
+                times = [await visited(page, console + wanted) for _ in range(VISITS)]
+                slow += median(times) >= LIMIT_MS
+                mark = "" if median(times) < LIMIT_MS else "  <- too slow"
+                print(f"{path[:52]:<54}{name:>12}{median(times):>9.0f}{max(times):>10.0f}{mark}", flush=True)
+            if pictures:
+                called = _NAMES.get(path.partition("?")[0], path.strip("/").partition("?")[0].replace("/", "-"))
+                await page.screenshot(path=pictures / f"{called}.png", full_page=True)
+        await browser.close()
+    print(f"\nload average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(f"every median is below {LIMIT_MS:.0f} ms: {f'no, {slow} are not' if slow else 'yes'}")
+    return not slow
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.pages")
+    parser.add_argument("executions", type=int, nargs="?", default=1_000_000)
+    parser.add_argument("--clickhouse-url", help="of a database that holds a history already")
+    parser.add_argument("--pictures", type=Path, help="where to keep a picture of each page")
+    given = parser.parse_args()
+    sys.exit(0 if asyncio.run(main(given.executions, given.clickhouse_url, given.pictures)) else 1)
