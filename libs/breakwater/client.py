@@ -39,8 +39,15 @@ from breakwater.api_client import (
     UnexpectedResponse,
     parse,
 )
-from breakwater.contracts.api import AcceptedJob, CallOptions, CancelledJob
-from breakwater.contracts.execution import Result
+from breakwater.contracts.api import (
+    AcceptedJob,
+    CallOptions,
+    CancelledJob,
+    ExecutionList,
+    ExecutionQuery,
+    ExecutionSummary,
+)
+from breakwater.contracts.execution import Execution, Result
 from breakwater.contracts.job import ID_ENTROPY_BYTES, ChatMessage, Job, new_job_id
 
 __all__ = [
@@ -56,6 +63,9 @@ __all__ = [
     "CancelledJob",
     "ChatMessage",
     "Client",
+    "Execution",
+    "ExecutionQuery",
+    "ExecutionSummary",
     "Job",
     "JobBatch",
     "JobFailed",
@@ -136,7 +146,7 @@ class AsyncClient:
 
     Args:
         url: where the request service listens. [default: $BREAKWATER_URL, or that of `make up`]
-        api_key: with the scope `submit`. [default: $BREAKWATER_API_KEY]
+        api_key: with the scope `submit`, or `read` for executions. [default: $BREAKWATER_API_KEY]
         retry_for_s: how long a request is repeated for which there is no response, or which was not accepted for the
             moment; 0 for not at all.
     """
@@ -213,6 +223,30 @@ class AsyncClient:
             in_flight: how many are submitted and have not ended, at most.
         """
         return AsyncJobBatch(self, jobs, in_flight)
+
+    async def executions(self, query: ExecutionQuery | None = None) -> AsyncGenerator[ExecutionSummary]:
+        """The executions that match, the latest first, page by page as they are read.
+
+        Args:
+            query: `limit` is how many are fetched at a time, and `after` where to begin. [default: all]
+        """
+        page = query or ExecutionQuery()
+        while True:
+            given = page.model_dump(mode="json", exclude_defaults=True)
+            found = await self._read(ExecutionList, "executions", given)
+            for execution in found.executions:
+                yield execution
+            if found.older is None:
+                return
+            page = page.model_copy(update={"after": found.older})
+
+    async def execution(self, execution_id: str) -> Execution:
+        """The record of an execution, with its attempts. Raises ApiError; with status 404 it is not recorded."""
+        return await self._read(Execution, f"executions/{quote(execution_id, safe='')}", {})
+
+    async def _read(self, form: type[T], path: str, query: dict[str, Any]) -> T:
+        response = await self._repeating(lambda: self._api.request("GET", path, query=query, timeout_s=_WAIT_S))
+        return parse(form, response.document)
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> ApiResponse:
         query = {"wait_s": _WAIT_S}
@@ -400,6 +434,14 @@ class Client:
     def batch(self, jobs: Iterable[Job], *, in_flight: int = IN_FLIGHT) -> JobBatch:
         """Many jobs, each given back when it has ended, as `AsyncClient.batch`."""
         return JobBatch(self._each, self._client.batch(jobs, in_flight=in_flight))
+
+    def executions(self, query: ExecutionQuery | None = None) -> Generator[ExecutionSummary]:
+        """The executions that match, the latest first, as `AsyncClient.executions`."""
+        return self._each(self._client.executions(query))
+
+    def execution(self, execution_id: str) -> Execution:
+        """The record of an execution, with its attempts, as `AsyncClient.execution`."""
+        return self._call(self._client.execution(execution_id))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)

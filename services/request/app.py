@@ -58,6 +58,10 @@ from services.request.cancels import CancelRequests, CancelRoute, Cancels
 from services.request.dead_letter_routes import DeadLetterRoutes
 from services.request.dead_letters import Replays
 from services.request.dialects.openai import NameRequests, OpenAIRoutes
+from services.request.event_log import EventLog
+from services.request.event_stream import OpenStreams
+from services.request.events import EventStreams
+from services.request.executions import ExecutionRoutes
 from services.request.guards import GuardRoutes
 from services.request.jobs import Jobs, Queue
 from services.request.observe import CountRequests, show_metrics
@@ -104,7 +108,8 @@ class RequestService:
         self._live = LiveConfig(config)
         self._shares = QueueShares(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection))
         self._fill = StreamFill(Lookup(self._connection), StreamMetrics())
-        self._streams = ProgressStreams(Sources(self._connection, self._results, self._accepted, self._reconnects))
+        self._streams = OpenStreams()
+        self._event_log = EventLog(self._connection)
         self._app = _LiveApp(self._app_for(config, redactor))
         self._server = Server(
             self._app,
@@ -171,7 +176,13 @@ class RequestService:
         budgets = BudgetRoutes(self._live.caps, counters, publisher, compared)
         jobs = Jobs(config, queue, self._results, self._waiters, self._accepted, agents)
         openai = OpenAIRoutes(config, jobs, Unanswered(self._redis), self._connection, self._cancels)
+        executions = ExecutionRoutes(self._analytics, self._cipher)
+        progress = ProgressStreams(
+            self._streams, Sources(self._connection, self._results, self._accepted, self._reconnects)
+        )
         handlers: dict[str, Handler] = {
+            "list_executions": executions.show,
+            "show_execution": executions.show_one,
             "list_agents": agents.show,
             "list_breakers": breakers.show,
             "isolate_breaker": breakers.isolate,
@@ -201,7 +212,8 @@ class RequestService:
             "cancel_job": CancelRoute(self._cancels, redactor, audit).cancel,
             "show_job": jobs.show,
             "create_chat_completion": openai.complete,
-            "follow_job": self._streams.follow,
+            "follow_job": progress.follow,
+            "follow_events": EventStreams(self._streams, self._event_log).follow,
             "alive": self._alive,
             "ready": self._ready,
             "metrics": show_metrics,

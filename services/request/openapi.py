@@ -18,8 +18,10 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from breakwater.contracts.api import KEY_SCOPES, ErrorBody
-from breakwater.contracts.execution import Progress
+from breakwater.contracts.alerts import Alert
+from breakwater.contracts.api import KEY_SCOPES, ErrorBody, EventGap, ExecutionSummary
+from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.contracts.execution import Attempt, Progress
 from breakwater.contracts.types import Message
 from breakwater.policy.api_keys import scopes_for
 from services.request.auth import is_guarded
@@ -51,6 +53,7 @@ _HEADERS = {
     403: {"WWW-Authenticate": {"description": "`Bearer` with `insufficient_scope`.", "schema": {"type": "string"}}},
     503: {"Retry-After": {"description": "Seconds until it is worth another try.", "schema": {"type": "integer"}}},
 }
+_OF_STREAMS = (Progress, Attempt, ExecutionSummary, BreakerTransition, BudgetEvent, GuardEvent, Alert, EventGap)
 _ERRORS_OF_BODIES = {
     400: "The body is not JSON (`not_json`) or not UTF-8 (`not_utf8`).",
     408: "The body did not arrive in time (`body_timeout`).",
@@ -161,7 +164,8 @@ class _Writer:
         if operation.query is not None:
             for name, schema in operation.query.model_json_schema(ref_template=_REF)["properties"].items():
                 described = {"description": schema["description"], "schema": _parameter_schema(schema)}
-                listed.append({"name": name, "in": "query", **described})
+                form = {"explode": False} if schema.get("type") == "array" else {}
+                listed.append({"name": name, "in": "query", **described, **form})
         for name, description in operation.headers.items():
             listed.append({"name": name, "in": "header", "description": description, "schema": {"type": "string"}})
         return listed
@@ -171,6 +175,13 @@ class _Writer:
         for status, (description, kind) in operation.results.items():
             content = {operation.content_type: self._content(operation, kind, "serialization", status)}
             responses[str(status)] = {"description": description, "content": content}
+        if operation.etag:
+            etag = {"ETag": {"description": "A digest of the body.", "schema": {"type": "string"}}}
+            responses["200"]["headers"] = etag
+            responses["304"] = {
+                "description": "`If-None-Match` names the body, which has not changed.",
+                "headers": etag,
+            }
         if operation.method == "POST" and "202" in responses:
             responses["202"]["headers"] = _HEADERS[202]
         error = {"application/json": {"schema": self._schema(operation.error_body, "serialization")}}
@@ -192,8 +203,8 @@ class _Writer:
 
 def _types() -> Iterator[tuple[Any, JsonSchemaMode]]:
     """The types of all bodies, and those that the text refers to."""
-    yield ErrorBody, "serialization"
-    yield Progress, "serialization"
+    for kind in (ErrorBody, *_OF_STREAMS):
+        yield kind, "serialization"
     for operation in OPERATIONS:
         if operation.body is not None:
             yield operation.body, "validation"
@@ -205,5 +216,6 @@ def _types() -> Iterator[tuple[Any, JsonSchemaMode]]:
 def _parameter_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema of a field of a query. A parameter is left out and never null."""
     if {"type": "null"} in schema.get("anyOf", ()):
-        [schema] = [one for one in schema["anyOf"] if one != {"type": "null"}]
+        kinds = [one for one in schema["anyOf"] if one != {"type": "null"}]
+        schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
     return {name: value for name, value in schema.items() if name not in ("title", "description")}

@@ -9,11 +9,12 @@ from typing import Any, Literal
 from breakwater.contracts import api
 from breakwater.contracts.alerts import Alert, ChannelTest
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent, Reconciliation
-from breakwater.contracts.execution import Result
+from breakwater.contracts.execution import Execution, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Event, Message
 
 NATS_UNAVAILABLE = "NATS is unavailable (`unavailable`)."
+CLICKHOUSE_UNAVAILABLE = "ClickHouse is unavailable (`unavailable`); the message says why."
 REDIS_UNAVAILABLE = "Redis is unavailable (`unavailable`)."
 PERHAPS_DONE = "It may have been done all the same; asking again is safe."
 UNKNOWN_INCIDENT = {
@@ -43,6 +44,8 @@ class Operation:
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
     """By status: what it means. What any operation of its kind may answer is added."""
     error_body: type[Event] | type[Message] = api.ErrorBody
+    etag: bool = False
+    """Whether a caller who has the body already is answered 304, without it."""
 
 
 OPERATIONS = (
@@ -178,6 +181,54 @@ OPERATIONS = (
         results={200: ("It may.", api.ModelName)},
         errors={404: "There is no such agent or model for this key (`model_not_found`)."},
         error_body=api.OpenAIErrorBody,
+    ),
+    Operation(
+        id="list_executions",
+        path="/api/v1/executions",
+        tag="executions",
+        summary="Executions",
+        description="The latest first, by when they ended; in the list about a second after that. `older` and `newer` "
+        "of a page are cursors: sent as `after` or `before`, with the same other parameters, they give the next page "
+        "in that direction. A cursor is a place between two executions and stays right whatever is recorded later; it "
+        "never expires, and gives no rights. What is recorded late is missing in pages that were read before.",
+        query=api.ExecutionQuery,
+        results={200: ("A page of the executions that match.", api.ExecutionList)},
+        errors={503: CLICKHOUSE_UNAVAILABLE},
+    ),
+    Operation(
+        id="show_execution",
+        path="/api/v1/executions/{execution_id}",
+        tag="executions",
+        summary="One execution, with its attempts",
+        description="Its record, redacted. With encrypted texts whose key is missing, `encrypted` is in their place. "
+        "`ETag` is a digest of the body.",
+        headers={"If-None-Match": "The `ETag` of the body that you have."},
+        results={200: ("The record.", Execution)},
+        etag=True,
+        errors={404: "It is not recorded (`unknown_execution`).", 503: CLICKHOUSE_UNAVAILABLE},
+    ),
+    Operation(
+        id="follow_events",
+        path="/api/v1/events",
+        tag="events",
+        summary="Follow all events live",
+        description="Server-sent events. The name of each is its kind, and its data an `Attempt` (`attempts`), "
+        "`ExecutionSummary` (`executions`), `BreakerTransition` (`breakers`), `BudgetEvent` (`budgets`), `GuardEvent` "
+        "(`guards`) or `Alert` (`alerts`). Events of one stream of the bus come in its order and each once; alerts are "
+        "in a stream of their own. The stream begins now, or after the event that `Last-Event-ID` names, as "
+        "long as it is stored: for 72 hours by default, and alerts for thirty days. What is not stored any more is "
+        "reported by an event `gap`, with an `EventGap`. Comments keep an idle stream open; they carry an id, too. A "
+        "reader that takes nothing for a minute is cut off; it misses nothing if it connects again with its last id.",
+        query=api.EventQuery,
+        headers={"Last-Event-ID": "The id of the last event that was received, such as `1042-17`."},
+        results={200: ("The stream.", str)},
+        content_type="text/event-stream",
+        errors={
+            422: "A parameter is wrong (`invalid_query`), or the id (`invalid_last_event_id`).",
+            429: "The API key already has 50 streams open in this process (`too_many_streams`).",
+            503: "NATS is unavailable (`unavailable`), or this process already has 200 streams open, the maximum "
+            "(`too_many_streams`).",
+        },
     ),
     Operation(
         id="list_agents",
@@ -486,6 +537,10 @@ OPERATIONS = (
 PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     "job_id": {
         "description": "Percent-encoded, slashes too: `a%2Fprogress` is the job `a/progress`.",
+        "schema": {"type": "string", "examples": ["019aa8f2-7c1e-7d3a-9b54-2f6e8a1c0d37"]},
+    },
+    "execution_id": {
+        "description": "The job's id. Slashes in it may be percent-encoded.",
         "schema": {"type": "string", "examples": ["019aa8f2-7c1e-7d3a-9b54-2f6e8a1c0d37"]},
     },
     "model": {

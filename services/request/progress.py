@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from breakwater import background
 from breakwater.bus.core import hearing
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Connection
@@ -26,27 +25,27 @@ from breakwater.contracts.execution import Attempt, Progress
 from breakwater.contracts.types import Event, Timestamp, is_identifier
 from breakwater.state.accepted import Accepted, Standing
 from breakwater.state.connection import StateUnavailable
-from services.request import event_stream
-from services.request.auth import holder_of, refusal
-from services.request.event_stream import EventStream, send_part
+from services.request.auth import holder_of
+from services.request.event_stream import (
+    Ending,
+    EventStream,
+    OpenStreams,
+    Sender,
+    comment,
+    end,
+    send_part,
+    server_sent,
+    supervise,
+)
 from services.request.jobs import job_is_of
-from services.request.problems import Problem, unavailable, unknown_job
+from services.request.problems import unavailable, unknown_job
 from services.request.results import ResultReader
-
-MOST_STREAMS = 200
-MOST_OF_A_KEY = 50
-"""So that no program can take all streams."""
-
-KEY_LOOK_S = 15.0
-"""How often it is looked whether the key that opened a stream still would: it may be revoked meanwhile."""
 
 LOOK_S = 5.0
 """How often the record is polled for what the subscription missed: a decision, attempts."""
 
 LOOK_AGAIN_S = 0.2
 """The same, at first, once the end was received and its record is not found: the replica that was asked lags."""
-
-FAREWELL_S = 1.0
 
 MOST_UNSENT = 256
 """Steps that a reader may be behind. Beyond, its stream ends; the next one begins with all that matters."""
@@ -60,22 +59,17 @@ _ENDS = frozenset({"agent.attempt.finish", "agent.attempt.error"})
 class Inbox:
     """Steps that were received and are not sent yet, and why the stream is to end. Never waits for its reader."""
 
+    ending: Ending
     messages: deque[bytes] = field(default_factory=deque[bytes])
-    ending: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, message: bytes) -> None:
         """Takes a received step."""
         if len(self.messages) >= MOST_UNSENT:
-            self.end("the reader is too slow; connect again")
+            end(self.ending, "the reader is too slow; connect again")
         else:
             self.messages.append(message)
             self.stirred.set()
-
-    def end(self, why: str) -> None:
-        """Ends the stream, with a message for its reader."""
-        if not self.ending.done():
-            self.ending.set_result(why)
 
     async def wait(self, timeout_s: float) -> None:
         """Until there is a message, or the time is up."""
@@ -97,56 +91,24 @@ class Sources:
 
 
 class ProgressStreams:
-    """All streams of this process."""
+    """The streams of progress of this process."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, streams: OpenStreams, sources: Sources) -> None:
+        self._streams = streams
         self._sources = sources
-        self._open: dict[Inbox, str] = {}
-        self._released = False
-
-    def __len__(self) -> int:
-        return len(self._open)
 
     async def follow(self, request: Request) -> Response:
         """GET: the stream; 404, or 503 where there are too many."""
         job_id: str = request.path_params["job_id"]
         if not is_identifier(job_id):
             raise unknown_job(None)
-        return _Following(self, self._sources, job_id, request)
-
-    @contextmanager
-    def open_stream(self, key_id: str) -> Generator[Inbox]:
-        """A place for one more stream of a key while the block runs.
-
-        Raises:
-            Problem: 429, the key has its share; 503, all are taken.
-        """
-        if sum(holder == key_id for holder in self._open.values()) >= MOST_OF_A_KEY:
-            message = f"this API key has {MOST_OF_A_KEY} streams open here, the most for a key; close one"
-            raise Problem(429, "too_many_streams", message, headers={"Retry-After": "5"})
-        if len(self._open) >= MOST_STREAMS:
-            message = f"{MOST_STREAMS} streams are open here, which is the most; close one, or ask for the job instead"
-            raise Problem(503, "too_many_streams", message, headers={"Retry-After": "5"})
-        inbox = Inbox()
-        self._open[inbox] = key_id
-        try:
-            if self._released:
-                inbox.end("the service stops; connect again")
-            yield inbox
-        finally:
-            del self._open[inbox]
-
-    def release(self) -> None:
-        """Ends all streams, now and from now on: the process stops."""
-        self._released = True
-        for inbox in self._open:
-            inbox.end("the service stops; connect again")
+        return _Following(self._streams, self._sources, job_id, request)
 
 
 class _Following(EventStream):
     """One stream. Problems that are found before it has begun are answered as any other."""
 
-    def __init__(self, streams: ProgressStreams, sources: Sources, job_id: str, request: Request) -> None:
+    def __init__(self, streams: OpenStreams, sources: Sources, job_id: str, request: Request) -> None:
         super().__init__()
         self._streams = streams
         self._sources = sources
@@ -158,7 +120,8 @@ class _Following(EventStream):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream until the job is decided, the reader goes away, its key is revoked, or the process stops."""
         subject = f"bw.progress.*.{subjects.encode_token(self._job_id)}"
-        with self._streams.open_stream(holder_of(self._request).id) as inbox:
+        with self._streams.open(self._request) as ending:
+            inbox = Inbox(ending)
             try:
                 async with hearing(self._sources.connection, subject, inbox.put):
                     found, decided = await self._known()
@@ -166,32 +129,13 @@ class _Following(EventStream):
                     if scope["method"] == "HEAD":
                         await send_part(send, b"", more=False)
                         return
-                    await self._supervise(inbox, receive, send, found, decided)
+
+                    async def write(sender: Sender) -> None:
+                        await self._write(inbox, sender, found, decided)
+
+                    await supervise(self._request, ending, receive, send, write)
             except (BusError, StateUnavailable) as error:
                 raise unavailable("unavailable", f"the job's status cannot be read now: {error}") from error
-
-    async def _supervise(
-        self, inbox: Inbox, receive: Receive, send: Send, found: list[Progress], decided: bytes | None
-    ) -> None:
-        writing = asyncio.create_task(self._write(inbox, send, found, decided))
-        left = asyncio.create_task(_disconnected(receive))
-        watching = asyncio.create_task(self._watch_key(inbox))
-        try:
-            await asyncio.wait([writing, left, inbox.ending], return_when=asyncio.FIRST_COMPLETED)
-            if writing.done():
-                with suppress(TimeoutError):
-                    writing.result()
-            elif not left.done():
-                # Between two events: what a server was given it has taken, and only waiting can be cancelled.
-                await background.stop(writing)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(FAREWELL_S):
-                        await send_part(send, comment(inbox.ending.result()), more=False)
-        finally:
-            await background.stop(writing, left, watching)
-
-    async def _watch_key(self, inbox: Inbox) -> None:
-        inbox.end(await refusal(self._request, KEY_LOOK_S))
 
     async def _known(self) -> tuple[list[Progress], bytes | None]:
         """What is known when somebody joins, and the decision. Raises Problem: 404, the job is unknown."""
@@ -212,8 +156,7 @@ class _Following(EventStream):
             raise unknown_job(self._job_id)
         return found, decided
 
-    async def _write(self, inbox: Inbox, send: Send, found: list[Progress], decided: bytes | None) -> None:
-        sender = _Sender(send)
+    async def _write(self, inbox: Inbox, sender: Sender, found: list[Progress], decided: bytes | None) -> None:
         # Said even where nothing is known yet: readers and proxies see that the stream has begun.
         await sender.send(comment(f"progress of job {self._job_id}"))
         for step in found:
@@ -241,40 +184,20 @@ class _Following(EventStream):
                 await sender.send(comment("still here"))
         await sender.send(self._event("decided", decision(self._job_id, decided)), more=False)
 
-    async def _look(self, sender: _Sender) -> bytes | None:
+    async def _look(self, sender: Sender) -> bytes | None:
         """Sends the recorded attempts that the subscription missed, and returns the decision."""
         decided = await self._sources.results.decided(self._job_id)
         for attempt in await self._sources.results.attempts(self._job_id, self._sent.complete_to):
             await self._send_step(sender, of_attempt(attempt))
         return decided
 
-    async def _send_step(self, sender: _Sender, step: Progress, *, while_looking: bool = False) -> None:
+    async def _send_step(self, sender: Sender, step: Progress, *, while_looking: bool = False) -> None:
         if self._sent.news(step, while_looking=while_looking):
             await sender.send(self._event("progress", step.json_bytes()))
 
     def _event(self, event: str, data: bytes) -> bytes:
         self._number += 1
         return server_sent(event, data, self._number)
-
-
-class _Sender:
-    """Sends to a reader, and knows since when it was not."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.silent_until = 0.0
-        """When a comment is due, on the monotonic clock."""
-
-    async def send(self, data: bytes, *, more: bool = True) -> None:
-        """Waits for a reader that is slow. Raises TimeoutError: it takes nothing at all."""
-        async with asyncio.timeout(event_stream.SEND_TIMEOUT_S):
-            await send_part(self._send, data, more=more)
-        self.silent_until = time.monotonic() + event_stream.KEEP_ALIVE_S
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class _Call(Event):
@@ -402,13 +325,3 @@ def decision(job_id: str, record: bytes) -> bytes:
     """The last step, from a result or a record: without output, error or figures."""
     found = orjson.loads(record)
     return orjson.dumps({"execution_id": job_id, "status": found["status"], "reason": found.get("reason")})
-
-
-def server_sent(event: str, data: bytes, number: int) -> bytes:
-    """One event of the stream. `data`: JSON on one line."""
-    return b"event: %b\ndata: %b\nid: %d\n\n" % (event.encode(), data, number)
-
-
-def comment(text: str) -> bytes:
-    """What readers skip."""
-    return f": {text}\n\n".encode()

@@ -6,6 +6,7 @@ A handler takes an `ApiRequest` and returns what the response holds. What it rai
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -85,7 +86,11 @@ def endpoint(operation: Operation, handler: Handler, redactor: Redactor, audit: 
                 result = await handler(asked)
         except (BusError, Unavailable) as error:
             raise (not_done if operation.method == "POST" else not_read)(error) from error
-        return Response(to_json(result), media_type="application/json")
+        body = to_json(result)
+        headers = {} if not operation.etag else {"ETag": _etag(body), "Cache-Control": "private, no-cache"}
+        if operation.etag and _has(request, headers["ETag"]):
+            return Response(status_code=304, headers=headers)
+        return Response(body, headers=headers, media_type="application/json")
 
     return respond
 
@@ -93,6 +98,16 @@ def endpoint(operation: Operation, handler: Handler, redactor: Redactor, audit: 
 def actor_of(key: ApiKey) -> Actor:
     """Who acts, in the audit log."""
     return Actor(key.name, "key", key.id)
+
+
+def _etag(body: bytes) -> str:
+    return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+
+
+def _has(request: Request, etag: str) -> bool:
+    """Whether the caller names the body that it has, and it is this one."""
+    named = [one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")]
+    return etag in named or "*" in named
 
 
 async def show_key(asked: ApiRequest[Message]) -> KeyDetails:
@@ -105,6 +120,7 @@ def route(operation: Operation, respond: Endpoint) -> Route:
     """The route of an operation."""
     # Ids of jobs and names of models may hold slashes.
     path = operation.path.replace("{job_id}", "{job_id:path}").replace("{model}", "{model:path}")
+    path = path.replace("{execution_id}", "{execution_id:path}")
     kind = ProgressRoute if path.endswith(PROGRESS) else Route
     return kind(path, respond, methods=[operation.method])
 

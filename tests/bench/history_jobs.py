@@ -186,7 +186,8 @@ class Jobs:
         number = len(course.rows) + 1
         course.rows.append(
             (
-                *(f"{execution_id}:{number}", execution_id, job.agent.name, job.tenant, job.task_id, number),
+                *(f"{execution_id}:{number}", execution_id, job.agent.name, job.tenant, job.task_id),
+                *(None, {}, number),
                 *(model.name, model.provider, at, at, 0),
                 *tokens_and_cost,
                 "short_circuited",
@@ -240,7 +241,8 @@ class Jobs:
         error: ErrorCells = NO_ERROR if failure is None else rng.choice(failure.in_attempt)
         course.rows.append(
             (
-                *(f"{execution_id}:{number}", execution_id, agent.name, job.tenant, job.task_id, number),
+                *(f"{execution_id}:{number}", execution_id, agent.name, job.tenant, job.task_id),
+                *(None, {}, number),
                 *(model.name, model.provider, started, completed, took),
                 *((sent, given, cached, None, None, "stop") if billed else (None,) * 6),
                 *((None, None) if begun is None else (begun, given)),
@@ -358,7 +360,7 @@ def _end(failure: Failure) -> str:
 
 
 def _last_error(course: Course) -> ErrorCells:
-    return course.last_call_error if course.failed else course.rows[-1][24:31]
+    return course.last_call_error if course.failed else course.rows[-1][26:33]
 
 
 def _wasted(calls: list[tuple[int, str, str]], *, answered: bool) -> dict[str, int]:

@@ -9,7 +9,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import AfterValidator, AwareDatetime, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 
 from breakwater.contracts.alerts import Alert, AlertEvent, IncidentStatus
 from breakwater.contracts.events import (
@@ -22,7 +32,7 @@ from breakwater.contracts.events import (
     Scope,
     Window,
 )
-from breakwater.contracts.execution import Attempt, Cancellation, CostBasis, Reason, Status
+from breakwater.contracts.execution import Attempt, Cancellation, CostBasis, ErrorKind, Execution, Reason, Status
 from breakwater.contracts.job import ChatMessage, TotalTimeout
 from breakwater.contracts.types import (
     NO_CONTROLS,
@@ -225,6 +235,134 @@ class KeyDetails(Event):
     tenants: tuple[Identifier, ...] = Field(default=(), description="In whose name it submits; empty: in anyone's.")
     agents: tuple[Identifier, ...] = Field(default=(), description="For which agents it submits; empty: for all.")
     created_at: Timestamp
+
+
+# Executions, and the stream of events
+
+
+def _in_utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("must be a time of the years 1 to 9999 in UTC") from None
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+"""A time in RFC 3339, with its zone."""
+
+PageCursor = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+class ExecutionQuery(Message):
+    """Which executions to list. What is left out restricts nothing."""
+
+    agent: Identifier | None = Field(default=None, description="Only those of this agent.")
+    status: Status | None = Field(default=None, description="Only those that ended so.")
+    reason: Reason | None = Field(default=None, description="Only those that ended for this reason.")
+    model: ModelId | None = Field(
+        default=None, description="Only those that this model answered, or was asked for where none did."
+    )
+    tenant: Identifier | None = Field(default=None, description="Only those of this tenant.")
+    task_id: Identifier | None = Field(default=None, description="Only those of this task.")
+    error_kind: ErrorKind | None = Field(default=None, description="Only those that failed with an error of this kind.")
+    text: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=NO_CONTROLS)] | None = Field(
+        default=None,
+        description="An id, or its beginning; or words of an error's message, an output or a prompt, in any case: "
+        "these are looked for in the newest 20,000 that the other parameters leave.",
+    )
+    min_cost: UsdAmount | None = Field(
+        default=None, description="Only those that cost at least so many dollars, such as `0.05`."
+    )
+    since: Moment | None = Field(default=None, description="Only those that ended from then on: a time in RFC 3339.")
+    until: Moment | None = Field(default=None, description="Only those that ended before: a time in RFC 3339.")
+    dry_runs: bool = Field(default=True, description="Whether dry runs are listed, too.")
+    after: PageCursor | None = Field(
+        default=None, description="`older` of a page, for the one that follows it; with the same other parameters."
+    )
+    before: PageCursor | None = Field(
+        default=None, description="`newer` of a page, for the one in front of it; with the same other parameters."
+    )
+    limit: Annotated[int, Field(ge=1, le=1_000, description="How many there are on a page.")] = 100
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if self.after is not None and self.before is not None:
+            raise ValueError("a page comes after one place or before one: leave out `after` or `before`")
+        return self
+
+
+class ExecutionSummary(Event):
+    """An execution without its texts and its attempts, as it is listed and as the stream of events has it."""
+
+    execution_id: Identifier
+    agent: Identifier
+    tenant: Identifier | None = None
+    task_id: Identifier | None = None
+    status: Status
+    reason: Reason | None = None
+    requested_model: ModelId | None = None
+    chosen_model: ModelId | None = None
+    attempts_count: Count
+    total_tokens: Count
+    total_cost: Money | None = Field(default=None, description="Null when no part of it is known.")
+    wasted_cost: Money | None = None
+    cost_basis: CostBasis
+    duration_ms: Count
+    completed_at: Timestamp
+    error_kind: ErrorKind | None = None
+    error_message: str | None = Field(default=None, description="Redacted.")
+    cache_hit: bool
+    dry_run: bool
+
+    @classmethod
+    def of(cls, record: Execution) -> Self:
+        """The summary of a record."""
+        error = record.error
+        fields = {name: getattr(record, name) for name in cls.model_fields if not name.startswith("error_")}
+        return cls(**fields, error_kind=error and error.kind, error_message=error and error.message)
+
+
+class ExecutionList(Event):
+    """Some of the executions that match, the newest first."""
+
+    executions: tuple[ExecutionSummary, ...]
+    older: str | None = Field(
+        description="For `after`: where the page of those that ended earlier begins. Null on the last page."
+    )
+    newer: str | None = Field(
+        description="For `before`: where the page of those that ended later ends. Null on the first page."
+    )
+
+
+EventKind = Literal["attempts", "executions", "breakers", "budgets", "guards", "alerts"]
+"""What the stream of events has: the second token of their subjects on the bus."""
+
+EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
+
+
+def _split(value: object) -> object:
+    return value.split(",") if isinstance(value, str) else value
+
+
+class EventQuery(Message):
+    """Which events to send."""
+
+    kinds: Annotated[
+        tuple[EventKind, ...],
+        BeforeValidator(_split),
+        WithJsonSchema({"type": "array", "items": {"type": "string", "enum": list(EVENT_KINDS)}}),
+    ] = Field(default=EVENT_KINDS, description="Only those of these kinds, separated by commas; by default all.")
+    agent: Identifier | None = Field(
+        default=None, description="Only those that name this agent. Those of a breaker that agents share name none."
+    )
+
+
+class EventGap(Event):
+    """Events between two places in a stream can't be sent: they were removed for their age, or the stream is new."""
+
+    stream: Literal["EVENTS", "ALERTS"]
+    after: Count = Field(description="The sequence of the last event that is known to have been sent.")
+    next: Count = Field(description="The sequence with which the stream of events goes on.")
 
 
 # Agents, their breakers, and the guards of tasks
@@ -517,13 +655,6 @@ DeadLetterKind = Literal["job", "alert", "event"]
 ReplayStatus = Literal["accepted"] | Status
 
 
-def _in_utc(moment: datetime) -> datetime:
-    try:
-        return moment.astimezone(UTC)
-    except OverflowError:
-        raise ValueError("must be a time of the years 1 to 9999 in UTC") from None
-
-
 Number = Annotated[int, Field(strict=True)]
 """In JSON, `true` and `"1"` are none."""
 
@@ -535,7 +666,7 @@ AgentFilter = Annotated[
     Identifier | None, Field(description="Only those of this agent; `unknown` are those of which it is not known.")
 ]
 Since = Annotated[
-    Annotated[AwareDatetime, AfterValidator(_in_utc)] | None,
+    Moment | None,
     Field(description="Only what was given up from then on: a time in RFC 3339. By default the last seven days."),
 ]
 

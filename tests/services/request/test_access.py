@@ -66,7 +66,9 @@ def test_the_document_is_valid_and_complete() -> None:
 async def test_what_the_document_says_of_paths_is_what_is_served_and_to_nobody_without_a_key(api: HttpApi) -> None:
     for path, operations in openapi()["paths"].items():
         for method, operation in operations.items():
-            asked = path.format(job_id="x", incident_id="inc_3f9a1c07", dead_letter_id=1, model="writer")
+            asked = path.format(
+                job_id="x", incident_id="inc_3f9a1c07", dead_letter_id=1, model="writer", execution_id="x"
+            )
             answer = await api.ask(method.upper(), asked, headers={"Authorization": ""})
             assert answer.status == (401 if operation["security"] else 200), path
             assert answer.status == 200 or answer.code in {"unauthorized", "invalid_api_key"}

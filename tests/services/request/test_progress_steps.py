@@ -6,7 +6,8 @@ import pytest
 
 from breakwater.contracts.execution import Notification, Progress
 from breakwater.state.accepted import Standing
-from services.request.progress import SentSteps, decision, of_attempt, of_standing, server_sent
+from services.request.event_stream import server_sent
+from services.request.progress import SentSteps, decision, of_attempt, of_standing
 from tests.services.request.test_progress import attempt_of
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
