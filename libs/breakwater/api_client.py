@@ -150,6 +150,11 @@ class ApiClient:
         """Reads a resource, as one of the messages of `contracts`."""
         return parse(form, await self.get(path, query, timeout_s=timeout_s))
 
+    async def text(self, path: str, query: Query | None = None, *, timeout_s: float = READ_TIMEOUT_S) -> str:
+        """Reads a resource that is no JSON, such as CSV."""
+        _, content = await self._send("GET", path, query=query, body=None, timeout_s=timeout_s)
+        return content.decode()
+
     async def post(self, path: str, body: Mapping[str, object], *, timeout_s: float = ACT_TIMEOUT_S) -> Any:
         """Has an action carried out, and returns its result as JSON. Fields of the body that are None are not sent."""
         given = {name: value for name, value in body.items() if value is not None}
@@ -169,6 +174,16 @@ class ApiClient:
         timeout_s: float = READ_TIMEOUT_S,
     ) -> ApiResponse:
         """Sends one request. `body` is sent as JSON, whole; `timeout_s` bounds the request with its response."""
+        status, content = await self._send(method, path, query=query, body=body, timeout_s=timeout_s)
+        try:
+            return ApiResponse(status, json.loads(content))
+        except ValueError as error:
+            raise UnexpectedResponse(status, _not_ours(status)) from error
+
+    async def _send(
+        self, method: str, path: str, *, query: Query | None, body: Mapping[str, object] | None, timeout_s: float
+    ) -> tuple[int, bytes]:
+        """The status, below 400, and the body."""
         try:
             async with (
                 asyncio.timeout(timeout_s),
@@ -181,10 +196,7 @@ class ApiClient:
             raise self._unavailable(error) from error
         if status >= 400:
             raise _error_of(status, content, response.headers)
-        try:
-            return ApiResponse(status, json.loads(content))
-        except ValueError as error:
-            raise UnexpectedResponse(status, _not_ours(status)) from error
+        return status, content
 
     @asynccontextmanager
     async def stream(

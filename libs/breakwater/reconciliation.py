@@ -28,7 +28,7 @@ from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, CapRa
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import ms_from_time
-from breakwater.policy.budget import Period, threshold
+from breakwater.policy.budget import Period, scope_key, threshold
 from breakwater.policy.ledger import Figures, Ledger, Place, figures_of, places_of
 from breakwater.state.budget_counters import BudgetCounters, Notes, Repair, Snapshot
 from breakwater.state.budgets import NotFilled
@@ -329,17 +329,11 @@ def at_least(one: Ledger, other: Ledger) -> dict[Place, Figures]:
     return {place: one.get(place, Figures()).largest(other.get(place, Figures())) for place in places}
 
 
-def key_of(event: BudgetEvent) -> str:
-    """The key of the scope that an event is about: `global`, `agent:<name>`, `tenant:<name>`."""
-    name = {"global": None, "agent": event.agent, "tenant": event.tenant}[event.scope]
-    return event.scope if name is None else f"{event.scope}:{name}"
-
-
 def _notes(events: Iterable[BudgetEvent]) -> dict[str, Notes]:
     raises: dict[str, dict[str, CapRaise]] = defaultdict(dict)
     announced: dict[str, set[str]] = defaultdict(set)
     for event in sorted(events, key=lambda event: event.at):
-        key = key_of(event)
+        key = scope_key(event)
         if event.kind == "raised" and event.limit is not None:
             raises[event.period][key] = CapRaise(
                 limit=event.limit,

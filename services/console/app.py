@@ -25,14 +25,25 @@ from breakwater.api_client import ApiClient, ApiError, ApiKeyRefused
 from breakwater.config import Config, cipher_of
 from breakwater.http_server import PortTakenError, Server, listen
 from breakwater.settings import Settings
-from services.console import agents, alerts, audit, breakers, budgets, dead_letters, execution, executions, overview
+from services.console import (
+    agents,
+    alerts,
+    audit,
+    breakers,
+    budgets,
+    costs,
+    dead_letters,
+    execution,
+    executions,
+    overview,
+)
 from services.console.auth import RequireSignIn, SignIn
 from services.console.charts import LIBRARY_FOLDER, LIBRARY_PACKAGE
 from services.console.operator_actions import FormRefused
 from services.console.pages import HEADERS, PageContext, PageRenderer
 from services.console.sessions import SignIns
 
-PAGES = (overview, agents, executions, execution, breakers, budgets, alerts, dead_letters, audit)
+PAGES = (overview, agents, executions, execution, breakers, budgets, costs, alerts, dead_letters, audit)
 ANSWER_TIMEOUT_S = 20.0
 """The longest time that a query may take."""
 DRAIN_S = 0.5

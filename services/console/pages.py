@@ -45,6 +45,7 @@ NAVIGATION = (
     ("/executions", "Executions"),
     ("/breakers", "Breakers"),
     ("/budgets", "Budgets"),
+    ("/costs", "Costs"),
     ("/alerts", "Alerts"),
     ("/dead-letters", "Dead letters"),
     ("/audit", "Audit log"),

@@ -55,6 +55,7 @@ from services.request.auth import RequireApiKey
 from services.request.breakers import BreakerRoutes
 from services.request.budgets import BudgetRoutes
 from services.request.cancels import CancelRequests, CancelRoute, Cancels
+from services.request.costs import CostRoutes
 from services.request.dead_letter_routes import DeadLetterRoutes
 from services.request.dead_letters import Replays
 from services.request.dialects.openai import NameRequests, OpenAIRoutes
@@ -174,6 +175,7 @@ class RequestService:
             return (await compare(record, counters, datetime.now(UTC))).reconciliation()
 
         budgets = BudgetRoutes(self._live.caps, counters, publisher, compared)
+        costs = CostRoutes(self._analytics, self._live.caps, config.budgets.zone, config.cost_tags)
         jobs = Jobs(config, queue, self._results, self._waiters, self._accepted, agents)
         openai = OpenAIRoutes(config, jobs, Unanswered(self._redis), self._connection, self._cancels)
         executions = ExecutionRoutes(self._analytics, self._cipher)
@@ -192,6 +194,8 @@ class RequestService:
             "list_budgets": budgets.show,
             "reconcile_budgets": budgets.reconciliation,
             "raise_cap": budgets.raise_cap,
+            "show_costs": costs.show,
+            "export_costs": costs.export,
             "list_incidents": alerts.show,
             "show_incident": alerts.show_one,
             "acknowledge_incident": alerts.acknowledge,

@@ -359,6 +359,30 @@ OPERATIONS = (
         },
     ),
     Operation(
+        id="show_costs",
+        path="/api/v1/costs",
+        tag="costs",
+        summary="What the calls of a month cost",
+        description="By agent, tenant, model, provider, API key or tag, beside the month before, caps, what failed "
+        "calls cost, and a forecast. The amounts are those that the budgets count. A call is included about a second "
+        "after it has ended.",
+        query=api.CostsListQuery,
+        results={200: ("The month.", api.Costs)},
+        errors={503: "ClickHouse is unavailable (`unavailable`)."},
+    ),
+    Operation(
+        id="export_costs",
+        path="/api/v1/costs.csv",
+        tag="costs",
+        summary="What the calls of a month cost, as CSV",
+        description="All lines of `/api/v1/costs`, without the total. Amounts are in USD with nine decimal places; "
+        "unknown ones are empty. A name that a spreadsheet would take for a formula has an apostrophe in front.",
+        query=api.CostsQuery,
+        results={200: ("A heading and the lines.", str)},
+        content_type="text/csv",
+        errors={503: "ClickHouse is unavailable (`unavailable`)."},
+    ),
+    Operation(
         id="list_incidents",
         path="/api/v1/alerts",
         tag="alerts",

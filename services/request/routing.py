@@ -66,7 +66,8 @@ class ApiRequest(Generic[Form]):
         structlog.get_logger().info(event, by=self.by, key_id=self.key.id, why=self.why or None, **fields)
 
 
-Handler = Callable[[ApiRequest[Any]], Awaitable[Event | Sequence[Event]]]
+Handler = Callable[[ApiRequest[Any]], Awaitable[Event | Sequence[Event] | str]]
+"""A text is the body as it is; all else becomes JSON."""
 Endpoint = Callable[[Request], Awaitable[Response] | Response]
 
 
@@ -86,11 +87,11 @@ def endpoint(operation: Operation, handler: Handler, redactor: Redactor, audit: 
                 result = await handler(asked)
         except (BusError, Unavailable) as error:
             raise (not_done if operation.method == "POST" else not_read)(error) from error
-        body = to_json(result)
+        body = result.encode() if isinstance(result, str) else to_json(result)
         headers = {} if not operation.etag else {"ETag": _etag(body), "Cache-Control": "private, no-cache"}
         if operation.etag and _has(request, headers["ETag"]):
             return Response(status_code=304, headers=headers)
-        return Response(body, headers=headers, media_type="application/json")
+        return Response(body, headers=headers, media_type=operation.content_type)
 
     return respond
 

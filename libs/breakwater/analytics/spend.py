@@ -27,7 +27,7 @@ from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import Period, period, scope_keys
 from breakwater.policy.ledger import Figures, Place
 
-_MARGIN_MS = 2 * 24 * 3600 * 1000
+MARGIN_MS = 2 * 24 * 3600 * 1000
 """How far apart the two times of an attempt may lie: `started_at`, by a worker's clock, which partitions the table, and
 `reserved_at`, by Redis' clock, which says in which period it counts. A call begins as soon as it is admitted, and
 clocks are not wrong by days; the bounds only keep old partitions from being read."""
@@ -98,7 +98,7 @@ async def spend(
     await analytics.catch_up(ATTEMPTS)
     for one in periods:
         parameters = {
-            **_within(one.start_ms, one.end_ms, _MARGIN_MS),
+            **_within(one.start_ms, one.end_ms, MARGIN_MS),
             "log_created_ms": ms_from_time(log_created),
             "upto": upto,
         }

@@ -50,6 +50,12 @@ class Api:
             sendable(f"--{name}", value)
         return self._request(form, lambda client: client.get(path, query, timeout_s=TIMEOUT_S), unanswered=SEE_DOCTOR)
 
+    def text(self, path: str, **query: str | int | None) -> str:
+        """A resource that is no JSON, such as CSV; asked for as by `get`. Raises CliError."""
+        for name, value in query.items():
+            sendable(f"--{name}", value)
+        return self._sent(lambda client: client.text(path, query, timeout_s=TIMEOUT_S), unanswered=SEE_DOCTOR)
+
     def act(
         self,
         form: Form[T],
@@ -90,13 +96,17 @@ class Api:
     ) -> tuple[Any, T]:
         from breakwater.api_client import parse
 
-        async def sent() -> Any:
+        document = self._sent(send, **remedies)
+        with api_errors(**remedies):
+            return document, parse(form, document)
+
+    def _sent(self, send: Callable[[ApiClient], Coroutine[Any, Any, T]], **remedies: str) -> T:
+        async def sent() -> T:
             async with self.client() as client:
                 return await send(client)
 
         with api_errors(**remedies):
-            document = run(sent())
-            return document, parse(form, document)
+            return run(sent())
 
 
 def api_command(function: Callable[..., None]) -> Callable[..., None]:

@@ -17,6 +17,7 @@ from breakwater.cli import (
     cancel,
     config_check,
     contract,
+    costs,
     dlq,
     doctor,
     encryption,
@@ -58,6 +59,7 @@ app.command(rich_help_panel="Look")(query.query)
 app.add_typer(breakers.app, name="breakers", rich_help_panel="Look")
 app.add_typer(guards.app, name="guards", rich_help_panel="Look")
 app.add_typer(budgets.app, name="budgets", rich_help_panel="Look")
+app.command(rich_help_panel="Look")(costs.costs)
 app.add_typer(alerts.app, name="alerts", rich_help_panel="Look")
 app.add_typer(dlq.app, name="dlq", rich_help_panel="Look")
 app.command(rich_help_panel="Run")(doctor.doctor)

@@ -552,6 +552,82 @@ class UnchangedBudget(BudgetStatus):
     unchanged: Literal[True] = True
 
 
+# Costs
+
+CostsBy = Literal["agent", "tenant", "model", "provider", "key", "tag"]
+
+
+class CostsQuery(Message):
+    """A month, and by what its costs are grouped."""
+
+    month: Annotated[str, StringConstraints(pattern=r"^20[0-9]{2}-(0[1-9]|1[0-2])$")] | None = Field(
+        default=None, description="Such as `2026-11`, in the time zone of the budgets; by default the current one."
+    )
+    by: CostsBy = Field(
+        default="agent", description="`key`: the name of the API key that submitted the job. `tag`: see `tag`."
+    )
+    tag: str | None = Field(
+        default=None,
+        max_length=64,
+        description="With `by=tag`: which tag, one of `cost_tags` in the config, or of an earlier one.",
+    )
+
+    @model_validator(mode="after")
+    def _tag_where_it_is_meant(self) -> Self:
+        if self.by == "tag" and not self.tag:
+            raise ValueError("tag: is missing; by=tag needs the name of one")
+        if self.by != "tag" and self.tag:
+            raise ValueError("tag: is for by=tag only")
+        return self
+
+
+class CostsListQuery(CostsQuery):
+    """The same, and how many lines."""
+
+    limit: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=1_000, description="The most lines; those of the highest spend come first, and `others` has the rest."
+    )
+
+
+class CostLine(Event):
+    """What calls of one agent, tenant, … cost. An amount is null where nothing of it is known."""
+
+    name: str | None = Field(description="Null for calls that have none: no tenant, no key, no such tag.")
+    spend: Money | None = Field(description="A lower bound where there are `calls_of_unknown_cost`.")
+    wasted: Money | None = Field(description="The part of `spend` for calls that failed.")
+    estimated: Money = Field(description="The part of `spend` that is estimated, as no usage was reported.")
+    previous: Money | None = Field(description="Spend of the whole month before.")
+    cap: Money | None = Field(
+        description="Of agents, tenants and the total: the monthly cap of the config as it is now, or what it was "
+        "raised to in that month. Null if there is none."
+    )
+    forecast: Money | None = Field(
+        description="Spend at the month's end, at the present pace. Null for a month that is over or has just begun."
+    )
+    calls: Count
+    failed_calls: Count
+    calls_of_unknown_cost: Count
+    input_tokens: Count = Field(description="As far as they were reported; so for the other tokens.")
+    output_tokens: Count
+    cached_tokens: Count = Field(description="The part of the input tokens that came from the provider's cache.")
+
+
+class Costs(Event):
+    """What the calls of a month cost. A call counts in the month in which its budgets charge it."""
+
+    month: str = Field(examples=["2026-11"])
+    previous_month: str = Field(examples=["2026-10"])
+    timezone: str = Field(description="Of the budgets.")
+    starts_at: Timestamp
+    ends_at: Timestamp = Field(description="The first moment that is no longer part of the month.")
+    by: CostsBy
+    tag: str | None = Field(default=None, description="With `by=tag`: which.")
+    total: CostLine
+    lines: tuple[CostLine, ...] = Field(description="Those of the highest spend first.")
+    others: CostLine | None = Field(default=None, description="What the lines beyond `limit` have together.")
+    cost_tags: tuple[str, ...] = Field(default=(), description="The tags that the config keeps now.")
+
+
 # Alerts
 
 

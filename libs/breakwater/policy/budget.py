@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field, field_validator
 
-from breakwater.contracts.events import Enforcement, Scope, Window
+from breakwater.contracts.events import BudgetEvent, Enforcement, Scope, Window
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import Message, UsdAmount, ms_from_time, time_from_ms
 
@@ -213,6 +213,12 @@ NEVER_FITS = frozenset({"CallOverCapError", "UnpricedModelError"})
 def scope_keys(agent: str, tenant: str | None) -> tuple[str, ...]:
     """The scopes whose budgets a call is held against, by their keys."""
     return ("global", f"agent:{agent}") if tenant is None else ("global", f"agent:{agent}", f"tenant:{tenant}")
+
+
+def scope_key(event: BudgetEvent) -> str:
+    """The key of the scope that an event is about: `global`, `agent:<name>`, `tenant:<name>`."""
+    name = {"global": None, "agent": event.agent, "tenant": event.tenant}[event.scope]
+    return event.scope if name is None else f"{event.scope}:{name}"
 
 
 def in_force(limit: int | None, raised: tuple[int, int] | None) -> int | None:

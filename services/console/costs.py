@@ -1,0 +1,211 @@
+"""Costs: what a month cost, by whom and for what, against the month before and the caps; as a page and as CSV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from urllib.parse import urlencode
+from zoneinfo import ZoneInfo
+
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from breakwater.contracts.api import CostLine, Costs
+from breakwater.contracts.types import time_from_ms
+from breakwater.policy import formats
+from breakwater.policy.budget import period
+from services.console import charts, words
+from services.console.overall_health import MUCH_WASTED
+from services.console.pages import HEADERS, PART_TIMEOUT_S, PageContext, fetched
+from services.console.sessions import session_of
+from services.console.tiles import Colour, Tile
+from services.console.time_range import between
+from services.console.words import counted, segment, short_money
+
+MOST = 200
+"""Lines on the page; the CSV has all."""
+
+_BY = {"agent": "Agent", "tenant": "Tenant", "model": "Model", "provider": "Provider", "key": "API key"}
+_CAPPED = ("agent", "tenant")
+
+
+@dataclass(frozen=True, slots=True)
+class CostsAsked:
+    """What the URL asks for."""
+
+    month: str
+    """As it is given; empty for this one."""
+    by: str
+    tag: str
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The same for the HTTP API, and for URLs of this page."""
+        given = {"month": self.month, "by": self.by, "tag": self.tag}
+        return {name: value for name, value in given.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class CostRow:
+    """A line, and what the page says of it."""
+
+    line: CostLine
+    href: str | None
+    whole: int
+    """What all lines cost."""
+
+    @property
+    def bar(self) -> Markup:
+        """Its share of all, and of it what was wasted."""
+        spend, wasted = self.line.spend or 0, self.line.wasted or 0
+        label = f"{words.percent(spend / self.whole if self.whole else 0)} of the spend"
+        return charts.share([("bad", wasted), ("plain", spend - wasted)], label, of=self.whole or 1.0)
+
+    @property
+    def change(self) -> str:
+        """Against the month before; as it is expected to end, if it has not ended."""
+        return change(self.line)
+
+    @property
+    def used(self) -> float | None:
+        """The share of the cap that is spent."""
+        return None if not self.line.cap else (self.line.spend or 0) / self.line.cap
+
+    @property
+    def tone(self) -> str:
+        """`bad` if the cap is reached; `warn` if it will be; otherwise empty."""
+        return _tone(self.line)
+
+
+def routes(context: PageContext) -> list[Route]:
+    """The routes of this page."""
+
+    async def show(request: Request) -> Response:
+        asked = _asked(request)
+        api = session_of(request).api
+        costs = await fetched(api.read(Costs, "costs", asked.parameters | {"limit": MOST}, timeout_s=PART_TIMEOUT_S))
+        known, months = costs.value, _months(context.now(), context.zone)
+        return context.pages.render(
+            request,
+            "costs.html",
+            costs=costs,
+            asked=asked,
+            tiles=[] if known is None else tiles_of(known, context.now()),
+            rows=[] if known is None else _rows(known),
+            heading=_BY.get(asked.by, asked.tag),
+            capped=asked.by in _CAPPED,
+            over=known is not None and known.ends_at <= context.now(),
+            tabs=_tabs(asked, () if known is None else known.cost_tags),
+            months=[
+                (name, _address(asked, month=month), (asked.month or months["this month"]) == month)
+                for name, month in months.items()
+            ],
+            month=asked.month or months["this month"],
+            download=f"/costs.csv?{urlencode(asked.parameters)}",
+            fixed=fixed,
+        )
+
+    async def download(request: Request) -> Response:
+        asked = _asked(request)
+        text = await session_of(request).api.text("costs.csv", asked.parameters, timeout_s=PART_TIMEOUT_S)
+        month = asked.month or _months(context.now(), context.zone)["this month"]
+        named = {"Content-Disposition": f'attachment; filename="costs-{segment(month)}-by-{asked.by}.csv"'}
+        return Response(text, headers={**HEADERS, **named}, media_type="text/csv")
+
+    return [Route("/costs", show, methods=["GET"]), Route("/costs.csv", download, methods=["GET"])]
+
+
+def tiles_of(costs: Costs, now: datetime) -> list[Tile]:
+    """The month as a whole."""
+    total, budget = costs.total, f"/budgets/{segment('global/monthly')}"
+    calls = counted(total.calls, "call")
+    if total.calls_of_unknown_cost:
+        calls = f"at least: {total.calls_of_unknown_cost:,} of {calls} of unknown cost"
+    share = total.wasted / total.spend if total.wasted is not None and total.spend else None
+    waste = f"/?{urlencode(between(costs.starts_at, costs.ends_at))}#waste"
+    much: Colour = "warn" if share is not None and share >= MUCH_WASTED else ""
+    return [
+        Tile("Spend", short_money(total.spend), calls, budget),
+        _expected(costs, now, budget),
+        Tile("On failed calls", short_money(total.wasted), f"{words.percent(share)} of spend", waste, much),
+        Tile(costs.previous_month, short_money(total.previous), change(total) or "the month before", budget),
+    ]
+
+
+def change(line: CostLine) -> str:
+    """`+12 %`, `−3.5 %`: the spend, or where the month has not ended its forecast, against the month before."""
+    spend = line.spend if line.forecast is None else line.forecast
+    if not line.previous or spend is None:
+        return ""
+    share = (spend - line.previous) / line.previous
+    return f"{'+' if share >= 0 else '−'}{words.percent(abs(share))}"
+
+
+def fixed(nano: int | None) -> Markup:
+    """An amount with four decimal places, so that columns line up; exact as its tooltip."""
+    if nano is None:
+        return Markup('<span class="faint">unknown</span>')
+    return Markup('<span class="money" title="{}">${}</span>').format(
+        formats.money(nano), f"{Decimal(nano).scaleb(-9):,.4f}"
+    )
+
+
+def _expected(costs: Costs, now: datetime, href: str) -> Tile:
+    total = costs.total
+    cap = "no cap" if total.cap is None else f"of a cap of {short_money(total.cap)}"
+    if costs.ends_at <= now:
+        used = "–" if not total.cap else words.percent((total.spend or 0) / total.cap)
+        return Tile("Cap used", used, cap, href, _tone(total))
+    if total.forecast is None:
+        return Tile("Forecast", "–", "too early in the month", href)
+    return Tile("Forecast", short_money(total.forecast), cap, href, _tone(total))
+
+
+def _tone(line: CostLine) -> Colour:
+    if line.cap is None:
+        return ""
+    if (line.spend or 0) >= line.cap:
+        return "bad"
+    return "warn" if line.forecast is not None and line.forecast >= line.cap else ""
+
+
+def _rows(costs: Costs) -> list[CostRow]:
+    whole = costs.total.spend or 0
+    time = between(costs.starts_at, costs.ends_at)
+
+    def href(name: str | None) -> str | None:
+        if name is None:
+            return None
+        if costs.by == "agent":
+            return f"/agents/{segment(name)}?{urlencode(time)}"
+        return f"/executions?{urlencode({costs.by: name} | time)}" if costs.by in ("tenant", "model") else None
+
+    return [CostRow(line, href(line.name), whole) for line in costs.lines]
+
+
+def _asked(request: Request) -> CostsAsked:
+    given = request.query_params
+    tag = given.get("tag", "") if given.get("by") == "tag" else ""
+    by = given.get("by", "")
+    return CostsAsked(given.get("month", ""), "tag" if tag else by if by in _BY else "agent", tag)
+
+
+def _months(now: datetime, zone: ZoneInfo) -> dict[str, str]:
+    this = period("monthly", now, zone)
+    last = period("monthly", time_from_ms(this.start_ms - 1), zone)
+    return {"this month": this.name, "last month": last.name}
+
+
+def _address(asked: CostsAsked, **changed: str) -> str:
+    return f"/costs?{urlencode(asked.parameters | changed)}"
+
+
+def _tabs(asked: CostsAsked, tags: tuple[str, ...]) -> list[tuple[str, str, bool]]:
+    month = {"month": asked.month} if asked.month else {}
+    tabs = [(name, f"/costs?{urlencode(month | {'by': by})}", asked.by == by) for by, name in _BY.items()]
+    for tag in dict.fromkeys((*tags, *((asked.tag,) if asked.tag else ()))):
+        tabs.append((tag, f"/costs?{urlencode(month | {'by': 'tag', 'tag': tag})}", asked.tag == tag))
+    return tabs

@@ -1,0 +1,98 @@
+"""`/api/v1/costs`: what the calls of a month cost, as JSON and as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.errors import QueryFailed
+from breakwater.analytics.month import month_costs
+from breakwater.analytics.spend import budget_notes
+from breakwater.contracts.api import CostLine, Costs, CostsListQuery, CostsQuery
+from breakwater.contracts.types import ms_from_time, time_from_ms, usd_from_nano
+from breakwater.policy.budget import CapTable, period
+from breakwater.policy.costs import CostSums, cap_of, cost_line, month_before, month_of, raises_of, scope_of
+from breakwater.policy.csv_text import csv_text
+from services.request.problems import unavailable
+from services.request.routing import ApiRequest
+
+_AMOUNTS = ("spend", "wasted", "estimated", "previous", "cap", "forecast")
+_COUNTS = ("calls", "failed_calls", "calls_of_unknown_cost", "input_tokens", "output_tokens", "cached_tokens")
+CSV_COLUMNS = ("month", "timezone", "by", "name", "currency", *_AMOUNTS, *_COUNTS)
+
+
+class CostRoutes:
+    """A month's costs, for people and their spreadsheets.
+
+    Args:
+        analytics: the database.
+        caps: the config's, as they are now.
+        zone: the budgets'.
+        cost_tags: the config's.
+        now: the clock.
+    """
+
+    def __init__(
+        self,
+        analytics: Analytics,
+        caps: Callable[[], CapTable],
+        zone: ZoneInfo,
+        cost_tags: tuple[str, ...],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._analytics = analytics
+        self._caps = caps
+        self._zone = zone
+        self._cost_tags = cost_tags
+        self._now = now
+
+    async def show(self, asked: ApiRequest[CostsListQuery]) -> Costs:
+        """The lines of the highest spend, and the sums of all."""
+        return await self._costs(asked.form, asked.form.limit)
+
+    async def export(self, asked: ApiRequest[CostsQuery]) -> str:
+        """All lines, as CSV. The total is left out: a sum over the lines would count it, too."""
+        costs = await self._costs(asked.form, None)
+        by = costs.by if costs.tag is None else f"tag {costs.tag}"
+        place = (costs.month, costs.timezone, by)
+        return csv_text(CSV_COLUMNS, ((*place, line.name, "USD", *_cells(line)) for line in costs.lines))
+
+    async def _costs(self, form: CostsQuery, limit: int | None) -> Costs:
+        now = self._now()
+        month = period("monthly", now, self._zone) if form.month is None else month_of(form.month, self._zone)
+        before, now_ms = month_before(month, self._zone), ms_from_time(now)
+        try:
+            sums = await month_costs(self._analytics, month, before, form.by, tag=form.tag, now_ms=now_ms)
+            raises = raises_of(await budget_notes(self._analytics, [month]))
+        except QueryFailed as error:
+            raise unavailable("unavailable", f"the costs can't be read now: {error}") from error
+        caps = self._caps()
+
+        def line(name: str | None, sums: CostSums, key: str | None) -> CostLine:
+            return cost_line(name, sums, cap_of(key, caps, raises), month, now_ms)
+
+        dearest = sorted(sums.items(), key=lambda one: (-one[1].spend, -one[1].previous, one[0] or ""))
+        listed, rest = dearest[:limit], dearest[len(dearest) if limit is None else limit :]
+        return Costs(
+            month=month.name,
+            previous_month=before.name,
+            timezone=self._zone.key,
+            starts_at=time_from_ms(month.start_ms),
+            ends_at=time_from_ms(month.end_ms),
+            by=form.by,
+            tag=form.tag,
+            total=line(None, sum(sums.values(), CostSums()), "global"),
+            lines=tuple(line(name, of, scope_of(form.by, name)) for name, of in listed),
+            others=line(None, sum((of for _, of in rest), CostSums()), None) if rest else None,
+            cost_tags=self._cost_tags,
+        )
+
+
+def _cells(line: CostLine) -> tuple[str | int | None, ...]:
+    amounts = (getattr(line, name) for name in _AMOUNTS)
+    return (
+        *(None if amount is None else usd_from_nano(amount) for amount in amounts),
+        *(getattr(line, name) for name in _COUNTS),
+    )

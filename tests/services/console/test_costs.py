@@ -1,0 +1,270 @@
+"""A month's costs: on the page, as its CSV, over HTTP and in SQL they are the same, to the nano-dollar."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import re
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from html import unescape
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+import pytest_asyncio
+from pydantic import SecretStr
+
+from breakwater.analytics import schema
+from breakwater.analytics.rows import budget_row
+from breakwater.api_client import ApiClient, ApiError
+from breakwater.api_keys import create_key
+from breakwater.config import parse_config
+from breakwater.contracts.api import Costs
+from breakwater.contracts.execution import Attempt
+from breakwater.contracts.types import nano_from_usd, time_from_ms
+from breakwater.embedded.ports import free_port
+from breakwater.policy.budget import period
+from breakwater.policy.costs import month_before, month_of
+from breakwater.policy.ledger import ledger
+from breakwater.settings import Settings
+from services.request.app import build
+from tests.analytics import samples
+from tests.analytics.samples import attempt_row
+from tests.cli.api_stub import Stub
+from tests.helpers import until
+from tests.server_sources import RunningServer
+from tests.services.console.conftest import Console, visiting
+
+ZONE = ZoneInfo("Asia/Kolkata")
+CONFIG = """
+providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
+budgets:
+  timezone: Asia/Kolkata
+  global: {monthly_usd: 300}
+  tenants: {acme: {monthly_usd: 50, enforcement: hard}}
+agents: {writer: {model: m, budget: {monthly_usd: 10}}, reader: {model: m}}
+cost_tags: [team, project]
+"""
+EVIL = '=cmd|"/c calc"!A1, <i>'
+MONTH = month_of("2026-10", ZONE)
+START, END = time_from_ms(MONTH.start_ms), time_from_ms(MONTH.end_ms)
+MS = timedelta(milliseconds=1)
+
+
+def call(number: int, at: datetime, cost: int | None, **more: Any) -> Attempt:
+    given = {"started_at": at, "cost": cost, "cost_basis": "unknown" if cost is None else "billed", **more}
+    return samples.attempt(f"e{number}", **given)
+
+
+ACME = {"tenant": "acme", "submitted_by": "finance key", "cost_tags": {"team": "growth", "project": "p/1"}}
+FAILED = {"outcome": "error", "error": samples.RATE_LIMITED}
+CALLS = [
+    # Of the month before, to the last millisecond; charged in this one, though they began before it.
+    call(1, START - MS, 5_000_000_001, **ACME),
+    call(2, START - MS, 1, reserved=9, reserved_at=START, **ACME),
+    call(3, START, 123_456_789_123, **ACME),
+    call(4, START + timedelta(days=9), 7, agent="reader", **ACME, **FAILED, cost_basis="estimated"),
+    call(5, END - MS, 40, tenant=EVIL, model="mini", provider="proxy"),
+    call(6, START + timedelta(days=3), 2_000_000_000, submitted_by="ops", cost_tags={"team": "ops"}),
+    call(7, START + timedelta(days=4), None, agent="reader"),
+    call(8, START, 10**9, short_circuited=True, outcome="short_circuited", **ACME),
+    call(9, END, 11, **ACME),
+]
+SPEND = {"acme": 123_456_789_131, EVIL: 40, None: 2_000_000_000}
+
+
+@dataclass
+class Surfaces:
+    """The console, the HTTP API behind it, and the database behind that."""
+
+    console: Console
+    api: ApiClient
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def running(
+    served: Console, clickhouse_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Surfaces]:
+    """A real HTTP API, which needs no NATS and no Redis for this, and a console on it, with someone who may read."""
+    nowhere = f"127.0.0.1:{free_port()}"
+    database = f"{clickhouse_server.url.rstrip('/')}/{served.analytics.database}"
+    settings = Settings(
+        nats_url=SecretStr(f"nats://{nowhere}"),
+        redis_url=SecretStr(f"redis://{nowhere}/0"),
+        clickhouse_url=SecretStr(database),
+        http_port=free_port(),
+        api_keys_file=tmp_path_factory.mktemp("costs") / "api_keys.json",
+    )
+    service = build(settings, parse_config(CONFIG))
+    serving = asyncio.create_task(service.run())
+    key = create_key(settings.api_keys_file, "finance", ("read",))
+    try:
+        async with ApiClient(f"http://127.0.0.1:{settings.http_port}", key) as api:
+
+            async def answers() -> bool:
+                try:
+                    return bool(await api.get("key"))
+                except ApiError:
+                    return False
+
+            await until(answers)
+            async with visiting(Stub(url=api.url), database, served.analytics) as console:
+                assert (await console.sign_in(key)).status == 303
+                yield Surfaces(console, api)
+    finally:
+        service.stop()
+        await serving
+
+
+@pytest.fixture
+def surfaces(running: Surfaces, visited: Console) -> Surfaces:
+    """The same, with an empty database."""
+    del visited
+    return running
+
+
+async def store(console: Console, *attempts: Attempt) -> None:
+    for _ in range(2):  # as after a redelivery
+        rows = [attempt_row(one, number) for number, one in enumerate(attempts)]
+        await console.analytics.insert(schema.ATTEMPTS, rows)
+
+
+def on_page(text: str) -> dict[str | None, int]:
+    """The spend in the table, by the first cell."""
+    rows = re.findall(
+        r'<td class="name">(.*?)</td>\s*<td class="right spend"><span class="money" title="\$([0-9.,]+)"', text
+    )
+    names = (unescape(re.sub(r"<[^>]+>", "", name)) for name, _ in rows)
+    amounts = (nano_from_usd(amount.replace(",", "")) for _, amount in rows)
+    return dict(zip((None if name == "none" else name for name in names), amounts, strict=True))
+
+
+def in_csv(text: str) -> dict[str | None, int]:
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    return {row["name"].removeprefix("'") or None: nano_from_usd(row["spend"]) for row in rows}
+
+
+async def test_a_month_by_tenant_is_the_same_on_the_page_as_csv_over_http_and_in_sql(surfaces: Surfaces) -> None:
+    console, api = surfaces.console, surfaces.api
+    await store(console, *CALLS)
+    page = await console.get("/costs?month=2026-10&by=tenant")
+    downloaded = await console.get("/costs.csv?month=2026-10&by=tenant")
+    http = await api.read(Costs, "costs", {"month": "2026-10", "by": "tenant"})
+    exported = await api.text("costs.csv", {"month": "2026-10", "by": "tenant"})
+    sql = await console.analytics.query(
+        "SELECT SubAccountId AS tenant, sum(BilledCost) AS usd FROM cost_and_usage"
+        " WHERE ChargePeriodStart >= toDateTime('2026-10-01 00:00:00', 'Asia/Kolkata')"
+        " AND ChargePeriodStart < toDateTime('2026-11-01 00:00:00', 'Asia/Kolkata') GROUP BY tenant"
+    )
+    by_ledger = {
+        key.removeprefix("tenant:"): one.spent
+        for (name, key), one in ledger(CALLS, ZONE).items()
+        if name == "2026-10" and key.startswith("tenant:")
+    }
+    assert by_ledger | {None: SPEND[None]} == SPEND, "what budgets count"
+    assert on_page(page.text) == SPEND
+    assert in_csv(downloaded.text) == SPEND
+    assert downloaded.text == exported
+    assert {line.name: line.spend for line in http.lines} == SPEND
+    assert {row["tenant"]: nano_from_usd(row["usd"]) for row in sql.named()} == SPEND
+    assert http.total.spend == sum(SPEND.values())
+
+    # What a spreadsheet or a page would carry out is text.
+    assert downloaded.headers["Content-Type"] == "text/csv; charset=utf-8"
+    assert downloaded.headers["Content-Disposition"] == 'attachment; filename="costs-2026-10-by-tenant.csv"'
+    assert """"'=cmd|""/c calc""!A1, <i>",USD,0.000000040""" in downloaded.text
+    assert "<i>" not in page.text
+
+
+async def test_what_stands_beside_the_spend(surfaces: Surfaces) -> None:
+    raised = samples.budget_event(
+        scope="tenant",
+        agent=None,
+        tenant="acme",
+        window="monthly",
+        period="2026-10",
+        kind="raised",
+        limit=200 * 10**9,
+        configured=50 * 10**9,
+    )
+    await store(surfaces.console, *CALLS)
+    await surfaces.console.analytics.insert(schema.BUDGET_EVENTS, [budget_row(raised, 1)])
+    costs = await surfaces.api.read(Costs, "costs", {"month": "2026-10", "by": "tenant"})
+    acme = next(line for line in costs.lines if line.name == "acme")
+    assert (acme.wasted, acme.estimated, acme.previous) == (7, 7, 5_000_000_001)
+    assert (acme.cap, acme.calls, acme.failed_calls) == (200 * 10**9, 3, 1)
+    nobody = next(line for line in costs.lines if line.name is None)
+    assert (nobody.calls, nobody.calls_of_unknown_cost, nobody.cap) == (2, 1, None)
+    assert (costs.total.cap, costs.previous_month, costs.timezone) == (300 * 10**9, "2026-09", "Asia/Kolkata")
+    assert (costs.starts_at, costs.ends_at) == (START, END)
+    assert costs.cost_tags == ("team", "project")
+
+    page = await surfaces.console.get("/costs?month=2026-10&by=tenant")
+    assert "61.7 % used" in page.words
+    assert "1 call of unknown cost" in page.words
+    assert "at least: 1 of 6 calls of unknown cost" in page.words
+    assert "+2369.1 %" in page.words
+
+    for by, tag, expected in (
+        ("agent", None, {"writer": 125_456_789_164, "reader": 7}),
+        ("model", None, {"gpt-4.1": 125_456_789_131, "mini": 40}),
+        ("provider", None, {"openai": 125_456_789_131, "proxy": 40}),
+        ("key", None, {"finance key": 123_456_789_131, "ops": 2_000_000_000, None: 40}),
+        ("tag", "team", {"growth": 123_456_789_131, "ops": 2_000_000_000, None: 40}),
+        ("tag", "project", {"p/1": 123_456_789_131, None: 2_000_000_040}),
+        ("tag", "it's unknown", {None: 125_456_789_171}),
+    ):
+        found = await surfaces.api.read(Costs, "costs", {"month": "2026-10", "by": by, "tag": tag})
+        assert {line.name: line.spend for line in found.lines} == expected
+    shown = await surfaces.console.get("/costs?month=2026-10&by=tag&tag=team")
+    assert on_page(shown.text) == {"growth": 123_456_789_131, "ops": 2_000_000_000, None: 40}
+
+    few = await surfaces.api.read(Costs, "costs", {"month": "2026-10", "by": "tenant", "limit": 1})
+    assert [line.name for line in few.lines] == ["acme"]
+    assert few.others is not None
+    assert (few.others.spend, few.others.calls, few.total) == (2_000_000_040, 3, costs.total)
+
+
+async def test_this_month_is_forecast_and_an_empty_one_says_so(surfaces: Surfaces) -> None:
+    now = datetime.now(UTC)
+    this = period("monthly", now, ZONE)
+    begun = time_from_ms(this.start_ms)
+    await store(surfaces.console, call(1, begun, 10**9), call(2, begun - MS, 3 * 10**9))
+    costs = await surfaces.api.read(Costs, "costs")
+    [line] = costs.lines
+    assert (costs.month, line.spend, line.previous, line.cap) == (this.name, 10**9, 3 * 10**9, 10 * 10**9)
+    late = (now - begun) * 24 > time_from_ms(this.end_ms) - begun
+    assert (costs.total.forecast is not None) == late
+    page = await surfaces.console.get("/costs")
+    assert f"{this.name}, Asia/Kolkata" in page.words
+    assert "Forecast" in page.words
+    last = await surfaces.console.get(f"/costs?month={month_before(this, ZONE).name}")
+    assert on_page(last.text) == {"writer": 3 * 10**9}
+    assert "Forecast" not in last.words
+    assert "Nothing was spent in 2020-01" in (await surfaces.console.get("/costs?month=2020-01")).words
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("month=2026-13", "month: "),
+        ("month=1999-01", "month: "),
+        ("by=tag", "tag: is missing"),
+        ("by=agent&tag=team", "tag: is for by=tag only"),
+        ("by=colour", "by: "),
+        ("limit=0", "limit: "),
+    ],
+)
+async def test_a_wrong_parameter_is_named(surfaces: Surfaces, query: str, words: str) -> None:
+    given = dict(part.split("=") for part in query.split("&"))
+    with pytest.raises(ApiError, match=re.escape(words)) as refused:
+        await surfaces.api.get("costs", given)
+    assert (refused.value.status, refused.value.code) == (422, "invalid_query")
+
+
+async def test_a_page_says_what_is_wrong_with_its_month(surfaces: Surfaces) -> None:
+    assert "month" in (await surfaces.console.get("/costs?month=2026-13")).words
+    assert (await surfaces.console.get("/costs.csv?month=2026-13")).status == 422
