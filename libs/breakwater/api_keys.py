@@ -126,6 +126,11 @@ class KeyRing:
         key = self._keys.get(key_id)
         return key if key is not None and opens(key, secret) else None
 
+    def of(self, key_id: str) -> ApiKey | None:
+        """The key of an id, for those who have shown its secret before; None where it is unknown by now."""
+        self._refresh()
+        return self._keys.get(key_id)
+
     def _refresh(self) -> None:
         version = self._version_now()
         if version == self._version:

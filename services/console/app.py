@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -37,11 +36,11 @@ from services.console import (
     executions,
     overview,
 )
-from services.console.auth import RequireSignIn, SignIn
+from services.console.auth import RequireSignIn, SignIn, to_sign_in
 from services.console.charts import LIBRARY_FOLDER, LIBRARY_PACKAGE
 from services.console.operator_actions import FormRefused
 from services.console.pages import HEADERS, PageContext, PageRenderer
-from services.console.sessions import SignIns
+from services.console.sessions import KnownSessions
 
 PAGES = (overview, agents, executions, execution, breakers, budgets, costs, alerts, dead_letters, audit)
 ANSWER_TIMEOUT_S = 20.0
@@ -105,8 +104,8 @@ class ConsoleService:
 
     def _app(self) -> Starlette:
         """The pages, behind the sign-in."""
-        sign_ins = SignIns(time.monotonic)
-        sign_in = SignIn(sign_ins, self._api, self._pages)
+        sessions = KnownSessions()
+        sign_in = SignIn(sessions, self._api, self._pages)
         app = Starlette(
             routes=[
                 *(route for page in PAGES for route in page.routes(self._context)),
@@ -116,7 +115,7 @@ class ConsoleService:
                 Route("/healthz", _alive, methods=["GET"]),
                 Mount("/static", GZipMiddleware(_Static(packages=STATIC_FILES))),
             ],
-            middleware=[Middleware(RequireSignIn, sign_ins=sign_ins, pages=self._pages)],
+            middleware=[Middleware(RequireSignIn, sessions=sessions, api=self._api, pages=self._pages)],
             lifespan=self._lifespan,
         )
         app.add_exception_handler(ApiKeyRefused, _signed_out)
@@ -170,8 +169,8 @@ async def _alive(_: Request) -> Response:
     return JSONResponse({"status": "alive"})
 
 
-async def _signed_out(_request: Request, _error: Exception) -> Response:
-    return RedirectResponse("/sign-in?revoked=", 303)
+async def _signed_out(request: Request, _error: Exception) -> Response:
+    return to_sign_in(request, "ended")
 
 
 async def _client_disconnected(_request: Request, _error: Exception) -> Response:

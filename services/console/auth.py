@@ -5,30 +5,44 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Literal, TypedDict
 from urllib.parse import urlencode
 
 import structlog
 from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from breakwater.api_client import ApiClient, ApiError, ApiKeyRefused
-from breakwater.contracts.api import KeyDetails
+from breakwater.contracts.api import EndedSession, KeyDetails, NewSession
+from breakwater.policy.api_keys import is_session
 from services.console.operator_actions import read_form
 from services.console.pages import PageRenderer
-from services.console.sessions import LASTS_S, SESSION, SignIns
+from services.console.sessions import (
+    SESSION,
+    KnownSession,
+    KnownSessions,
+    Session,
+    csrf_of,
+    pack,
+    unpack,
+)
 
 COOKIE = "breakwater_console"
+NOTICES = "breakwater_notices"
+NOTICES_S = 300
 CHECK_EVERY_S = 10.0
-"""How soon a revoked key is signed out."""
+"""How soon the sessions of a revoked key, and those that were ended elsewhere, are out."""
 CHECK_TIMEOUT_S = 3.0
 UNCHECKED_S = 300.0
 """For how long sessions can go on reading what is recorded while the HTTP API is unavailable."""
 
 _OPEN = ("/sign-in", "/healthz")
 _WHY = {
-    "revoked": "This key is not valid any more: sign in with another one.",
+    "ended": "Your session has ended, or its key was revoked. Sign in again.",
     "expired": "Your session had expired, and nothing was done. Sign in and submit the form again.",
 }
 
@@ -37,10 +51,16 @@ class RequireSignIn:
     """ASGI middleware that redirects users who are not signed in to the sign-in page."""
 
     def __init__(
-        self, app: ASGIApp, sign_ins: SignIns, pages: PageRenderer, clock: Callable[[], float] = time.monotonic
+        self,
+        app: ASGIApp,
+        sessions: KnownSessions,
+        api: ApiClient,
+        pages: PageRenderer,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
-        self._sign_ins = sign_ins
+        self._sessions = sessions
+        self._api = api
         self._pages = pages
         self._clock = clock
         self._check_again_at = -math.inf
@@ -52,37 +72,64 @@ class RequireSignIn:
             return
         request = Request(scope, receive)
         refusal = await self._refusal(request)
-        await (self._app if refusal is None else refusal)(scope, receive, send)
+        await (self._app if refusal is None else refusal)(scope, receive, self._with_notices(request, send))
 
     async def _refusal(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD") and not _same_site(request):
             return _from_another_site(self._pages, request)
         token = request.cookies.get(COOKIE, "")
-        session = self._sign_ins.find(token)
-        if session is None:
-            return _to_sign_in(request)
-        now, problem = self._clock(), "the HTTP API does not respond"
+        if not is_session(token):
+            return to_sign_in(request)
+        known, now, problem = self._sessions.find(token), self._clock(), "the HTTP API does not respond"
+        api = self._api.with_key(SecretStr(token))
         # While the API is unavailable or hangs, only one request every few seconds waits to find that out.
-        if now - session.checked_at > CHECK_EVERY_S and now >= self._check_again_at:
+        if known is None or (now - known.checked_at > CHECK_EVERY_S and now >= self._check_again_at):
             try:
-                await session.api.get("key", timeout_s=CHECK_TIMEOUT_S)
-                session.checked_at = now
+                key = await api.read(KeyDetails, "key", timeout_s=CHECK_TIMEOUT_S)
             except ApiKeyRefused:
-                self._sign_ins.end(token)
-                return _to_sign_in(request, "revoked")
+                self._sessions.forget(token)
+                return to_sign_in(request, "ended")
             except ApiError as error:
                 self._check_again_at, problem = self._clock() + CHECK_EVERY_S, error.message
-        if now - session.checked_at > UNCHECKED_S:
-            return self._pages.plain(request, 503, "Your key can't be checked", problem)
-        request.scope[SESSION] = session
+            else:
+                known = self._seen(token, key, now)
+        if known is None or now - known.checked_at > UNCHECKED_S:
+            return self._pages.plain(request, 503, "Your session can't be checked", problem)
+        notices = unpack(request.cookies.get(NOTICES, ""), token)
+        request.scope[SESSION] = Session(api, known, csrf_of(token), notices)
         return None
+
+    def _seen(self, token: str, key: KeyDetails, now: float) -> KnownSession:
+        known = self._sessions.find(token)
+        if known is None:
+            return self._sessions.add(token, key, now)
+        known.key, known.checked_at = key, now
+        return known
+
+    def _with_notices(self, request: Request, send: Send) -> Send:
+        """Sends notices that are left for the next page along in a cookie."""
+
+        async def sending(message: Message) -> None:
+            session: Session | None = request.scope.get(SESSION)
+            if message["type"] == "http.response.start" and session is not None and session.notices_changed:
+                cookie = Response()
+                if session.notices:
+                    packed = pack(session.notices, request.cookies[COOKIE])
+                    cookie.set_cookie(NOTICES, packed, max_age=NOTICES_S, **_cookie_for(request))
+                else:
+                    cookie.delete_cookie(NOTICES, **_cookie_for(request))
+                name, value = next(header for header in cookie.raw_headers if header[0] == b"set-cookie")
+                message = {**message, "headers": [*message["headers"], (name, value)]}
+            await send(message)
+
+        return sending
 
 
 class SignIn:
     """Signing in and out."""
 
-    def __init__(self, sign_ins: SignIns, api: ApiClient, pages: PageRenderer) -> None:
-        self._sign_ins = sign_ins
+    def __init__(self, sessions: KnownSessions, api: ApiClient, pages: PageRenderer) -> None:
+        self._sessions = sessions
         self._api = api
         self._pages = pages
 
@@ -114,42 +161,73 @@ class SignIn:
             log.warning("sign_in_refused", why="no scope to read", key_id=holder.id, name=holder.name)
             how = "`breakwater keys create NAME --scope read` makes a key that may read"
             return self._page(request, wanted, f"The key {holder.name!r} lacks the scope `read`; {how}.", 403)
-        # Signing in again in the same browser replaces the session.
-        self._sign_ins.end(request.cookies.get(COOKIE, ""))
-        token = self._sign_ins.begin(api, holder)
-        log.info("signed_in", key_id=holder.id, name=holder.name)
+        try:
+            session = await api.act(NewSession, "sessions", {})
+        except ApiError as error:
+            return self._page(request, wanted, error.message, error.status)
+        # Signing in again in the same browser replaces the session. One that can't be ended now ends by its time.
+        with suppress(ApiError):
+            await self._end(request)
+        self._sessions.add(session.token, holder, time.monotonic())
         response = RedirectResponse(_local(wanted), 303)
-        # Of several proxies, the first one says how the browser connected.
-        outside = request.headers.get("x-forwarded-proto", request.url.scheme).partition(",")[0].strip()
-        # Lax rather than strict: who follows a link in an alert is signed in.
-        response.set_cookie(
-            COOKIE, token, max_age=int(LASTS_S), httponly=True, samesite="lax", secure=outside == "https"
-        )
+        lasts_s = int((session.ends_at - datetime.now(UTC)).total_seconds())
+        response.set_cookie(COOKIE, session.token, max_age=lasts_s, **_cookie_for(request))
         return response
 
     async def sign_out(self, request: Request) -> Response:
-        """POST: 303 to the sign-in page."""
-        if _same_site(request):
-            self._sign_ins.end(request.cookies.get(COOKIE, ""))
+        """POST: 303 to the sign-in page. Where the session can't be ended it says so, and the cookie stays."""
+        if not _same_site(request):
+            return _from_another_site(self._pages, request)
+        try:
+            await self._end(request)
+        except ApiError as error:
+            text = f"{error.message}. Try again, or wait: a session ends by itself after twelve hours."
+            return self._pages.plain(request, error.status, "You are still signed in", text)
         response = RedirectResponse("/sign-in", 303)
-        response.delete_cookie(COOKIE)
+        for name in (COOKIE, NOTICES):
+            response.delete_cookie(name, **_cookie_for(request))
         return response
+
+    async def _end(self, request: Request) -> None:
+        """Ends the session of the browser, if it has one. Raises ApiError."""
+        if is_session(token := request.cookies.get(COOKIE, "")):
+            self._sessions.forget(token)
+            with suppress(ApiKeyRefused):
+                await self._api.with_key(SecretStr(token)).act(EndedSession, "sessions/end", {})
 
     def _page(self, request: Request, wanted: str, wrong: str | None, status: int = 200) -> Response:
         return self._pages.render(request, "sign_in.html", status=status, next=_local(wanted), wrong=wrong)
+
+
+class _Cookie(TypedDict):
+    httponly: bool
+    samesite: Literal["lax"]
+    secure: bool
+
+
+def _cookie_for(request: Request) -> _Cookie:
+    """How a cookie is set, and deleted."""
+    # Of several proxies, the first one says how the browser connected.
+    outside = request.headers.get("x-forwarded-proto", request.url.scheme).partition(",")[0].strip()
+    # Lax rather than strict: who follows a link in an alert is signed in.
+    return {"httponly": True, "samesite": "lax", "secure": outside == "https"}
 
 
 def _from_another_site(pages: PageRenderer, request: Request) -> Response:
     return pages.plain(request, 403, "Request refused", "It was sent by another site.")
 
 
-def _to_sign_in(request: Request, why: str = "") -> Response:
+def to_sign_in(request: Request, why: str = "") -> Response:
+    """303 to the sign-in page, and from there back. `why`: one of `_WHY`."""
     query: dict[str, str] = {why: ""} if why else {}
     if request.method == "GET" and request.url.path != "/":
         query["next"] = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     elif request.method == "POST":
         query = {"expired": "", "next": _page_of_form(request)}
-    return RedirectResponse(f"/sign-in?{urlencode(query)}" if query else "/sign-in", 303)
+    response = RedirectResponse(f"/sign-in?{urlencode(query)}" if query else "/sign-in", 303)
+    if COOKIE in request.cookies:
+        response.delete_cookie(COOKIE, **_cookie_for(request))
+    return response
 
 
 def _page_of_form(request: Request) -> str:

@@ -159,10 +159,10 @@ class ExecutionPage:
 
     async def _steps(self, session: Session, execution_id: str) -> AsyncGenerator[bytes]:
         yield _event("restart", "")
-        if session.watched >= MOST_WATCHED:
+        if session.known.watched >= MOST_WATCHED:
             yield _event("stopped", TOO_MANY)
             return
-        session.watched += 1
+        session.known.watched += 1
         try:
             async with session.api.stream(_progress(execution_id)) as lines:
                 kind = ""
@@ -183,7 +183,7 @@ class ExecutionPage:
         except ApiError as error:
             yield _event("stopped", error.message)
         finally:
-            session.watched -= 1
+            session.known.watched -= 1
 
     async def _line(self, lines: aiohttp.StreamReader) -> bytes:
         """The next line; empty at the end, and when this process ends."""

@@ -1,14 +1,18 @@
-"""Who is signed in, kept in memory: an API key is never stored in a cookie, a database or a page.
+"""Who is signed in, as far as this process knows: the HTTP API has all sessions, and tells by a session's token.
 
-After a restart of the console people sign in again. Behind a load balancer, sessions must be sticky.
+The token is in a cookie of the browser, and so are notices for the next page, so that a restart of the console signs
+nobody out, and any of several consoles answers.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
-import secrets
+import hmac
+import json
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,11 +21,12 @@ from starlette.requests import Request
 from breakwater.api_client import ApiClient
 from breakwater.contracts.api import KeyDetails
 
-LASTS_S = 12 * 3600.0
-"""A working day."""
 MOST = 1_000
-MOST_OF_A_KEY = 20
-"""Beyond these the oldest sessions end: first those of the same key, so that no key can sign others out."""
+"""Beyond these, what was asked longest ago is asked of the HTTP API again."""
+MOST_NOTICE = 1_000
+"""Characters of a notice."""
+MOST_PACKED = 3_500
+"""Bytes of all notices: cookies hold 4 KB."""
 MOST_WATCHED = 10
 """How many jobs one session may watch at the same time."""
 SESSION = "breakwater.session"
@@ -39,44 +44,52 @@ class Notice:
 
 
 @dataclass(slots=True)
+class KnownSession:
+    """What this process knows of a session."""
+
+    key: KeyDetails
+    checked_at: float
+    """When it was last seen to be valid, on the monotonic clock."""
+    watched: int = 0
+    """How many jobs it is watching."""
+
+
+@dataclass(slots=True)
 class Session:
-    """The session of a signed-in user."""
+    """The session of a signed-in user, for one request."""
 
     api: ApiClient
-    """The HTTP API, used with their key."""
-    key: KeyDetails
+    """The HTTP API, used with the session's token."""
+    known: KnownSession
     csrf: str
     """The token that every form sends back, and that other sites can't know."""
-    ends_at: float
-    """On the monotonic clock."""
-    checked_at: float
-    """When the key was last seen to be valid, on the same clock."""
     notices: list[Notice] = field(default_factory=list[Notice])
-    watched: int = 0
-    """How many jobs they are watching."""
+    notices_changed: bool = False
 
     @property
     def name(self) -> str:
-        """Who uses the key; actions are recorded under this name."""
-        return self.key.name
+        """Who is signed in; actions are recorded under this name."""
+        return self.known.key.name
 
     @property
     def may_operate(self) -> bool:
-        """Whether the key allows actions, and not only reading."""
-        return "operate" in self.key.scopes
+        """Whether they may act, and not only read."""
+        return "operate" in self.known.key.scopes
 
     @property
     def may_audit(self) -> bool:
-        """Whether the key may see who did what."""
-        return "audit" in self.key.scopes
+        """Whether they may see who did what."""
+        return "audit" in self.known.key.scopes
 
     def notify(self, text: str, tone: Tone = "good") -> None:
         """Adds a notice to the next page."""
-        self.notices.append(Notice(text, tone))
+        self.notices.append(Notice(text[:MOST_NOTICE], tone))
+        self.notices_changed = True
 
     def take_notices(self) -> tuple[Notice, ...]:
         """The notices of the next page, which are shown once."""
         taken, self.notices = tuple(self.notices), []
+        self.notices_changed = self.notices_changed or bool(taken)
         return taken
 
 
@@ -85,35 +98,56 @@ def session_of(request: Request) -> Session:
     return request.scope[SESSION]
 
 
-class SignIns:
-    """All sessions of this process, by the digest of the browser's token."""
+class KnownSessions:
+    """The sessions that this process has asked the HTTP API about, by the digest of their token."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._known: OrderedDict[bytes, Session] = OrderedDict()
-        self._clock = clock
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, KnownSession] = OrderedDict()
 
-    def begin(self, api: ApiClient, key: KeyDetails) -> str:
-        """Signs a user in, and returns the token for their browser."""
-        same = [digest for digest, one in self._known.items() if one.key.id == key.id]
-        for digest in same[: max(len(same) - MOST_OF_A_KEY + 1, 0)]:
-            del self._known[digest]
-        token, now = secrets.token_urlsafe(32), self._clock()
-        self._known[_digest(token)] = Session(api, key, secrets.token_urlsafe(16), now + LASTS_S, checked_at=now)
+    def add(self, token: str, key: KeyDetails, now: float) -> KnownSession:
+        """Notes what the HTTP API said."""
+        known = self._known[_digest(token)] = KnownSession(key, now)
         while len(self._known) > MOST:
             self._known.popitem(last=False)
-        return token
+        return known
 
-    def find(self, token: str) -> Session | None:
-        """The session of a token; None if there is none, or if it has expired."""
-        session = self._known.get(_digest(token))
-        if session is not None and self._clock() >= session.ends_at:
-            self.end(token)
-            return None
-        return session
+    def find(self, token: str) -> KnownSession | None:
+        """What is known of a session; None where that has to be asked."""
+        return self._known.get(_digest(token))
 
-    def end(self, token: str) -> None:
-        """Signs a user out."""
+    def forget(self, token: str) -> None:
+        """Forgets a session that has ended."""
         self._known.pop(_digest(token), None)
+
+
+def csrf_of(token: str) -> str:
+    """What every form of a session sends back. It follows from the token, so that all consoles know it."""
+    return hmac.new(token.encode(), b"csrf", hashlib.sha256).hexdigest()
+
+
+def pack(notices: Iterable[Notice], token: str) -> str:
+    """Notices as the value of a cookie, signed; the newest alone where they are too long for one."""
+    listed = list(notices)
+    while True:
+        data = base64.urlsafe_b64encode(json.dumps([[one.text, one.tone] for one in listed]).encode()).decode()
+        if len(data) <= MOST_PACKED or len(listed) <= 1:
+            return f"{data}.{_signature(data, token)}"
+        listed = listed[1:]
+
+
+def unpack(cookie: str, token: str) -> list[Notice]:
+    """The notices in a cookie; none where nobody of ours wrote it."""
+    data, _, signature = cookie.partition(".")
+    if not hmac.compare_digest(signature.encode(), _signature(data, token).encode()):
+        return []
+    try:
+        return [Notice(text, tone) for text, tone in json.loads(base64.urlsafe_b64decode(data))]
+    except (ValueError, binascii.Error):
+        return []
+
+
+def _signature(data: str, token: str) -> str:
+    return hmac.new(token.encode(), b"notices " + data.encode(), hashlib.sha256).hexdigest()
 
 
 def _digest(token: str) -> bytes:

@@ -44,6 +44,7 @@ from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Executions
 from breakwater.state.health import Healths
+from breakwater.state.sessions import Sessions
 from breakwater.state.tasks import Tasks
 from breakwater.state.unanswered import Unanswered
 from services.request.agents import Agents
@@ -74,6 +75,7 @@ from services.request.queue_shares import QueueShares
 from services.request.queues import QueueRoutes
 from services.request.results import ResultReader, Waiters
 from services.request.routing import Endpoint, Handler, endpoint, route, show_key
+from services.request.sessions import SessionRoutes
 from services.request.stream_fill import StreamFill
 
 SLOW_START_S = 3.0
@@ -96,6 +98,7 @@ class RequestService:
         self._broker = make_broker(settings.nats_url.get_secret_value(), "request")
         self._redis = Redis(settings.redis_url.get_secret_value())
         self._accepted = Accepted(self._redis)
+        self._sessions = Sessions(self._redis)
         self._cipher = cipher_of(config)
         self._waiters = Waiters(self._cipher)
         self._results = ResultReader(self._connection, self._reconnects, self._cipher)
@@ -176,6 +179,7 @@ class RequestService:
 
         budgets = BudgetRoutes(self._live.caps, counters, publisher, compared)
         costs = CostRoutes(self._analytics, self._live.caps, config.budgets.zone, config.cost_tags)
+        sessions = SessionRoutes(self._sessions, audit)
         jobs = Jobs(config, queue, self._results, self._waiters, self._accepted, agents)
         openai = OpenAIRoutes(config, jobs, Unanswered(self._redis), self._connection, self._cancels)
         executions = ExecutionRoutes(self._analytics, self._cipher)
@@ -208,6 +212,8 @@ class RequestService:
             "replay_dead_letters": dead_letters.replay,
             "list_queues": queues.show,
             "show_key": show_key,
+            "sign_in": sessions.begin,
+            "sign_out": sessions.end,
             "list_models": openai.list_models,
             "show_model": openai.show_model,
         }
@@ -240,7 +246,7 @@ class RequestService:
             middleware=[
                 Middleware(CountRequests, counted=HttpMetrics(), routes=routes),
                 Middleware(NameRequests),
-                Middleware(RequireApiKey, keys=KeyRing(self._settings.api_keys_file)),
+                Middleware(RequireApiKey, keys=KeyRing(self._settings.api_keys_file), sessions=self._sessions),
             ],
             exception_handlers={
                 Problem: _problem,

@@ -57,17 +57,7 @@ class AuditLog:
         Raises:
             BusError: it can't be recorded, and the block is not entered.
         """
-        event = AuditEvent(
-            audit_id=new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES)),
-            action=action,
-            outcome="begun",
-            by=actor.name,
-            actor=actor.kind,
-            actor_id=actor.id,
-            details={name: self._redactor.json(value) for name, value in details.items()},
-            reason=reason or None,
-            at=time_from_ms(ms_from_time(datetime.now(UTC))),
-        )
+        event = self._event(action, actor, "begun", details, reason)
         await self._publish(event)
         try:
             yield
@@ -81,6 +71,37 @@ class AuditLog:
             await self._ended(event, "failed", "internal")
             raise
         await self._ended(event, "done", None)
+
+    async def note(
+        self, action: str, actor: Actor, details: Mapping[str, JsonValue], *, error: str | None = None
+    ) -> None:
+        """Records what was done, or refused with an error: signing in, which must go on where it can't be recorded."""
+        outcome: AuditOutcome = "done" if error is None else "refused"
+        event = self._event(action, actor, outcome, details, None).model_copy(update={"error": error})
+        try:
+            await self._publish(event)
+        except BusError as failure:
+            structlog.get_logger().warning("not_audited", action=action, by=actor.name, error=str(failure))
+
+    def _event(
+        self,
+        action: str,
+        actor: Actor,
+        outcome: AuditOutcome,
+        details: Mapping[str, JsonValue],
+        reason: str | None,
+    ) -> AuditEvent:
+        return AuditEvent(
+            audit_id=new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES)),
+            action=action,
+            outcome=outcome,
+            by=actor.name,
+            actor=actor.kind,
+            actor_id=actor.id,
+            details={name: self._redactor.json(value) for name, value in details.items()},
+            reason=reason or None,
+            at=time_from_ms(ms_from_time(datetime.now(UTC))),
+        )
 
     async def _ended(self, begun: AuditEvent, outcome: AuditOutcome, error: str | None) -> None:
         try:

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from breakwater.api_keys import KeyRing
 from breakwater.contracts.api import KeyScope
-from breakwater.policy.api_keys import ApiKey, scopes_for
-from services.request.problems import OPENAI, Problem
+from breakwater.policy.api_keys import ApiKey, is_session, scopes_for
+from breakwater.state.connection import StateUnavailable
+from breakwater.state.sessions import Sessions
+from services.request.problems import OPENAI, Problem, not_read
 
 GUARDED = ("/api", "/metrics", OPENAI)
 
 _BELOW = tuple(f"{path}/" for path in GUARDED)
 _HOLDER = "breakwater.api_key"
+_SESSION = "breakwater.session"
 _LOOK_AGAIN = "breakwater.api_key.look_again"
 
 
 def holder_of(request: Request) -> ApiKey:
     """Whose key let this request in; only of what is guarded."""
     return request.scope[_HOLDER]
+
+
+def session_of(request: Request) -> str | None:
+    """The token of the session that this request belongs to; None where it came with a key."""
+    return request.scope[_SESSION]
 
 
 async def refusal(request: Request, every_s: float) -> str:
@@ -32,30 +40,33 @@ async def refusal(request: Request, every_s: float) -> str:
         request: one of what is guarded, which takes long.
         every_s: how often the key is looked at, in seconds.
     """
-    look_again: Callable[[], str | None] = request.scope[_LOOK_AGAIN]
+    look_again: Callable[[], Awaitable[str | None]] = request.scope[_LOOK_AGAIN]
     why: str | None = None
     while why is None:
         await asyncio.sleep(every_s)
-        why = look_again()
+        why = await look_again()
     return why
 
 
 class RequireApiKey:
     """ASGI middleware that lets requests to what is guarded pass with a valid `Authorization: Bearer bw_…` only.
 
-    The key must have one of the scopes that `scopes_for` wants.
+    The key must have one of the scopes that `scopes_for` wants. The token of a session stands for the key that it was
+    begun with.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, sessions: Sessions) -> None:
         self._app = app
         self._keys = keys
+        self._sessions = sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or answers it with 401 or 403."""
         if scope["type"] == "http" and is_guarded(scope["path"]):
             try:
                 key = _key_of(scope)
-                holder = scope[_HOLDER] = self._holder(key)
+                holder = scope[_HOLDER] = await self._holder(key)
+                scope[_SESSION] = key if is_session(key) else None
                 sent = (scope.get("raw_path") or b"").decode("latin-1")
                 needed = scopes_for(scope["method"], scope["path"], sent)
                 if not holder.may(needed):
@@ -66,14 +77,28 @@ class RequireApiKey:
                 return
         await self._app(scope, receive, send)
 
-    def _holder(self, key: str) -> ApiKey:
-        holder = self._keys.holder(key)
+    async def _holder(self, key: str) -> ApiKey:
+        try:
+            holder = await self._find(key)
+        except StateUnavailable as error:
+            raise not_read(error) from error
+        if holder is None and is_session(key):
+            raise _unauthorized("this session has ended; sign in again")
         if holder is None:
             raise _unauthorized("this API key is not known; `breakwater keys create NAME` makes one")
         return holder
 
-    def _why_not_now(self, key: str, needed: tuple[KeyScope, ...]) -> str | None:
-        holder = self._keys.holder(key)
+    async def _find(self, key: str) -> ApiKey | None:
+        if not is_session(key):
+            return self._keys.holder(key)
+        known = await self._sessions.find(key)
+        return None if known is None else self._keys.of(known.session.key_id)
+
+    async def _why_not_now(self, key: str, needed: tuple[KeyScope, ...]) -> str | None:
+        try:
+            holder = await self._find(key)
+        except StateUnavailable:
+            return None
         if holder is None:
             return "this API key is not known any more"
         return None if holder.may(needed) else "this API key may not see this any more"

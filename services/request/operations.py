@@ -533,6 +533,27 @@ OPERATIONS = (
         results={200: ("The key.", api.KeyDetails)},
     ),
     Operation(
+        id="sign_in",
+        method="POST",
+        path="/api/v1/sessions",
+        tag="keys",
+        summary="Begin a session",
+        description="For programs that sign people in, such as the console: a session's token stands for the key, and "
+        "may be kept where the key may not. It lasts for twelve hours, until it is ended, or until the key is revoked. "
+        "Of one key there are at most 20; beyond them, the oldest ends.",
+        results={200: ("The session.", api.NewSession)},
+        errors={409: "The request was sent with a session's token (`is_a_session`).", 503: REDIS_UNAVAILABLE},
+    ),
+    Operation(
+        id="sign_out",
+        method="POST",
+        path="/api/v1/sessions/end",
+        tag="keys",
+        summary="End the session whose token the request is sent with",
+        results={200: ("It has ended, everywhere.", api.EndedSession)},
+        errors={409: "It was sent with an API key (`not_a_session`).", 503: REDIS_UNAVAILABLE},
+    ),
+    Operation(
         id="alive",
         path="/healthz",
         tag="health",

@@ -26,7 +26,7 @@ from breakwater.errors import Unavailable
 from breakwater.policy.api_keys import ApiKey
 from breakwater.policy.redact import Redactor
 from services.request.audit import Actor, AuditLog
-from services.request.auth import holder_of
+from services.request.auth import holder_of, session_of
 from services.request.operations import Operation
 from services.request.parsing import read_body, read_command, read_query
 from services.request.problems import not_done, not_read
@@ -51,6 +51,8 @@ class ApiRequest(Generic[Form]):
     """The key that it was sent with."""
     why: str
     """The reason that was given, redacted; empty where none was."""
+    session: str | None = None
+    """The token of the session that it belongs to; None where it came with a key."""
 
     @property
     def by(self) -> str:
@@ -72,14 +74,17 @@ Endpoint = Callable[[Request], Awaitable[Response] | Response]
 
 
 def endpoint(operation: Operation, handler: Handler, redactor: Redactor, audit: AuditLog) -> Endpoint:
-    """Has a handler respond to the requests of an operation. What a POST does is recorded in the audit log."""
+    """Has a handler respond to the requests of an operation. What a POST does is recorded in the audit log.
+
+    Signing in and out records itself.
+    """
 
     async def respond(request: Request) -> Response:
         form = await _form(operation, request)
         why = redactor.text(_reason_of(form) or "")
-        asked = ApiRequest(form, request.path_params, holder_of(request), why)
+        asked = ApiRequest(form, request.path_params, holder_of(request), why, session_of(request))
         try:
-            if operation.method == "POST":
+            if operation.method == "POST" and operation.tag != "keys":
                 details = form.model_dump(mode="json", exclude={"reason", "why"}, exclude_defaults=True)
                 async with audit.action(operation.id, actor_of(asked.key), details, why):
                     result = await handler(asked)

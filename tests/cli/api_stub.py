@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from secrets import token_hex
 from typing import Any
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+
+from breakwater.contracts.types import format_time
 
 KEY = "bw_stub_key"
 
@@ -21,6 +25,8 @@ class Stub:
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict[str, "tuple[int, Any]"])
     asked: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     queries: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    sessions: set[str] = field(default_factory=set[str])
+    """The tokens of sessions that were begun and not ended. What is asked of these does not count as asked."""
 
     def in_turn(self, *answers: tuple[int, Any]) -> None:
         """Gives each request the next answer."""
@@ -34,17 +40,30 @@ class Stub:
 
     async def answer(self, request: web.Request) -> web.Response:
         asked = f"{request.method} {request.path.removeprefix('/api/v1/')}"
-        self.asked.append((asked, await request.json() if request.can_read_body else None))
-        self.queries.append(dict(request.query))
-        if request.headers.get("Authorization") != f"Bearer {KEY}":
+        if not asked.startswith("POST sessions"):
+            self.asked.append((asked, await request.json() if request.can_read_body else None))
+            self.queries.append(dict(request.query))
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token != KEY and token not in self.sessions:
             return web.json_response(problem("unauthorized", "the API key is missing or wrong"), status=401)
-        status, body = self.answers.get(asked, (404, "Not Found"))
+        status, body = self.answers.get(asked) or self._of_sessions(asked, token)
         if body is None:
             assert request.transport is not None
             request.transport.abort()
         return (
             web.Response(text=body, status=status) if isinstance(body, str) else web.json_response(body, status=status)
         )
+
+    def _of_sessions(self, asked: str, token: str) -> tuple[int, Any]:
+        match asked:
+            case "POST sessions":
+                self.sessions.add(begun := f"bws_stub_{token_hex(4)}_session")
+                return 200, {"token": begun, "ends_at": format_time(datetime.now(UTC) + timedelta(hours=12))}
+            case "POST sessions/end":
+                self.sessions.discard(token)
+                return 200, {"ended": True}
+            case _:
+                return 404, "Not Found"
 
 
 def problem(code: str, message: str) -> dict[str, Any]:

@@ -237,6 +237,19 @@ class KeyDetails(Event):
     created_at: Timestamp
 
 
+class NewSession(Event):
+    """A session, in which the holder of an API key is signed in."""
+
+    token: str = Field(description="Sent in place of the key. Shown once.")
+    ends_at: Timestamp = Field(description="Or earlier, when it is ended, or the key is revoked.")
+
+
+class EndedSession(Event):
+    """A session that was ended."""
+
+    ended: Literal[True] = True
+
+
 # Executions, and the stream of events
 
 

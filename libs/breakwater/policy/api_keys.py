@@ -18,6 +18,8 @@ from breakwater.contracts.api import KEY_SCOPES, KeyScope
 from breakwater.contracts.types import Identifier, Message, Timestamp
 
 PREFIX = "bw"
+SESSION_PREFIX = "bws"
+"""What the tokens of sessions begin with, which stand for a key."""
 ID_BYTES = 6
 SECRET_BYTES = 32
 ENTROPY_BYTES = ID_BYTES + SECRET_BYTES
@@ -28,6 +30,7 @@ _JOBS = "/api/v1/jobs"
 _JOB = f"{_JOBS}/"
 _PROGRESS = "/progress"
 _CANCEL = "/cancel"
+_SESSIONS = "/api/v1/sessions"
 
 
 def _in_order(scopes: tuple[KeyScope, ...]) -> tuple[KeyScope, ...]:
@@ -94,6 +97,11 @@ def split(text: str) -> tuple[str, str] | None:
     return (key_id, secret) if prefix == PREFIX and key_id and secret else None
 
 
+def is_session(text: str) -> bool:
+    """Whether a text has the form of a session's token."""
+    return text.startswith(f"{SESSION_PREFIX}_") and text.isascii() and text.isprintable()
+
+
 def opens(key: ApiKey, secret: str) -> bool:
     """Whether the secret is the key's, compared in constant time."""
     return hmac.compare_digest(key.sha256, _digest(secret))
@@ -122,6 +130,8 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScop
         return KEY_SCOPES
     if method == "POST" and path == _JOBS:
         return ("submit",)
+    if method == "POST" and path in (_SESSIONS, f"{_SESSIONS}/end"):
+        return ("read",) if path == _SESSIONS else KEY_SCOPES
     if not looks:
         return ("submit", "operate") if path.startswith(_JOB) and path.endswith(_CANCEL) else ("operate",)
     if not path.startswith(_JOB):

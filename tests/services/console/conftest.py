@@ -119,6 +119,7 @@ def interface(stub: Stub) -> Stub:
     stub.answers.clear()
     stub.asked.clear()
     stub.queries.clear()
+    stub.sessions.clear()
     stub.answers["GET key"] = key_with(*SCOPES)
     return stub
 

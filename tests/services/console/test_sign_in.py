@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from urllib.parse import quote
 
 import aiohttp
@@ -11,14 +12,26 @@ import pytest_asyncio
 from yarl import URL
 
 from breakwater.analytics.client import connect
-from breakwater.api_client import ApiClient
-from breakwater.contracts.api import KeyDetails
 from breakwater.embedded.ports import free_port
-from services.console.sessions import LASTS_S, MOST, MOST_OF_A_KEY, SignIns
+from breakwater.settings import Settings
+from services.console.sessions import Notice, pack
 from tests.cli.api_stub import KEY, Stub, problem
-from tests.services.console.conftest import Console, key_with, visiting
+from tests.services.console.conftest import Console, Page, key_with, running, visiting
 
 PAGES = ("/", "/agents", "/executions", "/breakers", "/budgets", "/alerts", "/dead-letters")
+
+
+DEAD_LETTER = {
+    "dead_letter_id": 7,
+    "kind": "job",
+    "reason": "error",
+    "execution_id": "e1",
+    "error": "no",
+    "replayable": True,
+    "agent": "writer",
+    "at": "2026-11-21T12:00:00.000Z",
+}
+LETTERS = {"dead_letters": [DEAD_LETTER], "more": False, "counts": []}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
@@ -167,8 +180,8 @@ async def test_a_revoked_key_is_out(console: Console, monkeypatch: pytest.Monkey
     monkeypatch.setattr("services.console.auth.CHECK_EVERY_S", 0.0)
     console.interface.answers["GET key"] = (401, problem("unauthorized", "this API key is not known"))
     page = await console.get("/")
-    assert page.url.endswith("/sign-in?revoked=")
-    assert "not valid any more" in page.words
+    assert page.url.endswith("/sign-in?ended=")
+    assert "its key was revoked" in page.words
     console.interface.answers["GET key"] = key_with("read")
     assert (await console.get("/", follow=False)).status == 303, "the session has ended, and stays so"
 
@@ -215,21 +228,7 @@ async def test_a_form_that_never_ends_is_given_up(visited: Console, monkeypatch:
 
 async def test_a_notice_waits_for_a_page_that_somebody_reads(console: Console):
     console.interface.answers["POST breakers/reset"] = (503, problem("unavailable", "Redis is away"))
-    dead_letter = {
-        "dead_letter_id": 7,
-        "kind": "job",
-        "reason": "error",
-        "execution_id": "e1",
-        "error": "no",
-        "replayable": True,
-    }
-    listed = {
-        "dead_letters": [{**dead_letter, "agent": "writer", "at": "2026-11-21T12:00:00.000Z"}],
-        "more": False,
-        "counts": [],
-    }
-    console.interface.answers["GET dlq"] = (200, listed)
-    form = await console.get("/dead-letters")
+    form = await form_of(console)
     fields = {"csrf": form.csrf, "agent": "writer", "model": "gpt-4.1"}
     assert (await console.post("/breakers/reset", fields, follow=False)).status == 303
     # Another tab renews itself before.
@@ -258,23 +257,73 @@ async def test_files_are_served_and_nothing_above_them(visited: Console):
         assert (await visited.get(path, follow=False)).status in (303, 404)
 
 
-def key(key_id: str) -> KeyDetails:
-    return KeyDetails.model_validate(key_with("read")[1] | {"id": key_id})
+@asynccontextmanager
+async def another_console(console: Console) -> AsyncGenerator[Console]:
+    """The same browser, at a replica."""
+    kept = {"Cookie": "; ".join(f"{cookie.key}={cookie.value}" for cookie in console.http.cookie_jar)}
+    settings = Settings(
+        clickhouse_url=f"http://127.0.0.1:{free_port()}/breakwater",  # pyright: ignore[reportArgumentType]
+        request_url=console.interface.url,
+        console_port=free_port(),
+    )
+    async with running(settings) as url, aiohttp.ClientSession(headers=kept) as http:
+        yield Console(url, http, console.interface, console.analytics)
 
 
-def test_nobody_is_signed_out_by_somebody_elses_sign_ins():
-    sessions = SignIns(lambda: 0.0)
+async def test_a_restart_signs_nobody_out_and_any_console_takes_the_forms_of_another(console: Console):
+    form = await form_of(console)
+    console.interface.answers["POST breakers/reset"] = 200, {}
+    async with another_console(console) as replica:
+        assert (await replica.get("/executions", follow=False)).status == 200
+        fields = {"csrf": form.csrf, "agent": "writer", "model": "m"}
+        assert (await replica.post("/breakers/reset", fields, follow=False)).status == 303
+        assert (await form_of(replica)).csrf == form.csrf
 
-    def begin(key_id: str) -> str:
-        return sessions.begin(ApiClient("http://nowhere"), key(key_id))
 
-    other, first = begin("other"), begin("one")
-    for _ in range(MOST_OF_A_KEY - 1):
-        begin("one")
-    assert sessions.find(first) is not None
-    begin("one")
-    assert sessions.find(first) is None
-    assert sessions.find(other) is not None
+async def test_a_notice_of_one_console_is_shown_by_another_once(console: Console):
+    console.interface.answers["POST breakers/reset"] = (503, problem("unavailable", "Redis is away"))
+    fields = {"csrf": (await form_of(console)).csrf, "agent": "writer", "model": "m"}
+    assert (await console.post("/breakers/reset", fields, follow=False)).status == 303
+    async with another_console(console) as replica:
+        shown = await replica.get("/executions")
+        assert "Redis is away" in shown.words
+        assert 'breakwater_notices=""' in shown.headers["Set-Cookie"]
+
+
+async def test_a_notice_that_nobody_of_ours_wrote_is_not_shown(console: Console):
+    token = next(one.value for one in console.http.cookie_jar if one.key == "breakwater_console")
+    forged, ours = (pack([Notice("Call this number", "good")], of) for of in ("another", token))
+    for value, is_shown in ((forged, False), (ours.replace(".", "=."), False), ("x", False), (ours, True)):
+        console.http.cookie_jar.update_cookies({"breakwater_notices": value}, URL(console.url))
+        assert ("Call this number" in (await console.get("/executions")).words) is is_shown, value
+
+
+async def test_a_sign_out_at_one_console_ends_the_session_at_all(console: Console, monkeypatch: pytest.MonkeyPatch):
+    async with another_console(console) as replica:
+        assert (await replica.get("/executions", follow=False)).status == 200
+        assert (await console.post("/sign-out", {}, follow=False)).status == 303
+        monkeypatch.setattr("services.console.auth.CHECK_EVERY_S", 0.0)
+        assert (await replica.get("/executions", follow=False)).headers["Location"].startswith("/sign-in?ended=")
+
+
+async def test_a_session_that_can_not_be_ended_now_is_not_said_to_have_ended(console: Console):
+    console.interface.answers["POST sessions/end"] = (503, problem("unavailable", "Redis is away"))
+    page = await console.post("/sign-out", {}, follow=False)
+    assert page.status == 503
+    assert "You are still signed in" in page.words
+    assert "Set-Cookie" not in page.headers
+    assert (await console.get("/executions", follow=False)).status == 200
+
+
+@pytest.mark.parametrize("cookie", [KEY, "", "bws_", "bws_a_b_c", "bws_é", "bws_stub_1_other"])
+async def test_what_is_no_session_opens_nothing(visited: Console, cookie: str):
+    headers = {"Cookie": f"breakwater_console={cookie}"}
+    assert (await visited.get("/executions", follow=False, **headers)).status == 303
+
+
+async def form_of(console: Console) -> Page:
+    console.interface.answers["GET dlq"] = (200, LETTERS)
+    return await console.get("/dead-letters")
 
 
 async def test_who_signs_in_again_in_the_same_browser_is_one(visited: Console):
@@ -283,17 +332,3 @@ async def test_who_signs_in_again_in_the_same_browser_is_one(visited: Console):
     await visited.sign_in()
     async with aiohttp.ClientSession(headers=kept) as http, http.get(visited.url, allow_redirects=False) as answer:
         assert answer.status == 303
-
-
-def test_sign_ins_end_by_time_and_by_number():
-    now = 0.0
-    sessions = SignIns(lambda: now)
-    first = sessions.begin(ApiClient("http://nowhere"), key("id"))
-    assert sessions.find(first) is not None
-    assert sessions.find(first + "x") is None
-    now = LASTS_S
-    assert sessions.find(first) is None
-    tokens = [sessions.begin(ApiClient("http://nowhere"), key(str(n))) for n in range(MOST + 1)]
-    assert sessions.find(tokens[0]) is None
-    assert sessions.find(tokens[1]) is not None
-    assert sessions.find(tokens[-1]) is not None
