@@ -126,12 +126,13 @@ def tiles_of(costs: Costs, now: datetime) -> list[Tile]:
         calls = f"at least: {total.calls_of_unknown_cost:,} of {calls} of unknown cost"
     share = total.wasted / total.spend if total.wasted is not None and total.spend else None
     waste = f"/?{urlencode(between(costs.starts_at, costs.ends_at))}#waste"
+    of_spend = "nothing was spent" if total.spend == 0 else f"{words.percent(share)} of spend"
     much: Colour = "warn" if share is not None and share >= MUCH_WASTED else ""
     return [
         Tile("Spend", short_money(total.spend), calls, budget),
         _expected(costs, now, budget),
-        Tile("On failed calls", short_money(total.wasted), f"{words.percent(share)} of spend", waste, much),
-        Tile(costs.previous_month, short_money(total.previous), change(total) or "the month before", budget),
+        Tile("On failed calls", short_money(total.wasted), of_spend, waste, much),
+        Tile(costs.previous_month, short_money(total.previous), _compared(total), budget),
     ]
 
 
@@ -142,6 +143,13 @@ def change(line: CostLine) -> str:
         return ""
     share = (spend - line.previous) / line.previous
     return f"{'+' if share >= 0 else '−'}{words.percent(abs(share))}"
+
+
+def _compared(total: CostLine) -> str:
+    text = change(total)
+    if not text:
+        return "the month before"
+    return f"change: {text}" if total.forecast is None else f"forecast: {text}"
 
 
 def fixed(nano: int | None) -> Markup:
@@ -173,6 +181,7 @@ def _tone(line: CostLine) -> Colour:
 
 
 def _rows(costs: Costs) -> list[CostRow]:
+    """Its lines, and the total at the end."""
     whole = costs.total.spend or 0
     time = between(costs.starts_at, costs.ends_at)
 
@@ -183,7 +192,8 @@ def _rows(costs: Costs) -> list[CostRow]:
             return f"/agents/{segment(name)}?{urlencode(time)}"
         return f"/executions?{urlencode({costs.by: name} | time)}" if costs.by in ("tenant", "model") else None
 
-    return [CostRow(line, href(line.name), whole) for line in costs.lines]
+    rows = [CostRow(line, href(line.name), whole) for line in costs.lines]
+    return [*rows, CostRow(costs.total, None, whole)] if rows else []
 
 
 def _asked(request: Request) -> CostsAsked:

@@ -19,6 +19,7 @@ PAGES = {
     "execution": "/executions/demo-0001",
     "breakers": "/breakers",
     "budgets": "/budgets",
+    "costs": "/costs?by=model",
     "alerts": "/alerts",
     "dead-letters": "/dead-letters",
 }
