@@ -72,6 +72,18 @@ def test_the_built_in_defaults_protect() -> None:
             "agents.b.provider: 'smi' is not configured; did you mean 'sim'?",
         ),
         ("defaults:", "budgets: {timezone: Berlin}\ndefaults:", "budgets.timezone: 'Berlin' is not a time zone"),
+        *(
+            ("defaults:", f"tracing: {{url_template: '{template}'}}\ndefaults:", f"tracing.url_template: must {why}")
+            for template, why in (
+                ("https://traces.example.com", "have {trace_id}"),
+                ("javascript:alert({trace_id})", "be a URL"),
+                ("//traces.example.com/{trace_id}", "be a URL"),
+                ("https://{trace_id}.example.com/", "be a URL"),
+                ("https:///{trace_id}", "be a URL"),
+                ("https://[traces/{trace_id}", "be a URL"),
+                ("https://traces.example.com/a b/{trace_id}", "be a URL"),
+            )
+        ),
         ("defaults:", "redaction: {patterns: ['(']}\ndefaults:", "redaction.patterns: '(' is not a regular expression"),
         ("providers:", "providers: [", "line 4, column"),
         ("max_attempts: 2", "max_attempts: 2, max_attempts: 3", "'max_attempts' is set twice, first in line "),

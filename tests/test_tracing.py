@@ -100,9 +100,12 @@ async def test_what_is_no_parent_begins_a_trace_of_its_own(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tracing.is_traceparent(PARENT)
+    assert tracing.sampled_trace_id(PARENT) == PARENT.split("-")[1]
+    assert tracing.sampled_trace_id(PARENT[:-2] + "00") is None
     async with tracing_to(collector, monkeypatch):
         for number, parent in enumerate(NO_PARENTS):
             assert not tracing.is_traceparent(parent), parent
+            assert tracing.sampled_trace_id(parent) is None
             tracing.begin(f"root {number}", parent=parent).end()
     received = [await collector.named(f"root {number}") for number in range(len(NO_PARENTS))]
     assert {span.parent for span in received} == {""}

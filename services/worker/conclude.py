@@ -50,6 +50,7 @@ class Conclusion:
     owner: str | None = None
     digest: str | None = None
     config_version: str | None = None
+    trace_id: str | None = None
 
 
 def conclude(end: Conclusion) -> Result:
@@ -101,6 +102,7 @@ def conclude(end: Conclusion) -> Result:
         owner=end.owner,
         job_digest=end.digest,
         config_version=end.config_version,
+        trace_id=end.trace_id,
         cancellation=finished.cancellation,
         response=finished.response,
     )
@@ -216,7 +218,7 @@ async def _record(worker: WorkerContext, asked: JobDelivery, result: Result) -> 
     record = redacted(worker, asked, result)
     subject = subjects.execution(record.agent, record.execution_id)
     # Placeholders may make it longer than the bus takes. A record without its texts is better than none.
-    shorter = record.model_copy(update={"messages": None, "input": None})
+    shorter = record.model_copy(update={"messages": None, "input": None, "params": None})
     shortest = shorter.model_copy(update={"output": None, "metadata": {}})
     for one in (record, shorter, shortest):
         try:
@@ -235,13 +237,16 @@ def redacted(worker: WorkerContext, asked: JobDelivery, result: Result) -> Execu
     redact = worker.redactor.json
     messages: JsonValue = None
     given: JsonValue = None
+    params: JsonValue = None
     if asked.agent.persist_prompts and asked.job is not None:
         messages = redact(cast(JsonValue, asked.job.chat_messages()))
         given = None if asked.job.input is None else redact(asked.job.input)
+        params = redact(asked.job.params)
     fields = _fields(result) | {
         "output": redact(result.output) if asked.agent.persist_responses else None,
         "messages": messages,
         "input": given,
+        "params": params,
         "metadata": redact(result.metadata) if result.metadata else {},
     }
     return Execution.model_validate(fields)

@@ -206,7 +206,8 @@ class JobHandler:
                 return None
             # Who has been superseded while it called decides nothing.
             await worker.outages.retry_while_unavailable(partial(worker.leases.confirm, job.claim))
-            result = self._concluded(asked, job.execution_id, end, cached_from=cached_from)
+            trace_id = tracing.sampled_trace_id(job.traceparent)
+            result = self._concluded(asked, job.execution_id, end, cached_from=cached_from, trace_id=trace_id)
             # Before it is decided: the task's next job may come as soon as this one is answered.
             if job.job.task_id is not None:
                 await self._count(job, result, end.output)
@@ -381,6 +382,7 @@ class JobHandler:
         *,
         cached_from: str | None = None,
         dry_run: bool = False,
+        trace_id: str | None = None,
     ) -> Result:
         return conclude(
             Conclusion(
@@ -397,6 +399,7 @@ class JobHandler:
                 owner=asked.owner,
                 digest=asked.digest,
                 config_version=self._worker.config_version,
+                trace_id=trace_id,
             )
         )
 

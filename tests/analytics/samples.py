@@ -181,6 +181,8 @@ def full_execution(execution_id: str = "e-full") -> Execution:
         error=RATE_LIMITED,
         messages=[{"role": "user", "content": "Grüße"}, {"role": "assistant", "content": None}],
         input={"order": "Grüße", "lines": [1, 2.5]},
+        params={"temperature": 0.2, "stop": ["\n"], "tools": []},
+        trace_id="0af7651916cd43dd8448eb211c80319c",
         metadata={"ticket": 4711, "deep": {"er": []}},
         completed_at=NOON + timedelta(milliseconds=999),
         cache_hit=True,

@@ -49,6 +49,7 @@ async def test_a_job_is_one_trace_from_its_client_to_its_provider(start_plane: S
                 text = await (await http.get(f"http://127.0.0.1:{port}/metrics")).text()
     trace = CLIENT.split("-")[1]
     assert {span.wire.trace_id.hex() for span in (execution, failed, answered)} == {trace}
+    assert (result["trace_id"], result["params"]) == (trace, None), "the parameters are in the record only"
     assert execution.parent == CLIENT.split("-")[2]
     assert {failed.parent, answered.parent} == {execution.traceparent.split("-")[2]}
     assert failed.attributes["error.type"] == "NotFoundError"

@@ -130,6 +130,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
         Migration(15, "who submitted what is paid for, and cost tags", added(ATTEMPTS, "submitted_by", "cost_tags")),
         Migration(16, "costs in the columns of FOCUS", (create_view("cost_and_usage", layout),)),
         Migration(17, "the audit log", (AUDIT.ddl(layout),)),
+        Migration(18, "parameters and traces of executions", added(EXECUTIONS, "params", "trace_id")),
     )
 
 

@@ -62,6 +62,7 @@ def execution_row(record: Execution, sequence: int) -> Row:
         output=_json_or_null(record.output),
         messages=_json_or_null(record.messages),
         input=_json_or_null(record.input),
+        params=_json_or_null(record.params),
         metadata=_json(record.metadata),
         **_error(record.error),
     )
@@ -111,6 +112,7 @@ def execution_of(row: Mapping[str, Any], attempts: Iterable[Attempt] = ()) -> Ex
             "output": None if row["output"] is None else from_json(row["output"]),
             "messages": None if row["messages"] is None else from_json(row["messages"]),
             "input": None if row["input"] is None else from_json(row["input"]),
+            "params": None if row["params"] is None else from_json(row["params"]),
             "metadata": from_json(row["metadata"]),
             "error": _error_of(row),
             "attempts": tuple(attempts),

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, cast
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
@@ -380,6 +381,39 @@ class NatsProgram(Message):
     agents: tuple[Identifier, ...] = Field(min_length=1, description="The agents that it may use.")
 
 
+class Tracing(Message):
+    """Where traces are looked at. Sending them is set by the `OTEL_*` variables."""
+
+    url_template: str | None = Field(
+        default=None,
+        description="URL of a trace in your tracing system, with `{trace_id}` where the id belongs: the console links "
+        "to it.",
+        examples=["https://jaeger.example.com/trace/{trace_id}"],
+    )
+
+    @field_validator("url_template")
+    @classmethod
+    def _a_url_with_the_id(cls, template: str | None) -> str | None:
+        if template is None:
+            return None
+        if _TRACE_ID not in template:
+            raise ValueError(f"must have {_TRACE_ID} where the id of the trace belongs")
+        try:
+            url = urlsplit(template)
+            right = url.scheme in {"http", "https"} and bool(url.hostname) and _TRACE_ID not in url.netloc
+        except ValueError:
+            right = False
+        if not right or not template.isprintable() or " " in template:
+            raise ValueError(f"must be a URL: http:// or https://, a host, and {_TRACE_ID} after it")
+        return template
+
+    def url(self, trace_id: str) -> str | None:
+        """The URL of a trace; None if there is no template."""
+        return None if self.url_template is None else self.url_template.replace(_TRACE_ID, trace_id)
+
+
+_TRACE_ID = "{trace_id}"
+
 CostTag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NO_CONTROLS)]
 
 
@@ -403,6 +437,7 @@ class Config(Message):
     )
     redaction: RedactionRules = RedactionRules()
     clickhouse: ClickHouse = ClickHouse()
+    tracing: Tracing = Tracing()
     environment: dict[Literal["worker", "alerter", "request"], tuple[EnvName, ...]] = Field(
         default_factory=dict,
         description="Environment variables that `breakwater up` hands to a service besides those it needs itself: what "

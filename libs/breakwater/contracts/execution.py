@@ -228,6 +228,10 @@ class Execution(Event):
     error: ErrorInfo | None = None
     messages: list[dict[str, JsonValue]] | None = None
     input: JsonValue = Field(default=None, description="Input of a process or python agent.")
+    params: dict[str, JsonValue] | None = Field(
+        default=None,
+        description="The job's own `params`, if its texts are stored; those of its agent are in the config.",
+    )
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
     queued_at: Timestamp
     dispatched_at: Timestamp
@@ -245,6 +249,10 @@ class Execution(Event):
     )
     config_version: str | None = Field(
         default=None, description="Digest of the config that the job ran under, from its beginning to its end."
+    )
+    trace_id: str | None = Field(
+        default=None,
+        description="Of the W3C trace context that the calls were made in: 32 hex digits. Null if it is not sampled.",
     )
     cancellation: Cancellation | None = Field(default=None, description="Of a job that was cancelled.")
     encrypted: Encrypted = None

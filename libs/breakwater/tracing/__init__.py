@@ -25,6 +25,7 @@ from breakwater.tracing.spans import (
     is_traceparent,
     outcome_attributes,
     result_attributes,
+    sampled_trace_id,
 )
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "is_traceparent",
     "outcome_attributes",
     "result_attributes",
+    "sampled_trace_id",
     "start",
     "stop",
 ]

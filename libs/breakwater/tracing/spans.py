@@ -86,6 +86,14 @@ def is_traceparent(text: str) -> bool:
     return _TRACEPARENT.fullmatch(text) is not None
 
 
+def sampled_trace_id(traceparent: str | None) -> str | None:
+    """The trace id of a W3C trace context that is valid, and sampled; None for others."""
+    if traceparent is None or not is_traceparent(traceparent):
+        return None
+    _, trace_id, _, flags = traceparent.split("-")
+    return trace_id if int(flags, 16) & 1 else None
+
+
 _Attributes = dict[str, Attribute]
 
 
