@@ -22,7 +22,7 @@ from breakwater.contracts.types import is_identifier
 from services.console import tiles, words
 from services.console.history import history_charts
 from services.console.overall_health import queue_of, spent
-from services.console.pages import PageContext, fetched, problems_of
+from services.console.pages import PageContext, fetched, follows, pending, problems_of
 from services.console.sessions import session_of
 from services.console.tiles import Tile
 from services.console.time_range import time_range_of
@@ -45,6 +45,7 @@ def routes(context: PageContext) -> list[Route]:
         if not is_identifier(name):
             raise HTTPException(404)
         database, window = context.analytics, time_range.window
+        summed = pending if follows(request, time_range) else fetched
         of_agent = Filters(agent=name, since=window.start, until=window.end)
         now, past, calls = await asyncio.gather(
             asyncio.gather(
@@ -55,16 +56,16 @@ def routes(context: PageContext) -> list[Route]:
                 fetched(api.read(Queues, "queues")),
             ),
             asyncio.gather(
-                fetched(overview.totals(database, window, agent=name)),
-                fetched(overview.history(database, window, agent=name)),
-                fetched(costs.waste(database, window, agent=name)),
+                summed(overview.totals(database, window, agent=name)),
+                summed(overview.history(database, window, agent=name)),
+                summed(costs.waste(database, window, agent=name)),
                 fetched(search.search(database, of_agent, limit=LATEST)),
             ),
             asyncio.gather(
-                fetched(breakdown.errors(database, window, agent=name, limit=SHOWN)),
-                fetched(costs.retries(database, window, agent=name)),
-                fetched(refusals(database, window, agent=name)),
-                fetched(breakdown.streams(database, window, agent=name)),
+                summed(breakdown.errors(database, window, agent=name, limit=SHOWN)),
+                summed(costs.retries(database, window, agent=name)),
+                summed(refusals(database, window, agent=name)),
+                summed(breakdown.streams(database, window, agent=name)),
             ),
         )
         healths, breakers, budgets, incidents, queues = now
@@ -89,9 +90,11 @@ def routes(context: PageContext) -> list[Route]:
             health=health,
             configured=healths.value is not None,
             breakers={one.model: one for one in breakers.value.breakers if one.agent == name} if breakers.value else {},
-            past_tiles=[] if totals.value is None else tiles.of_history(totals.value, time_range, name),
+            past_tiles=tiles.pending() if totals.pending else tiles.of_history(totals.value, time_range, name),
             present_tiles=present_tiles,
             problems=problems_of(*now, *past, *calls),
+            pending=totals.pending,
+            history=history,
             history_charts=None if history.value is None else history_charts(history.value, window, name),
             errors=errors,
             waste=waste,

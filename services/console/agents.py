@@ -19,7 +19,7 @@ from breakwater.contracts.api import AgentHealth, AgentQueue, Queues
 from services.console import agent
 from services.console.history import sparks
 from services.console.overall_health import MANY_FAIL, SOME_FAIL, shares
-from services.console.pages import PageContext, fetched, problems_of
+from services.console.pages import PageContext, fetched, follows, pending, problems_of
 from services.console.sessions import session_of
 from services.console.time_range import time_range_of
 
@@ -79,11 +79,12 @@ def routes(context: PageContext) -> list[Route]:
 
     async def show(request: Request) -> Response:
         api, time_range = session_of(request).api, time_range_of(request, context.now(), context.zone)
+        summed = pending if follows(request, time_range) else fetched
         parts = await asyncio.gather(
             fetched(api.read(list[AgentHealth], "agents")),
             fetched(api.read(Queues, "queues")),
-            fetched(overview.agents(context.analytics, time_range.window)),
-            fetched(refusals(context.analytics, time_range.window)),
+            summed(overview.agents(context.analytics, time_range.window)),
+            summed(refusals(context.analytics, time_range.window)),
         )
         healths, queues, lines, held = parts
         order, backwards = _order(request)
@@ -95,6 +96,7 @@ def routes(context: PageContext) -> list[Route]:
             rows=in_order(rows, order, backwards=backwards),
             configured=healths.value is not None,
             ran=lines.value is not None,
+            pending=lines.pending,
             problems=problems_of(*parts),
             columns=[_column(request, name, order, backwards=backwards) for name in COLUMNS],
             sparks=sparks,

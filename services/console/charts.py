@@ -259,10 +259,9 @@ def _figure(
     )
     return Markup(
         '<figure class="chart" id="chart-{id}" data-unit="{unit}" data-start="{start}" data-end="{end}"{zooms}>'
-        '<figcaption><h2>{label}</h2><span class="legend">{marks}</span>'
-        '<button type="button" class="quiet" data-log aria-pressed="false">Log scale</button></figcaption>'
+        '<figcaption><h2>{label}</h2><span class="legend">{marks}</span></figcaption>'
         '<div class="plot"><canvas role="img" tabindex="0" aria-label="{label}: a chart. Its figures are in the table'
-        ' below."></canvas></div>'
+        ' below."></canvas></div><button type="button" class="quiet" data-log aria-pressed="false">Log scale</button>'
         '<details class="figures" open><summary>Figures</summary>'
         '<div class="scroll" tabindex="0" role="region" aria-label="Figures: {label}"><table>'
         '<thead><tr><th scope="col">UTC</th>{head}</tr></thead><tbody>{body}</tbody></table></div></details></figure>'

@@ -20,13 +20,13 @@ from breakwater.contracts.subjects import decode_token
 from services.console import tiles
 from services.console.history import history_charts
 from services.console.overall_health import behind, live, overall_health
-from services.console.pages import PageContext, fetched
+from services.console.pages import PageContext, fetched, follows, pending
 from services.console.sessions import session_of
 from services.console.time_range import TimeRange, time_range_of
 from services.console.words import segment
 
-SHOWN = 10
-"""Rows of a table."""
+CAUSES, SHOWN = 4, 6
+"""Rows of the tables of what fails and what is wasted, and of who spends."""
 
 _SPENDERS: tuple[Spender, ...] = get_args(Spender)
 _CHANNEL = topology.alert_consumer("x").removesuffix("x")
@@ -49,16 +49,17 @@ def routes(context: PageContext) -> list[Route]:
     async def show(request: Request) -> Response:
         time_range, by = time_range_of(request, context.now(), context.zone), _spender(request)
         database, window = context.analytics, time_range.window
+        summed = pending if follows(request, time_range) else fetched
         now, held, (totals, history, errors, waste, providers, spenders) = await asyncio.gather(
             live(session_of(request).api),
-            fetched(refusals(database, window)),
+            summed(refusals(database, window)),
             asyncio.gather(
-                fetched(overview.totals(database, window)),
-                fetched(overview.history(database, window)),
-                fetched(breakdown.errors(database, window, limit=SHOWN)),
-                fetched(costs.waste(database, window)),
-                fetched(breakdown.providers(database, window)),
-                fetched(costs.spend_by(database, window, by, limit=SHOWN)),
+                summed(overview.totals(database, window)),
+                summed(overview.history(database, window)),
+                summed(breakdown.errors(database, window, limit=CAUSES)),
+                summed(costs.waste(database, window)),
+                summed(breakdown.providers(database, window)),
+                summed(costs.spend_by(database, window, by, limit=SHOWN)),
             ),
         )
         failed = time_range.executions(status="dead_lettered")
@@ -69,7 +70,7 @@ def routes(context: PageContext) -> list[Route]:
             live=now,
             totals=totals,
             health=overall_health(totals.value, now, time_range.words, failed),
-            past_tiles=[] if totals.value is None else tiles.of_history(totals.value, time_range),
+            past_tiles=tiles.pending() if totals.pending else tiles.of_history(totals.value, time_range),
             present_tiles=tiles.of_now(now),
             history_charts=None if history.value is None else history_charts(history.value, window),
             history=history,
@@ -83,7 +84,9 @@ def routes(context: PageContext) -> list[Route]:
             tabs=[(one, _tab(request, one), one == by) for one in _SPENDERS],
             address=partial(_address, time_range, by),
             behind=behind,
+            late=[one for one in now.queues.value.services if behind(one)] if now.queues.value else [],
             task_of=_task_of,
+            causes=CAUSES,
             shown=SHOWN,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
@@ -21,6 +21,7 @@ from breakwater.api_client import ApiError, ApiKeyRefused, ApiUnavailable
 from breakwater.encryption import OFF, Cipher
 from services.console import charts, words
 from services.console.sessions import SESSION, Session
+from services.console.time_range import TimeRange
 
 T = TypeVar("T")
 
@@ -122,6 +123,19 @@ class Fetched(Generic[T]):
 
     value: T | None
     problem: str | None = None
+    pending: bool = False
+    """It is asked for once the page is shown."""
+
+
+def follows(request: Request, time_range: TimeRange) -> bool:
+    """Whether the sums of a page are not in its first response, but in what its script asks for at once."""
+    return time_range.is_long and "x-refresh" not in request.headers and "whole" not in request.query_params
+
+
+async def pending(asked: Coroutine[Any, Any, T]) -> Fetched[T]:
+    """A part of a page that `follows`; it is not asked for."""
+    asked.close()
+    return Fetched(None, pending=True)
 
 
 async def fetched(asked: Awaitable[T]) -> Fetched[T]:

@@ -38,8 +38,15 @@ class Tile:
     """A tooltip."""
 
 
-def of_history(totals: WindowTotals, time_range: TimeRange, agent: str | None = None) -> list[Tile]:
-    """Success rate, spend, waste and latency in a time range."""
+def pending() -> list[Tile]:
+    """Those of `of_history`, before they are known."""
+    return [Tile(label, "…", "", "") for label in ("Success rate", "Spend", "Wasted", "p95 latency")]
+
+
+def of_history(totals: WindowTotals | None, time_range: TimeRange, agent: str | None = None) -> list[Tile]:
+    """Success rate, spend, waste and latency in a time range; nothing if they are unknown."""
+    if totals is None:
+        return []
     failed, wasted = shares(totals)
     others = totals.executions - totals.succeeded - totals.dead_lettered
     cancelled = f", {others:,} cancelled" if others else ""

@@ -22,7 +22,8 @@ WINDOWS = {
 YESTERDAY, THIS_MONTH, LAST_MONTH, CUSTOM = "yesterday", "this month", "last month", "custom"
 _BY_LENGTH = ("1h", "24h", YESTERDAY, "7d", "30d")
 _MONTHS = (THIS_MONTH, LAST_MONTH)
-_NOT_KEPT = ("window", "from", "to", "after", "before")
+_NOT_KEPT = ("window", "from", "to", "after", "before", "whole")
+_LONG = timedelta(days=2)
 _LONGEST = timedelta(days=400)
 
 Links = list[tuple[str, str, bool]]
@@ -47,6 +48,11 @@ class TimeRange:
         return {"window": self.name} if self.name != CUSTOM else between(self.window.start, self.window.end)
 
     @property
+    def whole(self) -> dict[str, str]:
+        """The page's own query, for all of it at once."""
+        return {**self.kept, **self.query, "whole": "1"}
+
+    @property
     def words(self) -> str:
         """As part of a sentence: `in the last 24h`."""
         if self.name in WINDOWS:
@@ -58,6 +64,11 @@ class TimeRange:
         """The exact bounds: it is made of whole steps, and starts a little earlier than its name says."""
         until_now = self.name in WINDOWS or self.name == THIS_MONTH
         return f"since {self._start} UTC" if until_now else f"{self._start} to {self._end} UTC"
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its sums may take longer than somebody likes to wait for a page."""
+        return self.window.end - self.window.start > _LONG
 
     @property
     def _start(self) -> str:

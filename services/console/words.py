@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -32,9 +32,25 @@ def short_money(nano: int | None) -> str:
     return formats.dollars(f"{usd:.4f}")
 
 
-def money(nano: int | None) -> Markup:
-    """The short form, with the exact amount as a tooltip."""
-    return Markup('<span class="money" title="{}">{}</span>').format(formats.money(nano), short_money(nano))
+def money(nano: int | None, places: int | None = None) -> Markup:
+    """The short form, with the exact amount as a tooltip. `places`: those of its column, see there."""
+    text = short_money(nano) if places is None or nano is None else _fixed_money(nano, places)
+    return Markup('<span class="money" title="{}">{}</span>').format(formats.money(nano), text)
+
+
+def places(column: Iterable[int | None]) -> int:
+    """How many decimal places all amounts of a column have, so that they can be compared at a glance."""
+    amounts = [abs(nano) for nano in column if nano]
+    cents = all(nano % 10_000_000 == 0 for nano in amounts)
+    return 2 if cents or max(amounts, default=0) >= 100 * NANO_PER_USD else 4
+
+
+def _fixed_money(nano: int, places: int) -> str:
+    usd = Decimal(nano) / NANO_PER_USD
+    least = Decimal(1).scaleb(-places)
+    if 0 < abs(usd) < least:
+        return f"<${least}"
+    return f"{'-' if usd < 0 else ''}${abs(usd):,.{places}f}"
 
 
 def percent(share: float | None) -> str:
@@ -163,7 +179,7 @@ def refused_by(line: RefusalLine) -> str:
 
 
 _NAMED = (
-    ago, clock, code, count, counted, duration, local, money, percent, plainly, pretty, refused_by, rough_duration,
-    segment, short_money, utc, waste_cause,
+    ago, clock, code, count, counted, duration, local, money, percent, places, plainly, pretty, refused_by,
+    rough_duration, segment, short_money, utc, waste_cause,
 )  # fmt: skip
 FILTERS: Mapping[str, Callable[..., object]] = {"exact": formats.money} | {one.__name__: one for one in _NAMED}

@@ -63,6 +63,7 @@ function refreshing() {
         if (atWork(part)) { paused = true; continue; }
         const focused = part.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
         served.set(part.id, newer.outerHTML);
+        if (part.matches("details")) newer.open = part.open;
         part.replaceWith(document.adoptNode(newer));
         newer.dispatchEvent(new Event("renewed", { bubbles: true }));
         if (focused) document.querySelector(`#${CSS.escape(newer.id)} [href="${CSS.escape(focused)}"]`)?.focus();
@@ -78,6 +79,7 @@ function refreshing() {
     }
   };
   setInterval(refresh, everyMs);
+  if (document.querySelector("[data-pending]")) refresh();
   document.addEventListener("visibilitychange", refresh);
 }
 

@@ -61,7 +61,7 @@ async def test_every_agent_of_the_config_is_listed_and_each_that_ran(console: Co
     assert listed(page.text) == ["writer", "idle", "gone"]
     assert "writer unhealthy 2 open breakers 50 % 2 3.0 s 1 $3.00 $1.00 7 / 2 1" in page.words
     assert "idle healthy did not run – – – – – – 0 / 0 –" in page.words
-    assert "gone not configured 100 % 1 1.0 s 0 unknown $0 – / – 0" in page.words
+    assert "gone not configured 100 % 1 1.0 s 0 unknown $0.00 – / – 0" in page.words
     assert 'aria-label="2 executions over time, 1 of them failed"' in page.text
 
 

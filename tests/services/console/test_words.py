@@ -1,6 +1,7 @@
 """How figures read."""
 
 from datetime import UTC, datetime, timedelta
+from html import unescape
 
 import pytest
 
@@ -63,3 +64,18 @@ def test_commands_in_a_message_are_set_apart_and_the_rest_is_escaped():
 
 def test_a_name_is_one_segment_of_a_path():
     assert words.segment("a/b ?#%") == "a%2Fb%20%3F%23%25"
+
+
+@pytest.mark.parametrize(
+    ("column", "texts"),
+    [
+        ([2_000_000_000, 0, 500_000_000], ["$2.00", "$0.00", "$0.50"]),
+        ([2_000_000_000, 1_234_567, 1], ["$2.0000", "$0.0012", "<$0.0001"]),
+        ([123_456_789_012, 1_234_567], ["$123.46", "<$0.01"]),
+        ([None, 0], ["unknown", "$0.00"]),
+        ([], []),
+    ],
+)
+def test_amounts_of_a_column_have_the_same_places(column: "list[int | None]", texts: "list[str]"):
+    places = words.places(column)
+    assert [unescape(words.money(nano, places)).partition(">")[2].removesuffix("</span>") for nano in column] == texts
