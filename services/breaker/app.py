@@ -19,7 +19,7 @@ from breakwater.state.tasks import Tasks
 from services.breaker.handlers import BreakerHandler
 from services.breaker.rebuild import Heartbeat, Rebuild
 
-LINGER_S = 0.05
+LINGER_S = 0.1
 """How long attempts are gathered; what a breaker may be late by."""
 
 

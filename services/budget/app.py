@@ -21,6 +21,15 @@ from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler
 
 LINGER_S = 0.05
+BUSY = 3
+"""Attempts of a batch after which more are gathered for the next."""
+BUSY_LINGER_S = 0.25
+"""What spend and thresholds may be late by then. Hard caps hold all the same: what a call may cost stays reserved."""
+
+
+def linger_s(last: int) -> float:
+    """How long attempts are gathered, by how many the last batch had."""
+    return BUSY_LINGER_S if last >= BUSY else LINGER_S
 
 
 def build(settings: Settings, config: Config) -> ServiceApp:
@@ -42,7 +51,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     )
     handler = BudgetHandler(live.caps, Budgets(redis, zone), counters, publisher, lookup, reconciler.filled)
     app = ServiceApp(broker)
-    on_batch(app, broker, Stream.EVENTS, "budget", handler.handle, size=500, linger_s=LINGER_S)
+    on_batch(app, broker, Stream.EVENTS, "budget", handler.handle, size=500, linger_s=linger_s)
     beside: list[asyncio.Task[None]] = []
 
     @app.after_startup

@@ -55,10 +55,20 @@ async def test_a_request_stays_open_over_many_fetches(client: Client) -> None:
     asked = client.stats["out_msgs"]
     assert await pulled.fetch(100, 0.05) == []
     assert client.stats["out_msgs"] == asked, "the server was asked again, while it had not answered"
-    for body in (b"1", b"2"):
-        await publish(client, body)
-        assert await bodies_of(pulled) == [body]
-    assert client.stats["out_msgs"] == asked + 4, "besides two messages and their acknowledgements"
+    await publish(client, b"1")
+    assert [one.data for one in await pulled.fetch(100, 10, linger_s=0)] == [b"1"]
+    assert client.stats["out_msgs"] == asked + 1, "besides the message"
+
+
+async def test_messages_gather_at_the_server_and_come_together(client: Client) -> None:
+    pulled = pull_of(client)
+    assert await pulled.fetch(100, 0.05) == []
+    fetching, came = asyncio.create_task(pulled.fetch(100, 10, linger_s=2.0)), client.stats["in_msgs"] + 2
+    await publish(client, b"0")
+    await until(lambda: client.stats["in_msgs"] == came, "the first message has come, and the proof that it is stored")
+    await publish(client, *(b"%d" % number for number in range(1, 20)))
+    assert client.stats["in_msgs"] == came + 19, "besides the proofs that they are stored, a message came by itself"
+    assert len(await fetching) == 20
 
 
 async def test_messages_are_fetched_in_order_and_at_most_as_many_as_wanted(client: Client) -> None:

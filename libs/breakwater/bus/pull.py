@@ -25,7 +25,10 @@ from breakwater.contracts.subjects import Stream
 from breakwater.outage import Outage
 
 DRAIN_S = 0.05
-"""How long a fetch waits for more messages after the first one."""
+"""How long messages gather at the server after the first one."""
+
+REST_S = 1.0
+"""How long a fetch waits for those; what comes later is part of the next one."""
 
 OPEN_S = 10.0
 """How long the server keeps a request open. One that a server has lost with its leadership is made again after that."""
@@ -54,9 +57,12 @@ leads; it is asked again a moment later."""
 class Pull:
     """A durable consumer, asked for messages. To be closed.
 
-    A request stays open at the server beyond the fetch that made it: a server that is asked again for each message, or
-    every moment while there is none, has more work with the asking than with the messages. What comes between two
-    fetches waits here, at most what was asked for.
+    A request stays open at the server beyond the fetch that made it: a server that is asked again every moment while
+    there is no message has more work with the asking than with the messages. What comes between two fetches waits here,
+    at most what was asked for.
+
+    Where messages may gather, the open request is for one. The others wait at the server, and come together when they
+    are asked for: each that is sent by itself wakes the server's connection and this process.
     """
 
     def __init__(self, connection: Connection, stream: Stream, durable: str) -> None:
@@ -69,23 +75,23 @@ class Pull:
         self._reconnects, self._requests = 0, 0
         self._asked, self._asked_until = 0, 0.0
         self._waiting: deque[tuple[float, Msg]] = deque()
-        self._least = 1
         self._error: str | None = None
         self._news = asyncio.Event()
 
     async def fetch(
         self, most: int, wait_s: float, linger_s: float = DRAIN_S, *, ask: int | None = None
     ) -> list[Delivery]:
-        """A first message, waited for as long as `wait_s`, and what comes in `linger_s` after it; at most `most`.
+        """A first message, waited for as long as `wait_s`, and what is there `linger_s` after it; at most `most`.
 
-        `ask`: for how many the server is asked, where those beyond `most` may wait here for the next fetch.
+        `ask`: for how many the server keeps its request open, where messages need not gather. Those beyond `most` wait
+        here for the next fetch.
 
         Raises:
             BusUnavailable: NATS does not answer, or has no such consumer.
         """
         try:
-            if await self._came(1, ask or most, wait_s) and linger_s:
-                await self._came(most, ask or most, linger_s)
+            if await self._came(wait_s, ask or 1) and linger_s and len(self._waiting) < most:
+                await self._gather(most, linger_s)
         except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
             await self.close()
             reason = (str(error) or type(error).__name__).strip()
@@ -104,40 +110,60 @@ class Pull:
             except (nats.errors.Error, nats.js.errors.Error):
                 self._waiting.clear()  # a connection that is closed has no subscriptions left
 
-    async def _came(self, least: int, ask: int, wait_s: float) -> bool:
-        """Whether so many messages wait here, at the latest after a time."""
+    async def _came(self, wait_s: float, ask: int) -> bool:
+        """Whether a message waits here, at the latest after a time."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
-        self._least = least
         while True:
             now = loop.time()
             while self._waiting and self._waiting[0][0] < now - KEPT_S:
                 self._waiting.popleft()
-            if len(self._waiting) >= least or now >= until:
-                return len(self._waiting) >= least
-            await self._ask(ask, now)
-            self._news.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(min(until, self._asked_until)):
-                    await self._news.wait()
-            if self._error is not None:
-                status, self._error = self._error, None
-                raise nats.js.errors.Error(f"status {status}")
+            if self._waiting or now >= until:
+                return bool(self._waiting)
+            await self._connect()
+            if not self._asked or now >= self._asked_until:
+                await self._ask(ask, OPEN_S)
+            await self._news_until(min(until, self._asked_until))
 
-    async def _ask(self, ask: int, now: float) -> None:
-        """Sees to it that a request is open."""
+    async def _gather(self, most: int, linger_s: float) -> None:
+        """Has those come that the server has after a time, or at once where it has enough of them."""
+        loop = asyncio.get_running_loop()
+        if self._waiting[-1][1].metadata.num_pending < most - len(self._waiting):
+            await asyncio.sleep(linger_s)
+        await self._connect()
+        if not self._asked:
+            await self._ask(most - len(self._waiting), None)
+        until = loop.time() + REST_S
+        while self._asked and len(self._waiting) < most and loop.time() < until:
+            await self._news_until(until)
+
+    async def _news_until(self, until: float) -> None:
+        self._news.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._news.wait()
+        if self._error is not None:
+            status, self._error = self._error, None
+            raise nats.js.errors.Error(f"status {status}")
+
+    async def _connect(self) -> None:
+        """Subscribes where that is still to be done, and notices that a request was lost with its connection."""
         client = self._connection()
         if self._subscription is None or self._client is not client:
             self._client, self._inbox = client, client.new_inbox()
             self._waiting.clear()
             self._asked = 0
             self._subscription = await client.subscribe(f"{self._inbox}.*", cb=self._receive)
-        lost, self._reconnects = self._reconnects != client.stats["reconnects"], client.stats["reconnects"]
-        if lost or not self._asked or now >= self._asked_until:
-            request = {"batch": ask, "expires": int(OPEN_S * 1e9)}
-            self._asked, self._asked_until = ask, now + OPEN_S + GRACE_S
-            self._requests += 1
-            await client.publish(self._next, json.dumps(request).encode(), f"{self._inbox}.{self._requests}")
+        if self._reconnects != client.stats["reconnects"]:
+            self._reconnects, self._asked = client.stats["reconnects"], 0
+
+    async def _ask(self, ask: int, open_s: float | None) -> None:
+        """Asks for messages: those that come within a time, or for None those that are there."""
+        request = {"batch": ask, "no_wait": True} if open_s is None else {"batch": ask, "expires": int(open_s * 1e9)}
+        self._asked, self._asked_until = ask, asyncio.get_running_loop().time() + (open_s or 0.0) + GRACE_S
+        self._requests += 1
+        assert self._client is not None
+        await self._client.publish(self._next, json.dumps(request).encode(), f"{self._inbox}.{self._requests}")
 
     async def _receive(self, message: Msg) -> None:
         now, status = asyncio.get_running_loop().time(), (message.headers or {}).get("Status")
@@ -151,9 +177,7 @@ class Pull:
                 self._asked_until = now + RETRY_S
             else:
                 self._error = status
-            self._news.set()
-        if not self._asked or len(self._waiting) >= self._least:
-            self._news.set()
+        self._news.set()
 
 
 class Each:
