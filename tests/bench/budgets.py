@@ -6,19 +6,16 @@ Starts the embedded Redis in a temporary directory. With every budget under a ha
 the other, then settles them in batches of 500, and settles the same batches once more, as after a redelivery. `client`
 is processor time of this process, `Redis` what Redis counts for the scripts. Nothing is asserted.
 
-Measured on two cores of a Xeon at 2.5 GHz with other work on both (a load of 4 to 5). In three runs the figures of
-Redis were up to a half lower and up to four fifths higher:
+Measured on two cores that others used too; before and after settlements shared a script, in turn:
 
                                    each time                us per job
                              round trips   scripts    elapsed  client   Redis
-    reserve, 2 scopes                  1         1        638     367   112.1
-    settle, 2 scopes                   1       500        394     139   200.6
-    settle again, 2 scopes             1       500        250     154    73.9
-    reserve, 3 scopes                  1         1        468     298   105.5
-    settle, 3 scopes                   1       500        234     100   124.0
-    settle again, 3 scopes             1       500        135      95    39.7
-
-That the third scope seems to cost nothing is the other work, which had become less by then.
+    reserve, 2 scopes, before          1         1       1022     250    77.3
+    settle, 2 scopes, before           1       500        383      62   156.8
+    settle again, before               1       500        161      47    25.0
+    reserve, 2 scopes, after           1         1        799     221    59.1
+    settle, 2 scopes, after            1         5        138      36    43.2
+    settle again, after                1         5        108      33    23.6
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ KEEP_MS = 3 * 24 * 3_600_000
 BLOCK = 65_536
 """Events of the log whose settlement is remembered in one bitmap, 8 KB."""
 
+SETTLED_TOGETHER = 100
+"""Settlements of one script: Redis does nothing else meanwhile."""
+
 RESERVATIONS = "bw:{budget}:reservations"
 LEASES = "bw:{budget}:leases"
 FILLED = "bw:{budget}:filled"
@@ -242,27 +245,42 @@ class Budgets:
             again = await self._settled([(settlements[index], places[index]) for index in elsewhere], log)
             for index, answer in zip(elsewhere, again, strict=True):
                 answers[index] = answer
-        if any(answer[0] == 3 for answer in answers):
-            raise NotFilled
         return [
             _totals(answer, *pair) for answer, pair in zip(answers, zip(settlements, places, strict=True), strict=True)
         ]
 
     async def _settled(self, pairs: Sequence[tuple[Settlement, Periods]], log: str) -> list[Any]:
-        return await self._redis.run([self._settle_call(*pair, log) for pair in pairs]) if pairs else []
+        parts = [pairs[begin : begin + SETTLED_TOGETHER] for begin in range(0, len(pairs), SETTLED_TOGETHER)]
+        answers = await self._redis.run([self._settle_call(part, log) for part in parts])
+        if [3] in answers:
+            raise NotFilled
+        return [answer for answers_of_part in answers for answer in answers_of_part]
 
-    def _settle_call(self, settlement: Settlement, periods: Periods, log: str) -> ScriptCall:
-        day, month = periods.day, periods.month
-        block, bit = divmod(settlement.sequence, BLOCK)
-        figures = [(name, value) for name, value in settlement.figures.items() if value]
-        arguments: list[Argument] = [
-            *(settlement.attempt_id, log, self._zone.key, settlement.sequence, bit, 2 * KEEP_MS, day.name, month.name),
-            *(day.end_ms + KEEP_MS, month.end_ms + KEEP_MS, len(figures)),
-            *(part for figure in figures for part in figure),
-            *scope_keys(settlement.agent, settlement.tenant),
+    def _settle_call(self, pairs: Sequence[tuple[Settlement, Periods]], log: str) -> ScriptCall:
+        blocks = list(dict.fromkeys(settlement.sequence // BLOCK for settlement, _ in pairs))
+        periods = list(dict.fromkeys(one for _, places in pairs for one in (places.day, places.month)))
+        keys = [
+            *(RESERVATIONS, LEASES, FILLED),
+            *(block_key(log, block) for block in blocks),
+            *(period_key(one.window, one.name) for one in periods),
         ]
-        places = (period_key("daily", day.name), period_key("monthly", month.name))
-        return ScriptCall(_SETTLE, [RESERVATIONS, LEASES, FILLED, block_key(log, block), *places], arguments)
+        # Redis counts keys from 1.
+        block_at = {block: 4 + index for index, block in enumerate(blocks)}
+        period_at = {one: 4 + len(blocks) + index for index, one in enumerate(periods)}
+        arguments: list[Argument] = [log, self._zone.key, 2 * KEEP_MS, len(pairs), len(blocks)]
+        for one in periods:
+            arguments += [one.name, one.end_ms + KEEP_MS]
+        for settlement, places in pairs:
+            block, bit = divmod(settlement.sequence, BLOCK)
+            figures = [(name, value) for name, value in settlement.figures.items() if value]
+            scopes = scope_keys(settlement.agent, settlement.tenant)
+            arguments += [
+                *(settlement.attempt_id, settlement.sequence, block_at[block], bit),
+                *(period_at[places.day], period_at[places.month], len(figures)),
+                *(part for figure in figures for part in figure),
+                *(len(scopes), *scopes),
+            ]
+        return ScriptCall(_SETTLE, keys, arguments)
 
     def _named(self, day: str, month: str) -> Periods:
         """The periods of those names."""

@@ -28,8 +28,13 @@ if at < day_start or at >= day_end or at < month_start or at >= month_end then
 end
 -- Reserved with another amount, for another model, by a worker that lost the job: the difference is what is asked for.
 local amount, filled = tonumber(worst_case) - tonumber(before or '0'), false
+local fields, known = {}, {}
 for i = first_scope, #ARGV, 3 do
-  local scope = ARGV[i]
+  local scope, n = ARGV[i], #fields
+  fields[n + 1], fields[n + 2], fields[n + 3] = 'spent:' .. scope, 'reserved:' .. scope, 'cap:' .. scope
+end
+for i = first_scope, #ARGV, 3 do
+  local first = i - first_scope + 1
   for window = 1, 2 do
     local cap = ARGV[i + window]
     if cap ~= '' then
@@ -37,16 +42,16 @@ for i = first_scope, #ARGV, 3 do
       if not filled then
         return {3}
       end
-      local known = redis.call('HMGET', periods[window], 'spent:' .. scope, 'reserved:' .. scope, 'cap:' .. scope)
-      local spent, reserved = tonumber(known[1] or '0'), tonumber(known[2] or '0')
+      known[window] = known[window] or redis.call('HMGET', periods[window], unpack(fields))
+      local spent, reserved, note = known[window][first], known[window][first + 1], known[window][first + 2]
       local limit = tonumber(cap)
-      local raised, over = string.match(known[3] or '', '^(%d+):(%d+)$') -- by a person, over a cap that may have changed since
+      local raised, over = string.match(note or '', '^(%d+):(%d+)$') -- by a person, over a cap that may have changed since
       if over == cap then
         limit = math.max(limit, tonumber(raised))
       end
-      if amount > limit - spent - reserved then -- added up, they might be more than a double counts exactly
+      if amount > limit - tonumber(spent or '0') - tonumber(reserved or '0') then -- added up, a double might not hold them
         local index, named = (i - first_scope) / 3 + 1, window == 1 and 'daily' or 'monthly'
-        return {0, index, named, string.format('%.0f', limit), known[1] or '0', known[2] or '0'}
+        return {0, index, named, string.format('%.0f', limit), spent or '0', reserved or '0'}
       end
     end
   end
@@ -57,9 +62,11 @@ if not lease_ms then
 end
 for window = 1, 2 do
   for i = first_scope, #ARGV, 3 do
-    redis.call('HINCRBY', periods[window], 'reserved:' .. ARGV[i], string.format('%.0f', amount))
+    local reserved = redis.call('HINCRBY', periods[window], 'reserved:' .. ARGV[i], string.format('%.0f', amount))
+    if reserved == amount then -- nothing else is reserved, and maybe nothing was counted yet
+      redis.call('PEXPIREAT', periods[window], keep_until_ms[window])
+    end
   end
-  redis.call('PEXPIREAT', periods[window], keep_until_ms[window])
 end
 -- state 'r': reserved; 'e': its lease ended and it was charged at the estimate.
 redis.call('HSET', reservations, attempt_id, table.concat({'r', worst_case, at, day_name, month_name, owner}, '|'))

@@ -4,18 +4,23 @@
 -- Returns 1, or the orders where there are any; 0 where the claim is not ours.
 local token, lease_ms, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3] -- a lease of 0 gives the claim up
 local checkpoint = ARGV[4] -- '' renews only
-if redis.call('HGET', KEYS[1], 'token') ~= token and redis.call('EXISTS', KEYS[1]) == 1 then
+local known = redis.call('HMGET', KEYS[1], 'token', 'asked_at')
+if known[1] ~= token and redis.call('EXISTS', KEYS[1]) == 1 then
   return 0
 end
+local fields = checkpoint ~= '' and {'checkpoint', checkpoint} or {}
 if lease_ms == 0 then
   redis.call('HDEL', KEYS[1], 'token', 'lease_until')
 else
-  local time = redis.call('TIME')
-  redis.call('HSET', KEYS[1], 'token', token, 'lease_until', time[1] * 1000 + math.floor(time[2] / 1000) + lease_ms)
+  local time, n = redis.call('TIME'), #fields
+  local lease_until = time[1] * 1000 + math.floor(time[2] / 1000) + lease_ms
+  fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'token', token, 'lease_until', lease_until
 end
-redis.call('HDEL', KEYS[1], 'asked_at')
-if checkpoint ~= '' then
-  redis.call('HSET', KEYS[1], 'checkpoint', checkpoint)
+if #fields > 0 then
+  redis.call('HSET', KEYS[1], unpack(fields))
+end
+if known[2] then
+  redis.call('HDEL', KEYS[1], 'asked_at')
 end
 redis.call('PEXPIRE', KEYS[1], keep_ms)
 local orders = redis.call('HVALS', KEYS[2])

@@ -26,10 +26,13 @@ if holder and holder ~= token then
   end
   redis.call('HSET', KEYS[1], 'taken_over', 1)
 end
-redis.call('HSET', KEYS[1], 'token', token, 'lease_until', now + lease_ms)
-redis.call('HDEL', KEYS[1], 'asked_at')
+local fields = {'token', token, 'lease_until', now + lease_ms}
 if digest ~= '' then
-  redis.call('HSET', KEYS[1], 'digest', digest)
+  fields[5], fields[6] = 'digest', digest
+end
+redis.call('HSET', KEYS[1], unpack(fields))
+if asked_at then
+  redis.call('HDEL', KEYS[1], 'asked_at')
 end
 redis.call('PEXPIRE', KEYS[1], keep_ms)
 return {'yours', known[4] or '', unpack(redis.call('HVALS', KEYS[2]))}

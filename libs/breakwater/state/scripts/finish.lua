@@ -4,14 +4,15 @@
 -- KEYS: execution, orders to cancel it
 -- Returns 1, or 0 where it is not ours.
 local token, linger_ms = ARGV[1], tonumber(ARGV[2])
-if redis.call('HGET', KEYS[1], 'token') ~= token then
+local known = redis.call('HMGET', KEYS[1], 'token', 'taken_over')
+if known[1] ~= token then
   return 0
 end
 redis.call('DEL', KEYS[2])
 local time = redis.call('TIME')
 redis.call('HDEL', KEYS[1], 'checkpoint', 'asked_at')
 redis.call('HSET', KEYS[1], 'lease_until', time[1] * 1000 + math.floor(time[2] / 1000) + linger_ms)
-if redis.call('HEXISTS', KEYS[1], 'taken_over') == 1 then
+if known[2] then
   return 1
 end
 return redis.call('PEXPIRE', KEYS[1], linger_ms)
